@@ -1,0 +1,373 @@
+"""Named axes: patterns, and the two functions through which every array is placed, `einsum` and `shard`.
+
+Arrays are plain `jax.Array`s. Names live in patterns ("batch seq embed, embed mlp -> batch seq mlp") and in the
+declarations of parameters; what a name means on the device mesh is said by the placement in force (`axon.layout`).
+
+`name.role` is the same dimension with a row of its own in the layout's table; it falls back to the row of `name`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol, TypeGuard
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from axon.contraction import aligned, contract
+from axon.scatter import scatter_sum
+
+Names = tuple[str, ...]
+
+
+class PatternError(ValueError):
+    """A pattern that does not fit its operands: the message holds both."""
+
+
+class Weight(Protocol):
+    """An operand that knows its own axes: a parameter."""
+
+    axes: Names
+
+    def get_value(self) -> Array: ...
+
+
+def is_weight(operand: Any) -> TypeGuard[Weight]:
+    """Whether an operand is a parameter. (`isinstance` with a protocol does not see an NNX variable's metadata.)"""
+    return hasattr(operand, "axes")
+
+
+class Placement(Protocol):
+    """What the names of a pattern mean on a mesh. `axon.layout.Placement` is the one there is."""
+
+    @property
+    def explicit(self) -> bool: ...
+    @property
+    def platform(self) -> str: ...
+    def mesh_axes(self, name: str, kind: str = "activations") -> Names: ...
+    def spec(self, names: Names, kind: str = "activations") -> PartitionSpec: ...
+    def torus(self, mesh_axis: str) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What `einsum` and `shard` obey while a function is traced: where, and in which precision.
+
+    `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
+    gradient, and so of its reduction over devices; `notices` collects what was chosen while tracing.
+
+    A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
+    are closures made inside one.
+    """
+
+    placement: Placement
+    compute: Any = jnp.float32
+    reduce: Any = jnp.float32
+    notices: dict[str, str] = field(default_factory=dict)
+
+
+_scope: ContextVar[Scope | None] = ContextVar("axon.axes.scope", default=None)
+
+
+def current() -> Scope | None:
+    """The scope in force, or None: then patterns are mathematics only, and arrays stay where they are."""
+    return _scope.get()
+
+
+@contextmanager
+def activate(scope: Scope) -> Iterator[Scope]:
+    """Put `scope` in force inside the `with` block."""
+    token = _scope.set(scope)
+    try:
+        yield scope
+    finally:
+        _scope.reset(token)
+
+
+def notice(topic: str, text: str) -> None:
+    """Leave word of a choice made while tracing (which kernel, which policy); who traces prints it, once."""
+    scope = current()
+    if scope is not None:
+        scope.notices[topic] = text
+
+
+# ---- patterns ---------------------------------------------------------------------------------------------------
+
+
+def base(name: str) -> str:
+    """`seq` of `seq.residual`."""
+    return name.partition(".")[0]
+
+
+def bare(names: Names) -> Names:
+    """The names without their roles."""
+    return tuple(map(base, names))
+
+
+@lru_cache(maxsize=4096)
+def parse_names(pattern: str) -> Names:
+    """The names of one array, in order: `"batch seq embed"` → `("batch", "seq", "embed")`."""
+    names = tuple(pattern.split())
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")) or name.count(".") > 1:
+            raise PatternError(f"{name!r} in pattern {pattern!r} is not an axis name: write letters, digits and _")
+    plain = bare(names)
+    repeated = next((n for n in plain if plain.count(n) > 1), None)
+    if repeated:
+        raise PatternError(
+            f"axis {repeated!r} occurs twice in {pattern!r}: a second dimension of the same kind has its own name "
+            f"(as kv_{repeated} or {repeated}_out)"
+        )
+    return names
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A parsed two-operand pattern."""
+
+    text: str
+    left: Names
+    right: Names
+    out: Names
+
+
+@lru_cache(maxsize=4096)
+def parse_einsum(pattern: str) -> Contraction:
+    """`"a b, b c -> a c"` as three tuples of names; every name is in the output or in both operands."""
+    inputs, arrow, output = pattern.partition("->")
+    sides = inputs.split(",")
+    if not arrow or len(sides) != 2:
+        raise PatternError(f"einsum pattern {pattern!r} should read 'names, names -> names'")
+    left, right, out = parse_names(sides[0]), parse_names(sides[1]), parse_names(output)
+    a, b, o = (set(bare(names)) for names in (left, right, out))
+    if missing := o - a - b:
+        raise PatternError(f"{_listed(missing)} right of '->' in {pattern!r}, but in neither operand")
+    if lost := (a ^ b) - o:
+        raise PatternError(f"{_listed(lost)} in one operand of {pattern!r} only, and not right of '->'")
+    return Contraction(pattern, left, right, out)
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(repr(n) for n in sorted(names))
+
+
+# ---- where an array lives ---------------------------------------------------------------------------------------
+
+
+def shard(x: Array, pattern: str, kind: str = "activations") -> Array:
+    """`x`, with each axis where the layout in force puts its name; `x` itself where no layout is in force."""
+    names = parse_names(pattern)
+    _check_rank(x, names, pattern)
+    scope = current()
+    return move(x, scope.placement.spec(names, kind)) if scope else x
+
+
+def move(x: Array, spec: PartitionSpec) -> Array:
+    """`x` under `spec`: a `reshard` on Explicit mesh axes, a constraint on Auto ones, nothing on a single device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or len(mesh.manual_axes) == len(mesh.axis_names):
+        return x
+    if not current_explicit():
+        return lax.with_sharding_constraint(x, spec)
+    scope = current()
+    if scope and scope.placement.platform == "tpu" and jax.typeof(x).sharding.spec.unreduced:
+        x = scatter_sum(x, spec, scope.placement.torus)
+    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
+
+
+def current_explicit() -> bool:
+    """Whether shardings are part of array types here (`AxisType.Explicit`)."""
+    scope = current()
+    return scope is not None and scope.placement.explicit
+
+
+def _check_rank(x: Array, names: Names, pattern: str) -> None:
+    if x.ndim != len(names):
+        raise PatternError(f"pattern {pattern!r} names {len(names)} axes, but the array has shape {x.shape}")
+
+
+def partial_spec(spec: PartitionSpec, mesh_axes: Sequence[str]) -> PartitionSpec:
+    """`spec` of an array whose true value is the sum over `mesh_axes` of what the devices hold."""
+    return PartitionSpec(*spec, unreduced=frozenset(mesh_axes)) if mesh_axes else spec
+
+
+def as_cotangent(gradient: Array, weight: Array) -> Array:
+    """`gradient` summed over devices as far as the type of `weight` asks.
+
+    A weight that is *reduced* over a mesh axis receives a gradient that is *unreduced* over it, so that the sum over
+    devices happens once, after the last microbatch. Where the weight is sharded and the gradient is partial, the
+    move is a reduce-scatter: the transpose of the gather.
+    """
+    gradient = gradient.astype(weight.dtype)
+    if not current_explicit():
+        return gradient
+    kept = jax.typeof(weight).sharding.spec
+    return move(gradient, PartitionSpec(*kept.partitions, unreduced=kept.reduced))
+
+
+def scaled(gradient: Array, factor: Array) -> Array:
+    """`gradient`, perhaps a partial sum, times a scalar."""
+    if current_explicit():
+        owed = jax.typeof(gradient).sharding.spec.unreduced
+        factor = move(factor, PartitionSpec(reduced=owed)) if owed else factor
+    return (gradient * factor).astype(gradient.dtype)
+
+
+def per_device(fn: Callable[..., Any], inputs: Sequence[Any], outputs: Any) -> Callable[..., Any]:
+    """`fn` run by each device on its own shards, all mesh axes manual; just `fn` where there is one device.
+
+    `inputs` and `outputs` are trees of `PartitionSpec`s like the arguments and the results.
+
+    An output whose spec was made by `partial_spec` is summed over devices: later, by whoever needs the sum, on
+    an Explicit mesh; at once on an Auto one, whose types cannot say that a sum is owed.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return fn
+    if current_explicit():
+        return jax.shard_map(fn, in_specs=tuple(inputs), out_specs=outputs, check_vma=False)
+
+    def summed(*shards):
+        return jax.tree.map(
+            lambda spec, v: lax.psum(v, tuple(spec.unreduced)) if spec.unreduced else v, outputs, fn(*shards)
+        )
+
+    plain = jax.tree.map(lambda spec: PartitionSpec(*spec.partitions), outputs)
+    return jax.shard_map(summed, in_specs=tuple(inputs), out_specs=plain, check_vma=False)
+
+
+# ---- einsum -----------------------------------------------------------------------------------------------------
+
+
+def einsum(pattern: str, x: Array, y: Array | Weight) -> Array:
+    """Contract two operands by name, each moved to where the output's names put it.
+
+    Axes kept in the output take the output's mesh axes; contracted axes take the activations' row, less mesh axes
+    that the output already uses. The second operand may be a parameter: then only `(x, the stored parameter)` is
+    kept for the backward, the gathered copy never is, and its gradient is a partial sum until `as_cotangent`.
+
+    Shapes: as the pattern says. Raises `PatternError` where pattern and operands disagree.
+    """
+    parsed = parse_einsum(pattern)
+    value = _value(parsed, y)
+    _check_sizes(parsed, x, value)
+    scope = current()
+    if scope is None:
+        return contract(x, bare(parsed.left), value, bare(parsed.right), bare(parsed.out))
+    if is_weight(y):
+        return _weighted(parsed, scope, x, value)
+    left, right, out = _specs(parsed, scope.placement)
+    a, b = move(x.astype(scope.compute), left), move(value.astype(scope.compute), right)
+    return _placed(scope, a, parsed.left, b, parsed.right, parsed.out, out)
+
+
+def add(pattern: str, x: Array, bias: Weight) -> Array:
+    """`x` plus a parameter with some of its axes: `add("batch seq mlp, mlp -> batch seq mlp", x, self.bias)`."""
+    parsed = parse_einsum(pattern)
+    value = _value(parsed, bias)
+    _check_sizes(parsed, x, value)
+    scope = current()
+    names, target = bare(parsed.right), bare(parsed.left)
+    if scope is None:
+        return x + aligned(value, names, target)
+    left, right, out = _specs(parsed, scope.placement)
+    came = jax.typeof(x).sharding.spec
+
+    @jax.custom_vjp
+    def apply(x, w):
+        return move(x, out) + aligned(move(w.astype(x.dtype), right), names, target)
+
+    def backward(w, dy):
+        ones = jnp.ones((), scope.reduce)
+        spec = _partial(parsed, left, right)
+        dw = _placed(scope, dy, parsed.left, ones, (), parsed.right, spec, scope.reduce)
+        return move(dy, came) if current_explicit() else dy, as_cotangent(dw, w)
+
+    apply.defvjp(lambda x, w: (apply(x, w), w), backward)
+    return apply(x, value)
+
+
+def _weighted(parsed: Contraction, scope: Scope, x: Array, weight: Array) -> Array:
+    """A parameter's contraction, differentiated by hand: see `einsum`."""
+    left, right, out = _specs(parsed, scope.placement)
+
+    def operands(x, w):
+        return move(x.astype(scope.compute), left), move(w.astype(scope.compute), right)
+
+    @jax.custom_vjp
+    def apply(x, w):
+        a, b = operands(x, w)
+        return _placed(scope, a, parsed.left, b, parsed.right, parsed.out, out)
+
+    def backward(kept, dy):
+        x, w = kept
+        a, b = operands(x, w)
+        dy = move(dy, out)
+        dx = _placed(scope, dy, parsed.out, b, parsed.right, parsed.left, left).astype(x.dtype)
+        dx = move(dx, jax.typeof(x).sharding.spec) if current_explicit() else dx
+        spec = _partial(parsed, left, right)
+        dw = _placed(scope, a, parsed.left, dy, parsed.out, parsed.right, spec, scope.reduce)
+        return dx, as_cotangent(dw, w)
+
+    apply.defvjp(lambda x, w: (apply(x, w), (x, w)), backward)
+    return apply(x, weight)
+
+
+def _placed(scope: Scope, a, a_names: Names, b, b_names: Names, out: Names, spec, dtype: Any = None) -> Array:
+    """`contract`, with the result under `spec`."""
+    names = (bare(a_names), bare(b_names), bare(out))
+    flatten = scope.placement.platform == "cpu"
+    told = spec if current_explicit() else None
+    result = contract(a, names[0], b, names[1], names[2], told, dtype, flatten)
+    return result if current_explicit() else move(result, spec)
+
+
+def _specs(parsed: Contraction, placement: Placement) -> tuple[PartitionSpec, PartitionSpec, PartitionSpec]:
+    """Where the two operands and the output of a contraction live, by the rule in `einsum`."""
+    out = placement.spec(parsed.out)
+    kept = {base(n): entry for n, entry in zip(parsed.out, out, strict=True)}
+    used = {a for entry in out for a in entries(entry)}
+
+    def of(names: Names) -> PartitionSpec:
+        rows = placement.spec(names)
+        return PartitionSpec(*(kept.get(base(n), _less(row, used)) for n, row in zip(names, rows, strict=True)))
+
+    return of(parsed.left), of(parsed.right), out
+
+
+def entries(entry: Any) -> Names:
+    """The mesh axes of one entry of a `PartitionSpec`: None, a name, or a tuple of names."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _less(entry: Any, used: set[str]) -> Any:
+    left = tuple(a for a in entries(entry) if a not in used)
+    return None if not left else left[0] if len(left) == 1 else left
+
+
+def _partial(parsed: Contraction, left: PartitionSpec, right: PartitionSpec) -> PartitionSpec:
+    """`right`, for a sum over the axes of the left operand only, which leaves each device with a part of it."""
+    kept = bare(parsed.right)
+    summed = [a for n, entry in zip(bare(parsed.left), left, strict=True) if n not in kept for a in entries(entry)]
+    return partial_spec(right, summed if current_explicit() else ())
+
+
+def _value(parsed: Contraction, y: Any) -> Array:
+    if not is_weight(y):
+        return y
+    if bare(y.axes) != bare(parsed.right):
+        raise PatternError(f"{parsed.text!r}: this parameter's axes are {' '.join(y.axes)!r}")
+    return y.get_value()
+
+
+def _check_sizes(parsed: Contraction, x: Array, y: Array) -> None:
+    _check_rank(x, parsed.left, parsed.text)
+    _check_rank(y, parsed.right, parsed.text)
+    sizes = dict(zip(bare(parsed.left), x.shape, strict=True))
+    for name, size in zip(bare(parsed.right), y.shape, strict=True):
+        if sizes.setdefault(name, size) != size:
+            raise PatternError(f"{name!r} is {sizes[name]} in one operand of {parsed.text!r} and {size} in the other")

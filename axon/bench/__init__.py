@@ -1,0 +1,52 @@
+"""Measurements: `axon bench NAME`. Each benchmark is a function that runs and returns a dict fit for JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from axon.errors import UserError, suggest
+
+Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A module with `run() -> Result` and `rows(result) -> list of (what, figure)`, and what it measures."""
+
+    module: str
+    about: str
+
+
+BENCHMARKS = {
+    "train": Benchmark("axon.bench.train", "one training step on CPU, beside torch's"),
+    "overhead": Benchmark("axon.bench.overhead", "the framework's step beside the same step in bare JAX"),
+    "data": Benchmark("axon.bench.data", "tokens through the whole data pipeline"),
+    "compile": Benchmark("axon.bench.compile", "tracing and compiling llama3_8b for TPUs, by depth"),
+}
+
+
+def run(name: str) -> Result:
+    """Run a benchmark; progress goes to stderr. Raises `UserError` for a name that does not exist."""
+    return import_module(_find(name).module).run()
+
+
+def show(name: str, result: Result) -> None:
+    """Print a benchmark's result as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    benchmark = _find(name)
+    table = Table(title=f"{name}: {benchmark.about}", show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    rows: Sequence[tuple[str, str]] = import_module(benchmark.module).rows(result)
+    for what, figure in rows:
+        table.add_row(what, figure)
+    Console().print(table)
+
+
+def _find(name: str) -> Benchmark:
+    if name not in BENCHMARKS:
+        raise UserError(f"axon bench: no benchmark is called {name!r}.{suggest(name, BENCHMARKS)}")
+    return BENCHMARKS[name]

@@ -1,0 +1,128 @@
+"""`scripts/accelerator_check`: is a GPU or TPU right, and how fast is it, on a machine with little more than JAX.
+
+Numerics: one training step on the accelerator beside the same step on the CPU, in float32 and in bfloat16.
+Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16, beside `torch.compile` where torch is.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from axon.bench import reference
+from axon.bench.numerics import Compute, difference, first_step
+from axon.bench.speed import axon_speed, torch_speed
+from axon.bench.timing import progress
+from models.llama import Llama
+
+TOLERANCES: Mapping[Compute, float] = {"float32": 1e-4, "bfloat16": 3e-2}
+"""Largest relative difference of a loss or a gradient norm. Functions such as exp differ by some float32 units in the
+last place between devices; bfloat16 rounds each matmul operand to 2^-9 relative, and the errors of a parameter's
+gradient add up over depth."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model whose speed is measured; of `batches`, the first that fits in memory."""
+
+    model: Llama
+    batches: tuple[int, ...]
+    seq: int
+
+
+CASES = {
+    "reference": Case(reference.MODEL, (512, 128, 32, 8), reference.SEQ),
+    "llama3.2-1b": Case(reference.LLAMA32_1B, (16, 8, 4, 2, 1), 4096),
+}
+SMALL = replace(reference.MODEL, vocab=128, embed=32, layers=2, heads=4, kv_heads=2, mlp=64)
+SMALL_CASES = {"small": Case(SMALL, (2,), 32), "small tied": Case(replace(SMALL, tied=True), (2,), 32)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the check; 0 if the numerics are within tolerance, else 1."""
+    options = _options(arguments)
+    if options.platform:
+        jax.config.update("jax_platforms", {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[options.platform])
+    cases = SMALL_CASES if options.small else CASES
+    # Torch first, in processes of their own: JAX takes the GPU's memory, and does not give it back.
+    torch = {name: _torch(case, options) for name, case in cases.items()}
+    device = jax.devices()[0]
+    result = {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "jax": jax.__version__,
+        "numerics": check_numerics(SMALL if options.small else reference.MODEL, device, options.small),
+        "speed": {name: _speed(name, case, device, options.rounds) | torch[name] for name, case in cases.items()},
+    }
+    print(table(result))
+    if options.json:
+        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if all(one["within"] for one in result["numerics"].values()) else 1
+
+
+def check_numerics(model: Llama, device: Any, small: bool, seed: int = 0) -> dict[str, Any]:
+    """For each compute dtype: how far `device` is from the CPU's float32, the tolerance, and whether it is kept."""
+    batch, seq = (2, 32) if small else (reference.BATCH, reference.SEQ)
+    progress("numerics: the CPU's step")
+    exact = first_step(model, batch, seq, jax.devices("cpu")[0], "float32", seed)
+    made = {}
+    for compute, tolerance in TOLERANCES.items():
+        progress(f"numerics: {compute} on {device.device_kind}")
+        off = difference(first_step(model, batch, seq, device, compute, seed), exact)
+        worst = max(off[name] for name in ("loss", "grad_norm", "parameter_grad_norm"))
+        made[compute] = off | {"tolerance": tolerance, "within": worst <= tolerance}
+    return made
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """The result for people."""
+    lines = [f"{result['device']} ({result['platform']}), jax {result['jax']}", ""]
+    lines.append(f"{'numerics, against CPU float32':32}{'loss':>10}{'grad norm':>12}{'a parameter':>13}{'allowed':>10}")
+    for compute, one in result["numerics"].items():
+        figures = (
+            f"{one['loss']:10.1e}{one['grad_norm']:12.1e}{one['parameter_grad_norm']:13.1e}{one['tolerance']:10.1e}"
+        )
+        lines.append(f"{compute:32}{figures}  {'ok' if one['within'] else 'TOO FAR: ' + one['worst_parameter']}")
+    lines += ["", f"{'bfloat16 training step':32}{'batch':>10}{'tokens/s':>12}{'MFU':>13}{'torch.compile':>16}"]
+    for name, one in result["speed"].items():
+        share = "–" if one["mfu"] is None else f"{100 * one['mfu']:.1f} %"
+        torch = "not installed" if one["torch_compile"] is None else f"{one['torch_compile']['tokens_per_second']:,.0f}"
+        lines.append(f"{name:32}{one['batch']:10}{one['tokens_per_second']:12,.0f}{share:>13}{torch:>16}")
+    return "\n".join(lines)
+
+
+def _speed(name: str, case: Case, device: Any, rounds: int) -> dict[str, Any]:
+    progress(f"speed: {name}")
+    return axon_speed(case.model, case.batches, case.seq, device, rounds) | {"seq": case.seq}
+
+
+def _torch(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    if options.platform == "tpu" or find_spec("torch") is None:
+        return {"torch_compile": None}
+    progress("speed: torch.compile")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        made = pool.submit(torch_speed, case.model, case.batches, case.seq, options.rounds).result()
+    return {"torch_compile": made}
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="accelerator_check", description=__doc__, epilog="Example: %(prog)s --json h200.json"
+    )
+    parser.add_argument("--platform", choices=("gpu", "tpu", "cpu"), help="what to check; JAX's own choice by default")
+    parser.add_argument("--small", action="store_true", help="tiny models, to see that the check itself works")
+    parser.add_argument("--rounds", type=int, default=10, help="timed steps, of which the median counts")
+    parser.add_argument("--json", metavar="FILE", help="write the result there, too")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

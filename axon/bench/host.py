@@ -1,0 +1,68 @@
+"""What a step costs on the host: the run's own loop around a step that computes nothing."""
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon.data import Bpe, Corpus, Data, Synthetic
+from axon.train.loop import Loop, Row
+from axon.train.metrics import MetricsFile
+from axon.train.progress import Progress
+from axon.train.step import Program, State
+
+WARMUP = 20
+
+
+def host_seconds(program: Program, state: State, steps: int) -> float:
+    """Seconds per step of the training loop, amortised over `steps`, its step a no-op on `state`, which is donated.
+
+    In it are the data pipeline's iterator, placing the batch, dispatching, reading the metrics back, the line in the
+    metrics file and the progress shown.
+    """
+    with TemporaryDirectory() as folder:
+        corpus = _corpus(program, folder)
+        with corpus.train(0) as batches, MetricsFile(Path(folder, "metrics.jsonl")) as metrics:
+            loop = _loop(
+                program, lambda: program.place(next(batches)), metrics, Progress(WARMUP + steps, io.StringIO())
+            )
+            state, step = loop.advance(state, 0, WARMUP)
+            begun = perf_counter()
+            loop.advance(state, step, WARMUP + steps)
+            return (perf_counter() - begun) / steps
+
+
+def no_op(program: Program) -> Callable[[State, Mapping[str, Array]], tuple[State, dict[str, Array]]]:
+    """A compiled step with the arguments, results and donation of `program.step`, which only counts."""
+    names = ("loss", "grad_norm", "learning_rate")
+    parameters = len(program.parameters)
+
+    def step(state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        metrics = {name: jnp.ones(()) for name in names} | {"norms": jnp.ones(parameters)}
+        return replace(state, step=state.step + 1), metrics | {"tokens": jnp.sum(batch["weights"])}
+
+    state, batch = program.abstract_state(), program.abstract_batch()
+    with program.tracing():
+        return jax.jit(step, donate_argnums=0).lower(state, batch).compile()
+
+
+def _loop(program: Program, feed: Callable[[], Any], metrics: MetricsFile, progress: Progress) -> Loop:
+    def record(row: Row) -> None:
+        row = row | {"mfu": 0.0}
+        metrics.append(row)
+        progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
+
+    return Loop(program, no_op(program), feed, record, position=str, stop=lambda: False)
+
+
+def _corpus(program: Program, folder: str) -> Corpus:
+    """A small synthetic corpus; the pipeline's work does not depend on what the tokens are."""
+    sources = (Synthetic(documents=400),)
+    return Data(program.seq, program.batch, sources, tokenizer=Bpe(512), store=folder).prepare(lambda line: None)

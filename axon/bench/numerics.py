@@ -1,0 +1,60 @@
+"""One training step on one device beside the same step on the CPU in float32."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from axon.bench.reference import OPTIMIZER, random_batch
+from axon.layout import Layout
+from axon.precision import Precision
+from axon.train.step import Program
+from models.llama import Llama
+
+Compute = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """The loss in nats, the global gradient norm, and each parameter's, of the first step."""
+
+    loss: float
+    grad_norm: float
+    norms: dict[str, float]
+
+
+def first_step(model: Llama, batch: int, seq: int, device: Any, compute: Compute, seed: int) -> Step:
+    """The first training step on `device`; float32 with the highest precision of matrix products."""
+    with jax.default_matmul_precision("highest" if compute == "float32" else "default"):
+        program = Program(
+            model,
+            Layout(mesh={"data": 1}),
+            OPTIMIZER,
+            batch=batch,
+            seq=seq,
+            precision=Precision(compute),
+            seed=seed,
+            devices=[device],
+        )
+        placed = program.place(random_batch(seed, batch, seq, model.vocab))
+        _, metrics = jax.device_get(jax.block_until_ready(program.step(program.init(), placed)))
+    norms = dict(zip(program.parameters, np.sqrt(metrics["norms"]).tolist(), strict=True))
+    return Step(float(metrics["loss"]), float(metrics["grad_norm"]), norms)
+
+
+def difference(made: Step, reference: Step) -> dict[str, Any]:
+    """Relative differences: of the loss, of the gradient norm, the largest of a parameter's, and whose that is.
+
+    A parameter's is relative to its own norm, or to a thousandth of the global one where that is more: some true
+    gradients are nearly zero.
+    """
+    floor = 1e-3 * reference.grad_norm
+    off = {path: abs(made.norms[path] - norm) / max(norm, floor) for path, norm in reference.norms.items()}
+    worst = max(off, key=lambda path: off[path])
+    return {
+        "loss": abs(made.loss / reference.loss - 1),
+        "grad_norm": abs(made.grad_norm / reference.grad_norm - 1),
+        "parameter_grad_norm": off[worst],
+        "worst_parameter": worst,
+    }

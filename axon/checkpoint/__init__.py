@@ -1,0 +1,7 @@
+"""Save and restore the state of a run: Orbax behind a thin module."""
+
+from axon.checkpoint.compare import CheckpointError
+from axon.checkpoint.reader import Reader
+from axon.checkpoint.store import Checkpoints, Store
+
+__all__ = ["CheckpointError", "Checkpoints", "Reader", "Store"]

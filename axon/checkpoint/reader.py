@@ -1,0 +1,100 @@
+"""Reading checkpoints: which steps there are, and the state of one of them. Changes nothing on disk."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from etils import epath
+from orbax.checkpoint.experimental import v1 as ocp
+
+from axon.checkpoint.compare import CheckpointError, check_fits, signatures
+from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree
+
+STATE = "state"
+EXTRA = "extra"
+PARAMETERS = "parameters"
+T = TypeVar("T")
+
+
+class Reader:
+    """The checkpoints in a folder, one folder per step. Safe beside a run that is saving into it."""
+
+    def __init__(self, directory: epath.PathLike):
+        self.directory = epath.Path(directory).absolute()
+
+    def steps(self) -> list[int]:
+        """The steps that were saved whole, ascending. What a killed save left behind is not among them."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(self.directory))
+
+    def latest(self) -> int | None:
+        """The last step that was saved whole, or None."""
+        return max(self.steps(), default=None)
+
+    def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+        """The state and the `extra` saved at `step` (the latest if None), bit for bit.
+
+        `abstract_state` is the state's tree with a shape, dtype and sharding at each leaf (`jax.ShapeDtypeStruct`);
+        a leaf without a sharding comes back as a NumPy array. The shardings may differ from those at saving.
+        Raises `CheckpointError` if there is no such checkpoint, it cannot be read, or its tree is another.
+        """
+        folder = self._folder(step)
+        saved, extra = self._metadata(folder)
+        check_fits(str(folder), signatures(saved), signatures(flat(abstract_state)))
+        return rebuilt(abstract_state, self._load(folder, flat(abstract_state))), extra
+
+    def restore_parameters(self, abstract_parameters: Any, step: int | None = None) -> Any:
+        """Only the `parameters` of the state saved at `step`: nothing else is read. Raises as `restore`."""
+        folder = self._folder(step)
+        saved, _ = self._metadata(folder)
+        abstract = {PARAMETERS: abstract_parameters}
+        check_fits(str(folder), signatures(subtree(saved, PARAMETERS)), signatures(flat(abstract)))
+        return rebuilt(abstract, self._load(folder, flat(abstract)))[PARAMETERS]
+
+    def extra(self, step: int | None = None) -> dict[str, Any]:
+        """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore`."""
+        return self._metadata(self._folder(step))[1]
+
+    def _folder(self, step: int | None) -> epath.Path:
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"no checkpoint in {self.directory}: train first, or give another run directory")
+        if step is not None and step not in steps:
+            raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {steps}")
+        return self.directory / str(steps[-1] if step is None else step)
+
+    def _metadata(self, folder: epath.Path) -> tuple[Flat, dict[str, Any]]:
+        found = self._readable(folder, lambda: ocp.checkpointables_metadata(folder))
+        state = (found.metadata or {}).get(STATE)
+        extra = found.custom_metadata.get(EXTRA) if isinstance(found.custom_metadata, dict) else None
+        if state is None or not isinstance(
+            extra, dict
+        ):  # Orbax logs what it could not read, and goes on with nothing in its place
+            raise self._unreadable(folder, "its metadata is missing or damaged")
+        return flat(state), extra
+
+    def _load(self, folder: epath.Path, abstract: Flat) -> Flat:
+        wanted = {path: restorable(leaf) for path, leaf in abstract.items()}
+        context = ocp.Context()
+        context.pytree.loading.partial_load = True
+        with context:
+            loaded = self._readable(folder, lambda: ocp.load_checkpointables(folder, {STATE: nested(wanted)}))
+        leaves = flat(loaded[STATE])
+        return {p: np.asarray(v) if isinstance(wanted[p], np.ndarray) else v for p, v in leaves.items()}
+
+    def _readable(self, folder: epath.Path, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except (OSError, ValueError, KeyError) as error:
+            root: BaseException = error
+            while root.__cause__ is not None:
+                root = root.__cause__
+            raise self._unreadable(folder, f"{type(root).__name__}: {str(root)[:300]}") from error
+
+    def _unreadable(self, folder: epath.Path, why: str) -> CheckpointError:
+        earlier = [step for step in self.steps() if str(step) != folder.name]
+        advice = (
+            f"Delete or move that folder to continue from step {earlier[-1]}." if earlier else "It is the only one."
+        )
+        return CheckpointError(f"the checkpoint {folder} cannot be read: {why}\n{advice}")

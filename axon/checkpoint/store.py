@@ -1,0 +1,105 @@
+"""Saving checkpoints while training goes on, keeping the latest few."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from etils import epath
+from orbax.checkpoint.experimental.v1 import training
+
+from axon.checkpoint.compare import CheckpointError
+from axon.checkpoint.reader import EXTRA, STATE, Reader
+from axon.checkpoint.tree import flat, nested, storable
+from axon.errors import UserError
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When to save and what to keep: every `every` steps, the latest `keep`; `asynchronous` saves behind the steps."""
+
+    every: int = 200
+    keep: int = 2
+    asynchronous: bool = True
+
+    def __post_init__(self):
+        for name in ("every", "keep"):
+            if getattr(self, name) < 1:
+                raise UserError(f"Checkpoints.{name} is {getattr(self, name)}; expected at least 1")
+
+
+class Store(Reader):
+    """The checkpoints of the one run that writes into `directory`; made if it is not there.
+
+    Opening it clears away what a killed save left behind (in the background, before the first save), so only the run
+    itself opens a `Store`; anyone else, a `Reader`. A context manager; closing waits for the save in progress.
+    """
+
+    def __init__(self, directory: epath.PathLike, checkpoints: Checkpoints):
+        super().__init__(directory)
+        self.checkpoints = checkpoints
+        if self.directory.exists() and not self.directory.is_dir():
+            raise CheckpointError(f"cannot keep checkpoints in {self.directory}: it is not a folder")
+        policy = training.preservation_policies.LatestN(checkpoints.keep)
+        self._orbax = _opened(self.directory, policy)
+        self._started = self.latest()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self.close()
+
+    def started(self) -> int | None:
+        """The last step that is saved or being saved, or None."""
+        return self._started
+
+    def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
+        """Saves `state`, a tree of arrays, and `extra`, a dictionary that JSON can hold, as checkpoint `step`.
+
+        Returns once the arrays are copied, so that they may be donated; they are written behind the next steps if
+        `asynchronous`. At most one save is under way: a second waits for the first. Raises `CheckpointError` if
+        `step` is not after the last one (see `started`), or if this or the save before it could not be written.
+        """
+        if self._started is not None and step <= self._started:
+            raise CheckpointError(f"cannot save step {step} in {self.directory}: step {self._started} is there already")
+        content = {EXTRA: json.loads(json.dumps(dict(extra)))}  # as it will be read; raises before anything is written
+        arrays = nested({path: storable(path, leaf) for path, leaf in flat(state).items()})
+        self.wait()
+        try:
+            begun = self._orbax.save_checkpointables_async(step, {STATE: arrays}, force=True, custom_metadata=content)
+        except (OSError, ValueError) as error:
+            raise self._unwritten(step, error) from error
+        if begun is None:
+            raise self._unwritten(step, "Orbax declined to save")
+        self._started = step
+        if not self.checkpoints.asynchronous:
+            self.wait()
+
+    def wait(self) -> None:
+        """Returns when the save under way is whole on disk. Raises `CheckpointError` if it could not be written."""
+        try:
+            self._orbax.wait()
+        except (OSError, ValueError) as error:
+            raise self._unwritten(self._started, error) from error
+
+    def close(self) -> None:
+        """Waits as `wait` does, then lets go of the folder."""
+        try:
+            self.wait()
+        finally:
+            self._orbax.close()
+
+    def _unwritten(self, step: int | None, why: Any) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint {step} could not be written in {self.directory}: {str(why)[:300]}\n"
+            f"The last whole one is of step {self.latest()}. Is the disk full?"
+        )
+
+
+def _opened(directory: epath.Path, policy: Any) -> training.Checkpointer:
+    try:
+        return training.Checkpointer(directory, preservation_policy=policy, cleanup_tmp_directories=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot keep checkpoints in {directory}: {error}") from error

@@ -1,0 +1,103 @@
+"""A pytree as it lies on disk: nested dictionaries, named by path, of plain arrays.
+
+Class names, tuples and empty nodes are left out, so a checkpoint can be read with no code of ours, and a state whose
+Python classes were renamed still fits. `State.optimizer[1].mu["layers"]["up"]` is `optimizer/1/mu/layers/up`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from axon.errors import UserError
+
+Flat = dict[str, Any]
+
+
+def flat(tree: Any) -> Flat:
+    """The leaves of `tree` by path, such as `parameters/layers/up`. Raises where two paths read the same."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    found = {"/".join(_name(key) for key in path): leaf for path, leaf in leaves}
+    if len(found) < len(leaves):
+        raise UserError("two leaves of the state have the same path once it is written as text; rename one of them")
+    return found
+
+
+def nested(leaves: Flat) -> dict[str, Any]:
+    """Nested dictionaries from leaves by path: the form that is saved."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = leaf
+    return tree
+
+
+def subtree(leaves: Mapping[str, Any], name: str) -> Flat:
+    """Those of `leaves` that lie under the top-level `name`, paths kept whole."""
+    return {path: leaf for path, leaf in leaves.items() if path == name or path.startswith(name + "/")}
+
+
+def rebuilt(abstract: Any, leaves: Flat) -> Any:
+    """A tree like `abstract` from loaded leaves by path, PRNG keys made keys again."""
+    wanted = flat(abstract)
+    values = [_as_key(leaf, leaves[path]) if is_key(leaf) else leaves[path] for path, leaf in wanted.items()]
+    return jax.tree.unflatten(jax.tree.structure(abstract), values)
+
+
+def storable(path: str, leaf: Any) -> Any:
+    """`leaf` as Orbax can store it: PRNG keys as their bits, scalars as arrays.
+
+    Orbax refuses NumPy scalars, and stores Python numbers without a shape or dtype to compare with. Raises `UserError`
+    for anything that is not a number or an array.
+    """
+    if is_key(leaf):
+        return jax.random.key_data(leaf)
+    if isinstance(leaf, jax.Array):
+        return leaf
+    array = np.asarray(leaf)
+    if array.dtype.kind in "OUSV" and not hasattr(leaf, "dtype"):
+        raise UserError(f"{path}: cannot save a {type(leaf).__name__} in a checkpoint; expected an array or a number")
+    return array
+
+
+def restorable(leaf: Any) -> Any:
+    """What Orbax is asked for in place of the abstract `leaf`: a NumPy array where no sharding is given."""
+    sharding = getattr(leaf, "sharding", None)
+    if is_key(leaf):
+        bits = key_bits(leaf)
+        return jax.ShapeDtypeStruct(bits.shape, bits.dtype, sharding=sharding) if sharding else _empty(bits)
+    return _empty(leaf) if sharding is None else jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether `leaf` is an array of typed PRNG keys (`jax.random.key`)."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def key_bits(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the bits of an array of PRNG keys."""
+    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+
+
+def _as_key(abstract: Any, bits: Any) -> jax.Array:
+    impls: list[Any] = []  # the implementation can be asked of a key only, and there is none outside of a trace
+    jax.eval_shape(
+        lambda key: impls.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct(abstract.shape, abstract.dtype)
+    )
+    return jax.random.wrap_key_data(bits, impl=impls[0])
+
+
+def _empty(leaf: Any) -> np.ndarray:
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+
+
+def _name(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

@@ -1,0 +1,146 @@
+"""The command line: thin commands over the same objects that Python code builds."""
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from axon.devices import cache_compiled_code, choose_platform
+from axon.errors import UserError
+
+app = typer.Typer(
+    help="Train language models on named axes. Every command has an example under --help.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+Set = Annotated[
+    list[str], typer.Option("--set", metavar="NAME.FIELD=VALUE", help="Bind a value last, as a line of the file would.")
+]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .gin file.")]
+
+
+@app.command()
+def train(
+    config: Config,
+    set_: Set = [],  # noqa: B006 - typer reads it, nobody writes it
+    run_dir: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME-OF-CONFIG by default.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
+) -> None:
+    """Train a model, or continue the run that the folder holds.
+
+    Example: `axon train configs/quickstart.gin --set "Layout.mesh={'data': 4, 'tensor': 2}"`
+    """
+    from dataclasses import replace
+
+    from axon.config import load
+
+    tree = load(config, set_).tree
+    folder = run_dir or tree.run_dir or Path("runs") / config.stem
+    replace(tree, run_dir=str(folder)).run(steps=steps, profile=profile, report=typer.echo)
+
+
+@app.command("eval")
+def evaluate(
+    run_dir: RunDir,
+    source: Annotated[
+        str | None, typer.Option(help="Text to evaluate on: stdlib, hf:NAME, or a folder, .jsonl or .parquet.")
+    ] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="Stop after so many batches.")] = None,
+) -> None:
+    """Loss and bits per byte of a trained model, on its held-out text or on any source.
+
+    Example: `axon eval runs/quickstart --source ~/notes`
+    """
+    from axon.run.inspect import evaluate_run
+
+    loss, bits = evaluate_run(run_dir, source, batches, _say)
+    typer.echo(f"loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
+
+
+@app.command()
+def show(config: Config, set_: Set = []) -> None:  # noqa: B006
+    """The resolved configuration, the mesh, and where every parameter lives.
+
+    Example: `axon show configs/llama3_8b.gin --set "Layout.mesh={'data': 16}"`
+    """
+    from axon.run.show import show_config
+
+    show_config(config, set_)
+
+
+@app.command()
+def generate(
+    run_dir: RunDir,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the smallest set with this probability.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+) -> None:
+    """Continue a text with a trained model.
+
+    Example: `axon generate runs/quickstart --prompt "def main(" --tokens 200`
+    """
+    from axon.run.inspect import generate_text
+    from axon.train.sampling import Sampling
+
+    sampling = Sampling(tokens, temperature, top_k, top_p, seed)
+    typer.echo(generate_text(run_dir, prompt, sampling, _say))
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="train, overhead, data or compile.")],
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+) -> None:
+    """Measure: `train` (beside torch), `overhead` (beside bare JAX), `data`, `compile`.
+
+    Example: `axon bench train --json`
+    """
+    import json
+
+    from axon import bench
+
+    result = bench.run(name)
+    if json_:
+        typer.echo(json.dumps(result))
+    else:
+        bench.show(name, result)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def main() -> None:
+    """Run a command; exit with 0, 2 (the person's mistake), 1 (ours), or 130 and 143 (interrupted)."""
+    choose_platform()
+    cache_compiled_code(Path(os.environ.get("AXON_CACHE", Path.home() / ".cache" / "axon")) / "xla")
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
+    from axon.train.signals import Interrupted, exit_at_once
+
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"axon: {error}", err=True)
+        return 2
+    except Interrupted as stop:
+        typer.echo(f"axon: {stop}", err=True)
+        exit_at_once(stop.exit_code)
+    except Exception:
+        traceback.print_exc()
+        typer.echo("axon: this is a fault of Axon's, not of yours; please report it with the text above", err=True)
+        return 1
+    return 0

@@ -1,0 +1,93 @@
+"""All statements of a configuration: a file, what it includes, and the command line's overrides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from axon.config.grammar import Binding, Import, Include, parse
+from axon.config.mistakes import Mistake, Place
+from axon.errors import suggest
+
+OVERRIDE = Place("--set")
+
+
+@dataclass
+class Statements:
+    """What was read, in order of effect; `main` is the file that was asked for."""
+
+    main: str
+    bindings: list[Binding] = field(default_factory=list)
+    imports: list[Import] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+    def is_own(self, binding: Binding) -> bool:
+        """Whether the person wrote it for this very run: in the main file or with `--set`."""
+        return binding.place.file in (self.main, OVERRIDE.file)
+
+
+def read(path: str | Path, overrides: Sequence[str] = ()) -> Statements:
+    """The statements of the file at `path`, of what it includes (each in its place), and of the overrides, last."""
+    statements = Statements(_shown(Path(path)))
+    _read_file(Path(path), Place(statements.main), (), statements)
+    for override in overrides:
+        _read_override(override, statements)
+    return statements
+
+
+def _read_file(path: Path, place: Place, inside: tuple[Path, ...], into: Statements) -> None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        into.mistakes.append(Mistake(place, _unreadable(path, error)))
+        return
+    for statement in parse(text, _shown(path)):
+        if isinstance(statement, Mistake):
+            into.mistakes.append(statement)
+        elif isinstance(statement, Include):
+            _include(statement, path, (*inside, path.resolve()), into)
+        elif isinstance(statement, Import):
+            into.imports.append(statement)
+        else:
+            into.bindings.append(statement)
+
+
+def _include(statement: Include, including: Path, inside: tuple[Path, ...], into: Statements) -> None:
+    candidates = [including.parent / statement.path, Path(statement.path)]
+    found = next((candidate for candidate in candidates if candidate.exists()), None)
+    if found is None:
+        text = f"there is no file {statement.path!r}, neither beside {_shown(including)} nor in the working directory."
+        into.mistakes.append(Mistake(statement.place, text + _similar_file(candidates[0])))
+    elif found.resolve() in inside:
+        chain = [*inside[inside.index(found.resolve()) :], found.resolve()]
+        text = f"circular include: {' → '.join(_shown(path) for path in chain)}."
+        into.mistakes.append(Mistake(statement.place, text))
+    else:
+        _read_file(found, statement.place, inside, into)
+
+
+def _read_override(text: str, into: Statements) -> None:
+    read = list(parse(text, OVERRIDE.file))
+    if len(read) == 1 and isinstance(read[0], Binding):
+        binding = read[0]
+        into.bindings.append(Binding(OVERRIDE, binding.scope, binding.selector, binding.field, binding.value))
+        return
+    reasons = [statement.text for statement in read if isinstance(statement, Mistake)]
+    reason = reasons[0] if reasons else f"`{text}` is not one binding."
+    into.mistakes.append(Mistake(OVERRIDE, f'{reason} Write --set "Name.field=value", strings in quotes.'))
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"there is no file {str(path)!r}.{_similar_file(path)}"
+    return f"{str(path)!r} cannot be read: {error.strerror if isinstance(error, OSError) else 'it is not UTF-8 text'}."
+
+
+def _similar_file(path: Path) -> str:
+    there = [found.name for found in path.parent.glob("*.gin")] if path.parent.is_dir() else []
+    return suggest(path.name, there)
+
+
+def _shown(path: Path) -> str:
+    """As a person would write it: from the working directory where the file lies below it."""
+    absolute = path.absolute()
+    return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)

@@ -1,0 +1,92 @@
+"""Reading a configuration file into a tree, and writing a tree as such a file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from axon.config.bindings import Bindings
+from axon.config.files import read
+from axon.config.mistakes import ConfigError, Place
+from axon.config.names import Names
+from axon.config.render import Line, Text, render
+from axon.config.resolve import DEFAULT, Resolver
+
+# The modules whose public names need no import line.
+AXON = (
+    "axon.run",
+    "axon.layout",
+    "axon.data",
+    "axon.train.optimizer",
+    "axon.train.sampling",
+    "axon.train.trackers",
+    "axon.checkpoint",
+    "axon.precision",
+    "axon.nn",
+)
+
+_ORIGIN_COLUMN = 48
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A configuration read and checked whole.
+
+    Attributes:
+      tree: the root object (a Train).
+      text: the tree as gin text, every field bound; `load` reads it back to an equal tree.
+      origins: for each key of `text` (`Llama.layers`) where its value was written: `configs/quickstart.gin:12`,
+        `--set`, or `default`; a macro adds its own place.
+      lines: `text` line by line, each binding with its origin as a comment.
+    """
+
+    tree: Any
+    text: str
+    origins: dict[str, str]
+    lines: tuple[str, ...]
+
+
+def load(
+    path: str | Path, overrides: Sequence[str] = (), *, modules: Sequence[str] = AXON, root: str = "Train"
+) -> Resolved:
+    """The tree that the file at `path` describes, with `overrides` (`Name.field=value`) bound last.
+
+    Raises ConfigError with all the mistakes of all the files, each with its place.
+    """
+    statements = read(path, overrides)
+    names = Names(modules)
+    unread = statements.mistakes + names.import_all(statements.imports)
+    bindings = Bindings(statements, names, partial=bool(unread))
+    resolver = Resolver(bindings, names)
+    tree = resolver.build(root, Place(statements.main))
+    resolver.finish()
+    mistakes = unread + bindings.mistakes + resolver.mistakes
+    if mistakes:
+        raise ConfigError(mistakes)
+    text = render(tree, Names(modules))
+    origins = {line.key: _origin(line.path, resolver.origins) for block in text.objects for line in block}
+    return Resolved(tree, str(text), origins, tuple(_annotated(text, origins).split("\n")))
+
+
+def dump(tree: Any, *, modules: Sequence[str] = AXON) -> str:
+    """`tree` as gin text with every field bound; the same tree always gives the same text, and `load` an equal tree.
+
+    Raises ConfigError for a value that a file cannot hold (an array, nan, a function defined inside another).
+    """
+    return str(render(tree, Names(modules)))
+
+
+def _origin(path: str, origins: dict[str, str]) -> str:
+    """That of the value at `path`, or of the nearest value around it (a function's result has one as a whole)."""
+    around = [known for known in origins if path == known or path.startswith((f"{known}.", f"{known}["))]
+    return origins[max(around, key=len)] if around else DEFAULT
+
+
+def _annotated(text: Text, origins: dict[str, str]) -> str:
+    blocks = ["\n".join(_with_origin(line, origins[line.key]) for line in block) for block in text.objects]
+    return "\n\n".join(["\n".join(text.imports)] * bool(text.imports) + blocks)
+
+
+def _with_origin(line: Line, origin: str) -> str:
+    *wrapped, last = str(line).split("\n")
+    return "\n".join([*wrapped, f"{last:<{_ORIGIN_COLUMN}}  # {origin}"])

@@ -1,0 +1,38 @@
+"""Where something was written, and all that is wrong with a configuration in one error."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from axon.errors import UserError
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a file; `--set` and a file as a whole have no line."""
+
+    file: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One thing for the person to change."""
+
+    place: Place
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
+
+
+class ConfigError(UserError):
+    """Every mistake found in a configuration, each with its place, in the order of the files' lines."""
+
+    def __init__(self, mistakes: Iterable[Mistake]):
+        self.mistakes = tuple(sorted(set(mistakes), key=lambda m: (m.place.file, m.place.line or 0, m.text)))
+        lines = [str(mistake) for mistake in self.mistakes]
+        heading = [f"{len(lines)} mistakes in the configuration:"] if len(lines) > 1 else []
+        super().__init__("\n  ".join(heading + lines))

@@ -1,0 +1,202 @@
+"""From bindings to one tree of frozen dataclasses, noting every mistake on the way."""
+
+import dataclasses
+import functools
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from axon.config.bindings import Bindings
+from axon.config.grammar import Binding, Macro, Reference
+from axon.config.mistakes import Mistake, Place
+from axon.config.names import Names
+from axon.config.parameters import Parameter, is_frozen, parameters
+from axon.config.types import Mismatch, describe, fit
+from axon.errors import UserError, suggest
+
+DEFAULT = "default"
+_REQUIRED = ("REQUIRED", "gin.REQUIRED")
+_FAILED = object()  # a value whose mistake is already noted
+
+
+@dataclass(frozen=True)
+class _Site:
+    """Where a value is made: its place in the files, the scope in force, its path in the tree, and what it is made
+    for, outermost first (`@Train()`, `Train.model`, `%MODEL`), so that a circle is seen."""
+
+    place: Place
+    scope: str = ""
+    path: str = ""
+    inside: tuple[str, ...] = ()
+
+    def at(self, suffix: str) -> "_Site":
+        return dataclasses.replace(self, path=f"{self.path}{suffix}".removeprefix("."))
+
+    def enter(self, place: Place, name: str) -> "_Site":
+        return dataclasses.replace(self, place=place, inside=(*self.inside, name))
+
+    def circle(self, name: str) -> str:
+        """`@A() → A.b → @A()` if the value is already being made for `name`, else nothing."""
+        return " → ".join([*self.inside[self.inside.index(name) :], name]) if name in self.inside else ""
+
+
+class Resolver:
+    """Builds the tree. After `build`, `mistakes` holds what is wrong, `origins` where the value at each path of the
+    tree (`model.layers`) was written, and `whole` whether every part of the tree was reached."""
+
+    def __init__(self, bindings: Bindings, names: Names):
+        self.mistakes: list[Mistake] = []
+        self.origins: dict[str, str] = {}
+        self.whole = not (bindings.unknown or bindings.partial)
+        self._bindings, self._names = bindings, names
+        self._taken: set[int] = set()  # ids: a binding may hold values that cannot be hashed
+        self._made: set[Any] = set()
+
+    def build(self, root: str, main: Place) -> Any:
+        """The tree that `@root()` leads to; of no meaning if there are mistakes."""
+        try:
+            self._names.find(root)
+        except UserError as error:
+            self._fail(main, str(error))
+        return self._make(Reference(root, "", True), _Site(main))
+
+    def finish(self) -> None:
+        """Note what has no effect; or, in a tree with a part missing, what is wrong with the part's bindings."""
+        if self.whole:
+            self.mistakes += self._bindings.unused(self._was_taken, self._made)
+            return
+        for target, binding in list(self._bindings.own()):
+            if target is not None and not self._was_taken(binding):
+                hint = parameters(target)[binding.field].hint
+                self._bound(binding, target, hint, _Site(binding.place, binding.scope))
+
+    def _was_taken(self, binding: Binding) -> bool:
+        return id(binding) in self._taken
+
+    # Values
+
+    def _value(self, value: Any, site: _Site) -> Any:
+        if isinstance(value, Macro):
+            return self._expand(value, site)
+        if isinstance(value, Reference):
+            return self._make(value, site) if value.call else self._named(value)
+        if isinstance(value, Mapping):
+            items = {key: self._value(item, site.at(f"[{key!r}]")) for key, item in value.items()}
+            return _FAILED if _any_failed(items.values()) else items
+        if isinstance(value, list | tuple):
+            items = [self._value(item, site.at(f"[{n}]")) for n, item in enumerate(value)]
+            return _FAILED if _any_failed(items) else type(value)(items)
+        return value
+
+    def _expand(self, macro: Macro, site: _Site) -> Any:
+        definition = self._bindings.macros.get(macro.name)
+        if definition is None:
+            return self._absent(site.place, self._undefined(macro, site))
+        if circle := site.circle(repr(macro)):
+            return self._fail(site.place, f"circular macro: {circle}.")
+        self._taken.add(id(definition))
+        return self._value(definition.value, site.enter(definition.place, repr(macro)))
+
+    def _undefined(self, macro: Macro, site: _Site) -> str:
+        key = site.inside[-1].removeprefix("%")
+        if macro.name in _REQUIRED:
+            return f"{key} is REQUIRED: give it a value in a file that includes this one, or with --set {key}=…"
+        return f"{key}: undefined macro %{macro.name}.{suggest(macro.name, self._bindings.macros)}"
+
+    def _named(self, reference: Reference) -> Any:
+        try:
+            return self._names.find(reference.name)
+        except UserError:  # noted with its statement
+            return _FAILED
+
+    # Objects
+
+    def _make(self, reference: Reference, site: _Site) -> Any:
+        """What `@scope/Name()` stands for. Without a scope of its own it keeps the one in force."""
+        site = dataclasses.replace(site, scope=reference.scope or site.scope)
+        name = repr(dataclasses.replace(reference, scope=site.scope))
+        if circle := site.circle(name):
+            return self._fail(site.place, f"circular reference: {circle}.")
+        if (target := self._named(reference)) is _FAILED:
+            return _FAILED
+        try:
+            accepted = parameters(target)
+        except UserError as error:
+            self.whole = False
+            return self._fail(site.place, str(error))
+        inner = site.enter(site.place, name)
+        values = {name: self._field(target, name, parameter, inner) for name, parameter in accepted.items()}
+        return self._call(target, values, target, site)
+
+    def _field(self, target: Any, name: str, parameter: Parameter, site: _Site) -> Any:
+        inner = site.at(f".{name}")
+        if binding := self._bindings.find(target, name, site.scope):
+            return self._bound(binding, target, parameter.hint, inner)
+        if parameter.default:
+            self.origins[inner.path] = DEFAULT
+            return self._default(parameter.default(), inner)
+        key = f"{target.__name__}.{name}"
+        return self._absent(
+            site.place, f"{key} ({describe(parameter.hint)}) has no value and no default: write {key} = …"
+        )
+
+    def _bound(self, binding: Binding, target: Any, hint: Any, site: _Site) -> Any:
+        self._taken.add(id(binding))
+        value = self._value(binding.value, site.enter(binding.place, binding.key))
+        if value is _FAILED:
+            return _FAILED
+        self.origins[site.path] = self._bindings.origin(binding)
+        try:
+            return fit(value, hint)
+        except Mismatch as mismatch:
+            self.whole = self.whole and not inspect.isclass(value)
+            return self._fail(binding.place, f"{target.__name__}.{binding.field}{mismatch.at}: {mismatch}")
+
+    def _default(self, value: Any, site: _Site) -> Any:
+        """A default. What is bound for the classes of the objects in it holds for them too."""
+        if type(value) is tuple:
+            items = [self._default(item, site.at(f"[{n}]")) for n, item in enumerate(value)]
+            same = all(new is old for new, old in zip(items, value, strict=True))
+            return value if same else _FAILED if _any_failed(items) else tuple(items)
+        if inspect.isclass(value) or not is_frozen(value):
+            return value
+        values = {}
+        for name, parameter in parameters(type(value)).items():
+            old = dataclasses.replace(parameter, default=lambda old=getattr(value, name): old)
+            values[name] = self._field(type(value), name, old, site)
+        changed = {name: new for name, new in values.items() if new is not getattr(value, name)}
+        make = functools.partial(dataclasses.replace, value) if changed else lambda: value
+        return self._call(make, changed, type(value), site)
+
+    def _call(self, make: Callable, values: dict[str, Any], target: Any, site: _Site) -> Any:
+        self._made.add(target)
+        if _any_failed(values.values()):
+            return _FAILED
+        try:
+            return make(**values)
+        except (UserError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
+            text = str(error) or type(error).__name__
+            named = re.search(rf"\b{target.__name__}\b", text)
+            return self._fail(self._place_of(target, text, site), text if named else f"{target.__name__}: {text}")
+
+    def _place_of(self, target: Any, message: str, site: _Site) -> Place:
+        """What an object's own error is about: the last binding of a field that it names, else of any field."""
+        found = [self._bindings.find(target, name, site.scope) for name in parameters(target)]
+        bound = [binding for binding in found if binding]
+        named = [binding for binding in bound if re.search(rf"\b{binding.field}\b", message)]
+        return self._bindings.last(named or bound).place if bound else site.place
+
+    def _absent(self, place: Place, text: str) -> Any:
+        """Something is not there: a mistake, unless it may be in what could not be read."""
+        self.whole = False
+        return _FAILED if self._bindings.partial else self._fail(place, text)
+
+    def _fail(self, place: Place, text: str) -> Any:
+        self.mistakes.append(Mistake(place, text))
+        return _FAILED
+
+
+def _any_failed(values) -> bool:
+    return any(value is _FAILED for value in values)

@@ -1,0 +1,137 @@
+"""Rows of tokens → batches, in an order that is a pure function of (seed, step): grain shuffles, mixes, prefetches."""
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grain
+import numpy as np
+
+from axon.data.tokens import Tokens
+
+Batch = dict[str, np.ndarray]
+PADDING = -1
+
+
+class Rows:
+    """The rows of one split, numbered through all its sources: row k of a source is tokens[k·seq : k·seq + seq + 1]."""
+
+    def __init__(self, names: Sequence[str], tokens: Sequence[Tokens], seq: int):
+        self.names = list(names)
+        self.counts = [max(0, (one.count - 1) // seq) for one in tokens]
+        self._tokens = list(tokens)
+        self._seq = seq
+        self._first = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def span(self, source: int) -> tuple[int, int]:
+        """The numbers of one source's rows: from the first up to, not including, the second."""
+        return int(self._first[source]), int(self._first[source + 1])
+
+    def source_of(self, numbers: np.ndarray) -> np.ndarray:
+        """Which source each row number belongs to."""
+        return np.searchsorted(self._first, numbers, side="right") - 1
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """int32 `row seq+1`: the tokens of the rows with these numbers."""
+        rows = np.empty((len(numbers), self._seq + 1), np.int32)
+        sources = self.source_of(numbers)
+        for source in np.unique(sources):
+            mine = sources == source
+            starts = (numbers[mine] - self._first[source]) * self._seq
+            rows[mine] = self._tokens[source].read(starts, self._seq + 1)
+        return rows
+
+
+def pack(rows: np.ndarray, bos: int) -> Batch:
+    """What training sees of `rows` (int32 `batch seq+1`): all arrays `batch seq`, padding absent.
+
+    Documents begin where `bos` stands, and a row that begins inside one counts from there.
+    """
+    tokens = np.ascontiguousarray(rows[:, :-1])
+    begins = tokens == bos
+    index = np.arange(tokens.shape[1], dtype=np.int32)
+    documents = np.cumsum(begins, axis=1, dtype=np.int32)
+    return {
+        "tokens": tokens,
+        "targets": np.ascontiguousarray(rows[:, 1:]),
+        "positions": index - np.maximum.accumulate(np.where(begins, index, 0), axis=1),
+        "documents": documents - begins[:, :1],
+        "weights": np.ones(tokens.shape, np.float32),
+    }
+
+
+def pad(batch: Batch, rows: int) -> Batch:
+    """`batch` with rows of padding after it, up to `rows`: document -1, weight 0."""
+    if len(batch["tokens"]) == rows:
+        return batch
+    fill = {"documents": PADDING}
+    return {
+        name: np.pad(array, ((0, rows - len(array)), (0, 0)), constant_values=fill.get(name, 0))
+        for name, array in batch.items()
+    }
+
+
+def training_order(rows: Rows, weights: Sequence[float] | None, batch: int, seed: int) -> grain.MapDataset:
+    """Row numbers `batch`, for ever: batch k is element k, whoever asks.
+
+    Without weights every row comes once per epoch; with them each source is repeated and shuffled on its own.
+    """
+    if weights is None:
+        return _shuffled(0, len(rows), seed, "all").batch(batch)
+    spans = [rows.span(source) for source in range(len(weights))]
+    each = [_shuffled(*span, seed, str(source)) for source, span in enumerate(spans)]
+    return grain.MapDataset.mix(each, weights).batch(batch)
+
+
+def held_out_order(rows: Rows, batch: int) -> grain.MapDataset:
+    """Row numbers of the held-out split, once, in one fixed order that mixes the sources; the last batch is shorter."""
+    return grain.MapDataset.range(len(rows)).seed(0).shuffle().batch(batch, drop_remainder=False)
+
+
+def _shuffled(first: int, end: int, seed: int, stream: str) -> grain.MapDataset:
+    # grain shuffles epoch e by seed + e, so neighbouring seeds would share epochs: hash them far apart.
+    digest = hashlib.blake2b(f"{seed}/data/{stream}".encode(), digest_size=4).digest()
+    return grain.MapDataset.range(first, end).seed(int.from_bytes(digest)).shuffle().repeat()
+
+
+class Batches(Iterator[Batch]):
+    """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it."""
+
+    def __init__(self, order: grain.MapDataset, rows: Rows, bos: int, batch: int, mine: slice, threads: int):
+        def load(numbers: np.ndarray) -> Batch:
+            ours = np.pad(np.asarray(numbers), (0, batch - len(numbers)), constant_values=PADDING)[mine]
+            return pad(pack(rows.read(ours[ours != PADDING]), bos), len(ours))
+
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
+        self._inner = iter(order.map(load).to_iter_dataset(options))
+        self._inner.start_prefetch()
+
+    def __next__(self) -> Batch:
+        try:
+            return next(self._inner)
+        except StopIteration:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stops reading ahead. Safe to call twice."""
+        self._inner.close()
+
+    def __enter__(self) -> "Batches":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+
+def throughput(batches: Iterator[Batch], seconds: float) -> float:
+    """Tokens per second that `batches` delivers, over about so many seconds."""
+    next(batches)  # the threads' start is no part of it
+    began, tokens = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < seconds:
+        tokens += next(batches)["tokens"].size
+    return tokens / elapsed

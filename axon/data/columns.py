@@ -1,0 +1,86 @@
+"""The sources that need `pip install "axon[data]"`: Parquet files, and datasets of the Hugging Face hub."""
+
+import importlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from axon.data.records import files_below, files_key, fingerprint, text_of
+from axon.errors import UserError, suggest
+
+
+@dataclass(frozen=True)
+class Parquet:
+    """One document a row, in column `field`; `path` is a file, or a folder whose `.parquet` files are read."""
+
+    path: str
+    field: str = "text"
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).expanduser().absolute().stem
+
+    def key(self) -> str:
+        return fingerprint("parquet", self.field, files_key(self.path, "**/*.parquet"))
+
+    def texts(self) -> Iterator[str]:
+        for path in files_below(self.path, "**/*.parquet"):
+            for row, text in enumerate(self._column(path)):
+                yield text_of({self.field: text}, self.field, f"{path} row {row}")
+
+    def _column(self, path: Path) -> Iterator[Any]:
+        pyarrow, parquet = _needed("pyarrow", "Parquet"), _needed("pyarrow.parquet", "Parquet")
+        try:
+            file = parquet.ParquetFile(path)
+        except pyarrow.ArrowInvalid as error:
+            raise UserError(f"{path} cannot be read as Parquet: {error}") from None
+        with file:
+            names = file.schema_arrow.names
+            if self.field not in names:
+                raise UserError(f"{path}: there is no column {self.field!r}.{suggest(self.field, names)}")
+            for batch in file.iter_batches(batch_size=1024, columns=[self.field]):
+                yield from batch.column(0).to_pylist()
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """A dataset by its name on the hub (or a local folder of one), streamed; `documents` takes only the first so many.
+
+    What was prepared is found again by these fields alone: a hub dataset that changes under its name is not noticed.
+    """
+
+    name: str
+    split: str = "train"
+    field: str = "text"
+    config: str | None = None
+    documents: int | None = None
+
+    def __post_init__(self):
+        if self.documents is not None and self.documents < 1:
+            raise UserError(f"HuggingFace.documents = {self.documents}: expected at least 1, or None for all of them.")
+
+    def key(self) -> str:
+        local = files_key(self.name, "**/*") if Path(self.name).exists() else None
+        return fingerprint("hf", asdict(self), local)
+
+    def texts(self) -> Iterator[str]:
+        for number, record in enumerate(itertools.islice(self._stream(), self.documents)):
+            yield text_of(record, self.field, f"{self.name} ({self.split}) record {number}")
+
+    def _stream(self) -> Any:
+        datasets = _needed("datasets", "HuggingFace")
+        try:
+            return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
+        except (ValueError, OSError) as error:
+            wanted = f"dataset {self.name!r} (config {self.config!r}, split {self.split!r})"
+            raise UserError(f"Hugging Face {wanted} cannot be opened: {error}") from None
+
+
+def _needed(module: str, source: str) -> Any:
+    """An optional module, imported when a source that needs it is first read."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise UserError(f'{source} needs the package {error.name!r}: pip install "axon[data]"') from None

@@ -1,0 +1,205 @@
+"""`Data`, what a person writes, and `Corpus`, what it prepares: text of any source as batches of packed tokens."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from axon.data.batches import Batches, Rows, held_out_order, training_order
+from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
+from axon.data.sources import Source, Stdlib
+from axon.data.store import Root
+from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
+from axon.data.tokens import open_tokens
+from axon.errors import UserError
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Text to train on.
+
+    Attributes:
+        seq: positions in a row.
+        batch: rows in the global batch.
+        sources: where the text comes from.
+        weights: how often each source is drawn from, relative to the others; None: each as large as it is.
+        tokenizer: trained here, or a file.
+        held_out: share of the documents kept for evaluation, by the hash of their text; 1 keeps all of them.
+        store: folder or TensorStore URL for tokenizers and tokens; None: `$AXON_CACHE`, else `~/.cache/axon`.
+        threads: how many read batches ahead; 0 reads them when asked for.
+    """
+
+    seq: int
+    batch: int
+    sources: tuple[Source, ...] = (Stdlib(),)
+    weights: tuple[float, ...] | None = None
+    tokenizer: Bpe | TokenizerFile = Bpe()
+    held_out: float = 0.01
+    store: str | None = None
+    threads: int = 2
+
+    def __post_init__(self):
+        for name, least in (("seq", 1), ("batch", 1), ("threads", 0)):
+            if getattr(self, name) < least:
+                raise UserError(f"Data.{name} = {getattr(self, name)}: expected at least {least}.")
+        if not 0 <= self.held_out <= 1:
+            raise UserError(f"Data.held_out = {self.held_out}: expected a share of the documents, from 0 to 1.")
+        if self.held_out == 1 and isinstance(self.tokenizer, Bpe):
+            raise UserError("Data.held_out = 1 leaves no text to train a Bpe on: lower it, or give a TokenizerFile.")
+        _check_sources(self.sources)
+        _check_weights(self.weights, len(self.sources))
+
+    def prepare(self, report: Callable[[str], None] = print) -> "Corpus":
+        """Collects the text, trains the tokenizer and writes the tokens, or finds what an equal Data left before.
+
+        Everything appears whole or not at all, and several processes may prepare the same at once. `report` is given
+        a line for each step: what was done and how long it took, or that it was reused.
+
+        Raises:
+            UserError: a source or tokenizer cannot be read, or a split is smaller than one row.
+        """
+        root = Root(self.store)
+        if isinstance(self.tokenizer, TokenizerFile):
+            tokenizer = self.tokenizer.load()
+        else:
+            tokenizer = train_tokenizer(self.tokenizer, self.sources, self.held_out, root, report)
+        stored = [write_tokens(source, tokenizer, self.held_out, root, report) for source in self.sources]
+        rows = {
+            split: Rows(
+                [one.source for one in stored], [open_tokens(root, f"{one.part}/{split}") for one in stored], self.seq
+            )
+            for split in SPLITS
+        }
+        _check_rows(self, rows, stored)
+        return Corpus(self, tokenizer, stored, rows)
+
+    def identity(self) -> dict[str, Any]:
+        """What makes the batches what they are, as JSON: every field but `store` and `threads`."""
+        return {
+            "seq": self.seq,
+            "batch": self.batch,
+            "sources": [_described(source) for source in self.sources],
+            "weights": list(self.weights) if self.weights else None,
+            "tokenizer": _described(self.tokenizer),
+            "held_out": self.held_out,
+        }
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Prepared text: a tokenizer, and batches of two splits. Made by `Data.prepare`."""
+
+    data: Data
+    tokenizer: Tokenizer
+    _stored: list[Stored] = field(repr=False)
+    _rows: dict[str, Rows] = field(repr=False)
+
+    def train(self, seed: int, start: int = 0, rows: slice = ALL) -> Batches:
+        """Training batches from global step `start` on, for ever: dicts of NumPy arrays, all `batch seq`.
+
+        int32 tokens, targets, positions (from 0 in each document and row) and documents (0, 1, … in each row), float32
+        weights. Batch k depends on (seed, k) alone. `rows` selects a host's share of the global batch.
+        """
+        self._need("train")
+        order = training_order(self._rows["train"], self.data.weights, self.data.batch, seed)
+        return self._batches("train", order[start:], rows)
+
+    def held_out(self, batches: int | None = None, rows: slice = ALL) -> Batches:
+        """The held-out split's batches (or the first so many) in a fixed order; the last is padded with weight 0."""
+        self._need("held_out")
+        return self._batches("held_out", held_out_order(self._rows["held_out"], self.data.batch)[:batches], rows)
+
+    def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """split → source → documents, tokens, bytes of text, bytes that the tokens stand for, digest, rows."""
+        return {
+            split: {
+                _label(self._stored, number): one.splits[split] | {"rows": rows.counts[number]}
+                for number, one in enumerate(self._stored)
+            }
+            for split, rows in self._rows.items()
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """`Data.identity()` and a digest of every token: equal only where the batches are."""
+        return self.data.identity() | {"digests": [one.splits["train"]["digest"] for one in self._stored]}
+
+    def position(self, seed: int, step: int) -> str:
+        """Where batch `step` comes from, for messages: each source's epoch, and which of its rows."""
+        rows = self._rows["train"]
+        numbers = np.asarray(training_order(rows, self.data.weights, self.data.batch, seed)[step])
+        sources = rows.source_of(numbers)
+        shares = np.array(self.data.weights or rows.counts) / sum(self.data.weights or rows.counts)
+        listed = []
+        for source in np.unique(sources).tolist():
+            epoch = step * self.data.batch * shares[source] / rows.counts[source]
+            shown = _shown(numbers[sources == source] - rows.span(source)[0])
+            listed.append(f"{_label(self._stored, source)} (epoch {epoch:.2f}) rows {shown}")
+        return f"batch {step} of seed {seed}: {'; '.join(listed)}"
+
+    def _batches(self, split: str, order: Any, mine: slice) -> Batches:
+        return Batches(order, self._rows[split], self.tokenizer.bos, self.data.batch, mine, self.data.threads)
+
+    def _need(self, split: str) -> None:
+        if not len(self._rows[split]):
+            raise UserError(f"The {split} split is empty: Data.held_out = {self.data.held_out}.")
+
+
+def _described(part: Any) -> dict[str, Any]:
+    return {"type": type(part).__name__, **asdict(part)}
+
+
+def _label(stored: list[Stored], number: int) -> str:
+    """The source's name, numbered where two share it."""
+    name = stored[number].source
+    earlier = sum(one.source == name for one in stored[:number])
+    return f"{name}#{earlier + 1}" if earlier else name
+
+
+def _shown(numbers: np.ndarray) -> str:
+    first = ", ".join(str(number) for number in islice(numbers.tolist(), 16))
+    return first + (", …" if len(numbers) > 16 else "")
+
+
+def _check_sources(sources: tuple[Source, ...]) -> None:
+    if not isinstance(sources, (tuple, list)) or not sources:
+        raise UserError(f"Data.sources = {sources!r}: expected a tuple of at least one source, as (Stdlib(),).")
+    for source in sources:
+        if isinstance(source, type) or not isinstance(source, Source):
+            raise UserError(f"Data.sources holds {source!r}, which is no source: expected one such as Stdlib().")
+
+
+def _check_weights(weights: tuple[float, ...] | None, sources: int) -> None:
+    if weights is None:
+        return
+    if len(weights) != sources:
+        raise UserError(f"Data.weights has {len(weights)} numbers for {sources} sources: give one for each, or None.")
+    if not all(isfinite(weight) and weight > 0 for weight in weights):
+        raise UserError(f"Data.weights = {weights}: expected positive numbers; to leave a source out, remove it.")
+
+
+def _check_rows(data: Data, rows: dict[str, Rows], stored: list[Stored]) -> None:
+    """Says now, not at the first evaluation, that a split which will be asked for holds not one row."""
+    tokens = {split: [one.splits[split]["tokens"] for one in stored] for split in SPLITS}
+    need = f"a row needs Data.seq + 1 = {data.seq + 1}"
+    if data.held_out > 0 and not len(rows["held_out"]):
+        documents = sum(one.splits["held_out"]["documents"] for one in stored)
+        if data.held_out == 1:
+            raise UserError(f"The text has {sum(tokens['held_out']):,} tokens, {need}: give more text.")
+        raise UserError(
+            f"The held-out split has {documents} documents with {sum(tokens['held_out']):,} tokens, {need}: raise "
+            f"Data.held_out (now {data.held_out}), or set it to 0 to train without evaluation."
+        )
+    if data.held_out == 1:
+        return
+    if not len(rows["train"]):
+        raise UserError(f"The training split has {sum(tokens['train']):,} tokens, {need}: add text or lower Data.seq.")
+    for number, count in enumerate(rows["train"].counts if data.weights else []):
+        if not count:
+            held = tokens["train"][number]
+            name = _label(stored, number)
+            raise UserError(f"The source {name} has {held:,} training tokens, {need}: remove it, or lower Data.seq.")

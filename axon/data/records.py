@@ -1,0 +1,54 @@
+"""What sources share: finding files, keying their content, taking the text out of a record."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from axon.errors import UserError, suggest
+
+
+def fingerprint(*parts: Any) -> str:
+    """16 hexadecimal digits that stand for `parts`, which must be JSON."""
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
+
+
+def files_below(path: str | Path, pattern: str) -> list[Path]:
+    """The files a source reads, sorted: `path` itself if it is a file, else what matches the glob `pattern` below it.
+
+    Raises:
+        UserError: nothing is at `path`, or nothing below it matches.
+    """
+    root = Path(path).expanduser().absolute()
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        beside = [entry.name for entry in root.parent.iterdir()] if root.parent.is_dir() else []
+        raise UserError(f"There is no file or folder {root}.{suggest(root.name, beside)}")
+    files = sorted(found for found in root.glob(pattern) if found.is_file())
+    if not files:
+        raise UserError(f"No file below {root} matches {pattern!r}: give another folder or pattern.")
+    return files
+
+
+def files_key(path: str | Path, pattern: str) -> str:
+    """Changes when a file that `files_below` finds is added, removed, moved or written: path, size, time."""
+    stats = [(str(file), file.stat()) for file in files_below(path, pattern)]
+    return fingerprint([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
+def text_of(record: Mapping[str, Any], field: str, where: str) -> str:
+    """The text in `field` of one record; a null is an empty document, which is left out later.
+
+    Raises:
+        UserError: `where` has no such field, or it does not hold text.
+    """
+    if field not in record:
+        raise UserError(f"{where}: there is no field {field!r}.{suggest(field, record)} Set the source's `field`.")
+    text = record[field]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise UserError(f"{where}: field {field!r} holds {type(text).__name__} ({text!r:.40}), expected text.")
+    return text

@@ -1,0 +1,145 @@
+"""A folder or TensorStore URL that holds tokenizers and token stores, each whole or not there at all."""
+
+import contextlib
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import tensorstore as ts
+
+from axon.errors import UserError
+
+
+def cache_folder() -> Path:
+    """`$AXON_CACHE`, else `~/.cache/axon`."""
+    return Path(os.environ.get("AXON_CACHE") or "~/.cache/axon").expanduser()
+
+
+class Root:
+    """Keys to values below one folder or URL (`file://`, `s3://`, `gs://`, `memory://`).
+
+    What takes long to make is written below a `part` of its own, and named by a small JSON value that is written last,
+    in one atomic operation and only if no other process was first. So a part that no value names was never finished.
+    """
+
+    def __init__(self, location: str | None):
+        text = location or str(cache_folder())
+        self.local: Path | None = _local_path(text)
+        # One context: a `memory://` store lives as long as it, and remote shards keep their indexes in its cache.
+        self._context = ts.Context({"cache_pool": {"total_bytes_limit": 2**26}})
+        url = text if text.endswith("/") else f"{text}/"
+        spec = {"driver": "file", "path": f"{self.local}/"} if self.local else url
+        self.location = str(self.local or text)
+        self._keys: ts.KvStore = self.ask(lambda: ts.KvStore.open(spec, context=self._context).result())
+
+    def ask(self, question: Callable[[], Any]) -> Any:
+        """What `question` returns.
+
+        Raises:
+            UserError: TensorStore cannot do it; it says everything, from a bad URL to a full disk, by ValueError.
+        """
+        try:
+            return question()
+        except (ValueError, OSError) as error:
+            raise UserError(
+                f"The token store {self.location} cannot be used: {error} Set Data.store to a folder or a URL "
+                "(file://, s3://, gs://), or $AXON_CACHE to a folder."
+            ) from None
+
+    def read(self, key: str) -> str | None:
+        """The text under `key`, or None."""
+        found = self.ask(lambda: self._keys.read(key).result())
+        return found.value.decode() if found.state == "value" else None
+
+    def write_once(self, key: str, text: str) -> str:
+        """Writes `text` under `key` unless something is there; returns what is there then."""
+        absent = self.ask(lambda: self._keys.read(key).result())
+        if absent.state == "missing":
+            condition = absent.stamp.generation
+            self.ask(lambda: self._keys.write(key, text.encode(), if_equal=condition).result())
+        return self.read(key) or text
+
+    def array(self, key: str, **options: Any) -> ts.TensorStore:
+        """The zarr3 array at `key`; `options` go to `tensorstore.open`."""
+        spec = {"driver": "zarr3", "kvstore": (self._keys / f"{key}/").spec().to_json(), **options.pop("spec", {})}
+        return self.ask(lambda: ts.open(spec, context=self._context, **options).result())
+
+    def delete(self, prefix: str) -> None:
+        """Removes everything below `prefix`."""
+        if self.local:
+            shutil.rmtree(self.local / prefix, ignore_errors=True)
+        else:
+            everything = ts.KvStore.KeyRange(f"{prefix}/", f"{prefix}0")  # "0" is the character after "/"
+            self._keys.delete_range(everything).result()
+
+    def once(self, key: str, make: Callable[[str], str], report: Callable[[str], None]) -> str:
+        """The text under `key`, from `make` if there is none yet.
+
+        `make` gets a fresh part beside `key` to write in, and returns the text that makes that part count. On a local
+        root one process makes it while others wait; on a remote one they work side by side and the first one counts.
+        """
+        text = self.read(key)
+        if text is not None:
+            return text
+        folder = key.rpartition("/")[0]
+        with self._alone(folder, report):
+            text = self.read(key)
+            if text is not None:
+                return text
+            self._sweep(folder)
+            return self._make(key, f"{folder}/{_ours()}{secrets.token_hex(4)}", make)
+
+    def _sweep(self, folder: str) -> None:
+        """Removes what a killed process of this machine left: nothing is named yet, and the lock is ours."""
+        if self.local:
+            for part in (self.local / folder).glob(f"{glob.escape(_ours())}*"):
+                shutil.rmtree(part)
+
+    def _make(self, key: str, part: str, make: Callable[[str], str]) -> str:
+        try:
+            text = make(part)
+            first = self.write_once(key, text)
+        except BaseException:
+            self.delete(part)
+            raise
+        if first != text:
+            self.delete(part)
+        return first
+
+    @contextlib.contextmanager
+    def _alone(self, folder: str, report: Callable[[str], None]) -> Iterator[None]:
+        """Holds the folder's lock, where there can be one."""
+        if not self.local:
+            yield
+            return
+        path = self.local / folder
+        self.ask(lambda: path.mkdir(parents=True, exist_ok=True))
+        with (path / "lock").open("w") as lock:
+            _lock(lock.fileno(), lambda: report(f"waiting for another process that is writing {path}"))
+            yield
+
+
+def _ours() -> str:
+    """How the names of this machine's parts begin."""
+    return f"part-{socket.gethostname()}-"
+
+
+def _lock(file: int, when_taken: Callable[[], None]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        when_taken()
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def _local_path(location: str) -> Path | None:
+    if location.startswith("file://"):
+        return Path(unquote(urlsplit(location).path))
+    return None if "://" in location else Path(location).expanduser().absolute()

@@ -1,0 +1,162 @@
+"""Text ↔ ids: a byte-level BPE trained on the sources, or any local Hugging Face tokenizer.json."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from axon.errors import UserError, suggest
+
+BOS = "<|endoftext|>"
+KNOWN_BOS = (BOS, "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
+BYTES = 256
+
+
+class Tokenizer:
+    """Text to ids and back, with what bits per byte needs to know.
+
+    Attributes:
+        vocab: number of ids.
+        bos: the id that opens every document, and so ends the one before it.
+        byte_lengths: int32 `vocab`, the UTF-8 bytes an id stands for; 0 for special tokens. Exact for byte-level
+            tokenizers, a best estimate for others.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, bos: int):
+        inner.no_padding()
+        inner.no_truncation()
+        # `<|endoftext|>` written in a document is that text: only we place the special token.
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self.bos = bos
+        self.byte_lengths = _byte_lengths(inner)
+        self.vocab = len(self.byte_lengths)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, with no special tokens added."""
+        return self._inner.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each of `texts`, on all cores."""
+        return [one.ids for one in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, special tokens shown; bytes that are no whole character become U+FFFD."""
+        return self._inner.decode([int(token) for token in ids], skip_special_tokens=False)
+
+    def to_json(self) -> str:
+        """What `TokenizerFile` and Hugging Face's own loaders read."""
+        return self._inner.to_str()
+
+    def save(self, path: str | Path) -> None:
+        """Writes `tokenizer.json`."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Bpe:
+    """Byte-level byte-pair encoding (Sennrich 2016, arXiv:1508.07909; on bytes as in GPT-2), trained on the sources.
+
+    `vocab` counts the 256 bytes and `<|endoftext|>`; `sample` is how many bytes of training text it is fitted to.
+    """
+
+    vocab: int = 8192
+    sample: int = 64 * 2**20
+
+    def __post_init__(self):
+        if self.vocab <= BYTES:
+            raise UserError(f"Bpe.vocab = {self.vocab}: expected at least {BYTES + 1}, 256 bytes and {BOS}.")
+        if self.sample < 1:
+            raise UserError(f"Bpe.sample = {self.sample}: expected a number of bytes, at least 1.")
+
+    def train(self, texts: Iterator[str]) -> Tokenizer:
+        """Fits the merges to `texts`; fewer than `vocab` ids come out where the text has no more pairs to merge."""
+        inner = tokenizers.Tokenizer(models.BPE())
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab,
+            special_tokens=[BOS],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        # A list, for the library reads an iterator in threads of its own, where Ctrl-C does not reach a slow source.
+        inner.train_from_iterator(list(texts), trainer)
+        return Tokenizer(inner, inner.get_vocab()[BOS])
+
+
+@dataclass(frozen=True)
+class TokenizerFile:
+    """A `tokenizer.json` on disk. `bos` names the token that opens a document; None looks for a usual one."""
+
+    path: str
+    bos: str | None = None
+
+    def load(self) -> Tokenizer:
+        """Reads it.
+
+        Raises:
+            UserError: the file is missing or no tokenizer, or `bos` is not in its vocabulary.
+        """
+        path = Path(self.path).expanduser()
+        if not path.is_file():
+            raise UserError(f"TokenizerFile.path: there is no file {path}; expected a Hugging Face tokenizer.json.")
+        try:
+            text = path.read_text(encoding="utf-8")
+            json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{path} is not a tokenizer.json: {error}") from None
+        return read_tokenizer(text, self.bos, str(path))
+
+
+def read_tokenizer(text: str, bos: str | None, where: str) -> Tokenizer:
+    """A tokenizer from the text of a tokenizer.json, which errors call `where`.
+
+    Raises:
+        UserError: the library cannot read it, or it has no token `bos`.
+    """
+    try:
+        inner = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{where} is not a tokenizer.json that the tokenizers library reads: {error}") from None
+    ids = [inner.token_to_id(name) for name in ([bos] if bos else KNOWN_BOS)]
+    found = [number for number in ids if number is not None]
+    if not found:
+        special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
+        wanted = f"no token {bos!r}" if bos else f"none of {', '.join(KNOWN_BOS)}"
+        raise UserError(
+            f"{where} has {wanted} to open documents with: set TokenizerFile.bos.{suggest(bos or '', special)}"
+        )
+    return Tokenizer(inner, found[0])
+
+
+def _byte_lengths(inner: tokenizers.Tokenizer) -> np.ndarray:
+    vocab = inner.get_vocab(with_added_tokens=True)
+    added = inner.get_added_tokens_decoder()
+    byte_level = _mentions(json.loads(inner.to_str()), "ByteLevel")
+    lengths = np.zeros(max(vocab.values()) + 1, np.int32)
+    for token, number in vocab.items():
+        if number in added:
+            lengths[number] = 0 if added[number].special else len(token.encode())
+        else:
+            # A byte-level token is spelled with one character for each of its bytes.
+            lengths[number] = len(token) if byte_level else _spelled_bytes(token)
+    return lengths
+
+
+def _spelled_bytes(token: str) -> int:
+    """Bytes of a SentencePiece token: `<0x0A>` is one byte, `▁` a space."""
+    return 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else len(token.replace("▁", " ").encode())
+
+
+def _mentions(tree: Any, kind: str) -> bool:
+    """Whether any component of a tokenizer.json is of this `type`."""
+    if isinstance(tree, dict):
+        return tree.get("type") == kind or any(_mentions(tree[key], kind) for key in tree if key != "vocab")
+    return isinstance(tree, list) and any(_mentions(part, kind) for part in tree)

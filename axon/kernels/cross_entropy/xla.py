@@ -1,0 +1,118 @@
+"""Cross-entropy in blocks of tokens, with its gradients made in the same pass.
+
+Each block's logits live only while its loss and its two gradients are computed, so that no recomputation is needed
+and the work is that of the naive form: three products of `tokens × embed × vocab`. (The idea of making the gradient
+in the forward pass is that of Liger kernels, Hsu et al., arXiv:2410.10989.)
+
+A vocabulary may be split over devices: `axes` names the mesh axes, and only maxima and sums over tokens travel.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+BLOCK_BYTES = 2**24
+"""Bytes of float32 logits a block, about: small enough for a CPU's cache, large enough for a matrix unit."""
+
+
+class Sums(NamedTuple):
+    """Over tokens, in nats: what is differentiated, `Σ weight·(nll + z_loss·lse²)`, and `Σ weight·nll`."""
+
+    objective: Array
+    nll: Array
+
+
+def cross_entropy(
+    x: Array, head: Array, targets: Array, weights: Array, *, z_loss: float = 0.0, axes: tuple[str, ...] = ()
+) -> Sums:
+    """The loss of logits `x·head`, on one device's shard.
+
+    Args:
+        x: `tokens embed`; head: `embed vocab`, this device's columns; targets: `tokens`, ids; weights: `tokens`.
+        z_loss: weight of the squared log-partition (PaLM, arXiv:2204.02311, section 5).
+        axes: mesh axes that split `vocab`, in a manual region.
+    """
+
+    def block(sums, part):
+        x, targets, weights = part
+        made = _block(head, x, targets, weights, z_loss, axes)
+        return Sums(sums.objective + made.sums.objective, sums.nll + made.sums.nll), None
+
+    zero = jnp.zeros((), jnp.float32)
+    return lax.scan(block, Sums(zero, zero), _parts(x, targets, weights, head.shape[1]))[0]
+
+
+def cross_entropy_and_gradients(
+    x: Array,
+    head: Array,
+    targets: Array,
+    weights: Array,
+    *,
+    z_loss: float = 0.0,
+    axes: tuple[str, ...] = (),
+    accumulate: Any = jnp.float32,
+) -> tuple[Sums, Array, Array]:
+    """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`."""
+
+    def block(carry, part):
+        sums, dhead = carry
+        x, targets, weights = part
+        made = _block(head, x, targets, weights, z_loss, axes)
+        rate = weights * (1 + 2 * z_loss * made.lse)
+        dlogits = rate[:, None] * made.probabilities - jnp.where(made.hit, weights[:, None], 0)
+        dlogits = dlogits.astype(x.dtype)
+        dx = _over(axes, lax.psum, lax.dot_general(dlogits, head, (((1,), (1,)), ((), ()))))
+        dhead += lax.dot_general(x, dlogits, (((0,), (0,)), ((), ())), preferred_element_type=accumulate)
+        return (Sums(sums.objective + made.sums.objective, sums.nll + made.sums.nll), dhead), dx
+
+    zero = jnp.zeros((), jnp.float32)
+    begin = (Sums(zero, zero), jnp.zeros(head.shape, accumulate))
+    (sums, dhead), dx = lax.scan(block, begin, _parts(x, targets, weights, head.shape[1]))
+    return sums, dx.reshape(-1, x.shape[1])[: x.shape[0]], dhead
+
+
+class _Block(NamedTuple):
+    sums: Sums
+    lse: Array  # tokens
+    probabilities: Array  # tokens vocab
+    hit: Array  # tokens vocab: whether the column is the target
+
+
+def _block(head: Array, x: Array, targets: Array, weights: Array, z_loss: float, axes: tuple[str, ...]) -> _Block:
+    vocab = head.shape[1]
+    first = lax.axis_index(axes) * vocab if axes else 0
+    columns = first + lax.broadcasted_iota(jnp.int32, (1, vocab), 1)
+    logits = lax.dot_general(x, head, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    top = _over(axes, lax.pmax, jnp.max(logits, axis=1, keepdims=True))
+    powers = jnp.exp(logits - top)
+    total = _over(axes, lax.psum, jnp.sum(powers, axis=1, keepdims=True))
+    hit = columns == targets[:, None]
+    label = _over(axes, lax.psum, jnp.sum(jnp.where(hit, logits, 0), axis=1))
+    lse = (top + jnp.log(total))[:, 0]
+    nll = jnp.sum(weights * (lse - label))
+    return _Block(Sums(nll + z_loss * jnp.sum(weights * lse**2), nll), lse, powers / total, hit)
+
+
+def _over(axes: tuple[str, ...], collective: Callable[..., Array], value: Array) -> Array:
+    return collective(value, axes) if axes else value
+
+
+def _parts(x: Array, targets: Array, weights: Array, vocab: int) -> tuple[Array, ...]:
+    blocks = _count(x.shape[0], vocab)
+    return tuple(_cut(a, blocks) for a in (x, targets, weights))
+
+
+def _count(tokens: int, vocab: int) -> int:
+    """Blocks to cut `tokens` into: at least two, unless there is nothing to cut, and evenly where that is near."""
+    wanted = min(tokens, max(2, -(-tokens * vocab * 4 // BLOCK_BYTES)))
+    return next((n for n in range(wanted, 2 * wanted) if tokens % n == 0), wanted)
+
+
+def _cut(x: Array, blocks: int) -> Array:
+    """`tokens …` → `blocks tokens …`; tokens that are made up to fill the last block are zeros, and weigh nothing."""
+    size = -(-x.shape[0] // blocks)
+    if missing := blocks * size - x.shape[0]:
+        x = jnp.pad(x, ((0, missing), *((0, 0) for _ in x.shape[1:])))
+    return x.reshape(blocks, size, *x.shape[1:])

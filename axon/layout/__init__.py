@@ -1,0 +1,20 @@
+"""Layouts: which mesh axis each named axis lives on."""
+
+from axon.layout.explain import ParameterRow, explain
+from axon.layout.placement import Placement, mesh_sizes
+from axon.layout.table import KINDS, MESH_AXES, Layout, LayoutError, zero
+from axon.layout.validate import ArraySpec, validate
+
+__all__ = [
+    "KINDS",
+    "MESH_AXES",
+    "ArraySpec",
+    "Layout",
+    "LayoutError",
+    "ParameterRow",
+    "Placement",
+    "explain",
+    "mesh_sizes",
+    "validate",
+    "zero",
+]

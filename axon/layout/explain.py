@@ -1,0 +1,37 @@
+"""What a layout does to each parameter, as rows for a person to read."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from axon.axes import Names
+from axon.layout.placement import Placement
+from axon.layout.validate import ArraySpec
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """One parameter under a layout. `split` has the mesh axes of each axis; bytes are those of float32 storage."""
+
+    path: str
+    axes: Names
+    shape: tuple[int, ...]
+    split: tuple[Names, ...]
+    bytes_per_device: int
+    bytes_in_all: int
+
+    @property
+    def replicated(self) -> bool:
+        """Whether every device holds all of it."""
+        return not any(self.split)
+
+
+def explain(
+    placement: Placement, parameters: Mapping[str, ArraySpec], kind: str = "params", itemsize: int = 4
+) -> Iterator[ParameterRow]:
+    """One row for each parameter, in the order given."""
+    for path, spec in parameters.items():
+        split = tuple(placement.mesh_axes(n, kind) for n in spec.axes)
+        ways = math.prod(placement.mesh.shape[a] for axes in split for a in axes)
+        size = math.prod(spec.shape) * itemsize
+        yield ParameterRow(path, spec.axes, spec.shape, split, size // ways, size)

@@ -1,0 +1,147 @@
+"""A layout on real devices: the mesh, and the sharding of any array whose axes are named."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from axon.axes import Names, base
+from axon.errors import suggest
+from axon.layout.table import KINDS, Layout, LayoutError
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """A `Layout` whose mesh has been built over devices, or over a topology that is only described.
+
+    Sizes of 1 and mesh axes that are manual where it is asked are left out of every spec.
+    """
+
+    layout: Layout
+    mesh: Mesh | AbstractMesh
+
+    @classmethod
+    def of(cls, layout: Layout, devices: Sequence[Any] | None = None) -> "Placement":
+        """Build the mesh of `layout` over `devices` (all there are by default), or raise `LayoutError`."""
+        devices = jax.devices() if devices is None else devices
+        sizes = mesh_sizes(layout, len(devices))
+        kind = AxisType.Auto if layout.auto else AxisType.Explicit
+        grid = _arranged(devices, tuple(sizes.values()))
+        return cls(layout, Mesh(grid, tuple(sizes), axis_types=(kind,) * len(sizes)))
+
+    @classmethod
+    def described(cls, layout: Layout, count: int) -> "Placement":
+        """The placement on a mesh of devices that need not exist: specs and sizes, no arrays.
+
+        A size of -1 in the mesh becomes what is left of `count` devices; a mesh without one is taken as it is.
+        """
+        if -1 not in layout.mesh.values():
+            count = math.prod(layout.mesh.values())
+        sizes = mesh_sizes(layout, count)
+        kind = AxisType.Auto if layout.auto else AxisType.Explicit
+        return cls(layout, AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes)))
+
+    @property
+    def explicit(self) -> bool:
+        return not self.layout.auto
+
+    @property
+    def platform(self) -> str:
+        """`cpu`, `gpu` or `tpu`: of the mesh's devices, never of the machine that traces."""
+        platform = str(self.devices[0].platform)
+        return "gpu" if platform in ("cuda", "rocm") else platform
+
+    @property
+    def devices(self) -> list[Any]:
+        """The mesh's devices, in its order; none on a mesh that is only described."""
+        return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
+
+    @cached_property
+    def tables(self) -> Mapping[str, dict[str, Names]]:
+        return {kind: self.layout.table(kind) for kind in KINDS}
+
+    def mesh_axes(self, name: str, kind: str = "activations") -> Names:
+        """The mesh axes that split `name`, those of size 1 and manual ones left out."""
+        manual = jax.sharding.get_abstract_mesh().manual_axes
+        return tuple(a for a in self.row(name, kind) if self.mesh.shape.get(a, 1) > 1 and a not in manual)
+
+    def row(self, name: str, kind: str = "activations") -> Names:
+        """The table's row for `name`, or for `seq` where `seq.residual` has none of its own."""
+        table = self.tables[kind]
+        found = table.get(name, table.get(base(name)))
+        if found is None:
+            raise LayoutError(
+                f"axis {name!r} is not in the layout's table.{suggest(name, table)} "
+                f"Give it a row: Layout.rows = {{{name!r}: None}} leaves it unsplit"
+            )
+        return found
+
+    def spec(self, names: Names, kind: str = "activations") -> PartitionSpec:
+        """The `PartitionSpec` of an array with these axes."""
+        check_once(names, [self.row(n, kind) for n in names], f"an array with axes {' '.join(names)!r}")
+        split = [self.mesh_axes(n, kind) for n in names]
+        return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in split))
+
+    def sharding(self, names: Names, kind: str = "activations") -> NamedSharding:
+        """The sharding of an array with these axes."""
+        return NamedSharding(self.mesh, self.spec(names, kind))
+
+    def ways(self, name: str, kind: str = "activations") -> int:
+        """How many parts `name` is cut into."""
+        return math.prod(self.mesh.shape.get(a, 1) for a in self.row(name, kind))
+
+    def torus(self, mesh_axis: str) -> tuple[int, ...]:
+        """The extents of the interconnect's dimensions that a mesh axis runs through; its size if they do not fill it.
+
+        Devices of a TPU have coordinates in a torus: a mesh axis of 16 on `v5e:4x4` has (4, 4).
+        """
+        size = self.mesh.shape[mesh_axis]
+        line = np.moveaxis(np.asarray(self.mesh.devices), self.mesh.axis_names.index(mesh_axis), 0)
+        places = np.array([getattr(device, "coords", ()) for device in line.reshape(size, -1)[:, 0]])
+        extents = tuple(len(set(column)) for column in places.T.tolist() if len(set(column)) > 1)
+        return extents if math.prod(extents) == size else (size,)
+
+
+def check_once(names: Names, rows: Sequence[Names], where: str) -> None:
+    """Raise if one mesh axis would split two axes of one array."""
+    owner: dict[str, str] = {}
+    for name, row in zip(names, rows, strict=True):
+        for axis in row:
+            if axis in owner:
+                raise LayoutError(
+                    f"{where} would be split twice over mesh axis {axis!r}: by {owner[axis]!r} and by {name!r}. "
+                    f"Take {axis!r} out of the row of one of the two, as in Layout.rows = {{{name!r}: None}}"
+                )
+            owner[axis] = name
+
+
+def mesh_sizes(layout: Layout, count: int) -> dict[str, int]:
+    """The mesh's sizes for `count` devices, in the layout's order, a size of -1 filled in."""
+    known = math.prod(size for size in layout.mesh.values() if size != -1)
+    rest = count // known if count % known == 0 else 0
+    sizes = {a: layout.mesh[a] for a in layout.order if a in layout.mesh} or {"data": 1}
+    asked = " × ".join(f"{a} {n}" for a, n in sizes.items())
+    if -1 in sizes.values():
+        if not rest:
+            raise LayoutError(f"Layout.mesh asks for {asked}, and {count} devices do not divide by {known}")
+        return {a: rest if n == -1 else n for a, n in sizes.items()}
+    if known != count:
+        raise LayoutError(
+            f"Layout.mesh asks for {asked} = {known} devices, and there are {count}. Change the sizes, or write -1 for "
+            f"one of them; on CPU, XLA_FLAGS=--xla_force_host_platform_device_count={known} makes {known} devices"
+        )
+    return sizes
+
+
+def _arranged(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Devices as a grid in which neighbours along the last axes have the fastest links."""
+    if devices[0].platform != "tpu":
+        return np.asarray(devices).reshape(shape)
+    from jax.experimental import mesh_utils
+
+    return mesh_utils.create_device_mesh(shape, devices=devices, allow_split_physical_axes=True)

@@ -1,0 +1,114 @@
+"""The table of a layout: for each named axis and each kind of array, the mesh axes that it is split over."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from axon.axes import base, parse_names
+from axon.errors import UserError, suggest
+
+MESH_AXES = ("replica", "pipe", "data", "expert", "context", "tensor")
+"""Dimensions of the device mesh, slowest link first."""
+
+KINDS = ("activations", "params", "grads", "optimizer")
+"""Kinds of array. Each starts from the table of the one before it, and adds its own rows."""
+
+Row = str | tuple[str, ...] | None
+Rows = Mapping[str, Row]
+
+DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
+    "batch": ("replica", "data", "expert"),
+    "seq": ("context",),
+    "kv_seq": (),
+    "embed": (),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "mlp": ("tensor",),
+    "vocab": ("tensor",),
+    "positions": (),
+    "layers": ("pipe",),
+    "experts": ("expert",),
+}
+
+
+class LayoutError(UserError):
+    """A layout that cannot hold: says which parameter, axis, sizes and mesh axis, and what would fix it."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A mesh shape, and a table from named axes to mesh axes.
+
+    Args:
+        mesh: mesh axis → number of devices along it; one of them may be -1, for "all that are left".
+        rows: named axis → mesh axis, tuple of mesh axes, or None for "not split", over the defaults, for all arrays.
+        params: further rows for stored parameters; grads: for accumulated gradients; optimizer: for its state.
+            Each kind starts from the one before it: activations (`rows`), params, grads, optimizer.
+        zero: the ZeRO stage (Rajbhandari et al., arXiv:1910.02054), as rows: see `zero`.
+        auto: let XLA's partitioner place what patterns leave open (`AxisType.Auto`), for models that were not
+            written in patterns; by default every sharding is part of an array's type (`AxisType.Explicit`).
+        microbatches: parts that the batch is cut into, whose gradients are accumulated and reduced once. (With
+            ZeRO-3 each part's gradients of the split parameters are: no device ever holds whole ones.)
+        order: mesh axes, slowest link first; name an axis of your own here to give it its place.
+    """
+
+    mesh: Mapping[str, int] = field(default_factory=lambda: {"data": -1})
+    rows: Rows = field(default_factory=dict)
+    params: Rows = field(default_factory=dict)
+    grads: Rows = field(default_factory=dict)
+    optimizer: Rows = field(default_factory=dict)
+    zero: int = 0
+    auto: bool = False
+    microbatches: int = 1
+    order: tuple[str, ...] = MESH_AXES
+
+    def __post_init__(self):
+        for name, size in self.mesh.items():
+            if name not in self.order:
+                raise LayoutError(f"Layout.mesh: unknown mesh axis {name!r}.{suggest(name, self.order)}")
+            if size < 1 and size != -1:
+                raise LayoutError(f"Layout.mesh: {name!r} is {size}; write a number of devices, or -1 for the rest")
+        if list(self.mesh.values()).count(-1) > 1:
+            raise LayoutError(f"Layout.mesh: only one mesh axis can be -1, and {dict(self.mesh)} has several")
+        if self.zero not in range(4):
+            raise LayoutError(f"Layout.zero is {self.zero}; the stages are 0 (none), 1, 2 and 3")
+        if self.microbatches < 1:
+            raise LayoutError(f"Layout.microbatches is {self.microbatches}; write 1 or more")
+        for where in ("rows", "params", "grads", "optimizer"):
+            self._check_rows(where, getattr(self, where))
+
+    def _check_rows(self, where: str, rows: Rows) -> None:
+        for name, row in rows.items():
+            parse_names(name)
+            for axis in _as_tuple(row):
+                if axis not in self.order:
+                    hint = suggest(axis, self.order)
+                    raise LayoutError(f"Layout.{where}: {name!r} is put on unknown mesh axis {axis!r}.{hint}")
+            if base(name) != name and base(name) not in {**DEFAULT_ROWS, **self.rows}:
+                hint = suggest(base(name), DEFAULT_ROWS)
+                raise LayoutError(f"Layout.{where}: {name!r} is a role of unknown axis {base(name)!r}.{hint}")
+
+    def table(self, kind: str) -> dict[str, tuple[str, ...]]:
+        """Named axis → mesh axes for one kind of array: the defaults, ZeRO's rows and this layout's, merged."""
+        table = dict(DEFAULT_ROWS)
+        stages = zero(self.zero)
+        for step in KINDS[: KINDS.index(kind) + 1]:
+            own = self.rows if step == "activations" else getattr(self, step)
+            for name, axes in stages.get(step, {}).items():
+                table[name] = table[name] + tuple(a for a in axes if a not in table[name])
+            table |= {name: _as_tuple(row) for name, row in own.items()}
+        return table
+
+
+def zero(stage: int) -> dict[str, dict[str, tuple[str, ...]]]:
+    """ZeRO as rows: what is split over `data` besides the batch (Rajbhandari et al., arXiv:1910.02054).
+
+    1: the optimizer's state; 2: also the accumulated gradients; 3: also the parameters, gathered at their point of
+    use (FSDP). `replica` stays out of the rows, so that a mesh with both is HSDP.
+    """
+    first = {0: None, 1: "optimizer", 2: "grads", 3: "params"}[stage]
+    return {first: {"embed": ("data",)}} if first else {}
+
+
+def _as_tuple(row: Row) -> tuple[str, ...]:
+    return () if row is None else (row,) if isinstance(row, str) else tuple(row)

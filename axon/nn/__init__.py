@@ -1,0 +1,38 @@
+"""Modules that speak in named axes; Flax NNX holds their state."""
+
+from axon.nn.attention import Attention
+from axon.nn.dropout import Dropout
+from axon.nn.embedding import Embedding
+from axon.nn.inputs import Inputs
+from axon.nn.language_model import LanguageModel
+from axon.nn.loss import cross_entropy
+from axon.nn.mlp import MLP, GatedMLP
+from axon.nn.norm import LayerNorm, RMSNorm
+from axon.nn.param import Dims, Param, constant, fan_in, initialise, normal, parameters
+from axon.nn.rope import LinearScaling, Llama3Scaling, Rope
+from axon.nn.stack import REMAT_NAMES, Stack
+
+__all__ = [
+    "MLP",
+    "REMAT_NAMES",
+    "Attention",
+    "Dims",
+    "Dropout",
+    "Embedding",
+    "GatedMLP",
+    "Inputs",
+    "LanguageModel",
+    "LayerNorm",
+    "LinearScaling",
+    "Llama3Scaling",
+    "Param",
+    "RMSNorm",
+    "Rope",
+    "Stack",
+    "constant",
+    "cross_entropy",
+    "fan_in",
+    "initialise",
+    "normal",
+    "parameters",
+]

@@ -1,0 +1,35 @@
+"""Dropout that depends on the row, the layer and the place in the model, never on the mesh or on accumulation."""
+
+import zlib
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon.axes import shard
+from axon.errors import UserError
+from axon.nn.inputs import Inputs
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Zero a share `rate` of the elements and scale up the rest (Srivastava et al., JMLR 15, 2014).
+
+    `name` tells its places in a block apart: it is folded into the key, beside the row's place in the global batch.
+    """
+
+    rate: float
+    name: str
+
+    def __post_init__(self):
+        if not 0 <= self.rate < 1:
+            raise UserError(f"dropout rate is {self.rate}; write a share of at least 0 and below 1")
+
+    def __call__(self, x: Array, inputs: Inputs) -> Array:  # batch seq embed
+        if self.rate == 0 or inputs.key is None or inputs.rows is None:
+            return x
+        key = jax.random.fold_in(inputs.key, zlib.crc32(self.name.encode()))
+        keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(inputs.rows)
+        kept = jax.vmap(lambda k: jax.random.bernoulli(k, 1 - self.rate, x.shape[1:]))(keys)
+        return jnp.where(shard(kept, "batch seq embed"), x / (1 - self.rate), 0).astype(x.dtype)

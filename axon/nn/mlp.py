@@ -1,0 +1,42 @@
+"""Feed-forward networks."""
+
+import jax
+from flax import nnx
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from axon.axes import add, einsum
+from axon.nn.param import Dims, Param, constant, fan_in
+
+UP = "batch seq embed, embed mlp -> batch seq mlp"
+DOWN = "batch seq mlp, mlp embed -> batch seq embed"
+
+
+class GatedMLP(nnx.Module):
+    """down(silu(gate(x)) · up(x)): SwiGLU (Shazeer, arXiv:2002.05202)."""
+
+    def __init__(self, dims: Dims, out_scale: float = 1.0):
+        self.gate = Param("embed mlp", dims)
+        self.up = Param("embed mlp", dims)
+        self.down = Param("mlp embed", dims, fan_in("mlp", out_scale))
+
+    def __call__(self, x: Array) -> Array:  # batch seq embed
+        gate = checkpoint_name(einsum(UP, x, self.gate), "gate")
+        up = checkpoint_name(einsum(UP, x, self.up), "up")
+        return einsum(DOWN, jax.nn.silu(gate) * up, self.down)
+
+
+class MLP(nnx.Module):
+    """down(gelu(up(x))) with biases, gelu by its tanh form (Hendrycks & Gimpel, arXiv:1606.08415): GPT-2's."""
+
+    def __init__(self, dims: Dims, out_scale: float = 1.0):
+        self.up = Param("embed mlp", dims)
+        self.up_bias = Param("mlp", dims, constant(0.0))
+        self.down = Param("mlp embed", dims, fan_in("mlp", out_scale))
+        self.down_bias = Param("embed", dims, constant(0.0))
+
+    def __call__(self, x: Array) -> Array:  # batch seq embed
+        up = checkpoint_name(einsum(UP, x, self.up), "up")
+        up = add("batch seq mlp, mlp -> batch seq mlp", up, self.up_bias)
+        down = einsum(DOWN, jax.nn.gelu(up, approximate=True), self.down)
+        return add("batch seq embed, embed -> batch seq embed", down, self.down_bias)

@@ -1,0 +1,40 @@
+"""Normalisation over one axis, in float32."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from axon.axes import add, einsum
+from axon.nn.param import Dims, Param, constant
+
+
+class RMSNorm(nnx.Module):
+    """x / √(mean(x²) + eps) · scale over the last axis (Zhang & Sennrich, arXiv:1910.07467)."""
+
+    def __init__(self, axis: str, dims: Dims, eps: float = 1e-5):
+        self.scale = Param(axis, dims, constant(1.0))
+        self.axis, self.eps = axis, eps
+
+    def __call__(self, x: Array, pattern: str) -> Array:
+        """`pattern` names the axes of `x`, this norm's last: `"batch seq embed"`."""
+        wide = x.astype(jnp.float32)
+        mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        normed = (wide * lax.rsqrt(mean + self.eps)).astype(x.dtype)
+        return einsum(f"{pattern}, {self.axis} -> {pattern}", normed, self.scale)
+
+
+class LayerNorm(nnx.Module):
+    """(x − mean) / √(variance + eps) · scale + bias over the last axis (Ba et al., arXiv:1607.06450)."""
+
+    def __init__(self, axis: str, dims: Dims, eps: float = 1e-5):
+        self.scale = Param(axis, dims, constant(1.0))
+        self.bias = Param(axis, dims, constant(0.0))
+        self.axis, self.eps = axis, eps
+
+    def __call__(self, x: Array, pattern: str) -> Array:
+        """`pattern` names the axes of `x`, this norm's last: `"batch seq embed"`."""
+        wide = x.astype(jnp.float32)
+        centred = wide - jnp.mean(wide, axis=-1, keepdims=True)
+        normed = centred * lax.rsqrt(jnp.mean(jnp.square(centred), axis=-1, keepdims=True) + self.eps)
+        pattern = f"{pattern}, {self.axis} -> {pattern}"
+        return add(pattern, einsum(pattern, normed.astype(x.dtype), self.scale), self.bias)

@@ -1,0 +1,56 @@
+"""Rotary position embedding (Su et al., arXiv:2104.09864), halves rotated against each other."""
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Positions divided by `factor` (Chen et al., arXiv:2306.15595)."""
+
+    factor: float
+
+    def apply(self, frequencies: np.ndarray) -> np.ndarray:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3.1's: long wavelengths divided by `factor`, short ones kept, a ramp between (arXiv:2407.21783)."""
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+    def apply(self, frequencies: np.ndarray) -> np.ndarray:
+        turns = self.original * frequencies / (2 * math.pi)
+        kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Which frequencies `positions` turn at: theta^(−2i/head_dim), scaled."""
+
+    theta: float = 10000.0
+    scaling: LinearScaling | Llama3Scaling | None = None
+
+    def angles(self, positions: Array, head_dim: int) -> tuple[Array, Array]:
+        """Cosine and sine, `batch seq head_dim/2` float32, of `positions` (`batch seq`)."""
+        frequencies = self.theta ** (-np.arange(0, head_dim, 2) / head_dim)
+        if self.scaling is not None:
+            frequencies = self.scaling.apply(frequencies)
+        turned = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
+        return jnp.cos(turned), jnp.sin(turned)
+
+
+def rotate(x: Array, angles: tuple[Array, Array]) -> Array:
+    """`x[batch seq heads head_dim]` turned by `angles[batch seq head_dim/2]`."""
+    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in angles)
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

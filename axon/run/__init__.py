@@ -1,0 +1,5 @@
+"""A run: the tree that describes it, its folder, and doing it."""
+
+from axon.run.tree import Evaluation, Sample, Train
+
+__all__ = ["Evaluation", "Sample", "Train"]

@@ -1,0 +1,226 @@
+"""Doing a run: prepare, train or continue, evaluate, save, sample."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from axon.checkpoint import Reader, Store
+from axon.data import Corpus
+from axon.errors import UserError
+from axon.run.folder import RunFolder
+from axon.train.loop import Loop, Row
+from axon.train.metrics import MetricsFile, read_metrics
+from axon.train.mfu import FORMULA, flops_per_token, mfu, peak
+from axon.train.plot import plot_loss
+from axon.train.progress import Progress
+from axon.train.record import run_record
+from axon.train.sampling import continue_prompt
+from axon.train.signals import Interrupts, compile_interruptibly
+from axon.train.step import Program, State
+
+if TYPE_CHECKING:
+    from axon.run.tree import Train
+
+PROFILED_STEPS = 5
+
+
+class Session:
+    """One call of `axon train`: see `Train.run`."""
+
+    def __init__(self, train: "Train", report: Callable[[str], None]):
+        self.train, self.report = train, report
+        self.folder = RunFolder(train.folder)
+
+    def run(self, steps: int | None, profile: bool) -> State:
+        program = self.train.program  # raises for a layout that cannot hold the model, before any work is done
+        self.folder.check_continues(self.train)
+        if self.train.init_from is not None:
+            RunFolder.existing(self.train.init_from)  # said now, not when the data is ready
+        corpus = self._corpus()
+        record = self._claim_folder(corpus)
+        until = self._last_step(steps)
+        with ExitStack() as stack:
+            interrupts = stack.enter_context(Interrupts())
+            self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
+            self.trackers = [tracker.open(self.folder.path) for tracker in self.train.trackers]
+            state, start, tokens = self._begin(program)
+            interrupts.check()
+            self.metrics = stack.enter_context(MetricsFile(self.folder.metrics))
+            self.metrics.cut_back(start)
+            for tracker in self.trackers:
+                tracker.start(record, start)
+                stack.callback(tracker.finish)
+            if start < until:
+                state = self._train(program, corpus, state, start, until, tokens, interrupts, profile, stack)
+            else:
+                self.report(f"nothing left to train: the checkpoint is of step {start}, and the run ends at {until}")
+            self._finish(program, corpus, state, interrupts)
+        return state
+
+    # ---- before ---------------------------------------------------------------------------------------------------
+
+    def _corpus(self) -> Corpus:
+        corpus = self.train.data.prepare(self.report)
+        if self.train.model.vocab < corpus.tokenizer.vocab:
+            raise UserError(
+                f"the model's vocab is {self.train.model.vocab}, and the tokenizer has {corpus.tokenizer.vocab} ids: "
+                f"set {type(self.train.model).__name__}.vocab to at least that"
+            )
+        return corpus
+
+    def _claim_folder(self, corpus: Corpus) -> dict[str, Any]:
+        """Record this run in its folder, unless the folder holds another run; the record."""
+        self.folder.check_same_text(corpus.identity())
+        record = run_record() | {"data": corpus.identity()}
+        self.folder.write(self.train, record)
+        corpus.tokenizer.save(self.folder.tokenizer)
+        return record
+
+    def _last_step(self, steps: int | None) -> int:
+        if steps is not None and steps > self.train.steps:
+            self.report(f"the run ends at step {self.train.steps}, before the {steps} asked for: raise Train.steps")
+        return min(steps or self.train.steps, self.train.steps)
+
+    def _begin(self, program: Program) -> tuple[State, int, int]:
+        """The state to start from, its step, and the tokens it has seen."""
+        count = sum(math.prod(spec.shape) for spec in program.parameters.values())
+        mesh = " × ".join(f"{name} {size}" for name, size in program.placement.mesh.shape.items())
+        self.report(f"model: {count:,} parameters on mesh {mesh} ({program.placement.platform})")
+        if self.store.latest() is not None:
+            state, extra = self.store.restore(program.abstract_state())
+            self.report(f"resumed from step {int(state.step)}")
+            return state, int(state.step), extra["tokens"]
+        state = program.init()
+        if self.train.init_from is not None:
+            source = RunFolder.existing(self.train.init_from)
+            values = Reader(source.checkpoints).restore_parameters(program.abstract_state().parameters)
+            state = replace(state, parameters=values)
+            self.report(f"parameters from {self.train.init_from}")
+        return state, 0, 0
+
+    # ---- training -------------------------------------------------------------------------------------------------
+
+    def _train(self, program, corpus, state, start, until, tokens, interrupts, profile, stack) -> State:
+        lowered = program.lower()
+        for topic, choice in program.notices.items():
+            self.report(f"{topic}: {choice}")
+        execute = compile_interruptibly(lowered.compile, interrupts)
+        batches = stack.enter_context(corpus.train(self.train.seed, start))
+        progress = stack.enter_context(Progress(until))
+        self._rate = peak(program.placement.devices)
+        self.report(f"{FORMULA}; peak: {self._rate.source}")
+
+        def record(row: Row) -> None:
+            row = row | {"mfu": mfu(row["tokens_per_second"], self._flops_per_token, self._rate)}
+            self._log(row)
+            progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
+
+        loop = Loop(
+            program,
+            execute,
+            lambda: program.place(next(batches)),
+            record,
+            lambda step: corpus.position(self.train.seed, step),
+            lambda: interrupts.requested is not None,
+            tokens,
+        )
+        if start and self._evaluation_due(start):
+            self._evaluate_if_missing(program, corpus, state)  # it was stopped between saving and evaluating
+        step = start
+        for end in self._segments(start, until, profile):
+            with self._profiled(start, end) if profile and step == start else nullcontext():
+                state, step = loop.advance(state, step, end)
+            self._save(step, state, loop.tokens, interrupts, until)
+            interrupts.check()
+            if self._evaluation_due(step) and step < until:
+                self._evaluate(program, corpus, state)
+        return state
+
+    @contextmanager
+    def _profiled(self, start: int, end: int) -> Iterator[None]:
+        """Record what happens within for XProf."""
+        folder = self.folder.path / "profile"
+        with jax.profiler.trace(str(folder)):
+            yield
+        self.report(f"profile of steps {start + 1} to {end}: {folder}")
+
+    def _segments(self, start: int, until: int, profile: bool) -> Iterator[int]:
+        """The steps at which something besides training is due, the last one included."""
+        every, profiled = self.train.checkpoints.every, start + PROFILED_STEPS if profile else None
+        for step in range(start + 1, until + 1):
+            if step in (until, profiled) or step % every == 0 or self._evaluation_due(step):
+                yield step
+
+    def _evaluation_due(self, step: int) -> bool:
+        return self.train.evaluation is not None and step % self.train.evaluation.every == 0
+
+    def _save(self, step: int, state: State, tokens: int, interrupts: Interrupts, until: int) -> None:
+        due = step % self.train.checkpoints.every == 0 or step == until or interrupts.requested is not None
+        if due and step != self.store.started():
+            self.store.save(step, state, {"tokens": tokens, "seed": self.train.seed})
+        if interrupts.requested is not None:
+            self.store.wait()
+            self.report(f"saved step {step} in {self.folder.checkpoints}; the same command continues from there")
+
+    def _log(self, row: Row) -> None:
+        self.metrics.append(row)
+        numbers = {name: value for name, value in row.items() if name != "step" and value is not None}
+        for tracker in self.trackers:
+            tracker.log(row["step"], numbers)
+
+    @cached_property
+    def _flops_per_token(self) -> int:
+        module, data = self.train.program.module, self.train.data
+        dims = module.dims
+        return flops_per_token(module.matmul_parameters, module.depth, dims["heads"], dims["head_dim"], data.seq)
+
+    # ---- after ----------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, program: Program, corpus: Corpus, state: State) -> None:
+        evaluation = self.train.evaluation
+        assert evaluation is not None
+        loss, bits = held_out_loss(program, corpus, state.parameters, evaluation.batches)
+        self._log({"step": int(state.step), "eval_loss": loss, "eval_bits_per_byte": bits})
+        self.report(f"step {int(state.step)}: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
+
+    def _evaluate_if_missing(self, program: Program, corpus: Corpus, state: State) -> None:
+        rows = read_metrics(self.folder.metrics)
+        if not any("eval_loss" in row and row["step"] == int(state.step) for row in rows):
+            self._evaluate(program, corpus, state)
+
+    def _finish(self, program: Program, corpus: Corpus, state: State, interrupts: Interrupts) -> None:
+        if self.train.evaluation is not None:
+            self._evaluate_if_missing(program, corpus, state)
+        interrupts.check()
+        if self.train.sample is not None:
+            self.report(sample_text(program, state.parameters, corpus.tokenizer, self.train.sample))
+        interrupts.check()
+        plot_loss(read_metrics(self.folder.metrics), self.folder.plot, self.folder.path.name)
+        self.store.wait()
+        self.report(f"loss curve: {self.folder.plot}")
+        self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
+
+
+def held_out_loss(program: Program, corpus: Corpus, parameters: Any, batches: int | None) -> tuple[float, float]:
+    """Loss of held-out text: nats per token, and bits per byte of the text that the tokens stand for."""
+    nats = tokens = size = 0.0
+    with corpus.held_out(batches) as held_out:
+        for batch in held_out:
+            made = jax.device_get(program.evaluate(parameters, program.place(batch)))
+            nats, tokens = nats + float(made["nll"]), tokens + float(made["tokens"])
+            size += float(np.sum(corpus.tokenizer.byte_lengths[batch["targets"]] * batch["weights"]))
+    return nats / tokens, nats / math.log(2) / size
+
+
+def sample_text(program: Program, parameters: Any, tokenizer: Any, sample: Any) -> str:
+    """The prompt of `sample`, continued."""
+    prompt = [tokenizer.bos, *tokenizer.encode(sample.prompt)]
+    ids = continue_prompt(program, parameters, prompt, sample.sampling)
+    ids = ids[: ids.index(tokenizer.bos)] if tokenizer.bos in ids else ids
+    return sample.prompt + tokenizer.decode(ids)

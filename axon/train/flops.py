@@ -1,0 +1,120 @@
+"""FLOPs of a traced function, counted on its jaxpr: every matrix product and convolution, loops times their length.
+
+The compiler's own count (`cost_analysis`) takes the body of a loop once, whatever its length. Element-wise work is
+not counted: beside the products it is nothing, and a count of products is what hardware peaks are quoted for.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend import core
+
+
+@dataclass(frozen=True)
+class Count:
+    """FLOPs over all devices, and a line for each thing that could not be counted and so counts as nothing."""
+
+    flops: int = 0
+    uncounted: tuple[str, ...] = ()
+
+    def __add__(self, other: "Count") -> "Count":
+        return Count(self.flops + other.flops, tuple(dict.fromkeys(self.uncounted + other.uncounted)))
+
+    def __mul__(self, times: int) -> "Count":
+        return Count(self.flops * times, self.uncounted)
+
+
+def count_flops(fn: Callable[..., Any], *args: Any) -> Count:
+    """FLOPs of one call of `fn` on arguments with these shapes (arrays or `jax.ShapeDtypeStruct`)."""
+    return count_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
+
+
+def count_jaxpr(jaxpr: core.Jaxpr) -> Count:
+    """FLOPs of a jaxpr of global shapes: a multiply and an add are two."""
+    return sum((_count(equation) for equation in jaxpr.eqns), Count())
+
+
+def _count(equation: core.JaxprEqn) -> Count:
+    name, params = equation.primitive.name, equation.params
+    if name in _PRODUCTS:
+        return Count(_PRODUCTS[name](equation))
+    if name == "pallas_call":
+        return _pallas(params)
+    if name == "while":
+        return _while(equation)
+    bodies = [count_jaxpr(body) for body in _bodies(params)]
+    if name == "cond":
+        return max(bodies, key=lambda count: count.flops)
+    return sum(bodies, Count()) * _times(name, params)
+
+
+def _times(name: str, params: dict[str, Any]) -> int:
+    """How often the body of an equation runs: scans repeat it, and a `shard_map` has it run by each device."""
+    if name == "scan":
+        return params["length"]
+    if name == "shard_map":
+        manual = params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]
+        return math.prod(size for axis, size in params["mesh"].shape.items() if axis in manual)
+    return 1
+
+
+def _bodies(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
+    for value in params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            body = getattr(item, "jaxpr", item)  # a closed jaxpr holds its constants beside it
+            if isinstance(body, core.Jaxpr):
+                yield body
+
+
+def _while(equation: core.JaxprEqn) -> Count:
+    once = sum((count_jaxpr(body) for body in _bodies(equation.params)), Count())
+    if once.flops == 0:
+        return once
+    return Count(0, (f"a while loop runs an unknown number of times ({once.flops:,} FLOPs each time)", *once.uncounted))
+
+
+def _pallas(params: dict[str, Any]) -> Count:
+    """A kernel's own estimate: its body is written for one block, and may skip blocks."""
+    estimate = params.get("cost_estimate")
+    if estimate is None:
+        return Count(0, (f"the Pallas kernel {params.get('name') or '(unnamed)'} has no cost estimate",))
+    return Count(int(estimate.flops))
+
+
+def _shapes(equation: core.JaxprEqn) -> list[tuple[int, ...]]:
+    return [variable.aval.shape for variable in equation.invars[:2]]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _dot_general(equation: core.JaxprEqn) -> int:
+    (_, contracted), (_, batched) = equation.params["dimension_numbers"]
+    return _product(_shapes(equation), {*contracted, *batched})
+
+
+def _ragged_dot_general(equation: core.JaxprEqn) -> int:
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (_, contracted), (_, batched) = numbers.dot_dimension_numbers
+    return _product(_shapes(equation), {*contracted, *batched, *numbers.rhs_group_dimensions})
+
+
+def _product(shapes: list[tuple[int, ...]], shared: set[int]) -> int:
+    """Two FLOPs for each element of the left operand and each element of the right's dimensions that it lacks."""
+    left, right = shapes
+    return 2 * math.prod(left) * math.prod(size for axis, size in enumerate(right) if axis not in shared)
+
+
+def _conv_general_dilated(equation: core.JaxprEqn) -> int:
+    """For each element of the output, one product with each element of the kernel that feeds its feature."""
+    _, kernel = _shapes(equation)
+    features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+    output: Any = equation.outvars[0].aval
+    return 2 * math.prod(output.shape) * math.prod(kernel) // features
+
+
+_PRODUCTS: dict[str, Callable[[core.JaxprEqn], int]] = {
+    "dot_general": _dot_general,
+    "ragged_dot_general": _ragged_dot_general,
+    "conv_general_dilated": _conv_general_dilated,
+}

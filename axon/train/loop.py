@@ -1,0 +1,97 @@
+"""The loop around the step: feed batches, read metrics, notice what must not go on."""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import jax
+import numpy as np
+
+from axon.errors import UserError
+from axon.train.step import Program, State
+
+Row = dict[str, Any]
+
+
+class Diverged(UserError):
+    """The loss or a gradient is no longer a number."""
+
+
+@dataclass
+class Loop:
+    """Runs steps of a program from a given step on.
+
+    Args:
+        execute: the compiled step, `(state, batch) -> (state, metrics)`.
+        feed: the next batch, placed on the mesh.
+        record: takes the row of each step, as soon as its metrics are read.
+        position: where batch k comes from, for messages.
+        stop: asked after each step; True ends the segment.
+        tokens: real tokens seen before the first step.
+    """
+
+    program: Program
+    execute: Callable[[State, Mapping[str, Any]], tuple[State, Mapping[str, Any]]]
+    feed: Callable[[], Mapping[str, Any]]
+    record: Callable[[Row], None]
+    position: Callable[[int], str]
+    stop: Callable[[], bool]
+    tokens: int = 0
+
+    def advance(self, state: State, first: int, last: int) -> tuple[State, int]:
+        """Steps `first` to `last`, fewer if asked to stop; the new state, and the number of steps it has seen.
+
+        On return the metrics of every step have been recorded and were finite, so the state is fit to be saved. A
+        metric is read one step late, while the next one runs, except on CPU, whose collectives cannot be queued.
+        """
+        behind = 0 if self.program.placement.platform == "cpu" else 1
+        waiting: deque[tuple[int, Mapping[str, Any]]] = deque()
+        self._since = perf_counter()
+        step, batch = first, self.feed()
+        while step < last:
+            state, metrics = self.execute(state, batch)
+            step += 1
+            waiting.append((step, metrics))
+            if step < last:
+                batch = self.feed()
+            if len(waiting) > behind:
+                self._read(*waiting.popleft())
+            if self.stop():
+                break
+        while waiting:
+            self._read(*waiting.popleft())
+        return state, step
+
+    def _read(self, step: int, metrics: Mapping[str, Any]) -> None:
+        values = jax.device_get(dict(metrics))
+        seconds, self._since = perf_counter() - self._since, perf_counter()
+        self._check(step, values)
+        tokens = int(values["tokens"])
+        self.tokens += tokens
+        self.record(
+            {
+                "step": step,
+                "loss": float(values["loss"]),
+                "tokens": self.tokens,
+                "tokens_per_second": tokens / seconds,
+                "step_seconds": seconds,
+                "grad_norm": float(values["grad_norm"]),
+                "learning_rate": float(values["learning_rate"]),
+            }
+        )
+
+    def _check(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        if np.isfinite(values["loss"]) and np.isfinite(values["grad_norm"]):
+            return
+        bad = [
+            path for path, norm in zip(self.program.parameters, values["norms"], strict=True) if not np.isfinite(norm)
+        ]
+        first = f"the first gradient that is not finite is that of {bad[0]}" if bad else "every gradient is finite"
+        raise Diverged(
+            f"step {step}: loss {float(values['loss'])}, gradient norm {float(values['grad_norm'])}: {first} "
+            f"({len(bad)} of {len(values['norms'])} parameters).\n"
+            f"The batch: {self.position(step - 1)}\n"
+            "Nothing was saved after it. Lower the learning rate or AdamW.clip, or look at that batch"
+        )

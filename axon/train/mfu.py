@@ -1,0 +1,104 @@
+"""Model FLOPs utilisation: how much of the chips' peak the model's own arithmetic uses.
+
+Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B, with causal attention counted once: its masked half is
+work that no kernel has to do.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+FORMULA = (
+    "MFU = tokens/s × FLOPs per token ÷ (peak FLOP/s per device × devices);  "
+    "FLOPs per token = 6 · matmul parameters (with the output head, without the embedding look-up) "
+    "+ 6 · layers · heads · head_dim · seq (causal attention, counted once)"
+)
+
+# Dense bf16 FLOP/s of a chip, without sparsity, and how many TensorCores it has: JAX shows a chip of several cores as
+# one device or as several. Keys are `jax.Device.device_kind`. Sources: Google Cloud TPU documentation, "System
+# architecture" pages of v4, v5e, v5p, v6e and TPU7x; NVIDIA's data sheets of each product (their figures "with
+# sparsity" halved).
+_PEAKS: dict[str, tuple[float, int]] = {
+    "TPU v4": (275e12, 2),
+    "TPU v5 lite": (197e12, 1),
+    "TPU v5": (459e12, 2),
+    "TPU v5p": (459e12, 2),
+    "TPU v6 lite": (918e12, 1),
+    "TPU v6e": (918e12, 1),
+    "TPU7x": (2307e12, 2),
+    "NVIDIA A100-SXM4-40GB": (312e12, 1),
+    "NVIDIA A100-SXM4-80GB": (312e12, 1),
+    "NVIDIA A100-PCIE-40GB": (312e12, 1),
+    "NVIDIA A100 80GB PCIe": (312e12, 1),
+    "NVIDIA L4": (121e12, 1),
+    "NVIDIA L40S": (362e12, 1),
+    "NVIDIA H100 80GB HBM3": (989.4e12, 1),
+    "NVIDIA H100 PCIe": (756e12, 1),
+    "NVIDIA H100 NVL": (835.5e12, 1),
+    "NVIDIA H200": (989.4e12, 1),
+    "NVIDIA H200 NVL": (835.5e12, 1),
+    "NVIDIA GH200 480GB": (989.4e12, 1),
+    "NVIDIA B200": (2250e12, 1),
+    "NVIDIA GB200": (2500e12, 1),
+}
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak FLOP/s of all devices together, None if unknown, and where the figure is from, for people to read."""
+
+    flops: float | None
+    source: str
+
+
+def peak(devices: Sequence[Any]) -> Peak:
+    """The peak of `devices` (`jax.Device`s of one kind): from the table, or measured if they are a CPU's."""
+    device, count = devices[0], len(devices)
+    if device.platform == "cpu":
+        hosts = len({d.process_index for d in devices})
+        return Peak(measured_matmul_peak() * hosts, "float32 matmul measured on this CPU")
+    per_device = device_peak(device)
+    if per_device is None:
+        return Peak(None, f"no peak known for {device.device_kind!r}: MFU is not given")
+    return Peak(per_device * count, f"{count} × {per_device / 1e12:g} TFLOP/s, dense bf16, {device.device_kind}")
+
+
+def device_peak(device: Any) -> float | None:
+    """Dense bf16 FLOP/s of one device, which may be one core of a chip; None if its kind is not in the table."""
+    if device.device_kind not in _PEAKS:
+        return None
+    chip, cores = _PEAKS[device.device_kind]
+    return chip * (getattr(device, "num_cores", None) or cores) / cores
+
+
+def measured_matmul_peak(size: int = 1024, seconds: float = 0.3) -> float:
+    """FLOP/s of this machine's CPU: the best of the float32 `size` × `size` products that `seconds` have room for."""
+    device = jax.local_devices(backend="cpu")[0]
+    x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
+    product = jax.jit(jnp.matmul)
+    jax.block_until_ready(product(x, x))
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        begun = time.perf_counter()
+        jax.block_until_ready(product(x, x))
+        best = min(best, time.perf_counter() - begun)
+    return 2 * size**3 / best
+
+
+def flops_per_token(matmul_parameters: int, layers: int, heads: int, head_dim: int, seq: int) -> int:
+    """The model's training FLOPs per token, forward and backward, by `FORMULA`; what remat repeats is not counted.
+
+    A parameter in a matmul takes part in one multiply and one add forward, two of each backward: 6. Attention's two
+    products are 4 · heads · head_dim · seq forward per layer, thrice that with the backward, half of it under the
+    causal mask: 6.
+    """
+    return 6 * matmul_parameters + 6 * layers * heads * head_dim * seq
+
+
+def mfu(tokens_per_second: float, flops_per_token: float, peak: Peak) -> float | None:
+    """Model FLOPs utilisation, a fraction of 1, by `FORMULA`; None where the peak is not known."""
+    return None if peak.flops is None else tokens_per_second * flops_per_token / peak.flops

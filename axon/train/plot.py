@@ -1,0 +1,102 @@
+"""The picture of a run: `loss.png`, drawn from the rows of `metrics.jsonl`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from axon.errors import UserError
+
+_TRAIN, _EVALUATION, _INK, _GRID = "#3b6fb6", "#d1495b", "#3c4043", "#e3e5e8"
+
+
+def plot_loss(rows: Sequence[dict[str, Any]], path: str | Path, title: str = "") -> None:
+    """Draws training loss (each step faint, smoothed over it) and evaluations against steps into a PNG at `path`.
+
+    Left axis: nats per token. Right axis, where there are evaluations: bits per byte, at the held-out text's own
+    ratio of bytes to tokens. Raises `UserError` if no row has a loss.
+    """
+    train, evaluation = _series(rows, "loss"), _series(rows, "eval_loss")
+    if not len(train[0]) + len(evaluation[0]):
+        raise UserError("nothing to plot: no row of the metrics has a finite loss")
+    figure = Figure(figsize=(7.2, 4.2), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    _draw_training(axes, *train)
+    _draw_evaluations(axes, *evaluation)
+    _dress(axes, title)
+    bits = _series(rows, "eval_bits_per_byte")[1]
+    if len(bits) and len(bits) == len(evaluation[1]):
+        _bits_axis(axes, float(np.median(bits / evaluation[1])))
+    figure.savefig(path)
+
+
+def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of the rows that have a finite number under `name`."""
+    found = [(row["step"], row[name]) for row in rows if row.get(name) is not None and np.isfinite(row[name])]
+    steps, values = zip(*found, strict=True) if found else ((), ())
+    return np.asarray(steps, float), np.asarray(values, float)
+
+
+def _draw_training(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
+    if len(steps):
+        axes.plot(steps, losses, color=_TRAIN, alpha=0.25, linewidth=0.8)
+        axes.plot(steps, smoothed(losses), color=_TRAIN, linewidth=1.8, label="training, smoothed")
+
+
+def _draw_evaluations(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None:
+    if not len(steps):
+        return
+    axes.plot(steps, losses, color=_EVALUATION, linewidth=1, alpha=0.5)
+    axes.plot(steps, losses, "o", color=_EVALUATION, markersize=5, markeredgecolor="white", label="held-out text")
+    axes.annotate(
+        f"{losses[-1]:.3f}",
+        (float(steps[-1]), float(losses[-1])),
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="center",
+        color=_EVALUATION,
+        fontsize=9,
+    )
+
+
+def smoothed(values: np.ndarray, share: float = 0.03) -> np.ndarray:
+    """Each value's mean with its neighbours: a centred window of `share` of all.
+
+    Towards the start, where the curve is steep, the window narrows on both sides, so as not to lag; at the end, where
+    it is flat, on the right only, so as to stay smooth.
+    """
+    half = max(1, round(len(values) * share / 2))
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    reach = np.minimum(half, at)
+    end = np.minimum(at + reach + 1, len(values))
+    return (total[end] - total[at - reach]) / (end - at + reach)
+
+
+def _dress(axes: Axes, title: str) -> None:
+    axes.set_xlabel("step", color=_INK)
+    axes.set_ylabel("loss (nats per token)", color=_INK)
+    axes.set_title(title, loc="left", fontsize=11, color=_INK)
+    axes.grid(True, color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_GRID)
+    axes.tick_params(colors=_INK, length=0)
+    axes.margins(x=0.03)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.legend(frameon=False, labelcolor=_INK, loc="upper right")
+
+
+def _bits_axis(axes: Axes, bits_per_nat: float) -> None:
+    to_bits, to_nats = (lambda y: np.asarray(y) * bits_per_nat), (lambda y: np.asarray(y) / bits_per_nat)
+    right = axes.secondary_yaxis("right", functions=(to_bits, to_nats))
+    right.set_ylabel("bits per byte", color=_INK)
+    right.tick_params(colors=_INK, length=0)
+    right.spines["right"].set_visible(False)

@@ -1,0 +1,81 @@
+"""What a run ran on, for `run.json`: enough to say, a year later, where its numbers come from."""
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+
+_PACKAGES = ("axon", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+
+
+def run_record(command: Sequence[str] | None = None, folder: str | Path = ".") -> dict[str, Any]:
+    """Versions, the git commit of `folder`, hardware, command (this process's if None) and the time, UTC.
+
+    Asks JAX for its devices, so it starts JAX's backend.
+    """
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv if command is None else command),
+        "versions": versions(),
+        "git": git_state(folder),
+        "hardware": hardware(),
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide a run's numbers; None for one that is not installed."""
+    return {"python": platform.python_version()} | {
+        name.removesuffix("-checkpoint"): _version(name) for name in _PACKAGES
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def git_state(folder: str | Path = ".") -> dict[str, Any] | None:
+    """The commit checked out in `folder`, and whether tracked files differ from it; None outside of a repository."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _git(folder: str | Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):  # no git here, or a repository on a disk that does not answer
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def hardware() -> dict[str, Any]:
+    """Kind and count of the devices of all hosts, and this host's CPU, its cores, and its memory in bytes."""
+    return {
+        "devices": jax.device_count(),
+        "device_kind": jax.devices()[0].device_kind,
+        "platform": jax.default_backend(),
+        "processes": jax.process_count(),
+        "cpu": _cpu_model(),
+        "cpu_cores": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+    }
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()

@@ -1,0 +1,257 @@
+"""One training step: a pure function of a state and a batch, compiled for a layout."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from axon import axes
+from axon.layout import ArraySpec, Layout, Placement, validate
+from axon.nn import Inputs, Param, initialise, parameters
+from axon.precision import Precision
+from axon.train.optimizer import AdamW
+
+BATCH = ("batch", "seq")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class State:
+    """All that a step changes: the step's number, the parameters by path, and the optimizer's state.
+
+    Leaves are arrays, or their `jax.ShapeDtypeStruct`.
+    """
+
+    step: Any
+    parameters: dict[str, Any]
+    optimizer: Any
+
+
+class Program:
+    """A model, an optimizer and a layout, as compiled functions: `init`, `step`, `evaluate`.
+
+    Args:
+        model: a config that builds the module, as `models.llama.Llama`.
+        batch, seq: shape of the global batch, in rows and positions.
+        devices: those of the mesh, all there are by default; or those of a described topology, to compile for.
+
+    Raises `LayoutError`, before anything is traced, if the layout cannot hold the model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layout: Layout,
+        optimizer: AdamW,
+        *,
+        batch: int,
+        seq: int,
+        precision: Precision | None = None,
+        seed: int = 0,
+        z_loss: float = 0.0,
+        devices: Sequence[Any] | None = None,
+    ):
+        self.placement = Placement.of(layout, devices)
+        self.module = model.build()
+        self.parameters = parameters(self.module)
+        validate(self.placement, self.parameters, ArraySpec(BATCH, (batch, seq)))
+        self.layout, self.optimizer, self.seed, self.z_loss = layout, optimizer, seed, z_loss
+        self.batch, self.seq = batch, seq
+        self.precision = precision or Precision()
+        self.notices: dict[str, str] = {}
+        self._graph, declared = nnx.split(self.module, Param)
+        declared = nnx.to_flat_state(declared)
+        self._paths = dict(zip(self.parameters, (path for path, _ in declared), strict=True))
+        self._transform = optimizer.transform(_nested({path: p.decay for path, p in declared}))
+        self._schedule = optimizer.schedule.function()
+
+    # ---- what a person calls --------------------------------------------------------------------------------------
+
+    def init(self) -> State:
+        """The state at step 0, made sharded: the same bits on every layout."""
+        values = initialise(self.module, self.seed, self.placement)
+        shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state())
+
+        def make(values):
+            return State(jnp.zeros((), jnp.int32), values, self._transform.init(values))
+
+        with self.tracing():
+            return jax.jit(make, out_shardings=shardings)(values)
+
+    def step(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        """The next state, and the metrics of this step, as device scalars over the global batch.
+
+        `loss` in nats per real token, `grad_norm` before clipping, `learning_rate`, `tokens`, and `norms`: the squared
+        norm of each parameter's gradient, in the order of `self.parameters`. The old state's memory is reused.
+        """
+        with self.tracing():
+            return self._step(state, batch)
+
+    def evaluate(self, parameters: Any, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """`nll`, the summed loss in nats, and `tokens`, the real ones, of a batch."""
+        with self.tracing():
+            return self._evaluate(parameters, batch)
+
+    def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
+        """A host's rows of the global batch, each array `batch seq`, as sharded arrays."""
+        sharding = self.placement.sharding(BATCH)
+        if jax.process_count() == 1:
+            return {name: jax.device_put(value, sharding) for name, value in batch.items()}
+        return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in batch.items()}
+
+    def trace(self) -> Any:
+        """The step, traced for abstract arguments: `.jaxpr` is what a FLOP counter reads."""
+        state, batch = self.abstract_state(), self.abstract_batch()
+        with self.tracing():
+            return self._step.trace(state, batch)
+
+    def lower(self) -> Any:
+        """The step, traced and lowered for abstract arguments: `.compile()` it for the mesh's devices."""
+        # A described GPU has no backend to ask what "gpu" means here.
+        platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
+        traced = self.trace()
+        with self.tracing():
+            return traced.lower(lowering_platforms=(platform,))
+
+    def abstract_state(self) -> State:
+        """Shapes, dtypes and shardings of `init()`: what a checkpoint is restored into."""
+        values = self._tree(lambda spec: self._abstract(spec, "params"))
+        of_optimizer = self._tree(lambda spec: self._abstract(spec, "optimizer"))
+        whole = NamedSharding(self.placement.mesh, PartitionSpec())
+
+        def scalar(spec):
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=whole)
+
+        optimizer = optax.tree_utils.tree_map_params(
+            self._transform,
+            lambda s, like: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=like.sharding),
+            jax.eval_shape(self._transform.init, values),
+            of_optimizer,
+            transform_non_params=scalar,
+        )
+        return State(scalar(jax.ShapeDtypeStruct((), jnp.int32)), values, optimizer)
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        sharding = self.placement.sharding(BATCH)
+        integers = ("tokens", "targets", "positions", "documents")
+        dtypes = dict.fromkeys(integers, jnp.int32) | {"weights": jnp.float32}
+        return {n: jax.ShapeDtypeStruct((self.batch, self.seq), d, sharding=sharding) for n, d in dtypes.items()}
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """This program's mesh, precision and layout in force."""
+        compute = self.precision.compute_dtype(self.placement.platform)
+        scope = axes.Scope(self.placement, compute, self.precision.reduce_dtype, self.notices)
+        with jax.sharding.use_abstract_mesh(self.placement.mesh.abstract_mesh), axes.activate(scope):
+            yield
+
+    # ---- the step -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _step(self):
+        return jax.jit(self._train, donate_argnums=0)
+
+    @cached_property
+    def _evaluate(self):
+        def evaluate(values, batch):
+            _, nll = self.bind(values).loss(_inputs(batch), batch["targets"], batch["weights"])
+            return {"nll": nll, "tokens": jnp.sum(batch["weights"])}
+
+        return jax.jit(evaluate)
+
+    def bind(self, values: Mapping[str, Any]) -> Any:
+        """The module with these parameters."""
+        return nnx.merge(self._graph, values)
+
+    def _train(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        tokens = jnp.sum(batch["weights"])
+        gradients, loss = self._gradients(state, batch, tokens)
+        norms = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])
+        norm = jnp.sqrt(jnp.sum(norms))
+        if self.optimizer.clip is not None:
+            factor = jnp.minimum(1.0, self.optimizer.clip / (norm + 1e-6))
+            gradients = jax.tree.map(lambda g: g * factor, gradients)
+        values = self._moved(state.parameters, "optimizer")
+        updates, optimizer = self._transform.update(self._moved(gradients, "optimizer"), state.optimizer, values)
+        values = self._moved(optax.apply_updates(values, updates), "params")
+        metrics = {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": jnp.asarray(self._schedule(state.step), jnp.float32),
+            "tokens": tokens,
+            "norms": norms,
+        }
+        return State(state.step + 1, values, optimizer), metrics
+
+    def _gradients(self, state: State, batch: Mapping[str, Array], tokens: Array) -> tuple[Any, Array]:
+        """Gradients of the mean loss under the `grads` rows, reduced once, and that loss in nats per token."""
+        values = self._owing_sums(state.parameters)
+        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        rows = axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")
+        batch = {**batch, "weights": batch["weights"] / tokens, "rows": rows}
+
+        def loss(values, part):
+            inputs = _inputs(part, key, part["rows"])
+            return self.bind(values).loss(inputs, part["targets"], part["weights"], self.z_loss)
+
+        differentiated = jax.value_and_grad(loss, has_aux=True)
+        count = self.layout.microbatches
+        if count == 1:
+            (_, nll), gradients = differentiated(values, batch)
+            return self._moved(gradients, "grads"), nll
+
+        def accumulate(sums, part):
+            (_, nll), gradients = differentiated(values, part)
+            return jax.tree.map(jnp.add, sums, (gradients, nll)), None
+
+        zeros = jax.tree.map(lambda v: axes.as_cotangent(jnp.zeros(v.shape, v.dtype), v), values)
+        parts = {name: _microbatches(value, count) for name, value in batch.items()}
+        (gradients, nll), _ = jax.lax.scan(accumulate, (zeros, jnp.zeros((), jnp.float32)), parts)
+        return self._moved(gradients, "grads"), nll
+
+    def _owing_sums(self, values: Any) -> Any:
+        """Parameters whose gradients stay partial sums over the devices that split the batch, until they are moved."""
+        if not self.placement.explicit:
+            return values
+        split = {a for name in BATCH for a in self.placement.mesh_axes(name)}
+
+        def owing(value):
+            spec = jax.typeof(value).sharding.spec
+            held = {a for entry in spec for a in axes.entries(entry)}
+            return axes.move(value, PartitionSpec(*spec, reduced=frozenset(split - held)))
+
+        return jax.tree.map(owing, values)
+
+    def _moved(self, values: Any, kind: str) -> Any:
+        """A tree like the parameters, each under its row of the table for `kind`."""
+        specs = self._tree(lambda spec: self.placement.spec(spec.axes, kind))
+        return jax.tree.map(axes.move, values, specs)
+
+    def _tree(self, fn: Callable[[ArraySpec], Any]) -> Any:
+        """A tree like the parameters, of what `fn` makes of each one's specification."""
+        return _nested({self._paths[path]: fn(spec) for path, spec in self.parameters.items()})
+
+    def _abstract(self, spec: ArraySpec, kind: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.shape, jnp.float32, sharding=self.placement.sharding(spec.axes, kind))
+
+
+def _inputs(batch: Mapping[str, Array], key: Array | None = None, rows: Array | None = None) -> Inputs:
+    return Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, rows=rows)
+
+
+def _microbatches(x: Array, count: int) -> Array:
+    """`batch …` → `micro batch …`, strided, so that every device keeps its own rows."""
+    x = x.reshape(x.shape[0] // count, count, *x.shape[1:])
+    return jnp.swapaxes(x, 0, 1)
+
+
+def _nested(flat: Mapping[tuple[Any, ...], Any]) -> dict[str, Any]:
+    return nnx.traversals.unflatten_mapping(flat)

@@ -1,0 +1,121 @@
+"""Where a run's numbers may go beside `metrics.jsonl`: TensorBoard and Weights & Biases, behind one small interface."""
+
+import importlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from axon.errors import UserError
+
+
+class Tracker(Protocol):
+    """Follows one run: `start` once, `log` as often as there is news, `finish` once."""
+
+    def start(self, info: Mapping[str, Any], step: int = 0) -> None:
+        """Begins with what describes the run (versions, hardware, …), going on from `step`."""
+        ...
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Numbers that belong to `step`."""
+        ...
+
+    def finish(self) -> None:
+        """All that was logged is safe when this returns."""
+        ...
+
+
+class TrackerConfig(Protocol):
+    """What a configuration names: it opens the tracker of one run."""
+
+    def open(self, run_dir: Path) -> Tracker:
+        """A tracker that keeps its files in `run_dir`. Raises `UserError` if its package is not installed."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorBoard:
+    """TensorBoard event files in `run_dir/folder`; look with `tensorboard --logdir`."""
+
+    folder: str = "tensorboard"
+
+    def open(self, run_dir: Path) -> Tracker:
+        """See `TrackerConfig.open`."""
+        return _TensorBoardTracker(_imported("tensorboardX", "TensorBoard"), Path(run_dir) / self.folder)
+
+
+@dataclass(frozen=True)
+class WandB:
+    """Weights & Biases. `offline` keeps the run in `run_dir/wandb`, for `wandb sync` later, and needs no account.
+
+    A resumed run continues the same W&B run, whose id is in `run_dir/wandb/id`.
+    """
+
+    project: str = "axon"
+    offline: bool = True
+    name: str | None = None
+
+    def open(self, run_dir: Path) -> Tracker:
+        """See `TrackerConfig.open`."""
+        return _WandBTracker(_imported("wandb", "WandB"), self, Path(run_dir))
+
+
+def _imported(package: str, what: str) -> ModuleType:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(
+            f'{what} needs the package {package}, which cannot be imported ({error}): pip install "axon[track]"'
+        ) from error
+
+
+class _TensorBoardTracker:
+    def __init__(self, package: ModuleType, folder: Path):
+        self._package, self._folder = package, folder
+
+    def start(self, info: Mapping[str, Any], step: int = 0) -> None:
+        # A resumed run logs some steps again: `purge_step` takes the first time's out of the curves.
+        self._writer = self._package.SummaryWriter(str(self._folder), purge_step=step or None)
+        self._writer.add_text("run", "\n".join(f"- **{name}**: `{value}`" for name, value in info.items()), step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, float(value), step)
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+class _WandBTracker:
+    def __init__(self, package: ModuleType, config: WandB, run_dir: Path):
+        self._package, self._config, self._run_dir = package, config, run_dir
+
+    def start(self, info: Mapping[str, Any], step: int = 0) -> None:
+        config = self._config
+        self._run = self._package.init(
+            project=config.project,
+            name=config.name or self._run_dir.name,
+            id=self._id(),
+            resume=None if config.offline else "allow",
+            mode="offline" if config.offline else "online",
+            dir=str(self._run_dir),
+            config=dict(info),
+            settings=self._package.Settings(silent=True),
+        )
+        # W&B's own step can only grow, but a resumed run logs some steps again: plot over a column of ours.
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({**{name: float(value) for name, value in values.items()}, "step": step})
+
+    def finish(self) -> None:
+        self._run.finish()
+
+    def _id(self) -> str:
+        file = self._run_dir / "wandb" / "id"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(secrets.token_hex(4))
+        return file.read_text().strip()

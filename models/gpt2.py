@@ -1,0 +1,110 @@
+"""GPT-2: learned positions, LayerNorm, biases everywhere, dropout."""
+
+from dataclasses import dataclass
+
+from flax import nnx
+
+from axon.axes import shard
+from axon.errors import UserError
+from axon.kernels.attention import Causal, SameDocument
+from axon.nn import MLP, Attention, Dropout, Embedding, Inputs, LanguageModel, LayerNorm
+from axon.nn.language_model import RESIDUAL
+from axon.nn.stack import check_remat
+from models.llama import check_sizes
+
+__all__ = ["GPT2"]
+
+
+@dataclass(frozen=True)
+class GPT2:
+    """Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
+
+    Args:
+        vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. norm_eps: of LayerNorm.
+        dropout: share of activations dropped after the embedding and after each half of a block, in training.
+        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Stack`.
+    """
+
+    vocab: int = 50257
+    embed: int = 768
+    layers: int = 12
+    heads: int = 12
+    mlp: int = 3072
+    positions: int = 1024
+    norm_eps: float = 1e-5
+    dropout: float = 0.1
+    remat: str | tuple[str, ...] = "none"
+    unroll: bool | None = None
+
+    def __post_init__(self):
+        check_sizes(self, ("vocab", "embed", "layers", "heads", "mlp", "positions"))
+        if self.embed % self.heads:
+            raise UserError(f"GPT2: embed {self.embed} does not divide by heads {self.heads}")
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"GPT2.dropout is {self.dropout}; write a share of at least 0 and below 1")
+        check_remat(self.remat)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named axes."""
+        names = ("vocab", "embed", "heads", "mlp", "positions")
+        sizes = {n: getattr(self, n) for n in names}
+        return sizes | {"kv_heads": self.heads, "head_dim": self.embed // self.heads}
+
+    def build(self) -> "GPT2Model":
+        """The module, its parameters not yet made."""
+        return GPT2Model(self)
+
+
+class GPT2Model(LanguageModel):
+    """A language model whose residual stream begins with token and position embeddings."""
+
+    def __init__(self, config: GPT2):
+        dims = config.dims
+        super().__init__(
+            dims,
+            Block(config),
+            config.layers,
+            LayerNorm("embed", dims, config.norm_eps),
+            tied=True,
+            rope=None,
+            embedding_stddev=0.02,
+            remat=config.remat,
+            unroll=config.unroll,
+        )
+        self.positions = Embedding("positions", dims, 0.01)
+        self.dropout = Dropout(config.dropout, "embedding")
+
+    def embed(self, inputs: Inputs):
+        self._check_length(inputs.tokens.shape[1])
+        return self.dropout(super().embed(inputs) + self.positions(inputs.positions), inputs)
+
+    def memory(self, batch: int, length: int):
+        self._check_length(length)
+        return super().memory(batch, length)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.dims["positions"]:
+            raise UserError(
+                f"GPT2: rows of {length} positions, and it has embeddings for {self.dims['positions']}; raise "
+                "GPT2.positions, or shorten the rows (Data.seq)"
+            )
+
+
+class Block(nnx.Module):
+    """Attention and an MLP, each on the normalised residual stream and added to it."""
+
+    def __init__(self, config: GPT2):
+        dims, scale = config.dims, (2 * config.layers) ** -0.5
+        self.attention_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.attention = Attention(dims, Causal() & SameDocument(), bias=True, out_bias=True, out_scale=scale)
+        self.mlp_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.mlp = MLP(dims, out_scale=scale)
+        self.attention_dropout = Dropout(config.dropout, "attention")
+        self.mlp_dropout = Dropout(config.dropout, "mlp")
+
+    def __call__(self, x, inputs, angles, memory=None):  # batch seq.residual embed
+        out, memory = self.attention(self.attention_norm(x, RESIDUAL), inputs, angles, memory)
+        x = x + shard(self.attention_dropout(out, inputs), RESIDUAL)
+        out = self.mlp(self.mlp_norm(x, RESIDUAL))
+        return x + shard(self.mlp_dropout(out, inputs), RESIDUAL), memory

@@ -1,0 +1,104 @@
+"""Llama 2 and 3, and the models that differ from it by a field: Mistral, Qwen 2 and 3."""
+
+from dataclasses import dataclass
+
+from flax import nnx
+
+from axon.axes import shard
+from axon.errors import UserError
+from axon.kernels.attention import Causal, SameDocument, Window
+from axon.nn import Attention, GatedMLP, LanguageModel, RMSNorm, Rope
+from axon.nn.language_model import RESIDUAL
+from axon.nn.stack import check_remat
+
+__all__ = ["Llama"]
+
+
+@dataclass(frozen=True)
+class Llama:
+    """Touvron et al. (arXiv:2307.09288) and Llama team (2407.21783); Mistral's window (2310.06825), Qwen 2's bias
+    (2407.10671), Qwen 3's QK norm (2505.09388).
+
+    Args:
+        vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads unless said.
+        rope: rotary frequencies. window: keys a query sees, None for all. norm_eps: of RMSNorm.
+        bias: on queries, keys and values. qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for
+            embedding and head.
+        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Stack`.
+    """
+
+    vocab: int
+    embed: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    head_dim: int | None = None
+    rope: Rope = Rope()
+    window: int | None = None
+    norm_eps: float = 1e-5
+    bias: bool = False
+    qk_norm: bool = False
+    tied: bool = False
+    remat: str | tuple[str, ...] = "none"
+    unroll: bool | None = None
+
+    def __post_init__(self):
+        sizes = ("vocab", "embed", "layers", "heads", "kv_heads", "mlp")
+        check_sizes(self, sizes if self.head_dim is None else (*sizes, "head_dim"))
+        if self.head_dim is None and self.embed % self.heads:
+            raise UserError(f"Llama: embed {self.embed} does not divide by heads {self.heads}; give a head_dim")
+        if self.dims["head_dim"] % 2:
+            raise UserError(f"Llama: head_dim {self.dims['head_dim']} is odd, and rotary embedding turns pairs")
+        if self.heads % self.kv_heads:
+            raise UserError(f"Llama: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        check_remat(self.remat)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named axes."""
+        names = ("vocab", "embed", "heads", "kv_heads", "mlp")
+        return {n: getattr(self, n) for n in names} | {"head_dim": self.head_dim or self.embed // self.heads}
+
+    def build(self) -> LanguageModel:
+        """The module, its parameters not yet made."""
+        return LanguageModel(
+            self.dims,
+            Block(self),
+            self.layers,
+            RMSNorm("embed", self.dims, self.norm_eps),
+            tied=self.tied,
+            rope=self.rope,
+            embedding_stddev=self.embed**-0.5,
+            remat=self.remat,
+            unroll=self.unroll,
+        )
+
+
+class Block(nnx.Module):
+    """Attention and a gated MLP, each on the normalised residual stream and added to it."""
+
+    def __init__(self, config: Llama):
+        dims, scale = config.dims, (2 * config.layers) ** -0.5
+        mask = Causal() & SameDocument()
+        if config.window is not None:
+            mask = mask & Window(config.window)
+        self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.attention = Attention(
+            dims, mask, bias=config.bias, qk_norm=config.qk_norm, norm_eps=config.norm_eps, out_scale=scale
+        )
+        self.mlp_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.mlp = GatedMLP(dims, out_scale=scale)
+
+    def __call__(self, x, inputs, angles, memory=None):  # batch seq.residual embed
+        out, memory = self.attention(self.attention_norm(x, RESIDUAL), inputs, angles, memory)
+        x = x + shard(out, RESIDUAL)
+        x = x + shard(self.mlp(self.mlp_norm(x, RESIDUAL)), RESIDUAL)
+        return x, memory
+
+
+def check_sizes(config, names) -> None:
+    """Raise `UserError` for a size below 1."""
+    for name in names:
+        if getattr(config, name) < 1:
+            raise UserError(f"{type(config).__name__}.{name} is {getattr(config, name)}; write 1 or more")

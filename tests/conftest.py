@@ -1,0 +1,122 @@
+"""Eight CPU devices for every test, decided before jax is imported, and small things that many tests draw."""
+
+import os
+import secrets
+
+import numpy as np
+import pytest
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+
+
+@pytest.fixture
+def seed() -> int:
+    """Drawn for each test and shown when it fails; `AXON_TEST_SEED` repeats one."""
+    drawn = int(os.environ.get("AXON_TEST_SEED", secrets.randbits(31)))
+    print(f"AXON_TEST_SEED={drawn}")
+    return drawn
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="session")
+def placed():
+    """placed(mesh, **layout): a `Placement` on the first devices; placed() is on one."""
+    import math
+
+    import jax
+
+    from axon.layout import Layout, Placement
+
+    def make(mesh=None, **layout):
+        mesh = mesh or {"data": 1}
+        return Placement.of(Layout(mesh=mesh, **layout), jax.devices()[: math.prod(mesh.values())])
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def compiled():
+    """compiled(placement, fn, *args): `fn(*args)`, traced and run with a layout in force."""
+    import jax
+    import jax.numpy as jnp
+
+    from axon import axes
+
+    def run(placement, fn, *args, compute=jnp.float32, reduce=jnp.float32):
+        scope = axes.Scope(placement, compute, reduce)
+        with jax.set_mesh(placement.mesh), axes.activate(scope):
+            return jax.block_until_ready(jax.jit(lambda *args: fn(*args))(*args))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def packed_batch():
+    """packed_batch(rng, rows, seq, vocab): packed documents, and padding at the end of some rows."""
+
+    def make(rng: np.random.Generator, rows: int, seq: int, vocab: int) -> dict[str, np.ndarray]:
+        starts = rng.random((rows, seq)) < 4 / seq
+        starts[:, 0] = True
+        documents = np.cumsum(starts, axis=1, dtype=np.int32) - 1
+        index = np.arange(seq, dtype=np.int32)
+        positions = index - np.maximum.accumulate(np.where(starts, index, 0), axis=1)
+        real = index < rng.integers(seq // 2, 2 * seq, (rows, 1))
+        return {
+            "tokens": rng.integers(0, vocab, (rows, seq), dtype=np.int32),
+            "targets": rng.integers(0, vocab, (rows, seq), dtype=np.int32),
+            "positions": positions.astype(np.int32),
+            "documents": np.where(real, documents, -1).astype(np.int32),
+            "weights": real.astype(np.float32),
+        }
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def bind():
+    """bind(module, values): the module with these parameters, nested dicts of arrays."""
+    from flax import nnx
+
+    from axon.nn import Param
+
+    return lambda module, values: nnx.merge(nnx.split(module, Param)[0], values)
+
+
+@pytest.fixture(scope="session")
+def random_parameters():
+    """random_parameters(module, rng): a draw for every parameter, biases and norms too, as nested dicts."""
+    from flax import nnx
+
+    from axon.nn import parameters
+
+    def draw(module, rng: np.random.Generator):
+        flat = {}
+        for path, spec in parameters(module).items():
+            own = [size for name, size in zip(spec.axes, spec.shape, strict=True) if name != "layers"]
+            spread = 0.5 if len(own) == 1 else own[0] ** -0.5
+            values = rng.normal(size=spec.shape) * spread + (path.endswith("scale"))
+            flat[tuple(path.split("/"))] = values.astype(np.float32)
+        return nnx.traversals.unflatten_mapping(flat)
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def caches(tmp_path_factory):
+    """The folder that keeps tokens and compiled programs from here on, for tests that train the same model often."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    folder = tmp_path_factory.mktemp("caches")
+    compiled = jax.config.jax_compilation_cache_dir or str(folder / "xla")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AXON_CACHE", str(folder))
+        jax.config.update("jax_compilation_cache_dir", compiled)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        compilation_cache.reset_cache()
+        yield folder

@@ -1,0 +1,118 @@
+"""A root holds a thing whole or not at all, whoever else writes and whenever a process dies."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from axon.data.store import Root, cache_folder
+from axon.errors import UserError
+
+LOCATIONS = ["memory://bucket/a", "folder", "file"]
+
+
+@pytest.fixture(params=LOCATIONS)
+def root(request, tmp_path):
+    folder = tmp_path / "with space"
+    return Root({"folder": str(folder), "file": f"file://{folder}"}.get(request.param, request.param))
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def test_the_cache_is_where_the_environment_says(cache, monkeypatch):
+    assert cache_folder() == cache == Root(None).local
+    monkeypatch.delenv("AXON_CACHE")
+    assert str(cache_folder()).endswith(".cache/axon")
+
+
+def test_a_thing_is_made_once(root, said):
+    makes = []
+
+    def make(part):
+        makes.append(part)
+        return f"the thing in {part}"
+
+    first = root.once("things/one/manifest.json", make, said.append)
+    assert root.once("things/one/manifest.json", make, said.append) == first == f"the thing in {makes[0]}"
+    assert len(makes) == 1
+    assert root.read("things/two/manifest.json") is None
+    assert not said
+
+
+def test_the_first_of_two_writers_counts(root, said):
+    def make(part):
+        root.array(f"{part}/a", spec={"metadata": {"shape": [3], "data_type": "uint16"}}, create=True)[...] = 1
+        root.write_once("things/one/manifest.json", "another was first")
+        return part
+
+    assert root.once("things/one/manifest.json", make, said.append) == "another was first"
+    left = [key for key in root._keys.list().result() if b"part-" in key]
+    assert left == []
+
+
+def test_what_fails_leaves_nothing(root, said):
+    def make(part):
+        root.array(f"{part}/a", spec={"metadata": {"shape": [3], "data_type": "uint16"}}, create=True)[...] = 1
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        root.once("things/one/manifest.json", make, said.append)
+    assert not [key for key in root._keys.list().result() if not key.endswith(b"lock")]
+
+
+PREPARE = """
+import sys, time
+from axon.data.store import Root
+
+def make(part):
+    array = root.array(f"{part}/a", spec={"metadata": {"shape": [3], "data_type": "uint16"}}, create=True)
+    array[...] = 1
+    print("writing", flush=True)
+    time.sleep(float(sys.argv[2]))
+    return part
+
+root = Root(sys.argv[1])
+print(root.once("things/one/manifest.json", make, print), flush=True)
+"""
+
+
+def preparing(folder, seconds: float) -> subprocess.Popen:
+    command = [sys.executable, "-c", PREPARE, str(folder), str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
+
+
+def test_a_killed_preparation_leaves_nothing_half_written(tmp_path, said):
+    with preparing(tmp_path, 60) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "writing\n"
+        killed.send_signal(signal.SIGKILL)
+    (left,) = (tmp_path / "things/one").glob("part-*")
+    root = Root(str(tmp_path))
+    assert root.read("things/one/manifest.json") is None
+    made = root.once("things/one/manifest.json", lambda part: part, said.append)
+    assert not left.exists()
+    assert made != str(left.relative_to(tmp_path))
+
+
+def test_a_second_process_waits_for_the_first_and_takes_its_work(tmp_path):
+    with preparing(tmp_path, 1.5) as first:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "writing\n"
+        said: list[str] = []
+        began = time.monotonic()
+        found = Root(str(tmp_path)).once("things/one/manifest.json", lambda part: "made twice", said.append)
+        assert time.monotonic() - began > 0.5
+        assert found == first.stdout.readline().strip()
+        assert "waiting for another process" in said[0]
+
+
+def test_a_location_that_cannot_be_used_says_what_to_set():
+    for location in ("x3://bucket/a", "s3://", "/proc/nowhere/at/all"):
+        with pytest.raises(UserError, match=r"Data\.store"):
+            Root(location).once("things/one/manifest.json", lambda part: part, print)

@@ -1,0 +1,97 @@
+"""Tokenizers: exact both ways, exact in bytes, and clear about files they cannot use."""
+
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, trainers
+
+from axon.data import Bpe, TokenizerFile
+from axon.errors import UserError
+
+
+def anything(length: int) -> str:
+    """Random characters of all of Unicode but the surrogates."""
+    points = [random.choice([random.randrange(128), random.randrange(sys.maxunicode)]) for _ in range(length)]
+    return "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+
+
+@pytest.fixture
+def trained(texts):
+    return Bpe(vocab=400).train(iter(texts(200)))
+
+
+def test_byte_lengths_sum_to_the_bytes_of_the_text(trained, texts):
+    for text in [anything(300) for _ in range(20)] + texts(20):
+        assert trained.byte_lengths[trained.encode(text)].sum() == len(text.encode())
+
+
+def test_decoding_gives_the_text_back(trained, texts):
+    for text in [anything(300) for _ in range(20)] + texts(20):
+        assert trained.decode(trained.encode(text)) == text
+
+
+def test_a_batch_is_encoded_as_one_by_one(trained, texts):
+    written = texts(30)
+    assert trained.encode_batch(written) == [trained.encode(text) for text in written]
+
+
+def test_only_we_place_the_special_token(trained):
+    text = "a<|endoftext|>b"
+    assert trained.bos not in trained.encode(text)
+    assert trained.decode(trained.encode(text)) == text
+    assert trained.byte_lengths[trained.bos] == 0
+    assert trained.decode([trained.bos]) == "<|endoftext|>"
+
+
+def test_vocab_counts_the_ids(trained):
+    assert trained.vocab == 400 == len(trained.byte_lengths)
+    assert Bpe(vocab=8192).train(iter(["abab"])).vocab == 257 + 2  # "ab", "abab"
+
+
+def test_a_saved_tokenizer_is_the_same_when_loaded(trained, tmp_path, texts):
+    trained.save(tmp_path / "tokenizer.json")
+    loaded = TokenizerFile(str(tmp_path / "tokenizer.json")).load()
+    assert (loaded.vocab, loaded.bos) == (trained.vocab, trained.bos)
+    assert np.array_equal(loaded.byte_lengths, trained.byte_lengths)
+    written = texts(20)
+    assert loaded.encode_batch(written) == trained.encode_batch(written)
+
+
+def test_a_sentencepiece_tokenizer_counts_spaces_and_byte_tokens(tmp_path):
+    inner = tokenizers.Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    special = ["<unk>", "<s>"]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    inner.train_from_iterator(["so it is as it was", "it was so"], trainer)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocab = description["model"]["vocab"]
+    vocab |= {f"<0x{byte:02X}>": len(vocab) + byte for byte in range(256)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    tokenizer = TokenizerFile(str(tmp_path / "tokenizer.json")).load()
+    for text in ("it was so", "was 漢 it", "as é is"):
+        assert tokenizer.byte_lengths[tokenizer.encode(text)].sum() == len(text.encode())
+
+
+def test_a_tokenizer_file_that_cannot_be_used_says_why(tmp_path, trained):
+    trained.save(tmp_path / "good.json")
+    (tmp_path / "torn.json").write_text(trained.to_json()[:500])
+    (tmp_path / "other.json").write_text("{}")
+    for file, said in [
+        (TokenizerFile(str(tmp_path / "none.json")), "there is no file"),
+        (TokenizerFile(str(tmp_path / "torn.json")), "is not a tokenizer.json"),
+        (TokenizerFile(str(tmp_path / "other.json")), "is not a tokenizer.json"),
+        (TokenizerFile(str(tmp_path / "good.json"), bos="<|endoftxt|>"), r"Did you mean '<\|endoftext\|>'"),
+    ]:
+        with pytest.raises(UserError, match=said):
+            file.load()
+
+
+@pytest.mark.parametrize("fields", [{"vocab": 256}, {"sample": 0}])
+def test_a_bpe_that_cannot_be_is_refused(fields):
+    with pytest.raises(UserError, match=f"Bpe.{next(iter(fields))}"):
+        Bpe(**fields)

@@ -1,0 +1,162 @@
+"""attention(): both implementations against softmax(q·kᵀ·scale)·v in float64, with gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.kernels.attention import Causal, Everything, SameDocument, Window, attention, attention_reference
+from axon.kernels.attention.xla import BLOCK, BLOCKS, attention_xla
+
+MASKS = [
+    Everything(),
+    Causal(),
+    Window(7),
+    SameDocument(),
+    Causal() & Window(70),
+    Causal() & SameDocument(),
+    Causal() & SameDocument() & Window(40),
+]
+IMPLEMENTATIONS = [attention_xla, attention_reference]
+
+
+def dense(q, k, v, mask, documents, start, scale):
+    """The formula, pair by pair, in float64 NumPy; zeros where nothing is seen."""
+    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
+    k, v = (np.repeat(a, q.shape[2] // a.shape[2], axis=2) for a in (k, v))
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k) * scale
+    i, j = start + np.arange(q.shape[1])[:, None], np.arange(k.shape[1])[None, :]
+    seen = np.ones((q.shape[0], *np.broadcast_shapes(i.shape, j.shape)), bool)
+    for part in str(mask).split(" & "):
+        if part == "causal":
+            seen &= j <= i
+        elif part.startswith("window"):
+            seen &= i - j < int(part.split()[1])
+        elif part == "same document" and documents is not None:
+            seen &= documents[0][:, :, None] == documents[1][:, None, :]
+    scores = np.where(seen[:, None], scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(-1, keepdims=True)
+    return np.einsum("bhqk,bkhd->bqhd", weights / np.where(total == 0, 1, total), v)
+
+
+def draw(rng, queries, keys, heads=4, kv_heads=2, batch=2):
+    shapes = (batch, queries, heads, 8), (batch, keys, kv_heads, 8), (batch, keys, kv_heads, 8)
+    q, k, v = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
+    documents = np.sort(rng.integers(0, 3, (batch, keys)), axis=1).astype(np.int32)
+    return q, k, v, documents
+
+
+def relative(actual, expected):
+    actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("length", [1, 40, BLOCK + 13])
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_attention_is_the_formula(implementation, mask, length, rng):
+    q, k, v, documents = draw(rng, length, length)
+    made = implementation(q, k, v, mask, (documents, documents), 0, 0.4)
+    assert relative(made, dense(q, k, v, mask, (documents, documents), 0, 0.4)) < 1e-6
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_group_of_heads_shares_one_head_of_keys(implementation, kv_heads, rng):
+    q, k, v, _ = draw(rng, 9, 9, kv_heads=kv_heads)
+    assert relative(implementation(q, k, v, Causal(), None, 0, 1.0), dense(q, k, v, Causal(), None, 0, 1.0)) < 1e-6
+
+
+@pytest.mark.parametrize("mask", [*MASKS[:3], Causal() & Window(3)], ids=str)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_queries_that_start_later_see_the_keys_before_them(implementation, mask, rng):
+    start = int(rng.integers(1, 30))
+    q, k, v, _ = draw(rng, 10, 40)
+    made = implementation(q, k, v, mask, None, start, 0.4)
+    assert relative(made, dense(q, k, v, mask, None, start, 0.4)) < 1e-6
+
+
+@pytest.mark.parametrize("length", [24, BLOCK + 13])
+@pytest.mark.parametrize("mask", MASKS[1:], ids=str)
+def test_gradients_of_the_blocks_are_those_of_the_formula(mask, length, rng):
+    q, k, v, documents = draw(rng, length, length)
+    weight = rng.normal(size=q.shape).astype(np.float32)
+
+    def gradients(implementation, *operands):
+        objective = lambda q, k, v: jnp.sum(implementation(q, k, v, mask, (documents,) * 2, 0, 0.4) * weight)  # noqa: E731
+        return jax.jit(jax.grad(objective, argnums=(0, 1, 2)))(*operands)
+
+    ours = gradients(attention_xla, q, k, v)
+    reference = gradients(attention_reference, q, k, v)
+    for one, other in zip(ours, reference, strict=True):
+        assert relative(one, other) < 2e-6
+    along = [rng.normal(size=a.shape) for a in (q, k, v)]
+    formula = functools.partial(dense, mask=mask, documents=(documents,) * 2, start=0, scale=0.4)
+    step = 1e-5
+    ahead, behind = (formula(*(a + s * d for a, d in zip((q, k, v), along, strict=True))) for s in (step, -step))
+    expected = np.sum((ahead - behind) * weight) / (2 * step)
+    size = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in ours) * sum(np.sum(d**2) for d in along))
+    made = sum(np.sum(np.asarray(g, np.float64) * d) for g, d in zip(ours, along, strict=True))
+    assert abs(made - expected) < 1e-5 * size
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(implementation, rng):
+    q, k, v, documents = draw(rng, 12, 12)
+    asked = documents.copy()
+    asked[:, 5] = 9  # a document that no key has
+    run = lambda q, k, v: implementation(q, k, v, Causal() & SameDocument(), (asked, documents), 0, 0.4)  # noqa: E731
+    out, backward = jax.vjp(run, q, k, v)
+    np.testing.assert_array_equal(out[:, 5], 0)
+    only_that = np.zeros_like(out)
+    only_that[:, 5] = rng.normal(size=out[:, 5].shape)
+    for gradient in backward(only_that):
+        np.testing.assert_array_equal(gradient, 0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_queries_beyond_the_last_key_that_a_window_reaches_give_zeros(implementation, rng):
+    q, k, v, _ = draw(rng, 4, 8)
+    np.testing.assert_array_equal(implementation(q, k, v, Causal() & Window(2), None, 20, 0.4), 0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bf16_operands_give_bf16_within_their_rounding(implementation, rng):
+    q, k, v, _ = draw(rng, 50, 50)
+    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (q, k, v))
+    made = implementation(q, k, v, Causal(), None, 0, 0.4)
+    assert made.dtype == jnp.bfloat16
+    assert relative(made, dense(q, k, v, Causal(), None, 0, 0.4)) < 6e-3
+
+
+def test_no_array_is_as_large_as_queries_times_keys_and_causal_blocks_stop_at_the_diagonal(rng):
+    length = BLOCK * BLOCKS
+    q, k, v, _ = draw(rng, length, length, heads=2, kv_heads=2, batch=1)
+    run = jax.grad(lambda q: attention_xla(q, k, v, Causal(), None, 0, 1.0).sum())
+    text = jax.jit(run).lower(q).as_text()
+    assert f"1x2x{BLOCK}x{length}xf32" in text, "the last block sees every key"
+    assert f"1x2x{BLOCK}x{BLOCK}xf32" in text, "the first block only its own"
+    assert f"{length}x{length}x" not in text
+
+
+def test_the_dispatcher_takes_the_reference_where_the_start_is_traced_and_says_so(rng, placed):
+    from axon import axes
+
+    q, k, v, _ = draw(rng, 3, 12)
+    with axes.activate(axes.Scope(placed())) as scope:
+        made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
+        assert scope.notices["attention"].startswith("plain reference, causal")
+        constant = attention(q, k, v, Causal(), start=4)
+        assert scope.notices["attention"].startswith("plain XLA in blocks of queries, causal")
+    assert relative(made, constant) < 1e-6
+    assert relative(made, dense(q, k, v, Causal(), None, 4, 8**-0.5)) < 1e-6
+
+
+def test_heads_that_do_not_group_are_refused(rng):
+    q, k, v, _ = draw(rng, 3, 3, heads=4, kv_heads=3)
+    with pytest.raises(ValueError, match="4 heads are not a multiple of 3 kv_heads"):
+        attention(q, k, v, Causal())

@@ -1,0 +1,70 @@
+"""Masks: what they say of ranges is true of every pair."""
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.errors import UserError
+from axon.kernels.attention import Causal, Everything, SameDocument, Window
+
+MASKS = [
+    Everything(),
+    Causal(),
+    Window(3),
+    SameDocument(),
+    Causal() & Window(1),
+    Causal() & Window(4),
+    Window(4) & Causal() & SameDocument(),
+    Everything() & Causal(),
+]
+RANGES = [(a, b) for a, b in itertools.product(range(9), range(10)) if a < b]
+TOTAL = 6
+
+
+def pairs(mask, documents=None):
+    """`queries keys` booleans, for the documents of one row of queries and keys."""
+    pair = None if documents is None else (documents[None, :, None], documents[None, None, :TOTAL])
+    allowed = mask.allowed(jnp.arange(10)[:, None], jnp.arange(TOTAL)[None, :], pair)
+    return np.ones((10, TOTAL), bool) if allowed is None else np.broadcast_to(allowed, (1, 10, TOTAL))[0]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_no_query_sees_a_key_outside_the_range_that_its_mask_gives(mask):
+    allowed = pairs(mask)
+    for first, last in RANGES:
+        low, high = mask.keys(first, last, TOTAL)
+        seen = np.flatnonzero(allowed[first:last].any(axis=0))
+        assert all(low <= key < high for key in seen), (first, last)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_a_mask_that_says_all_is_seen_hides_nothing(mask, rng):
+    allowed = pairs(mask) & pairs(mask, rng.integers(0, 2, 10))
+    for (first, last), (start, stop) in itertools.product(RANGES, RANGES):
+        if mask.sees_all(first, last, start, stop):
+            assert allowed[first:last, start:stop].all(), (first, last, start, stop)
+
+
+def test_causal_blocks_before_the_diagonal_need_no_mask():
+    assert Causal().sees_all(8, 16, 0, 9)
+    assert not Causal().sees_all(8, 16, 0, 10)
+    assert (Causal() & Window(16)).sees_all(8, 16, 0, 8)
+    assert not (Causal() & Window(15)).sees_all(8, 16, 0, 8)
+
+
+def test_joined_masks_allow_what_both_do(rng):
+    one, other = (MASKS[i] for i in rng.integers(len(MASKS), size=2))
+    documents = np.sort(rng.integers(0, 3, 10))
+    np.testing.assert_array_equal(pairs(one & other, documents), pairs(one, documents) & pairs(other, documents))
+
+
+def test_masks_are_values_that_say_what_they_are():
+    assert Causal() & Window(4) == Causal() & Window(4)
+    assert str(Causal() & SameDocument() & Window(4)) == "causal & same document & window 4"
+
+
+def test_a_window_without_a_key_is_refused():
+    with pytest.raises(UserError, match=r"Window.size is 0; .* write 1 or more"):
+        Window(0)

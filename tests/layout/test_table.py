@@ -1,0 +1,77 @@
+"""The table: defaults, a person's rows over them, ZeRO as rows of each kind."""
+
+import pytest
+
+from axon.layout import KINDS, Layout, LayoutError, zero
+from axon.layout.table import DEFAULT_ROWS
+
+
+def test_without_rows_every_kind_has_the_default_table():
+    for kind in KINDS:
+        assert Layout().table(kind) == DEFAULT_ROWS
+
+
+@pytest.mark.parametrize("row", ["tensor", ("tensor",), ["tensor"]])
+def test_a_row_is_a_name_or_several(row):
+    assert Layout(rows={"embed": row}).table("activations")["embed"] == ("tensor",)
+
+
+def test_a_persons_row_replaces_the_default_and_none_deletes_it():
+    table = Layout(rows={"batch": "data", "mlp": None}).table("optimizer")
+    assert table["batch"] == ("data",)
+    assert table["mlp"] == ()
+    assert table["heads"] == DEFAULT_ROWS["heads"]
+
+
+@pytest.mark.parametrize(("own", "kinds"), [("rows", KINDS), ("params", KINDS[1:]), ("grads", KINDS[2:])])
+def test_each_kind_starts_from_the_one_before_it(own, kinds):
+    layout = Layout(**{own: {"embed": "context"}})
+    for kind in KINDS:
+        assert layout.table(kind)["embed"] == (("context",) if kind in kinds else ())
+
+
+def test_a_later_kind_can_delete_what_an_earlier_one_said():
+    layout = Layout(rows={"embed": "context"}, optimizer={"embed": None})
+    assert layout.table("grads")["embed"] == ("context",)
+    assert layout.table("optimizer")["embed"] == ()
+
+
+@pytest.mark.parametrize(("stage", "split"), [(0, ()), (1, KINDS[3:]), (2, KINDS[2:]), (3, KINDS[1:])])
+def test_zero_splits_embed_over_data_from_its_kind_on(stage, split):
+    for kind in KINDS:
+        assert Layout(zero=stage).table(kind)["embed"] == (("data",) if kind in split else ())
+    assert ("data",) in [row for rows in zero(stage).values() for row in rows.values()] or stage == 0
+
+
+def test_zero_adds_to_a_persons_row_and_a_row_of_that_kind_replaces_both():
+    assert Layout(zero=3, rows={"embed": "tensor"}).table("params")["embed"] == ("tensor", "data")
+    assert Layout(zero=3, params={"embed": "tensor"}).table("params")["embed"] == ("tensor",)
+    assert Layout(zero=3, rows={"embed": ("data", "tensor")}).table("params")["embed"] == ("data", "tensor")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mesh": {"dta": 1}}, "Layout.mesh: unknown mesh axis 'dta'. Did you mean 'data'?"),
+        ({"mesh": {"data": 0}}, "'data' is 0; write a number of devices, or -1"),
+        ({"mesh": {"data": -2}}, "'data' is -2; write a number of devices, or -1"),
+        ({"mesh": {"data": -1, "tensor": -1}}, "only one mesh axis can be -1"),
+        ({"zero": 4}, "Layout.zero is 4; the stages are 0"),
+        ({"microbatches": 0}, "Layout.microbatches is 0; write 1 or more"),
+        (
+            {"rows": {"embed": "tensr"}},
+            "Layout.rows: 'embed' is put on unknown mesh axis 'tensr'. Did you mean 'tensor'?",
+        ),
+        ({"params": {"embed": ("data", "x")}}, "Layout.params: 'embed' is put on unknown mesh axis 'x'. Known: "),
+        ({"grads": {"sek.residual": "data"}}, "Layout.grads: 'sek.residual' is a role of unknown axis 'sek'. Did you"),
+    ],
+)
+def test_a_mistake_in_a_layout_is_said_when_it_is_written(fields, message):
+    with pytest.raises(LayoutError) as caught:
+        Layout(**fields)
+    assert message in str(caught.value)
+
+
+def test_a_mesh_axis_of_ones_own_has_its_place_in_the_order():
+    layout = Layout(mesh={"mine": 2, "data": 4}, rows={"embed": "mine"}, order=("data", "mine"))
+    assert layout.table("activations")["embed"] == ("mine",)

@@ -1,0 +1,87 @@
+"""What cannot hold is said before anything is traced: which parameter, axis, sizes, mesh axis, and what to change."""
+
+import pytest
+
+from axon.layout import ArraySpec, LayoutError, validate
+
+BATCH = ArraySpec(("batch", "seq"), (16, 32))
+QUERY = {"block/query": ArraySpec(("embed", "heads", "head_dim"), (32, 6, 8))}
+UP = {"block/up": ArraySpec(("layers", "embed", "mlp"), (2, 32, 64))}
+
+
+def problems(placement, parameters, batch=BATCH):
+    with pytest.raises(LayoutError) as caught:
+        validate(placement, parameters, batch)
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize("mesh", [None, {"data": 8}, {"data": 4, "tensor": 2}, {"replica": 2, "data": 2, "tensor": 2}])
+def test_a_layout_that_holds_is_accepted(mesh, placed):
+    for stage in range(4):
+        validate(placed(mesh, zero=stage), QUERY | UP, BATCH)
+
+
+def test_an_indivisible_axis_is_said_once_with_path_sizes_and_the_fix(placed):
+    (message,) = problems(placed({"tensor": 4}), QUERY | UP)
+    assert "parameter block/query: axis 'heads' of size 6 is not divisible by 4" in message
+    assert "mesh axis 'tensor' = 4" in message
+    assert "Layout.rows = {'heads': None}" in message
+
+
+def test_an_axis_that_only_a_later_kind_splits_is_named_with_that_kind(placed):
+    parameters = {"norm": ArraySpec(("embed",), (30,))}
+    (message,) = problems(placed({"data": 4}, zero=1), parameters)
+    assert (
+        "axis 'embed' of size 30 is not divisible by 4, the devices along mesh axis 'data' = 4 (optimizer)" in message
+    )
+    assert "Layout.optimizer = {'embed': None}" in message
+    validate(placed({"data": 4}, zero=1, optimizer={"embed": None}), parameters, BATCH)
+
+
+def test_all_problems_are_said_together(placed):
+    batch = ArraySpec(("batch", "seq"), (6, 32))
+    told = problems(placed({"data": 4, "tensor": 2}), {"a": ArraySpec(("vocab", "embed"), (7, 4))}, batch)
+    assert len(told) == 2
+    assert "parameter a: axis 'vocab'" in told[0]
+    assert "the batch: axis 'batch' of size 6 is not divisible by 4" in told[1]
+
+
+@pytest.mark.parametrize("mesh", [None, {"tensor": 2}])
+def test_a_mesh_axis_used_twice_in_one_parameter_is_refused_even_on_one_device(mesh, placed):
+    (message,) = problems(placed(mesh, rows={"head_dim": "tensor"}), QUERY)
+    assert message.startswith("parameter block/query: it would be split twice over mesh axis 'tensor': by 'heads'")
+    assert "and by 'head_dim'" in message
+    assert "Layout.rows = {'head_dim': None}" in message
+
+
+def test_a_mesh_axis_that_splits_nothing_is_refused(placed):
+    (message,) = problems(placed({"data": 2, "expert": 2}, rows={"batch": "data"}), UP)
+    assert "mesh axis 'expert' = 2 is not used: its rows are for 'experts', which this model has not" in message
+    assert "Layout.rows = {'batch': ('data', 'expert')}" in message
+    (message,) = problems(placed({"data": 2, "mine": 2}, order=("data", "mine")), UP)
+    assert "mesh axis 'mine' = 2 is not used: no row names it" in message
+
+
+def test_an_axis_without_a_row_is_refused_with_the_nearest_name(placed):
+    (message,) = problems(placed(), {"a/b": ArraySpec(("embed", "mpl"), (4, 4))})
+    assert message.startswith("parameter a/b: axis 'mpl' is not in the layout's table. Did you mean 'mlp'?")
+
+
+@pytest.mark.parametrize("options", [{"mesh": {"pipe": 2}}, {"mesh": {"data": 2}, "rows": {"layers": "data"}}])
+def test_layers_cannot_be_split_yet_and_the_mesh_axis_is_named(options, placed):
+    told = problems(placed(**options), UP)
+    axis = next(iter(options["mesh"]))
+    assert f"parameter block/up: mesh axis '{axis}' = 2 would split 'layers' into stages" in told[0]
+
+
+def test_microbatches_divide_the_rows_of_each_device(placed):
+    validate(placed({"data": 4}, microbatches=4), UP, BATCH)
+    (message,) = problems(placed({"data": 4}, microbatches=8), UP)
+    assert "the batch: 16 rows are not divisible by 32, which is Layout.microbatches = 8 × 4 devices" in message
+
+
+@pytest.mark.parametrize("where", ["rows", "params", "optimizer"])
+def test_a_row_for_a_mistyped_axis_is_told_from_one_of_the_persons_own(where, placed):
+    (message,) = problems(placed({"data": 4}, **{where: {"mpl": None}}), UP)
+    assert message == f"Layout.{where}: no array has an axis 'mpl'. Did you mean 'mlp'?"
+    validate(placed({"data": 4}, **{where: {"state_space": None}}), UP, BATCH)

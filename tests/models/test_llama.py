@@ -1,0 +1,154 @@
+"""Llama and its relatives against the same mathematics written out in plain JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.errors import UserError
+from axon.nn import Inputs, Llama3Scaling, Rope, parameters
+from models.llama import Llama
+
+BASE = {"vocab": 40, "embed": 24, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 32}
+VARIANTS = {
+    "scaled": {"rope": Rope(500.0, Llama3Scaling(8.0, 1.0, 4.0, 16))},
+    "tied": {"tied": True},
+    "mistral": {"window": 6, "kv_heads": 1},
+    "qwen2": {"bias": True, "tied": True, "norm_eps": 1e-6},
+    "qwen3": {"qk_norm": True, "head_dim": 10, "kv_heads": 4},
+    "scanned": {"unroll": False, "remat": "minimal", "bias": True},
+}
+
+
+def rms(x, scale, eps):
+    return x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + eps) * scale
+
+
+def frequencies(rope, width):
+    found = []
+    for i in range(width // 2):
+        f = rope.theta ** (-2 * i / width)
+        if rope.scaling is not None:
+            s, wavelength = rope.scaling, 2 * np.pi / f
+            smooth = (s.original / wavelength - s.low) / (s.high - s.low)
+            if wavelength > s.original / s.low:
+                f = f / s.factor
+            elif wavelength >= s.original / s.high:
+                f = (1 - smooth) * f / s.factor + smooth * f
+        found.append(f)
+    return np.asarray(found)
+
+
+def plain_loss(config, values, batch):
+    """Mean negative log-likelihood over real tokens: one row, one layer and one head at a time."""
+    width = config.head_dim or config.embed // config.heads
+    block = values["layers"]["block"]
+    total = 0.0
+    for tokens, targets, positions, documents, weights in zip(
+        *(batch[n] for n in ("tokens", "targets", "positions", "documents", "weights")), strict=True
+    ):
+        index = np.arange(len(tokens))
+        seen = (index[:, None] >= index) & (documents[:, None] == documents)
+        if config.window is not None:
+            seen &= index[:, None] - index < config.window
+        angle = positions[:, None] * frequencies(config.rope, width)
+
+        def turn(x, angle=angle):
+            a, b = x[:, : width // 2], x[:, width // 2 :]
+            return jnp.concatenate(
+                [a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)], 1
+            )
+
+        x = values["embedding"]["table"][tokens]
+        for layer in range(config.layers):
+            p = jax.tree.map(lambda v, layer=layer: v[layer], block)
+            h, a, mixed = rms(x, p["attention_norm"]["scale"], config.norm_eps), p["attention"], 0
+            for head in range(config.heads):
+                kv = head * config.kv_heads // config.heads
+                q, k, v = (h @ a[n][:, i] for n, i in (("query", head), ("key", kv), ("value", kv)))
+                if config.bias:
+                    q, k, v = q + a["query_bias"][head], k + a["key_bias"][kv], v + a["value_bias"][kv]
+                if config.qk_norm:
+                    q = rms(q, a["query_norm"]["scale"], config.norm_eps)
+                    k = rms(k, a["key_norm"]["scale"], config.norm_eps)
+                scores = jnp.where(seen, turn(q) @ turn(k).T / width**0.5, -jnp.inf)
+                mixed = mixed + jax.nn.softmax(scores, axis=-1) @ v @ a["out"][head]
+            x = x + mixed
+            h, m = rms(x, p["mlp_norm"]["scale"], config.norm_eps), p["mlp"]
+            x = x + (jax.nn.silu(h @ m["gate"]) * (h @ m["up"])) @ m["down"]
+        x = rms(x, values["norm"]["scale"], config.norm_eps)
+        logits = x @ (values["embedding"]["table"].T if config.tied else values["head"])
+        nll = jax.nn.logsumexp(logits, -1) - logits[index, targets]
+        total = total + jnp.sum(nll * weights)
+    return total / batch["weights"].sum()
+
+
+def relative(one, other, whole):
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    return np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-2 * whole)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_loss_and_gradients_are_those_of_the_plain_model(
+    name, rng, placed, compiled, bind, packed_batch, random_parameters
+):
+    config = Llama(**BASE | VARIANTS[name])
+    module = config.build()
+    values, batch = random_parameters(module, rng), packed_batch(rng, 2, 18, config.vocab)
+
+    def loss(values):
+        inputs = Inputs(batch["tokens"], batch["positions"], batch["documents"])
+        return bind(module, values).loss(inputs, batch["targets"], batch["weights"] / batch["weights"].sum())[0]
+
+    value, gradients = compiled(placed(), lambda v: jax.value_and_grad(loss)(v), values)
+    plain, plain_gradients = jax.jit(jax.value_and_grad(lambda v: plain_loss(config, v, batch)))(values)
+    np.testing.assert_allclose(value, plain, rtol=1e-5)
+    whole = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(plain_gradients)))
+    errors = jax.tree.map(lambda a, b: relative(a, b, whole), gradients, plain_gradients)
+    assert max(jax.tree.leaves(errors)) < 1e-5, errors
+
+
+LLAMA3 = {"vocab": 128256, "kv_heads": 8}
+PUBLISHED = [
+    (Llama(**LLAMA3, embed=4096, layers=32, heads=32, mlp=14336), 8_030_261_248),
+    (Llama(**LLAMA3, embed=8192, layers=80, heads=64, mlp=28672), 70_553_706_496),
+    (Llama(**LLAMA3, embed=16384, layers=126, heads=128, mlp=53248), 405_853_388_800),
+    (Llama(vocab=32000, embed=4096, layers=32, heads=32, kv_heads=32, mlp=11008), 6_738_415_616),
+    (Llama(vocab=32000, embed=4096, layers=32, heads=32, kv_heads=8, mlp=14336, window=4096), 7_241_732_096),
+    (Llama(vocab=151936, embed=896, layers=24, heads=14, kv_heads=2, mlp=4864, bias=True, tied=True), 494_032_768),
+    (
+        Llama(
+            vocab=151936, embed=1024, layers=28, heads=16, kv_heads=8, mlp=3072, head_dim=128, qk_norm=True, tied=True
+        ),
+        596_049_920,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("config", "count"), PUBLISHED, ids=["8B", "70B", "405B", "llama2", "mistral", "qwen2.5", "qwen3"]
+)
+def test_published_shapes_have_the_published_number_of_parameters(config, count):
+    assert sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in parameters(config.build()).values()) == count
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layers": 0}, "Llama.layers is 0; write 1 or more"),
+        ({"head_dim": 0}, "Llama.head_dim is 0; write 1 or more"),
+        ({"embed": 26}, "Llama: embed 26 does not divide by heads 4; give a head_dim"),
+        ({"head_dim": 5}, "Llama: head_dim 5 is odd"),
+        ({"kv_heads": 3}, "Llama: heads 4 is not a multiple of kv_heads 3"),
+        ({"remat": "minimum"}, "Did you mean 'minimal'?"),
+    ],
+)
+def test_a_shape_that_is_none_is_refused(fields, message):
+    with pytest.raises(UserError) as caught:
+        Llama(**BASE | fields)
+    assert message in str(caught.value)
+
+
+def test_a_window_without_a_key_is_refused():
+    with pytest.raises(UserError, match=r"Window.size is 0"):
+        Llama(**BASE, window=0).build()

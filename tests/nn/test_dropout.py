@@ -1,0 +1,68 @@
+"""Dropout: the right share, by row, layer and place, whatever the mesh and the microbatches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.axes import shard
+from axon.errors import UserError
+from axon.nn import Dropout, Inputs
+
+
+def given(seed, rows=8, seq=16, first=0, key=True):
+    ids = jnp.zeros((rows, seq), jnp.int32)
+    index = jnp.arange(first, first + rows, dtype=jnp.int32)
+    return Inputs(ids, ids, key=jax.random.key(seed) if key else None, rows=index)
+
+
+def test_the_rest_is_scaled_so_that_the_mean_stays(seed):
+    rate = 0.3
+    out = np.asarray(jax.jit(lambda x: Dropout(rate, "here")(x, given(seed)))(jnp.ones((8, 16, 64))))
+    kept = out != 0
+    np.testing.assert_allclose(out[kept], 1 / (1 - rate), rtol=1e-6)
+    assert abs(kept.mean() - (1 - rate)) < 5 * np.sqrt(rate * (1 - rate) / out.size)
+
+
+def test_nothing_is_dropped_in_evaluation_or_at_rate_zero(seed):
+    x = jnp.ones((8, 16, 4))
+    assert Dropout(0.5, "here")(x, given(seed, key=False)) is x
+    assert Dropout(0.0, "here")(x, given(seed)) is x
+
+
+def test_places_rows_layers_and_keys_drop_different_elements(seed):
+    x = jnp.ones((2, 16, 64))
+    inputs = given(seed, rows=2)
+    drop = lambda name, inputs: np.asarray(Dropout(0.5, name)(x, inputs))  # noqa: E731
+    made = [drop("a", inputs), drop("b", inputs), drop("a", inputs.in_layer(0)), drop("a", inputs.in_layer(1))]
+    made.append(drop("a", given(seed + 1, rows=2)))
+    rows = np.concatenate(made).reshape(-1, 16 * 64)
+    shares = np.mean(rows[:, None] == rows[None], axis=-1) - np.eye(len(rows))
+    assert np.max(np.abs(shares[~np.eye(len(rows), dtype=bool)] - 0.5)) < 0.1
+
+
+def test_a_row_drops_the_same_elements_in_any_part_of_the_batch(seed):
+    x = jnp.ones((8, 16, 4))
+    whole = Dropout(0.5, "here")(x, given(seed))
+    part = Dropout(0.5, "here")(x[:3], given(seed, rows=3, first=4))
+    np.testing.assert_array_equal(part, whole[4:7])
+
+
+@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
+@pytest.mark.parametrize("mesh", [{"data": 4}, {"data": 2, "context": 4}, {"data": 2, "tensor": 2}])
+def test_dropout_does_not_depend_on_the_mesh(mesh, auto, seed, placed, compiled):
+    x = np.ones((8, 16, 4), np.float32)
+
+    def run(x, rows):
+        inputs = given(seed)
+        inputs = Inputs(inputs.tokens, inputs.tokens, key=jax.random.key(seed), rows=shard(rows, "batch"))
+        return Dropout(0.5, "here")(shard(x, "batch seq embed"), inputs)
+
+    rows = np.arange(8, dtype=np.int32)
+    np.testing.assert_array_equal(compiled(placed(mesh, auto=auto), run, x, rows), compiled(placed(), run, x, rows))
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_a_rate_that_is_no_share_is_refused(rate):
+    with pytest.raises(UserError, match="dropout rate is"):
+        Dropout(rate, "here")

@@ -1,0 +1,33 @@
+"""Feed-forward networks against their formulas."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from axon.nn import MLP, GatedMLP, parameters
+
+DIMS = {"embed": 6, "mlp": 10}
+
+
+def filled(module, rng):
+    values = {name: rng.normal(size=spec.shape).astype(np.float32) for name, spec in parameters(module).items()}
+    for name, value in values.items():
+        getattr(module, name).set_value(jnp.asarray(value))
+    return values
+
+
+def test_the_gated_mlp_is_swiglu(rng):
+    module, x = GatedMLP(DIMS), rng.normal(size=(2, 3, 6)).astype(np.float32)
+    w = filled(module, rng)
+    gate = x @ w["gate"]
+    expected = (gate / (1 + np.exp(-gate)) * (x @ w["up"])) @ w["down"]
+    np.testing.assert_allclose(module(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_mlp_is_gpt2s_with_biases_and_the_tanh_form_of_gelu(rng):
+    module, x = MLP(DIMS), rng.normal(size=(2, 3, 6)).astype(np.float32)
+    w = filled(module, rng)
+    up = x @ w["up"] + w["up_bias"]
+    gelu = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
+    np.testing.assert_allclose(module(jnp.asarray(x)), gelu @ w["down"] + w["down_bias"], rtol=1e-4, atol=1e-4)

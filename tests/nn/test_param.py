@@ -1,0 +1,104 @@
+"""Parameters: one declaration; values that depend on the seed and the path only."""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from axon.axes import PatternError
+from axon.layout import ArraySpec
+from axon.nn import Param, Stack, constant, fan_in, initialise, normal, parameters
+
+DIMS = {"embed": 24, "mlp": 40, "heads": 8, "head_dim": 6}
+
+
+class Block(nnx.Module):
+    def __init__(self):
+        self.up = Param("embed mlp", DIMS)
+        self.scale = Param("embed", DIMS, constant(1.0))
+
+
+class Model(nnx.Module):
+    def __init__(self, layers=4):
+        self.head = Param("heads head_dim embed", DIMS, normal(0.02))
+        self.layers = Stack(Block(), layers)
+
+
+def flat(values):
+    return {"/".join(map(str, path)): np.asarray(v) for path, v in nnx.traversals.flatten_mapping(values).items()}
+
+
+def test_parameters_lists_paths_axes_and_shapes_before_anything_is_made():
+    listed = parameters(Model())
+    assert listed == {
+        "head": ArraySpec(("heads", "head_dim", "embed"), (8, 6, 24)),
+        "layers/block/scale": ArraySpec(("layers", "embed"), (4, 24)),
+        "layers/block/up": ArraySpec(("layers", "embed", "mlp"), (4, 24, 40)),
+    }
+
+
+def test_initial_values_are_the_same_bits_on_every_mesh(seed, placed):
+    one = flat(initialise(Model(), seed, placed()))
+    for mesh, options in [
+        ({"data": 8}, {"zero": 3}),
+        ({"data": 2, "tensor": 4}, {"zero": 3, "auto": True}),
+        ({"replica": 2, "data": 2, "tensor": 2}, {}),
+    ]:
+        for path, values in flat(initialise(Model(), seed, placed(mesh, **options))).items():
+            assert values.tobytes() == one[path].tobytes(), (mesh, path)
+
+
+def test_a_layers_values_are_those_it_has_in_a_deeper_or_shallower_stack_and_alone(seed, placed):
+    stacked = flat(initialise(Model(4), seed, placed()))["layers/block/up"]
+    shallow = flat(initialise(Model(2), seed, placed()))["layers/block/up"]
+    assert shallow.tobytes() == stacked[:2].tobytes()
+    key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(b"layers/block/up"))
+    for layer in range(4):
+        alone = jax.jit(lambda i: fan_in("embed")(jax.random.fold_in(key, i), ("embed", "mlp"), (24, 40)))(layer)
+        assert np.asarray(alone).tobytes() == stacked[layer].tobytes()
+
+
+def test_paths_layers_and_seeds_have_values_of_their_own(seed, placed):
+    one, other = (flat(initialise(Model(), s, placed())) for s in (seed, seed + 1))
+    assert not np.array_equal(one["head"], other["head"])
+    assert not np.array_equal(one["layers/block/up"][0], one["layers/block/up"][1])
+
+
+def test_arrays_are_made_where_their_kind_is_stored(placed):
+    placement = placed({"data": 4, "tensor": 2}, zero=3)
+    up = initialise(Model(), 0, placement)["layers"]["block"]["up"]
+    assert up.sharding.is_equivalent_to(placement.sharding(("layers", "embed", "mlp"), "params"), 3)
+    assert up.addressable_shards[0].data.shape == (4, 6, 20)
+
+
+def test_initializers_have_the_variance_that_they_promise(rng):
+    key = jax.random.key(int(rng.integers(2**31)))
+    shape = (64, 32, 16)
+    spread = jax.jit(lambda: fan_in("a b", 0.5)(key, ("a", "b", "c"), shape))().std()
+    assert abs(spread / (0.5 * (64 * 32) ** -0.5) - 1) < 0.05
+    assert abs(jax.jit(lambda: normal(0.02)(key, ("a", "b", "c"), shape))().std() / 0.02 - 1) < 0.05
+    np.testing.assert_array_equal(constant(3.0)(key, ("a",), (2,)), [3.0, 3.0])
+
+
+def test_the_default_sums_over_the_first_axis(rng):
+    key = jax.random.key(int(rng.integers(2**31)))
+    made = Param("embed mlp", {"embed": 400, "mlp": 40}).init(key, ("embed", "mlp"), (400, 40))
+    assert abs(made.std() * 20 - 1) < 0.05
+
+
+def test_weight_decay_is_for_matrices_unless_it_is_said():
+    assert Param("embed mlp", DIMS).decay
+    assert not Param("embed", DIMS).decay
+    assert not Param("heads head_dim", DIMS, constant(0.0), decay=False).decay
+
+
+def test_an_axis_without_a_size_is_refused_with_the_nearest_one():
+    with pytest.raises(PatternError, match=r"Param\('embd mlp'\): no size for axis 'embd'\. Did you mean 'embed'"):
+        Param("embd mlp", DIMS)
+
+
+def test_a_role_takes_the_size_of_its_axis():
+    assert Param("embed.expert mlp", DIMS).get_value() == jax.ShapeDtypeStruct((24, 40), jnp.float32)

@@ -1,0 +1,68 @@
+"""Rotary embedding as the complex numbers that it is, and the published scalings."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, rotate
+
+
+def turned(x, positions, theta, width):
+    """Pairs (x_i, x_{i+width/2}) as complex numbers, each times e^{i·position·theta^(−2i/width)}; float64."""
+    x = x.astype(np.float64)
+    z = x[..., : width // 2] + 1j * x[..., width // 2 :]
+    angle = positions[:, :, None, None] * theta ** (-2 * np.arange(width // 2) / width)
+    z = z * np.exp(1j * angle)
+    return np.concatenate([z.real, z.imag], axis=-1)
+
+
+@pytest.mark.parametrize("theta", [10000.0, 500000.0])
+@pytest.mark.parametrize("width", [2, 8, 64])
+def test_rotation_is_multiplication_by_a_complex_number(theta, width, rng):
+    x = rng.normal(size=(2, 5, 3, width)).astype(np.float32)
+    positions = rng.integers(0, 200, (2, 5))
+    made = rotate(jnp.asarray(x), Rope(theta).angles(jnp.asarray(positions), width))
+    np.testing.assert_allclose(made, turned(x, positions, theta, width), atol=1e-4)
+
+
+def test_scores_depend_on_the_distance_of_positions_only(rng):
+    q, k = rng.normal(size=(2, 1, 1, 1, 16)).astype(np.float32)
+    at = lambda x, p: rotate(jnp.asarray(x), Rope().angles(jnp.full((1, 1), p), 16))  # noqa: E731
+    one, other = (jnp.sum(at(q, p + 7) * at(k, p)) for p in (0, 90))
+    np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def published(wavelength, factor, low, high, original):
+    """Llama 3.1's rule, written by wavelength as in the model's release: how much a frequency is scaled."""
+    if wavelength < original / high:
+        return 1.0
+    if wavelength > original / low:
+        return 1 / factor
+    smooth = (original / wavelength - low) / (high - low)
+    return (1 - smooth) / factor + smooth
+
+
+def test_llama3_scaling_is_the_published_rule(rng):
+    factor, low = float(rng.uniform(2, 32)), float(rng.uniform(0.5, 2))
+    high, original = low + float(rng.uniform(1, 5)), int(rng.integers(512, 16384))
+    frequencies = 500000.0 ** (-np.arange(0, 128, 2) / 128)
+    scale = [published(2 * math.pi / f, factor, low, high, original) for f in frequencies]
+    assert min(scale) < max(scale) == 1.0
+    made = Llama3Scaling(factor, low, high, original).apply(frequencies)
+    np.testing.assert_allclose(made, frequencies * scale, rtol=1e-12)
+    assert Llama3Scaling() == Llama3Scaling(8.0, 1.0, 4.0, 8192)
+
+
+def test_linear_scaling_divides_positions(rng):
+    positions = jnp.asarray(rng.integers(0, 100, (1, 4)))
+    scaled = Rope(scaling=LinearScaling(4.0)).angles(4 * positions, 8)
+    for one, other in zip(scaled, Rope().angles(positions, 8), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+def test_rotation_keeps_the_dtype_and_angles_are_float32():
+    angles = Rope().angles(jnp.arange(3)[None], 8)
+    assert angles[0].dtype == jnp.float32
+    assert rotate(jnp.ones((1, 3, 1, 8), jnp.bfloat16), angles).dtype == jnp.bfloat16

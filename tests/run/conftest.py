@@ -1,0 +1,113 @@
+"""A run so small that it trains in a second, and one of it that many tests look at."""
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from axon.checkpoint import Checkpoints
+from axon.data import Bpe, Data, Folder
+from axon.layout import Layout
+from axon.run import Evaluation, Sample, Train
+from axon.train.optimizer import AdamW, Cosine
+from axon.train.sampling import Sampling
+from models.llama import Llama
+
+STEPS = 12
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept(caches) -> None:
+    """Most tests of this folder train the same model."""
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    """A folder of 40 documents of random words."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_text(" ".join(random.choices(WORDS, k=400)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(text) -> Train:
+    """The run without a folder, for one device."""
+    return Train(
+        model=Llama(vocab=320, embed=32, layers=2, heads=4, kv_heads=4, mlp=64),
+        data=Data(seq=32, batch=8, sources=(Folder(str(text)),), tokenizer=Bpe(vocab=320), held_out=0.2),
+        optimizer=AdamW(Cosine(peak=1e-2, warmup=3, steps=STEPS)),
+        steps=STEPS,
+        evaluation=Evaluation(every=10, batches=3),
+        checkpoints=Checkpoints(every=5),
+        sample=Sample("alpha beta", Sampling(tokens=8)),
+    )
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that was done: its tree, its folder and the lines it said."""
+
+    train: Train
+    folder: Path
+    lines: list[str]
+
+
+@pytest.fixture(scope="session")
+def do() -> Callable[..., Ran]:
+    """do(train, folder, devices=1, **arguments of run): train in `folder` on the first so many devices."""
+
+    def run(train: Train, folder: Path, devices: int = 1, **arguments: Any) -> Ran:
+        lines: list[str] = []
+        train = replace(train, run_dir=str(folder))
+        with only(devices):
+            train.run(report=lines.append, **arguments)
+        return Ran(train, folder, lines)
+
+    return run
+
+
+def only(count: int):
+    """A context in which JAX has but the first `count` devices."""
+    patch, devices = pytest.MonkeyPatch.context(), jax.devices()[:count]
+
+    class Few:
+        def __enter__(self):
+            inner = patch.__enter__()
+            inner.setattr(jax, "devices", lambda *_: devices)
+            inner.setattr(jax, "device_count", lambda *_: count)
+
+        def __exit__(self, *error):
+            return patch.__exit__(*error)
+
+    return Few()
+
+
+@pytest.fixture(scope="session")
+def few() -> Callable[[int], Any]:
+    """few(n): a context in which JAX has but the first n devices."""
+    return only
+
+
+@pytest.fixture(scope="session")
+def trained(tiny, do, tmp_path_factory) -> Ran:
+    """The run, done whole and never disturbed. To be looked at only: see `copied`."""
+    return do(tiny, tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture
+def copied(trained, tmp_path) -> Path:
+    """A copy of the whole run's folder, to do harm to."""
+    return Path(shutil.copytree(trained.folder, tmp_path / "copy"))
+
+
+@pytest.fixture(scope="session")
+def eight() -> Layout:
+    """A layout for all eight devices that splits all there is to split."""
+    return Layout(mesh={"data": 4, "tensor": 2}, zero=3)

@@ -1,0 +1,147 @@
+"""Loss and texts of a run that was trained."""
+
+import json
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.data import TokenizerFile
+from axon.errors import UserError
+from axon.nn import Inputs
+from axon.run.inspect import evaluate_run, generate_text
+from axon.train.metrics import read_metrics
+from axon.train.sampling import Sampling
+
+
+def silent(line):
+    pass
+
+
+def full_logits(program, parameters, batch):
+    """`batch seq vocab`, all at once, with none of the loss's own code."""
+
+    def logits(parameters, batch):
+        model = program.bind(parameters)
+        hidden, _ = model.hidden(Inputs(batch["tokens"], batch["positions"], batch["documents"]))
+        return model.logits(hidden)
+
+    with program.tracing():
+        return np.asarray(jax.jit(logits)(parameters, program.place(batch)), np.float64)
+
+
+def test_loss_and_bits_per_byte_equal_a_direct_computation(trained, few):
+    from axon.checkpoint import Reader
+
+    program = trained.train.program
+    parameters = Reader(trained.folder / "checkpoints").restore_parameters(program.abstract_state().parameters)
+    corpus = trained.train.data.prepare(silent)
+    nats = tokens = size = 0.0
+    for batch in corpus.held_out():
+        logits = full_logits(program, parameters, batch)
+        likely = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
+        real = batch["weights"] > 0
+        targets = batch["targets"][real]
+        nats -= np.take_along_axis(likely[real], targets[:, None], axis=1).sum()
+        tokens += len(targets)
+        size += sum(
+            len(corpus.tokenizer.decode([token]).encode()) for token in targets if token != corpus.tokenizer.bos
+        )
+    with few(1):
+        loss, bits = evaluate_run(trained.folder, None, None, silent)
+    assert loss == pytest.approx(nats / tokens, rel=1e-5)
+    assert bits == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+
+
+def test_evaluating_a_run_repeats_the_figure_of_its_end(trained, few):
+    last = read_metrics(trained.folder / "metrics.jsonl")[-1]
+    lines = []
+    with few(1):
+        loss, bits = evaluate_run(trained.folder, None, trained.train.evaluation.batches, lines.append)
+    assert (loss, bits) == (last["eval_loss"], last["eval_bits_per_byte"])
+    assert "parameters of step 12, on 1 device" in lines
+
+
+def test_any_source_can_be_evaluated_and_all_of_it_counts(trained, text, few, tmp_path):
+    documents = [path.read_text() for path in sorted(text.glob("*.txt"))[:9]]
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number, document in enumerate(documents):
+        (folder / f"{number}.txt").write_text(document)
+    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"text": document}) + "\n" for document in documents))
+    with few(1):
+        of_folder = evaluate_run(trained.folder, str(folder), None, silent)
+        of_lines = evaluate_run(trained.folder, str(tmp_path / "lines.jsonl"), None, silent)
+        of_noise = evaluate_run(trained.folder, str(write(tmp_path / "noise.txt", "zyx wvu " * 300)), None, silent)
+    assert of_folder == of_lines
+    assert of_noise[1] > of_folder[1]
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_a_run_with_a_tokenizer_of_its_own_can_be_evaluated_and_continued(tiny, trained, do, few, text, tmp_path):
+    spelled = (trained.folder / "tokenizer.json").read_text().replace("<|endoftext|>", "<begin>")
+    tokenizer = TokenizerFile(str(write(tmp_path / "own.json", spelled)), bos="<begin>")
+    do(replace(tiny, data=replace(tiny.data, tokenizer=tokenizer)), tmp_path / "run", steps=1)
+    with few(1):
+        loss, _ = evaluate_run(tmp_path / "run", str(text), 2, silent)
+        assert generate_text(tmp_path / "run", "alpha", Sampling(tokens=4), silent).startswith("alpha")
+    assert math.isfinite(loss)
+
+
+def test_text_of_a_run_depends_on_the_seed_alone(trained, few):
+    with few(1):
+        texts = [
+            generate_text(trained.folder, "alpha ", Sampling(tokens=30, temperature=2.0, seed=seed), silent)
+            for seed in (1, 1, 2)
+        ]
+    assert texts[0] == texts[1] != texts[2]
+    assert all(text.startswith("alpha ") for text in texts)
+
+
+def test_an_empty_prompt_is_continued(trained, few):
+    with few(1):
+        assert generate_text(trained.folder, "", Sampling(tokens=20, temperature=0), silent)
+
+
+def test_a_run_on_many_devices_is_looked_at_on_them_or_on_one(tiny, trained, do, few, tmp_path, eight):
+    do(replace(tiny, layout=eight), tmp_path, devices=8, steps=1)
+    lines, losses, texts = [], [], []
+    for devices in (8, 1):
+        with few(devices):
+            losses.append(evaluate_run(tmp_path, None, 2, lines.append))
+            texts.append(generate_text(tmp_path, "alpha ", Sampling(tokens=10, temperature=0), silent))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    assert texts[0] == texts[1]
+    assert [line for line in lines if line.startswith("parameters")] == [
+        "parameters of step 1, on 8 devices",
+        "parameters of step 1, on 1 device",
+    ]
+
+
+def test_what_is_no_run_or_lacks_a_part_is_said_so(copied, few, tmp_path):
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        generate_text(tmp_path / "nothing", "x", Sampling(), silent)
+    with pytest.raises(UserError, match="There is no source 'nosuch'"):
+        evaluate_run(copied, "nosuch", None, silent)
+    with pytest.raises(UserError, match=r"The text has \d+ tokens, .* give more text"):
+        evaluate_run(copied, str(write(tmp_path / "short.txt", "alpha")), None, silent)
+    (copied / "checkpoints").rename(copied / "elsewhere")
+    with few(1), pytest.raises(UserError, match="no checkpoint in"):
+        generate_text(copied, "x", Sampling(), silent)
+    (copied / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"there is no file .*tokenizer\.json"):
+        evaluate_run(copied, None, None, silent)
+
+
+def test_full_logits_have_a_row_for_every_token(trained):
+    batch = next(trained.train.data.prepare(silent).held_out(1))
+    values = trained.train.program.init().parameters
+    assert full_logits(trained.train.program, values, batch).shape == (8, 32, trained.train.model.vocab)
+    assert jnp.float32 == jax.tree.leaves(values)[0].dtype

@@ -1,0 +1,267 @@
+"""Doing a run: all that a run directory holds afterwards, stopping, continuing, and what must not be continued."""
+
+import json
+import math
+import os
+import shutil
+import signal
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from axon.checkpoint import Checkpoints, Reader
+from axon.config import load
+from axon.data import TokenizerFile
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.run import Evaluation
+from axon.run.folder import RunFolder
+from axon.train.loop import Diverged
+from axon.train.metrics import read_metrics
+from axon.train.optimizer import AdamW, Constant
+from axon.train.signals import Interrupted
+from axon.train.trackers import TensorBoard
+
+KEYS = {"step", "loss", "tokens", "tokens_per_second", "step_seconds", "mfu", "grad_norm", "learning_rate"}
+
+
+def rows(folder, *names):
+    """Of each training step: step and the named numbers."""
+    return [[row[name] for name in ("step", *names)] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+
+
+def evaluated(folder):
+    return [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "eval_loss" in row]
+
+
+def parameters(ran):
+    abstract = ran.train.program.abstract_state().parameters
+    return jax.tree.leaves(Reader(ran.folder / "checkpoints").restore_parameters(abstract))
+
+
+def test_every_step_has_a_row_with_every_number(trained):
+    lines = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, trained.train.steps + 1))
+    assert all(line.keys() == KEYS for line in steps)
+    assert all(math.isfinite(line[key]) for line in steps for key in KEYS)
+    data = trained.train.data
+    assert [line["tokens"] for line in steps] == [line["step"] * data.batch * data.seq for line in steps]
+
+
+def test_the_loss_falls(trained):
+    losses = [loss for _, loss in rows(trained.folder, "loss")]
+    assert losses[-1] < 0.75 * losses[0]
+
+
+def test_held_out_text_is_evaluated_when_due_and_at_the_end(trained):
+    assert evaluated(trained.folder) == [10, 12]
+    last = read_metrics(trained.folder / "metrics.jsonl")[-1]
+    assert last.keys() == {"step", "eval_loss", "eval_bits_per_byte"}
+    said = f"step 12: validation loss {last['eval_loss']:.4f} nats per token, {last['eval_bits_per_byte']:.4f} bits"
+    assert any(line.startswith(said) for line in trained.lines)
+
+
+def test_the_folder_holds_all_that_describes_the_run(trained):
+    folder = trained.folder
+    assert load(folder / "config.gin").tree == trained.train
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert TokenizerFile(str(folder / "tokenizer.json")).load().vocab <= trained.train.model.vocab
+    assert Reader(folder / "checkpoints").steps() == [10, 12]
+    record = json.loads((folder / "run.json").read_text())
+    assert record["versions"]["jax"] == jax.__version__
+    assert {"commit", "dirty"} <= record["git"].keys()
+    assert record["hardware"]["devices"] == 1
+    assert record["command"]
+    assert record["data"]["digests"]
+
+
+def test_the_end_says_where_everything_is_and_continues_the_sample(trained):
+    said = "\n".join(trained.lines)
+    assert "alpha beta" in said
+    assert str(trained.folder / "loss.png") in said
+    assert str(trained.folder / "checkpoints/12") in said
+
+
+def test_a_second_time_there_is_nothing_left_to_train(trained, do, copied):
+    before = (copied / "metrics.jsonl").read_text()
+    again = do(trained.train, copied)
+    assert "resumed from step 12" in again.lines
+    assert any("nothing left to train" in line for line in again.lines)
+    assert (copied / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_that_was_stopped_and_continued_is_bit_identical(tiny, trained, do, tmp_path):
+    stop = int(np.random.default_rng().integers(1, 12))
+    do(tiny, tmp_path, steps=stop)
+    assert [step for step, _ in rows(tmp_path, "loss")] == list(range(1, stop + 1))
+    continued = do(tiny, tmp_path)
+    assert f"resumed from step {stop}" in continued.lines
+    numbers = ("loss", "grad_norm", "learning_rate", "tokens")
+    assert rows(tmp_path, *numbers) == rows(trained.folder, *numbers)
+    for one, other in zip(parameters(trained), parameters(continued), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_was_written_after_the_last_checkpoint_is_cut_back_and_a_torn_line_tolerated(trained, do, copied):
+    shutil.rmtree(copied / "checkpoints/12")
+    with (copied / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 13, "loss": 1.5')
+    do(trained.train, copied)
+    assert rows(copied, "loss") == rows(trained.folder, "loss")
+
+
+def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied):
+    shutil.rmtree(copied / "checkpoints/12")
+    kept = [row for row in read_metrics(copied / "metrics.jsonl") if "loss" in row and row["step"] <= 10]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    do(trained.train, copied)
+    assert evaluated(copied) == [10, 12]
+
+
+@pytest.mark.smoke
+def test_continued_on_another_layout_the_losses_match(tiny, trained, do, tmp_path, eight):
+    do(tiny, tmp_path, steps=4)
+    do(replace(tiny, layout=eight), tmp_path, devices=8, steps=10)
+    np.testing.assert_allclose(rows(tmp_path, "loss"), rows(trained.folder, "loss")[:10], rtol=1e-5)
+    np.testing.assert_allclose(rows(tmp_path, "grad_norm"), rows(trained.folder, "grad_norm")[:10], rtol=1e-5)
+
+
+def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, copied):
+    changed = replace(
+        trained.train,
+        steps=14,
+        layout=Layout(microbatches=2),
+        checkpoints=Checkpoints(every=7, keep=1, asynchronous=False),
+        evaluation=Evaluation(every=4, batches=1),
+        trackers=(TensorBoard(),),
+        data=replace(trained.train.data, threads=0),
+    )
+    do(changed, copied)
+    assert rows(copied)[-1] == [14]
+    assert Reader(copied / "checkpoints").steps() == [14]
+    assert list((copied / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda t: replace(t, model=replace(t.model, mlp=128)), "model.mlp: 64 → 128"),
+        (lambda t: replace(t, optimizer=replace(t.optimizer, b2=0.9)), "optimizer.b2: 0.95 → 0.9"),
+        (lambda t: replace(t, data=replace(t.data, batch=16)), "data.batch: 8 → 16"),
+        (lambda t: replace(t, seed=3), "seed: 0 → 3"),
+        (lambda t: replace(t, z_loss=1e-4), "z_loss: 0.0 → 0.0001"),
+    ],
+)
+def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, difference):
+    before = (trained.folder / "config.gin").read_text()
+    with pytest.raises(UserError, match="holds another run") as refused:
+        do(change(trained.train), trained.folder)
+    assert difference in str(refused.value)
+    assert (trained.folder / "config.gin").read_text() == before
+
+
+def test_other_text_under_the_same_name_is_refused(trained, do, copied, tmp_path):
+    source = trained.train.data.sources[0]
+    text = tmp_path / "text"
+    shutil.copytree(source.path, text)
+    moved = replace(trained.train, data=replace(trained.train.data, sources=(replace(source, path=str(text)),)))
+    RunFolder(copied).config.write_text(RunFolder(copied).config.read_text().replace(source.path, str(text)))
+    do(moved, copied)
+    (text / "more.txt").write_text("omega " * 500)
+    with pytest.raises(UserError, match="the text itself has changed"):
+        do(moved, copied)
+
+
+def test_a_run_that_did_not_come_to_its_first_step_may_be_begun_anew(tiny, do, tmp_path):
+    RunFolder(tmp_path).write(replace(tiny, seed=7), {})
+    do(tiny, tmp_path, steps=1)
+    assert load(tmp_path / "config.gin").tree.seed == tiny.seed
+
+
+def test_a_run_begins_from_the_parameters_of_another(tiny, trained, do, tmp_path):
+    still = AdamW(Constant(0.0))
+    begun = do(replace(tiny, init_from=str(trained.folder), optimizer=still), tmp_path, steps=1)
+    for one, other in zip(parameters(trained), parameters(begun), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert rows(tmp_path, "loss")[0][1] < rows(trained.folder, "loss")[1][1]
+
+
+def test_divergence_stops_with_step_batch_and_parameter_and_spoils_no_checkpoint(tiny, do, tmp_path):
+    absurd = replace(tiny, optimizer=AdamW(Constant(1e30)), checkpoints=Checkpoints(every=1))
+    with pytest.raises(Diverged) as stopped:
+        do(absurd, tmp_path)
+    step = rows(tmp_path)[-1][0] + 1
+    message = str(stopped.value)
+    assert message.startswith(f"step {step}: loss ")
+    assert f"batch {step - 1} of seed 0" in message
+    assert any(path in message for path in tiny.program.parameters)
+    reader = Reader(tmp_path / "checkpoints")
+    assert reader.latest() == step - 1
+    state, extra = reader.restore(absurd.program.abstract_state())
+    assert int(state.step) == step - 1
+    assert extra["tokens"] == (step - 1) * 8 * 32
+
+
+def interrupting(number, when):
+    """A report that sends this process a signal at the first line that begins with `when`."""
+    pending = [number]
+
+    def report(line):
+        if line.startswith(when) and pending:
+            os.kill(os.getpid(), pending.pop())
+
+    return report
+
+
+@pytest.mark.parametrize(
+    ("number", "when", "least"),
+    [
+        (signal.SIGINT, "model:", 0),
+        (signal.SIGINT, "attention:", 0),
+        (signal.SIGTERM, "MFU =", 1),
+        (signal.SIGINT, "step 10: validation", 10),
+    ],
+)
+def test_an_interrupt_saves_and_the_run_goes_on_from_there(tiny, trained, do, few, tmp_path, number, when, least):
+    begun = replace(tiny, run_dir=str(tmp_path))
+    with few(1), pytest.raises(Interrupted) as stopped:
+        begun.run(report=interrupting(number, when))
+    assert stopped.value.exit_code == 128 + number
+    seen = rows(tmp_path)[-1][0] if rows(tmp_path) else 0
+    assert seen >= least
+    assert (Reader(tmp_path / "checkpoints").latest() or 0) == seen
+    do(tiny, tmp_path)
+    assert rows(tmp_path, "loss") == rows(trained.folder, "loss")
+
+
+def test_a_profile_is_recorded_and_nothing_else_changes(tiny, trained, do, tmp_path):
+    ran = do(replace(tiny, checkpoints=Checkpoints(every=5)), tmp_path, steps=6, profile=True)
+    assert any(line.startswith("profile of steps 1 to 5: ") for line in ran.lines)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    assert Reader(tmp_path / "checkpoints").steps() == [5, 6]
+    assert rows(tmp_path, "loss") == rows(trained.folder, "loss")[:6]
+
+
+def test_more_steps_than_the_schedule_has_are_not_silently_left_out(trained, do, copied):
+    again = do(trained.train, copied, steps=500)
+    assert "the run ends at step 12, before the 500 asked for: raise Train.steps" in again.lines
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(tiny, do, tmp_path):
+    with pytest.raises(UserError, match=r"vocab is 100, and the tokenizer has \d+ ids: set Llama.vocab"):
+        do(replace(tiny, model=replace(tiny.model, vocab=100)), tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_said_so(tiny, do, tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(UserError, match=r"cannot write the run's folder .* Give another --run-dir"):
+            do(tiny, folder)
+
+
+def test_a_run_without_a_folder_asks_for_one(tiny):
+    with pytest.raises(UserError, match=r"Train\.run_dir is not set"):
+        tiny.run()

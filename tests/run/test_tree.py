@@ -1,0 +1,41 @@
+"""The same tree for people who own their loop."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from axon.data import TokenizerFile
+from axon.errors import UserError
+from axon.run import Evaluation, Train
+from axon.train.metrics import read_metrics
+
+
+def test_a_loop_of_ones_own_gives_the_same_losses_as_run(trained, few):
+    train = trained.train
+    expected = [row["loss"] for row in read_metrics(trained.folder / "metrics.jsonl") if "loss" in row]
+    losses = []
+    with few(1), train.data.prepare(str).train(train.seed) as batches:
+        state = train.init()
+        for _ in range(3):
+            state, metrics = train.step(state, next(batches))
+            losses.append(float(metrics["loss"]))
+        evaluated = train.evaluate(state, next(batches))
+    np.testing.assert_allclose(losses, expected[:3], rtol=1e-6)
+    assert float(evaluated["nll"]) / float(evaluated["tokens"]) < losses[0]
+
+
+def test_a_split_that_will_be_asked_for_must_have_a_share_of_the_text(tiny):
+    with pytest.raises(UserError, match=r"set Data\.held_out above 0, or Train.evaluation to None"):
+        replace(tiny, data=replace(tiny.data, held_out=0.0))
+    replace(tiny, data=replace(tiny.data, held_out=0.0), evaluation=None)
+    with pytest.raises(UserError, match="leaves no text to train on"):
+        replace(tiny, data=replace(tiny.data, held_out=1.0, tokenizer=TokenizerFile("any.json")))
+
+
+def test_sizes_below_one_are_refused(tiny):
+    with pytest.raises(UserError, match=r"Train\.steps is 0; write 1 or more"):
+        Train(tiny.model, tiny.data, tiny.optimizer, steps=0)
+    for wrong in ({"every": 0}, {"batches": 0}):
+        with pytest.raises(UserError, match=r"Evaluation: every is .* write 1 or more"):
+            Evaluation(**wrong)

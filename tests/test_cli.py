@@ -1,0 +1,348 @@
+"""The command line, as a person meets it: what it prints, and the code that it ends with."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from axon import cli
+from axon.train.metrics import read_metrics
+
+TINY = """\
+from models.llama import Llama
+
+Train.model = @Llama()
+Train.data = @Data()
+Train.optimizer = @AdamW()
+Train.steps = 600
+Train.evaluation = None
+Train.checkpoints = @Checkpoints()
+Checkpoints.every = 40
+
+Llama.vocab = 300
+Llama.embed = 32
+Llama.layers = 1
+Llama.heads = 4
+Llama.kv_heads = 4
+Llama.mlp = 64
+
+Data.seq = 32
+Data.batch = 8
+Data.sources = (@Synthetic(),)
+Data.tokenizer = @Bpe()
+Data.held_out = 0.1
+Bpe.vocab = 300
+Synthetic.vocab = 40
+Synthetic.documents = 100
+
+AdamW.schedule = @Cosine()
+Cosine.peak = 1e-2
+Cosine.warmup = 5
+Cosine.steps = 600
+"""
+
+COMMANDS = ("train", "eval", "show", "generate", "bench")
+
+
+@pytest.fixture(scope="module")
+def environment(caches) -> dict[str, str]:
+    """Of a process on one device, with caches that the module's tests share."""
+    mine = {"JAX_COMPILATION_CACHE_DIR": str(caches / "processes"), "COLUMNS": "200"}
+    quick = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return os.environ | mine | quick
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """The working directory, with tiny.gin."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.gin").write_text(TINY)
+    return tmp_path
+
+
+@pytest.fixture
+def axon(here, environment, monkeypatch, capsys):
+    """axon("train", …, devices=n) runs the command here, in this process: its exit code, and all that it printed."""
+    for name in ("COLUMNS", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+        monkeypatch.setenv(name, environment[name])
+    everything = jax.devices()
+
+    def run(*arguments: str, devices: int = 1) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["axon", *arguments])
+        monkeypatch.setattr(jax, "devices", lambda *_: everything[:devices])
+        monkeypatch.setattr(jax, "device_count", lambda *_: devices)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture
+def start(here, environment):
+    """start("train", …) begins the command in a process of its own; it is gone when the test is."""
+    processes = []
+
+    def begin(*arguments: str, **variables: str) -> subprocess.Popen:
+        command = [sys.executable, "-c", "from axon.cli import main; main()", *arguments]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        processes.append(subprocess.Popen(command, cwd=here, env=environment | variables, **pipes))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(what, process: subprocess.Popen, seconds: float = 120) -> None:
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.005)
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    return [(row["step"], row["loss"]) for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+
+
+# ---- what goes right ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_train_eval_generate_from_one_file(axon, here):
+    code, out = axon("train", "tiny.gin", "--steps", "4")
+    assert code == 0, out
+    assert "step 4/4" in out
+    code, out = axon("train", "tiny.gin", "--steps", "6", "--set", "Checkpoints.every=1")
+    assert code == 0, out
+    assert "resumed from step 4" in out
+    folder = here / "runs/tiny"
+    assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
+    code, out = axon("eval", "runs/tiny", "--batches", "2")
+    assert code == 0, out
+    assert re.search(r"^loss \d\.\d{4} nats per token, \d\.\d{4} bits per byte$", out, re.MULTILINE)
+    code, out = axon("generate", "runs/tiny", "--prompt", "abc", "--tokens", "5", "--temperature", "0")
+    assert code == 0, out
+    assert out.splitlines()[0].startswith("abc")
+
+
+def test_a_config_of_another_folder_names_its_run_after_itself(axon, here):
+    (here / "elsewhere").mkdir()
+    (here / "tiny.gin").rename(here / "elsewhere/small.gin")
+    code, out = axon("train", str(here / "elsewhere/small.gin"), "--steps", "1")
+    assert code == 0, out
+    assert (here / "runs/small/metrics.jsonl").is_file()
+
+
+def test_the_folder_is_the_command_lines_else_the_files_own(axon, here):
+    own = ("--set", "Train.run_dir='its/own'")
+    assert axon("train", "tiny.gin", "--steps", "1", *own)[0] == 0
+    assert axon("train", "tiny.gin", "--steps", "1", *own, "--run-dir", "said")[0] == 0
+    assert losses(here / "its/own") == losses(here / "said") != []
+
+
+def test_trackers_come_from_the_file(axon, here):
+    with (here / "tiny.gin").open("a") as file:
+        file.write("Train.trackers = (@TensorBoard(),)\nTensorBoard.folder = 'curves'\n")
+    code, out = axon("train", "tiny.gin", "--steps", "1")
+    assert code == 0, out
+    assert list((here / "runs/tiny/curves").glob("events.*"))
+
+
+def test_show_prints_the_configuration_the_mesh_and_every_parameter(axon):
+    code, out = axon("show", "tiny.gin", "--set", "Layout.mesh={'data': 4, 'tensor': 2}", "--set", "Layout.zero=3")
+    assert code == 0, out
+    line = TINY.splitlines().index("Llama.layers = 1") + 1
+    assert re.search(rf"Llama\.layers = 1 +# tiny\.gin:{line}\n", out)
+    assert "mesh of 8 devices" in out
+    assert re.search(r"head +embed vocab +32 × 300 +data tensor +4,800", out)
+    assert "totals" in out
+    assert "no parameter is held whole by every device" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example(axon, command):
+    code, out = axon(command, "--help")
+    assert code == 0
+    assert f"Example: axon {command} " in out
+
+
+def test_the_help_of_all_names_every_command(axon):
+    code, out = axon("--help")
+    assert code == 0
+    assert all(re.search(rf"\b{command}\b", out) for command in COMMANDS)
+
+
+# ---- a person's mistakes ------------------------------------------------------------------------------------------
+
+MISTAKES = [
+    ("nosuch", ["train", "nosuch.gin"]),
+    ("there is no file 'tiny.gni'. Did you mean 'tiny.gin'", ["train", "tiny.gni"]),
+    ("No such command 'trian'. Did you mean 'train'", ["trian", "tiny.gin"]),
+    ("--set: .*'msh'.*Did you mean 'mesh'", ["train", "tiny.gin", "--set", "Layout.msh={'data': 1}"]),
+    ("'Layuot'. Did you mean 'Layout'", ["train", "tiny.gin", "--set", "Layuot.mesh={'data': 1}"]),
+    ("unknown mesh axis 'dta'. Did you mean 'data'", ["train", "tiny.gin", "--set", "Layout.mesh={'dta': 1}"]),
+    ("data 64 = 64 devices, and there are 1", ["train", "tiny.gin", "--set", "Layout.mesh={'data': 64}"]),
+    ("Llama.layers.*six", ["train", "tiny.gin", "--set", "Llama.layers='six'"]),
+    ("Llama.layers", ["train", "tiny.gin", "--set", "Llama.layers"]),
+    ("Llama.layers is 0; write 1 or more", ["train", "tiny.gin", "--set", "Llama.layers=0"]),
+    ("AdamW.schedule", ["train", "tiny.gin", "--set", "AdamW.schedule=3"]),
+    ("steps", ["train", "tiny.gin", "--steps", "-3"]),
+    ("steps", ["train", "tiny.gin", "--steps", "many"]),
+    ("NOPE", ["train", "tiny.gin", "--set", "Llama.layers=%NOPE"]),
+    ("REQUIRED", ["train", "tiny.gin", "--set", "Llama.layers=%REQUIRED"]),
+    ("vocab is 299, and the tokenizer has 300", ["train", "tiny.gin", "--set", "Llama.vocab=299"]),
+    ("'heads': 'tensor', 'head_dim'|twice", ["show", "tiny.gin", "--set", "Layout.rows={'head_dim': 'tensor'}"]),
+    ("no config.gin", ["generate", "nosuch", "--prompt", "x"]),
+    ("no config.gin", ["eval", "."]),
+    ("prompt", ["generate", "runs/tiny"]),
+    ("top_p is 2.0", ["generate", "runs/tiny", "--prompt", "x", "--top-p", "2"]),
+    ("cannot write the run's folder tiny.gin", ["train", "tiny.gin", "--run-dir", "tiny.gin"]),
+]
+
+
+@pytest.mark.parametrize(("message", "arguments"), MISTAKES, ids=[" ".join(arguments) for _, arguments in MISTAKES])
+def test_a_mistake_gets_one_clear_message_and_exit_code_2(axon, message, arguments):
+    code, out = axon(*arguments)
+    assert code == 2, out
+    assert re.search(message, out), out
+    assert "Traceback" not in out
+
+
+UNFIT = [
+    (7, "Layout.mesh={'tensor': 7}", r"layers/block/attention/out: axis 'heads' of size 4 is not divisible by 7"),
+    (3, "Layout.mesh={'data': 3}", r"the batch: axis 'batch' of size 8 is not divisible by 3"),
+    (1, "Layout.microbatches=3", r"8 rows are not divisible by 3, which is Layout.microbatches = 3"),
+    (2, "Layout.mesh={'pipe': 2}", "'layers'"),
+]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("devices", "layout", "message"), UNFIT, ids=[layout for _, layout, _ in UNFIT])
+def test_a_layout_that_does_not_fit_is_refused_before_any_work(axon, here, devices, layout, message):
+    code, out = axon("train", "tiny.gin", "--steps", "1", "--set", layout, devices=devices)
+    assert code == 2, out
+    assert re.search(message, out), out
+    assert "Traceback" not in out
+    assert "tokenizer:" not in out
+    assert not (here / "runs").exists()
+
+
+def test_a_mesh_axis_that_nothing_uses_is_refused(axon):
+    mesh = ("--set", "Layout.mesh={'data': 4, 'expert': 2}", "--set", "Layout.rows={'batch': 'data'}")
+    code, out = axon("train", "tiny.gin", *mesh, devices=8)
+    assert code == 2, out
+    assert re.search("'expert'.*(nothing|not used|unused)", out), out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("include 'missing.gin'\n", r"bad.gin:1: there is no file 'missing.gin'"),
+        ("include 'bad.gin'\n", r"bad.gin:1: circular include"),
+        ("include 'tiny.gin'\nLlama.layers = %NOPE\n", r"bad.gin:2: .*undefined macro %NOPE"),
+        ("include 'tiny.gin'\nLlama.layers = = 3\n", r"bad.gin:2"),
+        ("include 'tiny.gin'\nimport nosuch_module\n", r"bad.gin:2: there is no module 'nosuch_module'"),
+        ("include 'tiny.gin'\nLlama.heads = 3\n", r"bad.gin:2: Llama: embed 32 does not divide by heads 3"),
+        ("include 'tiny.gin'\nLlama.layer = 3\nCosine.peek = 1\n", r"2 mistakes(.|\n)*'layers'(.|\n)*'peak'"),
+    ],
+)
+def test_mistakes_in_a_file_are_told_with_their_lines(axon, here, text, message):
+    (here / "bad.gin").write_text(text)
+    code, out = axon("train", "bad.gin")
+    assert code == 2, out
+    assert re.search(message, out), out
+    assert "Traceback" not in out
+
+
+def test_our_own_mistakes_have_a_traceback_and_exit_code_1(axon, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("oh no")
+
+    monkeypatch.setattr("axon.run.show.show_config", broken)
+    code, out = axon("show", "tiny.gin")
+    assert code == 1
+    assert "Traceback" in out
+    assert "oh no" in out
+    assert "fault of Axon's" in out
+
+
+# ---- kills and interrupts -----------------------------------------------------------------------------------------
+
+
+def test_interrupted_and_killed_at_random_the_losses_are_those_of_an_undisturbed_run(start, here):
+    whole = start("train", "tiny.gin", "--run-dir", "whole")
+    assert whole.wait(120) == 0
+    cut = here / "cut"
+    marks = sorted(random.sample(range(60, 560), 2))
+    for mark, number, code in zip(marks, (signal.SIGTERM, signal.SIGKILL), (143, -signal.SIGKILL), strict=True):
+        process = start("train", "tiny.gin", "--run-dir", "cut")
+        wait_for(lambda mark=mark: (cut / "metrics.jsonl").exists() and len(losses(cut)) >= mark, process)
+        process.send_signal(number)
+        out = process.communicate(timeout=60)[0]
+        assert process.returncode == code, out
+        assert "Traceback" not in out
+        assert losses(cut) == losses(here / "whole")[: len(losses(cut))]
+    last = start("train", "tiny.gin", "--run-dir", "cut")
+    out = last.communicate(timeout=120)[0]
+    assert last.returncode == 0, out
+    assert re.search(r"resumed from step \d+", out)
+    assert losses(cut) == losses(here / "whole")
+
+
+def test_an_interrupt_while_compiling_ends_with_130_and_the_run_can_begin_again(start, here):
+    process = start("train", "tiny.gin", "--steps", "2", JAX_COMPILATION_CACHE_DIR=str(here / "empty"))
+    assert process.stdout is not None
+    said = ""
+    while "attention:" not in said:
+        line = process.stdout.readline()
+        assert line, said
+        said += line
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, out
+    assert time.monotonic() - begun < 10
+    assert out.strip() == "axon: interrupted by SIGINT"
+    assert losses(here / "runs/tiny") == []
+
+
+SLOW = """\
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+@dataclass(frozen=True)
+class Slow:
+    name: str = "slow"
+    def key(self):
+        return "slow"
+    def texts(self):
+        Path("reading").touch()
+        yield "abc " * 1000
+        time.sleep(100)
+"""
+
+
+def test_an_interrupt_while_preparing_data_ends_with_130_and_leaves_nothing_half_done(start, here):
+    (here / "slow.py").write_text(SLOW)
+    (here / "slow.gin").write_text("include 'tiny.gin'\nimport slow\nData.sources = (@Slow(),)\n")
+    process = start("train", "slow.gin", AXON_CACHE=str(here / "cache"))
+    wait_for((here / "reading").exists, process)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out = process.communicate(timeout=30)[0]
+    assert process.returncode == 130, out
+    assert "Traceback" not in out
+    assert not (here / "runs").exists()
+    assert not [path for path in (here / "cache").rglob("*") if path.name.startswith("part-")]

@@ -1,0 +1,69 @@
+"""The sum of a reduce-scatter does not depend on the stages it is done in."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from axon.scatter import groups, scatter_sum
+
+SEED = np.random.SeedSequence().entropy
+
+
+def partial_sums(mesh, x, spec):
+    """An array on the mesh whose true value is the sum of `x` over its leading dimensions, one for each mesh axis."""
+    names = tuple(mesh.axis_names)
+    unreduced = PartitionSpec(*spec, unreduced=frozenset(names))
+    placed = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*names)))
+    take = jax.shard_map(
+        lambda part: part.reshape(part.shape[len(names) :]),
+        in_specs=PartitionSpec(*names),
+        out_specs=unreduced,
+        check_vma=False,
+    )
+    return take, placed
+
+
+@pytest.mark.parametrize("stages", [(8,), (2, 4), (4, 2), (2, 2, 2)])
+@pytest.mark.parametrize("spec", [PartitionSpec("data", None), PartitionSpec(None, "data")])
+def test_every_device_gets_its_shard_of_the_sum_whatever_the_stages(stages, spec):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    x = np.random.default_rng(SEED).normal(size=(8, 16, 24)).astype(np.float32)
+    take, placed = partial_sums(mesh, x, (None, None))
+    with jax.set_mesh(mesh):
+        made = jax.jit(lambda x: scatter_sum(take(x), spec, lambda axis: stages))(placed)
+    assert made.sharding.spec == spec
+    np.testing.assert_allclose(np.asarray(made), x.sum(0), rtol=1e-5, atol=1e-5)
+
+
+def test_sums_over_other_mesh_axes_stay_owed():
+    mesh = jax.make_mesh((2, 4), ("replica", "data"), axis_types=(AxisType.Explicit,) * 2)
+    x = np.random.default_rng(SEED).normal(size=(2, 4, 8, 12)).astype(np.float32)
+    take, placed = partial_sums(mesh, x, (None, None))
+
+    def run(x):
+        made = scatter_sum(take(x), PartitionSpec("data", None), lambda axis: (2, 2))
+        assert jax.typeof(made).sharding.spec.unreduced == {"replica"}
+        return jax.sharding.reshard(made, PartitionSpec("data", None))
+
+    with jax.set_mesh(mesh):
+        made = jax.jit(run)(placed)
+    np.testing.assert_allclose(np.asarray(made), x.sum((0, 1)), rtol=1e-5, atol=1e-5)
+
+
+def test_an_array_that_owes_no_sum_comes_back_as_it_is():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+
+    def run(x):
+        assert scatter_sum(x, PartitionSpec("data", None), lambda axis: (8,)) is x
+        return x
+
+    with jax.set_mesh(mesh):
+        jax.jit(run)(jax.device_put(np.ones((8, 8)), NamedSharding(mesh, PartitionSpec())))
+
+
+def test_groups_differ_in_one_digit_and_hold_each_device_once():
+    assert groups((2, 3), 0) == [[0, 3], [1, 4], [2, 5]]
+    assert groups((2, 3), 1) == [[0, 1, 2], [3, 4, 5]]
+    for stage in range(3):
+        assert sorted(n for group in groups((2, 3, 4), stage) for n in group) == list(range(24))

@@ -1,0 +1,61 @@
+"""Schedules at their key steps, and what they refuse."""
+
+import math
+
+import jax.numpy as jnp
+import pytest
+
+from axon.errors import UserError
+from axon.train.optimizer import WSD, AdamW, Constant, Cosine, Linear
+
+
+def rates(schedule, steps):
+    return [float(schedule.function()(jnp.int32(step))) for step in steps]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [Constant(0.3, warmup=4), Cosine(0.3, 4, 20), Linear(0.3, 4, 20), WSD(0.3, 4, 20, decay=5)],
+    ids=lambda s: type(s).__name__,
+)
+def test_warm_up_rises_evenly_from_the_first_step_to_the_peak(schedule):
+    assert rates(schedule, range(5)) == pytest.approx([0.075, 0.15, 0.225, 0.3, 0.3])
+
+
+def test_without_warm_up_the_first_step_has_the_peak():
+    assert rates(Constant(0.3), [0, 100]) == pytest.approx([0.3, 0.3])
+    assert rates(Cosine(0.3, 0, 10), [0]) == pytest.approx([0.3])
+    assert rates(Constant(0.3, warmup=1), [0, 1, 2]) == pytest.approx([0.3, 0.3, 0.3])
+
+
+def test_the_cosine_falls_to_its_floor_and_stays():
+    peak, warmup, steps, floor = 0.3, 10, 110, 0.1
+    expected = [peak * (floor + (1 - floor) * (1 + math.cos(math.pi * t)) / 2) for t in (0, 0.25, 0.5, 1, 1)]
+    made = rates(Cosine(peak, warmup, steps, floor), [10, 35, 60, 110, 500])
+    assert made == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_line_falls_to_its_floor_and_stays():
+    made = rates(Linear(0.4, 10, 110, floor=0.5), [10, 60, 110, 500])
+    assert made == pytest.approx([0.4, 0.3, 0.2, 0.2])
+
+
+def test_warm_up_stable_decay_holds_the_peak_until_its_last_steps():
+    made = rates(WSD(0.4, 10, 110, decay=20, floor=0.25), [10, 50, 90, 100, 110, 500])
+    assert made == pytest.approx([0.4, 0.4, 0.4, 0.25, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Cosine(0.3, 10, 10), r"Cosine.steps is 10, and warm-up and decay alone take 10; raise steps"),
+        (lambda: Linear(0.3, 20, 10), r"Linear.steps is 10, and warm-up"),
+        (lambda: WSD(0.3, 5, 10, decay=6), r"WSD.steps is 10, and warm-up and decay alone take 11"),
+        (lambda: Constant(0.3, warmup=-1), r"Constant.warmup is -1; write 0 or more"),
+        (lambda: AdamW(Constant(0.3), clip=0.0), r"AdamW.clip is 0.0; write a norm above 0, or None"),
+        (lambda: AdamW(Constant(0.3), b2=1.0), r"AdamW.b2 is 1.0; write a share of at least 0 and below 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()

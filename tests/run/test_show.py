@@ -61,5 +61,7 @@ def test_what_is_replicated_is_told(shown):
 
 
 def test_a_layout_that_cannot_hold_the_model_is_refused_as_a_run_would(shown):
-    with pytest.raises(LayoutError, match=r"axis 'heads' of size 4 is not divisible by 3.*: layers/block/attention/query"):
+    with pytest.raises(
+        LayoutError, match=r"axis 'heads' of size 4 is not divisible by 3.*: layers/block/attention/query"
+    ):
         shown("Layout.mesh={'tensor': 3}")

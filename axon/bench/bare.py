@@ -34,7 +34,6 @@ def make_step(model: Llama, optimizer: AdamW, batch: int, seq: int) -> Callable[
         a, b = jnp.split(x, 2, -1)
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
-    @jax.checkpoint
     def attend(q, k, v, seen):
         scores = jnp.where(seen, jnp.einsum("bhqd,bhkd->bhqk", q, k) * width**-0.5, -1e30)
         return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, -1), v)

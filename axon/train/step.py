@@ -104,7 +104,7 @@ class Program:
         """A host's rows of the global batch, each array `batch seq`, as sharded arrays."""
         sharding = self.placement.sharding(BATCH)
         if jax.process_count() == 1:
-            return {name: jax.device_put(value, sharding) for name, value in batch.items()}
+            return jax.device_put(dict(batch), sharding)
         return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in batch.items()}
 
     def trace(self) -> Any:

@@ -6,11 +6,11 @@ declarations of parameters; what a name means on the device mesh is said by the 
 `name.role` is the same dimension with a row of its own in the layout's table; it falls back to the row of `name`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeGuard
 
 import jax
@@ -18,14 +18,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from axon import ring
 from axon.contraction import aligned, contract
+from axon.patterns import Contraction, Names, PatternError, bare, parse_einsum, parse_names
 from axon.scatter import scatter_sum
-
-Names = tuple[str, ...]
-
-
-class PatternError(ValueError):
-    """A pattern that does not fit its operands: the message holds both."""
 
 
 class Weight(Protocol):
@@ -50,6 +46,8 @@ class Placement(Protocol):
     def platform(self) -> str: ...
     def mesh_axes(self, name: str, kind: str = "activations") -> Names: ...
     def spec(self, names: Names, kind: str = "activations") -> PartitionSpec: ...
+    @property
+    def overlap(self) -> Names: ...
     def torus(self, mesh_axis: str) -> tuple[int, ...]: ...
 
 
@@ -95,66 +93,6 @@ def notice(topic: str, text: str) -> None:
         scope.notices[topic] = text
 
 
-# ---- patterns ---------------------------------------------------------------------------------------------------
-
-
-def base(name: str) -> str:
-    """`seq` of `seq.residual`."""
-    return name.partition(".")[0]
-
-
-def bare(names: Names) -> Names:
-    """The names without their roles."""
-    return tuple(map(base, names))
-
-
-@lru_cache(maxsize=4096)
-def parse_names(pattern: str) -> Names:
-    """The names of one array, in order: `"batch seq embed"` → `("batch", "seq", "embed")`."""
-    names = tuple(pattern.split())
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")) or name.count(".") > 1:
-            raise PatternError(f"{name!r} in pattern {pattern!r} is not an axis name: write letters, digits and _")
-    plain = bare(names)
-    repeated = next((n for n in plain if plain.count(n) > 1), None)
-    if repeated:
-        raise PatternError(
-            f"axis {repeated!r} occurs twice in {pattern!r}: a second dimension of the same kind has its own name "
-            f"(as kv_{repeated} or {repeated}_out)"
-        )
-    return names
-
-
-@dataclass(frozen=True)
-class Contraction:
-    """A parsed two-operand pattern."""
-
-    text: str
-    left: Names
-    right: Names
-    out: Names
-
-
-@lru_cache(maxsize=4096)
-def parse_einsum(pattern: str) -> Contraction:
-    """`"a b, b c -> a c"` as three tuples of names; every name is in the output or in both operands."""
-    inputs, arrow, output = pattern.partition("->")
-    sides = inputs.split(",")
-    if not arrow or len(sides) != 2:
-        raise PatternError(f"einsum pattern {pattern!r} should read 'names, names -> names'")
-    left, right, out = parse_names(sides[0]), parse_names(sides[1]), parse_names(output)
-    a, b, o = (set(bare(names)) for names in (left, right, out))
-    if missing := o - a - b:
-        raise PatternError(f"{_listed(missing)} right of '->' in {pattern!r}, but in neither operand")
-    if lost := (a ^ b) - o:
-        raise PatternError(f"{_listed(lost)} in one operand of {pattern!r} only, and not right of '->'")
-    return Contraction(pattern, left, right, out)
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(repr(n) for n in sorted(names))
-
-
 # ---- where an array lives ---------------------------------------------------------------------------------------
 
 
@@ -190,7 +128,7 @@ def _check_rank(x: Array, names: Names, pattern: str) -> None:
         raise PatternError(f"pattern {pattern!r} names {len(names)} axes, but the array has shape {x.shape}")
 
 
-def partial_spec(spec: PartitionSpec, mesh_axes: Sequence[str]) -> PartitionSpec:
+def partial_spec(spec: PartitionSpec, mesh_axes: Collection[str]) -> PartitionSpec:
     """`spec` of an array whose true value is the sum over `mesh_axes` of what the devices hold."""
     return PartitionSpec(*spec, unreduced=frozenset(mesh_axes)) if mesh_axes else spec
 
@@ -262,7 +200,8 @@ def einsum(pattern: str, x: Array, y: Array | Weight) -> Array:
         return _weighted(parsed, scope, x, value)
     left, right, out = _specs(parsed, scope.placement)
     a, b = move(x.astype(scope.compute), left), move(value.astype(scope.compute), right)
-    return _placed(scope, a, parsed.left, b, parsed.right, parsed.out, out)
+    result = _placed(scope, a, parsed.left, b, parsed.right, parsed.out, out)
+    return move(result, scope.placement.spec(parsed.out))
 
 
 def add(pattern: str, x: Array, bias: Weight) -> Array:
@@ -294,49 +233,126 @@ def add(pattern: str, x: Array, bias: Weight) -> Array:
 def _weighted(parsed: Contraction, scope: Scope, x: Array, weight: Array) -> Array:
     """A parameter's contraction, differentiated by hand: see `einsum`."""
     left, right, out = _specs(parsed, scope.placement)
+    result = scope.placement.spec(parsed.out)
 
     def operands(x, w):
-        return move(x.astype(scope.compute), left), move(w.astype(scope.compute), right)
+        a = Operand(x.astype(scope.compute), bare(parsed.left), left)
+        return a, Operand(w.astype(scope.compute), bare(parsed.right), right).moved()
 
     @jax.custom_vjp
     def apply(x, w):
         a, b = operands(x, w)
-        return _placed(scope, a, parsed.left, b, parsed.right, parsed.out, out)
+        return multiply(scope, a, b, bare(parsed.out), out, result)[0]
 
     def backward(kept, dy):
         x, w = kept
         a, b = operands(x, w)
-        dy = move(dy, out)
-        dx = _placed(scope, dy, parsed.out, b, parsed.right, parsed.left, left).astype(x.dtype)
-        dx = move(dx, jax.typeof(x).sharding.spec) if current_explicit() else dx
+        d = Operand(dy, bare(parsed.out), out)
+        came = jax.typeof(x).sharding.spec if current_explicit() else left
+        dx, d = multiply(scope, d, b, bare(parsed.left), left, came)
         spec = _partial(parsed, left, right)
-        dw = _placed(scope, a, parsed.left, dy, parsed.out, parsed.right, spec, scope.reduce)
-        return dx, as_cotangent(dw, w)
+        dw, _ = multiply(scope, a, d.moved(), bare(parsed.right), spec, spec, scope.reduce)
+        return dx.astype(x.dtype), as_cotangent(dw, w)
 
     apply.defvjp(lambda x, w: (apply(x, w), (x, w)), backward)
     return apply(x, weight)
 
 
-def _placed(scope: Scope, a, a_names: Names, b, b_names: Names, out: Names, spec, dtype: Any = None) -> Array:
-    """`contract`, with the result under `spec`."""
-    names = (bare(a_names), bare(b_names), bare(out))
-    flatten = scope.placement.platform == "cpu"
-    told = spec if current_explicit() else None
-    result = contract(a, names[0], b, names[1], names[2], told, dtype, flatten)
-    return result if current_explicit() else move(result, spec)
-
-
 def _specs(parsed: Contraction, placement: Placement) -> tuple[PartitionSpec, PartitionSpec, PartitionSpec]:
-    """Where the two operands and the output of a contraction live, by the rule in `einsum`."""
-    out = placement.spec(parsed.out)
-    kept = {base(n): entry for n, entry in zip(parsed.out, out, strict=True)}
+    """Where the two operands and the output of a contraction are while it is done, by the rule in `einsum`."""
+    work = parsed.work
+    out = placement.spec(work.out)
+    kept = dict(zip(work.out, out, strict=True))
     used = {a for entry in out for a in entries(entry)}
 
     def of(names: Names) -> PartitionSpec:
         rows = placement.spec(names)
-        return PartitionSpec(*(kept.get(base(n), _less(row, used)) for n, row in zip(names, rows, strict=True)))
+        return PartitionSpec(*(kept.get(n, _less(row, used)) for n, row in zip(names, rows, strict=True)))
 
-    return of(parsed.left), of(parsed.right), out
+    return of(work.left), of(work.right), out
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array, its names without roles, and the spec that it is to have while it is worked with."""
+
+    value: Array
+    names: Names
+    spec: PartitionSpec
+
+    def moved(self) -> "Operand":
+        return replace(self, value=move(self.value, self.spec))
+
+
+def multiply(
+    scope: Scope, a: Operand, b: Operand, out: Names, spec: PartitionSpec, to: PartitionSpec, dtype: Any = None
+) -> tuple[Array, Operand]:
+    """The contraction of `a` and `b`, which is made under `spec`, moved to `to`; and `a` as it was worked with.
+
+    `b` is in place. What `a` still lacks is gathered, and what `to` splits further is reduced and scattered: in a
+    ring, with compute in between, over the mesh axes in `scope.placement.overlap`, otherwise before and after.
+    """
+    product = partial(_contract, scope, a.names, b.names, out, dtype)
+    if not current_explicit():
+        a = a.moved()
+        return move(product(a.value, b.value), to), a
+    ways = scope.placement.overlap
+    if found := _split_by(jax.typeof(a.value).sharding.spec, a.spec, ways):
+        dimension, mesh_axes = found
+        name = a.names[dimension]
+        held = jax.typeof(a.value).sharding.spec
+        made = partial_spec(PartitionSpec(*spec.partitions), _summed(a.names, a.spec, out))
+        run = per_device(
+            lambda x, y: ring.gathered(product, x, a.names, y, b.names, out, name, mesh_axes),
+            (held, b.spec),
+            (made, a.spec),
+        )
+        result, whole = run(a.value, b.value)
+        return move(result, to), replace(a, value=whole)
+    a = a.moved()
+    owed = _summed(a.names, a.spec, out)
+    if (found := _split_by(to, spec, ways)) and set(found[1]) <= set(owed) and out[found[0]] in a.names:
+        dimension, mesh_axes = found
+        made = partial_spec(_split(spec, dimension, mesh_axes), [m for m in owed if m not in mesh_axes])
+        run = per_device(
+            lambda x, y: ring.scattered(product, x, a.names, y, out[dimension], mesh_axes), (a.spec, b.spec), made
+        )
+        return move(run(a.value, b.value), to), a
+    told = spec if spec.unreduced or to == spec else partial_spec(spec, owed)
+    return move(product(a.value, b.value, told), to), a
+
+
+def _contract(scope: Scope, a_names: Names, b_names: Names, out: Names, dtype: Any, a, b, spec=None) -> Array:
+    return contract(a, a_names, b, b_names, out, spec, dtype, scope.placement.platform == "cpu")
+
+
+def _placed(scope: Scope, a, a_names: Names, b, b_names: Names, out: Names, spec, dtype: Any = None) -> Array:
+    """`contract`, with the result under `spec`."""
+    told = spec if current_explicit() else None
+    result = _contract(scope, bare(a_names), bare(b_names), bare(out), dtype, a, b, told)
+    return result if current_explicit() else move(result, spec)
+
+
+def _summed(names: Names, spec: PartitionSpec, out: Names) -> list[str]:
+    """The mesh axes that split those of `names` that a contraction sums over."""
+    return [a for n, entry in zip(names, spec.partitions, strict=True) if n not in out for a in entries(entry)]
+
+
+def _split_by(held: PartitionSpec, wanted: PartitionSpec, ways: Sequence[str]) -> tuple[int, Names] | None:
+    """(dimension, mesh axes) by which `held` is split further than `wanted`, if that is all and they are `ways`."""
+    pairs = [(entries(h), entries(w)) for h, w in zip(held.partitions, wanted.partitions, strict=True)]
+    further = [(i, h) for i, (h, w) in enumerate(pairs) if h != w]
+    if len(further) != 1 or held.unreduced:
+        return None
+    dimension, axes = further[0]
+    kept = pairs[dimension][1]
+    extra = axes[len(kept) :]
+    return (dimension, extra) if extra and axes[: len(kept)] == kept and set(extra) <= set(ways) else None
+
+
+def _split(spec: PartitionSpec, dimension: int, mesh_axes: Names) -> PartitionSpec:
+    split = ((*entries(e), *mesh_axes) if i == dimension else e for i, e in enumerate(spec.partitions))
+    return PartitionSpec(*(_less(e, set()) for e in split))
 
 
 def entries(entry: Any) -> Names:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from flax import nnx
 
-from axon.axes import shard
 from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import MLP, Attention, Dropout, Embedding, Inputs, LanguageModel, LayerNorm
@@ -105,6 +104,6 @@ class Block(nnx.Module):
 
     def __call__(self, x, inputs, angles, memory=None):  # batch seq.residual embed
         out, memory = self.attention(self.attention_norm(x, RESIDUAL), inputs, angles, memory)
-        x = x + shard(self.attention_dropout(out, inputs), RESIDUAL)
+        x = x + self.attention_dropout(out, inputs)
         out = self.mlp(self.mlp_norm(x, RESIDUAL))
-        return x + shard(self.mlp_dropout(out, inputs), RESIDUAL), memory
+        return x + self.mlp_dropout(out, inputs), memory

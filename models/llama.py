@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from flax import nnx
 
-from axon.axes import shard
 from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, GatedMLP, LanguageModel, RMSNorm, Rope
@@ -92,8 +91,8 @@ class Block(nnx.Module):
 
     def __call__(self, x, inputs, angles, memory=None):  # batch seq.residual embed
         out, memory = self.attention(self.attention_norm(x, RESIDUAL), inputs, angles, memory)
-        x = x + shard(out, RESIDUAL)
-        x = x + shard(self.mlp(self.mlp_norm(x, RESIDUAL)), RESIDUAL)
+        x = x + out
+        x = x + self.mlp(self.mlp_norm(x, RESIDUAL))
         return x, memory
 
 

@@ -9,8 +9,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon import axes
-from axon.axes import PatternError, add, einsum, parse_einsum, parse_names, shard
+from axon.axes import add, einsum, shard
 from axon.layout import LayoutError
+from axon.patterns import PatternError, base, parse_einsum, parse_names
 
 SIZES = {"batch": 4, "seq": 8, "embed": 8, "heads": 4, "kv_heads": 4, "head_dim": 6, "mlp": 12, "vocab": 16}
 
@@ -54,14 +55,14 @@ class Weight:
 
 def draw(rng, names):
     sizes = SIZES | {"kv_seq": 8}
-    return rng.normal(size=[sizes[axes.base(n)] for n in names]).astype(np.float32)
+    return rng.normal(size=[sizes[base(n)] for n in names]).astype(np.float32)
 
 
 def letters(pattern):
     """The same pattern as jnp.einsum wants it."""
     parsed = parse_einsum(pattern)
     code = {n: chr(97 + i) for i, n in enumerate(dict.fromkeys(axes.bare(parsed.left + parsed.right)))}
-    left, right, out = ("".join(code[axes.base(n)] for n in names) for names in (parsed.left, parsed.right, parsed.out))
+    left, right, out = ("".join(code[base(n)] for n in names) for names in (parsed.left, parsed.right, parsed.out))
     return f"{left},{right}->{out}"
 
 

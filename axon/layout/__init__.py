@@ -2,7 +2,7 @@
 
 from axon.layout.explain import ParameterRow, explain
 from axon.layout.placement import Placement, mesh_sizes
-from axon.layout.table import KINDS, MESH_AXES, Layout, LayoutError, zero
+from axon.layout.table import KINDS, MESH_AXES, Layout, LayoutError, sequence_parallel, tensor_3d, zero
 from axon.layout.validate import ArraySpec, validate
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "Placement",
     "explain",
     "mesh_sizes",
+    "sequence_parallel",
+    "tensor_3d",
     "validate",
     "zero",
 ]

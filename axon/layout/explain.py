@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from axon.axes import Names
 from axon.layout.placement import Placement
 from axon.layout.validate import ArraySpec
+from axon.patterns import Names
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from axon.axes import Names, base
 from axon.errors import suggest
-from axon.layout.table import KINDS, Layout, LayoutError
+from axon.layout.table import KINDS, KV, Layout, LayoutError
+from axon.patterns import Names, base
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +45,10 @@ class Placement:
         sizes = mesh_sizes(layout, count)
         kind = AxisType.Auto if layout.auto else AxisType.Explicit
         return cls(layout, AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes)))
+
+    @property
+    def overlap(self) -> Names:
+        return self.layout.overlap + ((KV,) if "tensor" in self.layout.overlap else ())
 
     @property
     def explicit(self) -> bool:
@@ -129,13 +133,24 @@ def mesh_sizes(layout: Layout, count: int) -> dict[str, int]:
     if -1 in sizes.values():
         if not rest:
             raise LayoutError(f"Layout.mesh asks for {asked}, and {count} devices do not divide by {known}")
-        return {a: rest if n == -1 else n for a, n in sizes.items()}
+        return _with_kv({a: rest if n == -1 else n for a, n in sizes.items()}, layout.replicate_kv)
     if known != count:
         raise LayoutError(
             f"Layout.mesh asks for {asked} = {known} devices, and there are {count}. Change the sizes, or write -1 for "
             f"one of them; on CPU, XLA_FLAGS=--xla_force_host_platform_device_count={known} makes {known} devices"
         )
-    return sizes
+    return _with_kv(sizes, layout.replicate_kv)
+
+
+def _with_kv(sizes: dict[str, int], copies: int) -> dict[str, int]:
+    """The mesh with `copies` of its devices along `tensor` on a mesh axis of their own."""
+    if copies == 1:
+        return sizes
+    tensor = sizes.get("tensor", 1)
+    if tensor % copies:
+        raise LayoutError(f"Layout.replicate_kv = {copies} does not divide the mesh axis 'tensor' = {tensor}")
+    parts = [{a: n // copies, KV: copies} if a == "tensor" else {a: n} for a, n in sizes.items()]
+    return {a: n for part in parts for a, n in part.items()}
 
 
 def _arranged(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:

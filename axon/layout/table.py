@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from axon.axes import base, parse_names
 from axon.errors import UserError, suggest
+from axon.patterns import base, parse_names
 
 MESH_AXES = ("replica", "pipe", "data", "expert", "context", "tensor")
 """Dimensions of the device mesh, slowest link first."""
+
+KV = "kv"
+"""The mesh axis of neighbours along `tensor` that hold the same `kv_heads`: see `Layout.replicate_kv`."""
 
 KINDS = ("activations", "params", "grads", "optimizer")
 """Kinds of array. Each starts from the table of the one before it, and adds its own rows."""
@@ -49,6 +53,10 @@ class Layout:
             written in patterns; by default every sharding is part of an array's type (`AxisType.Explicit`).
         microbatches: parts that the batch is cut into, whose gradients are accumulated and reduced once. (With
             ZeRO-3 each part's gradients of the split parameters are: no device ever holds whole ones.)
+        overlap: mesh axes over which a gather before a matmul, or a reduction after it, becomes a ring of permutes
+            with the matmul's parts in between.
+        replicate_kv: how many neighbours along `tensor` hold the same `kv_heads`, where there are fewer of these
+            than devices: they become a mesh axis `kv` of their own.
         order: mesh axes, slowest link first; name an axis of your own here to give it its place.
     """
 
@@ -60,6 +68,8 @@ class Layout:
     zero: int = 0
     auto: bool = False
     microbatches: int = 1
+    overlap: tuple[str, ...] = ()
+    replicate_kv: int = 1
     order: tuple[str, ...] = MESH_AXES
 
     def __post_init__(self):
@@ -72,6 +82,11 @@ class Layout:
             raise LayoutError(f"Layout.mesh: only one mesh axis can be -1, and {dict(self.mesh)} has several")
         if self.zero not in range(4):
             raise LayoutError(f"Layout.zero is {self.zero}; the stages are 0 (none), 1, 2 and 3")
+        for axis in self.overlap:
+            if axis not in self.order:
+                raise LayoutError(f"Layout.overlap: unknown mesh axis {axis!r}.{suggest(axis, self.order)}")
+        if self.replicate_kv < 1:
+            raise LayoutError(f"Layout.replicate_kv is {self.replicate_kv}; write how many devices share kv_heads")
         if self.microbatches < 1:
             raise LayoutError(f"Layout.microbatches is {self.microbatches}; write 1 or more")
         for where in ("rows", "params", "grads", "optimizer"):
@@ -97,7 +112,7 @@ class Layout:
             for name, axes in stages.get(step, {}).items():
                 table[name] = table[name] + tuple(a for a in axes if a not in table[name])
             table |= {name: _as_tuple(row) for name, row in own.items()}
-        return table
+        return table if self.replicate_kv == 1 else {name: _with_copies(name, row) for name, row in table.items()}
 
 
 def zero(stage: int) -> dict[str, dict[str, tuple[str, ...]]]:
@@ -108,6 +123,37 @@ def zero(stage: int) -> dict[str, dict[str, tuple[str, ...]]]:
     """
     first = {0: None, 1: "optimizer", 2: "grads", 3: "params"}[stage]
     return {first: {"embed": ("data",)}} if first else {}
+
+
+def sequence_parallel() -> dict[str, tuple[str, ...]]:
+    """Rows by which the stream between blocks is split over `tensor` too (Korthikanti et al., arXiv:2205.05198).
+
+    A block's all-reduce then becomes a reduce-scatter and an all-gather of the same bytes, and norms, residuals and
+    what is kept for the backward are 1 / tensor of what they were.
+    """
+    return {"seq.residual": ("context", "tensor")}
+
+
+def tensor_3d(rows: str = "z", inputs: str = "x", outputs: str = "y") -> dict[str, Any]:
+    """Fields of a layout whose matmuls are split over three mesh axes (AxoNN: Singh et al., arXiv:2305.13525).
+
+    Of `batch seq embed, embed mlp -> batch seq mlp` the rows are split over `rows` (AxoNN's depth), `embed` over
+    `inputs` and `mlp` over `outputs`; the next matmul sums over `outputs`, so that the two change places by
+    themselves. Each weight is stored split over all three, and gathered over `rows` where it is used.
+    """
+    split = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), outputs)
+    return {
+        "rows": {"batch": ("replica", "data", rows), "embed": inputs} | split,
+        "params": {"embed": (inputs, rows)},
+        "order": ("replica", "pipe", "data", rows, inputs, outputs),
+    }
+
+
+def _with_copies(name: str, row: tuple[str, ...]) -> tuple[str, ...]:
+    """`row` with `tensor` followed by the mesh axis of those that share `kv_heads`; the row of these without it."""
+    if base(name) == "kv_heads":
+        return row
+    return tuple(part for axis in row for part in ((axis, KV) if axis == "tensor" else (axis,)))
 
 
 def _as_tuple(row: Row) -> tuple[str, ...]:

@@ -1,12 +1,13 @@
 """Whether a layout can hold a model, said before anything is traced."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from axon.axes import Names, base
 from axon.errors import suggest
 from axon.layout.placement import Placement, check_once
 from axon.layout.table import DEFAULT_ROWS, KINDS, LayoutError
+from axon.patterns import Names, base
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,16 @@ def _indivisible(placement: Placement, spec: ArraySpec, kind: str) -> Iterator[t
                 name,
                 f"axis {name!r} of size {size} is not divisible by {ways}, the devices along mesh axis {over} "
                 f"({kind}). Choose a size of {name!r} that {ways} divides, another size of the mesh axis, or "
-                f"Layout.{'rows' if kind == 'activations' else kind} = {{{name!r}: None}}",
+                + _way_out(placement, name, size, kind),
             )
+
+
+def _way_out(placement: Placement, name: str, size: int, kind: str) -> str:
+    """The field of the layout that would make an axis fit."""
+    tensor = placement.layout.mesh.get("tensor", 1)
+    if base(name) == "kv_heads" and "tensor" in placement.row(name, kind) and 0 < size < tensor:
+        return f"Layout.replicate_kv = {tensor // math.gcd(size, tensor)}, so that neighbours share them"
+    return f"Layout.{'rows' if kind == 'activations' else kind} = {{{name!r}: None}}"
 
 
 def _mistyped(placement: Placement, names: set[str]) -> Iterator[str]:

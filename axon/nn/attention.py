@@ -63,7 +63,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: Array, inputs: Inputs, angles: tuple[Array, Array] | None, memory: Any = None
     ) -> tuple[Array, Any]:
-        """`x[batch seq embed]` → the same shape, and the memory with this row's keys and values written to it."""
+        """`x[batch seq embed]` → `batch seq.residual embed`, and the memory with this row's keys and values in it."""
         q, k, v = self._project(x)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
@@ -75,9 +75,9 @@ class Attention(nnx.Module):
             k, v = memory["key"], memory["value"]
         out = attend(q, k, v, self.mask, inputs)
         out = checkpoint_name(out, "attention")
-        out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq embed", out, self.out)
+        out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq.residual embed", out, self.out)
         if self.has_out_bias:
-            out = add("batch seq embed, embed -> batch seq embed", out, self.out_bias)
+            out = add("batch seq.residual embed, embed -> batch seq.residual embed", out, self.out_bias)
         return out, memory
 
     def _project(self, x: Array) -> tuple[Array, Array, Array]:
@@ -100,7 +100,7 @@ def attend(q: Array, k: Array, v: Array, mask: Mask, inputs: Inputs) -> Array:
 
     `q[batch seq heads head_dim]`, `k, v[batch kv_seq kv_heads head_dim]` → `batch seq heads head_dim`. Whatever the
     rows of `kv_seq` and `head_dim` say, the keys and values of a whole row, and whole heads, are brought to the device
-    first; and where `kv_heads` is not split as `heads` is, all of them, of which each device takes those it needs.
+    first; and where `kv_heads` is split less than `heads` is, each device takes those it needs of what it has.
     """
     pairs = None if inputs.documents is None or inputs.start is not None else (inputs.documents, inputs.documents)
     scope = axes.current()
@@ -109,17 +109,19 @@ def attend(q: Array, k: Array, v: Array, mask: Mask, inputs: Inputs) -> Array:
         return kernel.attention(q, k, v, mask, documents=pairs, start=start)
     rows, queries, heads, _ = scope.placement.spec(parse_names(QUERIES))
     split, own = scope.placement.mesh_axes("seq"), scope.placement.mesh_axes("heads")
-    alike, total = own == scope.placement.mesh_axes("kv_heads"), q.shape[2]
+    shared = scope.placement.mesh_axes("kv_heads")
+    shared = shared if own[: len(shared)] == shared else ()
+    others, group = own[len(shared) :], q.shape[2] // k.shape[2]  # `others`: those among whom keys are shared
 
     def local(q, k, v, documents, start=0):
-        if own and not alike:
-            wanted = _kv_heads(lax.axis_index(own) * q.shape[2], q.shape[2], total // k.shape[2])
+        if others:
+            wanted = _kv_heads(lax.axis_index(others) * q.shape[2], q.shape[2], group)
             k, v = jnp.take(k, wanted, axis=2), jnp.take(v, wanted, axis=2)
         start = start + lax.axis_index(split) * q.shape[1] if split else start
         return kernel.attention(q, k, v, mask, documents=documents, start=start)
 
     of_queries = PartitionSpec(rows, queries, heads, None)
-    of_keys = PartitionSpec(rows, None, heads if alike else None, None)
+    of_keys = PartitionSpec(rows, None, shared or None, None)
     of_pairs = pairs and (PartitionSpec(rows, queries), PartitionSpec(rows, None))
     specs = (of_queries, of_keys, of_keys, of_pairs)
     values = jax.tree.map(axes.move, (q, k, v, pairs), specs)

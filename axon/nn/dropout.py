@@ -26,10 +26,10 @@ class Dropout:
         if not 0 <= self.rate < 1:
             raise UserError(f"dropout rate is {self.rate}; write a share of at least 0 and below 1")
 
-    def __call__(self, x: Array, inputs: Inputs) -> Array:  # batch seq embed
+    def __call__(self, x: Array, inputs: Inputs) -> Array:  # batch seq.residual embed
         if self.rate == 0 or inputs.key is None or inputs.rows is None:
             return x
         key = jax.random.fold_in(inputs.key, zlib.crc32(self.name.encode()))
         keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(inputs.rows)
         kept = jax.vmap(lambda k: jax.random.bernoulli(k, 1 - self.rate, x.shape[1:]))(keys)
-        return jnp.where(shard(kept, "batch seq embed"), x / (1 - self.rate), 0).astype(x.dtype)
+        return jnp.where(shard(kept, "batch seq.residual embed"), x / (1 - self.rate), 0).astype(x.dtype)

@@ -20,7 +20,7 @@ class Embedding(nnx.Module):
         self.table = Param(f"{axis} embed", dims, normal(stddev))
 
     def __call__(self, ids: Array) -> Array:
-        """`ids[batch seq]` → `batch seq embed`, in the compute dtype."""
+        """`ids[batch seq]` → `batch seq.residual embed`, in the compute dtype."""
         table = self.table.get_value()
         scope = axes.current()
         return table[ids] if scope is None else _lookup(scope, self.table.axes[0], table, ids)
@@ -32,6 +32,7 @@ def _lookup(scope: Scope, rows: str, table: Array, ids: Array) -> Array:
     The gradient of the table is a sum over tokens: partial on each device until it is needed.
     """
     out = scope.placement.spec(("batch", "seq", "embed"))
+    residual = scope.placement.spec(("batch", "seq.residual", "embed"))
     tokens = [a for entry in out for a in axes.entries(entry)]
     held = tuple(a for a in scope.placement.mesh_axes(rows) if a not in tokens)
     table_spec, ids_spec = PartitionSpec(held or None, out[2]), PartitionSpec(out[0], out[1])
@@ -41,13 +42,13 @@ def _lookup(scope: Scope, rows: str, table: Array, ids: Array) -> Array:
         return jnp.where((index >= 0) & (index < size), index, size)
 
     def read(table, ids):
-        found = table.at[place(ids, table.shape[0])].get(mode="fill", fill_value=0)
-        return lax.psum(found, held) if held else found
+        return table.at[place(ids, table.shape[0])].get(mode="fill", fill_value=0)
 
     @jax.custom_vjp
     def apply(table):
         stored = axes.move(table.astype(scope.compute), table_spec)
-        return axes.per_device(read, (table_spec, ids_spec), out)(stored, axes.move(ids, ids_spec))
+        found = axes.per_device(read, (table_spec, ids_spec), axes.partial_spec(out, held))
+        return axes.move(found(stored, axes.move(ids, ids_spec)), residual)
 
     def backward(table, dy):
         def add(dy, ids):

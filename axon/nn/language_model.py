@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 
 from axon import axes
-from axon.axes import einsum, shard
+from axon.axes import einsum
 from axon.nn.embedding import Embedding
 from axon.nn.inputs import Inputs
 from axon.nn.loss import cross_entropy
@@ -50,12 +50,12 @@ class LanguageModel(nnx.Module):
         self.tied, self.rope, self.dims, self.depth = tied, rope, dict(dims), layers
 
     def embed(self, inputs: Inputs) -> Array:
-        """`batch seq embed`: where the residual stream begins."""
+        """`batch seq.residual embed`: where the residual stream begins."""
         return self.embedding(inputs.tokens)
 
     def hidden(self, inputs: Inputs, memory: Any = None) -> tuple[Array, Any]:
-        """The last layer's normalised output, `batch seq embed`, and the memory of keys and values."""
-        x = shard(self.embed(inputs), RESIDUAL)
+        """The last layer's normalised output, `batch seq.residual embed`, and the memory of keys and values."""
+        x = self.embed(inputs)
         angles = None if self.rope is None else self.rope.angles(inputs.positions, self.dims["head_dim"])
         x, memory = self.layers(x, inputs, angles, memory=memory)
         return self.norm(x, RESIDUAL), memory

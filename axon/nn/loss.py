@@ -75,7 +75,8 @@ class _Split:
             )
             return *self._totals(sums), dx.reshape(x.shape), dw.T if self.turned else dw
 
-        outputs = (PartitionSpec(), PartitionSpec(), self.x, axes.partial_spec(self.head, self.tokens))
+        of_x = axes.partial_spec(self.x, self.columns)
+        outputs = (PartitionSpec(), PartitionSpec(), of_x, axes.partial_spec(self.head, self.tokens))
         return self._run(local, outputs, x, w, targets, weights)
 
     def _run(self, local: Callable[..., Any], outputs: Any, x: Array, w: Array, targets: Array, weights: Array) -> Any:

@@ -9,7 +9,7 @@ from axon.axes import add, einsum
 from axon.nn.param import Dims, Param, constant, fan_in
 
 UP = "batch seq embed, embed mlp -> batch seq mlp"
-DOWN = "batch seq mlp, mlp embed -> batch seq embed"
+DOWN = "batch seq mlp, mlp embed -> batch seq.residual embed"
 
 
 class GatedMLP(nnx.Module):
@@ -39,4 +39,4 @@ class MLP(nnx.Module):
         up = checkpoint_name(einsum(UP, x, self.up), "up")
         up = add("batch seq mlp, mlp -> batch seq mlp", up, self.up_bias)
         down = einsum(DOWN, jax.nn.gelu(up, approximate=True), self.down)
-        return add("batch seq embed, embed -> batch seq embed", down, self.down_bias)
+        return add("batch seq.residual embed, embed -> batch seq.residual embed", down, self.down_bias)

@@ -54,7 +54,10 @@ def cross_entropy_and_gradients(
     axes: tuple[str, ...] = (),
     accumulate: Any = jnp.float32,
 ) -> tuple[Sums, Array, Array]:
-    """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`."""
+    """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`.
+
+    With a split vocabulary that for `x` is this device's part of a sum over `axes`, left to whoever needs it.
+    """
 
     def block(carry, part):
         sums, dhead = carry
@@ -63,7 +66,7 @@ def cross_entropy_and_gradients(
         rate = weights * (1 + 2 * z_loss * made.lse)
         dlogits = rate[:, None] * made.probabilities - jnp.where(made.hit, weights[:, None], 0)
         dlogits = dlogits.astype(x.dtype)
-        dx = _over(axes, lax.psum, lax.dot_general(dlogits, head, (((1,), (1,)), ((), ()))))
+        dx = lax.dot_general(dlogits, head, (((1,), (1,)), ((), ())))
         dhead += lax.dot_general(x, dlogits, (((0,), (0,)), ((), ())), preferred_element_type=accumulate)
         return (Sums(sums.objective + made.sums.objective, sums.nll + made.sums.nll), dhead), dx
 

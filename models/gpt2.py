@@ -8,8 +8,8 @@ from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import MLP, Attention, Dropout, Embedding, Inputs, LanguageModel, LayerNorm
 from axon.nn.language_model import RESIDUAL
+from axon.nn.sizes import check_sizes, padded
 from axon.nn.stack import check_remat
-from models.llama import check_sizes
 
 __all__ = ["GPT2"]
 
@@ -21,6 +21,7 @@ class GPT2:
     Args:
         vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. norm_eps: of LayerNorm.
         dropout: share of activations dropped after the embedding and after each half of a block, in training.
+        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Stack`.
     """
 
@@ -32,11 +33,12 @@ class GPT2:
     positions: int = 1024
     norm_eps: float = 1e-5
     dropout: float = 0.1
+    vocab_multiple: int = 1
     remat: str | tuple[str, ...] = "none"
     unroll: bool | None = None
 
     def __post_init__(self):
-        check_sizes(self, ("vocab", "embed", "layers", "heads", "mlp", "positions"))
+        check_sizes(self, ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions"))
         if self.embed % self.heads:
             raise UserError(f"GPT2: embed {self.embed} does not divide by heads {self.heads}")
         if not 0 <= self.dropout < 1:
@@ -46,9 +48,10 @@ class GPT2:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        names = ("vocab", "embed", "heads", "mlp", "positions")
+        names = ("embed", "heads", "mlp", "positions")
         sizes = {n: getattr(self, n) for n in names}
-        return sizes | {"kv_heads": self.heads, "head_dim": self.embed // self.heads}
+        own = {"kv_heads": self.heads, "vocab": padded(self.vocab, self.vocab_multiple)}
+        return sizes | own | {"head_dim": self.embed // self.heads}
 
     def build(self) -> "GPT2Model":
         """The module, its parameters not yet made."""
@@ -68,6 +71,7 @@ class GPT2Model(LanguageModel):
             tied=True,
             rope=None,
             embedding_stddev=0.02,
+            vocab=config.vocab,
             remat=config.remat,
             unroll=config.unroll,
         )

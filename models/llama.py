@@ -8,6 +8,7 @@ from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, GatedMLP, LanguageModel, RMSNorm, Rope
 from axon.nn.language_model import RESIDUAL
+from axon.nn.sizes import check_sizes, padded
 from axon.nn.stack import check_remat
 
 __all__ = ["Llama"]
@@ -23,6 +24,7 @@ class Llama:
         rope: rotary frequencies. window: keys a query sees, None for all. norm_eps: of RMSNorm.
         bias: on queries, keys and values. qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for
             embedding and head.
+        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Stack`.
     """
 
@@ -39,11 +41,12 @@ class Llama:
     bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    vocab_multiple: int = 1
     remat: str | tuple[str, ...] = "none"
     unroll: bool | None = None
 
     def __post_init__(self):
-        sizes = ("vocab", "embed", "layers", "heads", "kv_heads", "mlp")
+        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp")
         check_sizes(self, sizes if self.head_dim is None else (*sizes, "head_dim"))
         if self.head_dim is None and self.embed % self.heads:
             raise UserError(f"Llama: embed {self.embed} does not divide by heads {self.heads}; give a head_dim")
@@ -56,8 +59,9 @@ class Llama:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        names = ("vocab", "embed", "heads", "kv_heads", "mlp")
-        return {n: getattr(self, n) for n in names} | {"head_dim": self.head_dim or self.embed // self.heads}
+        names = ("embed", "heads", "kv_heads", "mlp")
+        own = {"head_dim": self.head_dim or self.embed // self.heads, "vocab": padded(self.vocab, self.vocab_multiple)}
+        return {n: getattr(self, n) for n in names} | own
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet made."""
@@ -69,6 +73,7 @@ class Llama:
             tied=self.tied,
             rope=self.rope,
             embedding_stddev=self.embed**-0.5,
+            vocab=self.vocab,
             remat=self.remat,
             unroll=self.unroll,
         )
@@ -94,10 +99,3 @@ class Block(nnx.Module):
         x = x + out
         x = x + self.mlp(self.mlp_norm(x, RESIDUAL))
         return x, memory
-
-
-def check_sizes(config, names) -> None:
-    """Raise `UserError` for a size below 1."""
-    for name in names:
-        if getattr(config, name) < 1:
-            raise UserError(f"{type(config).__name__}.{name} is {getattr(config, name)}; write 1 or more")

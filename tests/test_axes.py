@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from axon import axes
 from axon.axes import add, einsum, shard
 from axon.layout import LayoutError
-from axon.patterns import PatternError, base, parse_einsum, parse_names
+from axon.patterns import PatternError, base, parse_einsum
 
 SIZES = {"batch": 4, "seq": 8, "embed": 8, "heads": 4, "kv_heads": 4, "head_dim": 6, "mlp": 12, "vocab": 16}
 
@@ -93,38 +93,6 @@ def random_layout(rng):
 
 
 # ---- patterns -----------------------------------------------------------------------------------------------------
-
-
-def test_a_role_is_dropped_from_the_mathematics_and_kept_in_the_name():
-    assert parse_names("batch seq.residual embed") == ("batch", "seq.residual", "embed")
-    assert axes.bare(("batch", "seq.residual")) == ("batch", "seq")
-
-
-@pytest.mark.parametrize("pattern", ["seq seq", "seq seq.residual", "a.x a.y"])
-def test_a_repeated_axis_is_refused_and_another_name_proposed(pattern):
-    with pytest.raises(PatternError, match=r"occurs twice .* own name"):
-        parse_names(pattern)
-
-
-@pytest.mark.parametrize("name", ["b-c", "2x", "a.b.c", "a.", "(a"])
-def test_what_is_no_name_is_refused(name):
-    with pytest.raises(PatternError, match="is not an axis name"):
-        parse_names(f"batch {name}")
-
-
-@pytest.mark.parametrize(
-    ("pattern", "message"),
-    [
-        ("a b, b c", "should read"),
-        ("a b -> a b", "should read"),
-        ("a, b, c -> a", "should read"),
-        ("a b, b c -> a d", "'d' right of '->'"),
-        ("a b, b c -> a", "'c' in one operand"),
-    ],
-)
-def test_a_pattern_that_makes_no_contraction_is_refused(pattern, message):
-    with pytest.raises(PatternError, match=message):
-        parse_einsum(pattern)
 
 
 def test_wrong_ranks_and_sizes_are_refused_with_the_pattern_and_the_sizes():

@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array
 
 from axon import axes
-from axon.axes import einsum
+from axon.axes import einsum, shard
 from axon.nn.embedding import Embedding
 from axon.nn.inputs import Inputs
 from axon.nn.loss import cross_entropy
@@ -27,6 +27,7 @@ class LanguageModel(nnx.Module):
         dims: sizes of vocab, embed, heads, kv_heads, head_dim, mlp.
         block, layers: the block and how often it is stacked; norm: the last one; tied: whether the head is the
             embedding's table; rope: rotary embedding, None for models with positions of another kind.
+        vocab: how many ids there are, where `dims` has more: those beyond are never predicted and never counted.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class LanguageModel(nnx.Module):
         tied: bool,
         rope: Rope | None,
         embedding_stddev: float,
+        vocab: int | None = None,
         remat: Remat = "none",
         unroll: bool | None = None,
     ):
@@ -48,6 +50,7 @@ class LanguageModel(nnx.Module):
         if not tied:
             self.head = Param("embed vocab", dims)
         self.tied, self.rope, self.dims, self.depth = tied, rope, dict(dims), layers
+        self.vocab = None if vocab == dims["vocab"] else vocab
 
     def embed(self, inputs: Inputs) -> Array:
         """`batch seq.residual embed`: where the residual stream begins."""
@@ -76,12 +79,16 @@ class LanguageModel(nnx.Module):
     def logits(self, x: Array) -> Array:
         """`batch seq vocab` of `x[batch seq embed]`, all at once: for generation."""
         names = " ".join(self.output.axes)
-        return einsum(f"batch seq embed, {names} -> batch seq vocab", x, self.output)
+        logits = einsum(f"batch seq embed, {names} -> batch seq vocab", x, self.output)
+        if self.vocab is None:
+            return logits
+        ids = shard(jnp.arange(self.dims["vocab"]), "vocab")
+        return jnp.where(ids < self.vocab, logits, jnp.finfo(logits.dtype).min)
 
     def loss(self, inputs: Inputs, targets: Array, weights: Array, z_loss: float = 0.0) -> tuple[Array, Array]:
         """Sums over tokens in nats: `(objective, nll)`, see `axon.nn.loss.cross_entropy`."""
         x, _ = self.hidden(inputs)
-        return cross_entropy(x, self.output, targets, weights, z_loss)
+        return cross_entropy(x, self.output, targets, weights, z_loss, self.vocab)
 
     def memory(self, batch: int, length: int) -> dict[str, Array]:
         """Room for `length` keys and values of every layer: `layers batch kv_seq kv_heads head_dim`."""

@@ -13,12 +13,15 @@ from axon.kernels import cross_entropy as kernel
 from axon.nn.param import Param
 
 
-def cross_entropy(x: Array, head: Param, targets: Array, weights: Array, z_loss: float = 0.0) -> tuple[Array, Array]:
+def cross_entropy(
+    x: Array, head: Param, targets: Array, weights: Array, z_loss: float = 0.0, vocab: int | None = None
+) -> tuple[Array, Array]:
     """`(Σ weight·(nll + z_loss·lse²), Σ weight·nll)` over all tokens of the global batch, in nats, float32.
 
     Args:
         x: `batch seq embed`; head: `embed vocab`, or `vocab embed` (a tied table).
         targets: `batch seq`, ids; weights: `batch seq`, 0 for padding.
+        vocab: how many of the head's columns stand for ids, where it is padded; None for all.
 
     Only the first result is differentiated. Logits exist for one block of tokens at a time, each device's own tokens
     and its own columns of the vocabulary.
@@ -28,8 +31,8 @@ def cross_entropy(x: Array, head: Param, targets: Array, weights: Array, z_loss:
     if scope is None:
         value = head.get_value().T if turned else head.get_value()
         flat = (x.reshape(-1, x.shape[-1]), value, targets.reshape(-1), weights.reshape(-1))
-        return kernel.cross_entropy_reference(*flat, z_loss)
-    split = _Split(scope, turned, z_loss)
+        return kernel.cross_entropy_reference(*flat, z_loss, vocab)
+    split = _Split(scope, turned, z_loss, vocab)
 
     @jax.custom_vjp
     def apply(x, w):
@@ -50,8 +53,8 @@ def cross_entropy(x: Array, head: Param, targets: Array, weights: Array, z_loss:
 class _Split:
     """The kernel, run by each device on its own tokens and its own columns of the vocabulary."""
 
-    def __init__(self, scope: Scope, turned: bool, z_loss: float):
-        self.scope, self.turned, self.z_loss = scope, turned, z_loss
+    def __init__(self, scope: Scope, turned: bool, z_loss: float, vocab: int | None):
+        self.scope, self.turned, self.z_loss, self.vocab = scope, turned, z_loss, vocab
         self.ids = scope.placement.spec(("batch", "seq"))
         self.tokens = tuple(a for entry in self.ids for a in axes.entries(entry))
         self.columns = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in self.tokens)
@@ -61,7 +64,8 @@ class _Split:
     def sums(self, x: Array, w: Array, targets: Array, weights: Array) -> Any:
         def local(x, w, targets, weights):
             flat = self._flat(x, w, targets, weights)
-            return tuple(self._totals(kernel.cross_entropy(*flat, z_loss=self.z_loss, axes=self.columns)))
+            sums = kernel.cross_entropy(*flat, z_loss=self.z_loss, vocab=self.vocab, axes=self.columns)
+            return tuple(self._totals(sums))
 
         return self._run(local, (PartitionSpec(), PartitionSpec()), x, w, targets, weights)
 
@@ -70,6 +74,7 @@ class _Split:
             sums, dx, dw = kernel.cross_entropy_and_gradients(
                 *self._flat(x, w, targets, weights),
                 z_loss=self.z_loss,
+                vocab=self.vocab,
                 axes=self.columns,
                 accumulate=self.scope.reduce,
             )

@@ -1,38 +1,78 @@
-"""The numerics contract: loss and gradients do not depend on the layout, on its mode, or on microbatches."""
+"""The numerics contract: loss and gradients do not depend on the layout, on its mode, or on microbatches.
+
+Each mechanism alone, every pair, compositions of three and more; packed documents, padding and tied embeddings in all.
+"""
 
 import itertools
+import math
 import secrets
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from axon.layout import Layout
+from axon.layout import Layout, sequence_parallel, tensor_3d
 from axon.train.optimizer import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 
-MODEL = Llama(vocab=64, embed=32, layers=2, heads=8, kv_heads=4, mlp=64, tied=True)
+MODEL = Llama(vocab=61, vocab_multiple=64, embed=32, layers=2, heads=8, kv_heads=4, mlp=64, tied=True)
 ROWS, SEQ, STEPS = 16, 32, 10
 OPTIMIZER = AdamW(Constant(1e-3), clip=None)
 
-DATA, FSDP_TENSOR, TENSOR = {"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}
-HYBRID, CONTEXT = {"replica": 2, "data": 2, "tensor": 2}, {"context": 2, "data": 4}
-SEQUENCE_PARALLEL = {"seq.residual": ("context", "tensor")}
+X, Y, Z = "x", "y", "z"
+ORDER = ("replica", "data", "z", "x", "y", "context", "tensor")
+FIELDS_3D = tensor_3d(rows=Z, inputs=X, outputs=Y)
 
-FEW = [
-    Layout(FSDP_TENSOR, zero=3),
-    Layout(HYBRID, zero=2, microbatches=2, rows=SEQUENCE_PARALLEL),
-    Layout(CONTEXT, zero=1, microbatches=4),
-    Layout(TENSOR, zero=3, microbatches=2, auto=True),
+# Each mechanism as what it adds to a layout. Sizes of mesh axes are the least that it needs.
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "data": {"mesh": {"data": 2}},
+    "replica": {"mesh": {"replica": 2, "data": 2}, "zero": 3},
+    "zero 1": {"mesh": {"data": 2}, "zero": 1},
+    "zero 2": {"mesh": {"data": 2}, "zero": 2},
+    "zero 3": {"mesh": {"data": 2}, "zero": 3},
+    "microbatches": {"microbatches": 2},
+    "tensor": {"mesh": {"tensor": 2}},
+    "sequence": {"mesh": {"tensor": 2}, "rows": sequence_parallel()},
+    "overlap": {"mesh": {"tensor": 2}, "rows": sequence_parallel(), "overlap": ("tensor",)},
+    "copies of kv_heads": {"mesh": {"tensor": 4}, "replicate_kv": 2},
+    "three-dimensional": {"mesh": {X: 2, Y: 2}, "rows": FIELDS_3D["rows"], "params": FIELDS_3D["params"]},
+    "context": {"mesh": {"context": 2}},
+}
+UNLIKE = {  # two ways to split the same axes
+    frozenset({"three-dimensional", other}) for other in ("tensor", "sequence", "overlap", "copies of kv_heads")
+}
+PAIRS = [
+    pair
+    for pair in itertools.combinations(MECHANISMS, 2)
+    if frozenset(pair) not in UNLIKE and not all(name.startswith("zero") for name in pair)
 ]
-GRID = [
-    Layout(mesh, zero=stage, auto=auto, microbatches=parts)
-    for mesh, stage, auto, parts in itertools.product(
-        (DATA, FSDP_TENSOR, TENSOR, HYBRID, CONTEXT), range(4), (False, True), (1, 2, 4)
-    )
-    if ROWS % (mesh.get("data", 1) * mesh.get("replica", 1) * parts) == 0
+COMPOSITIONS = [
+    ("replica", "overlap", "microbatches"),
+    ("zero 3", "sequence", "context"),
+    ("zero 2", "copies of kv_heads", "microbatches"),
+    ("zero 1", "overlap", "context", "microbatches"),
+    ("zero 3", "three-dimensional", "microbatches"),
+    ("replica", "sequence", "zero 2"),
 ]
+
+
+def combined(*names, **more) -> Layout:
+    """The layout with all these mechanisms."""
+    mesh: dict[str, int] = {}
+    fields: dict[str, Any] = {"order": ORDER}
+    for one in (MECHANISMS[name] for name in names):
+        mesh |= {axis: max(size, mesh.get(axis, 1)) for axis, size in one.get("mesh", {}).items()}
+        for name, value in one.items():
+            if name != "mesh":
+                fields[name] = {**fields.get(name, {}), **value} if isinstance(value, dict) else value
+    if mesh.get("data", 1) * mesh.get("replica", 1) == 1 and {"x", "y"} <= set(mesh):
+        mesh[Z] = 2
+    return Layout(mesh or {"data": 1}, **fields | more)
+
+
+AUTO = [combined("zero 3", "tensor", auto=True), combined("replica", "sequence", "microbatches", auto=True)]
 ODD = [
     Layout({"data": 2, "tensor": 4}, rows={"kv_heads": None}),
     Layout({"data": 2, "tensor": 4}, rows={"heads": None}),
@@ -41,6 +81,7 @@ ODD = [
     Layout({"data": 4, "tensor": 2}, rows={"vocab": "data"}),
     Layout({"data": 8}, params={"mlp": "data"}),
     Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}),
+    Layout({"data": 2, "tensor": 4}, rows=sequence_parallel(), overlap=("tensor",), auto=True),
 ]
 
 
@@ -48,6 +89,10 @@ def described(layout):
     mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
     mode = "auto" if layout.auto else "explicit"
     return f"{mesh}, zero {layout.zero}, {mode}, microbatches {layout.microbatches}, {dict(layout.rows)}"
+
+
+def joined(names):
+    return " + ".join(names)
 
 
 def train(program, state, batches):
@@ -76,7 +121,8 @@ def expected(packed_batch):
 def check(layout, expected):
     seed, batches, start, gradients, curve = expected
     print(f"seed {seed}")
-    program = Program(MODEL, layout, OPTIMIZER, batch=ROWS, seq=SEQ)
+    devices = jax.devices()[: math.prod(layout.mesh.values())]
+    program = Program(MODEL, layout, OPTIMIZER, batch=ROWS, seq=SEQ, devices=devices)
     state = jax.device_put(start, jax.tree.map(lambda a: a.sharding, program.abstract_state()))
     ours, our_curve = train(program, state, batches)
     whole = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradients)))
@@ -89,15 +135,31 @@ def check(layout, expected):
     np.testing.assert_allclose(our_curve, curve, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layout", FEW, ids=described)
-def test_gradients_and_ten_steps_do_not_depend_on_the_layout(layout, expected):
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_gradients_and_ten_steps_do_not_depend_on_a_mechanism(name, expected):
+    check(combined(name), expected)
+
+
+@pytest.mark.parametrize("layout", AUTO, ids=described)
+def test_gradients_and_ten_steps_do_not_depend_on_the_mode(layout, expected):
     check(layout, expected)
+
+
+@pytest.mark.parametrize("names", COMPOSITIONS[:2], ids=joined)
+def test_gradients_and_ten_steps_do_not_depend_on_a_composition(names, expected):
+    check(combined(*names), expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", GRID, ids=described)
-def test_gradients_and_ten_steps_do_not_depend_on_any_layout_of_the_grid(layout, expected):
-    check(layout, expected)
+@pytest.mark.parametrize("names", COMPOSITIONS[2:], ids=joined)
+def test_gradients_and_ten_steps_do_not_depend_on_any_composition(names, expected):
+    check(combined(*names), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", PAIRS, ids=joined)
+def test_gradients_and_ten_steps_do_not_depend_on_any_pair(names, expected):
+    check(combined(*names), expected)
 
 
 @pytest.mark.slow

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from axon.patterns import Names
+
 BLOCK_BYTES = 2**24
 """Bytes of float32 logits a block, about: small enough for a CPU's cache, large enough for a matrix unit."""
 
@@ -25,19 +27,27 @@ class Sums(NamedTuple):
 
 
 def cross_entropy(
-    x: Array, head: Array, targets: Array, weights: Array, *, z_loss: float = 0.0, axes: tuple[str, ...] = ()
+    x: Array,
+    head: Array,
+    targets: Array,
+    weights: Array,
+    *,
+    z_loss: float = 0.0,
+    vocab: int | None = None,
+    axes: Names = (),
 ) -> Sums:
     """The loss of logits `x·head`, on one device's shard.
 
     Args:
         x: `tokens embed`; head: `embed vocab`, this device's columns; targets: `tokens`, ids; weights: `tokens`.
         z_loss: weight of the squared log-partition (PaLM, arXiv:2204.02311, section 5).
+        vocab: how many of the head's columns, on all devices, stand for ids; None for all.
         axes: mesh axes that split `vocab`, in a manual region.
     """
 
     def block(sums, part):
         x, targets, weights = part
-        made = _block(head, x, targets, weights, z_loss, axes)
+        made = _block(head, x, targets, weights, z_loss, vocab, axes)
         return Sums(sums.objective + made.sums.objective, sums.nll + made.sums.nll), None
 
     zero = jnp.zeros((), jnp.float32)
@@ -51,7 +61,8 @@ def cross_entropy_and_gradients(
     weights: Array,
     *,
     z_loss: float = 0.0,
-    axes: tuple[str, ...] = (),
+    vocab: int | None = None,
+    axes: Names = (),
     accumulate: Any = jnp.float32,
 ) -> tuple[Sums, Array, Array]:
     """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`.
@@ -62,7 +73,7 @@ def cross_entropy_and_gradients(
     def block(carry, part):
         sums, dhead = carry
         x, targets, weights = part
-        made = _block(head, x, targets, weights, z_loss, axes)
+        made = _block(head, x, targets, weights, z_loss, vocab, axes)
         rate = weights * (1 + 2 * z_loss * made.lse)
         dlogits = rate[:, None] * made.probabilities - jnp.where(made.hit, weights[:, None], 0)
         dlogits = dlogits.astype(x.dtype)
@@ -83,11 +94,15 @@ class _Block(NamedTuple):
     hit: Array  # tokens vocab: whether the column is the target
 
 
-def _block(head: Array, x: Array, targets: Array, weights: Array, z_loss: float, axes: tuple[str, ...]) -> _Block:
-    vocab = head.shape[1]
-    first = lax.axis_index(axes) * vocab if axes else 0
-    columns = first + lax.broadcasted_iota(jnp.int32, (1, vocab), 1)
+def _block(
+    head: Array, x: Array, targets: Array, weights: Array, z_loss: float, vocab: int | None, axes: Names
+) -> _Block:
+    held = head.shape[1]
+    first = lax.axis_index(axes) * held if axes else 0
+    columns = first + lax.broadcasted_iota(jnp.int32, (1, held), 1)
     logits = lax.dot_general(x, head, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+    if vocab is not None:
+        logits = jnp.where(columns < vocab, logits, jnp.finfo(jnp.float32).min)
     top = _over(axes, lax.pmax, jnp.max(logits, axis=1, keepdims=True))
     powers = jnp.exp(logits - top)
     total = _over(axes, lax.psum, jnp.sum(powers, axis=1, keepdims=True))
@@ -98,7 +113,7 @@ def _block(head: Array, x: Array, targets: Array, weights: Array, z_loss: float,
     return _Block(Sums(nll + z_loss * jnp.sum(weights * lse**2), nll), lse, powers / total, hit)
 
 
-def _over(axes: tuple[str, ...], collective: Callable[..., Array], value: Array) -> Array:
+def _over(axes: Names, collective: Callable[..., Array], value: Array) -> Array:
     return collective(value, axes) if axes else value
 
 

@@ -1,5 +1,7 @@
 """The language model: generation's path gives the same distribution as training's."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,3 +53,33 @@ def test_logits_token_by_token_are_those_of_the_whole_row_and_give_its_loss(
 def test_matmul_parameters_are_the_matrices_and_the_head_once(config):
     blocks = 2 * (16 * 16 * 2 + 16 * 8 * 2 + 3 * 16 * 24)
     assert config.build().matmul_parameters == blocks + 32 * 16
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 4}])
+def test_padding_of_the_vocabulary_is_never_predicted_and_never_counted(
+    tied, mesh, rng, placed, compiled, bind, random_parameters
+):
+    config = Llama(vocab=29, vocab_multiple=8, embed=16, layers=1, heads=4, kv_heads=4, mlp=24, tied=tied)
+    module, plain = config.build(), replace(config, vocab_multiple=1).build()
+    values = random_parameters(module, rng)
+    ids = rng.integers(0, 29, (2, 9), dtype=np.int32)
+    inputs = Inputs(ids[:, :-1], np.tile(np.arange(8, dtype=np.int32), (2, 1)))
+
+    def objective(module, values):
+        return bind(module, values).loss(inputs, ids[:, 1:], jnp.ones((2, 8)), 0.1)[0]
+
+    def run(values):
+        model = bind(module, values)
+        return jax.value_and_grad(lambda v: objective(module, v))(values), model.logits(model.hidden(inputs)[0])
+
+    (loss, gradients), logits = jax.device_get(compiled(placed(mesh), run, values))
+    cut = dict(values, embedding={"table": values["embedding"]["table"][:29]})
+    if not tied:
+        cut["head"] = values["head"][:, :29]
+    np.testing.assert_allclose(loss, compiled(placed(), lambda v: objective(plain, v), cut), rtol=1e-5)
+    assert np.all(np.argmax(logits, -1) < 29)
+    np.testing.assert_array_equal(jax.nn.softmax(logits)[..., 29:], 0)
+    np.testing.assert_array_equal(gradients["embedding"]["table"][29:], 0)
+    if not tied:
+        np.testing.assert_array_equal(gradients["head"][:, 29:], 0)

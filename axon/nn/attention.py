@@ -60,6 +60,7 @@ class Attention(nnx.Module):
             self.key_norm = RMSNorm("head_dim", dims, norm_eps)
         self.bias, self.has_out_bias, self.qk_norm = bias, out_bias, qk_norm
 
+    @jax.named_scope("attention")
     def __call__(
         self, x: Array, inputs: Inputs, angles: tuple[Array, Array] | None, memory: Any = None
     ) -> tuple[Array, Any]:

@@ -5,7 +5,6 @@ that its sum is done, or one of `lax`'s inside a `shard_map`. On Auto axes only 
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -13,24 +12,11 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from axon.axes import Names
-from axon.plan.moves import Held, Move, moves, sent
+from axon.plan.equations import MANUAL, owes, sends, ways
 from axon.train.flops import bodies_of, count_equation
 
-MANUAL = {
-    "psum": "all-reduce",
-    "psum_invariant": "all-reduce",
-    "pmax": "all-reduce",
-    "pmin": "all-reduce",
-    "all_gather": "all-gather",
-    "all_gather_invariant": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "all_to_all": "all-to-all",
-    "ragged_all_to_all": "all-to-all",
-    "ppermute": "collective-permute",
-}
-"""Primitives of a manual region → kinds of collective."""
-
-REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin")
+GRADIENTS = "gradients"
+"""The source of sums over devices that were put off: partial gradients of weights."""
 
 CARRIERS = ("reshard", "mesh_cast", "convert_element_type", "reshape", "transpose", "squeeze", "slice", "split", "copy")
 """Primitives whose result is their operand, placed or cut otherwise: a weight stays a weight."""
@@ -42,7 +28,7 @@ class Transfer:
 
     Args:
         kind, mesh_axes, bytes: as of `Move`, each time. times: how often a step does it.
-        source: what is moved: a label of the program's inputs, "gradients", or "" for what lies between.
+        source: what is moved: a label of the program's inputs, `GRADIENTS`, or "" for what lies between.
         stack: the name stack of the operation, as `jvp(attention)/…`.
         beside: share of the FLOPs of the matrix products in the same loop body that neither make its operand nor
             need its result. The compiler may run these at the same time.
@@ -107,9 +93,7 @@ class _Body:
         """Share of all FLOPs in nodes that `node` does not need and that do not need it."""
         own = self.needs[node]
         free = sum(
-            flops
-            for i, flops in enumerate(self.flops)
-            if flops and not own >> i & 1 and not self.needs[i] >> node & 1
+            flops for i, flops in enumerate(self.flops) if flops and not own >> i & 1 and not self.needs[i] >> node & 1
         )
         return free / (sum(self.flops) or 1.0)
 
@@ -152,7 +136,8 @@ class _Walk:
             return self._control(equation, inner, values, body, stack)
         if len(inner) == 1 and len(inner[0].invars) == len(values) and name != "pallas_call":
             values = [v._replace(number=next(self._numbers)) for v in values] if params.get("prevent_cse") else values
-            return self.inline(inner[0], values, body, stack)
+            made = self.inline(inner[0], values, body, stack)
+            return [v._replace(source=GRADIENTS) if owes(o) else v for v, o in zip(made, equation.outvars, strict=True)]
         if name not in CARRIERS:
             return self._node(equation, values, body, stack)
         # The partitioner moves one value to one place once, however often the program asks for it.
@@ -163,12 +148,13 @@ class _Walk:
 
     def _node(self, equation: core.JaxprEqn, values: list[_Value], body: _Body, stack: str) -> list[_Value]:
         needs = _union(v.needs for v in values)
-        source = values[0].source if equation.primitive.name in CARRIERS else ""
+        name = equation.primitive.name
+        source = values[0].source if name in CARRIERS or name in MANUAL else ""
         if flops := count_equation(equation).flops:
-            needs |= body.node(flops / _ways(equation), needs)
-        found, unclear = _sends(equation)
+            needs |= body.node(flops / ways(equation), needs)
+        found, unclear = sends(equation)
         self.uncounted += unclear
-        source = source or ("gradients" if any(_owed(v) for v in (*equation.invars, *equation.outvars)) else "")
+        source = source or (GRADIENTS if any(map(owes, (*equation.invars, *equation.outvars))) else "")
         made = [self.fresh(source) for _ in equation.outvars]
         for one in found:
             needs |= body.node(0.0, needs)
@@ -193,85 +179,6 @@ class _Walk:
         if work:
             needs |= body.node(work, needs)
         return [self.fresh("", needs) for _ in equation.outvars]
-
-
-def _sends(equation: core.JaxprEqn) -> tuple[list[Move], list[str]]:
-    """The collectives of one equation without bodies, and what is unclear about it."""
-    name, mesh = equation.primitive.name, _mesh(equation)
-    if mesh is None:
-        return [], []
-    if name in MANUAL:
-        return _manual(equation, mesh), []
-    out, given = equation.outvars[0], equation.invars
-    after = _held(out)
-    if name == "reshard":
-        return moves(_bytes(given[0]), _held(given[0]), after, mesh), []
-    if name == "dot_general":
-        return moves(_bytes(out), _product(equation), after, mesh), []
-    if name in REDUCTIONS:
-        return moves(_bytes(out), _reduced(_held(given[0]), equation.params["axes"]), after, mesh), []
-    lost = {axis for v in given for axis in _held(v).axes} - {axis for v in equation.outvars for axis in _held(v).axes}
-    return [], [f"{name} of an array split over {', '.join(sorted(lost))}: the compiler decides"] if lost else []
-
-
-def _manual(equation: core.JaxprEqn, mesh: dict[str, int]) -> list[Move]:
-    kind, params = MANUAL[equation.primitive.name], equation.params
-    named = params["axes"] if "axes" in params else params["axis_name"]
-    axes = tuple(a for a in ((named,) if isinstance(named, str) else named) if mesh.get(a, 1) > 1)
-    groups = params.get("axis_index_groups")
-    ways = len(groups[0]) if groups else math.prod(mesh[a] for a in axes)
-    whole = equation.outvars if kind == "all-gather" else equation.invars
-    size = sum(_bytes(v) / math.prod(mesh[a] for a in _held(v).axes) for v in whole)
-    return [Move(kind, axes, sent(kind, size, ways))] if ways > 1 else []
-
-
-def _product(equation: core.JaxprEqn) -> Held:
-    """How the result of a matrix product lies before anything is sent."""
-    (contracted, batched) = equation.params["dimension_numbers"]
-    operands = [_held(v) for v in equation.invars[:2]]
-    gone = [set(c) | set(b) for c, b in zip(contracted, batched, strict=True)]
-    free = [
-        axes
-        for held, dimensions in zip(operands, gone, strict=True)
-        for i, axes in enumerate(held.split)
-        if i not in dimensions
-    ]
-    kept = [operands[0].split[i] for i in batched[0]]
-    owed = {a for held, dims in zip(operands, contracted, strict=True) for i in dims for a in held.split[i]}
-    return Held((*kept, *free), frozenset(owed).union(*(held.owed for held in operands)))
-
-
-def _reduced(held: Held, dimensions: Sequence[int]) -> Held:
-    kept = tuple(axes for i, axes in enumerate(held.split) if i not in dimensions)
-    return Held(kept, held.owed | {a for i in dimensions for a in held.split[i]})
-
-
-def _ways(equation: core.JaxprEqn) -> int:
-    """Over how many devices an equation's work is split."""
-    mesh = _mesh(equation) or {}
-    return math.prod(mesh[a] for a in {a for v in equation.invars for a in _held(v).axes})
-
-
-def _mesh(equation: core.JaxprEqn) -> dict[str, int] | None:
-    """Mesh axis → size, from an operand's type."""
-    for variable in (*equation.outvars, *equation.invars):
-        sharding = getattr(variable.aval, "sharding", None)
-        if sharding is not None and not sharding.mesh.empty:
-            return dict(sharding.mesh.shape)
-    return None
-
-
-def _held(variable: Any) -> Held:
-    sharding = getattr(variable.aval, "sharding", None)
-    return Held(()) if sharding is None else Held.of(sharding.spec, variable.aval.ndim)
-
-
-def _owed(variable: Any) -> frozenset[str]:
-    return _held(variable).owed
-
-
-def _bytes(variable: Any) -> int:
-    return variable.aval.size * variable.aval.dtype.itemsize
 
 
 def _union(sets: Iterable[int]) -> int:

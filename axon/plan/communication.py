@@ -2,6 +2,7 @@
 
 On Explicit mesh axes every collective is written in the program: a `reshard`, an operation whose result's type says
 that its sum is done, or one of `lax`'s inside a `shard_map`. On Auto axes only the last are; the compiler adds more.
+It may also send less than the program says: what a loop repeats unchanged it may do once, and it joins equal sums.
 """
 
 import itertools

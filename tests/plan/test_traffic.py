@@ -23,7 +23,6 @@ EXACT = {
     "data": Layout({"data": 8}),
     "zero 1": Layout({"data": 8}, zero=1),
     "zero 3": Layout({"data": 8}, zero=3),
-    "zero 3, microbatches": Layout({"data": 4}, zero=3, microbatches=2),
     "tensor": Layout({"tensor": 4}),
     "data and tensor": Layout({"data": 2, "tensor": 4}),
     "sequence parallel": Layout({"data": 2, "tensor": 4}, rows=SEQUENCE_PARALLEL),
@@ -76,6 +75,16 @@ def test_a_step_sends_what_its_program_says(rng, name):
 @pytest.mark.parametrize("remat", some(("none", "minimal", "full"), "none"))
 def test_layers_written_out_send_what_their_program_says(rng, remat):
     check_exact(random_program(rng, EXACT["zero 3"], unroll=True, remat=remat))
+
+
+@pytest.mark.slow
+def test_weights_outside_of_the_layers_are_gathered_for_each_microbatch_until_xla_takes_that_out_of_the_loop(rng):
+    program = random_program(rng, Layout({"data": 4}, zero=3, microbatches=2))
+    traced, compiled = compared(program)
+    outside = ("embedding/table", "head", "norm/scale")
+    once = 3 / 4 * sum(4 * math.prod(program.parameters[path].shape) for path in outside)
+    assert traced["all-gather", ("data",)] == pytest.approx(compiled["all-gather", ("data",)] + once)
+    assert traced["all-reduce", ("data",)] == pytest.approx(compiled["all-reduce", ("data",)], abs=16)
 
 
 @pytest.mark.parametrize("name", some(CLOSE, "data and tensor, zero 2, microbatches"))

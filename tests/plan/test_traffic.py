@@ -188,20 +188,31 @@ def _times(text):
 def _mesh_axes(line, mesh):
     """The mesh axes whose devices take part together: those that vary within the first group."""
     grid = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-    if found := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", line):
-        names, sizes = zip(*re.findall(r"'(\w+)'=(\d+)", found[1]), strict=True)
-        numbers = np.arange(grid.size).reshape([int(n) for n in sizes])
-        group = numbers[tuple(slice(None) if f"'{name}'" in found[2] else 0 for name in names)].ravel()
-    elif found := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
-        group = [int(n) for n in found[1].split(",")]
-    elif found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
-        groups, shape, order = ([int(n) for n in (part or "").split(",") if n] for part in found.groups())
-        numbers = np.arange(math.prod(shape)).reshape(shape)
-        group = numbers.transpose(order or range(len(shape))).reshape(groups)[0]
-    else:
-        pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", line)[1]
-        group = next(
-            p for p in (list(map(int, re.findall(r"\d+", pair))) for pair in pairs.split("},")) if p[0] != p[1]
-        )
-    places = [np.argwhere(grid == n)[0] for n in group]
+    places = [np.argwhere(grid == n)[0] for n in _first_group(line)]
     return tuple(a for i, a in enumerate(mesh) if len({int(place[i]) for place in places}) > 1)
+
+
+def _first_group(line):
+    """The devices of one group of a collective, in any of the forms in which XLA writes groups."""
+    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", line):
+        return _integers(found[1])
+    if found := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line):
+        return _numbers(found[2], found[3]).reshape(_integers(found[1]))[0]
+    if found := re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}", line
+    ):
+        names, sizes = zip(*re.findall(r"'(\w+)'=(\d+)", found[1]), strict=True)
+        numbers = _numbers(found[2] or ",".join(sizes), found[3]).reshape([int(n) for n in sizes])
+        return numbers[tuple(slice(None) if f"'{name}'" in found[4] else 0 for name in names)].ravel()
+    pairs = re.findall(r"\{(\d+),(\d+)\}", line[line.index("source_target_pairs=") :])
+    return next([int(a), int(b)] for a, b in pairs if a != b)
+
+
+def _numbers(shape, order):
+    """The numbers of all devices as an array of a shape, its dimensions put into another order."""
+    sizes = _integers(shape)
+    return np.arange(math.prod(sizes)).reshape(sizes).transpose(_integers(order) if order else range(len(sizes)))
+
+
+def _integers(text):
+    return [int(n) for n in text.split(",") if n]

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from axon.config import load
+from axon.errors import UserError
 from axon.layout import KINDS, ArraySpec, ParameterRow, Placement, explain, validate
 from axon.nn import parameters
 from axon.plan.topology import devices
@@ -30,6 +31,8 @@ def show_config(
             platform by default. picture: a file to draw the mesh into, with the shards of `weight`, a parameter's
             path; the largest by default.
     """
+    if weight is not None and picture is None:
+        raise UserError("--weight says what to draw: give --draw FILE.png too")
     resolved = load(path, overrides)
     train: Train = resolved.tree
     placement = _placement(train, on)

@@ -112,3 +112,5 @@ def test_a_weight_or_a_picture_that_cannot_be_drawn_is_refused(shown, tmp_path):
         shown(picture=tmp_path / "mesh.png", weight="layers/block/mlp/gat")
     with pytest.raises(UserError, match=r"mesh\.gif1' has no picture's suffix; write FILE\.png"):
         shown(picture=tmp_path / "mesh.gif1")
+    with pytest.raises(UserError, match=r"give --draw FILE\.png too"):
+        shown(weight="head")

@@ -66,14 +66,28 @@ def evaluate(
 
 
 @app.command()
-def show(config: Config, set_: Set = []) -> None:  # noqa: B006
-    """The resolved configuration, the mesh, and where every parameter lives.
+def show(
+    config: Config,
+    set_: Set = [],  # noqa: B006
+    on: Annotated[
+        str | None, typer.Option(metavar="TARGET", help="Machine to trace the step for: v5p:4x4x4, h200:8, …")
+    ] = None,
+    draw: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the mesh, and one weight's shards on it.")
+    ] = None,
+    weight: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The weight to draw; the largest by default.")
+    ] = None,
+) -> None:
+    """The resolved configuration, the mesh, where every parameter lives, and what a step sends over each mesh axis.
 
-    Example: `axon show configs/llama3_8b.gin --set "Layout.mesh={'data': 16}"`
+    Nothing is compiled, and none of the mesh's devices are needed.
+
+    Example: `axon show configs/llama3_8b.gin --set "Layout.mesh={'data': 16}" --draw mesh.png`
     """
     from axon.run.show import show_config
 
-    show_config(config, set_)
+    show_config(config, set_, on, draw, weight)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from axon.layout.explain import ParameterRow, explain
 from axon.layout.placement import Placement, mesh_sizes
+from axon.layout.roles import roles
 from axon.layout.table import KINDS, MESH_AXES, Layout, LayoutError, sequence_parallel, tensor_3d, zero
 from axon.layout.validate import ArraySpec, validate
 
@@ -15,6 +16,7 @@ __all__ = [
     "Placement",
     "explain",
     "mesh_sizes",
+    "roles",
     "sequence_parallel",
     "tensor_3d",
     "validate",

@@ -19,11 +19,13 @@ from axon.patterns import Names, base
 class Placement:
     """A `Layout` whose mesh has been built over devices, or over a topology that is only described.
 
-    Sizes of 1 and mesh axes that are manual where it is asked are left out of every spec.
+    Sizes of 1 and mesh axes that are manual where it is asked are left out of every spec. `assumed` is the platform
+    of a mesh that has no devices.
     """
 
     layout: Layout
     mesh: Mesh | AbstractMesh
+    assumed: str = "cpu"
 
     @classmethod
     def of(cls, layout: Layout, devices: Sequence[Any] | None = None) -> "Placement":
@@ -35,8 +37,8 @@ class Placement:
         return cls(layout, Mesh(grid, tuple(sizes), axis_types=(kind,) * len(sizes)))
 
     @classmethod
-    def described(cls, layout: Layout, count: int) -> "Placement":
-        """The placement on a mesh of devices that need not exist: specs and sizes, no arrays.
+    def described(cls, layout: Layout, count: int, platform: str = "cpu") -> "Placement":
+        """The placement on a mesh of devices that need not exist: to trace programs for, without arrays.
 
         A size of -1 in the mesh becomes what is left of `count` devices; a mesh without one is taken as it is.
         """
@@ -44,7 +46,8 @@ class Placement:
             count = math.prod(layout.mesh.values())
         sizes = mesh_sizes(layout, count)
         kind = AxisType.Auto if layout.auto else AxisType.Explicit
-        return cls(layout, AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes)))
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(kind,) * len(sizes))
+        return cls(layout, mesh, platform)
 
     @property
     def overlap(self) -> Names:
@@ -57,7 +60,7 @@ class Placement:
     @property
     def platform(self) -> str:
         """`cpu`, `gpu` or `tpu`: of the mesh's devices, never of the machine that traces."""
-        platform = str(self.devices[0].platform)
+        platform = str(self.devices[0].platform) if self.devices else self.assumed
         return "gpu" if platform in ("cuda", "rocm") else platform
 
     @property
@@ -105,6 +108,8 @@ class Placement:
         Devices of a TPU have coordinates in a torus: a mesh axis of 16 on `v5e:4x4` has (4, 4).
         """
         size = self.mesh.shape[mesh_axis]
+        if not self.devices:
+            return (size,)
         line = np.moveaxis(np.asarray(self.mesh.devices), self.mesh.axis_names.index(mesh_axis), 0)
         places = np.array([getattr(device, "coords", ()) for device in line.reshape(size, -1)[:, 0]])
         extents = tuple(len(set(column)) for column in places.T.tolist() if len(set(column)) > 1)

@@ -10,13 +10,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import add, einsum, parse_names, shard
+from axon.axes import add, einsum, shard
 from axon.kernels import attention as kernel
 from axon.kernels.attention import Mask
 from axon.nn.inputs import Inputs
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.rope import rotate
+from axon.patterns import parse_names
 
 QUERIES = "batch seq heads head_dim"
 KEYS = "batch kv_seq kv_heads head_dim"
@@ -60,6 +61,7 @@ class Attention(nnx.Module):
             self.key_norm = RMSNorm("head_dim", dims, norm_eps)
         self.bias, self.has_out_bias, self.qk_norm = bias, out_bias, qk_norm
 
+    @jax.named_scope("attention")
     def __call__(
         self, x: Array, inputs: Inputs, angles: tuple[Array, Array] | None, memory: Any = None
     ) -> tuple[Array, Any]:

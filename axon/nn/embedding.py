@@ -19,6 +19,7 @@ class Embedding(nnx.Module):
     def __init__(self, axis: str, dims: Dims, stddev: float):
         self.table = Param(f"{axis} embed", dims, normal(stddev))
 
+    @jax.named_scope("embedding")
     def __call__(self, ids: Array) -> Array:
         """`ids[batch seq]` → `batch seq.residual embed`, in the compute dtype."""
         table = self.table.get_value()

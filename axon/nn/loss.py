@@ -13,6 +13,7 @@ from axon.kernels import cross_entropy as kernel
 from axon.nn.param import Param
 
 
+@jax.named_scope("loss")
 def cross_entropy(
     x: Array, head: Param, targets: Array, weights: Array, z_loss: float = 0.0, vocab: int | None = None
 ) -> tuple[Array, Array]:

@@ -20,6 +20,7 @@ class GatedMLP(nnx.Module):
         self.up = Param("embed mlp", dims)
         self.down = Param("mlp embed", dims, fan_in("mlp", out_scale))
 
+    @jax.named_scope("mlp")
     def __call__(self, x: Array) -> Array:  # batch seq embed
         gate = checkpoint_name(einsum(UP, x, self.gate), "gate")
         up = checkpoint_name(einsum(UP, x, self.up), "up")
@@ -35,6 +36,7 @@ class MLP(nnx.Module):
         self.down = Param("mlp embed", dims, fan_in("mlp", out_scale))
         self.down_bias = Param("embed", dims, constant(0.0))
 
+    @jax.named_scope("mlp")
     def __call__(self, x: Array) -> Array:  # batch seq embed
         up = checkpoint_name(einsum(UP, x, self.up), "up")
         up = add("batch seq mlp, mlp -> batch seq mlp", up, self.up_bias)

@@ -1,5 +1,6 @@
 """Normalisation over one axis, in float32."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -15,6 +16,7 @@ class RMSNorm(nnx.Module):
         self.scale = Param(axis, dims, constant(1.0))
         self.axis, self.eps = axis, eps
 
+    @jax.named_scope("norm")
     def __call__(self, x: Array, pattern: str) -> Array:
         """`pattern` names the axes of `x`, this norm's last: `"batch seq embed"`."""
         wide = x.astype(jnp.float32)
@@ -31,6 +33,7 @@ class LayerNorm(nnx.Module):
         self.bias = Param(axis, dims, constant(0.0))
         self.axis, self.eps = axis, eps
 
+    @jax.named_scope("norm")
     def __call__(self, x: Array, pattern: str) -> Array:
         """`pattern` names the axes of `x`, this norm's last: `"batch seq embed"`."""
         wide = x.astype(jnp.float32)

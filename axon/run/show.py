@@ -1,4 +1,4 @@
-"""`axon show`: the configuration as it was understood, and where every parameter lives."""
+"""`axon show`: the configuration as it was understood, where every parameter lives, and what a step sends."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from axon.config import load
+from axon.errors import UserError
 from axon.layout import KINDS, ArraySpec, ParameterRow, Placement, explain, validate
 from axon.nn import parameters
+from axon.plan.topology import devices
+from axon.run.draw import draw
+from axon.run.traffic import print_traffic
 from axon.run.tree import Train
 from axon.train.step import BATCH
 
@@ -17,11 +21,21 @@ COPIES = {"params": 1, "grads": 1, "optimizer": 2}
 """Arrays of a parameter's size that training holds: itself, its gradient, Adam's two moments."""
 
 
-def show_config(path: Path, overrides: Sequence[str]) -> None:
-    """Print it all. Raises `ConfigError` and `LayoutError` as a run would; needs none of the mesh's devices."""
+def show_config(
+    path: Path, overrides: Sequence[str], on: str | None = None, picture: Path | None = None, weight: str | None = None
+) -> None:
+    """Print it all. Raises `ConfigError` and `LayoutError` as a run would; needs none of the mesh's devices.
+
+    Args:
+        on: a topology (see `axon.plan.topology.devices`) for whose devices the step is traced; this machine's
+            platform by default. picture: a file to draw the mesh into, with the shards of `weight`, a parameter's
+            path; the largest by default.
+    """
+    if weight is not None and picture is None:
+        raise UserError("--weight says what to draw: give --draw FILE.png too")
     resolved = load(path, overrides)
     train: Train = resolved.tree
-    placement = Placement.described(train.layout, jax.device_count())
+    placement = _placement(train, on)
     specs = parameters(train.model.build())
     validate(placement, specs, ArraySpec(BATCH, (train.data.batch, train.data.seq)))
     console = Console(width=None if Console().is_terminal else 160)
@@ -29,6 +43,16 @@ def show_config(path: Path, overrides: Sequence[str]) -> None:
     rows = list(explain(placement, specs))
     console.print(_mesh(placement), _table(rows), _totals(placement, specs), sep="\n")
     console.print(_replicated(rows), soft_wrap=True)
+    if picture is not None:
+        draw(placement, specs, picture, weight)
+        console.print(f"drawn into {picture}", markup=False, soft_wrap=True)
+    print_traffic(console, train.program_on(placement))
+
+
+def _placement(train: Train, on: str | None) -> Placement:
+    if on is not None:
+        return Placement.of(train.layout, devices(on))
+    return Placement.described(train.layout, jax.device_count(), jax.default_backend())
 
 
 def _mesh(placement: Placement) -> Table:

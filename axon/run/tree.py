@@ -11,7 +11,7 @@ from flax import nnx
 from axon.checkpoint import Checkpoints
 from axon.data import Data
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Layout, Placement
 from axon.precision import Precision
 from axon.run.session import Session
 from axon.train.optimizer import AdamW
@@ -104,6 +104,10 @@ class Train:
     @cached_property
     def program(self) -> Program:
         """The compiled functions of this run: see `axon.train.step.Program`."""
+        return self.program_on(None)
+
+    def program_on(self, placement: Placement | None) -> Program:
+        """The run's program on another mesh than that of the devices there are: to trace it, or to compile for."""
         return Program(
             self.model,
             self.layout,
@@ -113,6 +117,7 @@ class Train:
             precision=self.precision,
             seed=self.seed,
             z_loss=self.z_loss,
+            placement=placement,
         )
 
     def init(self) -> State:

@@ -34,10 +34,11 @@ def count_flops(fn: Callable[..., Any], *args: Any) -> Count:
 
 def count_jaxpr(jaxpr: core.Jaxpr) -> Count:
     """FLOPs of a jaxpr of global shapes: a multiply and an add are two."""
-    return sum((_count(equation) for equation in jaxpr.eqns), Count())
+    return sum((count_equation(equation) for equation in jaxpr.eqns), Count())
 
 
-def _count(equation: core.JaxprEqn) -> Count:
+def count_equation(equation: core.JaxprEqn) -> Count:
+    """FLOPs of one equation, its bodies included."""
     name, params = equation.primitive.name, equation.params
     if name in _PRODUCTS:
         return Count(_PRODUCTS[name](equation))
@@ -45,7 +46,7 @@ def _count(equation: core.JaxprEqn) -> Count:
         return _pallas(params)
     if name == "while":
         return _while(equation)
-    bodies = [count_jaxpr(body) for body in _bodies(params)]
+    bodies = [count_jaxpr(body) for body in bodies_of(params)]
     if name == "cond":
         return max(bodies, key=lambda count: count.flops)
     return sum(bodies, Count()) * _times(name, params)
@@ -61,7 +62,8 @@ def _times(name: str, params: dict[str, Any]) -> int:
     return 1
 
 
-def _bodies(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
+def bodies_of(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
+    """The jaxprs inside an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
             body = getattr(item, "jaxpr", item)  # a closed jaxpr holds its constants beside it
@@ -70,7 +72,7 @@ def _bodies(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
 
 
 def _while(equation: core.JaxprEqn) -> Count:
-    once = sum((count_jaxpr(body) for body in _bodies(equation.params)), Count())
+    once = sum((count_jaxpr(body) for body in bodies_of(equation.params)), Count())
     if once.flops == 0:
         return once
     return Count(0, (f"a while loop runs an unknown number of times ({once.flops:,} FLOPs each time)", *once.uncounted))

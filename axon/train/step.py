@@ -42,6 +42,7 @@ class Program:
         model: a config that builds the module, as `models.llama.Llama`.
         batch, seq: shape of the global batch, in rows and positions.
         devices: those of the mesh, all there are by default; or those of a described topology, to compile for.
+        placement: instead of devices, the layout on a mesh that is only described, to trace for.
 
     Raises `LayoutError`, before anything is traced, if the layout cannot hold the model.
     """
@@ -58,8 +59,9 @@ class Program:
         seed: int = 0,
         z_loss: float = 0.0,
         devices: Sequence[Any] | None = None,
+        placement: Placement | None = None,
     ):
-        self.placement = Placement.of(layout, devices)
+        self.placement = placement or Placement.of(layout, devices)
         self.module = model.build()
         self.parameters = parameters(self.module)
         validate(self.placement, self.parameters, ArraySpec(BATCH, (batch, seq)))

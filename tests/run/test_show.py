@@ -1,22 +1,24 @@
 """What `axon show` prints."""
 
+import math
 import re
 from dataclasses import replace
 
 import pytest
 
 from axon.config import dump
+from axon.errors import UserError
 from axon.layout import LayoutError
 from axon.run.show import show_config
 
 
 @pytest.fixture
 def shown(tiny, tmp_path, capsys):
-    """shown(*overrides): what is printed of the tiny run's configuration."""
+    """shown(*overrides, **options of show_config): what is printed of the tiny run's configuration."""
 
-    def of(*overrides):
+    def of(*overrides, **options):
         (tmp_path / "tiny.gin").write_text(dump(replace(tiny)))
-        show_config(tmp_path / "tiny.gin", overrides)
+        show_config(tmp_path / "tiny.gin", overrides, **options)
         return capsys.readouterr().out
 
     return of
@@ -65,3 +67,50 @@ def test_a_layout_that_cannot_hold_the_model_is_refused_as_a_run_would(shown):
         LayoutError, match=r"axis 'heads' of size 4 is not divisible by 3.*: layers/block/attention/query"
     ):
         shown("Layout.mesh={'tensor': 3}")
+
+
+def test_each_mesh_axis_is_explained_and_a_steps_collectives_are_listed(shown):
+    out = shown("Layout.mesh={'data': 8, 'tensor': 4}", "Layout.zero=3", "Data.batch=16")
+    assert re.search(r"data +8 +data parallelism: batch; ZeRO-3: embed of stored parameters, gradients and", out)
+    assert re.search(r"tensor +4 +tensor parallelism: heads kv_heads mlp vocab", out)
+    assert "traced for cpu, which computes in float32" in out
+    assert re.search(r"all-gather +[\d,]+ × +[\d.]+ kB +weights, forward +.*\d+%", out)
+    assert re.search(r"data +all +[\d,]+ × +[\d.]+ kB", out)
+    assert "not counted" not in out
+
+
+def test_one_device_sends_nothing(shown):
+    assert "one device: nothing is sent" in shown("Layout.mesh={'data': 1}")
+
+
+def test_of_an_automatic_layout_only_what_the_program_names_is_listed_and_that_is_said(shown):
+    out = shown("Layout.mesh={'data': 4, 'tensor': 2}", "Layout.auto=True")
+    assert "XLA's partitioner adds collectives that the program does not name" in out
+    assert "weights, forward" not in out
+
+
+def test_a_target_is_traced_in_its_own_dtype_and_must_have_the_meshs_devices(shown):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    assert "traced for tpu, which computes in bfloat16" in shown("Layout.mesh={'data': 8}", on="v5e:2x4")
+    with pytest.raises(LayoutError, match=r"asks for data 8 = 8 devices, and there are 16"):
+        shown("Layout.mesh={'data': 8}", on="v5e:4x4")
+
+
+@pytest.mark.parametrize("mesh", [{"data": 4, "tensor": 2}, {"replica": 2, "data": 4, "tensor": 4}, {"data": 512}])
+def test_the_picture_is_drawn_for_any_mesh(shown, tmp_path, mesh):
+    path = tmp_path / "pictures" / "mesh.png"
+    batch = f"Data.batch={math.prod(mesh.values())}"
+    assert f"drawn into {path}" in shown(f"Layout.mesh={mesh}", batch, picture=path)
+    with path.open("rb") as file:
+        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_weight_or_a_picture_that_cannot_be_drawn_is_refused(shown, tmp_path):
+    with pytest.raises(
+        UserError, match=r"no parameter is called 'layers/block/mlp/gat'\. Did you mean 'layers/bl.*gate'"
+    ):
+        shown(picture=tmp_path / "mesh.png", weight="layers/block/mlp/gat")
+    with pytest.raises(UserError, match=r"mesh\.gif1' has no picture's suffix; write FILE\.png"):
+        shown(picture=tmp_path / "mesh.gif1")
+    with pytest.raises(UserError, match=r"give --draw FILE\.png too"):
+        shown(weight="head")

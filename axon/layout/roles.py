@@ -1,0 +1,58 @@
+"""What each mesh axis is for, in the words of the field: read from the layout's table."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+
+from axon.layout.placement import Placement
+from axon.layout.table import DEFAULT_ROWS, KINDS
+from axon.patterns import Names, base
+
+MODEL_AXES = ("heads", "kv_heads", "mlp", "vocab", "embed", "head_dim")
+
+ZERO = {"params": "ZeRO-3", "grads": "ZeRO-2", "optimizer": "ZeRO-1"}
+"""The first kind of array that a mesh axis splits beyond the one before it → the stage that this is."""
+
+HELD = {
+    "params": "stored parameters, gradients and optimizer state",
+    "grads": "gradients and optimizer state",
+    "optimizer": "optimizer state",
+}
+
+
+def roles(placement: Placement, parameters: Iterable[Names]) -> dict[str, list[str]]:
+    """Mesh axis → what it does, a line each: `data` → ["data parallelism: batch", "ZeRO-3: embed of …"].
+
+    Args:
+        parameters: the axes of each parameter; rows for axes that nothing has are left out.
+    """
+    used = {"batch", "seq", "kv_seq", *(base(n) for names in parameters for n in names)}
+    tables = {kind: _used(placement.tables[kind], used) for kind in KINDS}
+    found = {axis: list(_roles(axis, tables)) for axis in placement.mesh.shape}
+    sharded = [axis for axis, lines in found.items() if any(line.startswith("ZeRO") for line in lines)]
+    if sharded and len(found.get("replica", ())) == 1:
+        found["replica"].append(f"copies of what {' and '.join(sharded)} cut (HSDP)")
+    return {axis: lines or ["nothing"] for axis, lines in found.items()}
+
+
+def _roles(axis: str, tables: Mapping[str, Mapping[str, Names]]) -> Iterator[str]:
+    split = {kind: [name for name, row in table.items() if axis in row] for kind, table in tables.items()}
+    computed = split["activations"]
+    groups = {
+        "data parallelism": [n for n in computed if base(n) == "batch"],
+        "context parallelism": [n for n in computed if n in ("seq", "kv_seq")],
+        "sequence parallelism": [n for n in computed if base(n) == "seq" != n],
+        "tensor parallelism": [n for n in computed if base(n) in MODEL_AXES],
+        "expert parallelism": [n for n in computed if n == "experts"],
+        "pipeline": [n for n in computed if n == "layers"],
+    }
+    groups["also splits"] = [n for n in computed if not any(n in names for names in groups.values())]
+    if groups["context parallelism"] and groups["sequence parallelism"]:
+        groups["context parallelism"] += groups.pop("sequence parallelism")
+    yield from (f"{role}: {' '.join(names)}" for role, names in groups.items() if names)
+    for before, kind in pairwise(KINDS):
+        if more := [name for name in split[kind] if name not in split[before]]:
+            yield f"{ZERO[kind]}: {' '.join(more)} of {HELD[kind]}"
+
+
+def _used(table: Mapping[str, Names], used: set[str]) -> dict[str, Names]:
+    return {name: row for name, row in table.items() if base(name) in used or name not in DEFAULT_ROWS}

@@ -1,0 +1,105 @@
+"""What one equation of a traced program sends over the mesh, by the shardings in its types."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend import core
+
+from axon.plan.moves import Held, Move, moves, sent
+
+MANUAL = {
+    "psum": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "pmax": "all-reduce",
+    "pmin": "all-reduce",
+    "all_gather": "all-gather",
+    "all_gather_invariant": "all-gather",
+    "reduce_scatter": "reduce-scatter",
+    "all_to_all": "all-to-all",
+    "ragged_all_to_all": "all-to-all",
+    "ppermute": "collective-permute",
+}
+"""Primitives of a manual region → kinds of collective."""
+
+REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "argmax", "argmin")
+
+
+def sends(equation: core.JaxprEqn) -> tuple[list[Move], list[str]]:
+    """The collectives of one equation without bodies, and what is unclear about it."""
+    name, mesh = equation.primitive.name, mesh_of(equation)
+    if mesh is None:
+        return [], []
+    if name in MANUAL:
+        return _manual(equation, mesh), []
+    out, given = equation.outvars[0], equation.invars
+    after = held(out)
+    if name == "reshard":
+        return moves(size_of(given[0]), held(given[0]), after, mesh), []
+    if name == "dot_general":
+        return moves(size_of(out), _product(equation), after, mesh), []
+    if name in REDUCTIONS:
+        return moves(size_of(out), _reduced(held(given[0]), equation.params["axes"]), after, mesh), []
+    lost = {axis for v in given for axis in held(v).axes} - {axis for v in equation.outvars for axis in held(v).axes}
+    return [], [f"{name} of an array split over {', '.join(sorted(lost))}: the compiler decides"] if lost else []
+
+
+def _manual(equation: core.JaxprEqn, mesh: dict[str, int]) -> list[Move]:
+    kind, params = MANUAL[equation.primitive.name], equation.params
+    named = params["axes"] if "axes" in params else params["axis_name"]
+    axes = tuple(a for a in ((named,) if isinstance(named, str) else named) if mesh.get(a, 1) > 1)
+    groups = params.get("axis_index_groups")
+    ways = len(groups[0]) if groups else math.prod(mesh[a] for a in axes)
+    whole = equation.outvars if kind == "all-gather" else equation.invars
+    size = sum(size_of(v) / math.prod(mesh[a] for a in held(v).axes) for v in whole)
+    return [Move(kind, axes, sent(kind, size, ways))] if ways > 1 else []
+
+
+def _product(equation: core.JaxprEqn) -> Held:
+    """How the result of a matrix product lies before anything is sent."""
+    (contracted, batched) = equation.params["dimension_numbers"]
+    operands = [held(v) for v in equation.invars[:2]]
+    gone = [set(c) | set(b) for c, b in zip(contracted, batched, strict=True)]
+    free = [
+        axes
+        for operand, dimensions in zip(operands, gone, strict=True)
+        for i, axes in enumerate(operand.split)
+        if i not in dimensions
+    ]
+    kept = [operands[0].split[i] for i in batched[0]]
+    owed = {a for operand, dims in zip(operands, contracted, strict=True) for i in dims for a in operand.split[i]}
+    return Held((*kept, *free), frozenset(owed).union(*(operand.owed for operand in operands)))
+
+
+def _reduced(operand: Held, dimensions: Sequence[int]) -> Held:
+    kept = tuple(axes for i, axes in enumerate(operand.split) if i not in dimensions)
+    return Held(kept, operand.owed | {a for i in dimensions for a in operand.split[i]})
+
+
+def ways(equation: core.JaxprEqn) -> int:
+    """Over how many devices an equation's work is split."""
+    mesh = mesh_of(equation) or {}
+    return math.prod(mesh[a] for a in {a for v in equation.invars for a in held(v).axes})
+
+
+def mesh_of(equation: core.JaxprEqn) -> dict[str, int] | None:
+    """Mesh axis → size, from an operand's type."""
+    for variable in (*equation.outvars, *equation.invars):
+        sharding = getattr(variable.aval, "sharding", None)
+        if sharding is not None and not sharding.mesh.empty:
+            return dict(sharding.mesh.shape)
+    return None
+
+
+def held(variable: Any) -> Held:
+    sharding = getattr(variable.aval, "sharding", None)
+    return Held(()) if sharding is None else Held.of(sharding.spec, variable.aval.ndim)
+
+
+def owes(variable: Any) -> bool:
+    """Whether a variable's true value is a sum over devices that is still to be made."""
+    return bool(held(variable).owed)
+
+
+def size_of(variable: Any) -> int:
+    return variable.aval.size * variable.aval.dtype.itemsize

@@ -1,0 +1,89 @@
+"""A step's collectives summed up for a person: what each mesh axis carries, how often, how much, and beside what."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from axon.axes import Names
+from axon.plan.communication import GRADIENTS, Communication, Transfer, communication
+from axon.train.step import Program
+
+WEIGHTS = "weights"
+
+_TRANSFORMED = re.compile(r"\w+\(|\)")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The transfers of one kind over one mesh axis (or several together) of one content.
+
+    Args:
+        content: as "weights, forward". times: collectives per step. bytes: that one device sends per step.
+        parts: the parts of the model they belong to, those that send most first.
+        beside: see `Transfer`; the mean over bytes.
+    """
+
+    mesh_axes: Names
+    kind: str
+    content: str
+    times: int
+    bytes: float
+    parts: tuple[str, ...]
+    beside: float
+
+
+def summary(transfers: Iterable[Transfer], order: Sequence[str]) -> list[Row]:
+    """Rows by mesh axis, in the mesh's `order`, and by bytes."""
+    groups: dict[tuple[Names, str, str], list[Transfer]] = {}
+    for one in transfers:
+        groups.setdefault((one.mesh_axes, one.kind, content(one)), []).append(one)
+    rows = [_row(*key, group) for key, group in groups.items()]
+    return sorted(rows, key=lambda row: ([order.index(a) for a in row.mesh_axes], -row.bytes))
+
+
+def _row(mesh_axes: Names, kind: str, what: str, group: Sequence[Transfer]) -> Row:
+    parts: dict[str, float] = {}
+    for one in group:
+        parts[part(one.stack)] = parts.get(part(one.stack), 0) + one.bytes * one.times
+    total = sum(parts.values())
+    beside = sum(one.beside * one.bytes * one.times for one in group) / total if total else 0.0
+    named = tuple(sorted(filter(None, parts), key=lambda name: -parts[name]))
+    return Row(mesh_axes, kind, what, sum(one.times for one in group), total, named, beside)
+
+
+def content(one: Transfer) -> str:
+    """What a transfer carries, and in which phase of the step."""
+    moment = phase(one.stack)
+    if one.source == GRADIENTS:
+        return GRADIENTS
+    if one.source:
+        moment = "backward" if moment == "recomputed" else moment or "after the update"
+        return f"{one.source}, {moment}"
+    if moment:
+        return f"activations, {moment}"
+    return "norms and metrics" if one.kind == "all-reduce" else "gradients and updates"
+
+
+def phase(stack: str) -> str:
+    """forward, recomputed or backward; "" for what is outside of the differentiated function."""
+    if "rematted_computation" in stack:
+        return "recomputed"
+    return "backward" if "transpose(" in stack else "forward" if "jvp(" in stack else ""
+
+
+def part(stack: str) -> str:
+    """The outermost named scope of a name stack: `attention` of `jvp(attention)/norm`; "" if there is none."""
+    scopes = [_TRANSFORMED.sub("", piece) for piece in stack.split("/")]
+    return next((s for s in scopes if s and s not in ("checkpoint", "rematted_computation")), "")
+
+
+def step_communication(program: Program) -> Communication:
+    """The collectives of a program's training step, its parameters' labelled as `WEIGHTS`."""
+    jaxpr = program.trace().jaxpr.jaxpr
+    state = jax.tree_util.tree_leaves_with_path(program.abstract_state())
+    labels = [WEIGHTS if path[0] == jax.tree_util.GetAttrKey("parameters") else "" for path, _ in state]
+    inputs = labels + [""] * len(program.abstract_batch())
+    constants = [""] * (len(jaxpr.invars) - len(inputs))  # which tracing puts first
+    return communication(jaxpr, constants + inputs, labels)

@@ -42,15 +42,11 @@ def train(
     """
     from dataclasses import replace
 
-    from axon.launch.cluster import Member
+    from axon.launch.start import start
 
-    member = Member.found(os.environ)
-    if member is not None:
-        member.join()
-    elif processes > 1:
-        from axon.launch.local import launch
-
-        raise typer.Exit(launch(processes, port))
+    code = start(processes, port)
+    if code is not None:
+        raise typer.Exit(code)
 
     from axon.config import load
 
@@ -141,7 +137,7 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    from axon.launch.ending import is_first, leave_alone, let_the_cause_speak, part_in_peace
+    from axon.launch.ending import leave_alone, let_the_cause_speak, part_in_peace, says_it
     from axon.train.signals import Interrupted, exit_at_once
 
     try:
@@ -155,7 +151,7 @@ def _exit_code() -> int:
         leave_alone(2)
         return 2
     except Interrupted as stop:
-        if is_first():
+        if says_it():
             typer.echo(f"axon: {stop}", err=True)
         part_in_peace()
         exit_at_once(stop.exit_code)

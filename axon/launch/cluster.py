@@ -61,7 +61,7 @@ class Member:
         import jax
 
         if self.launcher is not None:
-            _obey(self.launcher)
+            obey(self.launcher)
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `Interrupts`
         try:
             jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **self._meeting())
@@ -91,7 +91,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _obey(launcher: int) -> None:
+def obey(launcher: int) -> None:
     """End when the launcher does, however it ends; be interrupted by it alone, though Ctrl-C reaches everyone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # it died before the kernel was told

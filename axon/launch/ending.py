@@ -4,6 +4,7 @@ import os
 import threading
 import time
 
+from axon.errors import UserError
 from axon.launch.cluster import HEARTBEAT_SECONDS, Member
 from axon.train.signals import exit_at_once
 
@@ -23,7 +24,9 @@ def let_the_cause_speak(error: BaseException) -> None:
         return
     import jax
 
-    if member.launcher is not None:
+    if isinstance(error, UserError):
+        pass
+    elif member.launcher is not None:
         time.sleep(_LAUNCHER_SECONDS)
     elif isinstance(error, jax.errors.JaxRuntimeError):
         time.sleep(HEARTBEAT_SECONDS + _LAUNCHER_SECONDS)
@@ -31,10 +34,10 @@ def let_the_cause_speak(error: BaseException) -> None:
         time.sleep(_FIRST_SPEAKS_SECONDS)
 
 
-def is_first() -> bool:
-    """Whether this is process 0, or the only one."""
+def says_it() -> bool:
+    """Whether it is for this process to say that the run was interrupted: one of them does, or their launcher."""
     member = _joined()
-    return member is None or member.index == 0
+    return member is None or (member.index == 0 and member.launcher is None)
 
 
 def part_in_peace() -> None:

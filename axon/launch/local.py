@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,15 +39,15 @@ def launch(count: int, port: int | None = None) -> int:
 
 @dataclass
 class Process:
-    """A process that was started here. What others than process 0 say on standard error is repeated, named."""
+    """A process that was started here. `repeat` shows what others than process 0 said on standard error, named."""
 
     index: int
     popen: subprocess.Popen
-    muted: bool = False
 
     def __post_init__(self):
-        self._repeater = threading.Thread(target=self._repeat, daemon=True)
-        self._repeater.start()
+        self._said: deque[bytes] = deque()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
 
     @classmethod
     def start(cls, command: Sequence[str], member: Member, environ: Mapping[str, str]) -> "Process":
@@ -72,14 +73,16 @@ class Process:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"process {self.index} (pid {self.popen.pid}) {how}"
 
-    def heard(self) -> None:
-        """Returns when all that it said before it ended is repeated."""
-        self._repeater.join(1.0)
+    def repeat(self) -> None:
+        """Show what it has said since the last time; all of it, if it has ended."""
+        if self.code is not None:
+            self._listener.join(1.0)
+        while self._said:
+            os.write(2, f"[process {self.index}] ".encode() + self._said.popleft())
 
-    def _repeat(self) -> None:
+    def _listen(self) -> None:
         for line in self.popen.stderr or ():
-            if not self.muted:
-                os.write(2, f"[process {self.index}] ".encode() + line)
+            self._said.append(line)
 
 
 @contextmanager
@@ -94,7 +97,6 @@ def _started(count: int, coordinator: str) -> Iterator[list[Process]]:
         yield processes
     finally:
         for process in processes:
-            process.muted = True
             process.popen.kill()  # not SIGTERM: with a peer gone there is nothing that it could still save
             process.popen.wait()
 
@@ -109,6 +111,8 @@ def _watched(processes: Sequence[Process], interrupts: Interrupts) -> int:
         for process in processes:
             if process.code:
                 return _ended(process, processes, passed)
+        for process in processes:
+            process.repeat()
         time.sleep(WATCH_SECONDS)
     return 0
 
@@ -126,7 +130,7 @@ def _ended(process: Process, processes: Sequence[Process], passed: int | None) -
     if code in _INTERRUPTED:
         _wait(processes)
         raise Interrupted(code - 128)
-    process.heard()
+    process.repeat()  # and not the others: what they say now is that they miss it
     if code != _MISTAKE:
         said = "" if code < 0 else "; what it said is above"
         print(
@@ -139,8 +143,6 @@ def _ended(process: Process, processes: Sequence[Process], passed: int | None) -
 
 def _wait(processes: Sequence[Process]) -> None:
     until = time.monotonic() + GRACE_SECONDS
-    for process in processes:
-        process.muted = True
     while any(process.code is None for process in processes) and time.monotonic() < until:
         time.sleep(WATCH_SECONDS)
 

@@ -16,7 +16,7 @@ def check_mesh(layout: Layout) -> None:
         return
     asked = " × ".join(f"{name} {size}" for name, size in sizes.items())
     raise LayoutError(
-        f"Layout.mesh asks for {asked}, and {processes} processes × {each} devices make {total}. Change the sizes, "
-        f"write -1 for one of them, or change --processes; on CPU each process has the devices that "
+        f"Layout.mesh asks for {asked}, and {processes} processes of {each} device{'s' * (each > 1)} each make {total}. "
+        f"Change the sizes, write -1 for one of them, or change --processes; on CPU each process has the devices that "
         f"XLA_FLAGS=--xla_force_host_platform_device_count gives it"
     )

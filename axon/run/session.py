@@ -40,7 +40,8 @@ class Session:
         self.report = report if self.first else _say_nothing
 
     def run(self, steps: int | None, profile: bool) -> State:
-        check_mesh(self.train.layout)
+        if jax.process_count() > 1:
+            check_mesh(self.train.layout)
         program = self.train.program  # raises for a layout that cannot hold the model, before any work is done
         with process_0_first("prepare"):
             self.folder.check_continues(self.train)

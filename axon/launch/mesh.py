@@ -15,8 +15,8 @@ def check_mesh(layout: Layout) -> None:
     if total == known or (-1 in sizes.values() and total % known == 0):
         return
     asked = " × ".join(f"{name} {size}" for name, size in sizes.items())
+    here = f"{processes} processes of {each} device{'s' * (each > 1)} each make {total}"
     raise LayoutError(
-        f"Layout.mesh asks for {asked}, and {processes} processes of {each} device{'s' * (each > 1)} each make {total}. "
-        f"Change the sizes, write -1 for one of them, or change --processes; on CPU each process has the devices that "
-        f"XLA_FLAGS=--xla_force_host_platform_device_count gives it"
+        f"Layout.mesh asks for {asked}, and {here}. Change the sizes, write -1 for one of them, or change --processes; "
+        f"on CPU each process has the devices that XLA_FLAGS=--xla_force_host_platform_device_count gives it"
     )

@@ -150,9 +150,12 @@ def test_a_run_goes_on_with_another_number_of_processes_and_evaluates_alike(star
         process = start(processes, "changing", "--steps", str(steps))
         out = process.communicate(timeout=300)[0]
         assert process.returncode == 0, out
-    for names in (("loss",), ("eval_loss", "eval_bits_per_byte")):
-        np.testing.assert_allclose(numbers(here / "changing", *names), numbers(whole, *names), rtol=1e-4)
-    np.testing.assert_allclose(numbers(here / "changing", "loss")[:10], numbers(whole, "loss")[:10], rtol=1e-5)
+    changed = here / "changing"
+    np.testing.assert_allclose(numbers(changed, "loss"), numbers(whole, "loss"), rtol=1e-4)
+    evaluations = [numbers(folder, "eval_loss", "eval_bits_per_byte") for folder in (changed, whole)]
+    assert [step for step, *_ in evaluations[0]] == [9, 23, 31, 50, 60]  # at each stop, too
+    np.testing.assert_allclose(evaluations[0][-2:], evaluations[1], rtol=1e-4)
+    np.testing.assert_allclose(numbers(changed, "loss")[:10], numbers(whole, "loss")[:10], rtol=1e-5)
 
 
 @pytest.mark.slow

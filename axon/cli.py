@@ -33,12 +33,20 @@ def train(
     run_dir: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME-OF-CONFIG by default.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="Train on so many processes of this machine.")] = 1,
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Where they meet; a free one by default.")] = None,
 ) -> None:
     """Train a model, or continue the run that the folder holds.
 
     Example: `axon train configs/quickstart.gin --set "Layout.mesh={'data': 4, 'tensor': 2}"`
     """
     from dataclasses import replace
+
+    from axon.launch.start import start
+
+    code = start(processes, port)
+    if code is not None:
+        raise typer.Exit(code)
 
     from axon.config import load
 
@@ -143,18 +151,28 @@ def main() -> None:
 
 
 def _exit_code() -> int:
+    from axon.launch.ending import leave_alone, let_the_cause_speak, part_in_peace, says_it
     from axon.train.signals import Interrupted, exit_at_once
 
     try:
         app()
+    except SystemExit as done:  # typer's own way to end
+        leave_alone(int(done.code or 0))
+        raise
     except UserError as error:
+        let_the_cause_speak(error)
         typer.echo(f"axon: {error}", err=True)
+        leave_alone(2)
         return 2
     except Interrupted as stop:
-        typer.echo(f"axon: {stop}", err=True)
+        if says_it():
+            typer.echo(f"axon: {stop}", err=True)
+        part_in_peace()
         exit_at_once(stop.exit_code)
-    except Exception:
+    except Exception as error:
+        let_the_cause_speak(error)
         traceback.print_exc()
         typer.echo("axon: this is a fault of Axon's, not of yours; please report it with the text above", err=True)
+        leave_alone(1)
         return 1
     return 0

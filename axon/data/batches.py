@@ -11,6 +11,8 @@ import numpy as np
 from axon.data.tokens import Tokens
 
 Batch = dict[str, np.ndarray]
+RowNumbers = slice | np.ndarray
+"""Rows of a global batch, as a slice or as ascending numbers."""
 PADDING = -1
 
 
@@ -101,7 +103,7 @@ def _shuffled(first: int, end: int, seed: int, stream: str) -> grain.MapDataset:
 class Batches(Iterator[Batch]):
     """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it."""
 
-    def __init__(self, order: grain.MapDataset, rows: Rows, bos: int, batch: int, mine: slice, threads: int):
+    def __init__(self, order: grain.MapDataset, rows: Rows, bos: int, batch: int, mine: RowNumbers, threads: int):
         def load(numbers: np.ndarray) -> Batch:
             ours = np.pad(np.asarray(numbers), (0, batch - len(numbers)), constant_values=PADDING)[mine]
             return pad(pack(rows.read(ours[ours != PADDING]), bos), len(ours))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from axon.data.batches import Batches, Rows, held_out_order, training_order
+from axon.data.batches import Batches, RowNumbers, Rows, held_out_order, training_order
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
 from axon.data.sources import Source, Stdlib
 from axon.data.store import Root
@@ -99,17 +99,17 @@ class Corpus:
     _stored: list[Stored] = field(repr=False)
     _rows: dict[str, Rows] = field(repr=False)
 
-    def train(self, seed: int, start: int = 0, rows: slice = ALL) -> Batches:
+    def train(self, seed: int, start: int = 0, rows: RowNumbers = ALL) -> Batches:
         """Training batches from global step `start` on, for ever: dicts of NumPy arrays, all `batch seq`.
 
         int32 tokens, targets, positions (from 0 in each document and row) and documents (0, 1, … in each row), float32
-        weights. Batch k depends on (seed, k) alone. `rows` selects a host's share of the global batch.
+        weights. Batch k depends on (seed, k) alone. `rows` are those of the global batch to read: a host's share.
         """
         self._need("train")
         order = training_order(self._rows["train"], self.data.weights, self.data.batch, seed)
         return self._batches("train", order[start:], rows)
 
-    def held_out(self, batches: int | None = None, rows: slice = ALL) -> Batches:
+    def held_out(self, batches: int | None = None, rows: RowNumbers = ALL) -> Batches:
         """The held-out split's batches (or the first so many) in a fixed order; the last is padded with weight 0."""
         self._need("held_out")
         return self._batches("held_out", held_out_order(self._rows["held_out"], self.data.batch)[:batches], rows)
@@ -141,7 +141,7 @@ class Corpus:
             listed.append(f"{_label(self._stored, source)} (epoch {epoch:.2f}) rows {shown}")
         return f"batch {step} of seed {seed}: {'; '.join(listed)}"
 
-    def _batches(self, split: str, order: Any, mine: slice) -> Batches:
+    def _batches(self, split: str, order: Any, mine: RowNumbers) -> Batches:
         return Batches(order, self._rows[split], self.tokenizer.bos, self.data.batch, mine, self.data.threads)
 
     def _need(self, split: str) -> None:

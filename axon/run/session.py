@@ -8,17 +8,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from axon.checkpoint import Reader, Store
 from axon.data import Corpus
 from axon.errors import UserError
+from axon.launch.agree import AgreedStop, largest, process_0_first
+from axon.launch.mesh import check_mesh
 from axon.run.folder import RunFolder
+from axon.run.journal import journal
 from axon.train.loop import Loop, Row
-from axon.train.metrics import MetricsFile, read_metrics
 from axon.train.mfu import FORMULA, flops_per_token, mfu, peak
-from axon.train.plot import plot_loss
-from axon.train.progress import Progress
 from axon.train.record import run_record
 from axon.train.sampling import continue_prompt
 from axon.train.signals import Interrupts, compile_interruptibly
@@ -34,33 +35,34 @@ class Session:
     """One call of `axon train`: see `Train.run`."""
 
     def __init__(self, train: "Train", report: Callable[[str], None]):
-        self.train, self.report = train, report
-        self.folder = RunFolder(train.folder)
+        self.train, self.folder = train, RunFolder(train.folder)
+        self.first = jax.process_index() == 0
+        self.report = report if self.first else _say_nothing
 
     def run(self, steps: int | None, profile: bool) -> State:
+        if jax.process_count() > 1:
+            check_mesh(self.train.layout)
         program = self.train.program  # raises for a layout that cannot hold the model, before any work is done
-        self.folder.check_continues(self.train)
-        if self.train.init_from is not None:
-            RunFolder.existing(self.train.init_from)  # said now, not when the data is ready
-        corpus = self._corpus()
-        record = self._claim_folder(corpus)
+        with process_0_first("prepare"):
+            self.folder.check_continues(self.train)
+            if self.train.init_from is not None:
+                RunFolder.existing(self.train.init_from)  # said now, not when the data is ready
+            corpus = self._corpus()
+            record = self._claim_folder(corpus)
         until = self._last_step(steps)
         with ExitStack() as stack:
-            interrupts = stack.enter_context(Interrupts())
+            self.interrupts = stack.enter_context(Interrupts())
+            self.stop = AgreedStop(self.interrupts)
             self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
-            self.trackers = [tracker.open(self.folder.path) for tracker in self.train.trackers]
+            self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until))
             state, start, tokens = self._begin(program)
-            interrupts.check()
-            self.metrics = stack.enter_context(MetricsFile(self.folder.metrics))
-            self.metrics.cut_back(start)
-            for tracker in self.trackers:
-                tracker.start(record, start)
-                stack.callback(tracker.finish)
+            self._leave_if_asked()
+            self.journal.begin(record, start)
             if start < until:
-                state = self._train(program, corpus, state, start, until, tokens, interrupts, profile, stack)
+                state = self._train(program, corpus, state, start, until, tokens, profile, stack)
             else:
                 self.report(f"nothing left to train: the checkpoint is of step {start}, and the run ends at {until}")
-            self._finish(program, corpus, state, interrupts)
+            self._finish(program, corpus, state)
         return state
 
     # ---- before ---------------------------------------------------------------------------------------------------
@@ -78,8 +80,9 @@ class Session:
         """Record this run in its folder, unless the folder holds another run; the record."""
         self.folder.check_same_text(corpus.identity())
         record = run_record() | {"data": corpus.identity()}
-        self.folder.write(self.train, record)
-        corpus.tokenizer.save(self.folder.tokenizer)
+        if self.first:
+            self.folder.write(self.train, record)
+            corpus.tokenizer.save(self.folder.tokenizer)
         return record
 
     def _last_step(self, steps: int | None) -> int:
@@ -106,20 +109,17 @@ class Session:
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, program, corpus, state, start, until, tokens, interrupts, profile, stack) -> State:
+    def _train(self, program, corpus, state, start, until, tokens, profile, stack) -> State:
         lowered = program.lower()
         for topic, choice in program.notices.items():
             self.report(f"{topic}: {choice}")
-        execute = compile_interruptibly(lowered.compile, interrupts)
-        batches = stack.enter_context(corpus.train(self.train.seed, start))
-        progress = stack.enter_context(Progress(until))
-        self._rate = peak(program.placement.devices)
-        self.report(f"{FORMULA}; peak: {self._rate.source}")
+        execute = compile_interruptibly(lowered.compile, self.interrupts)
+        batches = stack.enter_context(corpus.train(self.train.seed, start, program.host_rows))
+        rate = peak(program.placement.devices)
+        self.report(f"{FORMULA}; peak: {rate.source}")
 
         def record(row: Row) -> None:
-            row = row | {"mfu": mfu(row["tokens_per_second"], self._flops_per_token, self._rate)}
-            self._log(row)
-            progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
+            self.journal.stepped(row | {"mfu": mfu(row["tokens_per_second"], self._flops_per_token, rate)})
 
         loop = Loop(
             program,
@@ -127,17 +127,17 @@ class Session:
             lambda: program.place(next(batches)),
             record,
             lambda step: corpus.position(self.train.seed, step),
-            lambda: interrupts.requested is not None,
+            self.stop.ask,
             tokens,
         )
         if start and self._evaluation_due(start):
             self._evaluate_if_missing(program, corpus, state)  # it was stopped between saving and evaluating
         step = start
         for end in self._segments(start, until, profile):
-            with self._profiled(start, end) if profile and step == start else nullcontext():
+            with self._profiled(start, end) if profile and step == start and self.first else nullcontext():
                 state, step = loop.advance(state, step, end)
-            self._save(step, state, loop.tokens, interrupts, until)
-            interrupts.check()
+            self._save(step, state, loop.tokens, until)
+            self.stop.check()
             if self._evaluation_due(step) and step < until:
                 self._evaluate(program, corpus, state)
         return state
@@ -160,19 +160,17 @@ class Session:
     def _evaluation_due(self, step: int) -> bool:
         return self.train.evaluation is not None and step % self.train.evaluation.every == 0
 
-    def _save(self, step: int, state: State, tokens: int, interrupts: Interrupts, until: int) -> None:
-        due = step % self.train.checkpoints.every == 0 or step == until or interrupts.requested is not None
+    def _save(self, step: int, state: State, tokens: int, until: int) -> None:
+        due = step % self.train.checkpoints.every == 0 or step == until or self.stop.requested is not None
         if due and step != self.store.started():
             self.store.save(step, state, {"tokens": tokens, "seed": self.train.seed})
-        if interrupts.requested is not None:
+        if self.stop.requested is not None:
             self.store.wait()
             self.report(f"saved step {step} in {self.folder.checkpoints}; the same command continues from there")
 
-    def _log(self, row: Row) -> None:
-        self.metrics.append(row)
-        numbers = {name: value for name, value in row.items() if name != "step" and value is not None}
-        for tracker in self.trackers:
-            tracker.log(row["step"], numbers)
+    def _leave_if_asked(self) -> None:
+        self.stop.ask()
+        self.stop.check()
 
     @cached_property
     def _flops_per_token(self) -> int:
@@ -186,22 +184,21 @@ class Session:
         evaluation = self.train.evaluation
         assert evaluation is not None
         loss, bits = held_out_loss(program, corpus, state.parameters, evaluation.batches)
-        self._log({"step": int(state.step), "eval_loss": loss, "eval_bits_per_byte": bits})
+        self.journal.evaluated({"step": int(state.step), "eval_loss": loss, "eval_bits_per_byte": bits})
         self.report(f"step {int(state.step)}: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
 
     def _evaluate_if_missing(self, program: Program, corpus: Corpus, state: State) -> None:
-        rows = read_metrics(self.folder.metrics)
-        if not any("eval_loss" in row and row["step"] == int(state.step) for row in rows):
+        if not int(largest(self.journal.has_evaluation(int(state.step)))):
             self._evaluate(program, corpus, state)
 
-    def _finish(self, program: Program, corpus: Corpus, state: State, interrupts: Interrupts) -> None:
+    def _finish(self, program: Program, corpus: Corpus, state: State) -> None:
         if self.train.evaluation is not None:
             self._evaluate_if_missing(program, corpus, state)
-        interrupts.check()
+        self._leave_if_asked()
         if self.train.sample is not None:
             self.report(sample_text(program, state.parameters, corpus.tokenizer, self.train.sample))
-        interrupts.check()
-        plot_loss(read_metrics(self.folder.metrics), self.folder.plot, self.folder.path.name)
+        self._leave_if_asked()
+        self.journal.plot()
         self.store.wait()
         self.report(f"loss curve: {self.folder.plot}")
         self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
@@ -210,12 +207,18 @@ class Session:
 def held_out_loss(program: Program, corpus: Corpus, parameters: Any, batches: int | None) -> tuple[float, float]:
     """Loss of held-out text: nats per token, and bits per byte of the text that the tokens stand for."""
     nats = tokens = size = 0.0
-    with corpus.held_out(batches) as held_out:
+    count_bytes = jax.jit(jnp.sum)
+    with corpus.held_out(batches, program.host_rows) as held_out:
         for batch in held_out:
             made = jax.device_get(program.evaluate(parameters, program.place(batch)))
             nats, tokens = nats + float(made["nll"]), tokens + float(made["tokens"])
-            size += float(np.sum(corpus.tokenizer.byte_lengths[batch["targets"]] * batch["weights"]))
+            real = batch["weights"].astype(np.int32) * corpus.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
+            size += float(count_bytes(program.place({"bytes": real})["bytes"]))  # by the devices: over all processes
     return nats / tokens, nats / math.log(2) / size
+
+
+def _say_nothing(line: str) -> None:
+    """What a process other than the first reports."""
 
 
 def sample_text(program: Program, parameters: Any, tokenizer: Any, sample: Any) -> str:

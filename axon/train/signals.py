@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NoReturn, Self, TypeVar
@@ -15,6 +16,15 @@ T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # `timeout` signals its child and then the child's process group: one wish, delivered twice within microseconds.
 _SAME_WISH = 0.1
+
+
+def passed_on(number: int) -> int:
+    """The signal by which a launcher passes `number` on to its processes, which may have had `number` itself too."""
+    return signal.SIGRTMIN + number
+
+
+_PASSED_ON = {passed_on(number): number for number in _SIGNALS}
+_WATCHED = (*_SIGNALS, *_PASSED_ON)
 
 
 class Interrupted(Exception):
@@ -47,7 +57,7 @@ class Interrupts:
     def __init__(self):
         self.requested: int | None = None
         self._first_at = 0.0
-        self._seen = {"listener": 0, "handler": 0}
+        self._seen: Counter[tuple[str, bool]] = Counter()
         self._leaving = threading.Lock()
 
     @property
@@ -63,7 +73,7 @@ class Interrupts:
     def __enter__(self) -> Self:
         self._before = {}
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            self._before = {n: signal.signal(n, self._handle) for n in _WATCHED}
             self._listen()
         return self
 
@@ -86,20 +96,22 @@ class Interrupts:
     def _read_signals(self) -> None:
         with self._read_end:
             while number := self._read_end.recv(1):
-                if number[0] in _SIGNALS:
+                if number[0] in _WATCHED:
                     self._take(number[0], "listener")
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._take(number, "handler")
 
     def _take(self, number: int, by: str) -> None:
-        # Both see every signal, save that another event loop on the main thread may hold the pipe for a while: so
-        # each counts for itself, and whoever counts two first acts.
-        self._seen[by] += 1
-        now = time.monotonic()
+        # Both see every signal, save that another event loop on the main thread may hold the pipe for a while; and
+        # Ctrl-C comes from the terminal and from the launcher: so each counts for itself, and the first to count two
+        # acts.
+        source = by, number in _PASSED_ON
+        self._seen[source] += 1
+        number, now = _PASSED_ON.get(number, number), time.monotonic()
         if self.requested is None:
             self._first_at, self.requested = now, number
-        elif self._seen[by] > 1 and now - self._first_at > _SAME_WISH and self._leaving.acquire(blocking=False):
+        elif self._seen[source] > 1 and now - self._first_at > _SAME_WISH and self._leaving.acquire(blocking=False):
             # Straight to the descriptor: the main thread may be holding the lock of Python's own buffers.
             os.write(2, f"\n{signal.Signals(number).name} again: stopping at once, without saving\n".encode())
             os._exit(128 + number)

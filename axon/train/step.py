@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax import Array
@@ -17,6 +18,7 @@ from axon import axes
 from axon.layout import ArraySpec, Layout, Placement, validate
 from axon.nn import Inputs, Param, initialise, parameters
 from axon.precision import Precision
+from axon.train import feed
 from axon.train.optimizer import AdamW
 
 BATCH = ("batch", "seq")
@@ -103,11 +105,8 @@ class Program:
             return self._evaluate(parameters, batch)
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """A host's rows of the global batch, each array `batch seq`, as sharded arrays."""
-        sharding = self.placement.sharding(BATCH)
-        if jax.process_count() == 1:
-            return jax.device_put(dict(batch), sharding)
-        return {name: jax.make_array_from_process_local_data(sharding, value) for name, value in batch.items()}
+        """The rows of the global batch that this process holds (`host_rows`), `batch seq`, as sharded arrays."""
+        return feed.place(self.placement.sharding(BATCH), dict(batch), self.host_rows, self.batch)
 
     def trace(self) -> Any:
         """The step, traced for abstract arguments: `.jaxpr` is what a FLOP counter reads."""
@@ -154,6 +153,11 @@ class Program:
         scope = axes.Scope(self.placement, compute, self.precision.reduce_dtype, self.notices)
         with jax.sharding.use_abstract_mesh(self.placement.mesh.abstract_mesh), axes.activate(scope):
             yield
+
+    @cached_property
+    def host_rows(self) -> np.ndarray:
+        """Numbers of the rows of the global batch that this process has to read: all of them in a run of one."""
+        return feed.host_rows(self.placement.sharding(BATCH), (self.batch, self.seq))
 
     # ---- the step -------------------------------------------------------------------------------------------------
 

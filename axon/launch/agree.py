@@ -1,0 +1,86 @@
+"""What the processes of a run have to know alike: who goes first, and whether to stop."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import distributed  # the key-value store of the processes has no public name
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from axon.train.signals import Interrupted, Interrupts
+
+_ASK_SECONDS = 0.1
+
+
+def largest(value: int) -> Any:
+    """The largest `value` of all processes, as a scalar that is there when it is read. Every process has to call."""
+    if jax.process_count() == 1:
+        return np.int32(value)
+    split, find = _finder()
+    return find(jax.make_array_from_process_local_data(split, np.array([value], np.int32)))
+
+
+@lru_cache(maxsize=1)
+def _finder() -> tuple[NamedSharding, Any]:
+    firsts = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.array([firsts[index] for index in sorted(firsts)]), ("process",), axis_types=(AxisType.Auto,))
+    find = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    return NamedSharding(mesh, PartitionSpec("process")), find
+
+
+@contextmanager
+def process_0_first(what: str) -> Iterator[None]:
+    """Within, process 0 is alone; the others come in when it has left without an error. `what` is said once a run.
+
+    They wait on the host, for as long as it takes: a collective of the devices would time out.
+    """
+    key = f"axon/{what}"
+    if jax.process_index() > 0:
+        _wait_for(key)
+    yield
+    if jax.process_index() == 0 and jax.process_count() > 1:
+        distributed.global_state.client.key_value_set(key, "done")  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def _wait_for(key: str) -> None:
+    while True:
+        try:
+            distributed.global_state.client.key_value_try_get(key)  # pyright: ignore[reportOptionalMemberAccess]
+            return
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" not in str(error):
+                raise
+        time.sleep(_ASK_SECONDS)
+
+
+class AgreedStop:
+    """Interrupts as all processes see them: whoever was interrupted, all hear of it from the same question.
+
+    `requested` is the signal, or None, and changes in `ask` alone.
+    """
+
+    def __init__(self, interrupts: Interrupts):
+        self.requested: int | None = None
+        self._interrupts = interrupts
+        self._asked: deque[Any] = deque()
+
+    def ask(self, behind: int = 0) -> bool:
+        """Whether a process was asked to stop: every process has to ask, and gets the same answer.
+
+        With `behind` the answer is to an earlier question, so that the devices' queue is not waited for.
+        """
+        self._asked.append(largest(self._interrupts.requested or 0))
+        while len(self._asked) > behind:
+            self.requested = int(self._asked.popleft()) or self.requested
+        return self.requested is not None
+
+    def check(self) -> None:
+        """Raises `Interrupted` if the last answer was to stop."""
+        if self.requested is not None:
+            raise Interrupted(self.requested)

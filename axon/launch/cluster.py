@@ -1,0 +1,100 @@
+"""Whether this process is one of several, decided from the environment before JAX looks for devices."""
+
+import ctypes
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from axon.errors import UserError
+from axon.train.signals import passed_on
+
+HEARTBEAT_SECONDS = 15
+"""A process that was silent for so long is dead; JAX then ends the others with a message that names it."""
+
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the processes of a run.
+
+    Args:
+        index: 0 to `count` - 1; process 0 writes what is written once.
+        coordinator: `host:port` where process 0 brings them together; None where JAX finds it itself, in Slurm.
+        launcher: the pid of the `axon` that started this process and watches it; None if something else did.
+    """
+
+    index: int
+    count: int
+    coordinator: str | None = None
+    launcher: int | None = None
+
+    @classmethod
+    def found(cls, environ: Mapping[str, str]) -> "Member | None":
+        """What `AXON_PROCESS` and its like say, else what Slurm says in a step of several tasks, else None."""
+        if "AXON_PROCESS" in environ:
+            launcher = environ.get("AXON_LAUNCHER")
+            return cls(
+                _number(environ, "AXON_PROCESS"),
+                _number(environ, "AXON_PROCESSES"),
+                environ.get("AXON_COORDINATOR"),
+                None if launcher is None else int(launcher),
+            )
+        if all(name in environ for name in _SLURM) and _number(environ, "SLURM_NTASKS") > 1:
+            return cls(_number(environ, "SLURM_PROCID"), _number(environ, "SLURM_NTASKS"))
+        return None
+
+    def environment(self) -> dict[str, str]:
+        """The variables from which `found` makes this member."""
+        made = {"AXON_PROCESS": self.index, "AXON_PROCESSES": self.count}
+        more = {"AXON_COORDINATOR": self.coordinator, "AXON_LAUNCHER": self.launcher}
+        return {name: str(value) for name, value in (made | more).items() if value is not None}
+
+    def join(self) -> None:
+        """Meet the other processes; from here on `jax.devices()` are those of all of them.
+
+        To be called once, before anything asks for a device. Raises `UserError` if they cannot meet.
+        """
+        import jax
+
+        if self.launcher is not None:
+            obey(self.launcher)
+        jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `Interrupts`
+        try:
+            jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **self._meeting())
+        except (RuntimeError, ValueError) as error:
+            where = f" at {self.coordinator}" if self.coordinator else ""
+            raise UserError(
+                f"process {self.index} of {self.count} could not meet the others{where}: {str(error).splitlines()[0]}"
+            ) from error
+
+    def _meeting(self) -> dict[str, Any]:
+        if self.coordinator is None:
+            return {}
+        own = {} if self.launcher is None else {"coordinator_bind_address": self.coordinator}  # for this machine only
+        return {
+            "coordinator_address": self.coordinator,
+            "num_processes": self.count,
+            "process_id": self.index,
+            "cluster_detection_method": "deactivate",
+            **own,
+        }
+
+
+def _number(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not text.isdecimal():
+        raise UserError(f"the environment variable {name} is {text!r}; expected a number")
+    return int(text)
+
+
+def obey(launcher: int) -> None:
+    """End when the launcher does, however it ends; be interrupted by it alone, though Ctrl-C reaches everyone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it died before the kernel was told
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(passed_on(signal.SIGINT), signal.default_int_handler)

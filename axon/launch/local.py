@@ -1,0 +1,174 @@
+"""Processes on this machine that train together: started alike, watched, and ended together."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from axon.errors import UserError
+from axon.launch.cluster import Member
+from axon.train.signals import Interrupted, Interrupts, passed_on
+
+HOST = "127.0.0.1"
+WATCH_SECONDS = 0.05
+GRACE_SECONDS = 10.0
+"""How long after the first process that was interrupted has ended the others may take."""
+
+_MISTAKE = 2
+_INTERRUPTED = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+
+
+def launch(count: int, port: int | None = None) -> int:
+    """This very command, run by `count` processes of this machine; the exit code that stands for all of them.
+
+    0: all went well. 2: a mistake, which a process has explained. 1: a process died or failed; the message names it,
+    and the others are killed. Raises `UserError` if `port` is in use, `Interrupted` once an interrupt has ended all.
+    """
+    coordinator = f"{HOST}:{_port(port)}"
+    with Interrupts() as interrupts, _started(count, coordinator) as processes:
+        return _watched(processes, interrupts)
+
+
+@dataclass
+class Process:
+    """A process that was started here. `repeat` shows what others than process 0 said on standard error, named."""
+
+    index: int
+    popen: subprocess.Popen
+
+    def __post_init__(self):
+        self._said: deque[bytes] = deque()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    @classmethod
+    def start(cls, command: Sequence[str], member: Member, environ: Mapping[str, str]) -> "Process":
+        """Run `command` as `member`; only process 0 has the terminal."""
+        first = member.index == 0
+        popen = subprocess.Popen(
+            command,
+            env={**environ, **member.environment()},
+            stdin=None if first else subprocess.DEVNULL,
+            stdout=None if first else subprocess.DEVNULL,
+            stderr=None if first else subprocess.PIPE,
+        )
+        return cls(member.index, popen)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, minus the signal that killed it, or None while it runs."""
+        return self.popen.poll()
+
+    def ending(self) -> str:
+        """How it ended, for a message."""
+        code = self.code or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"process {self.index} (pid {self.popen.pid}) {how}"
+
+    def repeat(self) -> None:
+        """Show what it has said since the last time; all of it, if it has ended."""
+        if self.code is not None:
+            self._listener.join(1.0)
+        while self._said:
+            os.write(2, f"[process {self.index}] ".encode() + self._said.popleft())
+
+    def _listen(self) -> None:
+        for line in self.popen.stderr or ():
+            self._said.append(line)
+
+
+@contextmanager
+def _started(count: int, coordinator: str) -> Iterator[list[Process]]:
+    """The processes, all of them gone on leaving."""
+    command = [sys.executable, *sys.orig_argv[1:]]
+    processes: list[Process] = []
+    try:
+        for index, devices in enumerate(_devices(count)):
+            member = Member(index, count, coordinator, os.getpid())
+            processes.append(Process.start(command, member, os.environ | devices))
+        yield processes
+    finally:
+        for process in processes:
+            process.popen.kill()  # not SIGTERM: with a peer gone there is nothing that it could still save
+            process.popen.wait()
+
+
+def _watched(processes: Sequence[Process], interrupts: Interrupts) -> int:
+    """Waits until all have ended well, or one has not; the exit code of the whole."""
+    passed = None
+    while not all(process.code == 0 for process in processes):
+        if interrupts.requested is not None and passed is None:
+            passed = interrupts.requested
+            _pass_on(passed, processes)
+        for process in processes:
+            if process.code:
+                return _ended(process, processes, passed)
+        for process in processes:
+            process.repeat()
+        time.sleep(WATCH_SECONDS)
+    return 0
+
+
+def _pass_on(number: int, processes: Sequence[Process]) -> None:
+    for process in processes:
+        process.popen.send_signal(passed_on(number))
+
+
+def _ended(process: Process, processes: Sequence[Process], passed: int | None) -> int:
+    """What it means that `process`, the first of all, did not end well."""
+    code = process.code or 0
+    if passed is not None and -code in (passed, passed_on(passed)):
+        code = 128 + passed  # before it could save anything
+    if code in _INTERRUPTED:
+        _wait(processes)
+        raise Interrupted(code - 128)
+    process.repeat()  # and not the others: what they say now is that they miss it
+    if code != _MISTAKE:
+        said = "" if code < 0 else "; what it said is above"
+        print(
+            f"axon: {process.ending()}{said}. The others were stopped; the same command resumes from the last "
+            "checkpoint",
+            file=sys.stderr,
+        )
+    return _MISTAKE if code == _MISTAKE else 1
+
+
+def _wait(processes: Sequence[Process]) -> None:
+    until = time.monotonic() + GRACE_SECONDS
+    while any(process.code is None for process in processes) and time.monotonic() < until:
+        time.sleep(WATCH_SECONDS)
+
+
+def _port(asked: int | None) -> int:
+    """`asked`, or one that is free. Raises `UserError` if `asked` is in use."""
+    with socket.socket() as probe:
+        try:
+            probe.bind((HOST, asked or 0))
+        except OSError as error:
+            raise UserError(
+                f"--port {asked} on {HOST} cannot be had: {error.strerror}. Leave --port out to take a free one"
+            ) from None
+        return probe.getsockname()[1]
+
+
+def _devices(count: int) -> list[dict[str, str]]:
+    """For each process, the variable that gives it its share of this machine's GPUs; none on CPU."""
+    gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else _gpus()
+    if gpus % count:
+        raise UserError(f"--processes {count} does not divide the {gpus} GPUs here; write a number that does")
+    each = gpus // count
+    shares = [range(index * each, (index + 1) * each) for index in range(count)]
+    return [{"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, share))} if share else {} for share in shares]
+
+
+def _gpus() -> int:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return len(visible.split(",")) if visible else len(list(Path("/dev").glob("nvidia[0-9]*")))

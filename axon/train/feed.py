@@ -1,0 +1,34 @@
+"""From the rows that a process has read to global arrays: each process feeds what its own devices hold."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+
+
+def host_rows(sharding: NamedSharding, shape: tuple[int, int]) -> np.ndarray:
+    """The numbers, ascending, of the rows of a global `batch seq` that this process's devices hold.
+
+    All of them where the batch is not split over processes. Another process may hold the same rows.
+    """
+    held = np.zeros(shape[0], bool)
+    for index in sharding.addressable_devices_indices_map(shape).values():
+        held[index[0] if index else slice(None)] = True
+    return np.flatnonzero(held)
+
+
+def place(sharding: NamedSharding, batch: dict[str, np.ndarray], rows: np.ndarray, count: int) -> dict[str, Array]:
+    """Arrays `batch seq` of `count` rows in all, from this process's `rows` of them, whole along `seq`."""
+    if jax.process_count() == 1:
+        return jax.device_put(batch, sharding)
+
+    def placed(value: np.ndarray) -> Array:
+        def part(index: Any) -> np.ndarray:
+            first, last, _ = index[0].indices(count)
+            return value[slice(*np.searchsorted(rows, (first, last))), *index[1:]]
+
+        return jax.make_array_from_callback((count, *value.shape[1:]), sharding, part)
+
+    return {name: placed(value) for name, value in batch.items()}

@@ -1,0 +1,51 @@
+"""Real processes that have met: the smallest that can show what several of them do."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MEMBER = """
+import json, os, sys
+from axon.launch.local import launch
+if "AXON_PROCESS" not in os.environ:
+    sys.exit(launch(2))
+from axon.launch.cluster import Member
+Member.found(os.environ).join()
+import jax
+import numpy as np
+me = jax.process_index()
+told = {}
+exec(sys.argv[1])
+with open(f"{sys.argv[2]}/{me}.json", "w") as file:
+    json.dump(told, file)
+"""
+
+
+@pytest.fixture(scope="session")
+def environment(caches) -> Callable[[int], dict[str, str]]:
+    """environment(devices): of a process with so many CPU devices, and caches that the tests share."""
+    import os
+
+    mine = {"JAX_COMPILATION_CACHE_DIR": str(caches / "processes"), "COLUMNS": "200", "JAX_PLATFORMS": "cpu"}
+    quick = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    flag = "--xla_force_host_platform_device_count"
+    return lambda devices: os.environ | mine | quick | {"XLA_FLAGS": f"{flag}={devices}"}
+
+
+@pytest.fixture(scope="session")
+def two_processes(environment, tmp_path_factory) -> Callable[[str], list[dict[str, Any]]]:
+    """two_processes(script): run in each of two processes of two devices; the dictionaries `told` that they made."""
+
+    def run(script: str) -> list[dict[str, Any]]:
+        folder: Path = tmp_path_factory.mktemp("told")
+        command = [sys.executable, "-c", MEMBER, script, str(folder)]
+        done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
+
+    return run

@@ -1,0 +1,184 @@
+"""`axon train --processes 2`, whole: against one process, through deaths and interrupts, and with mistakes."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from axon.checkpoint import Reader
+from axon.train.metrics import read_metrics
+
+TINY = """\
+from models.llama import Llama
+
+Train.model = @Llama()
+Train.data = @Data()
+Train.optimizer = @AdamW()
+Train.steps = 60
+Train.evaluation = @Evaluation()
+Train.checkpoints = @Checkpoints()
+Train.layout = @Layout()
+Checkpoints.every = 7
+Evaluation.every = 50
+Evaluation.batches = 3
+
+Layout.mesh = {'data': 2, 'tensor': 2}
+Layout.zero = 3
+
+Llama.vocab = 300
+Llama.embed = 32
+Llama.layers = 1
+Llama.heads = 4
+Llama.kv_heads = 4
+Llama.mlp = 64
+
+Data.seq = 32
+Data.batch = 8
+Data.sources = (@Synthetic(),)
+Data.tokenizer = @Bpe()
+Data.held_out = 0.1
+Bpe.vocab = 300
+Synthetic.vocab = 40
+Synthetic.documents = 100
+
+AdamW.schedule = @Cosine()
+Cosine.peak = 1e-2
+Cosine.warmup = 5
+Cosine.steps = 60
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Path:
+    """The working directory of every run of this file, with tiny.gin."""
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "tiny.gin").write_text(TINY)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def start(here, environment):
+    """start(processes, run, …) begins `axon train` on four devices in all; it is gone when the module is."""
+    begun = []
+
+    def begin(processes: int, run: str, *arguments: str, each: int | None = None) -> subprocess.Popen:
+        own = ["train", "tiny.gin", "--run-dir", run, "--processes", str(processes), *arguments]
+        command = [sys.executable, "-c", "from axon.cli import main; main()", *own]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        begun.append(subprocess.Popen(command, cwd=here, env=environment(each or 4 // processes), **pipes))
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def whole(start, here) -> Path:
+    """The folder of a run of two processes that nobody disturbed."""
+    done = start(2, "whole")
+    out = done.communicate(timeout=200)[0]
+    assert done.returncode == 0, out
+    return here / "whole"
+
+
+def numbers(folder: Path, *names: str) -> list[list[float]]:
+    return [[row[n] for n in ("step", *names)] for row in read_metrics(folder / "metrics.jsonl") if names[0] in row]
+
+
+def wait_for_step(step: int, folder: Path, process: subprocess.Popen) -> None:
+    until = time.monotonic() + 200
+    while not ((folder / "metrics.jsonl").exists() and len(numbers(folder, "loss")) >= step):
+        assert time.monotonic() < until
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.005)
+
+
+def children(process: subprocess.Popen) -> list[int]:
+    """The pids of the processes that it started, in order."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def test_two_processes_give_the_numbers_of_one(start, here, whole):
+    done = start(1, "one", "--steps", "10", "--set", "Evaluation.every=10")
+    out = done.communicate(timeout=200)[0]
+    assert done.returncode == 0, out
+    one, two = (np.array(numbers(folder, "loss", "grad_norm", "tokens")) for folder in (here / "one", whole))
+    np.testing.assert_allclose(one, two[:10], rtol=1e-5)
+
+
+def test_what_is_written_once_is_whole(whole):
+    assert [step for step, _ in numbers(whole, "loss")] == list(range(1, 61))
+    assert [step for step, _ in numbers(whole, "eval_loss")] == [50, 60]
+    assert Reader(whole / "checkpoints").steps() == [56, 60]
+    assert {"config.gin", "run.json", "loss.png", "tokenizer.json"} <= {path.name for path in whole.iterdir()}
+    assert '"processes": 2' in (whole / "run.json").read_text()
+
+
+def test_a_killed_process_ends_the_run_and_the_same_command_resumes_bit_for_bit(start, here, whole):
+    process = start(2, "cut")
+    wait_for_step(random.randint(8, 40), here / "cut", process)
+    index = random.randrange(2)
+    victim = children(process)[index]
+    os.kill(victim, signal.SIGKILL)
+    begun = time.monotonic()
+    out = process.communicate(timeout=30)[0]
+    assert time.monotonic() - begun < 30
+    assert process.returncode == 1
+    assert re.search(rf"axon: process {index} \(pid {victim}\) was killed by SIGKILL.*the same command resumes", out)
+    assert "Traceback" not in out
+    again = start(2, "cut")
+    out = again.communicate(timeout=200)[0]
+    assert again.returncode == 0, out
+    assert re.search(r"resumed from step \d+", out)
+    assert numbers(here / "cut", "loss", "grad_norm") == numbers(whole, "loss", "grad_norm")
+    assert numbers(here / "cut", "eval_loss", "eval_bits_per_byte") == numbers(whole, "eval_loss", "eval_bits_per_byte")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes_and_evaluates_alike(start, here, whole):
+    for processes, steps in ((1, 9), (2, 23), (1, 31), (4, 60)):
+        process = start(processes, "changing", "--steps", str(steps))
+        out = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, out
+    changed = here / "changing"
+    np.testing.assert_allclose(numbers(changed, "loss"), numbers(whole, "loss"), rtol=1e-4)
+    evaluations = [numbers(folder, "eval_loss", "eval_bits_per_byte") for folder in (changed, whole)]
+    assert [step for step, *_ in evaluations[0]] == [9, 23, 31, 50, 60]  # at each stop, too
+    np.testing.assert_allclose(evaluations[0][-2:], evaluations[1], rtol=1e-4)
+    np.testing.assert_allclose(numbers(changed, "loss")[:10], numbers(whole, "loss")[:10], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_an_interrupt_saves_on_all_processes_at_one_step_and_the_run_goes_on(start, here, whole):
+    process = start(2, "interrupted")
+    wait_for_step(random.randint(8, 40), here / "interrupted", process)
+    os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, out
+    saved = re.search(r"saved step (\d+) in ", out)
+    assert saved, out
+    assert out.count("interrupted by SIGINT") == 1
+    assert Reader(here / "interrupted/checkpoints").latest() == int(saved[1])
+    again = start(2, "interrupted")
+    out = again.communicate(timeout=200)[0]
+    assert f"resumed from step {saved[1]}" in out
+    assert numbers(here / "interrupted", "loss") == numbers(whole, "loss")
+
+
+def test_processes_that_do_not_make_the_mesh_are_one_clear_mistake(start, here):
+    process = start(3, "mismatch", each=1)
+    out = process.communicate(timeout=120)[0]
+    assert process.returncode == 2
+    message = r"axon: Layout.mesh asks for data 2 × tensor 2, and 3 processes of 1 device each make 3\. .*\n"
+    assert re.fullmatch(message, re.sub(r"\[Gloo\].*\n", "", out)), out
+    assert not (here / "mismatch").exists()

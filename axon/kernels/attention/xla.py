@@ -36,7 +36,7 @@ def attention_xla(q: Array, k: Array, v: Array, mask: Mask, documents: Documents
     q = (q * jnp.asarray(scale, q.dtype)).reshape(batch, queries, kv_heads, heads // kv_heads, width)
     q = lax.transpose(q, (0, 2, 3, 1, 4)).reshape(batch * kv_heads, heads // kv_heads, queries, width)
     k, v = (lax.transpose(x, (0, 2, 1, 3)).reshape(batch * kv_heads, -1, x.shape[3]) for x in (k, v))
-    out = _blocks(plan, seen, keep=k.shape[1] <= KEPT)(q, k, v)
+    out = _blocks(plan, keep=k.shape[1] <= KEPT)(q, k, v, seen)
     out = out.reshape(batch, kv_heads, heads // kv_heads, queries, -1)
     return lax.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, queries, heads, -1)
 
@@ -75,20 +75,23 @@ def _seen(mask: Mask, block: _Block, documents: Documents) -> Array | None:
     return mask.allowed(jnp.arange(first, last)[:, None], jnp.arange(block.low, block.high)[None, :], pairs)
 
 
-def _blocks(plan: Sequence[_Block], seen: Sequence[Array | None], keep: bool) -> Callable[..., Array]:
-    """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a batch row's kv head."""
+def _blocks(plan: Sequence[_Block], keep: bool) -> Callable[..., Array]:
+    """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a batch row's kv head.
+
+    `seen` is an argument, not closed over: a backward of a rematerialised layer may not hold its forward's tracers.
+    """
 
     @jax.custom_vjp
-    def attend(q, k, v):
-        return forward(q, k, v)[0]
+    def attend(q, k, v, seen):
+        return forward(q, k, v, seen)[0]
 
-    def forward(q, k, v):
+    def forward(q, k, v, seen):
         made = [_forward(*_cut(block, q, k, v), visible) for block, visible in zip(plan, seen, strict=True)]
         out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in made], axis=2).astype(q.dtype)
-        return out, (q, k, v, [weights if keep else lse for _, weights, lse in made])
+        return out, (q, k, v, seen, [weights if keep else lse for _, weights, lse in made])
 
     def backward(kept, dout):
-        q, k, v, saved = kept
+        q, k, v, seen, saved = kept
         dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
         for block, visible, own in zip(plan, seen, saved, strict=True):
             parts = _cut(block, q, k, v)
@@ -97,7 +100,7 @@ def _blocks(plan: Sequence[_Block], seen: Sequence[Array | None], keep: bool) ->
             dq.append(_ungrouped(made[0], q))
             around = ((0, 0), (block.low, k.shape[1] - block.high), (0, 0))
             dk, dv = dk + jnp.pad(made[1], around), dv + jnp.pad(made[2], around)
-        return jnp.concatenate(dq, axis=2).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+        return jnp.concatenate(dq, axis=2).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
 
     attend.defvjp(forward, backward)
     return attend

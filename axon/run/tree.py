@@ -1,6 +1,6 @@
 """The tree of a training run: the same object from a config file, from a script and from a notebook."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -104,6 +104,10 @@ class Train:
     @cached_property
     def program(self) -> Program:
         """The compiled functions of this run: see `axon.train.step.Program`."""
+        return self.program_on(None)
+
+    def program_on(self, devices: Sequence[Any] | None) -> Program:
+        """The same for these devices: those of a described topology, to compile for."""
         return Program(
             self.model,
             self.layout,
@@ -113,6 +117,7 @@ class Train:
             precision=self.precision,
             seed=self.seed,
             z_loss=self.z_loss,
+            devices=devices,
         )
 
     def init(self) -> State:

@@ -78,7 +78,7 @@ def _seen(mask: Mask, block: _Block, documents: Documents) -> Array | None:
 def _blocks(plan: Sequence[_Block], keep: bool) -> Callable[..., Array]:
     """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a batch row's kv head.
 
-    `seen` is an argument, not closed over: a backward of a rematerialised layer may not hold its forward's tracers.
+    The masks are arguments: closed over, they would be lost where a remat policy takes the function apart.
     """
 
     @jax.custom_vjp

@@ -49,8 +49,6 @@ class Stack(nnx.Module):
 
         def layer(x, part):
             parameters, memory, index = part
-            if not self._unrolled():  # or XLA converts the whole stack to the compute dtype, once, and keeps it
-                parameters = lax.optimization_barrier(parameters)
             return nnx.merge(graph, parameters)(x, inputs.in_layer(index), *shared, memory=memory)
 
         if self._unrolled():

@@ -7,7 +7,8 @@ from math import prod
 
 import numpy as np
 
-from axon.plan.hlo import Arrays, Instruction, Module, array_bytes, arrays
+from axon.plan.hlo import Arrays, Instruction, Module, array_bytes
+from axon.plan.hlo import arrays as arrays_of
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
@@ -30,7 +31,7 @@ class Collective:
     """
 
     kind: str
-    made: Arrays
+    arrays: Arrays
     source: str
     times: int = 1
     groups: tuple[tuple[int, ...], ...] = ()
@@ -41,7 +42,7 @@ class Collective:
     @property
     def bytes(self) -> int:
         """Of its results, once."""
-        return array_bytes(self.made)
+        return array_bytes(self.arrays)
 
     @property
     def sent(self) -> float:
@@ -108,7 +109,7 @@ def _fused(module: Module, fusion: Instruction, times: int) -> Iterator[Collecti
 def _collective(one: Instruction, kind: str, times: int, asynchronous: bool, made: str | None = None) -> Collective:
     source = _SOURCE.search(one.attributes)
     groups, axes, size = _partners(one.attributes)
-    results = _results(one) if made is None else arrays(made)
+    results = _results(one) if made is None else arrays_of(made)
     return Collective(kind, results, source[1] if source else "", times, groups, axes, size, asynchronous)
 
 

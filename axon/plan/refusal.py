@@ -9,7 +9,7 @@ _ALLOCATION = re.compile(
 )
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-CURE = "More devices, Layout.zero=3, remat='full', a smaller Data.batch or Data.seq, or Layout.microbatches make it smaller"
+CURE = "More devices, Layout.zero=3, remat='full', a smaller Data.batch or Data.seq, or Layout.microbatches help"
 
 
 def did_not_fit(target: str, message: str) -> str:

@@ -10,7 +10,8 @@ MESH = {"data": 4, "tensor": 2}
 
 def program(*lines, computations=""):
     body = "\n".join(f"  %x.{i} = {line}" for i, line in enumerate(lines))
-    return f"HloModule m\n{computations}\nENTRY %main (a: f32[8]) -> f32[8] {{\n  %a = f32[8]{{0}} parameter(0)\n{body}\n}}\n"
+    entry = f"ENTRY %main (a: f32[8]) -> f32[8] {{\n  %a = f32[8]{{0}} parameter(0)\n{body}\n}}\n"
+    return f"HloModule m\n{computations}\n{entry}"
 
 
 def the_one(*lines, computations=""):

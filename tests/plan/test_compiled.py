@@ -23,7 +23,7 @@ PROGRAM = """HloModule m
 
 %fused_gather.1 (p.1: bf16[4]) -> bf16[16] {
   %p.1 = bf16[4]{0} parameter(0)
-  ROOT %all-gather.8 = bf16[16]{0} all-gather(%p.1), channel_id=7, metadata={op_name="step/gather"}, backend_config={"async_collective_fusion_config":{}}
+  ROOT %all-gather.8 = bf16[16]{0} all-gather(%p.1), channel_id=7, async_collective_fusion_config={}
 }
 
 ENTRY %main (a: f32[8,4], b: f32[4]) -> f32[] {

@@ -4,9 +4,11 @@
 heads; documents as segment ids; forward and backward kernels.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -44,7 +46,7 @@ def attention_splash(
 ) -> Array:
     """See `axon.kernels.attention.attention`. Every query must see its own key at least, as it does in training."""
     heads, length = q.shape[2], q.shape[1]
-    kernel = splash.make_splash_mha(
+    kernel: Callable[..., Any] = splash.make_splash_mha(
         masks.MultiHeadMask([_local(mask, length)] * heads),
         block_sizes=_blocks(length),
         head_shards=1,
@@ -52,7 +54,7 @@ def attention_splash(
         residual_checkpoint_name=NAME,
         interpret=interpret,
     )
-    q, k, v = (x.swapaxes(1, 2) for x in (q * jax.numpy.asarray(scale, q.dtype), k, v))
+    q, k, v = (x.swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v))
     if documents is None or not any(isinstance(rule, SameDocument) for rule in _rules(mask)):
         out = jax.vmap(kernel)(q, k, v)
     else:
@@ -80,15 +82,16 @@ def _local(mask: Mask, length: int) -> masks.Mask:
 
 
 def _blocks(length: int) -> splash.BlockSizes:
-    """The largest block up to `BLOCK` that divides the sequence; the backward in two kernels, for queries and for keys."""
+    """The largest block up to `BLOCK` that divides the sequence; backwards a kernel for dq, one for dk and dv."""
     block = next(size for size in range(min(BLOCK, length), 0, -LANES) if length % size == 0)
+    compute = 512 if block % 512 == 0 else block
     return splash.BlockSizes(
         block_q=block,
         block_kv=block,
-        block_kv_compute=min(block, 512) if block % 512 == 0 else block,
+        block_kv_compute=compute,
         block_q_dkv=block,
         block_kv_dkv=block,
-        block_kv_dkv_compute=min(block, 512) if block % 512 == 0 else block,
+        block_kv_dkv_compute=compute,
         block_q_dq=block,
         block_kv_dq=block,
     )

@@ -12,7 +12,7 @@ from axon.errors import UserError
 from axon.plan.collectives import Collective, collectives
 from axon.plan.compiled import cycles, kernels, largest_arrays, memory_parts, total_bytes
 from axon.plan.hlo import Module
-from axon.plan.refusal import did_not_fit, too_large
+from axon.plan.refusal import did_not_fit, largest_traced, too_large
 from axon.plan.topology import device_memory
 from axon.train.flops import count_jaxpr
 from axon.train.mfu import flops_per_token
@@ -82,13 +82,15 @@ def compile_step(program: Program, target: str) -> tuple[Report, str]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise UserError(did_not_fit(target, str(error))) from None
+        largest = largest_traced(program.trace().jaxpr.jaxpr)
+        raise UserError(did_not_fit(target, str(error), _arguments(program), largest)) from None
     seconds = time.perf_counter() - begun
     text = compiled.as_text()
     module = Module.of(text)
     memory = _memory(program, compiled)
     if memory["total"] > memory["available"]:
-        raise UserError(too_large(target, memory["total"], memory["available"], largest_arrays(module)))
+        needed, available = memory["total"], memory["available"]
+        raise UserError(too_large(target, "it needs", needed, available, _arguments(program), largest_arrays(module)))
     return _report(program, target, module, memory, seconds), text
 
 
@@ -138,11 +140,15 @@ def summed(found: list[Collective], mesh: Mapping[str, int]) -> tuple[Traffic, .
 
 def _memory(program: Program, compiled: Any) -> dict[str, int]:
     parts = memory_parts(compiled)
+    available = device_memory(program.placement.devices[0])
+    return parts | _arguments(program) | {"total": total_bytes(parts), "available": available}
+
+
+def _arguments(program: Program) -> dict[str, int]:
+    """Bytes of a step's arguments on each device, without the compiler's padding."""
     state = program.abstract_state()
     split = {"parameters": state.parameters, "optimizer": state.optimizer, "batch": program.abstract_batch()}
-    held = {name: sum(map(_held, jax.tree.leaves(tree))) for name, tree in split.items()}
-    available = device_memory(program.placement.devices[0])
-    return parts | held | {"total": total_bytes(parts), "available": available}
+    return {name: sum(map(_held, jax.tree.leaves(tree))) for name, tree in split.items()}
 
 
 def _held(array: Any) -> int:

@@ -13,8 +13,9 @@ from axon.train.optimizer import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 
-LAYERS, BATCH, SEQ, VOCAB, EMBED = 3, 16, 256, 4096, 1024
-MODEL = Llama(vocab=VOCAB, embed=EMBED, layers=LAYERS, heads=8, kv_heads=8, mlp=2048, remat="full")
+LAYERS, BATCH, SEQ, VOCAB, EMBED, MLP = 3, 16, 256, 4096, 2048, 2048
+"""Wide enough for 16 devices: of shards with fewer than 128 columns the TPU compiler reduces the whole array."""
+MODEL = Llama(vocab=VOCAB, embed=EMBED, layers=LAYERS, heads=16, kv_heads=16, mlp=MLP, remat="full")
 COMPILERS = {"v": "libtpu", "h": "jax_plugins.xla_cuda13"}
 
 
@@ -46,7 +47,7 @@ def line(report, kind, *axes):
 
 def matrices(per_layer):
     """Elements of the matrices of all layers, each `per_layer` times, and of table and head once."""
-    layer = 4 * EMBED * EMBED + 3 * EMBED * 2048
+    layer = 4 * EMBED * EMBED + 3 * EMBED * MLP
     return per_layer * LAYERS * layer + 2 * VOCAB * EMBED
 
 
@@ -58,13 +59,12 @@ def test_zero_3_on_tpus_gathers_each_weight_twice_a_layer_and_scatters_each_grad
     assert gathered.sent == pytest.approx(gathered.bytes * 15 / 16)
     scattered = line(made, "reduce-scatter", "data")
     assert scattered.sent == pytest.approx(4 * matrices(1) * 15 / 16, rel=0.02)  # float32
-    assert {one.kind for one in made.collectives} == {"all-gather", "reduce-scatter", "all-reduce"}
     assert line(made, "all-reduce", "data").sent < 0.01 * scattered.sent
 
 
-def test_zero_3_on_gpus_sends_the_same(report):
+def test_zero_3_on_gpus_gathers_again_for_what_remat_repeats_and_scatters_the_same(report):
     made = report("h200:8", {"data": 8})
-    assert line(made, "all-gather", "data").bytes == pytest.approx(2 * matrices(2), rel=0.02)
+    assert 2 * matrices(2) < line(made, "all-gather", "data").bytes < 2 * matrices(3)
     assert line(made, "reduce-scatter", "data").sent == pytest.approx(4 * matrices(1) * 7 / 8, rel=0.02)
     assert 0 <= made.asynchronous <= 1
 
@@ -91,8 +91,8 @@ def test_memory_is_told_by_part(report):
 
 def test_flops_are_the_formulas_and_remat_executes_more(report):
     made = report("v5e:4x4", {"data": 16})
-    products = LAYERS * (4 * EMBED * EMBED + 3 * EMBED * 2048) + VOCAB * EMBED
-    assert made.model_flops == flops_per_token(products, LAYERS, 8, 128, SEQ) * BATCH * SEQ / 16
+    products = LAYERS * (4 * EMBED * EMBED + 3 * EMBED * MLP) + VOCAB * EMBED
+    assert made.model_flops == flops_per_token(products, LAYERS, 16, 128, SEQ) * BATCH * SEQ / 16
     assert 1.1 * made.model_flops < made.executed_flops < 1.6 * made.model_flops
 
 
@@ -110,5 +110,7 @@ def test_cycles_kernels_and_choices_are_told(report):
 
 def test_a_program_that_does_not_fit_says_by_how_much_and_what_is_largest():
     wide = Llama(vocab=32_000, embed=8192, layers=8, heads=64, kv_heads=8, mlp=28_672, remat="full")
-    with pytest.raises(UserError, match=r"(?s)does not fit v5e:2x2.*GiB too little.*  1\. .*Layout\.zero=3"):
+    with pytest.raises(
+        UserError, match=r"(?s)not fit v5e:2x2: .*GiB too little.*parameters \d.*  1\. .*Layout\.zero=3"
+    ):
         compile_step(program("v5e:2x2", {"data": 4}, wide, batch=4), "v5e:2x2")

@@ -4,7 +4,7 @@
 heads; documents as segment ids; forward and backward kernels.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -46,7 +46,7 @@ def attention_splash(
 ) -> Array:
     """See `axon.kernels.attention.attention`. Every query must see its own key at least, as it does in training."""
     heads, length = q.shape[2], q.shape[1]
-    kernel: Callable[..., Any] = splash.make_splash_mha(
+    kernel: Any = splash.make_splash_mha(
         masks.MultiHeadMask([_local(mask, length)] * heads),
         block_sizes=_blocks(length),
         head_shards=1,
@@ -55,11 +55,10 @@ def attention_splash(
         interpret=interpret,
     )
     q, k, v = (x.swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v))
-    if documents is None or not any(isinstance(rule, SameDocument) for rule in _rules(mask)):
-        out = jax.vmap(kernel)(q, k, v)
-    else:
-        out = jax.vmap(kernel)(q, k, v, splash.SegmentIds(*documents))
-    return out.swapaxes(1, 2)
+    apart = documents is not None and any(isinstance(rule, SameDocument) for rule in _rules(mask))
+    segments = splash.SegmentIds(*documents) if documents is not None and apart else None
+    out: Any = jax.vmap(kernel)(q, k, v, segments)
+    return jnp.swapaxes(out, 1, 2)
 
 
 def _rules(mask: Mask) -> Iterator[Mask]:

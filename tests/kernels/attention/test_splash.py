@@ -47,6 +47,7 @@ def test_values_and_gradients_are_those_of_the_reference(mask, rng, monkeypatch)
 
 
 @pytest.mark.parametrize(("kept", "forwards"), [((), 2), (("attention",), 1)])
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jax 0.10.2's jaxpr still shows the second forward")
 def test_a_remat_policy_that_keeps_attention_runs_its_forward_once(kept, forwards, rng):
     q, k, v, _ = draw(rng, length=128)
 

@@ -140,11 +140,10 @@ def as_cotangent(gradient: Array, weight: Array) -> Array:
     devices happens once, after the last microbatch. Where the weight is sharded and the gradient is partial, the
     move is a reduce-scatter: the transpose of the gather.
     """
-    gradient = gradient.astype(weight.dtype)
     if not current_explicit():
-        return gradient
+        return gradient.astype(weight.dtype)
     kept = jax.typeof(weight).sharding.spec
-    return move(gradient, PartitionSpec(*kept.partitions, unreduced=kept.reduced))
+    return move(gradient, PartitionSpec(*kept.partitions, unreduced=kept.reduced)).astype(weight.dtype)
 
 
 def scaled(gradient: Array, factor: Array) -> Array:

@@ -98,6 +98,29 @@ def show(
     show_config(config, set_, on, draw, weight)
 
 
+@app.command("compile")
+def compile_(
+    config: Config,
+    on: Annotated[str, typer.Option("--on", metavar="TARGET", help="A topology: v5e:4x4, v5p:4x4x4, h200:8, ….")],
+    set_: Set = [],  # noqa: B006
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the compiled program (HLO) here.")] = None,
+) -> None:
+    """Compile the training step for chips that are not here: memory, cycles, FLOPs, collectives, kernels.
+
+    Example: `axon compile configs/pods/llama3_8b_v5e_4x4.gin --on v5e:4x4`
+    """
+    import json
+
+    from axon.run.compile import compile_config, show_report
+
+    report = compile_config(config, on, set_, text)
+    if json_:
+        typer.echo(json.dumps(report.json()))
+    else:
+        show_report(report)
+
+
 @app.command()
 def generate(
     run_dir: RunDir,

@@ -76,7 +76,6 @@ class Attention(nnx.Module):
             memory = {n: _written(memory[n], new, inputs.start) for n, new in (("key", k), ("value", v))}
             k, v = memory["key"], memory["value"]
         out = attend(q, k, v, self.mask, inputs)
-        out = checkpoint_name(out, "attention")
         out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq.residual embed", out, self.out)
         if self.has_out_bias:
             out = add("batch seq.residual embed, embed -> batch seq.residual embed", out, self.out_bias)

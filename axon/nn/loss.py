@@ -42,7 +42,8 @@ def cross_entropy(
     def forward(x, w):
         objective, nll, dx, dw = split.sums_and_gradients(x, w, targets, weights)
         dx = axes.move(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
-        return (objective, nll), (dx.astype(x.dtype), axes.as_cotangent(dw, w))
+        # Tied together, or the head's gradient waits unreduced, and whole, until the end of the backward.
+        return (objective, nll), lax.optimization_barrier((dx.astype(x.dtype), axes.as_cotangent(dw, w)))
 
     def backward(kept, cotangents):
         return tuple(axes.scaled(g, cotangents[0]) for g in kept)

@@ -1,84 +1,106 @@
-"""What a compiled program says of itself: the memory it needs, its instructions and its collectives."""
+"""What a compiled program says of itself: the memory it needs, its work, its kernels and its collectives."""
 
-import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
-COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+from axon.plan.collectives import COLLECTIVES, Collective, collectives
+from axon.plan.hlo import Instruction, Module, Scheduled, array_bytes
 
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) \(.*\{$")
-_OPCODE = re.compile(rf" ({'|'.join(COLLECTIVES)})(-start)?\(")
-_ARRAY = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]")
-_CHANNEL = re.compile(r"channel_id=(\d+)")
+__all__ = [
+    "COLLECTIVES",
+    "Collective",
+    "collectives",
+    "count_instructions",
+    "cycles",
+    "device_bytes",
+    "kernels",
+    "largest_arrays",
+    "memory_parts",
+    "total_bytes",
+]
+
+_PLUMBING = {
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "AsyncCollectiveDone",
+    "AsyncCollectiveStart",
+    "ConcatBitcast",
+    "Sharding",
+}
+_VIEWS = {"bitcast", "get-tuple-element", "parameter", "tuple", "while", "call", "conditional", "optimization-barrier"}
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
-_SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}
 
 
-@dataclass(frozen=True)
-class Collective:
-    """One collective of a program, on one device; a loop's body is counted once.
-
-    Args:
-        kind: one of `COLLECTIVES`. arrays: dtype and shape of each result.
-        source: the traced operation that it comes from, as `jit(_train)/…/dot_general`.
-    """
-
-    kind: str
-    arrays: tuple[tuple[str, tuple[int, ...]], ...]
-    source: str
-
-    @property
-    def bytes(self) -> int:
-        return sum(_SIZES.get(dtype, 4) * math.prod(shape) for dtype, shape in self.arrays)
+def memory_parts(compiled: Any) -> dict[str, int]:
+    """Bytes on each device while a program runs: arguments, outputs, aliased (both at once), temporaries, code."""
+    memory = compiled.memory_analysis()
+    return {
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
+        "aliased": memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
+    }
 
 
 def device_bytes(compiled: Any) -> int:
     """Bytes on each device while a compiled program runs: arguments, results, temporaries and code."""
-    memory = compiled.memory_analysis()
-    parts = ("argument", "output", "temp", "generated_code")
-    return sum(getattr(memory, f"{part}_size_in_bytes") for part in parts) - memory.alias_size_in_bytes
+    return total_bytes(memory_parts(compiled))
+
+
+def total_bytes(parts: Mapping[str, int]) -> int:
+    """The sum of `memory_parts`, what is aliased counted once."""
+    return sum(parts.values()) - 2 * parts["aliased"]
 
 
 def count_instructions(text: str) -> int:
     """How many instructions a program has, those inside fusions and loop bodies included once each."""
-    return sum(1 for line in text.splitlines() if _INSTRUCTION.match(line))
+    return sum(len(lines) for lines in Module.of(text).computations.values())
 
 
-def collectives(text: str) -> list[Collective]:
-    """Every collective of a program, a loop's once.
+def cycles(module: Module) -> dict[str, int]:
+    """The TPU compiler's estimates × how often each runs, in operations with a matrix product, and in others.
 
-    The TPU compiler spreads one all-gather over several fusions, in copies that share their channel and source: they
-    are one here. It writes some reduce-scatters as a computation `all-reduce-scatter`, an all-reduce and a slice
-    inside: it is told here by that name.
+    It estimates neither Pallas kernels, nor collectives, nor copies: they are not in it.
     """
-    copies: dict[tuple[str, str, str], dict[str, list[Collective]]] = {}
-    for computation, name, rest in _instructions(text):
-        if match := _OPCODE.search(rest):
-            scattered = match[1] == "all-reduce" and computation.startswith("all-reduce-scatter")
-            channel, source = _CHANNEL.search(rest), _SOURCE.search(rest)
-            kind = "reduce-scatter" if scattered else match[1]
-            one = Collective(kind, _results(rest, match), source[1] if source else "")
-            key = (kind, channel[1] if channel else name, one.source)
-            copies.setdefault(key, {}).setdefault(computation, []).append(one)
-    return [one for places in copies.values() for one in max(places.values(), key=len)]
+    made = {"matmul": 0, "other": 0}
+    for one in module.scheduled:
+        made["matmul" if _multiplies(module, one.instruction) else "other"] += one.instruction.cycles * one.times
+    return made
 
 
-def _instructions(text: str) -> Iterator[tuple[str, str, str]]:
-    """(computation, name, right-hand side) of each instruction."""
-    computation = ""
-    for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
-            computation = header[1]
-        elif instruction := _INSTRUCTION.match(line):
-            yield computation, instruction[1], instruction[2]
+def _multiplies(module: Module, one: Instruction) -> bool:
+    products = ("convolution", "dot")
+    return one.opcode in products or any(inner.opcode in products for inner in module.inside(one))
 
 
-def _results(rest: str, opcode: re.Match[str]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """The arrays that a collective makes; those of a `-start` come after its operands', where it lists both."""
-    found = _ARRAY.findall(rest[: opcode.start()])
-    operands = rest[opcode.end() : rest.index(")", opcode.end())].count(",") + 1
-    made = found[operands : 2 * operands] if opcode[2] and len(found) >= 2 * operands else found
-    return tuple((dtype, tuple(int(size) for size in sizes.split(",") if size)) for dtype, sizes in made)
+def kernels(module: Module) -> dict[str, int]:
+    """Kernels that XLA did not write (Pallas, cuBLAS, cuDNN), by name, and how often each is called."""
+    called: Counter[str] = Counter()
+    for one in module.scheduled:
+        target = _TARGET.search(one.instruction.attributes)
+        if one.instruction.opcode == "custom-call" and target and target[1] not in _PLUMBING:
+            pallas = target[1] == "tpu_custom_call"
+            called[re.sub(r"[.\d]+$", "", one.instruction.name) if pallas else target[1]] += one.times
+    return dict(called)
+
+
+def largest_arrays(module: Module, count: int = 5) -> list[str]:
+    """The largest arrays that a program makes, each with its bytes and the traced operation that it comes from."""
+    made: dict[tuple[str, str], int] = {}
+    for one in module.scheduled:
+        if one.instruction.opcode not in _VIEWS:
+            made |= _made(one)
+    ranked = sorted(made.items(), key=lambda item: -item[1])[:count]
+    return [f"{size / 2**30:.2f} GiB {array} {source}".rstrip() for (array, source), size in ranked]
+
+
+def _made(one: Scheduled) -> dict[tuple[str, str], int]:
+    source = _SOURCE.search(one.instruction.attributes)
+    return {
+        (f"{dtype}[{','.join(map(str, shape))}]", source[1] if source else ""): array_bytes(((dtype, shape),))
+        for dtype, shape in one.instruction.arrays
+    }

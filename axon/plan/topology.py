@@ -40,6 +40,22 @@ device_description_str: "NVIDIA H200 141GB HBM3e"
 
 GPUS = {"h200": H200}
 
+HBM = {
+    "TPU v4": 32 * 2**30,
+    "TPU v5 lite": 16 * 2**30,
+    "TPU v5": 95 * 2**30,
+    "TPU v6 lite": 32 * 2**30,
+    "TPU7x": 96 * 2**30,
+    "NVIDIA H200": 151397597184,
+}
+"""Bytes of memory of a device (JAX shows a chip of two cores as one device, but for TPU7x), by its kind. Sources:
+Google Cloud TPU documentation, "System architecture"; for the H200 its description above."""
+
+
+def device_memory(device: Any) -> int:
+    """Bytes of a device's memory."""
+    return HBM["NVIDIA H200" if device.platform in ("cuda", "gpu") else device.device_kind]
+
 
 def devices(name: str) -> list[Any]:
     """The devices of a topology by name, to hand to `Program(devices=…)` and compile for; none of them can run.

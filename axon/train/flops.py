@@ -79,11 +79,13 @@ def _while(equation: core.JaxprEqn) -> Count:
 
 
 def _pallas(params: dict[str, Any]) -> Count:
-    """A kernel's own estimate: its body is written for one block, and may skip blocks."""
+    """A kernel's own estimate; without one, its body for every block of its grid, of which it may skip some."""
     estimate = params.get("cost_estimate")
-    if estimate is None:
-        return Count(0, (f"the Pallas kernel {params.get('name') or '(unnamed)'} has no cost estimate",))
-    return Count(int(estimate.flops))
+    if estimate is not None:
+        return Count(int(estimate.flops))
+    name = params.get("name") or "(unnamed)"
+    doubt = f"the Pallas kernel {name} has no cost estimate: all blocks of its grid count, also those that it skips"
+    return count_jaxpr(params["jaxpr"]) * math.prod(params["grid_mapping"].grid) + Count(0, (doubt,))
 
 
 def _shapes(equation: core.JaxprEqn) -> list[tuple[int, ...]]:

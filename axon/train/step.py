@@ -15,6 +15,7 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon import axes
+from axon.compiler import compiler_options
 from axon.layout import ArraySpec, Layout, Placement, validate
 from axon.nn import Inputs, Param, initialise, parameters
 from axon.precision import Precision
@@ -70,7 +71,10 @@ class Program:
         self.layout, self.optimizer, self.seed, self.z_loss = layout, optimizer, seed, z_loss
         self.batch, self.seq = batch, seq
         self.precision = precision or Precision()
+        self.compiler_options = compiler_options(self.placement.devices)
         self.notices: dict[str, str] = {}
+        if self.compiler_options:
+            self.notices["XLA options"] = ", ".join(f"{n}={v}" for n, v in self.compiler_options.items())
         self._graph, declared = nnx.split(self.module, Param)
         declared = nnx.to_flat_state(declared)
         self._paths = dict(zip(self.parameters, (path for path, _ in declared), strict=True))
@@ -163,7 +167,7 @@ class Program:
 
     @cached_property
     def _step(self):
-        return jax.jit(self._train, donate_argnums=0)
+        return jax.jit(self._train, donate_argnums=0, compiler_options=self.compiler_options)
 
     @cached_property
     def _evaluate(self):

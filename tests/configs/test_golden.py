@@ -17,7 +17,9 @@ GOLDEN = Path(__file__).parent / "golden"
 INCLUDED = {"llama3"}
 """Parts of other files, no runs of their own."""
 
-NAMES = sorted({path.stem for path in (ROOT / "configs").glob("*.gin")} - INCLUDED)
+NAMES = sorted(
+    {str(path.relative_to(ROOT / "configs").with_suffix("")) for path in (ROOT / "configs").rglob("*.gin")} - INCLUDED
+)
 
 PARAMETERS = {
     "gpt2_small": 124_439_808,
@@ -37,12 +39,13 @@ def test_the_resolved_configuration_is_golden(name):
     file = GOLDEN / f"{name}.gin"
     text = resolved(name).text
     if os.environ.get("AXON_REWRITE_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     assert text == file.read_text(), "if the change is meant, rewrite it: see the top of this file"
 
 
 def test_no_golden_text_is_left_over():
-    assert sorted(path.stem for path in GOLDEN.glob("*.gin")) == NAMES
+    assert sorted(str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.gin")) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,17 +17,21 @@ PROGRAM = """HloModule m
 
 %fused_gather (p: bf16[4]) -> bf16[16] {
   %p = bf16[4]{0} parameter(0)
-  ROOT %all-gather.7 = bf16[16]{0} all-gather(%p), channel_id=7, metadata={op_name="step/gather"}
+  %all-gather.7 = bf16[16]{0} all-gather(%p), channel_id=7, metadata={op_name="step/gather"}
+  ROOT %started = bf16[16]{0} custom-call(%all-gather.7), custom_call_target="AsyncCollectiveStart"
 }
 
 %fused_gather.1 (p.1: bf16[4]) -> bf16[16] {
   %p.1 = bf16[4]{0} parameter(0)
-  ROOT %all-gather.8 = bf16[16]{0} all-gather(%p.1), channel_id=7, metadata={op_name="step/gather"}
+  ROOT %all-gather.8 = bf16[16]{0} all-gather(%p.1), channel_id=7, async_collective_fusion_config={}
 }
 
 ENTRY %main (a: f32[8,4], b: f32[4]) -> f32[] {
   %a = f32[8,4]{1,0} parameter(0)
   %b = f32[4]{0} parameter(1)
+  %scattered = f32[2,4]{1,0} fusion(%a), kind=kCustom, calls=%all-reduce-scatter.1
+  %begun = bf16[16]{0} fusion(%b), kind=kCustom, calls=%fused_gather
+  %meanwhile = bf16[16]{0} fusion(%b), kind=kOutput, calls=%fused_gather.1
   %sums = (f32[4]{0}, f32[]) all-reduce-start(%b, %b), channel_id=1, metadata={op_name="step/sum"}
   %gather = (bf16[4]{0}, bf16[32]{0}) all-gather-start(%b), channel_id=9, metadata={op_name="step/async"}
   %one = f32[2]{0} reduce-scatter(%b), channel_id=1, metadata={op_name="step/rs"}
@@ -38,13 +42,13 @@ ENTRY %main (a: f32[8,4], b: f32[4]) -> f32[] {
 
 
 def test_a_fused_all_reduce_scatter_is_a_reduce_scatter_and_copies_of_a_gather_are_one():
-    assert collectives(PROGRAM) == [
-        Collective("reduce-scatter", (("f32", (8, 4)),), "step/scatter"),
-        Collective("all-gather", (("bf16", (16,)),), "step/gather"),
-        Collective("all-reduce", (("f32", (4,)), ("f32", ())), "step/sum"),
-        Collective("all-gather", (("bf16", (32,)),), "step/async"),
-        Collective("reduce-scatter", (("f32", (2,)),), "step/rs"),
-        Collective("reduce-scatter", (("f32", (2,)),), "step/rs"),
+    assert [(one.kind, one.arrays, one.source) for one in collectives(PROGRAM)] == [
+        ("reduce-scatter", (("f32", (2, 4)),), "step/scatter"),
+        ("all-gather", (("bf16", (16,)),), "step/gather"),
+        ("all-reduce", (("f32", (4,)), ("f32", ())), "step/sum"),
+        ("all-gather", (("bf16", (32,)),), "step/async"),
+        ("reduce-scatter", (("f32", (2,)),), "step/rs"),
+        ("reduce-scatter", (("f32", (2,)),), "step/rs"),
     ]
 
 
@@ -53,7 +57,7 @@ def test_bytes_are_those_of_all_results():
 
 
 def test_every_line_that_defines_a_value_is_an_instruction():
-    assert count_instructions(PROGRAM) == 14
+    assert count_instructions(PROGRAM) == 18
 
 
 def test_a_real_program_has_the_collective_that_was_asked_for():

@@ -53,7 +53,7 @@ def test_the_reference_is_the_formula(z_loss, rng):
 @pytest.mark.parametrize("tokens", [1, 2, 24, 37, 101])
 def test_blocks_of_any_number_of_tokens_are_the_formula(tokens, z_loss, rng, monkeypatch):
     x, head, targets, weights = draw(rng, tokens)
-    monkeypatch.setattr(xla, "BLOCK_BYTES", 7 * head.shape[1] * 4)
+    monkeypatch.setattr(xla, "CPU_BLOCK", 7 * head.shape[1] * 4)
     expected = formula(x, head, targets, weights, z_loss)
     sums, *gradients = cross_entropy_and_gradients(x, head, targets, weights, z_loss=z_loss)
     for one, other in zip((*sums, *gradients), expected, strict=True):
@@ -64,7 +64,7 @@ def test_blocks_of_any_number_of_tokens_are_the_formula(tokens, z_loss, rng, mon
 
 def test_a_prime_number_of_tokens_is_cut_into_few_blocks():
     for tokens in (509, 8191, 32749):
-        assert xla._count(tokens, 32000) <= 2 * max(2, tokens * 32000 * 4 // xla.BLOCK_BYTES + 1)
+        assert xla._count(tokens, 32000) <= 2 * max(2, tokens * 32000 * 4 // xla.CPU_BLOCK + 1)
 
 
 def test_tokens_of_weight_zero_count_for_nothing_whatever_they_hold(rng):

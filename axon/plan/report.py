@@ -1,0 +1,162 @@
+"""A training step compiled for a machine that is not here: does it fit, what does it do, what does it send?"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from axon.errors import UserError
+from axon.plan.collectives import Collective, collectives
+from axon.plan.compiled import cycles, kernels, largest_arrays, memory_parts, total_bytes
+from axon.plan.hlo import Module
+from axon.plan.refusal import did_not_fit, largest_traced, too_large
+from axon.plan.topology import device_memory
+from axon.train.flops import count_jaxpr
+from axon.train.mfu import flops_per_token
+from axon.train.step import Program
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The collectives of one kind along the same mesh axes, in one step of one device.
+
+    `bytes`: of their results; `sent`: what a device sends in a ring; `asynchronous`: the part of `sent` beside which
+    other work may run.
+    """
+
+    kind: str
+    mesh_axes: tuple[str, ...]
+    count: int
+    bytes: int
+    sent: float
+    asynchronous: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compiled step says of itself; bytes, FLOPs and cycles are those of one device and one step.
+
+    Args:
+        memory: `arguments` (of which `parameters`, `optimizer` and `batch`, unpadded), `outputs`, `aliased`,
+            `temporaries`, `code`, their `total`, and `available`: the device's memory.
+        cycles: the TPU compiler's estimates × loop trip counts: see `axon.plan.compiled.cycles`.
+        model_flops: by `axon.train.mfu.FORMULA`; executed_flops: of the traced step, what remat repeats included.
+        asynchronous: share of the bytes sent beside which other work may run.
+        doubtful: what could not be counted exactly.
+    """
+
+    target: str
+    devices: int
+    mesh: dict[str, int]
+    memory: dict[str, int]
+    cycles: dict[str, int]
+    model_flops: float
+    executed_flops: float
+    collectives: tuple[Traffic, ...]
+    asynchronous: float
+    kernels: dict[str, int]
+    notices: dict[str, str]
+    options: dict[str, Any]
+    compile_seconds: float
+    doubtful: tuple[str, ...]
+
+    def json(self) -> dict[str, Any]:
+        """As plain dicts, lists, numbers and strings."""
+        return asdict(self)
+
+
+def compile_step(program: Program, target: str) -> tuple[Report, str]:
+    """Compile the whole training step of `program`, whose devices are those of topology `target`; its HLO text.
+
+    Raises `UserError` if it does not fit: by how much, and what is largest.
+    """
+    lowered = program.lower()
+    begun = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        largest = largest_traced(program.trace().jaxpr.jaxpr)
+        raise UserError(did_not_fit(target, str(error), _arguments(program), largest)) from None
+    seconds = time.perf_counter() - begun
+    text = compiled.as_text()
+    module = Module.of(text)
+    memory = _memory(program, compiled)
+    if memory["total"] > memory["available"]:
+        needed, available = memory["total"], memory["available"]
+        raise UserError(too_large(target, "it needs", needed, available, _arguments(program), largest_arrays(module)))
+    return _report(program, target, module, memory, seconds), text
+
+
+def _report(program: Program, target: str, module: Module, memory: dict[str, int], seconds: float) -> Report:
+    mesh = dict(program.placement.mesh.shape)
+    devices = len(program.placement.devices)
+    traffic = summed(collectives(module), mesh)
+    sent = sum(one.sent for one in traffic)
+    counted = count_jaxpr(program.trace().jaxpr.jaxpr)
+    loops = [f"loop {name}: its length is not in the program, and it counts once" for name in module.unknown_loops]
+    return Report(
+        target=target,
+        devices=devices,
+        mesh=mesh,
+        memory=memory,
+        cycles=cycles(module),
+        model_flops=_model_flops(program) / devices,
+        executed_flops=counted.flops / devices,
+        collectives=traffic,
+        asynchronous=sum(one.asynchronous for one in traffic) / sent if sent else 0.0,
+        kernels=kernels(module),
+        notices=dict(program.notices),
+        options=dict(program.compiler_options),
+        compile_seconds=seconds,
+        doubtful=(*counted.uncounted, *loops),
+    )
+
+
+def summed(found: list[Collective], mesh: Mapping[str, int]) -> tuple[Traffic, ...]:
+    """One line for each kind and mesh axes, the largest first."""
+    groups: dict[tuple[str, tuple[str, ...]], list[Collective]] = {}
+    for one in found:
+        groups.setdefault((one.kind, one.mesh_axes(mesh)), []).append(one)
+    lines = [
+        Traffic(
+            kind,
+            axes,
+            sum(one.times for one in ones),
+            sum(one.bytes * one.times for one in ones),
+            sum(one.sent * one.times for one in ones),
+            sum(one.sent * one.times for one in ones if one.asynchronous),
+        )
+        for (kind, axes), ones in groups.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: -line.sent))
+
+
+def _memory(program: Program, compiled: Any) -> dict[str, int]:
+    parts = memory_parts(compiled)
+    available = device_memory(program.placement.devices[0])
+    return parts | _arguments(program) | {"total": total_bytes(parts), "available": available}
+
+
+def _arguments(program: Program) -> dict[str, int]:
+    """Bytes of a step's arguments on each device, without the compiler's padding."""
+    state = program.abstract_state()
+    split = {"parameters": state.parameters, "optimizer": state.optimizer, "batch": program.abstract_batch()}
+    return {name: sum(map(_held, jax.tree.leaves(tree))) for name, tree in split.items()}
+
+
+def _held(array: Any) -> int:
+    """Bytes of an array's shard."""
+    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+
+
+def _model_flops(program: Program) -> int:
+    module, dims = program.module, program.module.dims
+    each = flops_per_token(module.matmul_parameters, module.depth, dims["heads"], dims["head_dim"], program.seq)
+    return each * program.batch * program.seq

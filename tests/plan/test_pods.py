@@ -1,0 +1,38 @@
+"""configs/pods: each run on the chips that its name says. Compiling them whole is slow, and done on request."""
+
+from pathlib import Path
+
+import pytest
+
+from axon.config import load
+from axon.layout import Placement
+from axon.plan.report import compile_step
+from axon.plan.topology import devices
+
+PODS = Path(__file__).parents[2] / "configs" / "pods"
+NAMES = sorted(path.stem for path in PODS.glob("*.gin"))
+
+
+def target(name):
+    """`llama3_8b_v5e_4x4` → `v5e:4x4`."""
+    return ":".join(name.split("_")[-2:])
+
+
+def program(name):
+    module, package = ("jax_plugins.xla_cuda13", "CUDA") if "h200" in name else ("libtpu", "TPU")
+    pytest.importorskip(module, reason=f"needs the {package} compiler: pip install 'axon[compilers]'")
+    train = load(PODS / f"{name}.gin").tree
+    return train.program_on(Placement.of(train.layout, devices(target(name))))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_layout_holds_the_model_on_the_chips_that_the_file_is_named_after(name):
+    made = program(name)
+    assert made.placement.mesh.size == len(devices(target(name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_whole_step_fits(name):
+    report, _ = compile_step(program(name), target(name))
+    assert report.memory["total"] <= report.memory["available"]

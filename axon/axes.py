@@ -123,6 +123,14 @@ def current_explicit() -> bool:
     return scope is not None and scope.placement.explicit
 
 
+def can_owe_sums() -> bool:
+    """Whether a type can say that a sum over devices is still owed: on Explicit mesh axes, outside manual regions.
+
+    XLA refuses partial sums over one mesh axis where another is manual (jax 0.12 with its own compilers).
+    """
+    return current_explicit() and not jax.sharding.get_abstract_mesh().manual_axes
+
+
 def _check_rank(x: Array, names: Names, pattern: str) -> None:
     if x.ndim != len(names):
         raise PatternError(f"pattern {pattern!r} names {len(names)} axes, but the array has shape {x.shape}")
@@ -159,13 +167,13 @@ def per_device(fn: Callable[..., Any], inputs: Sequence[Any], outputs: Any) -> C
 
     `inputs` and `outputs` are trees of `PartitionSpec`s like the arguments and the results.
 
-    An output whose spec was made by `partial_spec` is summed over devices: later, by whoever needs the sum, on
-    an Explicit mesh; at once on an Auto one, whose types cannot say that a sum is owed.
+    An output whose spec was made by `partial_spec` is summed over devices: later, by whoever needs the sum, where
+    `can_owe_sums`; at once elsewhere.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return fn
-    if current_explicit():
+    if can_owe_sums():
         return jax.shard_map(fn, in_specs=tuple(inputs), out_specs=outputs, check_vma=False)
 
     def summed(*shards):
@@ -317,7 +325,7 @@ def multiply(
             lambda x, y: ring.scattered(product, x, a.names, y, out[dimension], mesh_axes), (a.spec, b.spec), made
         )
         return move(run(a.value, b.value), to), a
-    told = spec if spec.unreduced or to == spec else partial_spec(spec, owed)
+    told = spec if spec.unreduced or to == spec or not can_owe_sums() else partial_spec(spec, owed)
     return move(product(a.value, b.value, told), to), a
 
 
@@ -368,7 +376,7 @@ def _partial(parsed: Contraction, left: PartitionSpec, right: PartitionSpec) -> 
     """`right`, for a sum over the axes of the left operand only, which leaves each device with a part of it."""
     kept = bare(parsed.right)
     summed = [a for n, entry in zip(bare(parsed.left), left, strict=True) if n not in kept for a in entries(entry)]
-    return partial_spec(right, summed if current_explicit() else ())
+    return partial_spec(right, summed if can_owe_sums() else ())
 
 
 def _value(parsed: Contraction, y: Any) -> Array:

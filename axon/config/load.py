@@ -17,6 +17,7 @@ AXON = (
     "axon.run",
     "axon.layout",
     "axon.data",
+    "axon.parallel.outer",
     "axon.train.optimizer",
     "axon.train.sampling",
     "axon.train.trackers",

@@ -20,6 +20,7 @@ Row = str | tuple[str, ...] | None
 Rows = Mapping[str, Row]
 
 DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
+    "replicas": ("replica",),
     "batch": ("replica", "data", "expert"),
     "seq": ("context",),
     "kv_seq": (),

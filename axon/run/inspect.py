@@ -14,6 +14,7 @@ from axon.layout import Layout, LayoutError
 from axon.run.folder import RunFolder
 from axon.run.session import held_out_loss, sample_text
 from axon.run.tree import Sample, Train
+from axon.train.optimizer import AdamW
 from axon.train.sampling import Sampling
 from axon.train.step import Program
 
@@ -69,10 +70,11 @@ def _program(train: Train) -> Program:
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Program:
     data = train.data
+    optimizer = train.optimizer if isinstance(train.optimizer, AdamW) else train.optimizer.adamw
     return Program(
         train.model,
         layout,
-        train.optimizer,
+        optimizer,
         batch=data.batch,
         seq=data.seq,
         precision=train.precision,

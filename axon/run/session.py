@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -96,16 +95,16 @@ class Session:
         mesh = " × ".join(f"{name} {size}" for name, size in program.placement.mesh.shape.items())
         self.report(f"model: {count:,} parameters on mesh {mesh} ({program.placement.platform})")
         if self.store.latest() is not None:
+            check_replicas_agree(self.store.extra().get("replicas", 1), program.replicas)
             state, extra = self.store.restore(program.abstract_state())
             self.report(f"resumed from step {int(state.step)}")
             return state, int(state.step), extra["tokens"]
-        state = program.init()
-        if self.train.init_from is not None:
-            source = RunFolder.existing(self.train.init_from)
-            values = Reader(source.checkpoints).restore_parameters(program.abstract_state().parameters)
-            state = replace(state, parameters=values)
-            self.report(f"parameters from {self.train.init_from}")
-        return state, 0, 0
+        if self.train.init_from is None:
+            return program.init(), 0, 0
+        source = RunFolder.existing(self.train.init_from)
+        values = Reader(source.checkpoints).restore_parameters(program.abstract_state().parameters)
+        self.report(f"parameters from {self.train.init_from}")
+        return program.init(values), 0, 0
 
     # ---- training -------------------------------------------------------------------------------------------------
 
@@ -163,7 +162,9 @@ class Session:
     def _save(self, step: int, state: State, tokens: int, until: int) -> None:
         due = step % self.train.checkpoints.every == 0 or step == until or self.stop.requested is not None
         if due and step != self.store.started():
-            self.store.save(step, state, {"tokens": tokens, "seed": self.train.seed})
+            self.store.save(
+                step, state, {"tokens": tokens, "seed": self.train.seed, "replicas": self.train.program.replicas}
+            )
         if self.stop.requested is not None:
             self.store.wait()
             self.report(f"saved step {step} in {self.folder.checkpoints}; the same command continues from there")
@@ -202,6 +203,16 @@ class Session:
         self.store.wait()
         self.report(f"loss curve: {self.folder.plot}")
         self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
+
+
+def check_replicas_agree(saved: int, here: int) -> None:
+    """Raise `UserError` for a checkpoint of `saved` replicas with a state of their own, to be continued on `here`."""
+    if saved != here:
+        raise UserError(
+            f"the checkpoint holds the states of {saved} replicas, and Layout.mesh has {here} here: they differ, and "
+            f"none can be made up or left out. Set 'replica' to {saved} in Layout.mesh, or begin a new run with "
+            "Train.init_from"
+        )
 
 
 def held_out_loss(program: Program, corpus: Corpus, parameters: Any, batches: int | None) -> tuple[float, float]:

@@ -12,9 +12,11 @@ from axon.checkpoint import Checkpoints
 from axon.data import Data
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
 from axon.run.session import Session
-from axon.train.optimizer import AdamW
+from axon.train.optimizer import AdamW, OneBitAdam
+from axon.train.programs import program
 from axon.train.sampling import Sampling
 from axon.train.step import Program, State
 from axon.train.trackers import TrackerConfig
@@ -56,6 +58,7 @@ class Train:
         model: what is trained, as `Llama(…)`. data: what it reads. optimizer: how it learns.
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
         layout: where each named axis lives. precision: dtypes. z_loss: weight of the squared log-partition.
+        outer: lets the replicas of a slow link train apart between outer steps, as `DiLoCo(every=50)`; None for none.
         evaluation: loss on held-out text; None for none. checkpoints: when to save and what to keep.
         trackers: where numbers go besides `metrics.jsonl`. sample: text to continue at the end.
         init_from: the folder of a run whose parameters this one starts from.
@@ -64,10 +67,11 @@ class Train:
 
     model: Model
     data: Data
-    optimizer: AdamW
+    optimizer: AdamW | OneBitAdam
     steps: int
     seed: int = 0
     layout: Layout = Layout()
+    outer: DiLoCo | SlowMo | None = None
     precision: Precision = Precision()
     z_loss: float = 0.0
     evaluation: Evaluation | None = Evaluation()
@@ -80,6 +84,12 @@ class Train:
     def __post_init__(self):
         if self.steps < 1:
             raise UserError(f"Train.steps is {self.steps}; write 1 or more")
+        if self.outer is not None and self.steps % self.outer.every:
+            name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every
+            raise UserError(
+                f"Train.steps is {self.steps}, and {name} has an outer step every {every} steps: the last {lost} would "
+                f"not reach the parameters. Set Train.steps to {self.steps - lost + every}"
+            )
         if self.data.held_out == 1:
             raise UserError("Train.data: Data.held_out is 1, which leaves no text to train on; write less")
         if self.evaluation is not None and self.data.held_out == 0:
@@ -108,10 +118,11 @@ class Train:
 
     def program_on(self, placement: Placement | None) -> Program:
         """The run's program on another mesh than that of the devices there are: to trace it, or to compile for."""
-        return Program(
+        return program(
             self.model,
             self.layout,
             self.optimizer,
+            outer=self.outer,
             batch=self.data.batch,
             seq=self.data.seq,
             precision=self.precision,

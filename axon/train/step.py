@@ -30,12 +30,14 @@ BATCH = ("batch", "seq")
 class State:
     """All that a step changes: the step's number, the parameters by path, and the optimizer's state.
 
+    `outer` is what an outer method keeps besides (`axon.train.outer`), and None without one.
     Leaves are arrays, or their `jax.ShapeDtypeStruct`.
     """
 
     step: Any
     parameters: dict[str, Any]
     optimizer: Any
+    outer: Any = None
 
 
 class Program:
@@ -49,6 +51,9 @@ class Program:
 
     Raises `LayoutError`, before anything is traced, if the layout cannot hold the model.
     """
+
+    replicas = 1
+    """Parts of the state that differ along the mesh axis `replica`: see `axon.train.outer` and `axon.train.onebit`."""
 
     def __init__(
         self,
@@ -78,21 +83,21 @@ class Program:
         self._graph, declared = nnx.split(self.module, Param)
         declared = nnx.to_flat_state(declared)
         self._paths = dict(zip(self.parameters, (path for path, _ in declared), strict=True))
-        self._transform = optimizer.transform(_nested({path: p.decay for path, p in declared}))
+        self._decayed = _nested({path: p.decay for path, p in declared})
+        self._transform = optimizer.transform(self._decayed)
         self._schedule = optimizer.schedule.function()
 
     # ---- what a person calls --------------------------------------------------------------------------------------
 
-    def init(self) -> State:
-        """The state at step 0, made sharded: the same bits on every layout."""
-        values = initialise(self.module, self.seed, self.placement)
+    def init(self, parameters: Any = None) -> State:
+        """The state at step 0, made sharded: with initial values, the same bits on every layout, or with `parameters`.
+
+        `parameters` is a tree like `abstract_state().parameters`.
+        """
+        values = initialise(self.module, self.seed, self.placement) if parameters is None else parameters
         shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state())
-
-        def make(values):
-            return State(jnp.zeros((), jnp.int32), values, self._transform.init(values))
-
         with self.tracing():
-            return jax.jit(make, out_shardings=shardings)(values)
+            return jax.jit(lambda values: self._begin(values), out_shardings=shardings)(values)
 
     def step(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
         """The next state, and the metrics of this step, as device scalars over the global batch.
@@ -181,32 +186,46 @@ class Program:
         """The module with these parameters."""
         return nnx.merge(self._graph, values)
 
+    def _begin(self, values: Any) -> State:
+        return State(jnp.zeros((), jnp.int32), values, self._transform.init(values))
+
     def _train(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        return self._update(state, self._with_rows(batch))
+
+    def _with_rows(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """A batch that knows which row of the global batch each of its rows is."""
+        return {**batch, "rows": axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")}
+
+    def _update(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
+        """The step on all rows of `batch`, which are those of the global batch or of one replica's share."""
         tokens = jnp.sum(batch["weights"])
         gradients, loss = self._gradients(state, batch, tokens)
-        norms = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])
-        norm = jnp.sqrt(jnp.sum(norms))
-        if self.optimizer.clip is not None:
-            factor = jnp.minimum(1.0, self.optimizer.clip / (norm + 1e-6))
-            gradients = jax.tree.map(lambda g: g * factor, gradients)
+        gradients, norms = self._clipped(gradients)
         values = self._moved(state.parameters, "optimizer")
         updates, optimizer = self._transform.update(self._moved(gradients, "optimizer"), state.optimizer, values)
         values = self._moved(optax.apply_updates(values, updates), "params")
         metrics = {
             "loss": loss,
-            "grad_norm": norm,
+            "grad_norm": jnp.sqrt(jnp.sum(norms)),
             "learning_rate": jnp.asarray(self._schedule(state.step), jnp.float32),
             "tokens": tokens,
             "norms": norms,
         }
         return State(state.step + 1, values, optimizer), metrics
 
+    def _clipped(self, gradients: Any) -> tuple[Any, Array]:
+        """Gradients of a global norm of `optimizer.clip` at most, and their squared norms by parameter before that."""
+        norms = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])
+        if self.optimizer.clip is not None:
+            factor = jnp.minimum(1.0, self.optimizer.clip / (jnp.sqrt(jnp.sum(norms)) + 1e-6))
+            gradients = jax.tree.map(lambda g: g * factor, gradients)
+        return gradients, norms
+
     def _gradients(self, state: State, batch: Mapping[str, Array], tokens: Array) -> tuple[Any, Array]:
         """Gradients of the mean loss under the `grads` rows, reduced once, and that loss in nats per token."""
         values = self._owing_sums(state.parameters)
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-        rows = axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")
-        batch = {**batch, "weights": batch["weights"] / tokens, "rows": rows}
+        batch = {**batch, "weights": batch["weights"] / jnp.where(tokens > 0, tokens, 1)}
 
         def loss(values, part):
             inputs = _inputs(part, key, part["rows"])
@@ -229,7 +248,7 @@ class Program:
 
     def _owing_sums(self, values: Any) -> Any:
         """Parameters whose gradients stay partial sums over the devices that split the batch, until they are moved."""
-        if not self.placement.explicit:
+        if not axes.can_owe_sums():
             return values
         split = {a for name in BATCH for a in self.placement.mesh_axes(name)}
 

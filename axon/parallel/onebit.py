@@ -1,0 +1,104 @@
+"""A mean over devices that travels as signs: one bit a number, with error feedback on both sides of the link.
+
+The compression of 1-bit Adam (Tang et al., arXiv:2102.02888, section 4): each device adds what it could not say last
+time, sends signs and one scale per chunk; for each chunk one device averages what came, adds what *it* could not say
+last time, compresses again and sends that to all. Code here runs in a region manual over the mesh axis.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+SCALE_BYTES = 4
+
+
+def chunk_size(count: int, ways: int) -> int:
+    """Numbers in each of the `ways` chunks that `count` numbers are cut into: a multiple of 8, whole bytes of signs."""
+    return 8 * -(-count // (8 * ways))
+
+
+def message_bytes(counts: Sequence[int], ways: int) -> int:
+    """Bytes of one device's message for one chunk of each of the arrays with so many numbers.
+
+    A step moves `2·(ways − 1)` of them in and out of each device, half before the average and half after it: of n
+    numbers about `2·(ways − 1)/ways · n/8` bytes, where an all-reduce in float32 moves `2·(ways − 1)/ways · 4n`.
+    """
+    return sum(chunk_size(count, ways) // 8 + SCALE_BYTES for count in counts)
+
+
+def compress(x: Array, real: Array) -> tuple[Array, Array]:
+    """`x[… numbers]` as packed signs `[… numbers/8]` and the mean size `[…]` of the numbers that are `real`.
+
+    Of all multiples of the signs, the mean size is the one nearest to `x`.
+    """
+    size = jnp.sum(jnp.where(real, jnp.abs(x), 0), axis=-1) / jnp.maximum(jnp.sum(real, axis=-1), 1)
+    return jnp.packbits(x >= 0, axis=-1), size
+
+
+def decompress(signs: Array, size: Array, real: Array) -> Array:
+    """What `compress` said: plus or minus `size`, and 0 where a number is not `real`."""
+    up = jnp.unpackbits(signs, axis=-1).astype(bool)
+    return jnp.where(real, jnp.where(up, size[..., None], -size[..., None]), 0)
+
+
+def compressed_means(
+    values: Sequence[Array], sent: Sequence[Array], averaged: Sequence[Array], mesh_axis: str, ways: int
+) -> tuple[list[Array], list[Array], list[Array]]:
+    """The mean of each of `values` over `mesh_axis`, as far as one bit a number says it.
+
+    Args:
+        values: this device's arrays, of any shapes. sent: its errors of the last time, like `values`.
+        averaged: its errors of averaging, one chunk `[chunk_size]` for each value.
+
+    Returns the means, the same on every device, and the two errors for the next time. Two collectives in all: an
+    all-to-all of one message per device, and an all-gather of one.
+    """
+    chunks = [_Chunks(value.size, ways) for value in values]
+    wanted = [c.cut(value + error) for c, value, error in zip(chunks, values, sent, strict=True)]
+    said = [compress(x, c.real) for c, x in zip(chunks, wanted, strict=True)]
+    left = [x - decompress(*s, c.real) for c, x, s in zip(chunks, wanted, said, strict=True)]
+
+    arrived = lax.all_to_all(_message(said), mesh_axis, 0, 0, tiled=True)
+    own = [c.real[lax.axis_index(mesh_axis)] for c in chunks]
+    heard = [decompress(*s, real) for s, real in zip(_parts(arrived, chunks), own, strict=True)]
+    mean = [jnp.mean(x, axis=0) + error for x, error in zip(heard, averaged, strict=True)]
+    told = [compress(x, real) for x, real in zip(mean, own, strict=True)]
+    kept = [x - decompress(*t, real) for x, t, real in zip(mean, told, own, strict=True)]
+
+    spread = lax.all_gather(_message(told), mesh_axis)
+    whole = [decompress(*s, c.real) for s, c in zip(_parts(spread, chunks), chunks, strict=True)]
+    means = [c.joined(x).reshape(value.shape) for c, x, value in zip(chunks, whole, values, strict=True)]
+    errors = [c.joined(x).reshape(value.shape) for c, x, value in zip(chunks, left, values, strict=True)]
+    return means, errors, kept
+
+
+class _Chunks:
+    """`count` numbers as `ways` equal chunks, filled up with zeros; `real[ways, size]` says which are not filling."""
+
+    def __init__(self, count: int, ways: int):
+        self.count, self.ways, self.size = count, ways, chunk_size(count, ways)
+        self.real = jnp.arange(ways * self.size).reshape(ways, self.size) < count
+
+    def cut(self, x: Array) -> Array:
+        return jnp.pad(x.reshape(-1), (0, self.ways * self.size - self.count)).reshape(self.ways, self.size)
+
+    def joined(self, x: Array) -> Array:
+        return x.reshape(-1)[: self.count]
+
+
+def _message(said: Sequence[tuple[Array, Array]]) -> Array:
+    """All signs and all scales as bytes `[… bytes]`."""
+    signs = [signs for signs, _ in said]
+    scales = [lax.bitcast_convert_type(size, jnp.uint8) for _, size in said]
+    return jnp.concatenate([*signs, *scales], axis=-1)
+
+
+def _parts(message: Array, chunks: Sequence[_Chunks]) -> list[tuple[Array, Array]]:
+    """What `_message` was made of."""
+    ends = [sum(c.size // 8 for c in chunks[:i]) for i in range(len(chunks) + 1)]
+    signs = [message[..., a:b] for a, b in itertools.pairwise(ends)]
+    scales = message[..., ends[-1] :].reshape(*message.shape[:-1], len(chunks), SCALE_BYTES)
+    sizes = lax.bitcast_convert_type(scales, jnp.float32)
+    return [(s, sizes[..., i]) for i, s in enumerate(signs)]

@@ -1,0 +1,90 @@
+"""Does an outer method learn as synchronous training does? The quickstart's model, narrowed, on two replicas."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import matplotlib
+import pytest
+
+from axon.config import load
+from axon.data import Bpe
+from axon.layout import Layout
+from axon.parallel.outer import DiLoCo, SlowMo
+from axon.run import Train
+from axon.train.metrics import read_metrics
+from axon.train.optimizer import AdamW, Cosine, OneBitAdam
+
+ROOT = Path(__file__).parents[2]
+STEPS = 480
+SCHEDULE = Cosine(peak=4e-3, warmup=30, steps=STEPS)
+
+METHODS = {
+    "synchronous": {},
+    "DiLoCo": {"outer": DiLoCo(every=20)},
+    "SlowMo": {"outer": SlowMo(every=20)},
+    "1-bit Adam": {"optimizer": OneBitAdam(SCHEDULE, warmup=96)},
+}
+
+
+def quickstart() -> Train:
+    """configs/quickstart.gin at half its width, depth and context, with a fourth of its vocabulary and twice its steps.
+
+    At full size four such runs would take half an hour on two cores.
+    """
+    tree = load(ROOT / "configs/quickstart.gin").tree
+    return replace(
+        tree,
+        model=replace(tree.model, vocab=2048, embed=128, layers=2, mlp=352),
+        data=replace(tree.data, seq=128, tokenizer=Bpe(vocab=2048)),
+        optimizer=AdamW(SCHEDULE),
+        layout=Layout({"replica": 2}),
+        evaluation=replace(tree.evaluation, every=60),
+        checkpoints=replace(tree.checkpoints, every=STEPS),
+        steps=STEPS,
+        sample=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory):
+    """Method → (tokens, held-out loss) after every evaluation."""
+    folder = tmp_path_factory.mktemp("curves")
+    devices, found = jax.devices()[:2], {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *_: devices)
+        patch.setattr(jax, "device_count", lambda *_: 2)
+        for name, changes in METHODS.items():
+            run = folder / name.replace(" ", "_")
+            replace(quickstart(), run_dir=str(run), **changes).run(report=lambda line: None)
+            rows = read_metrics(run / "metrics.jsonl")
+            tokens = {row["step"]: row["tokens"] for row in rows if "tokens" in row}
+            found[name] = [(tokens[row["step"]], row["eval_loss"]) for row in rows if "eval_loss" in row]
+    _write(found, Path(os.environ.get("AXON_CURVES", folder)))
+    return found
+
+
+def _write(curves, folder: Path) -> None:
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    (folder / "curves.json").write_text(json.dumps(curves, indent=1))
+    figure, plot = pyplot.subplots()
+    for name, points in curves.items():
+        plot.plot(*zip(*points, strict=True), label=f"{name}: {points[-1][1]:.3f}")
+    plot.set(xlabel="tokens", ylabel="held-out loss, nats per token")
+    plot.legend()
+    figure.savefig(folder / "curves.png")
+    pyplot.close(figure)
+    print(f"curves: {folder}/curves.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "synchronous"])
+def test_the_held_out_loss_is_within_two_percent_of_synchronous_training_at_equal_tokens(method, curves):
+    (tokens, loss), (same, synchronous) = curves[method][-1], curves["synchronous"][-1]
+    assert tokens == same
+    assert loss < curves["synchronous"][0][1], "it has learned something"
+    assert loss <= 1.02 * synchronous

@@ -6,7 +6,8 @@ declarations of parameters; what a name means on the device mesh is said by the 
 `name.role` is the same dimension with a row of its own in the layout's table; it falls back to the row of `name`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -48,7 +49,6 @@ class Placement(Protocol):
     def spec(self, names: Names, kind: str = "activations") -> PartitionSpec: ...
     @property
     def overlap(self) -> Names: ...
-    def torus(self, mesh_axis: str) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def move(x: Array, spec: PartitionSpec) -> Array:
         return lax.with_sharding_constraint(x, spec)
     scope = current()
     if scope and scope.placement.platform == "tpu" and jax.typeof(x).sharding.spec.unreduced:
-        x = scatter_sum(x, spec, scope.placement.torus)
+        x = scatter_sum(x, spec)
     return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
 
 
@@ -270,11 +270,11 @@ def _specs(parsed: Contraction, placement: Placement) -> tuple[PartitionSpec, Pa
     work = parsed.work
     out = placement.spec(work.out)
     kept = dict(zip(work.out, out, strict=True))
-    used = {a for entry in out for a in entries(entry)}
+    used = set(spread(out))
 
     def of(names: Names) -> PartitionSpec:
         rows = placement.spec(names)
-        return PartitionSpec(*(kept.get(n, _less(row, used)) for n, row in zip(names, rows, strict=True)))
+        return PartitionSpec(*(kept.get(n, less(row, used)) for n, row in zip(names, rows, strict=True)))
 
     return of(work.left), of(work.right), out
 
@@ -359,7 +359,7 @@ def _split_by(held: PartitionSpec, wanted: PartitionSpec, ways: Sequence[str]) -
 
 def _split(spec: PartitionSpec, dimension: int, mesh_axes: Names) -> PartitionSpec:
     split = ((*entries(e), *mesh_axes) if i == dimension else e for i, e in enumerate(spec.partitions))
-    return PartitionSpec(*(_less(e, set()) for e in split))
+    return PartitionSpec(*(less(e, set()) for e in split))
 
 
 def entries(entry: Any) -> Names:
@@ -367,7 +367,28 @@ def entries(entry: Any) -> Names:
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def _less(entry: Any, used: set[str]) -> Any:
+def spread(spec: Iterable[Any]) -> Names:
+    """All mesh axes that a spec, or its first entries, split an array over."""
+    return tuple(a for entry in spec for a in entries(entry))
+
+
+def ways(mesh_axes: Iterable[str]) -> int:
+    """How many parts these mesh axes make."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[a] for a in mesh_axes)
+
+
+def stored_apart(placement: Placement, name: str, tokens: Names) -> Names:
+    """The mesh axes that split `name` in stored parameters, if they are among those that split the tokens (ZeRO-3).
+
+    Work on such a parameter either gathers it, or gathers the tokens and leaves it where it is.
+    """
+    own = placement.mesh_axes(name, "params")
+    return own if set(own) <= set(tokens) else ()
+
+
+def less(entry: Any, used: Collection[str]) -> Any:
+    """An entry of a `PartitionSpec` without the mesh axes `used`."""
     left = tuple(a for a in entries(entry) if a not in used)
     return None if not left else left[0] if len(left) == 1 else left
 

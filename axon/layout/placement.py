@@ -102,19 +102,6 @@ class Placement:
         """How many parts `name` is cut into."""
         return math.prod(self.mesh.shape.get(a, 1) for a in self.row(name, kind))
 
-    def torus(self, mesh_axis: str) -> tuple[int, ...]:
-        """The extents of the interconnect's dimensions that a mesh axis runs through; its size if they do not fill it.
-
-        Devices of a TPU have coordinates in a torus: a mesh axis of 16 on `v5e:4x4` has (4, 4).
-        """
-        size = self.mesh.shape[mesh_axis]
-        if not self.devices:
-            return (size,)
-        line = np.moveaxis(np.asarray(self.mesh.devices), self.mesh.axis_names.index(mesh_axis), 0)
-        places = np.array([getattr(device, "coords", ()) for device in line.reshape(size, -1)[:, 0]])
-        extents = tuple(len(set(column)) for column in places.T.tolist() if len(set(column)) > 1)
-        return extents if math.prod(extents) == size else (size,)
-
 
 def check_once(names: Names, rows: Sequence[Names], where: str) -> None:
     """Raise if one mesh axis would split two axes of one array."""

@@ -1,7 +1,5 @@
 """Look-up in a table whose rows may be split over devices."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -28,15 +26,23 @@ class Embedding(nnx.Module):
 
 
 def _lookup(scope: Scope, rows: str, table: Array, ids: Array) -> Array:
-    """Each device looks up the rows that it holds, and the sum over devices has them all (Megatron-LM, 1909.08053).
+    """Each device looks up the rows and columns that it holds, and the sum over devices has all rows (Megatron-LM,
+    1909.08053).
+
+    Columns that the layout stores apart, on mesh axes that split the tokens (ZeRO-3), stay there where the vectors
+    of a device's tokens are fewer than the table's rows: the vectors then change hands, not the table.
 
     The gradient of the table is a sum over tokens: partial on each device until it is needed.
     """
     out = scope.placement.spec(("batch", "seq", "embed"))
     residual = scope.placement.spec(("batch", "seq.residual", "embed"))
-    tokens = [a for entry in out for a in axes.entries(entry)]
+    tokens = axes.spread(out)
     held = tuple(a for a in scope.placement.mesh_axes(rows) if a not in tokens)
-    table_spec, ids_spec = PartitionSpec(held or None, out[2]), PartitionSpec(out[0], out[1])
+    own = axes.stored_apart(scope.placement, "embed", tokens)
+    own = own if ids.size // axes.ways(tokens) < table.shape[0] else ()
+    ids_spec = PartitionSpec(*(axes.less(entry, own) for entry in out[:2]))
+    table_spec = PartitionSpec(held or None, own or out[2])
+    found_spec = PartitionSpec(*ids_spec, table_spec[1])
 
     def place(ids, size):
         index = ids - (lax.axis_index(held) * size if held else 0)
@@ -48,23 +54,22 @@ def _lookup(scope: Scope, rows: str, table: Array, ids: Array) -> Array:
     @jax.custom_vjp
     def apply(table):
         stored = axes.move(table.astype(scope.compute), table_spec)
-        found = axes.per_device(read, (table_spec, ids_spec), axes.partial_spec(out, held))
-        return axes.move(found(stored, axes.move(ids, ids_spec)), residual)
+        found = axes.per_device(read, (table_spec, ids_spec), axes.partial_spec(found_spec, held))
+        vectors = found(stored, axes.move(ids, ids_spec))
+        if own:
+            vectors = axes.move(vectors, axes.partial_spec(out, held if axes.can_owe_sums() else ()))
+        return axes.move(vectors, residual)
 
     def backward(table, dy):
         def add(dy, ids):
-            size = table.shape[0] // _ways(held)
+            size = table.shape[0] // axes.ways(held)
             zeros = jnp.zeros((size, dy.shape[-1]), scope.reduce)
             return zeros.at[place(ids, size)].add(dy.astype(scope.reduce), mode="drop")
 
-        summed = axes.partial_spec(table_spec, [a for entry in ids_spec for a in axes.entries(entry)])
-        dtable = axes.per_device(add, (out, ids_spec), summed)(axes.move(dy, out), axes.move(ids, ids_spec))
+        summed = axes.partial_spec(table_spec, axes.spread(ids_spec))
+        of_vectors = axes.move(axes.move(dy, out), found_spec)
+        dtable = axes.per_device(add, (found_spec, ids_spec), summed)(of_vectors, axes.move(ids, ids_spec))
         return (axes.as_cotangent(dtable, table),)
 
     apply.defvjp(lambda table: (apply(table), table), backward)
     return apply(table)
-
-
-def _ways(mesh_axes: tuple[str, ...]) -> int:
-    mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape[a] for a in mesh_axes)

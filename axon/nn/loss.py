@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
 from axon import axes
@@ -33,7 +34,7 @@ def cross_entropy(
         value = head.get_value().T if turned else head.get_value()
         flat = (x.reshape(-1, x.shape[-1]), value, targets.reshape(-1), weights.reshape(-1))
         return kernel.cross_entropy_reference(*flat, z_loss, vocab)
-    split = _Split(scope, turned, z_loss, vocab)
+    split = _Split(scope, head, targets.size, z_loss, vocab)
 
     @jax.custom_vjp
     def apply(x, w):
@@ -42,8 +43,9 @@ def cross_entropy(
     def forward(x, w):
         objective, nll, dx, dw = split.sums_and_gradients(x, w, targets, weights)
         dx = axes.move(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
+        dw = _row_major(axes.as_cotangent(dw, w))
         # Tied together, or the head's gradient waits unreduced, and whole, until the end of the backward.
-        return (objective, nll), lax.optimization_barrier((dx.astype(x.dtype), axes.as_cotangent(dw, w)))
+        return (objective, nll), lax.optimization_barrier((dx.astype(x.dtype), dw))
 
     def backward(kept, cotangents):
         return tuple(axes.scaled(g, cotangents[0]) for g in kept)
@@ -53,15 +55,27 @@ def cross_entropy(
 
 
 class _Split:
-    """The kernel, run by each device on its own tokens and its own columns of the vocabulary."""
+    """The kernel, run by each device on its own tokens and its own columns of the vocabulary.
 
-    def __init__(self, scope: Scope, turned: bool, z_loss: float, vocab: int | None):
-        self.scope, self.turned, self.z_loss, self.vocab = scope, turned, z_loss, vocab
-        self.ids = scope.placement.spec(("batch", "seq"))
-        self.tokens = tuple(a for entry in self.ids for a in axes.entries(entry))
-        self.columns = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in self.tokens)
-        held = self.columns or None
-        self.x, self.head = PartitionSpec(*self.ids, None), PartitionSpec(*((held, None) if turned else (None, held)))
+    A head that the layout stores apart, on mesh axes that split the tokens (ZeRO-3), is gathered there; but where the
+    vocabulary has more columns than there are tokens on those mesh axes, they split the vocabulary, and the tokens
+    are gathered.
+    """
+
+    def __init__(self, scope: Scope, head: Param, count: int, z_loss: float, vocab: int | None):
+        self.scope, self.turned, self.z_loss, self.vocab = scope, head.axes[0] == "vocab", z_loss, vocab
+        ids = scope.placement.spec(("batch", "seq"))
+        apart = axes.stored_apart(scope.placement, "embed", axes.spread(ids))
+        columns = head.get_value().shape[head.axes.index("vocab")]
+        held = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in axes.spread(ids))
+        together = count // axes.ways(a for a in axes.spread(ids) if a not in apart)
+        if together >= columns or columns % axes.ways((*held, *apart)):
+            apart = ()
+        self.ids = PartitionSpec(*(axes.less(entry, apart) for entry in ids))
+        self.tokens, self.columns = axes.spread(self.ids), (*held, *apart)
+        split = self.columns or None
+        self.x = PartitionSpec(*self.ids, None)
+        self.head = PartitionSpec(*(split if name == "vocab" else None for name in head.axes))
 
     def sums(self, x: Array, w: Array, targets: Array, weights: Array) -> Any:
         def local(x, w, targets, weights):
@@ -97,3 +111,12 @@ class _Split:
 
     def _totals(self, sums: kernel.Sums) -> kernel.Sums:
         return kernel.Sums(*(lax.psum(v, self.tokens) if self.tokens else v for v in sums))
+
+
+def _row_major(gradient: Array) -> Array:
+    """The gradient in the memory order of its parameter. An all-to-all would leave it in another, and XLA would copy
+    parameter and moments to follow it (0.37 GiB of Llama 3 8B on 16 v5e, libtpu 0.0.50.1)."""
+    scope = axes.current()
+    if scope is None or scope.placement.platform == "cpu":
+        return gradient
+    return with_layout_constraint(gradient, Layout(tuple(range(gradient.ndim))))

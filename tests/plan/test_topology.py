@@ -3,7 +3,6 @@
 import pytest
 
 from axon.errors import UserError
-from axon.layout import Layout, Placement
 from axon.plan import topology
 from axon.plan.topology import devices
 
@@ -18,13 +17,6 @@ def test_gpus_fill_whole_hosts():
     pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: pip install 'axon[compilers]'")
     assert len(devices("h200:4")) == 4
     assert len({d.process_index for d in devices("h200:16")}) == 2
-
-
-def test_a_mesh_axis_knows_the_dimensions_of_the_torus_that_it_runs_through():
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
-    assert Placement.of(Layout(mesh={"data": 16}), devices("v5e:4x4")).torus("data") == (4, 4)
-    split = Placement.of(Layout(mesh={"data": 4, "tensor": 4}), devices("v5e:4x4"))
-    assert split.torus("data") == split.torus("tensor") == (4,)
 
 
 @pytest.mark.parametrize(

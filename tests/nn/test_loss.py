@@ -13,7 +13,9 @@ SIZES = {"embed": 8, "vocab": 32}
 LAYOUTS = [
     (None, {}),
     ({"tensor": 4}, {}),
+    ({"data": 4}, {"zero": 3}),
     ({"data": 2, "tensor": 4}, {"zero": 3}),
+    ({"data": 2, "context": 2}, {"zero": 3}),
     ({"data": 2, "context": 2, "tensor": 2}, {}),
     ({"data": 4}, {"rows": {"vocab": "data"}}),
 ]
@@ -23,10 +25,11 @@ LAYOUTS = [
 def run(rng, bind):
     """run(axes, z_loss): a function of (x, head) for `compiled`, with gradients of three times the objective."""
     ids = int(rng.choice([29, 32]))  # of 32 columns: some may be padding
-    targets = rng.integers(0, ids, (4, 8), dtype=np.int32)
-    weights = (rng.random((4, 8)) < 0.7).astype(np.float32)
 
-    def make(names, z_loss):
+    def make(names, z_loss, seq=8):
+        targets = rng.integers(0, ids, (4, seq), dtype=np.int32)
+        weights = (rng.random((4, seq)) < 0.7).astype(np.float32)
+
         def loss(x, head):
             param = Param(names, SIZES)
             param.set_value(head)
@@ -55,14 +58,17 @@ def close(actual, expected):
 
 
 @pytest.mark.parametrize("names", ["embed vocab", "vocab embed"])
+@pytest.mark.parametrize("seq", [8, 4], ids=["head moves", "tokens move"])
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "options"), LAYOUTS)
-def test_the_loss_and_its_gradients_do_not_depend_on_the_layout(mesh, options, auto, names, run, rng, placed, compiled):
-    x = rng.normal(size=(4, 8, 8)).astype(np.float32)
+def test_the_loss_and_its_gradients_do_not_depend_on_the_layout(
+    mesh, options, auto, seq, names, run, rng, placed, compiled
+):
+    x = rng.normal(size=(4, seq, 8)).astype(np.float32)
     head = rng.normal(size=[SIZES[n] for n in names.split()]).astype(np.float32)
     z_loss = float(rng.choice([0.0, 0.2]))
     placement = placed(mesh, auto=auto, **options)
-    ours, reference = run(names, z_loss)
+    ours, reference = run(names, z_loss, seq)
     stored = jax.device_put(head, placement.sharding(tuple(names.split()), "params"))
     close(compiled(placement, ours, x, stored), reference(x, head))
 

@@ -67,7 +67,7 @@ def combined(*names, **more) -> Layout:
         for name, value in one.items():
             if name != "mesh":
                 fields[name] = {**fields.get(name, {}), **value} if isinstance(value, dict) else value
-    if mesh.get("data", 1) * mesh.get("replica", 1) == 1 and {"x", "y"} <= set(mesh):
+    if mesh == {X: 2, Y: 2}:
         mesh[Z] = 2
     return Layout(mesh or {"data": 1}, **fields | more)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend import core
 
-from axon.axes import entries
+from axon.axes import spread
 
 _EXCEEDED = re.compile(r"required for ([\w ]+) \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -73,7 +73,7 @@ def _results(equation: Any) -> Iterator[tuple[str, int]]:
         array = variable.aval
         if hasattr(array, "sharding") and hasattr(array.dtype, "itemsize"):
             sizes = array.sharding.mesh.shape
-            ways = math.prod(sizes[axis] for entry in array.sharding.spec.partitions for axis in entries(entry))
+            ways = math.prod(sizes[axis] for axis in spread(array.sharding.spec.partitions))
             shape = ",".join(map(str, array.shape))
             text = f"{array.dtype}[{shape}] of {equation.primitive.name}" + (f", split {ways} ways" if ways > 1 else "")
             yield text, array.size * array.dtype.itemsize // ways

@@ -84,14 +84,7 @@ class OneBitProgram(Program):
             (state.optimizer, gradients),
         )
         values = self._moved(self._stepped(state, optimizer), "params")
-        metrics = {
-            "loss": loss,
-            "grad_norm": jnp.sqrt(jnp.sum(norms)),
-            "learning_rate": jnp.asarray(self._schedule(state.step), jnp.float32),
-            "tokens": tokens,
-            "norms": norms,
-        }
-        return State(state.step + 1, values, optimizer), metrics
+        return State(state.step + 1, values, optimizer), self._metrics(state, loss, tokens, norms)
 
     def _gradients_by_replica(self, state: State, batch: Mapping[str, Array], tokens: Array) -> tuple[Any, Array]:
         """Gradients `replicas …` whose mean is that of the global batch, and its loss."""

@@ -204,14 +204,17 @@ class Program:
         values = self._moved(state.parameters, "optimizer")
         updates, optimizer = self._transform.update(self._moved(gradients, "optimizer"), state.optimizer, values)
         values = self._moved(optax.apply_updates(values, updates), "params")
-        metrics = {
+        return State(state.step + 1, values, optimizer), self._metrics(state, loss, tokens, norms)
+
+    def _metrics(self, state: State, loss: Array, tokens: Array, norms: Array) -> dict[str, Array]:
+        """What a step tells: `norms` are the squared norms of the gradients by parameter, before clipping."""
+        return {
             "loss": loss,
             "grad_norm": jnp.sqrt(jnp.sum(norms)),
             "learning_rate": jnp.asarray(self._schedule(state.step), jnp.float32),
             "tokens": tokens,
             "norms": norms,
         }
-        return State(state.step + 1, values, optimizer), metrics
 
     def _clipped(self, gradients: Any) -> tuple[Any, Array]:
         """Gradients of a global norm of `optimizer.clip` at most, and their squared norms by parameter before that."""
@@ -254,8 +257,7 @@ class Program:
 
         def owing(value):
             spec = jax.typeof(value).sharding.spec
-            held = {a for entry in spec for a in axes.entries(entry)}
-            return axes.move(value, PartitionSpec(*spec, reduced=frozenset(split - held)))
+            return axes.move(value, PartitionSpec(*spec, reduced=frozenset(split.difference(axes.spread(spec)))))
 
         return jax.tree.map(owing, values)
 

@@ -7,7 +7,7 @@ declarations of parameters; what a name means on the device mesh is said by the 
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -56,7 +56,8 @@ class Scope:
     """What `einsum` and `shard` obey while a function is traced: where, and in which precision.
 
     `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
-    gradient, and so of its reduction over devices; `notices` collects what was chosen while tracing.
+    gradient, and so of its reduction over devices; `kernels` names, by operation, the implementations that a person
+    asked for; `notices` collects what was chosen while tracing.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.
@@ -65,6 +66,7 @@ class Scope:
     placement: Placement
     compute: Any = jnp.float32
     reduce: Any = jnp.float32
+    kernels: Mapping[str, str] = field(default_factory=dict)
     notices: dict[str, str] = field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """The tree of a training run: the same object from a config file, from a script and from a notebook."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -58,6 +58,7 @@ class Train:
         model: what is trained, as `Llama(…)`. data: what it reads. optimizer: how it learns.
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
         layout: where each named axis lives. precision: dtypes. z_loss: weight of the squared log-partition.
+        kernels: implementations asked for by name, as `{'attention': 'xla'}`; others are chosen, and said.
         outer: lets the replicas of a slow link train apart between outer steps, as `DiLoCo(every=50)`; None for none.
         evaluation: loss on held-out text; None for none. checkpoints: when to save and what to keep.
         trackers: where numbers go besides `metrics.jsonl`. sample: text to continue at the end.
@@ -74,6 +75,7 @@ class Train:
     outer: DiLoCo | SlowMo | None = None
     precision: Precision = Precision()
     z_loss: float = 0.0
+    kernels: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     trackers: tuple[TrackerConfig, ...] = ()
@@ -128,6 +130,7 @@ class Train:
             precision=self.precision,
             seed=self.seed,
             z_loss=self.z_loss,
+            kernels=self.kernels,
             placement=placement,
         )
 

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from axon import axes
 from axon.compiler import compiler_options
+from axon.kernels.choice import check_names
 from axon.layout import ArraySpec, Layout, Placement, validate
 from axon.nn import Inputs, Param, initialise, parameters
 from axon.precision import Precision
@@ -66,6 +67,7 @@ class Program:
         precision: Precision | None = None,
         seed: int = 0,
         z_loss: float = 0.0,
+        kernels: Mapping[str, str] | None = None,
         devices: Sequence[Any] | None = None,
         placement: Placement | None = None,
     ):
@@ -76,6 +78,8 @@ class Program:
         self.layout, self.optimizer, self.seed, self.z_loss = layout, optimizer, seed, z_loss
         self.batch, self.seq = batch, seq
         self.precision = precision or Precision()
+        self.kernels = dict(kernels or {})
+        check_names(self.kernels)
         self.compiler_options = compiler_options(self.placement.devices)
         self.notices: dict[str, str] = {}
         if self.compiler_options:
@@ -159,7 +163,7 @@ class Program:
     def tracing(self) -> Iterator[None]:
         """This program's mesh, precision and layout in force."""
         compute = self.precision.compute_dtype(self.placement.platform)
-        scope = axes.Scope(self.placement, compute, self.precision.reduce_dtype, self.notices)
+        scope = axes.Scope(self.placement, compute, self.precision.reduce_dtype, self.kernels, self.notices)
         with jax.sharding.use_abstract_mesh(self.placement.mesh.abstract_mesh), axes.activate(scope):
             yield
 

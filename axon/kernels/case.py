@@ -1,0 +1,44 @@
+"""A kernel at one configuration: what to compile for a chip, and what it costs by its formula."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+CHIPS = ("v5e", "v5p", "v6e", "tpu7x")
+"""The TPUs that every kernel is compiled for."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a kernel does, counted from its shapes: floating-point (or integer) operations, and bytes of HBM moved."""
+
+    flops: int
+    bytes: int
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs a byte; above a chip's ridge (its peak ÷ its bandwidth) the arithmetic is the limit."""
+        return self.flops / self.bytes
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of an operation's Pallas kernel.
+
+    Args:
+        operation: the folder's name. name: what is particular, for people.
+        function: of `operands`, to be traced with none of them there. cost: of one call.
+        lacking: chip → why it takes another implementation there, said instead of compiled.
+    """
+
+    operation: str
+    name: str
+    function: Callable[..., Any]
+    operands: tuple[jax.ShapeDtypeStruct, ...]
+    cost: Cost
+    lacking: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.name}"

@@ -64,6 +64,11 @@ class Placement:
         return "gpu" if platform in ("cuda", "rocm") else platform
 
     @property
+    def chip(self) -> str:
+        """The kind of the mesh's devices, as JAX calls it; empty on a mesh that is only described."""
+        return str(self.devices[0].device_kind) if self.devices else ""
+
+    @property
     def devices(self) -> list[Any]:
         """The mesh's devices, in its order; none on a mesh that is only described."""
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []

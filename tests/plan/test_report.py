@@ -100,12 +100,11 @@ def test_cycles_kernels_and_choices_are_told(report):
     made = report("v5e:4x4", {"data": 16})
     assert made.cycles["matmul"] > 0
     assert made.cycles["other"] > 0
-    assert {name: times for name, times in made.kernels.items() if "fwd" in name} == {
-        "splash_mha_fwd_segmented_residuals": 2 * LAYERS  # forward, and again in the backward
-    }
-    assert made.notices["attention"].startswith("splash attention")
-    assert all("cost estimate" in doubt for doubt in made.doubtful)
-    assert report("h200:8", {"data": 8}).notices["attention"].startswith("plain XLA")
+    forwards = 2 * LAYERS  # forward, and again in the backward
+    assert made.kernels == {"axon_attention_forward": forwards, "axon_attention_backward": LAYERS}
+    assert made.notices["attention"].startswith("tpu, causal")
+    assert not made.doubtful
+    assert report("h200:8", {"data": 8}).notices["attention"].startswith("xla, causal")
 
 
 def test_a_program_that_does_not_fit_says_by_how_much_and_what_is_largest():

@@ -3,13 +3,29 @@
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from axon.axes import current, notice
-from axon.kernels.attention import splash
-from axon.kernels.attention.mask import Causal, Everything, Mask, SameDocument, Window
+from axon.axes import current
+from axon.errors import UserError
+from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window
+from axon.kernels.attention.problem import Form, Given
 from axon.kernels.attention.reference import attention_reference
+from axon.kernels.attention.tiles import Tiles, tiles_for
+from axon.kernels.attention.tpu import NAME, attention_tpu
 from axon.kernels.attention.xla import attention_xla
+from axon.kernels.choice import choose, platform
 
-__all__ = ["Causal", "Everything", "Mask", "SameDocument", "Window", "attention", "attention_reference"]
+__all__ = [
+    "Causal",
+    "Everything",
+    "Form",
+    "Given",
+    "Mask",
+    "Prefix",
+    "SameDocument",
+    "Window",
+    "attention",
+    "attention_and_lse",
+    "attention_reference",
+]
 
 
 def attention(
@@ -21,31 +37,87 @@ def attention(
     documents: tuple[Array, Array] | None = None,
     start: Array | int = 0,
     scale: float | None = None,
+    soft_cap: float | None = None,
+    sinks: Array | None = None,
+    slopes: Array | None = None,
 ) -> Array:
     """Grouped-query attention on one device's shard (Vaswani et al., arXiv:1706.03762; Ainslie et al., 2305.13245).
 
     Args:
-        q: `batch seq heads head_dim`; k, v: `batch kv_seq kv_heads head_dim`; heads a multiple of kv_heads.
+        q: `batch seq heads head_dim`; k: `batch kv_seq kv_heads head_dim`; heads a multiple of kv_heads.
+        v: `batch kv_seq kv_heads value_dim`.
         mask: which keys a query sees, as `Causal() & SameDocument() & Window(4096)`.
         documents: the document of each query and of each key, `batch seq` and `batch kv_seq`.
         start: index of the first query among the keys; traced (a cache's fill) or a constant.
         scale: of the scores; 1/√head_dim by default.
+        soft_cap, sinks, slopes: see `axon.kernels.attention.problem`; no gradient reaches the slopes.
 
-    Returns: `batch seq heads head_dim`, in the dtype of `q`; zeros for a query that sees no key.
+    Returns: `batch seq heads value_dim`, in the dtype of `q`; zeros for a query that sees no key.
+
+    Raises `UserError` for operands that do not go together.
     """
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"attention: {q.shape[2]} heads are not a multiple of {k.shape[2]} kv_heads")
-    scale = float(q.shape[-1] ** -0.5) if scale is None else scale
+    form = Form(mask, float(q.shape[-1] ** -0.5) if scale is None else scale, soft_cap)
+    return attention_and_lse(q, k, v, form, Given(documents, start, sinks, slopes))[0]
+
+
+def attention_and_lse(q: Array, k: Array, v: Array, form: Form, given: Given = Given()) -> tuple[Array, Array]:
+    """As `attention`, with the log-sum-exp of each query's scores, `batch seq heads`, float32 at least.
+
+    With it attentions over parts of the keys merge exactly (ring attention, split-K); −∞ for a query that sees none.
+    Both results may be differentiated.
+    """
+    _check(q, k, v, form, given)
+    moving = None if isinstance(given.start, int) else "the first query's place is known only at run time"
+    candidates = {"xla": moving, "reference": None}
+    if platform() == "tpu":
+        candidates = {"tpu": _unfit(q, v), **candidates}
+    chosen = choose("attention", candidates, str(form))
+    if chosen == "tpu":
+        return attention_tpu(q, k, v, form, given, tiles=_tiles())  # which names what its backward needs
+    out, lse = (attention_xla if chosen == "xla" else attention_reference)(q, k, v, form, given)
+    return checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
+
+
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
+"""Widths of keys and of values that the TPU kernel was compiled for, on every chip."""
+
+FEW = 64
+"""Rows of queries and keys below which a tile of the TPU kernel is mostly padding, and a plain product does as well."""
+
+
+def _unfit(q: Array, v: Array) -> str | None:
+    """Why the TPU kernel cannot do it; None if it can."""
+    if (q.shape[3], v.shape[3]) not in HEAD_DIMS:
+        known = ", ".join(str(a) if a == b else f"{a} (values {b})" for a, b in HEAD_DIMS)
+        return f"it has head_dim {known}, not {q.shape[3]} (values {v.shape[3]})"
+    if q.shape[1] < FEW:
+        return f"{q.shape[1]} queries would leave most of a tile empty"
+    return None
+
+
+def _tiles() -> Tiles:
     scope = current()
-    if scope is not None and scope.placement.platform == "tpu" and isinstance(start, int):
-        reason = splash.unfit(q, k, mask) if start == 0 else f"the first query is at {start} among the keys"
-        if reason is None:
-            notice("attention", f"splash attention, a Pallas kernel, {mask}")
-            return splash.attention_splash(q, k, v, mask, documents, scale)  # which names what the backward needs
-        notice("attention", f"plain XLA in blocks of queries, {mask}: {reason}")
-        return checkpoint_name(attention_xla(q, k, v, mask, documents, start, scale), splash.NAME)
-    if isinstance(start, int):
-        notice("attention", f"plain XLA in blocks of queries, {mask}")
-        return checkpoint_name(attention_xla(q, k, v, mask, documents, start, scale), splash.NAME)
-    notice("attention", f"plain reference, {mask}: the first query's place is known only at run time")
-    return checkpoint_name(attention_reference(q, k, v, mask, documents, start, scale), splash.NAME)
+    return Tiles() if scope is None else tiles_for(scope.placement.chip)
+
+
+def _check(q: Array, k: Array, v: Array, form: Form, given: Given) -> None:
+    """Raises `UserError` where the operands do not go together."""
+    heads, kv_heads = q.shape[2], k.shape[2]
+    if k.shape[:3] != v.shape[:3]:
+        raise UserError(f"attention: keys are {_shape(k)} and values {_shape(v)}; only the last may differ")
+    if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise UserError(f"attention: queries are {_shape(q)} and keys {_shape(k)}; batch and head_dim must be equal")
+    if heads % kv_heads:
+        raise UserError(f"attention: {heads} heads are not a multiple of {kv_heads} kv_heads")
+    if form.soft_cap is not None and form.soft_cap <= 0:
+        raise UserError(f"attention: soft_cap is {form.soft_cap}; write a number above 0, or None")
+    for name, x in (("sinks", given.sinks), ("slopes", given.slopes)):
+        if x is not None and x.shape != (heads,):
+            raise UserError(f"attention: {name} are {_shape(x)}; there are {heads} heads, one number each")
+    for x, documents in zip((q, k), given.documents or (), strict=False):
+        if documents.shape != x.shape[:2]:
+            raise UserError(f"attention: documents are {_shape(documents)} for {x.shape[0]} rows of {x.shape[1]}")
+
+
+def _shape(x: Array) -> str:
+    return " × ".join(map(str, x.shape))

@@ -1,45 +1,74 @@
-"""Which keys a query sees, said declaratively, so that a kernel can skip what nobody sees."""
+"""Which keys a query sees, said declaratively, so that a kernel can skip what nobody sees.
 
+Every rule allows one interval of keys to a query, `[low, high)` of the query's index, and both ends never fall as the
+index grows; a rule may also ask for the query's own document. So does every `&` of rules: no dense mask is ever needed.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from axon.errors import UserError
 
 Documents = tuple[Array, Array] | None
+"""The document of each query and of each key, `batch seq` and `batch kv_seq`."""
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A rule that allows pairs of query and key; rules are joined by `&`."""
+    """A rule that allows pairs of query and key; rules are joined by `&`.
+
+    `low` and `high` take the index of a query among the keys: a number, or an array of them.
+    """
 
     def __and__(self, other: "Mask") -> "Mask":
         return Both(self, other)
 
-    def keys(self, first: int, last: int, total: int) -> tuple[int, int]:
-        """The half-open range of keys that some query in `[first, last)` may see, of `total`."""
-        return 0, total
-
-    def allowed(self, queries: Array, keys: Array, documents: Documents) -> Array | None:
-        """Booleans that broadcast to `batch queries keys`; None if all are allowed.
-
-        `queries` and `keys` are indices, of shapes `[queries, 1]` and `[1, keys]`; `documents` those of both, of
-        shapes `[batch, queries, 1]` and `[batch, 1, keys]`.
-        """
+    def low(self, query: Any) -> Any:
+        """The first key that the query may see; None if there is no first."""
         return None
 
-    def sees_all(self, first: int, last: int, start: int, stop: int) -> bool:
-        """Whether every query in `[first, last)` surely sees every key in `[start, stop)`."""
+    def high(self, query: Any) -> Any:
+        """One past the last key that the query may see; None if there is no last."""
+        return None
+
+    @property
+    def by_document(self) -> bool:
+        """Whether a query sees keys of its own document only."""
         return False
+
+    def keys(self, first: Any, last: Any, total: int) -> tuple[Any, Any]:
+        """The half-open range of keys that some query in `[first, last)` may see, of `total`; it may be empty."""
+        low, high = self.low(first), self.high(last - 1)
+        low = 0 if low is None else _clip(low, 0, total)
+        return low, total if high is None else _larger(_smaller(high, total), low)
+
+    def sees_all(self, first: Any, last: Any, start: Any, stop: Any) -> Any:
+        """Whether the indices of queries `[first, last)` and keys `[start, stop)` allow every pair of them."""
+        low, high = self.low(last - 1), self.high(first)
+        return (True if low is None else low <= start) & (True if high is None else stop <= high)
+
+    def allowed(self, queries: Array, keys: Array, documents: Documents) -> Array | None:
+        """Booleans of the shape that the operands broadcast to; None if all are allowed.
+
+        `queries` and `keys` are indices, as of shapes `[queries, 1]` and `[1, keys]`; `documents` those of both, as of
+        shapes `[batch, queries, 1]` and `[batch, 1, keys]`.
+        """
+        low, high = self.low(queries), self.high(queries)
+        parts = [None if low is None else keys >= low, None if high is None else keys < high]
+        if self.by_document and documents is not None:
+            parts.append(documents[0] == documents[1])
+        parts = [part for part in parts if part is not None]
+        return None if not parts else _all(iter(parts))
 
 
 @dataclass(frozen=True)
 class Everything(Mask):
     """Every key."""
-
-    def sees_all(self, first, last, start, stop):
-        return True
 
     def __str__(self):
         return "unmasked"
@@ -49,14 +78,8 @@ class Everything(Mask):
 class Causal(Mask):
     """Keys no later than the query."""
 
-    def keys(self, first, last, total):
-        return 0, min(last, total)
-
-    def allowed(self, queries, keys, documents):
-        return keys <= queries
-
-    def sees_all(self, first, last, start, stop):
-        return stop <= first + 1
+    def high(self, query):
+        return query + 1
 
     def __str__(self):
         return "causal"
@@ -72,27 +95,37 @@ class Window(Mask):
         if self.size < 1:
             raise UserError(f"Window.size is {self.size}; a query sees at least itself, so write 1 or more")
 
-    def keys(self, first, last, total):
-        return max(0, min(first - self.size + 1, total)), total
-
-    def allowed(self, queries, keys, documents):
-        return queries - keys < self.size
-
-    def sees_all(self, first, last, start, stop):
-        return last - 1 - start < self.size
+    def low(self, query):
+        return query - self.size + 1
 
     def __str__(self):
         return f"window {self.size}"
 
 
 @dataclass(frozen=True)
+class Prefix(Mask):
+    """Keys no later than the query, or among the row's first `size` (prefix language models, arXiv:1910.10683)."""
+
+    size: int
+
+    def __post_init__(self):
+        if self.size < 0:
+            raise UserError(f"Prefix.size is {self.size}; write how many keys every query sees, 0 or more")
+
+    def high(self, query):
+        return _larger(query + 1, self.size)
+
+    def __str__(self):
+        return f"prefix {self.size}"
+
+
+@dataclass(frozen=True)
 class SameDocument(Mask):
     """Keys of the query's own document, in rows that pack several; all, where no documents are given."""
 
-    def allowed(self, queries, keys, documents):
-        if documents is None:
-            return None
-        return documents[0] == documents[1]
+    @property
+    def by_document(self):
+        return True
 
     def __str__(self):
         return "same document"
@@ -105,17 +138,40 @@ class Both(Mask):
     one: Mask
     other: Mask
 
-    def keys(self, first, last, total):
-        (a, b), (c, d) = self.one.keys(first, last, total), self.other.keys(first, last, total)
-        return max(a, c), min(b, d)
+    def low(self, query):
+        ends = [end for end in (self.one.low(query), self.other.low(query)) if end is not None]
+        return None if not ends else ends[0] if len(ends) == 1 else _larger(*ends)
 
-    def allowed(self, queries, keys, documents):
-        parts = [m.allowed(queries, keys, documents) for m in (self.one, self.other)]
-        parts = [p for p in parts if p is not None]
-        return None if not parts else parts[0] if len(parts) == 1 else jnp.logical_and(*parts)
+    def high(self, query):
+        ends = [end for end in (self.one.high(query), self.other.high(query)) if end is not None]
+        return None if not ends else ends[0] if len(ends) == 1 else _smaller(*ends)
 
-    def sees_all(self, first, last, start, stop):
-        return self.one.sees_all(first, last, start, stop) and self.other.sees_all(first, last, start, stop)
+    @property
+    def by_document(self):
+        return self.one.by_document or self.other.by_document
 
     def __str__(self):
         return f"{self.one} & {self.other}"
+
+
+def _all(parts: Iterator[Any]) -> Any:
+    seen = next(parts)
+    for part in parts:
+        seen = jnp.logical_and(seen, part)
+    return seen
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return (jnp if _traced(a, b) else np).maximum(a, b)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return (jnp if _traced(a, b) else np).minimum(a, b)
+
+
+def _clip(a: Any, least: int, most: int) -> Any:
+    return _smaller(_larger(a, least), most)
+
+
+def _traced(*values: Any) -> bool:
+    return any(isinstance(value, Array) for value in values)

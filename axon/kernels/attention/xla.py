@@ -7,12 +7,14 @@ kept, and a block's weights are made again; rows that are short keep the weights
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.kernels.attention.mask import Documents, Mask
+from axon.kernels.attention.mask import Mask
+from axon.kernels.attention.problem import Form, Given
 
 BLOCK = 64
 """Queries a block, at least: on a CPU the score block then stays in its cache."""
@@ -27,18 +29,27 @@ product to make again."""
 MASKED = float(jnp.finfo(jnp.float32).min)
 
 
-def attention_xla(q: Array, k: Array, v: Array, mask: Mask, documents: Documents, start: int, scale: float) -> Array:
-    """See `axon.kernels.attention.attention`."""
+def attention_xla(q: Array, k: Array, v: Array, form: Form, given: Given = Given()) -> tuple[Array, Array]:
+    """See `axon.kernels.attention.attention_and_lse`; `given.start` is a constant."""
     batch, queries, heads, width = q.shape
     kv_heads = k.shape[2]
-    plan = _plan(mask, queries, k.shape[1], start)
-    seen = [_seen(mask, block, documents) for block in plan]
-    q = (q * jnp.asarray(scale, q.dtype)).reshape(batch, queries, kv_heads, heads // kv_heads, width)
+    plan = _plan(form.mask, queries, k.shape[1], int(given.start))
+    seen = [_seen(form.mask, block, given) for block in plan]
+    q = (q * jnp.asarray(form.scale, q.dtype)).reshape(batch, queries, kv_heads, heads // kv_heads, width)
     q = lax.transpose(q, (0, 2, 3, 1, 4)).reshape(batch * kv_heads, heads // kv_heads, queries, width)
     k, v = (lax.transpose(x, (0, 2, 1, 3)).reshape(batch * kv_heads, -1, x.shape[3]) for x in (k, v))
-    out = _blocks(plan, keep=k.shape[1] <= KEPT)(q, k, v, seen)
+    sinks, slopes = (None if x is None else _per_row(x, batch, kv_heads) for x in (given.sinks, given.slopes))
+    attend = _blocks(plan, form.soft_cap, keep=k.shape[1] <= KEPT and form.soft_cap is None)
+    out, lse = attend(q, k, v, sinks, slopes, seen)
     out = out.reshape(batch, kv_heads, heads // kv_heads, queries, -1)
-    return lax.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, queries, heads, -1)
+    out = lax.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, queries, heads, -1)
+    return out, lse.reshape(batch, heads, queries).swapaxes(1, 2)
+
+
+def _per_row(x: Array, batch: int, kv_heads: int) -> Array:
+    """A number for each head → `rows groups 1 1`, float32."""
+    x = jnp.broadcast_to(x.astype(jnp.float32).reshape(1, kv_heads, -1), (batch, kv_heads, x.shape[0] // kv_heads))
+    return x.reshape(batch * kv_heads, -1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -57,57 +68,89 @@ def _plan(mask: Mask, queries: int, keys: int, start: int) -> list[_Block]:
     blocks = []
     for first in range(0, queries, size):
         last = min(first + size, queries)
-        low, high = mask.keys(start + first, start + last, keys)
+        low, high = map(int, mask.keys(start + first, start + last, keys))
         low = min(low, keys - 1)
         blocks.append(_Block(first, last, low, max(high, low + 1), start))  # one key at least, perhaps unseen
     return blocks
 
 
-def _seen(mask: Mask, block: _Block, documents: Documents) -> Array | None:
+def _seen(mask: Mask, block: _Block, given: Given) -> Array | None:
     """Booleans `batch queries keys`, or None where the block needs no mask."""
     first, last = block.first + block.offset, block.last + block.offset
-    if mask.sees_all(first, last, block.low, block.high):
+    apart = mask.by_document and given.documents is not None
+    if not apart and mask.sees_all(first, last, block.low, block.high):
         return None
-    pairs = documents and (
-        documents[0][:, block.first : block.last, None],
-        documents[1][:, None, block.low : block.high],
+    pairs = given.documents and (
+        given.documents[0][:, block.first : block.last, None],
+        given.documents[1][:, None, block.low : block.high],
     )
     return mask.allowed(jnp.arange(first, last)[:, None], jnp.arange(block.low, block.high)[None, :], pairs)
 
 
-def _blocks(plan: Sequence[_Block], keep: bool) -> Callable[..., Array]:
+class _Part(NamedTuple):
+    """What a block works on: `q[rows groups·queries head_dim]`, `k, v[rows keys head_dim]`, and for each query `sink`
+    and for each of its keys `bias`, or None; `seen` as `_seen` gives it."""
+
+    q: Array
+    k: Array
+    v: Array
+    sink: Array | None
+    bias: Array | None
+    seen: Array | None
+
+
+def _blocks(plan: Sequence[_Block], cap: float | None, keep: bool) -> Callable[..., tuple[Array, Array]]:
     """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a batch row's kv head.
 
     The masks are arguments: closed over, they would be lost where a remat policy takes the function apart.
     """
 
     @jax.custom_vjp
-    def attend(q, k, v, seen):
-        return forward(q, k, v, seen)[0]
+    def attend(q, k, v, sinks, slopes, seen):
+        return forward(q, k, v, sinks, slopes, seen)[0]
 
-    def forward(q, k, v, seen):
-        made = [_forward(*_cut(block, q, k, v), visible) for block, visible in zip(plan, seen, strict=True)]
+    def forward(q, k, v, sinks, slopes, seen):
+        operands = (q, k, v, sinks, slopes)
+        made = [_forward(_cut(block, *operands, own), cap) for block, own in zip(plan, seen, strict=True)]
         out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in made], axis=2).astype(q.dtype)
-        return out, (q, k, v, seen, [weights if keep else lse for _, weights, lse in made])
+        lse = jnp.concatenate([_ungrouped(lse, q) for _, _, lse in made], axis=2)
+        saved = [(weights if keep else None, lse) for _, weights, lse in made]
+        return (out, jnp.where(lse == jnp.inf, -jnp.inf, lse)), (operands, seen, saved)
 
-    def backward(kept, dout):
-        q, k, v, seen, saved = kept
-        dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-        for block, visible, own in zip(plan, seen, saved, strict=True):
-            parts = _cut(block, q, k, v)
-            weights = own if keep else jnp.exp(_scores(*parts[:2], visible) - own)
-            made = _backward(*parts, weights, _rows(dout, block))
-            dq.append(_ungrouped(made[0], q))
+    def backward(kept, cotangents):
+        (q, k, v, sinks, slopes), seen, saved = kept
+        dout, dlse = cotangents
+        dq, dsinks, dk, dv = [], [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+        for block, own, (weights, lse) in zip(plan, seen, saved, strict=True):
+            part = _cut(block, q, k, v, sinks, slopes, own)
+            made = _backward(part, cap, weights, lse, _rows(dout, block), _rows(dlse, block))
+            dq.append(_ungrouped(made.q, q))
             around = ((0, 0), (block.low, k.shape[1] - block.high), (0, 0))
-            dk, dv = dk + jnp.pad(made[1], around), dv + jnp.pad(made[2], around)
-        return jnp.concatenate(dq, axis=2).astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), None
+            dk, dv = dk + jnp.pad(made.k, around), dv + jnp.pad(made.v, around)
+            if made.sink is not None:
+                dsinks.append(jnp.sum(_ungrouped(made.sink, q), axis=2, keepdims=True))
+        dq = jnp.concatenate(dq, axis=2).astype(q.dtype)
+        dslopes = None if slopes is None else jnp.zeros_like(slopes)
+        return dq, dk.astype(k.dtype), dv.astype(v.dtype), sum(dsinks) if dsinks else None, dslopes, None
 
     attend.defvjp(forward, backward)
     return attend
 
 
-def _cut(block: _Block, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-    return _rows(q, block), k[:, block.low : block.high], v[:, block.low : block.high]
+def _cut(
+    block: _Block, q: Array, k: Array, v: Array, sinks: Array | None, slopes: Array | None, seen: Array | None
+) -> _Part:
+    size = (q.shape[0], q.shape[1], block.last - block.first, 1)
+    keys = jnp.arange(block.low, block.high)
+    ahead = keys - jnp.arange(block.first, block.last)[:, None] - block.offset
+    return _Part(
+        _rows(q, block),
+        k[:, block.low : block.high],
+        v[:, block.low : block.high],
+        None if sinks is None else jnp.broadcast_to(sinks, size).reshape(q.shape[0], -1, 1),
+        None if slopes is None else (slopes * ahead).reshape(q.shape[0], -1, len(keys)),
+        seen,
+    )
 
 
 def _rows(x: Array, block: _Block) -> Array:
@@ -119,34 +162,64 @@ def _ungrouped(x: Array, like: Array) -> Array:
     return x.reshape(x.shape[0], like.shape[1], -1, x.shape[-1])
 
 
-def _scores(q: Array, k: Array, seen: Array | None) -> Array:
-    """`rows groups·queries keys`, float32, what is not seen at the lowest number there is."""
-    scores = _dot(q, k, (2, 2))
+def _scores(part: _Part, cap: float | None) -> tuple[Array, Array | None]:
+    """`rows groups·queries keys`, float32, what is not seen at the lowest number there is; and, of a cap, the slope."""
+    scores, slope, seen = _dot(part.q, part.k, (2, 2)), None, part.seen
+    if cap is not None:
+        bent = jnp.tanh(scores / cap)
+        scores, slope = cap * bent, 1 - bent**2
+    if part.bias is not None:
+        scores += part.bias
     if seen is None:
-        return scores
+        return scores, slope
     seen = seen.reshape(-1, *seen.shape[-2:])
     shape = (seen.shape[0], scores.shape[0] // seen.shape[0], scores.shape[1] // seen.shape[1], *seen.shape[1:])
-    return jnp.where(seen[:, None, None], scores.reshape(shape), MASKED).reshape(scores.shape)
+    return jnp.where(seen[:, None, None], scores.reshape(shape), MASKED).reshape(scores.shape), slope
 
 
-def _forward(q: Array, k: Array, v: Array, seen: Array | None) -> tuple[Array, Array, Array]:
+def _forward(part: _Part, cap: float | None) -> tuple[Array, Array, Array]:
     """The output, the weights, and each query's log-sum-exp: infinite, so that no weight is left, if it sees none."""
-    scores = _scores(q, k, seen)
+    scores, _ = _scores(part, cap)
     top = jnp.max(scores, axis=-1, keepdims=True)
+    if part.sink is not None:
+        top = jnp.maximum(top, part.sink)
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
+    if part.sink is not None:
+        total += jnp.exp(part.sink - top)
     lse = jnp.where(top > MASKED, top + jnp.log(total), jnp.inf)
     # Divided here, not after the product, so that what is kept is what the backward needs.
-    weights = (weights * jnp.where(top > MASKED, 1 / total, 0)).astype(v.dtype)
-    return _dot(weights, v, (2, 1)), weights, lse
+    weights = (weights * jnp.where(top > MASKED, 1 / total, 0)).astype(part.v.dtype)
+    return _dot(weights, part.v, (2, 1)), weights, lse
 
 
-def _backward(q: Array, k: Array, v: Array, weights: Array, dout: Array) -> tuple[Array, Array, Array]:
-    """Gradients of the block's `q`, `k` and `v`."""
-    dweights = _dot(dout, v, (2, 2))
-    dscores = weights * (dweights - jnp.sum(weights * dweights, axis=-1, keepdims=True))
-    dscores, weights = dscores.astype(q.dtype), weights.astype(q.dtype)
-    return _dot(dscores, k, (2, 1)), _dot(dscores, q, (1, 1)), _dot(weights, dout, (1, 1))
+class _Gradients(NamedTuple):
+    q: Array
+    k: Array
+    v: Array
+    sink: Array | None
+
+
+def _backward(
+    part: _Part, cap: float | None, weights: Array | None, lse: Array, dout: Array, dlse: Array
+) -> _Gradients:
+    """Gradients of the block's operands."""
+    slope = None
+    if weights is None:
+        scores, slope = _scores(part, cap)
+        weights = jnp.exp(scores - lse)
+    dweights = _dot(dout, part.v, (2, 2))
+    total = jnp.sum(weights * dweights, axis=-1, keepdims=True) - dlse
+    dscores = weights * (dweights - total)
+    if slope is not None:
+        dscores *= slope
+    dscores, weights = dscores.astype(part.q.dtype), weights.astype(part.q.dtype)
+    return _Gradients(
+        _dot(dscores, part.k, (2, 1)),
+        _dot(dscores, part.q, (1, 1)),
+        _dot(weights, dout, (1, 1)),
+        None if part.sink is None else -jnp.exp(part.sink - lse) * total,
+    )
 
 
 def _dot(a: Array, b: Array, summed: tuple[int, int]) -> Array:

@@ -7,8 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axon.kernels.attention import Causal, Everything, SameDocument, Window, attention, attention_reference, xla
-from axon.kernels.attention.xla import BLOCK, BLOCKS, attention_xla
+from axon.errors import UserError
+from axon.kernels.attention import (
+    Causal,
+    Everything,
+    Form,
+    Given,
+    Prefix,
+    SameDocument,
+    Window,
+    attention,
+    attention_reference,
+    xla,
+)
+from axon.kernels.attention.xla import BLOCK, BLOCKS
 
 MASKS = [
     Everything(),
@@ -18,8 +30,19 @@ MASKS = [
     Causal() & Window(70),
     Causal() & SameDocument(),
     Causal() & SameDocument() & Window(40),
+    Prefix(30),
 ]
-IMPLEMENTATIONS = [attention_xla, attention_reference]
+
+
+def attention_xla(q, k, v, mask, documents, start, scale):
+    return xla.attention_xla(q, k, v, Form(mask, scale), Given(documents, start))[0]
+
+
+def reference(q, k, v, mask, documents, start, scale):
+    return attention_reference(q, k, v, Form(mask, scale), Given(documents, start))[0]
+
+
+IMPLEMENTATIONS = [attention_xla, reference]
 
 
 def dense(q, k, v, mask, documents, start, scale):
@@ -34,6 +57,8 @@ def dense(q, k, v, mask, documents, start, scale):
             seen &= j <= i
         elif part.startswith("window"):
             seen &= i - j < int(part.split()[1])
+        elif part.startswith("prefix"):
+            seen &= (j <= i) | (j < int(part.split()[1]))
         elif part == "same document" and documents is not None:
             seen &= documents[0][:, :, None] == documents[1][:, None, :]
     scores = np.where(seen[:, None], scores, -np.inf)
@@ -93,8 +118,8 @@ def test_gradients_of_the_blocks_are_those_of_the_formula(mask, length, kept, rn
         return jax.jit(jax.grad(objective, argnums=(0, 1, 2)))(*operands)
 
     ours = gradients(attention_xla, q, k, v)
-    reference = gradients(attention_reference, q, k, v)
-    for one, other in zip(ours, reference, strict=True):
+    plain = gradients(reference, q, k, v)
+    for one, other in zip(ours, plain, strict=True):
         assert relative(one, other) < 2e-6
     along = [rng.normal(size=a.shape) for a in (q, k, v)]
     formula = functools.partial(dense, mask=mask, documents=(documents,) * 2, start=0, scale=0.4)
@@ -166,14 +191,86 @@ def test_the_dispatcher_takes_the_reference_where_the_start_is_traced_and_says_s
     q, k, v, _ = draw(rng, 3, 12)
     with axes.activate(axes.Scope(placed())) as scope:
         made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
-        assert scope.notices["attention"].startswith("plain reference, causal")
+        assert scope.notices["attention"].startswith("reference, causal (not xla: the first query")
         constant = attention(q, k, v, Causal(), start=4)
-        assert scope.notices["attention"].startswith("plain XLA in blocks of queries, causal")
+        assert scope.notices["attention"].startswith("xla, causal")
     assert relative(made, constant) < 1e-6
     assert relative(made, dense(q, k, v, Causal(), None, 4, 8**-0.5)) < 1e-6
 
 
 def test_heads_that_do_not_group_are_refused(rng):
     q, k, v, _ = draw(rng, 3, 3, heads=4, kv_heads=3)
-    with pytest.raises(ValueError, match="4 heads are not a multiple of 3 kv_heads"):
+    with pytest.raises(UserError, match="4 heads are not a multiple of 3 kv_heads"):
         attention(q, k, v, Causal())
+
+
+BAD = {
+    "keys are 2 × 8 × 2 × 8 and values 2 × 7 × 2 × 8": lambda q, k, v: attention(q, k, v[:, :7], Causal()),
+    "queries are 2 × 8 × 4 × 8 and keys 2 × 8 × 2 × 6": lambda q, k, v: attention(q, k[..., :6], v, Causal()),
+    "soft_cap is 0.0; write a number above 0": lambda q, k, v: attention(q, k, v, Causal(), soft_cap=0.0),
+    "sinks are 2; there are 4 heads": lambda q, k, v: attention(q, k, v, Causal(), sinks=np.zeros(2)),
+    "documents are 2 × 3 for 2 rows of 8": lambda q, k, v: attention(
+        q, k, v, SameDocument(), documents=(np.zeros((2, 3)), np.zeros((2, 8)))
+    ),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_operands_that_do_not_go_together_are_refused_with_their_sizes(message, rng):
+    with pytest.raises(UserError, match=message):
+        BAD[message](*draw(rng, 8, 8)[:3])
+
+
+FEATURES = [{"soft_cap": 2.0}, {"sinks": True}, {"slopes": True}, {"soft_cap": 3.0, "sinks": True, "slopes": True}]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["weights kept", "weights made again"])
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_caps_sinks_and_slopes_and_the_log_sum_exp_have_the_gradients_of_the_formula(features, kept, rng, monkeypatch):
+    monkeypatch.setattr(xla, "KEPT", 10**6 if kept else 0)
+    q, k, v, documents = draw(rng, 80, 80)
+    form = Form(Causal() & SameDocument() & Window(50), 0.4, features.get("soft_cap"))
+    sinks, slopes = (
+        rng.normal(size=4).astype(np.float32) if name in features else None for name in ("sinks", "slopes")
+    )
+    weights = [rng.normal(size=shape).astype(np.float32) for shape in (q.shape, q.shape[:3])]
+
+    def run(implementation):
+        def objective(q, k, v, sinks):
+            made = implementation(q, k, v, form, Given((documents,) * 2, 0, sinks, slopes))
+            return sum(jnp.sum(a * w) for a, w in zip(made, weights, strict=True)), made
+
+        operands = (q, k, v, sinks)[: 4 if "sinks" in features else 3]
+        function = jax.value_and_grad(lambda *x: objective(*x, *(None,) * (4 - len(x))), range(len(operands)), True)
+        (_, made), gradients = jax.jit(function)(*operands)
+        return *made, *gradients
+
+    for one, other in zip(run(xla.attention_xla), run(attention_reference), strict=True):
+        assert relative(one, other) < 3e-6
+
+
+def test_the_reference_has_caps_sinks_and_slopes_as_their_papers_say(rng):
+    q, k, v, _ = draw(rng, 20, 20, heads=2, kv_heads=2, batch=1)
+    sinks, slopes = rng.normal(size=2), rng.normal(size=2)
+    made, lse = attention_reference(q, k, v, Form(Causal(), 0.4, 2.0), Given(None, 0, sinks, slopes))
+    at, to = np.arange(20)[:, None], np.arange(20)[None, :]
+    for head in range(2):
+        scores = 2.0 * np.tanh(0.4 * q[0, :, head].astype(float) @ k[0, :, head].T / 2.0) + slopes[head] * (to - at)
+        powers = np.where(to <= at, np.exp(scores), 0)
+        total = powers.sum(axis=1, keepdims=True) + np.exp(sinks[head])
+        assert relative(made[0, :, head], powers / total @ v[0, :, head]) < 1e-6
+        assert relative(lse[0, :, head], np.log(total[:, 0])) < 1e-6
+
+
+def test_parts_of_the_keys_merge_by_their_log_sum_exps(rng):
+    q, k, v, _ = draw(rng, 30, 30)
+    form = Form(Causal(), 0.4)
+    whole, lse = xla.attention_xla(q, k, v, form)
+    near, far = (
+        xla.attention_xla(q, k[:, :11], v[:, :11], form),
+        xla.attention_xla(q, k[:, 11:], v[:, 11:], form, Given(start=-11)),
+    )
+    together = np.logaddexp(near[1], far[1])
+    assert relative(together, lse) < 1e-6
+    merged = sum(out * np.exp(part - together)[..., None] for out, part in (near, far))
+    assert relative(merged, whole) < 1e-6

@@ -2,12 +2,13 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.kernels.attention import Causal, Everything, SameDocument, Window
+from axon.kernels.attention import Causal, Everything, Prefix, SameDocument, Window
 
 MASKS = [
     Everything(),
@@ -18,6 +19,8 @@ MASKS = [
     Causal() & Window(4),
     Window(4) & Causal() & SameDocument(),
     Everything() & Causal(),
+    Prefix(3),
+    Prefix(4) & Window(5),
 ]
 RANGES = [(a, b) for a, b in itertools.product(range(9), range(10)) if a < b]
 TOTAL = 6
@@ -40,11 +43,25 @@ def test_no_query_sees_a_key_outside_the_range_that_its_mask_gives(mask):
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_a_mask_that_says_all_is_seen_hides_nothing(mask, rng):
-    allowed = pairs(mask) & pairs(mask, rng.integers(0, 2, 10))
+def test_indices_that_see_all_hide_nothing(mask):
+    allowed = pairs(mask)
     for (first, last), (start, stop) in itertools.product(RANGES, RANGES):
         if mask.sees_all(first, last, start, stop):
             assert allowed[first:last, start:stop].all(), (first, last, start, stop)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_what_a_mask_says_of_numbers_it_says_of_arrays_and_of_traced_ones(mask):
+    ends = [mask.keys(first, last, TOTAL) for first, last in RANGES]
+    first, last = (jnp.array(side) for side in zip(*RANGES, strict=True))
+    for made in (jax.jit(lambda a, b: mask.keys(a, b, TOTAL))(first, last), mask.keys(*np.array(RANGES).T, TOTAL)):
+        together = np.stack([np.broadcast_to(end, len(RANGES)) for end in made], axis=1)
+        np.testing.assert_array_equal(together, ends)
+
+
+def test_a_mask_asks_for_documents_if_one_of_its_rules_does():
+    assert (Causal() & SameDocument() & Window(3)).by_document
+    assert not (Causal() & Window(3)).by_document
 
 
 def test_causal_blocks_before_the_diagonal_need_no_mask():
@@ -68,3 +85,8 @@ def test_masks_are_values_that_say_what_they_are():
 def test_a_window_without_a_key_is_refused():
     with pytest.raises(UserError, match=r"Window.size is 0; .* write 1 or more"):
         Window(0)
+
+
+def test_a_prefix_of_less_than_nothing_is_refused():
+    with pytest.raises(UserError, match=r"Prefix.size is -1; .* 0 or more"):
+        Prefix(-1)

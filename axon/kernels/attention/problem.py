@@ -1,0 +1,41 @@
+"""What is asked of an attention kernel, besides its queries, keys and values."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jax import Array
+
+from axon.kernels.attention.mask import Documents, Mask
+
+
+@dataclass(frozen=True)
+class Form:
+    """How scores are made: what is known while tracing.
+
+    Args:
+        mask: which keys a query sees. scale: of q·k.
+        soft_cap: scores s become `soft_cap·tanh(s / soft_cap)` (Gemma 2, arXiv:2408.00118); None for none.
+    """
+
+    mask: Mask
+    scale: float
+    soft_cap: float | None = None
+
+    def __str__(self) -> str:
+        return str(self.mask) + (f", soft cap {self.soft_cap:g}" if self.soft_cap is not None else "")
+
+
+class Given(NamedTuple):
+    """The arrays that come with queries, keys and values; None for those that do not.
+
+    Attributes:
+        documents: of each query and of each key, `batch seq` and `batch kv_seq`.
+        start: index of the first query among the keys; traced, or a constant.
+        sinks: `heads`, a score of each head that takes part in the softmax and has no value (arXiv:2309.17453).
+        slopes: `heads`; `slope·(key − query)`, of their indices, is added to the scores (ALiBi, arXiv:2108.12409).
+    """
+
+    documents: Documents = None
+    start: Array | int = 0
+    sinks: Array | None = None
+    slopes: Array | None = None

@@ -1,0 +1,161 @@
+"""How the TPU kernels cut queries and keys into tiles, and which tiles of keys a tile of queries sees."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from axon.kernels.attention.mask import Mask
+from axon.kernels.attention.problem import Given
+
+LANES = 128
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Rows of queries (those of all heads of a group together) and keys of a tile, forward and backward.
+
+    Args:
+        held: bytes of VMEM for the gradient of the queries, which the backward holds in float32 for a whole span.
+        vmem: bytes of VMEM that a kernel may take.
+    """
+
+    rows: int = 1024
+    keys: int = 1024
+    backward_rows: int = 1024
+    backward_keys: int = 512
+    held: int = 16 * 2**20
+    vmem: int = 56 * 2**20
+
+    def halved(self) -> "Tiles":
+        """For float32 operands, whose exact products are six of bfloat16 each: long programs, and twice the bytes."""
+        rows, keys = max(self.rows // 2, LANES), max(self.keys // 2, LANES)
+        return replace(
+            self, rows=rows, keys=keys, backward_rows=rows, backward_keys=max(self.backward_keys // 2, LANES)
+        )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One attention cut into tiles: `queries` positions of each of `group` heads against `keys` keys.
+
+    `real_queries` and `real_keys` are there; what fills the last tiles is padding, which no query sees.
+    """
+
+    group: int
+    queries: int
+    keys: int
+    real_queries: int
+    real_keys: int
+
+    @classmethod
+    def of(cls, rows: int, keys: int, group: int, real_queries: int, real_keys: int) -> "Grid":
+        """Tiles of at most so many rows and keys, evenly cut, in multiples of the 128 lanes."""
+        queries = _even(real_queries, max(rows // group, 1))
+        return cls(group, queries, _even(real_keys, keys), real_queries, real_keys)
+
+    @property
+    def rows(self) -> int:
+        return self.group * self.queries
+
+    @property
+    def query_tiles(self) -> int:
+        return -(-self.real_queries // self.queries)
+
+    @property
+    def key_tiles(self) -> int:
+        return -(-self.real_keys // self.keys)
+
+    def spans(self, width: int, held: int) -> tuple[int, int]:
+        """Into how many spans the queries are cut, so that a span's gradient takes `held` bytes, and a span's tiles."""
+        tile = self.rows * -(-width // LANES) * LANES * 4
+        spans = -(-self.query_tiles // max(1, held // tile))
+        return spans, -(-self.query_tiles // spans)
+
+    def steps(self, mask: Mask, start: Any) -> int:
+        """Tiles of keys that a tile of queries reaches at most."""
+        if isinstance(start, int):
+            low, high = self._reach(mask, start, np)
+            return max(1, int(np.max(high - low)))
+        low, high = mask.low(np.arange(self.real_keys)), mask.high(np.arange(self.real_keys))
+        if low is None or high is None:
+            return self.key_tiles
+        span = self.queries - 1 + int(np.max(high - low))
+        return max(1, min(self.key_tiles, (span + self.keys - 2) // self.keys + 1))
+
+    def _reach(self, mask: Mask, start: Any, numpy: Any) -> tuple[Any, Any]:
+        """For each tile of queries the half-open range of tiles of keys that the mask's indices allow."""
+        first = start + numpy.arange(self.query_tiles) * self.queries
+        low, high = mask.keys(first, first + self.queries, self.real_keys)
+        low, high = (numpy.broadcast_to(end, first.shape) for end in (low, high))
+        return low // self.keys, numpy.where(high > low, -(-high // self.keys), low // self.keys)
+
+
+def _even(size: int, most: int) -> int:
+    """The size of a tile, a multiple of the lanes, of as few even tiles as hold `size` in tiles of at most `most`."""
+    most = max(LANES, most // LANES * LANES)
+    count = -(-size // most)
+    return -(-size // count // LANES) * LANES
+
+
+class Reach(NamedTuple):
+    """What a kernel looks up, tile by tile, in scalar memory; every table one row of a batch after the other.
+
+    Attributes:
+        first, last: of each tile of queries, the first tile of keys that it sees and the last; last < first for none.
+        first_query, last_query: of each tile of keys, the tiles of queries that see it.
+        query_document, key_document: of each tile, the least document and the greatest; None without documents.
+        start: index of the first query among the keys, `[1]`.
+    """
+
+    first: Array
+    last: Array
+    first_query: Array
+    last_query: Array
+    query_document: tuple[Array, Array] | None
+    key_document: tuple[Array, Array] | None
+    start: Array
+
+
+def reach(grid: Grid, mask: Mask, given: Given) -> Reach:
+    """The tables of an attention. Without documents they have one row, which stands for all."""
+    low, high = grid._reach(mask, jnp.asarray(given.start, jnp.int32), jnp)
+    seen = (low[:, None] <= np.arange(grid.key_tiles)) & (np.arange(grid.key_tiles) < high[:, None])
+    seen, documents = seen[None], (None, None)
+    if mask.by_document and given.documents is not None:
+        least, most = _range(given.documents[0], grid.queries, grid.query_tiles)
+        key_least, key_most = _range(given.documents[1], grid.keys, grid.key_tiles)
+        seen = seen & (least[:, :, None] <= key_most[:, None]) & (key_least[:, None] <= most[:, :, None])
+        documents = (least.reshape(-1), most.reshape(-1)), (key_least.reshape(-1), key_most.reshape(-1))
+    start = jnp.asarray(given.start, jnp.int32).reshape(1)
+    (first, last), (first_query, last_query) = _ends(seen, 2), _ends(seen, 1)
+    return Reach(first, last, first_query, last_query, *documents, start)
+
+
+def _range(documents: Array, size: int, count: int) -> tuple[Array, Array]:
+    """The least and the greatest document of each tile, `batch tiles`."""
+    missing = size * count - documents.shape[1]
+    cut = jnp.pad(documents, ((0, 0), (0, missing)), mode="edge").reshape(documents.shape[0], count, size)
+    return jnp.min(cut, axis=2), jnp.max(cut, axis=2)
+
+
+def _ends(seen: Array, axis: int) -> tuple[Array, Array]:
+    """The first and the last index along `axis` that is seen, flat; (0, −1) where none is."""
+    some, size = jnp.any(seen, axis=axis), seen.shape[axis]
+    first = jnp.argmax(seen, axis=axis).astype(jnp.int32)
+    last = size - 1 - jnp.argmax(jnp.flip(seen, axis), axis=axis).astype(jnp.int32)
+    return jnp.where(some, first, 0).reshape(-1), jnp.where(some, last, -1).reshape(-1)
+
+
+TABLE: Mapping[str, Tiles] = {
+    "TPU v4": Tiles(512, 512, 512, 256, held=4 * 2**20, vmem=14 * 2**20),
+}
+"""`jax.Device.device_kind` → tiles, where others than the defaults are better, or must be."""
+
+
+def tiles_for(chip: str) -> Tiles:
+    """The tiles for a chip."""
+    return TABLE.get(chip, Tiles())

@@ -1,0 +1,124 @@
+"""Flash attention on TPUs, forward and backward: our own Pallas kernels (Dao, arXiv:2307.08691).
+
+The heads of a group are rows of one tile, so that their keys are read once. Tiles that nobody sees are neither fetched
+nor computed, by the mask's indices and by the documents there are; only tiles that some see pay for a mask.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from axon.kernels.attention.cost import backward_cost, forward_cost
+from axon.kernels.attention.problem import Form, Given
+from axon.kernels.attention.tiles import Grid, Tiles, reach
+from axon.kernels.attention.tpu_backward import backward
+from axon.kernels.attention.tpu_forward import Operands, forward
+from axon.kernels.attention.tpu_scores import LOG2E, PerRow
+
+NAME = "attention"
+"""The `checkpoint_name` of what the backward needs of the forward: the output, and each query's log-sum-exp."""
+
+
+def attention_tpu(
+    q: Array, k: Array, v: Array, form: Form, given: Given = Given(), *, tiles: Tiles = Tiles(), interpret: Any = False
+) -> tuple[Array, Array]:
+    """See `axon.kernels.attention.attention_and_lse`. Operands of float16 are computed in float32."""
+    dtype = q.dtype
+    if dtype == jnp.float16:
+        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    tiles = tiles if q.dtype == jnp.bfloat16 else tiles.halved()
+    batch, queries, heads, width = q.shape
+    kv_heads = k.shape[2]
+    q = q.reshape(batch, queries, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
+    k, v = (x.swapaxes(1, 2) for x in (k, v))
+    attend = _with_gradient(form, tiles, interpret, given.start if isinstance(given.start, int) else None)
+    slopes = None if given.slopes is None else jax.lax.stop_gradient(given.slopes)
+    start = jnp.asarray(given.start, jnp.int32)
+    out, lse = attend(q, k, v, given.sinks, slopes, given.documents, start)
+    out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, v.shape[3])
+    return out.astype(dtype), lse.reshape(batch, heads, queries).swapaxes(1, 2)
+
+
+def _with_gradient(form: Form, tiles: Tiles, interpret: Any, start: int | None) -> Any:
+    """Of `q[batch kv_heads group seq head_dim]`, `k, v[batch kv_heads kv_seq head_dim]`; `start` if it is constant."""
+
+    @jax.custom_vjp
+    def attend(q, k, v, sinks, slopes, documents, at):
+        return run(q, k, v, sinks, slopes, documents, at)[0]
+
+    def run(q, k, v, sinks, slopes, documents, at):
+        given = Given(documents, at, sinks, slopes)
+        grid = Grid.of(tiles.rows, tiles.keys, q.shape[2], q.shape[3], k.shape[2])
+        steps = grid.steps(form.mask, at if start is None else start)
+        tables, operands = reach(grid, form.mask, given), _operands(grid, grid.query_tiles, q, k, v, form, given)
+        cost = forward_cost(form.mask, q, k, v, start or 0)
+        out, lse = forward(form, grid, steps, tables, operands, cost, tiles.vmem, interpret)
+        out, lse = out[:, :, :, : q.shape[3]], _untiled(grid, lse)
+        out, lse = checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
+        return (out, lse), (q, k, v, given, out, lse)
+
+    def gradients(kept, cotangents):
+        q, k, v, given, out, lse = kept
+        dout, dlse = cotangents
+        total = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
+        grid = Grid.of(tiles.backward_rows, tiles.backward_keys, q.shape[2], q.shape[3], k.shape[2])
+        spans, held = grid.spans(q.shape[4], tiles.held)
+        tables = reach(grid, form.mask, given)
+        operands = _operands(grid, spans * held, q, k, v, form, given)
+        base_2 = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)
+        lse_rows, total_rows = _tiled(grid, spans * held, base_2, jnp.inf), _tiled(grid, spans * held, total, 0.0)
+        dout = _padded(dout, 3, spans * held * grid.queries)
+        cost = backward_cost(form.mask, q, k, v, start or 0)
+        rows = dout, lse_rows, total_rows
+        dq, dk, dv = backward(form, grid, (spans, held), tables, operands, rows, cost, tiles.vmem, interpret)
+        dsinks = None
+        if given.sinks is not None:
+            powers = jnp.exp(given.sinks.astype(jnp.float32).reshape(1, *lse.shape[1:3], 1) - lse)
+            dsinks = -jnp.sum(powers * total, axis=(0, 3)).reshape(given.sinks.shape).astype(given.sinks.dtype)
+        dk, dv = dk[:, :, : k.shape[2]].astype(k.dtype), dv[:, :, : k.shape[2]].astype(v.dtype)
+        dslopes = None if given.slopes is None else jnp.zeros_like(given.slopes)
+        return dq[:, :, :, : q.shape[3]], dk, dv, dsinks, dslopes, None, None
+
+    attend.defvjp(run, gradients)
+    return attend
+
+
+def _operands(grid: Grid, query_tiles: int, q: Array, k: Array, v: Array, form: Form, given: Given) -> Operands:
+    """Filled up to whole tiles, with a number for each row where heads or queries have one."""
+    queries, keys = query_tiles * grid.queries, grid.key_tiles * grid.keys
+    documents = of_keys = None
+    if form.mask.by_document and given.documents is not None:
+        documents = _padded(given.documents[0], 1, queries).reshape(-1, query_tiles, 1, 1, grid.queries)
+        documents = jnp.tile(documents, (1, 1, 1, grid.group, 1)).reshape(-1, query_tiles, 1, grid.rows)
+        of_keys = _padded(given.documents[1], 1, keys).reshape(-1, grid.key_tiles, 1, grid.keys)
+    sinks, slopes = (None if x is None else _per_head(grid, x) for x in (given.sinks, given.slopes))
+    per_row = PerRow(documents, sinks, slopes)
+    return Operands(_padded(q, 3, queries), _padded(k, 2, keys), _padded(v, 2, keys), per_row, of_keys)
+
+
+def _per_head(grid: Grid, x: Array) -> Array:
+    """`heads` → `kv_heads 1 rows`, float32."""
+    x = x.astype(jnp.float32).reshape(-1, 1, grid.group, 1)
+    return jnp.broadcast_to(x, (*x.shape[:3], grid.queries)).reshape(-1, 1, grid.rows)
+
+
+def _padded(x: Array, axis: int, size: int) -> Array:
+    missing = size - x.shape[axis]
+    return x if not missing else jnp.pad(x, [(0, missing if a == axis else 0) for a in range(x.ndim)])
+
+
+def _untiled(grid: Grid, x: Array) -> Array:
+    """`batch kv_heads tiles 1 rows` → `batch kv_heads group seq`."""
+    x = x.reshape(*x.shape[:3], grid.group, grid.queries).swapaxes(2, 3)
+    return x.reshape(*x.shape[:3], -1)[..., : grid.real_queries]
+
+
+def _tiled(grid: Grid, query_tiles: int, x: Array, fill: float) -> Array:
+    """`batch kv_heads group seq` → `batch kv_heads tiles 1 rows`; `fill` for queries that are not there."""
+    missing = query_tiles * grid.queries - x.shape[3]
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing)), constant_values=fill)
+    x = x.reshape(*x.shape[:3], query_tiles, grid.queries).swapaxes(2, 3)
+    return x.reshape(*x.shape[:3], 1, grid.rows)

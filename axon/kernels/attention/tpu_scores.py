@@ -1,0 +1,106 @@
+"""What both TPU kernels do with a tile of queries and a tile of keys: scores, and who sees whom.
+
+Scores are kept turned, `keys rows`: reductions over keys then run along sublanes, a number for each query is a row of
+lanes, and the log-sum-exp needs no turning. They are in base 2, for which the hardware has the power.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from axon.kernels.attention.problem import Form
+from axon.kernels.attention.tiles import Grid, Reach
+
+LOG2E = math.log2(math.e)
+
+MASKED = -1e38
+"""The score of a pair that does not see each other. Below `LEAST`, so that its weight is zero whatever the maximum."""
+
+LEAST = -1e30
+"""Where the running maximum begins."""
+
+
+class PerRow(NamedTuple):
+    """A number for each row of a tile of queries, on lanes, or None: documents, sinks and slopes."""
+
+    documents: Any
+    sinks: Any
+    slopes: Any
+
+
+class Pair(NamedTuple):
+    """A tile of queries and one of keys: their numbers, and that of the row of the tables that is theirs."""
+
+    table: Array | int
+    query: Array
+    key: Array
+
+
+def matmul(a: Array, b: Array, summed: tuple[int, int]) -> Array:
+    """A product with float32 sums; float32 operands are not rounded to bfloat16."""
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((summed[0],), (summed[1],)), ((), ()))
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+def scores(
+    q: Array, k: Array, form: Form, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow
+) -> tuple[Array, Array | None]:
+    """`q[rows head_dim]`, `k[keys head_dim]` → `keys rows` in base 2; and, with a soft cap, its slope there."""
+    found, slope = matmul(k, q, (1, 1)), None
+    if form.soft_cap is None:
+        found *= form.scale * LOG2E
+    else:
+        bent = jnp.tanh(found * (form.scale / form.soft_cap))
+        found, slope = bent * (form.soft_cap * LOG2E), 1 - bent * bent
+    if per_row.slopes is not None:
+        query, key = _indices(grid, reach, pair)
+        found += per_row.slopes[...] * LOG2E * (key - query).astype(jnp.float32)
+    return found, slope
+
+
+def sees_all(form: Form, grid: Grid, reach: Reach, pair: Pair) -> Array:
+    """Whether every query of the tile sees every key of the other: then there is nothing to mask."""
+    query, key = reach.start[0] + pair.query * grid.queries, pair.key * grid.keys
+    seen = form.mask.sees_all(query, query + grid.queries, key, key + grid.keys)
+    seen &= key + grid.keys <= grid.real_keys
+    if reach.query_document is None or reach.key_document is None:
+        return seen
+    ends = [table[pair.table * grid.query_tiles + pair.query] for table in reach.query_document]
+    ends += [table[pair.table * grid.key_tiles + pair.key] for table in reach.key_document]
+    return seen & (ends[0] == ends[1]) & (ends[1] == ends[2]) & (ends[2] == ends[3])
+
+
+def masked(
+    found: Array, form: Form, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow, key_documents: Any
+) -> Array:
+    """The scores, those of pairs that do not see each other at `MASKED`."""
+    query, key = _indices(grid, reach, pair)
+    documents = None
+    if per_row.documents is not None and key_documents is not None:
+        documents = per_row.documents[...], _column(key_documents[...])
+    seen = form.mask.allowed(query, key, documents)
+    if grid.key_tiles * grid.keys > grid.real_keys:
+        real = key < grid.real_keys
+        seen = real if seen is None else seen & real
+    return found if seen is None else jnp.where(seen, found, MASKED)
+
+
+def _indices(grid: Grid, reach: Reach, pair: Pair) -> tuple[Array, Array]:
+    """Those of the tile's queries among the keys, `1 rows`, and of the other's keys, `keys 1`."""
+    row = lax.broadcasted_iota(jnp.int32, (1, grid.rows), 1)
+    query = reach.start[0] + pair.query * grid.queries + lax.rem(row, grid.queries)
+    return query, pair.key * grid.keys + lax.broadcasted_iota(jnp.int32, (grid.keys, 1), 0)
+
+
+def _column(x: Array) -> Array:
+    """`1 keys` → `keys 1`."""
+    return jnp.broadcast_to(x, (8, x.shape[1])).T[:, :1]
+
+
+def table_row(reach: Reach) -> Array | int:
+    """The row of the tables that the batch row at hand has: all share one where no documents are given."""
+    return 0 if reach.query_document is None else pl.program_id(0)

@@ -1,0 +1,251 @@
+"""The TPU kernels of attention, interpreted on a CPU, against the reference; and when they are taken."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from axon import axes
+from axon.errors import UserError
+from axon.kernels.attention import (
+    Causal,
+    Everything,
+    Form,
+    Given,
+    Prefix,
+    SameDocument,
+    Window,
+    attention,
+    attention_reference,
+)
+from axon.kernels.attention.tiles import Grid, Tiles, reach
+from axon.kernels.attention.tpu import attention_tpu
+
+SMALL = Tiles(512, 256, 512, 256)
+"""Of float32 operands half that: two heads of 128 queries, and 128 keys."""
+
+MASKS = [
+    Everything(),
+    Causal(),
+    Causal() & Window(70),
+    Causal() & SameDocument(),
+    Prefix(150),
+    Window(140) & SameDocument(),
+    Prefix(100) & SameDocument() & Window(200),
+]
+
+
+def draw(rng, queries=300, keys=300, heads=4, kv_heads=2, width=64, value=None, batch=2, dtype=np.float32):
+    value = value or width
+    shapes = (batch, queries, heads, width), (batch, keys, kv_heads, width), (batch, keys, kv_heads, value)
+    q, k, v = (rng.normal(size=shape).astype(dtype) for shape in shapes)
+    documents = np.sort(rng.integers(0, 4, (batch, keys)), axis=1).astype(np.int32)
+    return q, k, v, documents
+
+
+def relative(actual, expected):
+    actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+
+def check(rng, operands, form, given, tiles=SMALL, bound=3e-6, interpret=True):
+    """Output, log-sum-exp and gradients of both, of float32 operands against the reference."""
+    q, k, v = operands
+    weights = rng.normal(size=(*q.shape[:3], v.shape[3])), rng.normal(size=q.shape[:3])
+
+    def run(implementation, **more):
+        def objective(q, k, v, sinks):
+            made = implementation(q, k, v, form, given._replace(sinks=sinks), **more)
+            made = made[0], jnp.where(jnp.isfinite(made[1]), made[1], 0)
+            return sum(jnp.sum(a * w) for a, w in zip(made, weights, strict=True)), made
+
+        chosen = (0, 1, 2) if given.sinks is None else (0, 1, 2, 3)
+        (_, made), gradients = jax.jit(jax.value_and_grad(objective, chosen, has_aux=True))(q, k, v, given.sinks)
+        return *made, *gradients
+
+    ours = run(attention_tpu, tiles=tiles, interpret=interpret)
+    for one, other in zip(ours, run(attention_reference), strict=True):
+        assert relative(one, other) < bound
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_values_log_sum_exps_and_gradients_are_those_of_the_reference(mask, rng):
+    q, k, v, documents = draw(rng)
+    check(rng, (q, k, v), Form(mask, float(rng.uniform(0.05, 0.3))), Given((documents, documents)))
+
+
+SHAPES = {
+    "many heads to one": {"heads": 8, "kv_heads": 1, "queries": 130, "keys": 130},
+    "narrow": {"width": 96, "queries": 140, "keys": 260},
+    "values narrower than keys": {"width": 192, "value": 128, "queries": 129, "keys": 200, "heads": 2},
+    "wide": {"width": 256, "heads": 2, "queries": 100, "keys": 150},
+    "one query": {"queries": 1, "keys": 140},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_has_the_reference_s_values_and_gradients(name, rng):
+    q, k, v, _ = draw(rng, **SHAPES[name])
+    check(rng, (q, k, v), Form(Causal(), 0.1), Given(start=k.shape[1] - q.shape[1]))
+
+
+@pytest.mark.parametrize("features", [("cap",), ("sinks",), ("slopes",), ("cap", "sinks", "slopes")], ids="+".join)
+def test_soft_caps_sinks_and_slopes_are_the_reference_s(features, rng):
+    q, k, v, documents = draw(rng, 200, 200)
+    sinks, slopes = (rng.normal(size=4) if name in features else None for name in ("sinks", "slopes"))
+    form = Form(Causal() & SameDocument() & Window(150), 0.2, 2.0 if "cap" in features else None)
+    check(rng, (q, k, v), form, Given((documents, documents), 0, sinks, slopes))
+
+
+def test_a_sequence_whose_gradient_does_not_fit_is_cut_into_spans(rng):
+    q, k, v, _ = draw(rng, 500, 500, batch=1)
+    grid = Grid.of(256, 128, 2, 500, 500)
+    tiles = Tiles(512, 256, 512, 256, held=2 * grid.rows * 128 * 4)
+    assert grid.spans(64, tiles.held) == (2, 2)
+    check(rng, (q, k, v), Form(Causal(), 0.2), Given(), tiles)
+
+
+def test_queries_may_start_at_a_traced_place(rng):
+    q, k, v, _ = draw(rng, 130, 400)
+    start = int(rng.integers(0, 270))
+    for mask in (Causal(), Causal() & Window(90)):
+        check(rng, (q, k, v), Form(mask, 0.2), Given(start=jnp.int32(start)))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_short_floats_are_within_their_rounding_of_float64(dtype, rng):
+    q, k, v, _ = draw(rng, 200, 200, batch=1)
+    short = [jnp.asarray(x, dtype) for x in (q, k, v)]
+    out, lse = attention_tpu(*short, Form(Causal(), 0.2), tiles=SMALL, interpret=True)
+    expected = attention_reference(*(np.asarray(x, np.float32) for x in short), Form(Causal(), 0.2))
+    assert out.dtype == dtype
+    assert relative(out, expected[0]) < (6e-3 if dtype == jnp.bfloat16 else 8e-4)
+    assert relative(lse, expected[1]) < 1e-4
+
+
+def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(rng):
+    q, k, v, documents = draw(rng, 140, 140)
+    asked = documents.copy()
+    asked[:, 5] = 9  # a document that no key has
+    form, given = Form(Causal() & SameDocument(), 0.4), Given((asked, documents))
+    run = lambda q, k, v: attention_tpu(q, k, v, form, given, tiles=SMALL, interpret=True)  # noqa: E731
+    (out, lse), backward = jax.vjp(run, q, k, v)
+    np.testing.assert_array_equal(out[:, 5], 0)
+    np.testing.assert_array_equal(lse[:, 5], -np.inf)
+    only_that = np.zeros_like(out)
+    only_that[:, 5] = rng.normal(size=out[:, 5].shape)
+    for gradient in backward((only_that, np.zeros_like(lse))):
+        np.testing.assert_array_equal(gradient, 0)
+
+
+def test_no_read_is_out_of_bounds_and_no_wait_is_missing(rng):
+    q, k, v, documents = draw(rng, 200, 200, batch=1)
+    form, given = Form(Causal() & SameDocument() & Window(150), 0.2), Given((documents, documents))
+    try:
+        check(
+            rng, (q, k, v), form, given, interpret=pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
+        )
+        assert not races_found()
+    finally:
+        pltpu.reset_tpu_interpret_mode_state()
+
+
+def races_found():
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    return interpret_pallas_call.races.races_found
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_tiles_that_nobody_sees_are_not_met(mask, rng):
+    """The tables name exactly the tiles from the first to the last in which some pair sees each other."""
+    length, size = 1000, 128
+    documents = np.sort(rng.integers(0, 9, (2, length)), axis=1).astype(np.int32)
+    grid = Grid.of(size, size, 1, length, length)
+    tables = reach(grid, mask, Given((documents, documents)))
+    index = np.arange(length)
+    own = (documents[:, :, None], documents[:, None, :])
+    seen = np.broadcast_to(
+        True if (a := mask.allowed(index[:, None], index[None], own)) is None else a, (2, length, length)
+    )
+    rows = 2 if mask.by_document else 1
+    first, last = (np.asarray(x).reshape(rows, -1) for x in (tables.first, tables.last))
+    for row in range(rows):
+        for tile in range(grid.query_tiles):
+            keys = np.flatnonzero(seen[row, tile * size : (tile + 1) * size].any(axis=0)) // size
+            assert first[row, tile] == keys.min()
+            assert last[row, tile] == keys.max()
+            assert last[row, tile] - first[row, tile] < grid.steps(mask, 0) <= grid.steps(mask, jnp.int32(0))
+
+
+@pytest.mark.parametrize(("kept", "forwards"), [((), 2), (("attention",), 1)])
+@pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="jax 0.10.2's jaxpr still shows the second forward")
+def test_a_remat_policy_that_keeps_attention_runs_its_forward_once(kept, forwards, rng):
+    q, k, v, _ = draw(rng, 128, 128)
+
+    def layer(q):
+        return attention_tpu(jnp.sin(q), k, v, Form(Causal(), 0.1), tiles=SMALL, interpret=True)[0]
+
+    policy = jax.checkpoint_policies.save_only_these_names(*kept)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda q: jnp.sum(jnp.cos(jax.checkpoint(layer, policy=policy)(q)))))(q)
+    assert str(jaxpr).count("name=axon_attention_forward") == forwards
+
+
+@pytest.fixture
+def on():
+    """on(platform, **kernels): a scope whose layout is there, for choosing a kernel, not for running it."""
+
+    def scope(platform="tpu", **kernels):
+        placement = SimpleNamespace(platform=platform, explicit=True, chip="TPU v5 lite")
+        return axes.activate(axes.Scope(placement, kernels=kernels))
+
+    return scope
+
+
+def traced(q, k, v, mask, **more):
+    return str(jax.make_jaxpr(lambda q, k, v: attention(q, k, v, mask, **more))(q, k, v))
+
+
+def test_it_is_taken_on_tpus_and_never_elsewhere(rng, on):
+    q, k, v, _ = draw(rng)
+    for platform, taken in (("tpu", True), ("cpu", False), ("gpu", False)):
+        with on(platform) as scope:
+            assert ("pallas_call" in traced(q, k, v, Causal())) == taken
+            assert scope.notices["attention"].startswith("tpu, causal" if taken else "xla, causal")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"), [({"width": 48}, "not 48"), ({"queries": 3}, "3 queries would leave most of a tile empty")]
+)
+def test_what_does_not_fit_it_takes_xla_and_says_why(shapes, reason, rng, on):
+    q, k, v, _ = draw(rng, **shapes)
+    with on() as scope:
+        assert "pallas_call" not in traced(q, k, v, Causal())
+    assert scope.notices["attention"].startswith("xla")
+    assert reason in scope.notices["attention"]
+
+
+def test_asked_for_by_name_it_is_taken_or_refused(rng, on):
+    q, k, v, _ = draw(rng)
+    with on(attention="reference") as scope:
+        assert "pallas_call" not in traced(q, k, v, Causal())
+        assert scope.notices["attention"] == "reference, causal (asked for by name)"
+    with (
+        on(attention="tpu"),
+        pytest.raises(UserError, match=r"'tpu' was asked for attention, and cannot do it: .* not 48"),
+    ):
+        traced(*draw(rng, width=48)[:3], Causal())
+    with on("cpu", attention="tpu"), pytest.raises(UserError, match="attention has no implementation 'tpu'"):
+        traced(q, k, v, Causal())
+
+
+@pytest.mark.parametrize(
+    ("length", "most", "size"), [(128, 1024, 128), (2048, 1024, 1024), (1152, 1024, 640), (100, 512, 128)]
+)
+def test_tiles_are_even_and_whole_lanes(length, most, size):
+    grid = Grid.of(most, most, 1, length, length)
+    assert grid.queries == grid.keys == size
+    assert (grid.query_tiles - 1) * size < length <= grid.query_tiles * size

@@ -84,8 +84,13 @@ def kernels(module: Module) -> dict[str, int]:
         target = _TARGET.search(one.instruction.attributes)
         if one.instruction.opcode == "custom-call" and target and target[1] not in _PLUMBING:
             pallas = target[1] == "tpu_custom_call"
-            called[re.sub(r"[.\d]+$", "", one.instruction.name) if pallas else target[1]] += one.times
+            called[_kernel(one.instruction.name) if pallas else target[1]] += one.times
     return dict(called)
+
+
+def _kernel(name: str) -> str:
+    """The name that a Pallas call was given: JAX puts those of its transformations around it, and XLA a number."""
+    return re.sub(r"^(?:(?:jvp|transpose|vmap)_+)*|[_.\d]+$", "", name)
 
 
 def largest_arrays(module: Module, count: int = 5) -> list[str]:

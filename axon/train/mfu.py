@@ -71,8 +71,13 @@ def device_peak(device: Any) -> float | None:
     """Dense bf16 FLOP/s of one device, which may be one core of a chip; None if its kind is not in the table."""
     if device.device_kind not in _PEAKS:
         return None
-    chip, cores = _PEAKS[device.device_kind]
-    return chip * (getattr(device, "num_cores", None) or cores) / cores
+    return peak_of(device.device_kind, getattr(device, "num_cores", None) or None)
+
+
+def peak_of(kind: str, cores: int | None = None) -> float:
+    """Dense bf16 FLOP/s of so many cores, by default all, of a chip in the table."""
+    chip, all_cores = _PEAKS[kind]
+    return chip * (cores or all_cores) / all_cores
 
 
 def measured_matmul_peak(size: int = 1024, seconds: float = 0.3) -> float:

@@ -1,0 +1,64 @@
+"""`axon bench kernels`: our kernels on this machine's CPU beside plain JAX, and what they cost by their formulas.
+
+Times: both sides in one run, alternating, the median of several; what is claimed is the ratio. Memory: what XLA
+allocates for intermediate values, as the compiled program says.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from axon.bench import Result, cross_entropy, paged, reference
+from axon.bench.timing import alternate, median_error
+from axon.kernels.attention import Causal, attention
+
+def run() -> Result:
+    """Each kernel beside its rival."""
+    return {"attention": attention_beside_jax(), "paged": paged.measure_decode(), "cross_entropy": cross_entropy.measure()}
+
+
+def rows(result: Result) -> list[tuple[str, str]]:
+    """What to print of a result."""
+    one, decode, loss = (result[name] for name in ("attention", "paged", "cross_entropy"))
+    return [
+        (f"attention, forward and backward, {one['shape']}", f"{one['ratio']:.2f} × jax.nn.dot_product_attention"),
+        *paged.rows(decode),
+        *cross_entropy.rows(loss),
+    ]
+
+
+def attention_beside_jax(rounds: int = 31) -> Result:
+    """Causal training attention, forward and backward, at the shape of `axon bench train`."""
+    model = reference.MODEL
+    shape = (reference.BATCH, reference.SEQ, model.heads, model.embed // model.heads)
+    keys = jax.random.split(jax.random.key(0), 4)
+    q, k, v, dout = (jax.random.normal(key, shape, jnp.float32) for key in keys)
+
+    def ours(q, k, v):
+        return attention(q, k, v, Causal())
+
+    def jaxs(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+    seconds = alternate({"ours": _step(ours, q, k, v, dout), "jax": _step(jaxs, q, k, v, dout)}, rounds)
+    ratios = seconds["jax"] / seconds["ours"]
+    return {
+        "shape": f"{shape[0]} × {shape[1]} × {shape[2]} heads × {shape[3]}, float32",
+        "ours_ms": 1e3 * float(np.median(seconds["ours"])),
+        "jax_ms": 1e3 * float(np.median(seconds["jax"])),
+        "ratio": float(np.median(ratios)),
+        "error": median_error(ratios),
+    }
+
+
+def _step(function: Callable[..., Any], q: Array, k: Array, v: Array, dout: Array) -> Callable[[], Any]:
+    def step(q, k, v, dout):
+        out, backward = jax.vjp(function, q, k, v)
+        return out, backward(dout)
+
+    compiled = jax.jit(step)
+    return lambda: jax.block_until_ready(compiled(q, k, v, dout))

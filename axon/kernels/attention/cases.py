@@ -1,0 +1,57 @@
+"""The attentions of known models, forward and backward, as the TPU kernels are compiled for every chip."""
+
+import jax
+import jax.numpy as jnp
+
+from axon.kernels.attention.cost import backward_cost, forward_cost
+from axon.kernels.attention.mask import Causal, Mask, Prefix, SameDocument, Window
+from axon.kernels.attention.problem import Form, Given
+from axon.kernels.attention.tpu import attention_tpu
+from axon.kernels.case import Case, Cost
+
+
+def cases() -> list[Case]:
+    """Every width of heads, every kind of mask, and each thing that may come with the scores."""
+    documents = Causal() & SameDocument()
+    return [
+        _case("flash, Llama 3 8B", documents, (1, 8192, 32, 8, 128, 128)),
+        _case("flash, GPT-2", documents, (8, 1024, 12, 12, 64, 64)),
+        _case("flash, Phi-3 mini", Causal() & Window(2047), (1, 4096, 32, 32, 96, 96)),
+        _case("flash, DeepSeek-V3", Causal(), (1, 4096, 16, 16, 192, 128)),
+        _case("flash, Gemma 2 9B, window, soft cap", Causal() & Window(4096), (1, 8192, 16, 8, 256, 256), cap=50.0),
+        _case("flash, gpt-oss, window, sinks", Causal() & Window(128), (1, 4096, 64, 8, 64, 64), sinks=True),
+        _case("flash, prefix, ALiBi slopes", Prefix(512), (1, 2048, 16, 16, 128, 128), slopes=True),
+        _case("flash, float32", Causal(), (1, 2048, 8, 8, 64, 64), dtype=jnp.float32),
+    ]
+
+
+def _case(
+    name: str,
+    mask: Mask,
+    sizes: tuple[int, ...],
+    dtype=jnp.bfloat16,
+    cap: float | None = None,
+    sinks: bool = False,
+    slopes: bool = False,
+) -> Case:
+    """Of `batch seq heads kv_heads head_dim value_dim`."""
+    batch, seq, heads, kv_heads, width, value = sizes
+    form = Form(mask, width**-0.5, cap)
+
+    def step(q, k, v, documents, per_head):
+        """Output and gradients."""
+        given = Given((documents, documents), 0, per_head if sinks else None, per_head if slopes else None)
+        out, backward = jax.vjp(lambda *x: attention_tpu(*x, form, given)[0], q, k, v)
+        return out, backward(out)
+
+    operands = (
+        jax.ShapeDtypeStruct((batch, seq, heads, width), dtype),
+        jax.ShapeDtypeStruct((batch, seq, kv_heads, width), dtype),
+        jax.ShapeDtypeStruct((batch, seq, kv_heads, value), dtype),
+        jax.ShapeDtypeStruct((batch, seq), jnp.int32),
+        jax.ShapeDtypeStruct((heads,), jnp.float32),
+    )
+    q = jax.ShapeDtypeStruct((batch, kv_heads, heads // kv_heads, seq, width), dtype)
+    k, v = (jax.ShapeDtypeStruct((batch, kv_heads, seq, size), dtype) for size in (width, value))
+    there, back = forward_cost(mask, q, k, v), backward_cost(mask, q, k, v)
+    return Case("attention", name, step, operands, Cost(there.flops + back.flops, there.bytes + back.bytes))

@@ -4,6 +4,7 @@ The grid is (tiles of embed, tiles of out, visits); visits turn fastest, and tho
 sum stays in float32 in VMEM until its last visit writes it. An empty group has one visit, which writes zeros.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ def weight_gradient(
     tiles = tiles or gradient_tiles(problem)
     visits, count = group_visits(sizes, problem.rows, tiles.rows)
     call = pl.pallas_call(
-        lambda *refs: _kernel(*refs, tile_rows=tiles.rows),
+        partial(_kernel, tile_rows=tiles.rows),
         out_shape=jax.ShapeDtypeStruct((problem.groups, problem.inner, problem.columns), dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(visits),

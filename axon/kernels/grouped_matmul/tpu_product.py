@@ -4,6 +4,7 @@ The grid is (tiles of columns, visits, tiles of inner); the last turns fastest. 
 its own group's rows of the result's tile, which stays in VMEM while the next visits of the same tile fill the rest.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ def product(
 
     w_shape = (tiles.columns, tiles.inner) if transposed else (tiles.inner, tiles.columns)
     call = pl.pallas_call(
-        lambda *refs: _kernel(*refs, transposed=transposed, tile_rows=tiles.rows),
+        partial(_kernel, transposed=transposed, tile_rows=tiles.rows),
         out_shape=jax.ShapeDtypeStruct((problem.rows, problem.columns), x.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(visits),

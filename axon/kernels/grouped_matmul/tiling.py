@@ -89,9 +89,7 @@ def gradient_vmem(problem: Problem, tiles: Tiles) -> int:
     return 2 * moved + 2 * inner * columns * 4
 
 
-def _best(
-    problem: Problem, moved: Callable[[Problem, Tiles], int], vmem: Callable[[Problem, Tiles], int]
-) -> Tiles:
+def _best(problem: Problem, moved: Callable[[Problem, Tiles], int], vmem: Callable[[Problem, Tiles], int]) -> Tiles:
     """The tiles that fit and move the fewest bytes; of equals the largest, which take the fewest steps."""
     rows = _row_tile(problem)
     candidates = (Tiles(rows, *pair) for pair in product(_divisors(problem.inner), _divisors(problem.columns)))

@@ -26,9 +26,8 @@ def weight_gradient(
     Args:
         tiles: for tests; those of `gradient_tiles` by default.
     """
-    problem = Problem(
-        *x.shape, dy.shape[1], sizes.shape[0], x.dtype.itemsize, jnp.dtype(dtype).itemsize
-    )
+    (rows, embed), out = x.shape, dy.shape[1]
+    problem = Problem(rows, embed, out, sizes.shape[0], x.dtype.itemsize, jnp.dtype(dtype).itemsize)
     tiles = tiles or gradient_tiles(problem)
     visits, count = group_visits(sizes, problem.rows, tiles.rows)
     call = pl.pallas_call(

@@ -49,7 +49,9 @@ def product(
             num_scalar_prefetch=len(visits),
             grid=(problem.columns // tiles.columns, count, steps),
             in_specs=[pl.BlockSpec((tiles.rows, tiles.inner), x_tile), pl.BlockSpec((None, *w_shape), w_tile)],
-            out_specs=pl.BlockSpec((tiles.rows, tiles.columns), lambda column, visit, _, tile, *__: (tile[visit], column)),
+            out_specs=pl.BlockSpec(
+                (tiles.rows, tiles.columns), lambda column, visit, _, tile, *__: (tile[visit], column)
+            ),
             scratch_shapes=[pltpu.VMEM((tiles.rows, tiles.columns), jnp.float32)],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -66,8 +68,8 @@ def product(
 
 def problem_of(x: Array, w: Array, transposed: bool) -> Problem:
     """The sizes of a product, for its tiles and its cost."""
-    columns = w.shape[1 if transposed else 2]
-    return Problem(*x.shape, columns, w.shape[0], x.dtype.itemsize, x.dtype.itemsize)
+    (rows, inner), columns = x.shape, w.shape[1 if transposed else 2]
+    return Problem(rows, inner, columns, w.shape[0], x.dtype.itemsize, x.dtype.itemsize)
 
 
 def precision_of(dtype: Any) -> lax.Precision | None:

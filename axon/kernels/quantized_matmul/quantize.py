@@ -47,7 +47,7 @@ def quantize(x: Array, dtype: Any, granularity: Granularity) -> Quantized:
         raise UserError(f"quantize: to int8 or float8_e4m3fn, not {jnp.dtype(dtype)}")
     blocks = _blocks(x, granularity)  # row_blocks rows column_blocks columns
     top = jnp.max(jnp.abs(blocks), axis=(1, 3))
-    scales = jnp.where(top == 0, 1, top / _largest(dtype))
+    scales = jnp.maximum(top / _largest(dtype), jnp.finfo(jnp.float32).tiny)  # of zeros too
     scaled = blocks / scales[:, None, :, None]
     limited = jnp.clip(scaled, -_largest(dtype), _largest(dtype))
     values = jnp.round(limited) if dtype == jnp.int8 else limited
@@ -73,7 +73,7 @@ def _largest(dtype: Any) -> float:
 def _blocks(x: Array, granularity: Granularity) -> Array:
     """`row_blocks rows column_blocks columns`, float32."""
     (rows, columns), (tall, wide) = x.shape, granularity
-    tall, wide = tall or rows, wide or columns
+    tall, wide = rows if tall is None else tall, columns if wide is None else wide
     if rows % tall or columns % wide:
         raise UserError(f"quantize: blocks of {tall} × {wide} do not divide a matrix of {rows} × {columns}")
     return x.astype(jnp.float32).reshape(rows // tall, tall, columns // wide, wide)

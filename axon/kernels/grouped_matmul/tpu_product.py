@@ -26,7 +26,7 @@ def product(
         transposed: the weight is `groups columns inner`.
         tiles: for tests; those of `product_tiles` by default.
     """
-    problem = problem_of(x, w, transposed)
+    problem = _problem(x, w, transposed)
     tiles = tiles or product_tiles(problem)
     visits, count = row_visits(sizes, problem.rows, tiles.rows)
     steps = problem.inner // tiles.inner
@@ -66,7 +66,7 @@ def product(
     return call(*visits, x, w)
 
 
-def problem_of(x: Array, w: Array, transposed: bool) -> Problem:
+def _problem(x: Array, w: Array, transposed: bool) -> Problem:
     """The sizes of a product, for its tiles and its cost."""
     (rows, inner), columns = x.shape, w.shape[1 if transposed else 2]
     return Problem(rows, inner, columns, w.shape[0], x.dtype.itemsize, x.dtype.itemsize)

@@ -1,0 +1,55 @@
+"""Grouped matmul: each group of rows by a weight of its own, as experts want it, by the implementation that fits."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from axon.errors import UserError
+from axon.kernels.choice import choose, platform
+from axon.kernels.grouped_matmul import tpu
+from axon.kernels.grouped_matmul.reference import grouped_matmul_reference
+from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
+from axon.kernels.grouped_matmul.xla import grouped_matmul_xla
+
+__all__ = ["grouped_matmul", "grouped_matmul_reference", "grouped_matmul_tpu", "grouped_matmul_xla"]
+
+_IMPLEMENTATIONS = {"tpu": grouped_matmul_tpu, "xla": grouped_matmul_xla, "reference": grouped_matmul_reference}
+
+
+def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
+    """The dropless product of a mixture of experts (MegaBlocks, Gale et al., arXiv:2211.15841), on one device's shard.
+
+    Args:
+        x: `rows embed`, sorted by group: first the rows of group 0, then those of group 1, …
+        w: `groups embed out`, in the dtype of `x`.
+        sizes: `groups`, int32: how many rows each group has; any may be 0. Their sum is at most `rows`.
+
+    Returns: `rows out`, in the dtype of `x`, summed in float32. Rows past the sum of `sizes` may hold anything, give
+    zeros and get zero gradients, as does the weight of an empty group.
+
+    Raises `UserError` for shapes or dtypes that do not go together.
+    """
+    _check(x, w, sizes)
+    candidates: dict[str, str | None] = {"xla": _xla_unfit(x), "reference": None}
+    if platform() == "tpu":
+        candidates = {"tpu": tpu.unfit(x, w), **candidates}
+    groups, embed, out = w.shape
+    detail = f"{x.shape[0]} rows of {embed} by {out} in {groups} groups, {x.dtype}"
+    return _IMPLEMENTATIONS[choose("grouped_matmul", candidates, detail)](x, w, sizes)
+
+
+def _xla_unfit(x: Array) -> str | None:
+    return None if x.shape[0] else "there are no rows"
+
+
+def _check(x: Array, w: Array, sizes: Array) -> None:
+    shapes = f"x {x.shape}, w {w.shape}, sizes {sizes.shape}"
+    if (x.ndim, w.ndim, sizes.ndim) != (2, 3, 1):
+        raise UserError(f"grouped_matmul wants x[rows, embed], w[groups, embed, out] and sizes[groups], not {shapes}")
+    if x.shape[1] != w.shape[1]:
+        raise UserError(f"grouped_matmul: x has an embed of {x.shape[1]}, w of {w.shape[1]} ({shapes})")
+    if not w.shape[0] or sizes.shape[0] != w.shape[0]:
+        raise UserError(f"grouped_matmul: w has {w.shape[0]} groups and there are {sizes.shape[0]} sizes ({shapes})")
+    if sizes.dtype != jnp.int32:
+        raise UserError(f"grouped_matmul: sizes are int32, not {sizes.dtype}")
+    if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise UserError(f"grouped_matmul: x and w have one floating dtype, not {x.dtype} and {w.dtype}")

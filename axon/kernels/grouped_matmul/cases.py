@@ -1,0 +1,47 @@
+"""The experts of known models, forward and backward, for the chips to compile; with what they cost by formula."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon.kernels.case import Case, Cost
+from axon.kernels.grouped_matmul.tiling import (
+    Problem,
+    gradient_bytes,
+    gradient_tiles,
+    product_bytes,
+    product_tiles,
+)
+from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
+
+
+def cases() -> list[Case]:
+    """Each is one forward and both gradients."""
+    return [
+        _case("Mixtral 8x7B", 8192, 4096, 14336, 8, jnp.bfloat16),
+        _case("DeepSeek-V2-Lite", 8192, 2048, 1408, 64, jnp.bfloat16),
+        _case("float32, rows that no tile divides", 1000, 512, 384, 5, jnp.float32),
+    ]
+
+
+def _case(name: str, rows: int, embed: int, out: int, groups: int, dtype: Any) -> Case:
+    shapes = ((rows, embed), (groups, embed, out), (rows, out))
+    x, w, dy = (jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
+    sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
+    cost = cost_of(rows, embed, out, groups, jnp.dtype(dtype).itemsize)
+    return Case("grouped_matmul", name, _forward_and_backward, (x, w, sizes, dy), cost)
+
+
+def cost_of(rows: int, embed: int, out: int, groups: int, itemsize: int) -> Cost:
+    """Three products of `rows · embed · out`; the bytes are at most what the kernels' tiles move."""
+    forward = Problem(rows, embed, out, groups, itemsize, itemsize)
+    backward = Problem(rows, out, embed, groups, itemsize, itemsize)
+    moved = sum(product_bytes(problem, product_tiles(problem)) for problem in (forward, backward))
+    return Cost(3 * forward.flops, moved + gradient_bytes(forward, gradient_tiles(forward)))
+
+
+def _forward_and_backward(x: Array, w: Array, sizes: Array, dy: Array) -> tuple[Array, Array, Array]:
+    y, backward = jax.vjp(lambda x, w: grouped_matmul_tpu(x, w, sizes), x, w)
+    return y, *backward(dy)

@@ -1,0 +1,109 @@
+"""Quantised matmul: int8 or fp8 operands with scales, summed in 32 bits, by the implementation that fits."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon.errors import UserError
+from axon.kernels.choice import choose, platform
+from axon.kernels.quantized_matmul import tpu
+from axon.kernels.quantized_matmul.quantize import (
+    BLOCK,
+    COLUMN,
+    DTYPES,
+    ROW,
+    ROW_BLOCK,
+    TENSOR,
+    Granularity,
+    Quantized,
+    dequantize,
+    quantize,
+)
+from axon.kernels.quantized_matmul.reference import quantized_matmul_reference
+from axon.kernels.quantized_matmul.tpu import quantized_matmul_tpu
+from axon.kernels.quantized_matmul.xla import quantized_matmul_xla
+
+__all__ = [
+    "BLOCK",
+    "COLUMN",
+    "ROW",
+    "ROW_BLOCK",
+    "TENSOR",
+    "Granularity",
+    "Quantized",
+    "dequantize",
+    "quantize",
+    "quantized_matmul",
+    "quantized_matmul_reference",
+    "quantized_matmul_tpu",
+    "quantized_matmul_xla",
+]
+
+_IMPLEMENTATIONS: dict[str, Callable[[Quantized, Quantized, Any], Array]] = {
+    "tpu": quantized_matmul_tpu,
+    "xla": quantized_matmul_xla,
+    "reference": quantized_matmul_reference,
+}
+
+
+def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -> Array:
+    """`x · w` on one device's shard, of operands that `quantize` made.
+
+    Args:
+        x: values `rows k`; scales `rows_or_blocks k_blocks`. w: values `k out`; scales `k_blocks out_or_blocks`.
+            Numbers of scales divide those of values; along k both have as many, or one has 1.
+        dtype: of the result.
+
+    Returns: `rows out`. Products are summed in int32 (int8) or float32 (fp8), across blocks in float32.
+
+    It has no gradient: rounding has none, and how to train past it is the caller's to say. Differentiating what x or w
+    are made of raises `UserError`; with `jax.lax.stop_gradient` around them, other operands can be differentiated.
+
+    Raises `UserError` for shapes or dtypes that do not go together.
+    """
+    _check(x, w)
+    candidates: dict[str, str | None] = {"xla": None, "reference": None}
+    if platform() == "tpu":
+        candidates = {"tpu": tpu.unfit(x, w), **candidates}
+    (rows, inner), out = x.values.shape, w.values.shape[1]
+    detail = f"{rows} × {inner} by {out}, {x.values.dtype}, {x.scales.shape} and {w.scales.shape} scales"
+    run = _IMPLEMENTATIONS[choose("quantized_matmul", candidates, detail)]
+    return _without_gradient(lambda x, w: run(x, w, dtype))(x, w)
+
+
+def _without_gradient(run: Callable[..., Array]) -> Callable[..., Array]:
+    product = jax.custom_jvp(run)
+
+    @product.defjvp
+    def _(primals, tangents):
+        raise UserError(
+            "quantized_matmul has no gradient for what its operands are made of: put jax.lax.stop_gradient around them,"
+            " or multiply in 16 bits where a gradient is wanted"
+        )
+
+    return product
+
+
+def _check(x: Quantized, w: Quantized) -> None:
+    if x.values.dtype != w.values.dtype or x.values.dtype not in DTYPES:
+        raise UserError(
+            f"quantized_matmul: both operands are int8 or float8_e4m3fn, not {x.values.dtype} and {w.values.dtype}"
+        )
+    for name, operand in (("x", x), ("w", w)):
+        _check_scales(name, operand)
+    if x.values.shape[1] != w.values.shape[0]:
+        raise UserError(f"quantized_matmul: x has a k of {x.values.shape[1]}, w of {w.values.shape[0]}")
+    along = x.scales.shape[1], w.scales.shape[0]
+    if 1 not in along and along[0] != along[1]:
+        raise UserError(f"quantized_matmul: along k there are {along[0]} scales of x and {along[1]} of w")
+
+
+def _check_scales(name: str, operand: Quantized) -> None:
+    values, scales = operand.values.shape, operand.scales.shape
+    if (len(values), len(scales)) != (2, 2):
+        raise UserError(f"quantized_matmul: {name} has values and scales of two dimensions, not {values} and {scales}")
+    if any(blocks == 0 or size % blocks for size, blocks in zip(values, scales, strict=True)):
+        raise UserError(f"quantized_matmul: {name} has scales {scales}, which do not divide its values {values}")

@@ -1,0 +1,79 @@
+"""Arrays in 8 bits with scales: one for all, one a row or column, or one a block of both.
+
+Blocks are those of DeepSeek-V3 (arXiv:2412.19437, section 3.3): 1 × 128 of activations, 128 × 128 of weights.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from axon.errors import UserError
+
+DTYPES = (jnp.int8, jnp.float8_e4m3fn)
+
+
+class Granularity(NamedTuple):
+    """How many rows and how many columns share a scale; None is all of them."""
+
+    rows: int | None
+    columns: int | None
+
+
+TENSOR = Granularity(None, None)
+ROW = Granularity(1, None)
+COLUMN = Granularity(None, 1)
+ROW_BLOCK = Granularity(1, 128)
+BLOCK = Granularity(128, 128)
+
+
+class Quantized(NamedTuple):
+    """A matrix as `values · scales`, each scale being that of an even block of values."""
+
+    values: Array  # rows columns: int8 or float8_e4m3fn
+    scales: Array  # row_blocks column_blocks: float32
+
+
+def quantize(x: Array, dtype: Any, granularity: Granularity) -> Quantized:
+    """`rows columns` in 8 bits, the largest of each block at the largest number of `dtype`; rounded to nearest even.
+
+    Args:
+        dtype: int8, of which -127 … 127 are used, or float8_e4m3fn, up to ±448.
+        granularity: `TENSOR`, `ROW`, `COLUMN`, `ROW_BLOCK`, `BLOCK` or another; its blocks divide the matrix.
+
+    Raises `UserError` for another dtype, or for blocks that do not divide the matrix.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"quantize: to int8 or float8_e4m3fn, not {jnp.dtype(dtype)}")
+    blocks = _blocks(x, granularity)  # row_blocks rows column_blocks columns
+    top = jnp.max(jnp.abs(blocks), axis=(1, 3))
+    scales = jnp.maximum(top / _largest(dtype), jnp.finfo(jnp.float32).tiny)  # of zeros too
+    scaled = blocks / scales[:, None, :, None]
+    limited = jnp.clip(scaled, -_largest(dtype), _largest(dtype))
+    values = jnp.round(limited) if dtype == jnp.int8 else limited
+    return Quantized(values.astype(dtype).reshape(x.shape), scales)
+
+
+def dequantize(x: Quantized) -> Array:
+    """`rows columns` in float32."""
+    rows, columns = x.values.shape
+    return x.values.astype(jnp.float32) * spread(x.scales, rows, columns)
+
+
+def spread(scales: Array, rows: int, columns: int) -> Array:
+    """The scales with `rows` and `columns` in place of their own numbers of blocks, which divide them."""
+    tall = jnp.repeat(scales, rows // scales.shape[0], axis=0)
+    return jnp.repeat(tall, columns // scales.shape[1], axis=1)
+
+
+def _largest(dtype: Any) -> float:
+    return 127.0 if dtype == jnp.int8 else float(jnp.finfo(dtype).max)
+
+
+def _blocks(x: Array, granularity: Granularity) -> Array:
+    """`row_blocks rows column_blocks columns`, float32."""
+    (rows, columns), (tall, wide) = x.shape, granularity
+    tall, wide = rows if tall is None else tall, columns if wide is None else wide
+    if rows % tall or columns % wide:
+        raise UserError(f"quantize: blocks of {tall} × {wide} do not divide a matrix of {rows} × {columns}")
+    return x.astype(jnp.float32).reshape(rows // tall, tall, columns // wide, wide)

@@ -1,0 +1,35 @@
+"""The quantised product in plain XLA: 8-bit products summed wide, and scaled after; where scales change along the
+contracted dimension, one of its blocks at a time."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axon.kernels.quantized_matmul.quantize import Quantized
+from axon.kernels.quantized_matmul.scales import aligned
+
+
+def quantized_matmul_xla(x: Quantized, w: Quantized, dtype: Any) -> Array:
+    """See `axon.kernels.quantized_matmul.quantized_matmul`."""
+    x_scales, w_scales = aligned(x, w)
+    blocks = x_scales.shape[1]
+    size = x.values.shape[1] // blocks
+    if blocks == 1:
+        return (_dot(x.values, w.values) * x_scales * w_scales).astype(dtype)
+
+    def block(total, i):
+        left = lax.dynamic_slice_in_dim(x.values, i * size, size, axis=1)
+        right = lax.dynamic_slice_in_dim(w.values, i * size, size)
+        scaled = _dot(left, right) * lax.dynamic_slice_in_dim(x_scales, i, 1, axis=1) * w_scales[i]
+        return total + scaled, None
+
+    zeros = jnp.zeros((x.values.shape[0], w.values.shape[1]), jnp.float32)
+    return lax.scan(block, zeros, jnp.arange(blocks))[0].astype(dtype)
+
+
+def _dot(left: Array, right: Array) -> Array:
+    """`rows inner` · `inner out`, float32: of int8 summed in int32."""
+    wide = jnp.int32 if left.dtype == jnp.int8 else jnp.float32
+    product = lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=wide)
+    return product.astype(jnp.float32)

@@ -1,0 +1,127 @@
+"""The kernels in many tiles, interpreted with their copies watched; their tiles, their visits, and their compilers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from axon.kernels.grouped_matmul.cases import cases
+from axon.kernels.grouped_matmul.tiling import (
+    ROWS,
+    VMEM,
+    Problem,
+    Tiles,
+    gradient_tiles,
+    gradient_vmem,
+    product_tiles,
+    product_vmem,
+)
+from axon.kernels.grouped_matmul.tpu_gradient import weight_gradient
+from axon.kernels.grouped_matmul.tpu_product import product
+from axon.kernels.grouped_matmul.visits import group_visits, most_visits, row_visits
+from axon.train.flops import count_flops
+
+TILES = Tiles(128, 128, 128)
+SIZES = ([100, 0, 30, 150], [0, 0, 0, 0], [128, 128, 0, 1])
+
+
+@pytest.fixture
+def watched():
+    """`interpret=` parameters that watch for races, and a check that there was none."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    yield pltpu.InterpretParams(detect_races=True)
+    found = interpret_pallas_call.races.races_found
+    pltpu.reset_tpu_interpret_mode_state()
+    assert not found
+
+
+def numbers(make, sizes, rows, tile):
+    """A table of visits and their count, as NumPy's."""
+    visits, count = jax.jit(make, static_argnums=(1, 2))(sizes, rows, tile)
+    return jax.tree.map(np.asarray, visits), int(count)
+
+
+def owners(sizes, rows):
+    return np.repeat(np.arange(len(sizes) + 1), [*sizes, rows - sum(sizes)])
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_in_many_tiles_is_that_of_the_formula_and_has_no_race(transposed, sizes, rng, watched):
+    x = rng.normal(size=(300, 256)).astype(np.float32)
+    w = rng.normal(size=(4, 256, 384)).astype(np.float32)
+    stored = w.swapaxes(1, 2) if transposed else w
+    sizes = np.array(sizes, np.int32)
+    made = product(x, stored, sizes, transposed=transposed, tiles=TILES, interpret=watched)
+    weights = np.concatenate([w, np.zeros_like(w[:1])]).astype(np.float64)
+    expected = np.einsum("re,reo->ro", x, weights[owners(sizes, 300)])
+    np.testing.assert_allclose(made, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_weight_gradient_in_many_tiles_is_that_of_the_formula_and_has_no_race(sizes, rng, watched):
+    x, dy = (rng.normal(size=(300, columns)).astype(np.float32) for columns in (256, 384))
+    sizes = np.array(sizes, np.int32)
+    made = weight_gradient(x, dy, sizes, dtype=jnp.float32, tiles=TILES, interpret=watched)
+    own = owners(sizes, 300)[:, None] == np.arange(4)
+    expected = np.einsum("rg,re,ro->geo", own.astype(np.float64), x, dy, optimize=True)
+    np.testing.assert_allclose(made, expected, atol=1e-4)
+
+
+@st.composite
+def work(draw):
+    rows, tile = draw(st.sampled_from([(1, 8), (16, 16), (70, 8)]))
+    ends = sorted(draw(st.lists(st.integers(0, rows), min_size=6, max_size=6)))
+    return np.diff(ends, prepend=0).astype(np.int32), rows, tile
+
+
+@settings(max_examples=40, deadline=None)
+@given(work())
+def test_row_visits_cover_every_row_once_and_stay_within_their_bound(drawn):
+    sizes, rows, tile = drawn
+    visits, count = numbers(row_visits, sizes, rows, tile)
+    assert visits.tile.shape == (most_visits(rows, len(sizes), tile),)
+    assert count <= len(visits.tile)
+    assert np.all(np.diff(visits.tile[:count]) >= 0)  # visits of a tile follow each other
+    assert set(visits.tile[:count]) == set(range(-(-rows // tile)))
+    owner = np.full(rows, len(sizes))
+    for at, _, group, start, stop in zip(*(a[:count] for a in visits), strict=True):
+        owner[max(start, at * tile) : min(stop, at * tile + tile)] = group
+    np.testing.assert_array_equal(owner, owners(sizes, rows))
+
+
+@settings(max_examples=40, deadline=None)
+@given(work())
+def test_group_visits_reach_every_group_in_turn_and_read_each_of_its_rows_once(drawn):
+    sizes, rows, tile = drawn
+    visits, count = numbers(group_visits, sizes, rows, tile)
+    assert count <= len(visits.group)
+    assert np.all(np.diff(visits.group[:count]) >= 0)
+    assert set(visits.group[:count]) == set(range(len(sizes)))
+    assert np.all(visits.source < -(-rows // tile))
+    read = np.zeros((len(sizes), rows), int)
+    for at, group, start, stop in zip(*(a[:count] for a in visits[1:]), strict=True):
+        read[group, max(start, at * tile) : min(stop, at * tile + tile)] += 1
+    np.testing.assert_array_equal(read, owners(sizes, rows) == np.arange(len(sizes))[:, None])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 2**18), st.integers(1, 64), st.integers(1, 64), st.sampled_from([1, 8, 64, 256]))
+def test_tiles_divide_the_columns_and_fit_the_vmem_of_every_chip(rows, inner, columns, groups):
+    for itemsize in (2, 4):
+        problem = Problem(rows, inner * 128, columns * 128, groups, itemsize, itemsize)
+        for choose, vmem in ((product_tiles, product_vmem), (gradient_tiles, gradient_vmem)):
+            tiles = choose(problem)
+            assert problem.inner % tiles.inner == problem.columns % tiles.columns == 0
+            assert ROWS[0] <= tiles.rows <= ROWS[1]
+            assert vmem(problem, tiles) <= VMEM
+
+
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_the_cost_of_a_case_is_what_its_kernels_say_of_themselves(case):
+    counted = count_flops(case.function, *case.operands)
+    assert (counted.flops, counted.uncounted) == (case.cost.flops, ())

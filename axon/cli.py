@@ -144,10 +144,14 @@ def generate(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="train, overhead, data or compile.")],
+    name: Annotated[str, typer.Argument(help="train, overhead, data, compile or kernels.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
+    compile_: Annotated[
+        bool, typer.Option("--compile", help="Of kernels: compile for every TPU, record VMEM.")
+    ] = False,
 ) -> None:
-    """Measure: `train` (beside torch), `overhead` (beside bare JAX), `data`, `compile`.
+    """Measure: `train` (beside torch), `overhead` (beside bare JAX), `data`, `compile`, `kernels`.
 
     Example: `axon bench train --json`
     """
@@ -155,11 +159,28 @@ def bench(
 
     from axon import bench
 
+    if static or compile_:
+        if name != "kernels":
+            raise UserError(f"axon bench {name}: --static and --compile are of kernels: axon bench kernels --static")
+        _kernel_costs(compile_, json_)
+        return
     result = bench.run(name)
     if json_:
         typer.echo(json.dumps(result))
     else:
         bench.show(name, result)
+
+
+def _kernel_costs(compile_: bool, as_json: bool) -> None:
+    import json
+
+    from axon.bench.kernel_costs import costs, lines, record
+
+    if compile_:
+        record()
+    rows = costs()
+    for line in [json.dumps(rows)] if as_json else lines(rows):
+        typer.echo(line)
 
 
 def _say(line: str) -> None:

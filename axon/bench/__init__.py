@@ -23,6 +23,7 @@ BENCHMARKS = {
     "overhead": Benchmark("axon.bench.overhead", "the framework's step beside the same step in bare JAX"),
     "data": Benchmark("axon.bench.data", "tokens through the whole data pipeline"),
     "compile": Benchmark("axon.bench.compile", "tracing and compiling llama3_8b for TPUs, by depth"),
+    "kernels": Benchmark("axon.bench.kernels", "our kernels on this CPU beside plain JAX"),
 }
 
 

@@ -16,9 +16,14 @@ from axon.bench import Result, cross_entropy, paged, reference
 from axon.bench.timing import alternate, median_error
 from axon.kernels.attention import Causal, attention
 
+
 def run() -> Result:
     """Each kernel beside its rival."""
-    return {"attention": attention_beside_jax(), "paged": paged.measure_decode(), "cross_entropy": cross_entropy.measure()}
+    return {
+        "attention": attention_beside_jax(),
+        "paged": paged.measure_decode(),
+        "cross_entropy": cross_entropy.measure(),
+    }
 
 
 def rows(result: Result) -> list[tuple[str, str]]:

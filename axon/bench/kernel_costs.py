@@ -1,0 +1,89 @@
+"""`axon bench kernels --static`: what each TPU kernel costs by its formula, where it compiles, and in how much VMEM.
+
+Nothing runs. What the compilers said is in `vmem.json`, beside this file: `axon bench kernels --compile` asks them
+anew, and CI compares.
+"""
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from axon.bench.timing import progress
+from axon.kernels.case import CHIPS as NAMES
+from axon.kernels.case import Case
+from axon.kernels.choice import OPERATIONS
+from axon.plan.chips import CHIPS
+from axon.plan.kernel import compile_case
+
+RECORD = Path(__file__).with_name("vmem.json")
+
+
+def all_cases() -> list[Case]:
+    """Every case of every operation."""
+    return [case for name in OPERATIONS for case in import_module(f"axon.kernels.{name}.cases").cases()]
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    """Case → chip → bytes of VMEM of its hungriest Pallas call (0: there is none), or the compiler's refusal."""
+    return json.loads(RECORD.read_text())
+
+
+def record() -> None:
+    """Compile every case for every chip, and write down what the compilers say; minutes on two cores."""
+    made = {}
+    for case in all_cases():
+        made[str(case)] = {}
+        for chip in NAMES:
+            if chip not in dict(case.lacking):
+                found = compile_case(case, CHIPS[chip])
+                made[str(case)][chip] = found.refused or found.vmem
+        progress(f"{case}: {made[str(case)]}")
+    RECORD.write_text(json.dumps(made, indent=1) + "\n")
+
+
+def costs() -> list[dict[str, Any]]:
+    """A row for each case: its cost, and for each chip the limit, the least time at the limit, and the VMEM."""
+    known = recorded()
+    return [
+        {
+            "operation": case.operation,
+            "case": case.name,
+            "flops": case.cost.flops,
+            "bytes": case.cost.bytes,
+            "intensity": case.cost.intensity,
+            "chips": {chip: _on(case, chip, known.get(str(case), {}).get(chip)) for chip in NAMES},
+        }
+        for case in all_cases()
+    ]
+
+
+def _on(case: Case, name: str, said: Any) -> dict[str, Any]:
+    if reason := dict(case.lacking).get(name):
+        return {"fallback": reason}
+    chip = CHIPS[name]
+    limit = "compute" if case.cost.intensity > chip.ridge else "memory"
+    least = max(case.cost.flops / chip.peak, case.cost.bytes / chip.bandwidth)
+    found = {"limit": limit, "ridge": chip.ridge, "least_ms": 1e3 * least}
+    if said is None:
+        return {**found, "compiled": "not recorded: axon bench kernels --compile"}
+    return {**found, "vmem_mib": said / 2**20} if isinstance(said, int) else {**found, "compiled": f"refused: {said}"}
+
+
+def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The rows as text, a case in a line and each chip in one below it."""
+    for row in rows:
+        gflop, mib, each = row["flops"] / 1e9, row["bytes"] / 2**20, row["intensity"]
+        yield f"{row['operation']}: {row['case']}: {gflop:,.1f} GFLOP, {mib:,.1f} MiB, {each:,.0f} FLOP/byte"
+        for chip, found in row["chips"].items():
+            yield f"  {chip:6} {_text(found)}"
+
+
+def _text(found: dict[str, Any]) -> str:
+    if "fallback" in found:
+        return f"not compiled, falls back: {found['fallback']}"
+    roof = f"{found['limit']} is the limit (ridge {found['ridge']:.0f} FLOP/byte), at least {found['least_ms']:.3f} ms"
+    if "compiled" in found:
+        return f"{roof}; {found['compiled']}"
+    return f"{roof}; compiles, " + (f"VMEM {found['vmem_mib']:.1f} MiB" if found["vmem_mib"] else "plain XLA")

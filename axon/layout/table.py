@@ -28,6 +28,8 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    "pages": (),
+    "page_size": (),
     "mlp": ("tensor",),
     "vocab": ("tensor",),
     "positions": (),

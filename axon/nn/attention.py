@@ -10,17 +10,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import add, einsum, shard
+from axon.axes import add, einsum
 from axon.kernels import attention as kernel
 from axon.kernels.attention import Mask
 from axon.nn.inputs import Inputs
+from axon.nn.memory import QUERIES, recall
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.rope import rotate
 from axon.patterns import parse_names
 
-QUERIES = "batch seq heads head_dim"
-KEYS = "batch kv_seq kv_heads head_dim"
 
 
 class Attention(nnx.Module):
@@ -73,9 +72,9 @@ class Attention(nnx.Module):
         if memory is not None:
             if inputs.start is None:
                 raise ValueError("Attention: a memory of keys and values needs Inputs.start, where to write to it")
-            memory = {n: _written(memory[n], new, inputs.start) for n, new in (("key", k), ("value", v))}
-            k, v = memory["key"], memory["value"]
-        out = attend(q, k, v, self.mask, inputs)
+            out, memory = recall(q, k, v, self.mask, memory, inputs.start)
+        else:
+            out = attend(q, k, v, self.mask, inputs)
         out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq.residual embed", out, self.out)
         if self.has_out_bias:
             out = add("batch seq.residual embed, embed -> batch seq.residual embed", out, self.out_bias)
@@ -103,22 +102,21 @@ def attend(q: Array, k: Array, v: Array, mask: Mask, inputs: Inputs) -> Array:
     rows of `kv_seq` and `head_dim` say, the keys and values of a whole row, and whole heads, are brought to the device
     first; and where `kv_heads` is split less than `heads` is, each device takes those it needs of what it has.
     """
-    pairs = None if inputs.documents is None or inputs.start is not None else (inputs.documents, inputs.documents)
+    pairs = None if inputs.documents is None else (inputs.documents, inputs.documents)
     scope = axes.current()
     if scope is None:
-        start = 0 if inputs.start is None else inputs.start
-        return kernel.attention(q, k, v, mask, documents=pairs, start=start)
+        return kernel.attention(q, k, v, mask, documents=pairs)
     rows, queries, heads, _ = scope.placement.spec(parse_names(QUERIES))
     split, own = scope.placement.mesh_axes("seq"), scope.placement.mesh_axes("heads")
     shared = scope.placement.mesh_axes("kv_heads")
     shared = shared if own[: len(shared)] == shared else ()
     others, group = own[len(shared) :], q.shape[2] // k.shape[2]  # `others`: those among whom keys are shared
 
-    def local(q, k, v, documents, start=0):
+    def local(q, k, v, documents):
         if others:
             wanted = _kv_heads(lax.axis_index(others) * q.shape[2], q.shape[2], group)
             k, v = jnp.take(k, wanted, axis=2), jnp.take(v, wanted, axis=2)
-        start = start + lax.axis_index(split) * q.shape[1] if split else start
+        start = lax.axis_index(split) * q.shape[1] if split else 0
         return kernel.attention(q, k, v, mask, documents=documents, start=start)
 
     of_queries = PartitionSpec(rows, queries, heads, None)
@@ -126,8 +124,6 @@ def attend(q: Array, k: Array, v: Array, mask: Mask, inputs: Inputs) -> Array:
     of_pairs = pairs and (PartitionSpec(rows, queries), PartitionSpec(rows, None))
     specs = (of_queries, of_keys, of_keys, of_pairs)
     values = jax.tree.map(axes.move, (q, k, v, pairs), specs)
-    if inputs.start is not None:  # otherwise a constant, which the kernel can plan with
-        specs, values = (*specs, PartitionSpec()), (*values, inputs.start)
     return axes.per_device(local, specs, of_queries)(*values)
 
 
@@ -139,10 +135,3 @@ def _kv_heads(first: Array, heads: int, group: int) -> Array:
     if heads % group == 0 or group % heads == 0:
         return first // group + jnp.arange(max(1, heads // group))
     return (first + jnp.arange(heads)) // group
-
-
-def _written(memory: Array, new: Array, start: Array) -> Array:
-    """`memory[batch kv_seq kv_heads head_dim]` with `new[batch seq kv_heads head_dim]` written at `start`."""
-    zero = jnp.zeros((), jnp.int32)
-    memory, new = shard(memory, KEYS), shard(new.astype(memory.dtype), KEYS)
-    return lax.dynamic_update_slice(memory, new, (zero, start, zero, zero))

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from axon import axes
 from axon.axes import einsum, shard
+from axon.nn import memory
 from axon.nn.embedding import Embedding
 from axon.nn.inputs import Inputs
 from axon.nn.loss import cross_entropy
+from axon.nn.memory import Memory
 from axon.nn.param import Dims, Param
 from axon.nn.rope import Rope
 from axon.nn.stack import Remat, Stack
@@ -90,10 +91,6 @@ class LanguageModel(nnx.Module):
         x, _ = self.hidden(inputs)
         return cross_entropy(x, self.output, targets, weights, z_loss, self.vocab)
 
-    def memory(self, batch: int, length: int) -> dict[str, Array]:
-        """Room for `length` keys and values of every layer: `layers batch kv_seq kv_heads head_dim`."""
-        shape = (self.depth, batch, length, self.dims["kv_heads"], self.dims["head_dim"])
-        scope = axes.current()
-        zeros = jnp.zeros(shape, jnp.float32 if scope is None else scope.compute)
-        zeros = axes.shard(zeros, "layers batch kv_seq kv_heads head_dim")
-        return {"key": zeros, "value": zeros}
+    def memory(self, batch: int, length: int) -> Memory:
+        """Room for the keys and values of `length` tokens a row, in every layer."""
+        return memory.empty(self.depth, batch, length, self.dims["kv_heads"], self.dims["head_dim"])

@@ -85,6 +85,10 @@ def test_the_module_is_the_formula_with_dense_matrices(rng, bind, random_paramet
     close(bind(attention, w)(x, inputs, None)[0], np.einsum("bshd,hde->bse", mixed, w["out"]), 2e-6)
 
 
+def one_layer(memory):
+    return {name: pages[0] for name, pages in memory.items()}
+
+
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
 def test_a_memory_of_keys_gives_token_by_token_what_the_whole_row_gives(
     mesh, rng, placed, compiled, bind, random_parameters
@@ -97,7 +101,7 @@ def test_a_memory_of_keys_gives_token_by_token_what_the_whole_row_gives(
         attend = bind(attention, values)
         angles = lambda p: Rope().angles(p, DIMS["head_dim"])  # noqa: E731
         whole, _ = attend(x, Inputs(positions, positions), angles(jnp.asarray(positions)))
-        memory = dict.fromkeys(("key", "value"), jnp.zeros((2, 20, 4, 4)))
+        memory = one_layer(empty(1, 2, 20, 4, 4))
         parts = []
         for begin, end in [(0, first), *((i, i + 1) for i in range(first, 16))]:
             at = jnp.asarray(positions[:, begin:end])
@@ -114,7 +118,7 @@ def test_a_memory_may_be_split_by_positions_of_the_queries(rng, placed, compiled
 
     def call(values, x):
         angles = Rope().angles(jnp.asarray(positions), DIMS["head_dim"])
-        memory = dict.fromkeys(("key", "value"), jnp.zeros((2, 32, 4, 4)))
+        memory = one_layer(empty(1, 2, 32, 4, 4))
         inputs = Inputs(positions, positions, start=jnp.int32(5))
         return bind(attention, values)(shard(x, "batch seq embed"), inputs, angles, memory)
 

@@ -5,7 +5,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import current
 from axon.errors import UserError
-from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window
+from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window, causal_window
 from axon.kernels.attention.problem import Form, Given
 from axon.kernels.attention.reference import attention_reference
 from axon.kernels.attention.tiles import Tiles, tiles_for
@@ -25,6 +25,7 @@ __all__ = [
     "attention",
     "attention_and_lse",
     "attention_reference",
+    "causal_window",
 ]
 
 

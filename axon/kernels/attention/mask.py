@@ -154,6 +154,25 @@ class Both(Mask):
         return f"{self.one} & {self.other}"
 
 
+def causal_window(mask: Mask) -> int | None:
+    """The window of a causal mask, None for none; `SameDocument` is as if all keys were of one document.
+
+    Raises `UserError` for a mask that lets a query see beyond itself, or by another rule.
+    """
+    rules = list(_rules(mask))
+    if not any(isinstance(rule, Causal) for rule in rules) or any(isinstance(rule, Prefix) for rule in rules):
+        raise UserError(f"a memory of keys and values grows token by token, for causal masks; this one is {mask}")
+    return min((rule.size for rule in rules if isinstance(rule, Window)), default=None)
+
+
+def _rules(mask: Mask) -> Iterator[Mask]:
+    if isinstance(mask, Both):
+        yield from _rules(mask.one)
+        yield from _rules(mask.other)
+    else:
+        yield mask
+
+
 def _all(parts: Iterator[Any]) -> Any:
     seen = next(parts)
     for part in parts:

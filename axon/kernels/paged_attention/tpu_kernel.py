@@ -1,0 +1,238 @@
+"""The Pallas kernel of paged attention: a block of queries a grid step, its sequence's pages streamed through VMEM.
+
+FlashAttention's recurrence (Dao et al., arXiv:2205.14135) over pages that asynchronous copies bring from HBM, two
+buffers deep: while one step's pages are attended to, the next step's arrive, the next block's first ones too.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from axon.kernels.paged_attention.ragged import Scores
+
+LANES = 128
+NOTHING, MASKED = -1e30, -2e30
+"""The largest score before any, and a masked one: so much less that exp(MASKED - NOTHING) is 0."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Constants of the program.
+
+    Args:
+        page_size: positions a page. width: pages a step. columns: of the page table.
+        queries: rows a block. group: heads that share one head of keys. splits: parts of a block's steps.
+        scores: how they are made.
+    """
+
+    page_size: int
+    width: int
+    columns: int
+    queries: int
+    group: int
+    splits: int
+    scores: Scores
+
+    @property
+    def keys(self) -> int:
+        """Positions a step."""
+        return self.page_size * self.width
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the scalar core knows of the blocks, in SMEM: `Blocks`, and each one's first page's column."""
+
+    table: Any
+    sequences: Any
+    positions: Any
+    ends: Any
+    columns: Any
+
+    def steps(self, block: Any, part: Any, shape: Shape) -> tuple[Any, Any]:
+        """The steps `[first, last)` of one part of a block's pages."""
+        live = self.ends[block] - self.columns[block] * shape.page_size
+        total = lax.div(jnp.maximum(live, 0) + shape.keys - 1, shape.keys)
+        if shape.splits == 1:
+            return jnp.int32(0), total
+        size = lax.div(total + shape.splits - 1, shape.splits)
+        return jnp.minimum(part * size, total), jnp.minimum((part + 1) * size, total)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The copies of pages from HBM to the buffers `2 width kv_heads page_size …`."""
+
+    work: Work
+    shape: Shape
+    pages: Sequence[Any]
+    buffers: Sequence[Any]
+    arrived: Any
+
+    def start(self, block: Any, step: Any, slot: Any) -> None:
+        self._each(block, step, slot, lambda copy: copy.start())
+
+    def wait(self, block: Any, step: Any, slot: Any) -> None:
+        self._each(block, step, slot, lambda copy: copy.wait())
+
+    def _each(self, block: Any, step: Any, slot: Any, act: Callable[[Any], None]) -> None:
+        """One copy a page and array; pages past the block's end are left out."""
+        column = self.work.columns[block] + step * self.shape.width
+        left = self.work.ends[block] - column * self.shape.page_size
+        live = jnp.clip(lax.div(left + self.shape.page_size - 1, self.shape.page_size), 0, self.shape.width)
+        row = self.work.sequences[block] * self.shape.columns
+
+        def page(place, _):
+            number = self.work.table[row + column + place]
+            for index, (source, buffer) in enumerate(zip(self.pages, self.buffers, strict=True)):
+                target = buffer.at[slot, place]
+                act(pltpu.make_async_copy(source.at[number], target, self.arrived.at[slot, index]))
+
+        lax.fori_loop(0, live, page, None)
+
+
+@dataclass(frozen=True)
+class Running:
+    """Of each head of keys and row: largest score, Σ exp(score - top) (in every lane), and Σ exp(score - top)·value."""
+
+    top: Any
+    total: Any
+    sums: Any
+
+    def clear(self) -> None:
+        self.top[...] = jnp.full(self.top.shape, NOTHING, jnp.float32)
+        self.total[...] = jnp.zeros(self.total.shape, jnp.float32)
+        self.sums[...] = jnp.zeros(self.sums.shape, jnp.float32)
+
+    def add(self, head: int, scores: Any, values: Any, scales: Any) -> None:
+        """One step's `rows keys` scores and `keys head_dim` values."""
+        before = self.top[head]
+        top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+        shrink = jnp.exp(before - top)
+        weights = jnp.exp(scores - top[:, :1])
+        self.top[head] = top
+        self.total[head] = self.total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+        weights = weights if scales is None else weights * scales
+        product = _dot(weights.astype(values.dtype), values, (1, 0))
+        self.sums[head] = self.sums[head] * shrink[:, :1] + product
+
+
+def attend(shape: Shape, scaled: bool, *refs: Any) -> None:
+    """The kernel: one block's queries `1 kv_heads (queries group) head_dim` over one part of its pages."""
+    arrays = 4 if scaled else 2
+    work, (q, *refs) = Work(*refs[:5]), refs[5:]
+    pages, refs = refs[:arrays], refs[arrays:]
+    outputs, refs = refs[: 1 if shape.splits == 1 else 2], refs[1 if shape.splits == 1 else 2 :]
+    buffers, (arrived, slot, *running) = refs[:arrays], refs[arrays:]
+    stream, sums = Stream(work, shape, pages, buffers, arrived), Running(*running)
+    part, block = pl.program_id(0), pl.program_id(1)
+    first, last = work.steps(block, part, shape)
+
+    @pl.when(block == 0)
+    def _():
+        slot[0] = 0
+        _start_first(stream, block, part, 0)
+
+    sums.clear()
+
+    def step(index, here):
+        there = 1 - here
+
+        @pl.when(index + 1 < last)
+        def _():
+            stream.start(block, index + 1, there)
+
+        @pl.when(index + 1 == last)
+        def _():
+            _start_next(stream, block, part, there)
+
+        stream.wait(block, index, here)
+        _attend_step(q, buffers, here, work, shape, block, index, sums)
+        return there
+
+    slot[0] = lax.fori_loop(first, last, step, slot[0])
+
+    @pl.when(first == last)
+    def _():
+        _start_next(stream, block, part, slot[0])
+
+    _finish(outputs, sums)
+
+
+def _start_next(stream: Stream, block: Any, part: Any, slot: Any) -> None:
+    @pl.when(block + 1 < pl.num_programs(1))
+    def _():
+        _start_first(stream, block + 1, part, slot)
+
+
+def _start_first(stream: Stream, block: Any, part: Any, slot: Any) -> None:
+    first, last = stream.work.steps(block, part, stream.shape)
+
+    @pl.when(first < last)
+    def _():
+        stream.start(block, first, slot)
+
+
+def _attend_step(
+    q: Any, buffers: Sequence[Any], slot: Any, work: Work, shape: Shape, block: Any, index: Any, running: Running
+) -> None:
+    start = (work.columns[block] + index * shape.width) * shape.page_size
+    live = work.ends[block] - start
+    _clear_past_end(buffers[1], slot, live, shape)
+    heads, rows, head_dim = q.shape[1:]
+    queries = work.positions[block] + lax.div(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), jnp.int32(shape.group))
+    seen = shape.scores.seen(queries, start + lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1))
+    scales = [_in_a_row(buffer, slot, shape) for buffer in buffers[2:]]
+    if scales:  # zeros past the end, so that the values' scales are numbers there
+        scales = [jnp.where(lax.broadcasted_iota(jnp.int32, row.shape, 1) < live, row, 0) for row in scales]
+    for head in range(heads):
+        keys, values = (_head(buffer, slot, head, q.dtype) for buffer in buffers[:2])
+        products = _dot(q[0, head], keys, (1, 1))
+        key_scales, value_scales = (row[head : head + 1] for row in scales) if scales else (None, None)
+        products = products if key_scales is None else products * key_scales
+        running.add(head, jnp.where(seen, shape.scores.finish(products), MASKED), values, value_scales)
+
+
+def _clear_past_end(values: Any, slot: Any, live: Any, shape: Shape) -> None:
+    """Values past the end may be anything, NaN included, and a weight of 0 would not hide that."""
+
+    @pl.when(live < shape.keys)
+    def _():
+        def page(place, _):
+            own = values.at[slot, place]
+            at = place * shape.page_size + lax.broadcasted_iota(jnp.int32, own.shape, 1)
+            own[...] = jnp.where(at < live, own[...].astype(jnp.float32), 0).astype(own.dtype)
+
+        lax.fori_loop(lax.div(live, shape.page_size), shape.width, page, None)
+
+
+def _head(buffer: Any, slot: Any, head: int, dtype: Any) -> Any:
+    """`keys head_dim` of one head."""
+    own = buffer[slot, :, head].astype(dtype)
+    return own.reshape(-1, own.shape[-1])
+
+
+def _in_a_row(buffer: Any, slot: Any, shape: Shape) -> Any:
+    """`kv_heads keys`: a step's scales, the pages beside each other."""
+    return jnp.concatenate([buffer[slot, place] for place in range(shape.width)], axis=1)
+
+
+def _finish(outputs: Sequence[Any], running: Running) -> None:
+    """The block's output, and where pages are split each row's log-sum-exp in every lane."""
+    total = running.total[...]
+    safe = jnp.where(total == 0, 1, total)
+    outputs[0][...] = (running.sums[...] / safe[..., :1]).astype(outputs[0].dtype).reshape(outputs[0].shape)
+    if len(outputs) == 2:
+        outputs[1][...] = (running.top[...] + jnp.log(safe)).reshape(outputs[1].shape)
+
+
+def _dot(a: Any, b: Any, summed: tuple[int, int]) -> Any:
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((summed[0],), (summed[1],)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -29,7 +29,7 @@ def paged_attention(
     splits: int = 1,
     checked: bool = False,
 ) -> tuple[Array, Cache]:
-    """Causal grouped-query attention of new tokens over their sequences' pages, which first get the new keys and values.
+    """Causal grouped-query attention of new tokens over their sequences' pages, which first get their keys and values.
 
     After PagedAttention (Kwon et al., arXiv:2309.06180). The queries of sequence i are rows cu_q_lens[i] to
     cu_q_lens[i + 1]; row j of n sits at position kv_len - n + j. A decode step has one row a sequence, a prefill has

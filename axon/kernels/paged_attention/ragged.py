@@ -29,7 +29,7 @@ class Ragged:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Places:
-    """Of each query row, `tokens`: is it real, its sequence, and its position there; padding has sequence 0, position 0."""
+    """Of each row, `tokens`: is it real, its sequence, and its position there; padding has sequence 0, position 0."""
 
     real: Array
     sequences: Array

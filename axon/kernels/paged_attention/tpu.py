@@ -20,10 +20,13 @@ from axon.kernels.paged_attention.tpu_kernel import LANES, Shape, attend
 from axon.kernels.paged_attention.tpu_write import write_tpu
 
 KEYS = 512
-"""Positions a step, at most: two buffers of 8 heads of 128 bfloat16 keys and values take 8 MiB of VMEM."""
+"""Positions a step, at most."""
 
-ROWS = 256
-"""Rows of a block of queries, queries times group, at most."""
+BUFFERS = 4 * 2**20
+"""Bytes of VMEM that two steps' keys and values take, about, at most: 512 positions of 8 heads of 128 bfloat16s."""
+
+ROWS = 2048
+"""Rows of a block of queries, of all heads, at most: with what is kept of each, 6 MiB of VMEM at a head_dim of 128."""
 
 HEAD_DIMS = (128, 256)
 """Widths of a head that were compiled for v5e, v5p, v6e and tpu7x: whole rows of lanes."""
@@ -63,15 +66,14 @@ def paged_attention_tpu(
     """See `axon.kernels.paged_attention.paged_attention`.
 
     Args:
-        queries: rows of one sequence a block, a power of two; by default from the rows a sequence has on average.
+        queries: rows of one sequence a block; by default from the rows that a sequence has on average.
     """
     cache = write_tpu(cache, k, v, ragged, interpret=interpret)
     where = places(ragged, q.shape[0])
-    made = blocks(ragged, q.shape[0], queries or _queries(q, cache, ragged))
-    width = min(max(1, KEYS // cache.page_size), ragged.page_table.shape[1])
+    made = blocks(ragged, q.shape[0], queries or _queries(q, ragged))
     shape = Shape(
         page_size=cache.page_size,
-        width=width,
+        width=_width(cache, ragged),
         columns=ragged.page_table.shape[1],
         queries=made.queries,
         group=q.shape[1] // cache.kv_heads,
@@ -82,12 +84,17 @@ def paged_attention_tpu(
     return join(out.astype(q.dtype), made, where, ragged), cache
 
 
-def _queries(q: Array, cache: Cache, ragged: Ragged) -> int:
-    """1 for a decode step; else the power of two that the rows of a sequence fill, up to `ROWS` with its group."""
-    if q.shape[0] <= ragged.sequences:
-        return 1
-    most = max(1, ROWS * cache.kv_heads // q.shape[1])
-    return 1 << (min(most, q.shape[0] // ragged.sequences).bit_length() - 1)
+def _queries(q: Array, ragged: Ragged) -> int:
+    """1 for a decode step; else the power of two that a sequence's rows fill on average, up to `ROWS` of all heads."""
+    tokens, heads, _ = q.shape
+    most = min(max(1, ROWS // heads), tokens // ragged.sequences)
+    return 1 if tokens <= ragged.sequences else 1 << (most.bit_length() - 1)
+
+
+def _width(cache: Cache, ragged: Ragged) -> int:
+    """Pages a step."""
+    page_bytes = cache.keys.size * cache.keys.dtype.itemsize // cache.pages
+    return min(max(1, min(KEYS // cache.page_size, BUFFERS // (4 * page_bytes))), ragged.page_table.shape[1])
 
 
 def _call(q: Array, cache: Cache, ragged: Ragged, made: Blocks, shape: Shape, interpret: Any) -> Array:

@@ -6,6 +6,7 @@ buffers deep: while one step's pages are attended to, the next step's arrive, th
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jax
@@ -125,11 +126,11 @@ class Running:
 
 def attend(shape: Shape, scaled: bool, *refs: Any) -> None:
     """The kernel: one block's queries `1 kv_heads (queries group) head_dim` over one part of its pages."""
-    arrays = 4 if scaled else 2
-    work, (q, *refs) = Work(*refs[:5]), refs[5:]
-    pages, refs = refs[:arrays], refs[arrays:]
-    outputs, refs = refs[: 1 if shape.splits == 1 else 2], refs[1 if shape.splits == 1 else 2 :]
-    buffers, (arrived, slot, *running) = refs[:arrays], refs[arrays:]
+    rest = iter(refs)
+    arrays, results = 4 if scaled else 2, 1 if shape.splits == 1 else 2
+    work, (q,) = Work(*islice(rest, 5)), islice(rest, 1)
+    pages, outputs, buffers = (list(islice(rest, count)) for count in (arrays, results, arrays))
+    arrived, slot, *running = rest
     stream, sums = Stream(work, shape, pages, buffers, arrived), Running(*running)
     part, block = pl.program_id(0), pl.program_id(1)
     first, last = work.steps(block, part, shape)
@@ -185,7 +186,7 @@ def _attend_step(
     start = (work.columns[block] + index * shape.width) * shape.page_size
     live = work.ends[block] - start
     _clear_past_end(buffers[1], slot, live, shape)
-    heads, rows, head_dim = q.shape[1:]
+    heads, rows, _ = q.shape[1:]
     queries = work.positions[block] + lax.div(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), jnp.int32(shape.group))
     seen = shape.scores.seen(queries, start + lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1))
     scales = [_in_a_row(buffer, slot, shape) for buffer in buffers[2:]]

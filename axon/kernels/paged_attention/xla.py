@@ -64,12 +64,13 @@ def _attend(q: Array, cache: Cache, made: Blocks, ragged: Ragged, scores: Scores
         column = first[:, None] + index * width + jnp.arange(width)
         pages = ragged.page_table[made.sequences[:, None], jnp.minimum(column, columns - 1)]
         positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
-        keys, key_scales = _gather(cache.keys, pages), _gather(cache.key_scales, pages)
-        values, value_scales = _gather(cache.values, pages), _gather(cache.value_scales, pages)
+        keys, values = (_gather(kept, pages).astype(q.dtype) for kept in (cache.keys, cache.values))
         # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
-        values = jnp.where((positions < lens)[..., None], values.astype(q.dtype), 0)
-        products = jnp.einsum("bkrd,bksd->bkrs", q, keys.astype(q.dtype))
-        products = products if key_scales is None else products * key_scales[:, :, None]
+        values = jnp.where((positions < lens)[..., None], values, 0)
+        products = jnp.einsum("bkrd,bksd->bkrs", q, keys)
+        if cache.key_scales is not None:
+            products = products * _gather(cache.key_scales, pages)[:, :, None]
+        value_scales = None if cache.value_scales is None else _gather(cache.value_scales, pages)
         seen = scores.seen(queries, positions[:, :, None])
         finished = jnp.where(seen, scores.finish(products), MASKED)
         return index + 1, _update(running, finished, seen, values, value_scales)
@@ -80,10 +81,8 @@ def _attend(q: Array, cache: Cache, made: Blocks, ragged: Ragged, scores: Scores
     return end.values / jnp.where(end.total == 0, 1, end.total)[..., None]
 
 
-def _gather(kept: Array | None, pages: Array) -> Array | None:
+def _gather(kept: Array, pages: Array) -> Array:
     """`blocks pages` of `pages kv_heads page_size …` → `blocks kv_heads (pages page_size) …`, in that order at once."""
-    if kept is None:
-        return None
     kv_heads, size, *rest = kept.shape[1:]
     index = pages[:, None, :] * kv_heads + jnp.arange(kv_heads)[:, None]
     return kept.reshape(-1, size, *rest).at[index].get(mode="clip").reshape(len(pages), kv_heads, -1, *rest)

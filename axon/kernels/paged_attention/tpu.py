@@ -16,7 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from axon.kernels.paged_attention.blocks import Blocks, blocks, join, split
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import Ragged, Scores, places
-from axon.kernels.paged_attention.tpu_kernel import LANES, Shape, attend
+from axon.kernels.paged_attention.tpu_kernel import LANES, TILE, Shape, attend, tiled
 from axon.kernels.paged_attention.tpu_write import write_tpu
 
 KEYS = 512
@@ -31,9 +31,6 @@ ROWS = 2048
 HEAD_DIMS = (128, 256)
 """Widths of a head that were compiled for v5e, v5p, v6e and tpu7x: whole rows of lanes."""
 
-ROWS_OF_A_TILE = 16
-"""What divides a page's size: a tile of bfloat16."""
-
 SCALARS = 512 * 1024
 """Bytes of page table, at most, that the scalar core's memory has room for."""
 
@@ -42,8 +39,8 @@ def unfit(q: Array, cache: Cache, ragged: Ragged) -> str | None:
     """Why the kernel cannot do this attention; None if it can."""
     if cache.head_dim not in HEAD_DIMS:
         return f"the kernel wants a head_dim of {' or '.join(map(str, HEAD_DIMS))}, not {cache.head_dim}"
-    if cache.page_size % ROWS_OF_A_TILE:
-        return f"the kernel wants pages whose size {ROWS_OF_A_TILE} divides, not {cache.page_size}"
+    if cache.page_size % TILE:
+        return f"the kernel wants pages whose size {TILE} divides, not {cache.page_size}"
     if q.dtype not in (jnp.bfloat16, jnp.float32):
         return f"the kernel wants queries of bfloat16 or float32, not {q.dtype}"
     if 4 * ragged.page_table.size > SCALARS:
@@ -80,14 +77,19 @@ def paged_attention_tpu(
         splits=splits,
         scores=scores,
     )
-    out = _call(split(q, made, cache.kv_heads), cache, ragged, made, shape, interpret)
-    return join(out.astype(q.dtype), made, where, ragged), cache
+    rows = split(q, made, cache.kv_heads)
+    spare = tiled(rows.shape[2]) - rows.shape[2]
+    out = _call(jnp.pad(rows, ((0, 0), (0, 0), (0, spare), (0, 0))), cache, ragged, made, shape, interpret)
+    return join(out[:, :, : rows.shape[2]].astype(q.dtype), made, where, ragged), cache
 
 
 def _queries(q: Array, ragged: Ragged) -> int:
-    """1 for a decode step; else the power of two that a sequence's rows fill on average, up to `ROWS` of all heads."""
+    """1 for a decode step; else a power of two, four times what a sequence has on average, up to `ROWS` of all heads.
+
+    Four times: rows are shared out unevenly, and while pages arrive a few rows more cost nothing.
+    """
     tokens, heads, _ = q.shape
-    most = min(max(1, ROWS // heads), tokens // ragged.sequences)
+    most = min(max(1, ROWS // heads), 4 * tokens // ragged.sequences)
     return 1 if tokens <= ragged.sequences else 1 << (most.bit_length() - 1)
 
 

@@ -18,8 +18,15 @@ from jax.experimental.pallas import tpu as pltpu
 from axon.kernels.paged_attention.ragged import Scores
 
 LANES = 128
+TILE = 16
+"""Rows of a tile of bfloat16; blocks of queries are whole tiles."""
 NOTHING, MASKED = -1e30, -2e30
 """The largest score before any, and a masked one: so much less that exp(MASKED - NOTHING) is 0."""
+
+
+def tiled(rows: int) -> int:
+    """So many rows, and what fills their last tile."""
+    return -(-rows // TILE) * TILE
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,10 @@ class Running:
     total: Any
     sums: Any
 
+    def first(self, rows: int) -> "Running":
+        """Those of the first rows."""
+        return Running(*(ref.at[:, pl.ds(0, rows)] for ref in (self.top, self.total, self.sums)))
+
     def clear(self) -> None:
         self.top[...] = jnp.full(self.top.shape, NOTHING, jnp.float32)
         self.total[...] = jnp.zeros(self.total.shape, jnp.float32)
@@ -154,7 +165,7 @@ def attend(shape: Shape, scaled: bool, *refs: Any) -> None:
             _start_next(stream, block, part, there)
 
         stream.wait(block, index, here)
-        _attend_step(q, buffers, here, work, shape, block, index, sums)
+        _attend_live_rows(q, buffers, here, work, shape, block, index, sums)
         return there
 
     slot[0] = lax.fori_loop(first, last, step, slot[0])
@@ -178,6 +189,25 @@ def _start_first(stream: Stream, block: Any, part: Any, slot: Any) -> None:
     @pl.when(first < last)
     def _():
         stream.start(block, first, slot)
+
+
+def _attend_live_rows(
+    q: Any, buffers: Sequence[Any], slot: Any, work: Work, shape: Shape, block: Any, index: Any, running: Running
+) -> None:
+    """A block with a single query, as a decoding sequence has in a batch with prefills, does not pay for the others."""
+    rows, few = q.shape[2], tiled(shape.group)
+    single = work.ends[block] - work.positions[block] == 1
+
+    @pl.when(single)
+    def _():
+        first = q.at[:, :, pl.ds(0, few)]
+        _attend_step(first, buffers, slot, work, shape, block, index, running.first(few))
+
+    if rows > few:
+
+        @pl.when(~single)
+        def _():
+            _attend_step(q, buffers, slot, work, shape, block, index, running)
 
 
 def _attend_step(

@@ -89,7 +89,7 @@ def _gather(kept: Array, pages: Array) -> Array:
 
 
 def _products(q: Array, keys: Array) -> Array:
-    """`blocks kv_heads rows keys`. The longer matrix on the left is a third faster on a CPU, so that it is kept there."""
+    """`blocks kv_heads rows keys`. With the longer matrix on the left a CPU is faster; the barrier keeps it there."""
     return lax.optimization_barrier(jnp.einsum("bksd,bkrd->bksr", keys, q).swapaxes(2, 3))
 
 

@@ -195,7 +195,7 @@ def _attend_live_rows(
     q: Any, buffers: Sequence[Any], slot: Any, work: Work, shape: Shape, block: Any, index: Any, running: Running
 ) -> None:
     """A block with a single query, as a decoding sequence has in a batch with prefills, does not pay for the others."""
-    rows, few = q.shape[2], tiled(shape.group)
+    few = tiled(shape.group)
     single = work.ends[block] - work.positions[block] == 1
 
     @pl.when(single)
@@ -203,7 +203,7 @@ def _attend_live_rows(
         first = q.at[:, :, pl.ds(0, few)]
         _attend_step(first, buffers, slot, work, shape, block, index, running.first(few))
 
-    if rows > few:
+    if shape.queries > 1:
 
         @pl.when(~single)
         def _():

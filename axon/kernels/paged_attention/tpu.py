@@ -16,7 +16,8 @@ from jax.experimental.pallas import tpu as pltpu
 from axon.kernels.paged_attention.blocks import Blocks, blocks, join, split
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import Ragged, Scores, places
-from axon.kernels.paged_attention.tpu_kernel import LANES, TILE, Shape, attend, tiled
+from axon.kernels.paged_attention.tpu_kernel import LANES, attend
+from axon.kernels.paged_attention.tpu_stream import TILE, Shape, tiled
 from axon.kernels.paged_attention.tpu_write import write_tpu
 
 KEYS = 512

@@ -4,105 +4,20 @@ FlashAttention's recurrence (Dao et al., arXiv:2205.14135) over pages that async
 buffers deep: while one step's pages are attended to, the next step's arrive, the next block's first ones too.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.paged_attention.ragged import Scores
+from axon.kernels.paged_attention.tpu_stream import Shape, Stream, Work, tiled
 
 LANES = 128
-TILE = 16
-"""Rows of a tile of bfloat16; blocks of queries are whole tiles."""
 NOTHING, MASKED = -1e30, -2e30
 """The largest score before any, and a masked one: so much less that exp(MASKED - NOTHING) is 0."""
-
-
-def tiled(rows: int) -> int:
-    """So many rows, and what fills their last tile."""
-    return -(-rows // TILE) * TILE
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Constants of the program.
-
-    Args:
-        page_size: positions a page. width: pages a step. columns: of the page table.
-        queries: rows a block. group: heads that share one head of keys. splits: parts of a block's steps.
-        scores: how they are made.
-    """
-
-    page_size: int
-    width: int
-    columns: int
-    queries: int
-    group: int
-    splits: int
-    scores: Scores
-
-    @property
-    def keys(self) -> int:
-        """Positions a step."""
-        return self.page_size * self.width
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the scalar core knows of the blocks, in SMEM: `Blocks`, and each one's first page's column."""
-
-    table: Any
-    sequences: Any
-    positions: Any
-    ends: Any
-    columns: Any
-
-    def steps(self, block: Any, part: Any, shape: Shape) -> tuple[Any, Any]:
-        """The steps `[first, last)` of one part of a block's pages."""
-        live = self.ends[block] - self.columns[block] * shape.page_size
-        total = lax.div(jnp.maximum(live, 0) + shape.keys - 1, shape.keys)
-        if shape.splits == 1:
-            return jnp.int32(0), total
-        size = lax.div(total + shape.splits - 1, shape.splits)
-        return jnp.minimum(part * size, total), jnp.minimum((part + 1) * size, total)
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The copies of pages from HBM to the buffers `2 width kv_heads page_size …`."""
-
-    work: Work
-    shape: Shape
-    pages: Sequence[Any]
-    buffers: Sequence[Any]
-    arrived: Any
-
-    def start(self, block: Any, step: Any, slot: Any) -> None:
-        self._each(block, step, slot, lambda copy: copy.start())
-
-    def wait(self, block: Any, step: Any, slot: Any) -> None:
-        self._each(block, step, slot, lambda copy: copy.wait())
-
-    def _each(self, block: Any, step: Any, slot: Any, act: Callable[[Any], None]) -> None:
-        """One copy a page and array; pages past the block's end are left out."""
-        column = self.work.columns[block] + step * self.shape.width
-        left = self.work.ends[block] - column * self.shape.page_size
-        live = jnp.clip(lax.div(left + self.shape.page_size - 1, self.shape.page_size), 0, self.shape.width)
-        row = self.work.sequences[block] * self.shape.columns
-
-        def page(place, _):
-            number = self.work.table[row + column + place]
-            for index, (source, buffer) in enumerate(zip(self.pages, self.buffers, strict=True)):
-                target = buffer.at[slot, place]
-                act(pltpu.make_async_copy(source.at[number], target, self.arrived.at[slot, index]))
-
-        lax.fori_loop(0, live, page, None)
 
 
 @dataclass(frozen=True)
@@ -149,7 +64,7 @@ def attend(shape: Shape, scaled: bool, *refs: Any) -> None:
     @pl.when(block == 0)
     def _():
         slot[0] = 0
-        _start_first(stream, block, part, 0)
+        stream.start_first(block, part, 0)
 
     sums.clear()
 
@@ -162,71 +77,54 @@ def attend(shape: Shape, scaled: bool, *refs: Any) -> None:
 
         @pl.when(index + 1 == last)
         def _():
-            _start_next(stream, block, part, there)
+            stream.start_first(block + 1, part, there)
 
         stream.wait(block, index, here)
-        _attend_live_rows(q, buffers, here, work, shape, block, index, sums)
+        _attend_live_rows(q, stream, here, block, index, sums)
         return there
 
     slot[0] = lax.fori_loop(first, last, step, slot[0])
 
     @pl.when(first == last)
     def _():
-        _start_next(stream, block, part, slot[0])
+        stream.start_first(block + 1, part, slot[0])
 
     _finish(outputs, sums)
 
 
-def _start_next(stream: Stream, block: Any, part: Any, slot: Any) -> None:
-    @pl.when(block + 1 < pl.num_programs(1))
-    def _():
-        _start_first(stream, block + 1, part, slot)
-
-
-def _start_first(stream: Stream, block: Any, part: Any, slot: Any) -> None:
-    first, last = stream.work.steps(block, part, stream.shape)
-
-    @pl.when(first < last)
-    def _():
-        stream.start(block, first, slot)
-
-
-def _attend_live_rows(
-    q: Any, buffers: Sequence[Any], slot: Any, work: Work, shape: Shape, block: Any, index: Any, running: Running
-) -> None:
+def _attend_live_rows(q: Any, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
     """A block with a single query, as a decoding sequence has in a batch with prefills, does not pay for the others."""
-    few = tiled(shape.group)
-    single = work.ends[block] - work.positions[block] == 1
+    few = tiled(stream.shape.group)
+    single = stream.work.ends[block] - stream.work.positions[block] == 1
 
     @pl.when(single)
     def _():
-        first = q.at[:, :, pl.ds(0, few)]
-        _attend_step(first, buffers, slot, work, shape, block, index, running.first(few))
+        _attend_step(q.at[:, :, pl.ds(0, few)], stream, slot, block, index, running.first(few))
 
-    if shape.queries > 1:
+    if stream.shape.queries > 1:
 
         @pl.when(~single)
         def _():
-            _attend_step(q, buffers, slot, work, shape, block, index, running)
+            _attend_step(q, stream, slot, block, index, running)
 
 
-def _attend_step(
-    q: Any, buffers: Sequence[Any], slot: Any, work: Work, shape: Shape, block: Any, index: Any, running: Running
-) -> None:
+def _attend_step(q: Any, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
+    """One step's pages, head by head of keys."""
+    work, shape, buffers = stream.work, stream.shape, stream.buffers
     start = (work.columns[block] + index * shape.width) * shape.page_size
     live = work.ends[block] - start
     _clear_past_end(buffers[1], slot, live, shape)
     heads, rows, _ = q.shape[1:]
     queries = work.positions[block] + lax.div(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), jnp.int32(shape.group))
-    seen = shape.scores.seen(queries, start + lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1))
-    scales = [_in_a_row(buffer, slot, shape) for buffer in buffers[2:]]
-    if scales:  # zeros past the end, so that the values' scales are numbers there
-        scales = [jnp.where(lax.broadcasted_iota(jnp.int32, row.shape, 1) < live, row, 0) for row in scales]
+    keys = lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1)
+    seen = shape.scores.seen(queries, start + keys)
+    # Zeros past the end, so that the values' scales are numbers there.
+    scales = [jnp.where(keys < live, _in_a_row(buffer, slot, shape), 0) for buffer in buffers[2:]]
     for head in range(heads):
-        keys, values = (_head(buffer, slot, head, q.dtype) for buffer in buffers[:2])
-        products = _dot(q[0, head], keys, (1, 1))
         key_scales, value_scales = (row[head : head + 1] for row in scales) if scales else (None, None)
+        products = _dot(q[0, head], _head(buffers[0], slot, head, q.dtype), (1, 1))
         products = products if key_scales is None else products * key_scales
+        values = _head(buffers[1], slot, head, q.dtype)
         running.add(head, jnp.where(seen, shape.scores.finish(products), MASKED), values, value_scales)
 
 
@@ -266,4 +164,4 @@ def _finish(outputs: Sequence[Any], running: Running) -> None:
 def _dot(a: Any, b: Any, summed: tuple[int, int]) -> Any:
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((summed[0],), (summed[1],)), ((), ()))
-    return jax.lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

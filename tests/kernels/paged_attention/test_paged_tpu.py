@@ -1,6 +1,7 @@
 """The TPU kernel, interpreted on a CPU, against the formula in float64; races, and what it compiles to."""
 
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +96,8 @@ def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_pr
 def test_no_copy_races_with_another_or_with_the_arithmetic(dtype, splits, rng, draw_problem, formula, check_cache):
     problem = draw_problem(rng, MIXED, dtype=dtype)
     pltpu.reset_tpu_interpret_mode_state()
-    out, after = run(problem, WINDOW, interpret=pltpu.InterpretParams(detect_races=True), splits=splits)
+    watched = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
+    out, after = run(problem, WINDOW, interpret=watched, splits=splits)
     check_cache(problem, after)
     assert relative(out, formula(problem, after, WINDOW)) < 1e-6
     assert not races_found()
@@ -119,8 +121,6 @@ def test_bfloat16_loses_no_more_than_its_rounding(rng, draw_problem, formula):
     [(64, 64, 32, 1), (20, 64, 32, 1), (2048, 1, 32, 64), (256, 64, 32, 16), (300, 100, 8, 8), (64, 1, 4096, 1)],
 )
 def test_blocks_grow_with_the_rows_of_a_sequence(tokens, sequences, heads, queries):
-    from types import SimpleNamespace
-
     assert tpu._queries(jnp.zeros((tokens, heads, 1)), SimpleNamespace(sequences=sequences)) == queries
 
 

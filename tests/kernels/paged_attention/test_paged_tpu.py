@@ -145,6 +145,6 @@ def test_cases_compile_and_leave_the_cache_where_it_is(case, chip, monkeypatch):
     shard = jax.shard_map(case.function, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     compiled = jax.jit(shard, donate_argnums=(3, 4)).lower(*operands).compile()
     memory = compiled.memory_analysis()
-    cache = sum(a.size * a.dtype.itemsize for a in case.operands[3:5])
-    assert memory.alias_size_in_bytes >= cache
-    assert memory.temp_size_in_bytes < cache / 2
+    queries, *_, keys, values = (a.size * a.dtype.itemsize for a in case.operands[:5])
+    assert memory.alias_size_in_bytes >= keys + values
+    assert memory.temp_size_in_bytes < keys / 2 + 3 * queries  # of the queries there are copies, of the cache none

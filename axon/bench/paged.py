@@ -1,0 +1,66 @@
+"""A decode step over a paged cache: plain XLA beside the reference, in turn, on the machine at hand."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from axon.bench.timing import alternate, median_error
+from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.ragged import Ragged, Scores
+from axon.kernels.paged_attention.reference import paged_attention_reference
+from axon.kernels.paged_attention.xla import paged_attention_xla
+
+HEADS, HEAD_DIM = 8, 64
+SHAPES = tuple((kv_heads, page_size) for kv_heads in (2, 4) for page_size in (16, 64))
+
+
+def measure_decode(sequences: int = 16, context: int = 1024, room: int = 1, rounds: int = 15) -> dict[str, Any]:
+    """Milliseconds of one decode step of each, and reference ÷ xla, for each of `SHAPES`, in float32.
+
+    Args:
+        sequences: of `context` tokens each, the new one included. room: tokens that the page table has room for, in
+            contexts; 1 is a table that is full.
+        rounds: of which the median counts; `error` is the standard error of the median ratio.
+    """
+    made = {}
+    for kv_heads, page_size in SHAPES:
+        batch = _batch(sequences, context, room, kv_heads, page_size)
+        seconds = alternate(
+            {"reference": _step(paged_attention_reference, *batch), "xla": _step(paged_attention_xla, *batch)}, rounds
+        )
+        ratios = seconds["reference"] / seconds["xla"]
+        made[f"kv_heads {kv_heads}, pages of {page_size}"] = {
+            "reference_ms": 1e3 * float(np.median(seconds["reference"])),
+            "xla_ms": 1e3 * float(np.median(seconds["xla"])),
+            "ratio": float(np.median(ratios)),
+            "error": median_error(ratios),
+        }
+    return made
+
+
+def _batch(sequences: int, context: int, room: int, kv_heads: int, page_size: int) -> tuple[list[Any], Cache, Ragged]:
+    """Rows of queries, keys and values; a random cache; and pages in random order."""
+    rng = np.random.default_rng(0)
+    columns = room * context // page_size
+    pages = 1 + sequences * columns
+    table = 1 + rng.permutation(pages - 1).reshape(sequences, columns)
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    cache = Cache(*(draw(pages, kv_heads, page_size, HEAD_DIM) for _ in range(2)))
+    rows = [draw(sequences, heads, HEAD_DIM) for heads in (HEADS, kv_heads, kv_heads)]
+    lens, bounds = jnp.full(sequences, context, jnp.int32), jnp.arange(sequences + 1, dtype=jnp.int32)
+    return rows, cache, Ragged(lens, jnp.asarray(table, jnp.int32), bounds)
+
+
+def _step(run: Callable[..., Any], rows: list[Any], cache: Cache, ragged: Ragged) -> Callable[[], None]:
+    """One decode step, its cache donated and kept for the next."""
+    compiled = jax.jit(functools.partial(run, scores=Scores(HEAD_DIM**-0.5)), donate_argnums=3)
+    held = [jax.tree.map(jnp.copy, cache)]
+
+    def step():
+        _, held[0] = jax.block_until_ready(compiled(*rows, held[0], ragged))
+
+    return step

@@ -1,0 +1,81 @@
+"""Attention over a paged cache: prefill, chunked prefill, decode and speculative verification as one ragged call."""
+
+from jax import Array
+
+from axon.kernels.choice import choose, platform
+from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.check import check
+from axon.kernels.paged_attention.ragged import Ragged, Scores
+from axon.kernels.paged_attention.reference import paged_attention_reference
+from axon.kernels.paged_attention.tpu import paged_attention_tpu, unfit
+from axon.kernels.paged_attention.validate import validate, validate_constants
+from axon.kernels.paged_attention.xla import paged_attention_xla
+
+__all__ = ["Cache", "paged_attention", "paged_attention_reference"]
+
+
+def paged_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    cache: Cache,
+    kv_lens: Array,
+    page_table: Array,
+    cu_q_lens: Array,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    scale: float | None = None,
+    splits: int = 1,
+    checked: bool = False,
+) -> tuple[Array, Cache]:
+    """Causal grouped-query attention of new tokens over their sequences' pages, which first get their keys and values.
+
+    After PagedAttention (Kwon et al., arXiv:2309.06180). The queries of sequence i are rows cu_q_lens[i] to
+    cu_q_lens[i + 1]; row j of n sits at position kv_len - n + j. A decode step has one row a sequence, a prefill has
+    many, and one call may have both. On one device's shard; no gradients.
+
+    Args:
+        q: `tokens heads head_dim`; k, v: `tokens kv_heads head_dim`; heads a multiple of kv_heads. Rows past
+            cu_q_lens[-1] are padding: their output is zeros, and what they write goes to page 0.
+        cache: updated in place if the caller donates it. Keys and values are kept in its type; quantised ones are
+            read as they are kept, those of this call too.
+        kv_lens: int32 `sequences`, lengths with the new tokens. page_table: int32 `sequences pages_per_sequence`;
+            entries past a length are not read for their meaning. cu_q_lens: int32 `sequences + 1`, from 0, not falling.
+        window: keys that a query sees, itself included; all before it by default.
+        soft_cap: c of c·tanh(score/c); none by default. scale: of the scores; 1/√head_dim by default.
+        splits: parts of a sequence's pages that the TPU kernel attends over apart, for a chip with several cores; the
+            others ignore it.
+        checked: also check the values of kv_lens, page_table and cu_q_lens; see `axon.kernels.paged_attention.check`.
+
+    Returns: `tokens heads head_dim` in the dtype of `q`, and the cache. Raises `UserError` where shapes do not fit.
+    """
+    ragged = Ragged(kv_lens, page_table, cu_q_lens)
+    validate_constants(window, soft_cap, splits)
+    validate(q, k, v, cache, ragged)
+    if checked:
+        check(q.shape[0], cache, ragged)
+    scores = Scores(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
+    chosen = choose("paged_attention", _candidates(q, cache, ragged), _detail(q, cache, scores))
+    if chosen == "tpu":
+        return paged_attention_tpu(q, k, v, cache, ragged, scores, splits=splits)
+    run = paged_attention_xla if chosen == "xla" else paged_attention_reference
+    return run(q, k, v, cache, ragged, scores)
+
+
+def _candidates(q: Array, cache: Cache, ragged: Ragged) -> dict[str, str | None]:
+    target = platform()
+    if target == "tpu":
+        return {"tpu": unfit(q, cache, ragged), "xla": None, "reference": None}
+    return {
+        "xla": None,
+        "reference": None,
+        "tpu": f"it is a Pallas kernel for TPUs, and this program is for a {target}",
+    }
+
+
+def _detail(q: Array, cache: Cache, scores: Scores) -> str:
+    parts = [f"{cache.keys.dtype.name} pages of {cache.page_size}"]
+    parts += [] if scores.window is None else [f"window {scores.window}"]
+    parts += [] if scores.soft_cap is None else [f"soft cap {scores.soft_cap:g}"]
+    return ", ".join(parts)

@@ -1,0 +1,93 @@
+"""Ragged queries as a list of equal blocks: up to `queries` rows of one sequence each, and the pages that they see.
+
+With n_i queries in sequence i there are Σ ⌈n_i / queries⌉ blocks, no more than tokens // queries + sequences, which is
+what a program has room for. A block's rows are queries by group: the heads that share one head of keys lie beside each
+other, so that one product with that head's keys serves them all.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from einops import rearrange
+from jax import Array
+
+from axon.kernels.paged_attention.ragged import Places, Ragged
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["count", "starts", "sequences", "rows", "positions", "sizes"],
+    meta_fields=["queries"],
+)
+@dataclass(frozen=True)
+class Blocks:
+    """The live blocks, then blocks without a query.
+
+    Args:
+        queries: rows a block, a constant. count: how many blocks are live, a scalar.
+        starts: of each sequence, `sequences`, its first block.
+        sequences, rows, positions, sizes: of each block, `blocks`, whose queries it has, the first of them, the
+            position of that one, and how many there are.
+    """
+
+    queries: int
+    count: Array
+    starts: Array
+    sequences: Array
+    rows: Array
+    positions: Array
+    sizes: Array
+
+    @property
+    def ends(self) -> Array:
+        """`blocks`: one past the last position that a block's queries see; 0 for a block without any."""
+        return jnp.where(self.sizes > 0, self.positions + self.sizes, 0)
+
+    def first_keys(self, window: int | None) -> Array:
+        """`blocks`: the first position that a block's queries see."""
+        return jnp.zeros_like(self.positions) if window is None else jnp.maximum(self.positions - window + 1, 0)
+
+
+def blocks(ragged: Ragged, tokens: int, queries: int) -> Blocks:
+    """The blocks of a batch of `tokens` rows."""
+    lens = ragged.q_lens
+    counts = (lens + queries - 1) // queries
+    ends = jnp.cumsum(counts)
+    room = tokens if queries == 1 else tokens // queries + min(ragged.sequences, tokens)
+    index = jnp.arange(room, dtype=jnp.int32)
+    owner = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
+    owner = jnp.minimum(owner, ragged.sequences - 1)
+    inside = (index - (ends - counts)[owner]) * queries
+    sizes = jnp.clip(lens[owner] - inside, 0, queries)
+    return Blocks(
+        queries=queries,
+        count=ends[-1],
+        starts=ends - counts,
+        sequences=owner,
+        rows=ragged.cu_q_lens[owner] + inside,
+        positions=ragged.kv_lens[owner] - lens[owner] + inside,
+        sizes=jnp.where(index < ends[-1], sizes, 0),
+    )
+
+
+def split(q: Array, made: Blocks, kv_heads: int) -> Array:
+    """`tokens heads head_dim` → `blocks kv_heads (queries group) head_dim`; rows past a block's size are others'."""
+    pattern = "blocks queries (kv_heads group) head_dim -> blocks kv_heads (queries group) head_dim"
+    if made.queries == 1:  # block i is row i
+        return rearrange(q[:, None], pattern, kv_heads=kv_heads)
+    rows = made.rows[:, None] + jnp.arange(made.queries)
+    return rearrange(q.at[rows].get(mode="clip"), pattern, kv_heads=kv_heads)
+
+
+def join(out: Array, made: Blocks, where: Places, ragged: Ragged) -> Array:
+    """`blocks kv_heads (queries group) head_dim` → `tokens heads head_dim`, zeros for padding."""
+    out = rearrange(out, "blocks kv_heads (queries group) d -> blocks queries (kv_heads group) d", queries=made.queries)
+    if made.queries == 1:
+        out = out[:, 0]
+    else:
+        inside = jnp.arange(where.real.shape[0]) - ragged.cu_q_lens[where.sequences]
+        block = made.starts[where.sequences] + inside // made.queries
+        out = out.at[block, inside % made.queries].get(mode="clip")
+    return jnp.where(where.real[:, None, None], out, 0)

@@ -1,0 +1,84 @@
+"""A paged cache of keys and values (Kwon et al., PagedAttention, arXiv:2309.06180), plain or quantised.
+
+A page keeps `page_size` tokens of one sequence, one head's tokens beside each other, so that a head's keys are a matrix
+that a matmul unit takes as it is. Page 0 belongs to nobody: what padding writes goes there.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from axon.errors import UserError
+
+LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
+"""The quantised types, and the largest number that each of them has."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of many sequences, in pages; a pytree that a program takes donated and gives back.
+
+    Args:
+        keys, values: `pages kv_heads page_size head_dim`.
+        key_scales, value_scales: float32 `pages kv_heads page_size`, of a quantised cache; a token's head is its
+            numbers times its scale. None for a plain one.
+    """
+
+    keys: Array
+    values: Array
+    key_scales: Array | None = None
+    value_scales: Array | None = None
+
+    @staticmethod
+    def empty(pages: int, kv_heads: int, page_size: int, head_dim: int, dtype: DTypeLike) -> "Cache":
+        """A cache of zeros; int8 and float8_e4m3fn ones come with scales. Raises `UserError` without a page to use."""
+        if pages < 2 or min(kv_heads, page_size, head_dim) < 1:
+            raise UserError(
+                f"paged cache: {pages} pages of {kv_heads} kv_heads × {page_size} tokens × {head_dim} head_dim; "
+                "give 2 pages or more (page 0 is padding's) and sizes of 1 or more"
+            )
+        shape = (pages, kv_heads, page_size, head_dim)
+        if not quantised(dtype):
+            return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        scales = jnp.zeros(shape[:3], jnp.float32)
+        return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), scales, jnp.copy(scales))
+
+    @property
+    def pages(self) -> int:
+        return self.keys.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self.keys.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.keys.shape[3]
+
+
+def quantised(dtype: DTypeLike) -> bool:
+    """Whether a cache of this type has scales."""
+    return jnp.dtype(dtype).name in LARGEST
+
+
+def stored(x: Array, dtype: DTypeLike) -> tuple[Array, Array | None]:
+    """New keys or values `tokens kv_heads head_dim` as the cache keeps them, and their scales `tokens kv_heads`.
+
+    Symmetric: the largest magnitude of a token's head becomes the largest number of the type.
+    """
+    if not quantised(dtype):
+        return x.astype(dtype), None
+    largest = LARGEST[jnp.dtype(dtype).name]
+    x = x.astype(jnp.float32)
+    scales = jnp.max(jnp.abs(x), axis=-1) / largest
+    x = jnp.clip(x / jnp.where(scales == 0, 1, scales)[..., None], -largest, largest)
+    return (jnp.round(x) if jnp.dtype(dtype) == jnp.int8 else x).astype(dtype), scales

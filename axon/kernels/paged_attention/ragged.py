@@ -1,0 +1,75 @@
+"""Where the rows of a ragged batch are: which sequence a query row belongs to, at which position, on which page."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Ragged:
+    """What a call says of its sequences; see `axon.kernels.paged_attention.paged_attention`."""
+
+    kv_lens: Array
+    page_table: Array
+    cu_q_lens: Array
+
+    @property
+    def sequences(self) -> int:
+        return self.kv_lens.shape[0]
+
+    @property
+    def q_lens(self) -> Array:
+        """`sequences`: the queries of each."""
+        return jnp.diff(self.cu_q_lens)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Places:
+    """Of each row, `tokens`: is it real, its sequence, and its position there; padding has sequence 0, position 0."""
+
+    real: Array
+    sequences: Array
+    positions: Array
+
+    def pages(self, ragged: Ragged, page_size: int) -> tuple[Array, Array]:
+        """The page and the slot on it where each row's key and value are kept; page 0 for padding."""
+        index = jnp.clip(self.positions // page_size, 0, ragged.page_table.shape[1] - 1)
+        return jnp.where(self.real, ragged.page_table[self.sequences, index], 0), self.positions % page_size
+
+
+def places(ragged: Ragged, tokens: int) -> Places:
+    """Row j of a sequence with n queries is at position kv_len - n + j."""
+    rows = jnp.arange(tokens, dtype=jnp.int32)
+    real = rows < ragged.cu_q_lens[-1]
+    found = jnp.searchsorted(ragged.cu_q_lens[1:], rows, side="right").astype(jnp.int32)
+    sequences = jnp.where(real, found, 0)
+    positions = ragged.kv_lens[sequences] - ragged.cu_q_lens[sequences + 1] + rows
+    return Places(real, sequences, jnp.where(real, positions, 0))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made and who sees whom: constants of the program.
+
+    Args:
+        scale: of q·k. window: keys that a query sees, itself included; None for all before it.
+        soft_cap: c of c·tanh(score/c) (Gemma 2, arXiv:2408.00118); None for none.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+    def finish(self, products: Array) -> Array:
+        """Scores of the products q·k."""
+        scores = products * self.scale
+        return scores if self.soft_cap is None else self.soft_cap * jnp.tanh(scores / self.soft_cap)
+
+    def seen(self, queries: Array, keys: Array) -> Array:
+        """Whether the query at one position sees the key at another."""
+        causal = keys <= queries
+        return causal if self.window is None else causal & (queries - keys < self.window)

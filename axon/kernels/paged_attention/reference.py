@@ -1,0 +1,45 @@
+"""Paged attention as the formula says it: each query against all pages of its sequence, dense, under a mask."""
+
+import jax.numpy as jnp
+from jax import Array
+
+from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.ragged import Ragged, Scores, places
+from axon.kernels.paged_attention.write import write
+
+
+def paged_attention_reference(
+    q: Array, k: Array, v: Array, cache: Cache, ragged: Ragged, scores: Scores
+) -> tuple[Array, Cache]:
+    """See `axon.kernels.paged_attention.paged_attention`. Scores and softmax are float32 at least."""
+    tokens, heads, head_dim = q.shape
+    where = places(ragged, tokens)
+    cache = write(cache, k, v, ragged, where)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    table = ragged.page_table[where.sequences]
+    keys, values = (_gather(*part, table, wide) for part in _parts(cache))
+    positions = jnp.arange(keys.shape[1])
+    # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
+    kept = positions < ragged.kv_lens[where.sequences, None]
+    values = jnp.where(kept[:, :, None, None], values, 0)
+    grouped = q.astype(wide).reshape(tokens, cache.kv_heads, -1, head_dim)
+    made = scores.finish(jnp.einsum("tkgd,tskd->tkgs", grouped, keys))
+    seen = (scores.seen(where.positions[:, None], positions) & where.real[:, None])[:, None, None]
+    top = jnp.max(made, axis=-1, keepdims=True, where=seen, initial=jnp.finfo(wide).min)
+    weights = jnp.where(seen, jnp.exp(made - top), 0)
+    weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), jnp.finfo(wide).tiny)
+    out = jnp.einsum("tkgs,tskd->tkgd", weights, values)
+    return out.reshape(tokens, heads, head_dim).astype(q.dtype), cache
+
+
+def _parts(cache: Cache):
+    return (cache.keys, cache.key_scales), (cache.values, cache.value_scales)
+
+
+def _gather(kept: Array, scales: Array | None, table: Array, wide) -> Array:
+    """`tokens positions kv_heads head_dim`: the pages of each query's sequence, one after the other."""
+    pages = kept[table].astype(wide)
+    if scales is not None:
+        pages = pages * scales[table][..., None]
+    tokens, _, kv_heads, _, head_dim = pages.shape
+    return pages.swapaxes(2, 3).reshape(tokens, -1, kv_heads, head_dim)

@@ -1,0 +1,167 @@
+"""The Pallas kernel of paged attention: a block of queries a grid step, its sequence's pages streamed through VMEM.
+
+FlashAttention's recurrence (Dao et al., arXiv:2205.14135) over pages that asynchronous copies bring from HBM, two
+buffers deep: while one step's pages are attended to, the next step's arrive, the next block's first ones too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from axon.kernels.paged_attention.tpu_stream import Shape, Stream, Work, tiled
+
+LANES = 128
+NOTHING, MASKED = -1e30, -2e30
+"""The largest score before any, and a masked one: so much less that exp(MASKED - NOTHING) is 0."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """Of each head of keys and row: largest score, Σ exp(score - top) (in every lane), and Σ exp(score - top)·value."""
+
+    top: Any
+    total: Any
+    sums: Any
+
+    def first(self, rows: int) -> "Running":
+        """Those of the first rows."""
+        return Running(*(ref.at[:, pl.ds(0, rows)] for ref in (self.top, self.total, self.sums)))
+
+    def clear(self) -> None:
+        self.top[...] = jnp.full(self.top.shape, NOTHING, jnp.float32)
+        self.total[...] = jnp.zeros(self.total.shape, jnp.float32)
+        self.sums[...] = jnp.zeros(self.sums.shape, jnp.float32)
+
+    def add(self, head: int, scores: Any, values: Any, scales: Any) -> None:
+        """One step's `rows keys` scores and `keys head_dim` values."""
+        before = self.top[head]
+        top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+        shrink = jnp.exp(before - top)
+        weights = jnp.exp(scores - top[:, :1])
+        self.top[head] = top
+        self.total[head] = self.total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
+        weights = weights if scales is None else weights * scales
+        product = _dot(weights.astype(values.dtype), values, (1, 0))
+        self.sums[head] = self.sums[head] * shrink[:, :1] + product
+
+
+def attend(shape: Shape, scaled: bool, *refs: Any) -> None:
+    """The kernel: one block's queries `1 kv_heads (queries group) head_dim` over one part of its pages."""
+    rest = iter(refs)
+    arrays, results = 4 if scaled else 2, 1 if shape.splits == 1 else 2
+    work, (q,) = Work(*islice(rest, 5)), islice(rest, 1)
+    pages, outputs, buffers = (list(islice(rest, count)) for count in (arrays, results, arrays))
+    arrived, slot, *running = rest
+    stream, sums = Stream(work, shape, pages, buffers, arrived), Running(*running)
+    part, block = pl.program_id(0), pl.program_id(1)
+    first, last = work.steps(block, part, shape)
+
+    @pl.when(block == 0)
+    def _():
+        slot[0] = 0
+        stream.start_first(block, part, 0)
+
+    sums.clear()
+
+    def step(index, here):
+        there = 1 - here
+
+        @pl.when(index + 1 < last)
+        def _():
+            stream.start(block, index + 1, there)
+
+        @pl.when(index + 1 == last)
+        def _():
+            stream.start_first(block + 1, part, there)
+
+        stream.wait(block, index, here)
+        _attend_live_rows(q, stream, here, block, index, sums)
+        return there
+
+    slot[0] = lax.fori_loop(first, last, step, slot[0])
+
+    @pl.when(first == last)
+    def _():
+        stream.start_first(block + 1, part, slot[0])
+
+    _finish(outputs, sums)
+
+
+def _attend_live_rows(q: Any, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
+    """A block with a single query, as a decoding sequence has in a batch with prefills, does not pay for the others."""
+    few = tiled(stream.shape.group)
+    single = stream.work.ends[block] - stream.work.positions[block] == 1
+
+    @pl.when(single)
+    def _():
+        _attend_step(q.at[:, :, pl.ds(0, few)], stream, slot, block, index, running.first(few))
+
+    if stream.shape.queries > 1:
+
+        @pl.when(~single)
+        def _():
+            _attend_step(q, stream, slot, block, index, running)
+
+
+def _attend_step(q: Any, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
+    """One step's pages, head by head of keys."""
+    work, shape, buffers = stream.work, stream.shape, stream.buffers
+    start = (work.columns[block] + index * shape.width) * shape.page_size
+    live = work.ends[block] - start
+    _clear_past_end(buffers[1], slot, live, shape)
+    heads, rows, _ = q.shape[1:]
+    queries = work.positions[block] + lax.div(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), jnp.int32(shape.group))
+    keys = lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1)
+    seen = shape.scores.seen(queries, start + keys)
+    # Zeros past the end, so that the values' scales are numbers there.
+    scales = [jnp.where(keys < live, _in_a_row(buffer, slot, shape), 0) for buffer in buffers[2:]]
+    for head in range(heads):
+        key_scales, value_scales = (row[head : head + 1] for row in scales) if scales else (None, None)
+        products = _dot(q[0, head], _head(buffers[0], slot, head, q.dtype), (1, 1))
+        products = products if key_scales is None else products * key_scales
+        values = _head(buffers[1], slot, head, q.dtype)
+        running.add(head, jnp.where(seen, shape.scores.finish(products), MASKED), values, value_scales)
+
+
+def _clear_past_end(values: Any, slot: Any, live: Any, shape: Shape) -> None:
+    """Values past the end may be anything, NaN included, and a weight of 0 would not hide that."""
+
+    @pl.when(live < shape.keys)
+    def _():
+        def page(place, _):
+            own = values.at[slot, place]
+            at = place * shape.page_size + lax.broadcasted_iota(jnp.int32, own.shape, 1)
+            own[...] = jnp.where(at < live, own[...].astype(jnp.float32), 0).astype(own.dtype)
+
+        lax.fori_loop(lax.div(live, shape.page_size), shape.width, page, None)
+
+
+def _head(buffer: Any, slot: Any, head: int, dtype: Any) -> Any:
+    """`keys head_dim` of one head."""
+    own = buffer[slot, :, head].astype(dtype)
+    return own.reshape(-1, own.shape[-1])
+
+
+def _in_a_row(buffer: Any, slot: Any, shape: Shape) -> Any:
+    """`kv_heads keys`: a step's scales, the pages beside each other."""
+    return jnp.concatenate([buffer[slot, place] for place in range(shape.width)], axis=1)
+
+
+def _finish(outputs: Sequence[Any], running: Running) -> None:
+    """The block's output, and where pages are split each row's log-sum-exp in every lane."""
+    total = running.total[...]
+    safe = jnp.where(total == 0, 1, total)
+    outputs[0][...] = (running.sums[...] / safe[..., :1]).astype(outputs[0].dtype).reshape(outputs[0].shape)
+    if len(outputs) == 2:
+        outputs[1][...] = (running.top[...] + jnp.log(safe)).reshape(outputs[1].shape)
+
+
+def _dot(a: Any, b: Any, summed: tuple[int, int]) -> Any:
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((summed[0],), (summed[1],)), ((), ()))
+    return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)

@@ -1,0 +1,104 @@
+"""Pages from HBM to VMEM: which ones a block of queries needs, and the copies that bring them while others are used."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from axon.kernels.paged_attention.ragged import Scores
+
+TILE = 16
+"""Rows of a tile of bfloat16; blocks of queries are whole tiles."""
+
+
+def tiled(rows: int) -> int:
+    """So many rows, and what fills their last tile."""
+    return -(-rows // TILE) * TILE
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Constants of the program.
+
+    Args:
+        page_size: positions a page. width: pages a step. columns: of the page table.
+        queries: rows a block. group: heads that share one head of keys. splits: parts of a block's steps.
+        scores: how they are made.
+    """
+
+    page_size: int
+    width: int
+    columns: int
+    queries: int
+    group: int
+    splits: int
+    scores: Scores
+
+    @property
+    def keys(self) -> int:
+        """Positions a step."""
+        return self.page_size * self.width
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the scalar core knows of the blocks, in SMEM: `Blocks`, and each one's first page's column."""
+
+    table: Any
+    sequences: Any
+    positions: Any
+    ends: Any
+    columns: Any
+
+    def steps(self, block: Any, part: Any, shape: Shape) -> tuple[Any, Any]:
+        """The steps `[first, last)` of one part of a block's pages."""
+        live = self.ends[block] - self.columns[block] * shape.page_size
+        total = lax.div(jnp.maximum(live, 0) + shape.keys - 1, shape.keys)
+        if shape.splits == 1:
+            return jnp.int32(0), total
+        size = lax.div(total + shape.splits - 1, shape.splits)
+        return jnp.minimum(part * size, total), jnp.minimum((part + 1) * size, total)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The copies of pages from HBM to the buffers `2 width kv_heads page_size …`."""
+
+    work: Work
+    shape: Shape
+    pages: Sequence[Any]
+    buffers: Sequence[Any]
+    arrived: Any
+
+    def start(self, block: Any, step: Any, slot: Any) -> None:
+        self._each(block, step, slot, lambda copy: copy.start())
+
+    def wait(self, block: Any, step: Any, slot: Any) -> None:
+        self._each(block, step, slot, lambda copy: copy.wait())
+
+    def start_first(self, block: Any, part: Any, slot: Any) -> None:
+        """What a part's first step of a block needs, if there is such a block, and it has steps."""
+        first, last = self.work.steps(jnp.minimum(block, pl.num_programs(1) - 1), part, self.shape)
+
+        @pl.when((block < pl.num_programs(1)) & (first < last))
+        def _():
+            self.start(block, first, slot)
+
+    def _each(self, block: Any, step: Any, slot: Any, act: Callable[[Any], None]) -> None:
+        """One copy a page and array; pages past the block's end are left out."""
+        column = self.work.columns[block] + step * self.shape.width
+        left = self.work.ends[block] - column * self.shape.page_size
+        live = jnp.clip(lax.div(left + self.shape.page_size - 1, self.shape.page_size), 0, self.shape.width)
+        row = self.work.sequences[block] * self.shape.columns
+
+        def page(place, _):
+            number = self.work.table[row + column + place]
+            for index, (source, buffer) in enumerate(zip(self.pages, self.buffers, strict=True)):
+                target = buffer.at[slot, place]
+                act(pltpu.make_async_copy(source.at[number], target, self.arrived.at[slot, index]))
+
+        lax.fori_loop(0, live, page, None)

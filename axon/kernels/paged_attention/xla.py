@@ -1,0 +1,105 @@
+"""Paged attention in plain XLA: blocks of queries beside each other, each over its own pages, a few at a time.
+
+An online softmax (Milakov and Gimelshein, arXiv:1805.02867) over the pages that some query of the block sees: as many
+steps as the block with the most pages needs, whatever the table has room for. The gathered pages of one step are small
+enough for a cache, and lie as the product wants them.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axon.kernels.paged_attention.blocks import Blocks, blocks, join, split
+from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.ragged import Ragged, Scores, places
+from axon.kernels.paged_attention.write import write
+
+KEYS = 256
+"""Positions a step, about; on a CPU 128 to 512 are alike."""
+
+QUERIES = 32
+"""Queries a block, at most, where there are more queries than sequences."""
+
+MASKED = float(jnp.finfo(jnp.float32).min)
+
+
+def paged_attention_xla(
+    q: Array, k: Array, v: Array, cache: Cache, ragged: Ragged, scores: Scores
+) -> tuple[Array, Cache]:
+    """See `axon.kernels.paged_attention.paged_attention`. Scores and sums are float32 at least."""
+    tokens = q.shape[0]
+    where = places(ragged, tokens)
+    cache = write(cache, k, v, ragged, where)
+    made = blocks(ragged, tokens, 1 if tokens <= ragged.sequences else QUERIES)
+    rows = split(q, made, cache.kv_heads).astype(jnp.promote_types(q.dtype, jnp.float32))
+    out = _attend(rows, cache, made, ragged, scores)
+    return join(out, made, where, ragged).astype(q.dtype), cache
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Running:
+    """Of each row, the largest score so far, and the sums of exp(score - top) and of that times the values."""
+
+    top: Array
+    total: Array
+    values: Array
+
+
+def _attend(q: Array, cache: Cache, made: Blocks, ragged: Ragged, scores: Scores) -> Array:
+    """`blocks kv_heads rows head_dim` → the same."""
+    page_size, columns = cache.page_size, ragged.page_table.shape[1]
+    width = min(max(1, KEYS // page_size), columns)
+    first = made.first_keys(scores.window) // page_size
+    steps = jnp.max(-(-(made.ends - first * page_size) // (page_size * width)))
+    group = q.shape[2] // made.queries
+    queries = made.positions[:, None] + jnp.arange(made.queries)
+    queries = jnp.repeat(queries, group, axis=1)[:, None, :, None]
+    lens = ragged.kv_lens[made.sequences][:, None, None]
+
+    def step(carry):
+        index, running = carry
+        column = first[:, None] + index * width + jnp.arange(width)
+        pages = ragged.page_table[made.sequences[:, None], jnp.minimum(column, columns - 1)]
+        positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
+        keys, values = (_gather(kept, pages).astype(q.dtype) for kept in (cache.keys, cache.values))
+        # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
+        values = jnp.where((positions < lens)[..., None], values, 0)
+        products = _products(q, keys)
+        if cache.key_scales is not None:
+            products = products * _gather(cache.key_scales, pages)[:, :, None]
+        value_scales = None if cache.value_scales is None else _gather(cache.value_scales, pages)
+        seen = scores.seen(queries, positions[:, :, None])
+        finished = jnp.where(seen, scores.finish(products), MASKED)
+        return index + 1, _update(running, finished, seen, values, value_scales)
+
+    shape = q.shape[:3]
+    start = _Running(jnp.full(shape, MASKED, q.dtype), jnp.zeros(shape, q.dtype), jnp.zeros_like(q))
+    _, end = lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.int32(0), start))
+    return end.values / jnp.where(end.total == 0, 1, end.total)[..., None]
+
+
+def _gather(kept: Array, pages: Array) -> Array:
+    """`blocks pages` of `pages kv_heads page_size …` → `blocks kv_heads (pages page_size) …`, in that order at once."""
+    kv_heads, size, *rest = kept.shape[1:]
+    index = pages[:, None, :] * kv_heads + jnp.arange(kv_heads)[:, None]
+    return kept.reshape(-1, size, *rest).at[index].get(mode="clip").reshape(len(pages), kv_heads, -1, *rest)
+
+
+def _products(q: Array, keys: Array) -> Array:
+    """`blocks kv_heads rows keys`. With the longer matrix on the left a CPU is faster; the barrier keeps it there."""
+    return lax.optimization_barrier(jnp.einsum("bksd,bkrd->bksr", keys, q).swapaxes(2, 3))
+
+
+def _update(running: _Running, scores: Array, seen: Array, values: Array, value_scales: Array | None) -> _Running:
+    """The sums with one more step in them, those so far brought down to the new largest score."""
+    top = jnp.maximum(running.top, scores.max(axis=-1))
+    shrink = jnp.exp(running.top - top)
+    weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
+    total = running.total * shrink + weights.sum(axis=-1)
+    if value_scales is not None:
+        weights = jnp.where(seen, weights * value_scales[:, :, None], 0)
+    made = jnp.einsum("bksd,bkrs->bkdr", values, weights).swapaxes(2, 3)
+    return _Running(top, total, running.values * shrink[..., None] + made)

@@ -1,0 +1,141 @@
+"""Ragged batches over a paged cache, and what they must give, in float64 NumPy."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.kernels.paged_attention.cache import Cache, stored
+from axon.kernels.paged_attention.ragged import Ragged
+
+DEAD = np.nan
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call: new rows, the cache before it, and which row is of which sequence."""
+
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    cache: Cache
+    ragged: Ragged
+
+    def rows(self):
+        """(sequence, row, position) of every real row."""
+        bounds, lens = np.asarray(self.ragged.cu_q_lens), np.asarray(self.ragged.kv_lens)
+        for i in range(len(lens)):
+            for row in range(bounds[i], bounds[i + 1]):
+                yield i, row, int(lens[i] - bounds[i + 1] + row)
+
+    def written(self):
+        """(page, slot, row) of every new token."""
+        table, size = np.asarray(self.ragged.page_table), self.cache.page_size
+        return [(int(table[i, at // size]), at % size, row) for i, row, at in self.rows()]
+
+
+def values_of(kept, scales):
+    kept = np.asarray(kept.astype(jnp.float32), np.float64)
+    return kept if scales is None else kept * np.asarray(scales, np.float64)[..., None]
+
+
+@pytest.fixture(scope="session")
+def draw_problem():
+    """draw_problem(rng, lengths, …): lengths are (queries, kv_len) of each sequence; unowned pages hold NaN."""
+
+    def draw(
+        rng,
+        lengths,
+        *,
+        tokens=12,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        page_size=4,
+        columns=4,
+        dtype="float32",
+        q="float32",
+    ):
+        pages = len(lengths) * columns + 3
+        table = 1 + rng.permutation(pages - 1)[: len(lengths) * columns].reshape(len(lengths), columns)
+        ragged = Ragged(
+            jnp.asarray([kv for _, kv in lengths], jnp.int32),
+            jnp.asarray(table, jnp.int32),
+            jnp.asarray(np.cumsum([0, *(n for n, _ in lengths)]), jnp.int32),
+        )
+        shape = (pages, kv_heads, page_size, head_dim)
+        parts = []
+        for _ in range(2):
+            flat = rng.normal(size=(pages * page_size, kv_heads, head_dim)).astype(np.float32)
+            kept, scales = stored(jnp.asarray(flat), dtype)
+            lift = lambda a: None if a is None else a.reshape(pages, page_size, *a.shape[1:]).swapaxes(1, 2)  # noqa: E731
+            parts.append((np.array(lift(kept)), None if scales is None else np.array(lift(scales))))
+        old = np.zeros((pages, page_size), bool)
+        for (n, kv), row in zip(lengths, table, strict=True):
+            for at in range(kv - n):
+                old[row[at // page_size], at % page_size] = True
+        for kept, scales in parts:
+            dead = np.broadcast_to(~old[:, None], kept.shape[:3])
+            if scales is None:
+                kept[dead] = DEAD
+            else:
+                scales[dead] = DEAD
+        (keys, key_scales), (values, value_scales) = parts
+        optional = lambda a: None if a is None else jnp.asarray(a)  # noqa: E731
+        cache = Cache(jnp.asarray(keys), jnp.asarray(values), optional(key_scales), optional(value_scales))
+        new = [rng.normal(size=(tokens, count, head_dim)) for count in (heads, kv_heads, kv_heads)]
+        assert cache.keys.shape == shape
+        return Problem(*(jnp.asarray(a, q) for a in new), cache, ragged)
+
+    return draw
+
+
+@pytest.fixture(scope="session")
+def formula():
+    """formula(problem, cache after, scores): the output in float64, query by query, zeros for padding."""
+
+    def attend(problem, after, scores):
+        keys, values = values_of(after.keys, after.key_scales), values_of(after.values, after.value_scales)
+        q = np.asarray(problem.q.astype(jnp.float32), np.float64)
+        out, size = np.zeros_like(q), after.page_size
+        group = q.shape[1] // after.kv_heads
+        table = np.asarray(problem.ragged.page_table)
+        for i, row, at in problem.rows():
+            first = 0 if scores.window is None else max(0, at - scores.window + 1)
+            seen = [(table[i, j // size], j % size) for j in range(first, at + 1)]
+            for head in range(q.shape[1]):
+                k = np.array([keys[page, head // group, slot] for page, slot in seen])
+                v = np.array([values[page, head // group, slot] for page, slot in seen])
+                s = k @ q[row, head] * scores.scale
+                s = s if scores.soft_cap is None else scores.soft_cap * np.tanh(s / scores.soft_cap)
+                weights = np.exp(s - s.max())
+                out[row, head] = weights @ v / weights.sum()
+        return out
+
+    return attend
+
+
+@pytest.fixture(scope="session")
+def check_cache():
+    """check_cache(problem, cache after): the new rows are where they belong, and all else but page 0 is as it was."""
+
+    def check(problem, after):
+        news = stored(problem.k, after.keys.dtype), stored(problem.v, after.keys.dtype)
+        before = problem.cache
+        pairs = (
+            (before.keys, after.keys, news[0][0]),
+            (before.values, after.values, news[1][0]),
+            (before.key_scales, after.key_scales, news[0][1]),
+            (before.value_scales, after.value_scales, news[1][1]),
+        )
+        for old, made, new in pairs:
+            if old is None:
+                assert made is None
+                continue
+            expected = np.array(old.astype(jnp.float32))
+            for page, slot, row in problem.written():
+                expected[page, :, slot] = np.asarray(new[row].astype(jnp.float32))
+            np.testing.assert_array_equal(np.asarray(made.astype(jnp.float32))[1:], expected[1:])
+
+    return check

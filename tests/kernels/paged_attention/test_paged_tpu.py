@@ -1,0 +1,150 @@
+"""The TPU kernel, interpreted on a CPU, against the formula in float64; races, and what it compiles to."""
+
+import functools
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.pallas import tpu as pltpu
+
+from axon.kernels.case import CHIPS
+from axon.kernels.paged_attention import tpu
+from axon.kernels.paged_attention.cases import cases
+from axon.kernels.paged_attention.ragged import Scores
+from axon.kernels.paged_attention.tpu import paged_attention_tpu
+
+PLAIN, WINDOW, CAP = Scores(0.4), Scores(0.3, window=6), Scores(0.5, soft_cap=2.0)
+MIXED = [(1, 9), (6, 6), (0, 3), (3, 14)]
+QUANTISED = ["int8", "float8_e4m3fn"]
+
+
+@pytest.fixture(autouse=True)
+def two_pages_a_step(monkeypatch):
+    monkeypatch.setattr(tpu, "KEYS", 8)
+
+
+@functools.cache
+def jitted(scores, interpret, queries, splits):
+    call = functools.partial(paged_attention_tpu, scores=scores, interpret=interpret, queries=queries, splits=splits)
+    return jax.jit(call)
+
+
+def run(problem, scores, *, interpret=True, queries=2, splits=1):
+    step = jitted(scores, interpret, queries, splits)
+    return step(problem.q, problem.k, problem.v, problem.cache, problem.ragged)
+
+
+def relative(actual, expected):
+    actual, expected = (np.asarray(a, np.float64) for a in (actual, expected))
+    return np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30)
+
+
+@pytest.mark.parametrize(
+    ("scores", "dtype", "queries", "splits"),
+    [
+        pytest.param(PLAIN, "float32", 1, 1, marks=pytest.mark.slow),
+        (WINDOW, "float32", 4, 1),
+        (CAP, "float32", 2, 3),
+        (WINDOW, "int8", 2, 2),
+        (PLAIN, "float8_e4m3fn", 4, 1),
+    ],
+)
+def test_the_kernel_gives_the_formula(scores, dtype, queries, splits, rng, draw_problem, formula, check_cache):
+    problem = draw_problem(rng, MIXED, dtype=dtype)
+    out, after = run(problem, scores, queries=queries, splits=splits)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, scores)) < 1e-6
+    np.testing.assert_array_equal(out[10:], 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("queries", [1, 4])
+@pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
+@pytest.mark.parametrize("scores", [PLAIN, WINDOW, CAP], ids=str)
+def test_every_mixture_of_options_gives_the_formula(
+    scores, dtype, queries, splits, rng, draw_problem, formula, check_cache
+):
+    problem = draw_problem(rng, MIXED, dtype=dtype)
+    out, after = run(problem, scores, queries=queries, splits=splits)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, scores)) < 1e-6
+
+
+def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_problem, formula, check_cache):
+    lengths = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 13)), min_size=4, max_size=4)
+
+    @settings(max_examples=15, deadline=None)
+    @given(lengths, st.integers(0, 2**31 - 1))
+    def holds(drawn, seed):
+        problem = draw_problem(np.random.default_rng(seed), [(new, new + old) for new, old in drawn])
+        out, after = run(problem, WINDOW)
+        check_cache(problem, after)
+        assert relative(out, formula(problem, after, WINDOW)) < 1e-6
+
+    holds()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "splits"),
+    [("int8", 2), *(pytest.param(d, s, marks=pytest.mark.slow) for d in ("float32", *QUANTISED) for s in (1, 3))],
+)
+def test_no_copy_races_with_another_or_with_the_arithmetic(dtype, splits, rng, draw_problem, formula, check_cache):
+    problem = draw_problem(rng, MIXED, dtype=dtype)
+    pltpu.reset_tpu_interpret_mode_state()
+    watched = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
+    out, after = run(problem, WINDOW, interpret=watched, splits=splits)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, WINDOW)) < 1e-6
+    assert not races_found()
+
+
+def races_found() -> bool:
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+
+    return interpret_pallas_call.races.races_found
+
+
+def test_bfloat16_loses_no_more_than_its_rounding(rng, draw_problem, formula):
+    problem = draw_problem(rng, MIXED, dtype="bfloat16", q="bfloat16")
+    out, after = run(problem, PLAIN)
+    assert out.dtype == jnp.bfloat16
+    assert relative(out.astype(jnp.float32), formula(problem, after, PLAIN)) < 8e-3
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sequences", "heads", "queries"),
+    [(64, 64, 32, 1), (20, 64, 32, 1), (2048, 1, 32, 64), (256, 64, 32, 16), (300, 100, 8, 8), (64, 1, 4096, 1)],
+)
+def test_blocks_grow_with_the_rows_of_a_sequence(tokens, sequences, heads, queries):
+    assert tpu._queries(jnp.zeros((tokens, heads, 1)), SimpleNamespace(sequences=sequences)) == queries
+
+
+TOPOLOGIES = dict(zip(CHIPS, ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"), strict=True))
+FEW = {"decode, bfloat16, pages of 16", "prefill, bfloat16, pages of 64"}
+
+
+@pytest.mark.parametrize("chip", ["v5e", *(pytest.param(chip, marks=pytest.mark.slow) for chip in CHIPS[1:])])
+@pytest.mark.parametrize(
+    "case", [c if c.name in FEW else pytest.param(c, marks=pytest.mark.slow) for c in cases()], ids=str
+)
+def test_cases_compile_and_leave_the_cache_where_it_is(case, chip, monkeypatch):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    from axon.plan.topology import devices
+
+    monkeypatch.setattr(tpu, "KEYS", 512)
+    if chip in dict(case.lacking):
+        pytest.skip(dict(case.lacking)[chip])
+    mesh = jax.sharding.Mesh(np.array(devices(TOPOLOGIES[chip])[:1]), ("x",))
+    place = jax.sharding.NamedSharding(mesh, jax.P())
+    operands = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in case.operands]
+    shard = jax.shard_map(case.function, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
+    compiled = jax.jit(shard, donate_argnums=(3, 4)).lower(*operands).compile()
+    memory = compiled.memory_analysis()
+    queries, *_, keys, values = (a.size * a.dtype.itemsize for a in case.operands[:5])
+    assert memory.alias_size_in_bytes >= keys + values
+    assert memory.temp_size_in_bytes < keys / 2 + 3 * queries  # of the queries there are copies, of the cache none

@@ -21,7 +21,6 @@ from axon.nn.rope import rotate
 from axon.patterns import parse_names
 
 
-
 class Attention(nnx.Module):
     """Attention over the tokens of a row, and over those in `memory` (Vaswani et al., arXiv:1706.03762).
 

@@ -1,7 +1,7 @@
 """What a model remembers of its rows while it generates: the keys and values of their tokens, in pages.
 
-Each row has pages of its own, the first of them padding's (`axon.kernels.paged_attention`), so rows and heads split over
-devices as they do without a memory.
+Each row has pages of its own, the first of them padding's (`axon.kernels.paged_attention`), so rows and heads split
+over devices as they do without a memory.
 """
 
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from axon.kernels.paged_attention import Cache, paged_attention
 from axon.patterns import parse_names
 
 Memory = dict[str, Array]
-"""`key` and `value`, each `batch pages kv_heads page_size head_dim`; with `layers` before it, those of a whole model."""
+"""`key` and `value`, each `batch pages kv_heads page_size head_dim`; with `layers` before, those of a whole model."""
 
 PAGE = 64
 """Tokens a page."""
@@ -45,10 +45,11 @@ def recall(q: Array, k: Array, v: Array, mask: Mask, memory: Memory, start: Arra
 
     def local(q, k, v, keys, values, start):
         (rows, seq), pages = q.shape[:2], keys.shape[1]
-        cache = Cache(*(x.reshape(-1, *x.shape[2:]).astype(x.dtype) for x in (keys, values)))
+        cache = Cache(keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:]))
         table = jnp.arange(rows, dtype=jnp.int32)[:, None] * pages + jnp.arange(1, pages, dtype=jnp.int32)
-        ragged = jnp.full(rows, start + seq, jnp.int32), table, seq * jnp.arange(rows + 1, dtype=jnp.int32)
-        out, cache = paged_attention(*(x.reshape(-1, *x.shape[2:]) for x in (q, k, v)), cache, *ragged, window=window)
+        lens, bounds = jnp.full(rows, start + seq, jnp.int32), seq * jnp.arange(rows + 1, dtype=jnp.int32)
+        new_q, new_k, new_v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+        out, cache = paged_attention(new_q, new_k, new_v, cache, lens, table, bounds, window=window)
         return out.reshape(q.shape), cache.keys.reshape(keys.shape), cache.values.reshape(values.shape)
 
     operands = (q, k, v, memory["key"], memory["value"])

@@ -8,6 +8,7 @@ import pytest
 from axon.axes import shard
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Inputs, Rope
+from axon.nn.memory import empty
 
 DIMS = {"embed": 16, "heads": 8, "kv_heads": 4, "head_dim": 4}
 MASK = Causal() & SameDocument() & Window(9)

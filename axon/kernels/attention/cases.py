@@ -41,7 +41,7 @@ def _case(
     def step(q, k, v, documents, per_head):
         """Output and gradients."""
         given = Given((documents, documents), 0, per_head if sinks else None, per_head if slopes else None)
-        out, backward = jax.vjp(lambda *x: attention_tpu(*x, form, given)[0], q, k, v)
+        out, backward = jax.vjp(lambda q, k, v: attention_tpu(q, k, v, form, given)[0], q, k, v)
         return out, backward(out)
 
     operands = (

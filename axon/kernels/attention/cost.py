@@ -6,6 +6,8 @@ import numpy as np
 from axon.kernels.attention.mask import Mask
 from axon.kernels.case import Cost
 
+Shaped = jax.Array | jax.ShapeDtypeStruct
+
 
 def pairs(mask: Mask, queries: int, keys: int, start: int = 0) -> int:
     """Pairs that the indices allow; documents, which are known only at run time, leave fewer."""
@@ -14,7 +16,7 @@ def pairs(mask: Mask, queries: int, keys: int, start: int = 0) -> int:
     return int(np.sum(high - low))
 
 
-def forward_cost(mask: Mask, q: jax.Array, k: jax.Array, v: jax.Array, start: int = 0) -> Cost:
+def forward_cost(mask: Mask, q: Shaped, k: Shaped, v: Shaped, start: int = 0) -> Cost:
     """Two products a pair, of head_dim and of value_dim; q, k, v, the output and the log-sum-exp move once.
 
     Shapes: `q[batch kv_heads group seq head_dim]`, `k, v[batch kv_heads kv_seq head_dim]`.
@@ -26,7 +28,7 @@ def forward_cost(mask: Mask, q: jax.Array, k: jax.Array, v: jax.Array, start: in
     return Cost(2 * seen * (q.shape[4] + v.shape[3]), moved * q.dtype.itemsize + 4 * rows)
 
 
-def backward_cost(mask: Mask, q: jax.Array, k: jax.Array, v: jax.Array, start: int = 0) -> Cost:
+def backward_cost(mask: Mask, q: Shaped, k: Shaped, v: Shaped, start: int = 0) -> Cost:
     """Five products a pair, three of head_dim and two of value_dim; operands, dO and the three gradients move once."""
     heads = q.shape[0] * q.shape[1] * q.shape[2]
     seen = heads * pairs(mask, q.shape[3], k.shape[2], start)

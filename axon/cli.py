@@ -129,6 +129,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the smallest set with this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Draw what has this share of the likeliest's chance.")] = None,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
 ) -> None:
     """Continue a text with a trained model.
@@ -138,7 +139,7 @@ def generate(
     from axon.run.inspect import generate_text
     from axon.train.sampling import Sampling
 
-    sampling = Sampling(tokens, temperature, top_k, top_p, seed)
+    sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed)
     typer.echo(generate_text(run_dir, prompt, sampling, _say))
 
 

@@ -207,6 +207,7 @@ MISTAKES = [
     ("no config.gin", ["eval", "."]),
     ("prompt", ["generate", "runs/tiny"]),
     ("top_p is 2.0", ["generate", "runs/tiny", "--prompt", "x", "--top-p", "2"]),
+    ("min_p is -0.5", ["generate", "runs/tiny", "--prompt", "x", "--min-p", "-0.5"]),
     ("cannot write the run's folder tiny.gin", ["train", "tiny.gin", "--run-dir", "tiny.gin"]),
 ]
 

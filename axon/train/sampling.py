@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.errors import UserError
+from axon.kernels.sampling import sample
 from axon.layout import Placement
 from axon.nn import Inputs
 from axon.train.step import Program
@@ -25,14 +27,16 @@ class Sampling:
 
     Args:
         tokens: how many to add. temperature: divides the logits; 0 takes the likeliest token. top_k: draw from the
-            k likeliest only. top_p: draw from the smallest set that holds this probability (arXiv:1904.09751).
-        seed: of the draws.
+            k likeliest only. top_p: of these, draw from the smallest set that holds this share of their probability
+            (arXiv:1904.09751). min_p: draw only from those with this share of the likeliest token's probability
+            (arXiv:2407.01082). seed: of the draws.
     """
 
     tokens: int = 100
     temperature: float = 0.8
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
     seed: int = 0
 
     def __post_init__(self):
@@ -44,6 +48,8 @@ class Sampling:
             raise UserError(f"Sampling.top_k is {self.top_k}; write 1 or more, or None")
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(f"Sampling.top_p is {self.top_p}; write a probability above 0 and up to 1, or None")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise UserError(f"Sampling.min_p is {self.min_p}; write a share from 0 to 1, or None")
 
 
 def continue_prompt(program: Program, parameters: Any, prompt: list[int], sampling: Sampling) -> list[int]:
@@ -55,7 +61,9 @@ def continue_prompt(program: Program, parameters: Any, prompt: list[int], sampli
     tokens = np.zeros((1, padded), np.int32)
     tokens[0, : len(prompt)] = prompt
     placement = _whole_rows(program.placement)
-    scope = axes.Scope(placement, program.precision.compute_dtype(placement.platform))
+    # A kernel that was asked for by name was asked for training, but for the draw, of which there is none there.
+    kernels = {name: asked for name, asked in program.kernels.items() if name == "sampling"}
+    scope = axes.Scope(placement, program.precision.compute_dtype(placement.platform), kernels=kernels)
     run, key = jax.jit(partial(_generate, program, sampling)), jax.random.key(sampling.seed)
     with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
         made = run(parameters, tokens, np.int32(len(prompt)), key)
@@ -80,7 +88,7 @@ def _generate(program: Program, sampling: Sampling, parameters: Any, tokens: Arr
 
     def step(carry, key):
         last, memory, at = carry
-        token = draw(model.logits(last)[0, 0].astype(jnp.float32), key, sampling)
+        token = next_tokens(model.logits(last)[:, 0].astype(jnp.float32), key[None], sampling)[0]
         last, memory = model.hidden(_inputs(token[None, None], at), memory)
         return (last, memory, at + 1), token
 
@@ -92,17 +100,9 @@ def _inputs(tokens: Array, start: Array) -> Inputs:
     return Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq"), start=start)
 
 
-def draw(logits: Array, key: Array, sampling: Sampling) -> Array:
-    """One id from `logits[vocab]`."""
-    logits = axes.shard(logits, "vocab.whole")
-    if sampling.temperature == 0:
-        return jnp.argmax(logits).astype(jnp.int32)
-    logits = logits / sampling.temperature
-    falling = jnp.sort(logits)[::-1]
-    if sampling.top_k is not None:
-        logits = jnp.where(logits < falling[min(sampling.top_k, logits.size) - 1], -jnp.inf, logits)
-    if sampling.top_p is not None:
-        before = jnp.cumsum(jax.nn.softmax(falling)) - jax.nn.softmax(falling)
-        least = jnp.min(jnp.where(before < sampling.top_p, falling, jnp.inf))
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    return jax.random.categorical(key, logits).astype(jnp.int32)
+def next_tokens(logits: Array, keys: Array, sampling: Sampling) -> Array:
+    """An id for each row of `logits[batch vocab]`, drawn by the row's own key of `keys[batch]`."""
+    settings = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    given = [None if value is None else jnp.full(keys.shape, value) for value in settings]
+    whole = (PartitionSpec(),) * (2 + len(given))
+    return axes.per_device(sample, whole, PartitionSpec())(axes.shard(logits, "batch vocab.whole"), keys, *given)

@@ -12,7 +12,7 @@ from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn import Inputs
 from axon.train.optimizer import AdamW, Constant
-from axon.train.sampling import Sampling, continue_prompt, draw
+from axon.train.sampling import Sampling, continue_prompt, next_tokens
 from axon.train.step import Program
 from models.gpt2 import GPT2
 from models.llama import Llama
@@ -77,12 +77,13 @@ def test_a_prompt_may_be_longer_than_the_rows_and_end_on_a_padding_boundary(smal
         assert ids == likeliest(small, values, [*prompt, *ids])[length - 1 : -1]
 
 
-def test_the_likeliest_token_alone_is_what_top_k_1_and_a_tiny_top_p_leave(small, seed, rng):
+def test_the_likeliest_token_alone_is_what_top_k_1_a_tiny_top_p_and_min_p_1_leave(small, seed, rng):
     values = random_values(small, seed)
     prompt = rng.integers(0, VOCAB, 7).tolist()
     greedy = continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=0))
     assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, top_k=1)) == greedy
     assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, top_p=1e-6)) == greedy
+    assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, min_p=1.0)) == greedy
 
 
 def test_the_seed_decides(small, seed, rng):
@@ -102,7 +103,8 @@ def test_text_does_not_depend_on_the_layout(layout, small, seed, rng):
 
 def drawn(logits, sampling, count=4000):
     keys = jax.random.split(jax.random.key(0), count)
-    return np.asarray(jax.jit(jax.vmap(lambda key: draw(jnp.asarray(logits), key, sampling)))(keys))
+    rows = np.broadcast_to(logits, (count, len(logits)))
+    return np.asarray(jax.jit(lambda rows, keys: next_tokens(rows, keys, sampling))(rows, keys))
 
 
 def test_tokens_are_drawn_with_the_softmax_of_the_tempered_logits(rng):
@@ -113,18 +115,14 @@ def test_tokens_are_drawn_with_the_softmax_of_the_tempered_logits(rng):
         np.testing.assert_allclose(found, expected, atol=0.05)
 
 
-def test_top_k_keeps_the_k_likeliest(rng):
-    logits = rng.normal(size=20).astype(np.float32)
-    assert set(drawn(logits, Sampling(temperature=9.0, top_k=5))) == set(np.argsort(logits)[-5:])
-    assert set(drawn(logits, Sampling(temperature=9.0, top_k=50))) == set(range(20))
-
-
-def test_top_p_keeps_the_smallest_set_that_holds_p():
+@pytest.mark.parametrize(
+    ("rule", "left"),
+    [({"top_k": 2}, {1, 3}), ({"top_p": 0.6}, {1, 3}), ({"min_p": 0.7}, {1, 3}), ({"top_k": 3, "top_p": 0.5}, {1, 3})],
+)
+def test_each_rule_reaches_the_draw(rule, left):
     logits = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
-    assert set(drawn(logits, Sampling(temperature=1.0, top_p=0.39))) == {1}
-    assert set(drawn(logits, Sampling(temperature=1.0, top_p=0.6))) == {1, 3}
-    assert set(drawn(logits, Sampling(temperature=1.0, top_p=0.85))) == {1, 2, 3}
-    assert set(drawn(logits, Sampling(temperature=1.0, top_p=1.0))) == {0, 1, 2, 3}
+    assert set(drawn(logits, Sampling(temperature=1.0, **rule))) == left
+    assert set(drawn(logits, Sampling(temperature=1.0))) == {0, 1, 2, 3}
 
 
 def test_a_text_longer_than_learned_positions_is_refused(seed):
@@ -134,7 +132,8 @@ def test_a_text_longer_than_learned_positions_is_refused(seed):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("tokens", 0), ("temperature", -0.1), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.1)]
+    ("field", "value"),
+    [("tokens", 0), ("temperature", -0.1), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("min_p", 1.5)],
 )
 def test_what_cannot_be_drawn_by_is_refused(field, value):
     with pytest.raises(UserError, match=rf"Sampling\.{field} is {value}; write"):

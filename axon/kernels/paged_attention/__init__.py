@@ -8,6 +8,7 @@ from axon.kernels.paged_attention.check import check
 from axon.kernels.paged_attention.ragged import Ragged, Scores
 from axon.kernels.paged_attention.reference import paged_attention_reference
 from axon.kernels.paged_attention.tpu import paged_attention_tpu, unfit
+from axon.kernels.paged_attention.tpu_kernel import LANES
 from axon.kernels.paged_attention.validate import validate, validate_constants
 from axon.kernels.paged_attention.xla import paged_attention_xla
 
@@ -56,7 +57,7 @@ def paged_attention(
     if checked:
         check(q.shape[0], cache, ragged)
     scores = Scores(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
-    chosen = choose("paged_attention", _candidates(q, cache, ragged), _detail(q, cache, scores))
+    chosen = choose("paged_attention", _candidates(q, cache, ragged), _detail(cache, scores))
     if chosen == "tpu":
         return paged_attention_tpu(q, k, v, cache, ragged, scores, splits=splits)
     run = paged_attention_xla if chosen == "xla" else paged_attention_reference
@@ -74,8 +75,10 @@ def _candidates(q: Array, cache: Cache, ragged: Ragged) -> dict[str, str | None]
     }
 
 
-def _detail(q: Array, cache: Cache, scores: Scores) -> str:
+def _detail(cache: Cache, scores: Scores) -> str:
     parts = [f"{cache.keys.dtype.name} pages of {cache.page_size}"]
     parts += [] if scores.window is None else [f"window {scores.window}"]
     parts += [] if scores.soft_cap is None else [f"soft cap {scores.soft_cap:g}"]
+    if platform() == "tpu" and cache.key_scales is not None and cache.page_size % LANES:
+        parts.append(f"whose scales each call lays out anew, as pages that {LANES} divides do not need")
     return ", ".join(parts)

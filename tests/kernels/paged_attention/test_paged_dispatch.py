@@ -93,6 +93,12 @@ def test_the_platform_or_the_name_decides(platform, kernels, chosen):
     assert notice(platform, operands(**FITTING), **kernels) == chosen
 
 
+@pytest.mark.parametrize(("page_size", "said"), [(64, True), (128, False)])
+def test_quantised_pages_whose_scales_fill_no_row_of_lanes_are_said_to_cost_a_copy(page_size, said):
+    arguments = operands(**(FITTING | {"dtype": "int8", "page_size": page_size}))
+    assert ("lays out anew" in notice("tpu", arguments)) == said
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [

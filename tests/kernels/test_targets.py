@@ -1,0 +1,58 @@
+"""Every kernel at every configuration, compiled by the TPU compiler for every chip that Axon names."""
+
+import pytest
+
+from axon.bench.kernel_costs import all_cases, costs, lines, recorded
+from axon.kernels.attention import cases as attention
+from axon.kernels.case import CHIPS as NAMES
+from axon.plan.chips import CHIPS
+from axon.plan.kernel import compile_case
+
+LONG = ("Mixtral 8x7B", "Llama 3 8B, with gradients")
+"""Cases that take long to compile, and are like another that does not; attention's are shortened instead."""
+
+QUICK = [c for c in all_cases() if c.operation != "attention" and c.name not in LONG] + attention.cases(shorter=16)
+
+
+@pytest.fixture(autouse=True)
+def compiler():
+    pytest.importorskip("libtpu", reason="needs its compiler: pip install 'axon[compilers]'")
+
+
+@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_every_configuration_compiles_for_every_chip(case, chip):
+    check(case, chip)
+
+
+def check(case, chip):
+    if chip in dict(case.lacking):
+        assert dict(case.lacking)[chip], "a fallback says why"
+        return None
+    made = compile_case(case, CHIPS[chip])
+    assert made.refused is None
+    assert (made.calls > 0) == (case.operation != "cross_entropy")
+    assert made.vmem < 60 * 2**20
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_what_is_recorded_of_a_case_is_what_the_compiler_says(case, chip):
+    made = check(case, chip)
+    if made is not None:
+        assert recorded()[str(case)][chip] == made.vmem
+
+
+def test_every_case_has_a_cost_and_a_record_for_every_chip():
+    rows = costs()
+    assert len(rows) == len({(row["operation"], row["case"]) for row in rows}) == len(all_cases())
+    for row in rows:
+        assert row["flops"] > 0
+        assert row["intensity"] == pytest.approx(row["flops"] / row["bytes"])
+        for found in row["chips"].values():
+            assert "vmem_mib" in found or found["fallback"]
+    text = "\n".join(lines(rows))
+    assert "compute is the limit" in text
+    assert "memory is the limit" in text

@@ -1,7 +1,7 @@
 """The collectives of a compiled program: what they send, over which mesh axes, and whether anything runs meanwhile."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -58,7 +58,7 @@ class Collective:
 
         `mesh`: axis → size; devices are numbered in its order, the last axis fastest.
         """
-        if self.axes:
+        if self.axes and set(self.axes) <= set(mesh):
             return tuple(axis for axis in mesh if axis in self.axes)
         groups = self.groups or (tuple(range(prod(mesh.values()))),)
         places = [np.array(np.unravel_index(group, tuple(mesh.values()))) for group in groups]
@@ -125,7 +125,9 @@ def _partners(attributes: str) -> tuple[tuple[tuple[int, ...], ...], tuple[str, 
     if named := _NAMED.search(attributes):
         sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", named[1])}
         used = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", named[2])
-        return (), tuple(axis for axis, _ in used), prod(int(part or sizes[axis]) for axis, part in used)
+        names = tuple(axis for axis, _ in used)
+        groups = () if any(part for _, part in used) else _along(sizes, names)
+        return groups, names, prod(int(part or sizes[axis]) for axis, part in used)
     if iota := _IOTA.search(attributes):
         shape = [int(n) for n in iota[3].split(",")]
         numbers = np.arange(prod(shape)).reshape(shape)
@@ -136,3 +138,12 @@ def _partners(attributes: str) -> tuple[tuple[tuple[int, ...], ...], tuple[str, 
     found = re.findall(r"\{([\d,]+)\}", listed[1]) if listed and listed[1] else []
     groups = tuple(tuple(int(n) for n in group.split(",")) for group in found)
     return groups, (), max(map(len, groups), default=0)
+
+
+def _along(mesh: Mapping[str, int], axes: Collection[str]) -> tuple[tuple[int, ...], ...]:
+    """The groups of devices that differ in these axes only: XLA's GPU compiler names a mesh of its own, not ours."""
+    numbers = np.arange(prod(mesh.values())).reshape(tuple(mesh.values()))
+    inner = [i for i, axis in enumerate(mesh) if axis in axes]
+    outer = [i for i, axis in enumerate(mesh) if axis not in axes]
+    rows = numbers.transpose([*outer, *inner]).reshape(-1, prod(numbers.shape[i] for i in inner))
+    return tuple(tuple(row) for row in rows.tolist())

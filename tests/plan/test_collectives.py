@@ -30,6 +30,8 @@ def the_one(*lines, computations=""):
         ("replica_groups=[4,2]<=[8]", ("tensor",), 2),
         ("replica_groups=mesh['data'=4,'tensor'=2] {'tensor'}", ("tensor",), 2),
         ("replica_groups=mesh['data'=4,'tensor'=2] {'data':(1)2}", ("data",), 2),
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_1'}", ("tensor",), 2),  # names of XLA's own
+        ("replica_groups=mesh['axis_0'=4,'axis_1'=2] {'axis_0'}", ("data",), 4),
     ],
 )
 def test_every_way_to_write_groups_of_devices_gives_their_mesh_axes(groups, axes, size):

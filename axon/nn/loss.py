@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from axon import axes
 from axon.axes import Scope
 from axon.kernels import cross_entropy as kernel
+from axon.kernels.choice import choose
 from axon.nn.param import Param
 
 
@@ -34,6 +35,7 @@ def cross_entropy(
         value = head.get_value().T if turned else head.get_value()
         flat = (x.reshape(-1, x.shape[-1]), value, targets.reshape(-1), weights.reshape(-1))
         return kernel.cross_entropy_reference(*flat, z_loss, vocab)
+    choose("cross_entropy", {"xla": None}, "in blocks of tokens")
     split = _Split(scope, head, targets.size, z_loss, vocab)
 
     @jax.custom_vjp

@@ -4,11 +4,14 @@ The heads of a group are rows of one tile, so that their keys are read once. Til
 nor computed, by the mask's indices and by the documents there are; only tiles that some see pay for a mask.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.kernels.attention.cost import backward_cost, forward_cost
@@ -34,56 +37,89 @@ def attention_tpu(
     kv_heads = k.shape[2]
     q = q.reshape(batch, queries, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
     k, v = (x.swapaxes(1, 2) for x in (k, v))
-    attend = _with_gradient(form, tiles, interpret, given.start if isinstance(given.start, int) else None)
-    slopes = None if given.slopes is None else jax.lax.stop_gradient(given.slopes)
-    start = jnp.asarray(given.start, jnp.int32)
-    out, lse = attend(q, k, v, given.sinks, slopes, given.documents, start)
+    kernels = _Kernels(form, tiles, interpret, given.start if isinstance(given.start, int) else None)
+    if given.slopes is not None:
+        given = given._replace(slopes=lax.stop_gradient(given.slopes))
+    out, lse = kernels.differentiable()(q, k, v, given._replace(start=jnp.asarray(given.start, jnp.int32)))
     out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, v.shape[3])
     return out.astype(dtype), lse.reshape(batch, heads, queries).swapaxes(1, 2)
 
 
-def _with_gradient(form: Form, tiles: Tiles, interpret: Any, start: int | None) -> Any:
-    """Of `q[batch kv_heads group seq head_dim]`, `k, v[batch kv_heads kv_seq head_dim]`; `start` if it is constant."""
+@dataclass(frozen=True)
+class _Kernels:
+    """Both kernels, of `q[batch kv_heads group seq head_dim]` and `k, v[batch kv_heads kv_seq head_dim]`.
 
-    @jax.custom_vjp
-    def attend(q, k, v, sinks, slopes, documents, at):
-        return run(q, k, v, sinks, slopes, documents, at)[0]
+    `start` is that of `Given` where it is a constant, with which fewer steps of the grid are needed.
+    """
 
-    def run(q, k, v, sinks, slopes, documents, at):
-        given = Given(documents, at, sinks, slopes)
+    form: Form
+    tiles: Tiles
+    interpret: Any
+    start: int | None
+
+    def differentiable(self) -> Callable[..., tuple[Array, Array]]:
+        """Output and log-sum-exp, `batch kv_heads group seq`."""
+
+        @jax.custom_vjp
+        def attend(q, k, v, given):
+            return self.forward(q, k, v, given)
+
+        def forward(q, k, v, given):
+            out, lse = (checkpoint_name(x, NAME) for x in self.forward(q, k, v, given))
+            return (out, lse), (q, k, v, given, out, lse)
+
+        def backward(kept, cotangents):
+            q, k, v, given, out, lse = kept
+            dout, dlse = cotangents
+            total = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
+            dq, dk, dv = self.backward(q, k, v, given, (dout, lse, total))
+            return dq, dk, dv, _of_given(given, lse, total)
+
+        attend.defvjp(forward, backward)
+        return attend
+
+    def forward(self, q: Array, k: Array, v: Array, given: Given) -> tuple[Array, Array]:
+        mask, tiles = self.form.mask, self.tiles
         grid = Grid.of(tiles.rows, tiles.keys, q.shape[2], q.shape[3], k.shape[2])
-        steps = grid.steps(form.mask, at if start is None else start)
-        tables, operands = reach(grid, form.mask, given), _operands(grid, grid.query_tiles, q, k, v, form, given)
-        cost = forward_cost(form.mask, q, k, v, start or 0)
-        out, lse = forward(form, grid, steps, tables, operands, cost, tiles.vmem, interpret)
-        out, lse = out[:, :, :, : q.shape[3]], _untiled(grid, lse)
-        out, lse = checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
-        return (out, lse), (q, k, v, given, out, lse)
+        steps = grid.steps(mask, given.start if self.start is None else self.start)
+        operands = _operands(grid, grid.query_tiles, q, k, v, self.form, given)
+        cost = forward_cost(mask, q, k, v, self.start or 0)
+        tables = reach(grid, mask, given)
+        out, lse = forward(self.form, grid, steps, tables, operands, cost, tiles.vmem, self.interpret)
+        return out[:, :, :, : q.shape[3]], _untiled(grid, lse)
 
-    def gradients(kept, cotangents):
-        q, k, v, given, out, lse = kept
-        dout, dlse = cotangents
-        total = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
+    def backward(
+        self, q: Array, k: Array, v: Array, given: Given, rows: tuple[Array, Array, Array]
+    ) -> tuple[Array, Array, Array]:
+        """Of dO, the log-sum-exp and D of each query."""
+        mask, tiles = self.form.mask, self.tiles
         grid = Grid.of(tiles.backward_rows, tiles.backward_keys, q.shape[2], q.shape[3], k.shape[2])
         spans, held = grid.spans(q.shape[4], tiles.held)
-        tables = reach(grid, form.mask, given)
-        operands = _operands(grid, spans * held, q, k, v, form, given)
-        base_2 = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)
-        lse_rows, total_rows = _tiled(grid, spans * held, base_2, jnp.inf), _tiled(grid, spans * held, total, 0.0)
-        dout = _padded(dout, 3, spans * held * grid.queries)
-        cost = backward_cost(form.mask, q, k, v, start or 0)
-        rows = dout, lse_rows, total_rows
-        dq, dk, dv = backward(form, grid, (spans, held), tables, operands, rows, cost, tiles.vmem, interpret)
-        dsinks = None
-        if given.sinks is not None:
-            powers = jnp.exp(given.sinks.astype(jnp.float32).reshape(1, *lse.shape[1:3], 1) - lse)
-            dsinks = -jnp.sum(powers * total, axis=(0, 3)).reshape(given.sinks.shape).astype(given.sinks.dtype)
-        dk, dv = dk[:, :, : k.shape[2]].astype(k.dtype), dv[:, :, : k.shape[2]].astype(v.dtype)
-        dslopes = None if given.slopes is None else jnp.zeros_like(given.slopes)
-        return dq[:, :, :, : q.shape[3]], dk, dv, dsinks, dslopes, None, None
+        count = spans * held
+        operands = _operands(grid, count, q, k, v, self.form, given)
+        dout, lse, total = rows
+        lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)
+        rows = (
+            _padded(dout, 3, count * grid.queries),
+            _tiled(grid, count, lse, jnp.inf),
+            _tiled(grid, count, total, 0.0),
+        )
+        cost = backward_cost(mask, q, k, v, self.start or 0)
+        tables = reach(grid, mask, given)
+        dq, dk, dv = backward(self.form, grid, (spans, held), tables, operands, rows, cost, tiles.vmem, self.interpret)
+        keys = k.shape[2]
+        return dq[:, :, :, : q.shape[3]], dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
 
-    attend.defvjp(run, gradients)
-    return attend
+
+def _of_given(given: Given, lse: Array, total: Array) -> Given:
+    """The gradient of the sinks: a sink's power times −D, summed over queries. Others have none."""
+    documents, start = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (given.documents, given.start))
+    slopes = None if given.slopes is None else jnp.zeros_like(given.slopes)
+    if given.sinks is None:
+        return Given(documents, start, None, slopes)
+    powers = jnp.exp(given.sinks.astype(jnp.float32).reshape(1, *lse.shape[1:3], 1) - lse)
+    dsinks = -jnp.sum(powers * total, axis=(0, 3)).reshape(given.sinks.shape)
+    return Given(documents, start, dsinks.astype(given.sinks.dtype), slopes)
 
 
 def _operands(grid: Grid, query_tiles: int, q: Array, k: Array, v: Array, form: Form, given: Given) -> Operands:

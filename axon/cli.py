@@ -151,6 +151,7 @@ def bench(
     compile_: Annotated[
         bool, typer.Option("--compile", help="Of kernels: compile for every TPU, record VMEM.")
     ] = False,
+    search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
 ) -> None:
     """Measure: `train` (beside torch), `overhead` (beside bare JAX), `data`, `compile`, `kernels`.
 
@@ -160,9 +161,14 @@ def bench(
 
     from axon import bench
 
+    if (static or compile_ or search) and name != "kernels":
+        raise UserError(f"axon bench {name}: --static, --compile and --search are of kernels: axon bench kernels …")
+    if search:
+        from axon.bench.tiles import search_here
+
+        typer.echo(search_here())
+        return
     if static or compile_:
-        if name != "kernels":
-            raise UserError(f"axon bench {name}: --static and --compile are of kernels: axon bench kernels --static")
         _kernel_costs(compile_, json_)
         return
     result = bench.run(name)

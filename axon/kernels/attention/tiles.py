@@ -1,7 +1,9 @@
 """How the TPU kernels cut queries and keys into tiles, and which tiles of keys a tile of queries sees."""
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -150,12 +152,14 @@ def _ends(seen: Array, axis: int) -> tuple[Array, Array]:
     return jnp.where(some, first, 0).reshape(-1), jnp.where(some, last, -1).reshape(-1)
 
 
-TABLE: Mapping[str, Tiles] = {
-    "TPU v4": Tiles(512, 512, 512, 256, held=4 * 2**20, vmem=14 * 2**20),
-}
-"""`jax.Device.device_kind` → tiles, where others than the defaults are better, or must be."""
+TABLE = Path(__file__).with_name("tiles.json")
+"""`jax.Device.device_kind` → fields of `Tiles`, where others than the defaults are better, or must be.
+
+`axon bench kernels --search` measures, and writes them there.
+"""
 
 
+@cache
 def tiles_for(chip: str) -> Tiles:
     """The tiles for a chip."""
-    return TABLE.get(chip, Tiles())
+    return Tiles(**json.loads(TABLE.read_text()).get(chip, {}))

@@ -33,6 +33,10 @@ def test_the_layout_holds_the_model_on_the_chips_that_the_file_is_named_after(na
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_whole_step_fits(name):
-    report, _ = compile_step(program(name), target(name))
+def test_the_whole_step_fits_and_on_tpus_attention_is_our_kernels_and_never_a_square(name):
+    made = program(name)
+    report, text = compile_step(made, target(name))
     assert report.memory["total"] <= report.memory["available"]
+    if "h200" not in name:
+        assert set(report.kernels) == {"axon_attention_forward", "axon_attention_backward"}
+        assert f"{made.seq},{made.seq}]" not in text

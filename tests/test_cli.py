@@ -305,7 +305,7 @@ def test_an_interrupt_while_compiling_ends_with_130_and_the_run_can_begin_again(
     process = start("train", "tiny.gin", "--steps", "2", JAX_COMPILATION_CACHE_DIR=str(here / "empty"))
     assert process.stdout is not None
     said = ""
-    while "attention:" not in said:
+    while "cross_entropy:" not in said:
         line = process.stdout.readline()
         assert line, said
         said += line

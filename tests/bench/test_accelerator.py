@@ -29,6 +29,13 @@ def check(folder, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+def test_it_needs_nothing_but_jax_flax_optax_and_einops_to_begin(tmp_path):
+    done = check(tmp_path, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--platform" in done.stdout
+
+
+@pytest.mark.slow
 def test_it_runs_on_a_cpu_with_nothing_but_jax_flax_optax_and_einops(tmp_path):
     done = check(tmp_path, "--platform", "cpu", "--small", "--rounds", "2", "--json", str(tmp_path / "made.json"))
     assert done.returncode == 0, done.stderr

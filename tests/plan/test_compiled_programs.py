@@ -75,7 +75,8 @@ def test_a_deep_llama_compiles_to_as_many_operations_as_a_shallow_one():
     assert counts[8] == counts[32] > 1000
 
 
-@pytest.mark.parametrize("seq", [256, pytest.param(2048, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("seq", [256, 2048])
 def test_fsdp_on_v5e_fits_gathers_each_layers_weights_and_sums_their_gradients_in_rings(seq):
     program = v5e_step(layers=4, seq=seq)
     compiled = program.lower().compile()

@@ -30,7 +30,7 @@ def test_a_run_is_compiled_for_a_topology_and_its_program_written(config, tmp_pa
     out = capsys.readouterr().out
     assert "all-gather" in out
     assert "temporaries" in out
-    assert "attention: plain XLA" in out  # rows of 32 tokens
+    assert "attention: xla, causal & same document (not tpu: " in out  # rows of 32 tokens
 
 
 def test_a_chip_that_does_not_exist_is_answered_with_one_that_does(config):

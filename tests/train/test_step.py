@@ -199,4 +199,4 @@ def test_a_layout_that_cannot_hold_the_model_is_refused_before_tracing():
 def test_choices_made_while_tracing_are_noticed(plain):
     plain.lower()
     assert plain.notices["layers"] == "2 blocks written out, remat none"
-    assert plain.notices["attention"] == "plain XLA in blocks of queries, causal & same document"
+    assert plain.notices["attention"] == "xla, causal & same document"

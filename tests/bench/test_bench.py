@@ -39,6 +39,7 @@ def test_train_gives_tokens_per_second_and_a_ratio_only_beside_torch():
         assert any("pip install torch" in figure for _, figure in train.rows(result))
 
 
+@pytest.mark.slow
 def test_overhead_gives_the_ratio_its_noise_the_work_and_the_hosts_time(capsys):
     result = overhead.run(TINY, batch=2, seq=96, rounds=3, host_steps=20)
     json.dumps(result, allow_nan=False)

@@ -1,5 +1,7 @@
 """Every kernel at every configuration, compiled by the TPU compiler for every chip that Axon names."""
 
+import re
+
 import pytest
 
 from axon.bench.kernel_costs import all_cases, costs, lines, recorded
@@ -8,10 +10,11 @@ from axon.kernels.case import CHIPS as NAMES
 from axon.plan.chips import CHIPS
 from axon.plan.kernel import compile_case
 
-LONG = ("Mixtral 8x7B", "Llama 3 8B, with gradients")
-"""Cases that take long to compile, and are like another that does not; attention's are shortened instead."""
+SLOW = re.compile("Mixtral 8x7B|Llama 3 8B, with gradients|decode, .*, pages of (16|128)")
+"""Cases that are like another and take long; those of attention are shortened instead. All of them, whole, are slow."""
 
-QUICK = [c for c in all_cases() if c.operation != "attention" and c.name not in LONG] + attention.cases(shorter=16)
+QUICK = [case for case in all_cases() if case.operation != "attention" and not SLOW.search(case.name)]
+QUICK += attention.cases(shorter=64)
 
 
 @pytest.fixture(autouse=True)

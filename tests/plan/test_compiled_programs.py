@@ -92,6 +92,7 @@ def test_fsdp_on_v5e_fits_gathers_each_layers_weights_and_sums_their_gradients_i
     assert largest_all_reduce(compiled) == 2 * vectors  # what the head's columns owe the tokens; the rest is small
 
 
+@pytest.mark.slow
 def test_fsdp_and_tensor_parallelism_on_gpus_fits_and_sends_weights_gradients_and_activations():
     program = h200_step(layers=4)
     compiled = program.lower().compile()

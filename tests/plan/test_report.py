@@ -69,6 +69,7 @@ def test_zero_3_on_gpus_gathers_again_for_what_remat_repeats_and_scatters_the_sa
     assert 0 <= made.asynchronous <= 1
 
 
+@pytest.mark.slow
 def test_tensor_parallelism_reduces_activations_along_its_own_mesh_axis(report):
     made = report("v5e:4x4", {"data": 4, "tensor": 4}, zero=0)
     residual = 2 * BATCH // 4 * SEQ * EMBED

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from axon.bench.timing import progress
-from axon.kernels.case import CHIPS as NAMES
 from axon.kernels.case import Case
 from axon.kernels.choice import OPERATIONS
 from axon.plan.chips import CHIPS
@@ -35,7 +34,7 @@ def record() -> None:
     made = {}
     for case in all_cases():
         made[str(case)] = {}
-        for chip in NAMES:
+        for chip in CHIPS:
             if chip not in dict(case.lacking):
                 found = compile_case(case, CHIPS[chip])
                 made[str(case)][chip] = found.refused or found.vmem
@@ -53,7 +52,7 @@ def costs() -> list[dict[str, Any]]:
             "flops": case.cost.flops,
             "bytes": case.cost.bytes,
             "intensity": case.cost.intensity,
-            "chips": {chip: _on(case, chip, known.get(str(case), {}).get(chip)) for chip in NAMES},
+            "chips": {chip: _on(case, chip, known.get(str(case), {}).get(chip)) for chip in CHIPS},
         }
         for case in all_cases()
     ]

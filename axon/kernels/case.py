@@ -6,9 +6,6 @@ from typing import Any
 
 import jax
 
-CHIPS = ("v5e", "v5p", "v6e", "tpu7x")
-"""The TPUs that every kernel is compiled for."""
-
 
 @dataclass(frozen=True)
 class Cost:
@@ -30,7 +27,7 @@ class Case:
     Args:
         operation: the folder's name. name: what is particular, for people.
         function: of `operands`, to be traced with none of them there. cost: of one call.
-        lacking: chip → why it takes another implementation there, said instead of compiled.
+        lacking: chip, as `axon.plan.chips` calls it, → why it takes another implementation there.
     """
 
     operation: str

@@ -1,4 +1,4 @@
-"""The TPUs that kernels are compiled for, and what they can do at most."""
+"""The TPUs that every kernel is compiled for, and what they can do at most."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,7 +6,6 @@ import pytest
 
 from axon.bench.kernel_costs import all_cases, costs, lines, recorded
 from axon.kernels.attention import cases as attention
-from axon.kernels.case import CHIPS as NAMES
 from axon.plan.chips import CHIPS
 from axon.plan.kernel import compile_case
 
@@ -22,7 +21,7 @@ def compiler():
     pytest.importorskip("libtpu", reason="needs its compiler: pip install 'axon[compilers]'")
 
 
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_every_configuration_compiles_for_every_chip(case, chip):
     check(case, chip)
@@ -40,7 +39,7 @@ def check(case, chip):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", NAMES)
+@pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_what_is_recorded_of_a_case_is_what_the_compiler_says(case, chip):
     made = check(case, chip)

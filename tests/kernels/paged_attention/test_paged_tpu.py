@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.case import CHIPS
 from axon.kernels.paged_attention import tpu
 from axon.kernels.paged_attention.cases import cases
 from axon.kernels.paged_attention.ragged import Scores
 from axon.kernels.paged_attention.tpu import paged_attention_tpu
+from axon.plan.chips import CHIPS
 
 PLAIN, WINDOW, CAP = Scores(0.4), Scores(0.3, window=6), Scores(0.5, soft_cap=2.0)
 MIXED = [(1, 9), (6, 6), (0, 3), (3, 14)]
@@ -127,11 +127,10 @@ def test_blocks_grow_with_the_rows_of_a_sequence(tokens, sequences, heads, queri
     assert tpu._queries(jnp.zeros((tokens, heads, 1)), SimpleNamespace(sequences=sequences)) == queries
 
 
-TOPOLOGIES = dict(zip(CHIPS, ("v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"), strict=True))
 FEW = {"decode, bfloat16, pages of 16", "prefill, bfloat16, pages of 64"}
 
 
-@pytest.mark.parametrize("chip", ["v5e", *(pytest.param(chip, marks=pytest.mark.slow) for chip in CHIPS[1:])])
+@pytest.mark.parametrize("chip", [c if c == "v5e" else pytest.param(c, marks=pytest.mark.slow) for c in CHIPS])
 @pytest.mark.parametrize(
     "case", [c if c.name in FEW else pytest.param(c, marks=pytest.mark.slow) for c in cases()], ids=str
 )
@@ -142,7 +141,7 @@ def test_cases_compile_and_leave_the_cache_where_it_is(case, chip, monkeypatch):
     monkeypatch.setattr(tpu, "KEYS", 512)
     if chip in dict(case.lacking):
         pytest.skip(dict(case.lacking)[chip])
-    mesh = jax.sharding.Mesh(np.array(devices(TOPOLOGIES[chip])[:1]), ("x",))
+    mesh = jax.sharding.Mesh(np.array(devices(CHIPS[chip].topology)[:1]), ("x",))
     place = jax.sharding.NamedSharding(mesh, jax.P())
     operands = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in case.operands]
     shard = jax.shard_map(case.function, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)

@@ -6,8 +6,7 @@ declarations of parameters; what a name means on the device mesh is said by the 
 `name.role` is the same dimension with a row of its own in the layout's table; it falls back to the row of `name`.
 """
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from axon import ring
 from axon.contraction import aligned, contract
 from axon.patterns import Contraction, Names, PatternError, bare, parse_einsum, parse_names
 from axon.scatter import scatter_sum
+from axon.specs import entries, less, partial_spec, split, split_by, spread
 
 
 class Weight(Protocol):
@@ -138,11 +138,6 @@ def can_owe_sums() -> bool:
 def _check_rank(x: Array, names: Names, pattern: str) -> None:
     if x.ndim != len(names):
         raise PatternError(f"pattern {pattern!r} names {len(names)} axes, but the array has shape {x.shape}")
-
-
-def partial_spec(spec: PartitionSpec, mesh_axes: Collection[str]) -> PartitionSpec:
-    """`spec` of an array whose true value is the sum over `mesh_axes` of what the devices hold."""
-    return PartitionSpec(*spec, unreduced=frozenset(mesh_axes)) if mesh_axes else spec
 
 
 def as_cotangent(gradient: Array, weight: Array) -> Array:
@@ -308,7 +303,7 @@ def multiply(
         a = a.moved()
         return move(product(a.value, b.value), to), a
     ways = scope.placement.overlap
-    if found := _split_by(jax.typeof(a.value).sharding.spec, a.spec, ways):
+    if found := split_by(jax.typeof(a.value).sharding.spec, a.spec, ways):
         dimension, mesh_axes = found
         name = a.names[dimension]
         held = jax.typeof(a.value).sharding.spec
@@ -322,9 +317,9 @@ def multiply(
         return move(result, to), replace(a, value=whole)
     a = a.moved()
     owed = _summed(a.names, a.spec, out)
-    if (found := _split_by(to, spec, ways)) and set(found[1]) <= set(owed) and out[found[0]] in a.names:
+    if (found := split_by(to, spec, ways)) and set(found[1]) <= set(owed) and out[found[0]] in a.names:
         dimension, mesh_axes = found
-        made = partial_spec(_split(spec, dimension, mesh_axes), [m for m in owed if m not in mesh_axes])
+        made = partial_spec(split(spec, dimension, mesh_axes), [m for m in owed if m not in mesh_axes])
         run = per_device(
             lambda x, y: ring.scattered(product, x, a.names, y, out[dimension], mesh_axes), (a.spec, b.spec), made
         )
@@ -349,39 +344,6 @@ def _summed(names: Names, spec: PartitionSpec, out: Names) -> list[str]:
     return [a for n, entry in zip(names, spec.partitions, strict=True) if n not in out for a in entries(entry)]
 
 
-def _split_by(held: PartitionSpec, wanted: PartitionSpec, ways: Sequence[str]) -> tuple[int, Names] | None:
-    """(dimension, mesh axes) by which `held` is split further than `wanted`, if that is all and they are `ways`."""
-    pairs = [(entries(h), entries(w)) for h, w in zip(held.partitions, wanted.partitions, strict=True)]
-    further = [(i, h) for i, (h, w) in enumerate(pairs) if h != w]
-    if len(further) != 1 or held.unreduced:
-        return None
-    dimension, axes = further[0]
-    kept = pairs[dimension][1]
-    extra = axes[len(kept) :]
-    return (dimension, extra) if extra and axes[: len(kept)] == kept and set(extra) <= set(ways) else None
-
-
-def _split(spec: PartitionSpec, dimension: int, mesh_axes: Names) -> PartitionSpec:
-    split = ((*entries(e), *mesh_axes) if i == dimension else e for i, e in enumerate(spec.partitions))
-    return PartitionSpec(*(less(e, set()) for e in split))
-
-
-def entries(entry: Any) -> Names:
-    """The mesh axes of one entry of a `PartitionSpec`: None, a name, or a tuple of names."""
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-
-
-def spread(spec: Iterable[Any]) -> Names:
-    """All mesh axes that a spec, or its first entries, split an array over."""
-    return tuple(a for entry in spec for a in entries(entry))
-
-
-def ways(mesh_axes: Iterable[str]) -> int:
-    """How many parts these mesh axes make."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return math.prod(mesh.shape[a] for a in mesh_axes)
-
-
 def stored_apart(placement: Placement, name: str, tokens: Names) -> Names:
     """The mesh axes that split `name` in stored parameters, if they are among those that split the tokens (ZeRO-3).
 
@@ -389,12 +351,6 @@ def stored_apart(placement: Placement, name: str, tokens: Names) -> Names:
     """
     own = placement.mesh_axes(name, "params")
     return own if set(own) <= set(tokens) else ()
-
-
-def less(entry: Any, used: Collection[str]) -> Any:
-    """An entry of a `PartitionSpec` without the mesh axes `used`."""
-    left = tuple(a for a in entries(entry) if a not in used)
-    return None if not left else left[0] if len(left) == 1 else left
 
 
 def _partial(parsed: Contraction, left: PartitionSpec, right: PartitionSpec) -> PartitionSpec:

@@ -12,6 +12,7 @@ from axon import axes
 from axon.axes import add, einsum, shard
 from axon.layout import LayoutError
 from axon.patterns import PatternError, base, parse_einsum
+from axon.specs import partial_spec
 
 SIZES = {"batch": 4, "seq": 8, "embed": 8, "heads": 4, "kv_heads": 4, "head_dim": 6, "mlp": 12, "vocab": 16}
 
@@ -213,7 +214,7 @@ def test_a_partial_gradient_times_a_scalar_stays_partial(rng, placed, compiled):
     x = rng.normal(size=(8, 3)).astype(np.float32)
 
     def run(x, factor):
-        summed = axes.partial_spec(PartitionSpec(None), ("data",))
+        summed = partial_spec(PartitionSpec(None), ("data",))
         local = axes.per_device(lambda x: jnp.sum(x, axis=0), (PartitionSpec("data", None),), summed)
         scaled = axes.scaled(local(shard(x, "batch embed")), factor)
         assert jax.typeof(scaled).sharding.spec.unreduced == {"data"}
@@ -289,7 +290,7 @@ def test_per_device_sums_what_devices_owe(auto, rng, placed, compiled):
     x = rng.normal(size=(8, 3)).astype(np.float32)
 
     def run(x):
-        summed = axes.partial_spec(PartitionSpec(None), ("data",))
+        summed = partial_spec(PartitionSpec(None), ("data",))
         out = axes.per_device(lambda x: jnp.sum(x, axis=0), (PartitionSpec("data", None),), summed)(
             shard(x, "batch embed")
         )

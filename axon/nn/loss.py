@@ -13,6 +13,7 @@ from axon.axes import Scope
 from axon.kernels import cross_entropy as kernel
 from axon.kernels.choice import choose
 from axon.nn.param import Param
+from axon.specs import less, partial_spec, spread, ways
 
 
 @jax.named_scope("loss")
@@ -67,14 +68,14 @@ class _Split:
     def __init__(self, scope: Scope, head: Param, count: int, z_loss: float, vocab: int | None):
         self.scope, self.turned, self.z_loss, self.vocab = scope, head.axes[0] == "vocab", z_loss, vocab
         ids = scope.placement.spec(("batch", "seq"))
-        apart = axes.stored_apart(scope.placement, "embed", axes.spread(ids))
+        apart = axes.stored_apart(scope.placement, "embed", spread(ids))
         columns = head.get_value().shape[head.axes.index("vocab")]
-        held = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in axes.spread(ids))
-        together = count // axes.ways(a for a in axes.spread(ids) if a not in apart)
-        if together >= columns or columns % axes.ways((*held, *apart)):
+        held = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in spread(ids))
+        together = count // ways(a for a in spread(ids) if a not in apart)
+        if together >= columns or columns % ways((*held, *apart)):
             apart = ()
-        self.ids = PartitionSpec(*(axes.less(entry, apart) for entry in ids))
-        self.tokens, self.columns = axes.spread(self.ids), (*held, *apart)
+        self.ids = PartitionSpec(*(less(entry, apart) for entry in ids))
+        self.tokens, self.columns = spread(self.ids), (*held, *apart)
         split = self.columns or None
         self.x = PartitionSpec(*self.ids, None)
         self.head = PartitionSpec(*(split if name == "vocab" else None for name in head.axes))
@@ -98,8 +99,8 @@ class _Split:
             )
             return *self._totals(sums), dx.reshape(x.shape), dw.T if self.turned else dw
 
-        of_x = axes.partial_spec(self.x, self.columns)
-        outputs = (PartitionSpec(), PartitionSpec(), of_x, axes.partial_spec(self.head, self.tokens))
+        of_x = partial_spec(self.x, self.columns)
+        outputs = (PartitionSpec(), PartitionSpec(), of_x, partial_spec(self.head, self.tokens))
         return self._run(local, outputs, x, w, targets, weights)
 
     def _run(self, local: Callable[..., Any], outputs: Any, x: Array, w: Array, targets: Array, weights: Array) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from axon.axes import Names
+from axon.patterns import Names
 from axon.plan.equations import MANUAL, owes, sends, ways
 from axon.train.flops import bodies_of, count_equation
 

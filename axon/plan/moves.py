@@ -7,7 +7,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from axon.axes import Names, entries
+from axon.patterns import Names
+from axon.specs import entries
 
 RINGS = {"all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0, "all-reduce": 2.0}
 """Kind → how often (n − 1)/n of the array passes over a device's link in a ring of n devices."""

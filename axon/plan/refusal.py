@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend import core
 
-from axon.axes import spread
+from axon.specs import spread
 
 _EXCEEDED = re.compile(r"required for ([\w ]+) \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from axon.axes import Names
 from axon.layout import ArraySpec, Placement
+from axon.patterns import Names
 
 MOST = 8
 """Places along an axis that are drawn; of more, the first few and the last."""

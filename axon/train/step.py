@@ -20,6 +20,7 @@ from axon.kernels.choice import check_names
 from axon.layout import ArraySpec, Layout, Placement, validate
 from axon.nn import Inputs, Param, initialise, parameters
 from axon.precision import Precision
+from axon.specs import spread
 from axon.train import feed
 from axon.train.optimizer import AdamW
 
@@ -261,7 +262,7 @@ class Program:
 
         def owing(value):
             spec = jax.typeof(value).sharding.spec
-            return axes.move(value, PartitionSpec(*spec, reduced=frozenset(split.difference(axes.spread(spec)))))
+            return axes.move(value, PartitionSpec(*spec, reduced=frozenset(split.difference(spread(spec)))))
 
         return jax.tree.map(owing, values)
 

@@ -15,38 +15,7 @@ import pytest
 from axon import cli
 from axon.train.metrics import read_metrics
 
-TINY = """\
-from models.llama import Llama
-
-Train.model = @Llama()
-Train.data = @Data()
-Train.optimizer = @AdamW()
-Train.steps = 600
-Train.evaluation = None
-Train.checkpoints = @Checkpoints()
-Checkpoints.every = 40
-
-Llama.vocab = 300
-Llama.embed = 32
-Llama.layers = 1
-Llama.heads = 4
-Llama.kv_heads = 4
-Llama.mlp = 64
-
-Data.seq = 32
-Data.batch = 8
-Data.sources = (@Synthetic(),)
-Data.tokenizer = @Bpe()
-Data.held_out = 0.1
-Bpe.vocab = 300
-Synthetic.vocab = 40
-Synthetic.documents = 100
-
-AdamW.schedule = @Cosine()
-Cosine.peak = 1e-2
-Cosine.warmup = 5
-Cosine.steps = 600
-"""
+TINY = (Path(__file__).parent / "tiny.gin").read_text()
 
 COMMANDS = ("train", "eval", "show", "generate", "bench")
 

@@ -15,44 +15,21 @@ import pytest
 from axon.checkpoint import Reader
 from axon.train.metrics import read_metrics
 
-TINY = """\
-from models.llama import Llama
-
-Train.model = @Llama()
-Train.data = @Data()
-Train.optimizer = @AdamW()
+TINY = (
+    (Path(__file__).parents[1] / "tiny.gin").read_text()
+    + """
 Train.steps = 60
+Cosine.steps = 60
 Train.evaluation = @Evaluation()
-Train.checkpoints = @Checkpoints()
-Train.layout = @Layout()
-Checkpoints.every = 7
 Evaluation.every = 50
 Evaluation.batches = 3
+Checkpoints.every = 7
 
+Train.layout = @Layout()
 Layout.mesh = {'data': 2, 'tensor': 2}
 Layout.zero = 3
-
-Llama.vocab = 300
-Llama.embed = 32
-Llama.layers = 1
-Llama.heads = 4
-Llama.kv_heads = 4
-Llama.mlp = 64
-
-Data.seq = 32
-Data.batch = 8
-Data.sources = (@Synthetic(),)
-Data.tokenizer = @Bpe()
-Data.held_out = 0.1
-Bpe.vocab = 300
-Synthetic.vocab = 40
-Synthetic.documents = 100
-
-AdamW.schedule = @Cosine()
-Cosine.peak = 1e-2
-Cosine.warmup = 5
-Cosine.steps = 60
 """
+)
 
 
 @pytest.fixture(scope="module")

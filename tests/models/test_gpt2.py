@@ -42,29 +42,8 @@ def plain_loss(config, values, batch):
 
 
 @pytest.mark.parametrize("options", [{}, {"unroll": False, "remat": "full"}], ids=["written out", "scanned"])
-def test_loss_and_gradients_are_those_of_the_plain_model(
-    options, rng, placed, compiled, bind, packed_batch, random_parameters
-):
-    config = GPT2(**SMALL, **options)
-    module = config.build()
-    values, batch = random_parameters(module, rng), packed_batch(rng, 2, 18, config.vocab)
-
-    def loss(values):
-        inputs = Inputs(batch["tokens"], batch["positions"], batch["documents"])
-        return bind(module, values).loss(inputs, batch["targets"], batch["weights"] / batch["weights"].sum())[0]
-
-    value, gradients = compiled(placed(), lambda v: jax.value_and_grad(loss)(v), values)
-    plain, plain_gradients = jax.jit(jax.value_and_grad(lambda v: plain_loss(config, v, batch)))(values)
-    np.testing.assert_allclose(value, plain, rtol=1e-5)
-    norms = jax.tree.map(lambda g: np.linalg.norm(np.asarray(g, np.float64)), plain_gradients)
-    whole = np.sqrt(sum(n**2 for n in jax.tree.leaves(norms)))
-    errors = jax.tree.map(
-        lambda a, b, n: np.linalg.norm(np.asarray(a, np.float64) - b) / max(n, 1e-2 * whole),
-        gradients,
-        plain_gradients,
-        norms,
-    )
-    assert max(jax.tree.leaves(errors)) < 1e-5, errors
+def test_loss_and_gradients_are_those_of_the_plain_model(options, agrees):
+    agrees(GPT2(**SMALL, **options), plain_loss)
 
 
 def test_the_small_model_has_the_published_number_of_parameters():

@@ -196,6 +196,11 @@ def test_a_layout_that_cannot_hold_the_model_is_refused_before_tracing():
         program(Layout({"data": 8}, microbatches=2))
 
 
+@pytest.mark.parametrize("mesh", [{"replica": 2, "tensor": 2}, {"data": 2, "tensor": 2}])
+def test_zero_on_a_mesh_where_it_splits_nothing_is_said(mesh):
+    assert ("ZeRO" in program(Layout(mesh, zero=2)).notices) == ("data" not in mesh)
+
+
 def test_choices_made_while_tracing_are_noticed(plain):
     plain.lower()
     assert plain.notices["layers"] == "2 blocks written out, remat none"

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 
 from axon import ring
 from axon.contraction import aligned, contract
+from axon.gather import gather_in_stages
 from axon.patterns import Contraction, Names, PatternError, bare, parse_einsum, parse_names
 from axon.scatter import scatter_sum
 from axon.specs import entries, less, partial_spec, split, split_by, spread
@@ -47,6 +48,8 @@ class Placement(Protocol):
     def platform(self) -> str: ...
     @property
     def chip(self) -> str: ...
+    @property
+    def line(self) -> int: ...
     def mesh_axes(self, name: str, kind: str = "activations") -> Names: ...
     def spec(self, names: Names, kind: str = "activations") -> PartitionSpec: ...
     @property
@@ -118,6 +121,7 @@ def move(x: Array, spec: PartitionSpec) -> Array:
     scope = current()
     if scope and scope.placement.platform == "tpu" and jax.typeof(x).sharding.spec.unreduced:
         x = scatter_sum(x, spec)
+    x = gather_in_stages(x, spec, scope.placement.line) if scope else x
     return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
 
 

@@ -14,6 +14,9 @@ from axon.errors import suggest
 from axon.layout.table import KINDS, KV, Layout, LayoutError
 from axon.patterns import Names, base
 
+TORUS_3D = ("TPU v5", "TPU7x")
+"""`jax.Device.device_kind` of the chips that are linked in three dimensions."""
+
 
 @dataclass(frozen=True, eq=False)
 class Placement:
@@ -72,6 +75,24 @@ class Placement:
     def devices(self) -> list[Any]:
         """The mesh's devices, in its order; none on a mesh that is only described."""
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
+
+    @property
+    def line(self) -> int:
+        """How many devices, from the mesh's first on, lie along one dimension of a whole three-dimensional torus; or 1.
+
+        It is 1 where an all-gather over the whole mesh is best left to the compiler: see `axon.gather`.
+        """
+        return self._line
+
+    @cached_property
+    def _line(self) -> int:
+        if self.chip not in TORUS_3D:
+            return 1
+        places = np.array([(*device.coords, device.core_on_chip) for device in self.devices])
+        if np.ptp(places[:, :3], axis=0).min() < 3:  # shorter dimensions have no link around
+            return 1
+        other = places[:, places[0] == places[1]]
+        return int(np.argmax(np.any(other != other[0], axis=1)))
 
     @cached_property
     def tables(self) -> Mapping[str, dict[str, Names]]:

@@ -85,7 +85,7 @@ class Program:
         self.notices: dict[str, str] = {}
         if self.compiler_options:
             self.notices["XLA options"] = ", ".join(f"{n}={v}" for n, v in self.compiler_options.items())
-        if layout.zero and 1 < self.placement.mesh.size and self.placement.mesh.shape.get("data", 1) == 1:
+        if layout.zero and self.placement.mesh.size > 1 and self.placement.mesh.shape.get("data", 1) == 1:
             self.notices["ZeRO"] = f"stage {layout.zero} splits nothing: it splits over 'data', which the mesh has not"
         self._graph, declared = nnx.split(self.module, Param)
         declared = nnx.to_flat_state(declared)

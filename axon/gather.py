@@ -1,14 +1,29 @@
-"""All-gather over every device of a mesh, in two stages: along a line of the torus, then between the lines."""
+"""All-gather over every device of a mesh in two stages: along the lines of the torus, then between them."""
 
 import jax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.specs import split_by
+from axon.patterns import Names
+from axon.specs import split_by, ways
+
+Groups = list[list[int]]
+
+
+def stages(mesh_axes: Names, line: int) -> list[Groups | None]:
+    """Which devices, by their index along `mesh_axes`, gather with each other at each stage; None stands for all.
+
+    There are two stages where these axes, or this one, are the whole mesh and a line has more than one device.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if line == 1 or ways(mesh_axes) != mesh.size:
+        return [None]
+    lines = [list(range(first, first + line)) for first in range(0, mesh.size, line)]
+    return [lines, [list(range(first, mesh.size, line)) for first in range(line)]]
 
 
 def gather_in_stages(x: Array, spec: PartitionSpec, line: int) -> Array:
-    """`x` under `spec`, if that is to gather a dimension that one mesh axis splits over all devices; otherwise `x`.
+    """`x` under `spec`, if that is to gather a dimension that is split over all devices of the mesh; otherwise `x`.
 
     `line` devices that follow each other in the mesh gather first, then those that hold the same of every line. What
     travels is what one all-gather would send. For a gather over a whole three-dimensional torus the TPU's compiler
@@ -19,15 +34,13 @@ def gather_in_stages(x: Array, spec: PartitionSpec, line: int) -> Array:
     if line == 1 or mesh.manual_axes or held.unreduced or held.reduced or spec.unreduced or spec.reduced:
         return x
     found = split_by(held, spec, mesh.axis_names)
-    if not found or len(found[1]) != 1 or mesh.shape[found[1][0]] != mesh.size:
+    if not found or len(stages(found[1], line)) == 1:
         return x
-    dimension, (mesh_axis,) = found
-    lines = [list(range(first, first + line)) for first in range(0, mesh.size, line)]
-    between = [list(range(first, mesh.size, line)) for first in range(line)]
+    dimension, mesh_axes = found
 
     def local(part: Array) -> Array:
-        for groups in (lines, between):
-            part = lax.all_gather(part, mesh_axis, axis_index_groups=groups, axis=dimension, tiled=True)
+        for groups in stages(mesh_axes, line):
+            part = lax.all_gather(part, mesh_axes, axis_index_groups=groups, axis=dimension, tiled=True)
         return part
 
     @jax.custom_vjp

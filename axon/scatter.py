@@ -6,12 +6,18 @@ import jax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from axon.gather import stages
+from axon.specs import entries
 
-def scatter_sum(x: Array, spec: PartitionSpec) -> Array:
+
+def scatter_sum(x: Array, spec: PartitionSpec, line: int = 1) -> Array:
     """`x`, a partial sum on an Explicit mesh, summed over those mesh axes by which `spec` splits it further.
 
     What else `spec` asks for is left to whoever moves the result on; `x` itself comes back where `spec` only splits
     it over mesh axes of which no sum is owed.
+
+    Over all devices of a torus whose lines have `line` devices it goes in two stages, between the lines first, so that
+    the second has less to send: see `axon.gather`.
 
     The reduce-scatter is said outright: a `reshard` becomes an all-reduce and a slice, which the TPU's compiler does
     not take apart and overlap with the product that makes `x` (see `axon.compiler`).
@@ -24,8 +30,8 @@ def scatter_sum(x: Array, spec: PartitionSpec) -> Array:
 
     def local(part):
         for dimension, axes in enumerate(further):
-            if axes:
-                part = lax.psum_scatter(part, axes, scatter_dimension=dimension, tiled=True)
+            for groups in reversed(stages(axes, line)) if axes else ():
+                part = lax.psum_scatter(part, axes, scatter_dimension=dimension, axis_index_groups=groups, tiled=True)
         return part
 
     made = PartitionSpec(*spec.partitions, unreduced=held.unreduced - summed)
@@ -34,5 +40,5 @@ def scatter_sum(x: Array, spec: PartitionSpec) -> Array:
 
 def _further(held: Any, wanted: Any) -> tuple[str, ...] | None:
     """The mesh axes that split a dimension beyond those that already do; None if it is not split like that."""
-    old, new = (() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in (held, wanted))
+    old, new = entries(held), entries(wanted)
     return new[len(old) :] if new[: len(old)] == old else None

@@ -3,10 +3,12 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.gather import stages
+from axon.gather import Groups, stages
+from axon.patterns import Names
 from axon.specs import entries
 
 
@@ -30,12 +32,23 @@ def scatter_sum(x: Array, spec: PartitionSpec, line: int = 1) -> Array:
 
     def local(part):
         for dimension, axes in enumerate(further):
-            for groups in reversed(stages(axes, line)) if axes else ():
-                part = lax.psum_scatter(part, axes, scatter_dimension=dimension, axis_index_groups=groups, tiled=True)
+            if axes:
+                part = _scattered(part, dimension, axes, stages(axes, line))
         return part
 
     made = PartitionSpec(*spec.partitions, unreduced=held.unreduced - summed)
     return jax.shard_map(local, in_specs=held, out_specs=made, check_vma=False)(x)
+
+
+def _scattered(part: Array, dimension: int, mesh_axes: Names, groups: list[Groups | None]) -> Array:
+    """One stage is a sum over all devices of `mesh_axes`; of two, in `groups`, the second of them comes first."""
+    if len(groups) == 1:
+        return lax.psum_scatter(part, mesh_axes, scatter_dimension=dimension, tiled=True)
+    # Of what lies innermost in memory the compiler would make an all-reduce; the product writes it outermost as well.
+    part = jnp.moveaxis(part, dimension, 0)
+    for of in reversed(groups):
+        part = lax.psum_scatter(part, mesh_axes, scatter_dimension=0, axis_index_groups=of, tiled=True)
+    return jnp.moveaxis(part, 0, dimension)
 
 
 def _further(held: Any, wanted: Any) -> tuple[str, ...] | None:

@@ -37,7 +37,7 @@ METHODS = {
 def quickstart() -> Train:
     """configs/quickstart.gin at half its width, depth and context, a fourth of its vocabulary, four times its batch.
 
-    At full size four such runs would take half an hour on two cores.
+    At full size four such runs would take hours on two cores.
     """
     tree = load(ROOT / "configs/quickstart.gin").tree
     return replace(

@@ -61,7 +61,9 @@ def start(here, environment):
     processes = []
 
     def begin(*arguments: str, **variables: str) -> subprocess.Popen:
-        command = [sys.executable, "-c", "from axon.cli import main; main()", *arguments]
+        # Where a shell runs the tests in the background, children would ignore SIGINT.
+        heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        command = [sys.executable, "-c", f"{heeding}; from axon.cli import main; main()", *arguments]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         processes.append(subprocess.Popen(command, cwd=here, env=environment | variables, **pipes))
         return processes[-1]

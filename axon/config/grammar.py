@@ -82,7 +82,7 @@ def parse(text: str, file: str) -> Iterator[Statement | Mistake]:
 
     After a mistake, reading goes on at the next line that looks like the start of a statement.
     """
-    lines = text.split("\n")
+    lines = re.split("\r\n?|\n", text)  # Python's tokenizer stumbles over what follows a \r alone
     begin: int | None = 0
     while begin is not None:
         first, begin = begin + 1, None

@@ -60,6 +60,7 @@ def test_a_statement_that_cannot_be_read_does_not_hide_the_others():
 @given(fragments.map("".join) | st.text(max_size=60))
 @example("a = [\n")
 @example("a:\n  b = 1\n c = 2\nd = 3")
+@example("\r\x80")
 @example("a = '''\nb = 1")
 def test_no_text_whatever_raises_or_loses_a_good_statement_before_it(text):
     found = list(parse("good = 1\n\n" + text, "f.gin"))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 
 from axon.bench.bare import bare_state, make_step
 from axon.bench.reference import MODEL, random_batch
@@ -16,6 +17,7 @@ BATCH, SEQ = 4, 96
 OPTIMIZER = AdamW(Cosine(1e-2, 2, 20), clip=0.5)
 
 
+@pytest.mark.slow
 def test_bare_and_framework_steps_have_the_same_losses_and_parameters(seed):
     program = Program(
         TINY, Layout(mesh={"data": 1}), OPTIMIZER, batch=BATCH, seq=SEQ, seed=seed, devices=jax.devices()[:1]

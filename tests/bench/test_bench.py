@@ -25,6 +25,7 @@ def test_an_unknown_benchmark_is_answered_with_the_one_that_was_meant():
         bench.run("overhaed")
 
 
+@pytest.mark.slow
 def test_train_gives_tokens_per_second_and_a_ratio_only_beside_torch():
     result = train.run(TINY, batch=2, seq=16, rounds=3)
     json.dumps(result, allow_nan=False)
@@ -54,6 +55,7 @@ def test_overhead_gives_the_ratio_its_noise_the_work_and_the_hosts_time(capsys):
     assert "host, per step" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_data_compares_the_pipeline_with_what_training_takes(tmp_path):
     data = Data(
         seq=16, batch=2, sources=(Synthetic(documents=50),), tokenizer=Bpe(300), held_out=0.0, store=str(tmp_path)
@@ -64,6 +66,7 @@ def test_data_compares_the_pipeline_with_what_training_takes(tmp_path):
     assert result["corpus_tokens"] > 1000
 
 
+@pytest.mark.slow
 def test_compile_gives_times_and_operations_for_each_depth():
     pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
     layout = Layout(mesh={"data": 4}, zero=3)

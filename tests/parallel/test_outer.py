@@ -135,6 +135,7 @@ def test_the_state_lies_where_it_is_promised_and_evaluation_is_of_the_outer_para
     np.testing.assert_allclose(ours["nll"], theirs["nll"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_row_drops_out_as_it_does_in_one_batch(rng, packed_batch):
     """A replica's rows have the numbers, and so the dropout masks, that they have in the global batch."""
     model = GPT2(vocab=64, embed=16, layers=1, heads=4, mlp=16, positions=SEQ, dropout=0.3)
@@ -150,7 +151,13 @@ def onebit(warmup):
     return OneBitAdam(ADAM.schedule, warmup, eps=ADAM.eps, clip=ADAM.clip)
 
 
-@pytest.mark.parametrize("layout", [Layout(MESH, zero=1), Layout({"replica": 2, "data": 2}, auto=True)])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(MESH, zero=1),
+        pytest.param(Layout({"replica": 2, "data": 2}, auto=True), marks=pytest.mark.slow),
+    ],
+)
 def test_one_bit_adam_in_its_warm_up_is_adam(layout, alone, rng, packed_batch):
     batches = [packed_batch(rng, ROWS, SEQ, MODEL.vocab) for _ in range(4)]
     plain, ours = made(Layout({"data": 1})), made(layout, onebit(10))

@@ -110,6 +110,7 @@ def test_an_empty_prompt_is_continued(trained, few):
         assert generate_text(trained.folder, "", Sampling(tokens=20, temperature=0), silent)
 
 
+@pytest.mark.slow
 def test_a_run_on_many_devices_is_looked_at_on_them_or_on_one(tiny, trained, do, few, tmp_path, eight):
     do(replace(tiny, layout=eight), tmp_path, devices=8, steps=1)
     lines, losses, texts = [], [], []

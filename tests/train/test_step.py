@@ -149,6 +149,7 @@ def test_gradient_accumulation_reduces_once_after_the_loop():
     assert any("f32[2,32,48]" in shape for shape in outside), "the gradient of a stacked matrix is reduced, once"
 
 
+@pytest.mark.slow
 def test_dropout_does_not_depend_on_the_layout(rng, packed_batch):
     model = GPT2(vocab=64, embed=16, layers=1, heads=4, mlp=16, positions=SEQ, dropout=0.3)
     batch, start, curves = packed_batch(rng, ROWS, SEQ, 64), None, []

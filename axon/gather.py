@@ -13,7 +13,7 @@ Groups = list[list[int]]
 def stages(mesh_axes: Names, line: int) -> list[Groups | None]:
     """Which devices, by their index along `mesh_axes`, gather with each other at each stage; None stands for all.
 
-    There are two stages where these axes, or this one, are the whole mesh and a line has more than one device.
+    There are two stages where these mesh axes make up the whole mesh, and a line has more than one device.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if line == 1 or ways(mesh_axes) != mesh.size:

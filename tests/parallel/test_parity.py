@@ -19,6 +19,7 @@ from models.llama import Llama
 
 MODEL = Llama(vocab=61, vocab_multiple=64, embed=32, layers=2, heads=8, kv_heads=4, mlp=64, tied=True)
 ROWS, SEQ, STEPS = 16, 32, 10
+DEVICES = 8
 OPTIMIZER = AdamW(Constant(1e-3), clip=None)
 
 X, Y, Z = "x", "y", "z"
@@ -69,6 +70,8 @@ def combined(*names, **more) -> Layout:
                 fields[name] = {**fields.get(name, {}), **value} if isinstance(value, dict) else value
     if mesh == {X: 2, Y: 2}:
         mesh[Z] = 2
+    if math.prod(mesh.values()) > DEVICES:
+        del mesh["data"]
     return Layout(mesh or {"data": 1}, **fields | more)
 
 

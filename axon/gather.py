@@ -34,13 +34,16 @@ def gather_in_stages(x: Array, spec: PartitionSpec, line: int) -> Array:
     if line == 1 or mesh.manual_axes or held.unreduced or held.reduced or spec.unreduced or spec.reduced:
         return x
     found = split_by(held, spec, mesh.axis_names)
-    if not found or len(stages(found[1], line)) == 1:
+    if not found:
         return x
     dimension, mesh_axes = found
+    groups = stages(mesh_axes, line)
+    if len(groups) == 1:
+        return x
 
     def local(part: Array) -> Array:
-        for groups in stages(mesh_axes, line):
-            part = lax.all_gather(part, mesh_axes, axis_index_groups=groups, axis=dimension, tiled=True)
+        for of in groups:
+            part = lax.all_gather(part, mesh_axes, axis_index_groups=of, axis=dimension, tiled=True)
         return part
 
     @jax.custom_vjp

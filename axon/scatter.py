@@ -1,7 +1,5 @@
 """Reduce-scatter: a sum over devices of which each keeps its own shard."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -9,7 +7,7 @@ from jax.sharding import PartitionSpec
 
 from axon.gather import Groups, stages
 from axon.patterns import Names
-from axon.specs import entries
+from axon.specs import further
 
 
 def scatter_sum(x: Array, spec: PartitionSpec, line: int = 1) -> Array:
@@ -25,13 +23,13 @@ def scatter_sum(x: Array, spec: PartitionSpec, line: int = 1) -> Array:
     not take apart and overlap with the product that makes `x` (see `axon.compiler`).
     """
     held = jax.typeof(x).sharding.spec
-    further = [_further(old, new) for old, new in zip(held.partitions, spec.partitions, strict=True)]
-    summed = {axis for axes in further for axis in axes or ()}
-    if None in further or not summed or not summed <= held.unreduced:
+    parts = [further(old, new) for old, new in zip(held.partitions, spec.partitions, strict=True)]
+    summed = {axis for axes in parts for axis in axes or ()}
+    if None in parts or not summed or not summed <= held.unreduced:
         return x
 
     def local(part):
-        for dimension, axes in enumerate(further):
+        for dimension, axes in enumerate(parts):
             if axes:
                 part = _scattered(part, dimension, axes, stages(axes, line))
         return part
@@ -49,9 +47,3 @@ def _scattered(part: Array, dimension: int, mesh_axes: Names, groups: list[Group
     for of in reversed(groups):
         part = lax.psum_scatter(part, mesh_axes, scatter_dimension=0, axis_index_groups=of, tiled=True)
     return jnp.moveaxis(part, 0, dimension)
-
-
-def _further(held: Any, wanted: Any) -> tuple[str, ...] | None:
-    """The mesh axes that split a dimension beyond those that already do; None if it is not split like that."""
-    old, new = entries(held), entries(wanted)
-    return new[len(old) :] if new[: len(old)] == old else None

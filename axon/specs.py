@@ -1,7 +1,7 @@
 """Arithmetic on `PartitionSpec`s: which mesh axes split an array's dimensions, and over which a sum is still owed."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import jax
@@ -37,16 +37,20 @@ def partial_spec(spec: PartitionSpec, mesh_axes: Collection[str]) -> PartitionSp
     return PartitionSpec(*spec, unreduced=frozenset(mesh_axes)) if mesh_axes else spec
 
 
-def split_by(held: PartitionSpec, wanted: PartitionSpec, ways: Sequence[str]) -> tuple[int, Names] | None:
-    """(dimension, mesh axes) by which `held` is split further than `wanted`, if that is all and they are `ways`."""
-    pairs = [(entries(h), entries(w)) for h, w in zip(held.partitions, wanted.partitions, strict=True)]
-    further = [(i, h) for i, (h, w) in enumerate(pairs) if h != w]
-    if len(further) != 1 or held.unreduced:
+def further(held: Any, wanted: Any) -> Names | None:
+    """The mesh axes by which the entry `wanted` splits a dimension beyond those of `held`; None if not like that."""
+    old, new = entries(held), entries(wanted)
+    return new[len(old) :] if new[: len(old)] == old else None
+
+
+def split_by(held: PartitionSpec, wanted: PartitionSpec, among: Collection[str]) -> tuple[int, Names] | None:
+    """(dimension, mesh axes) by which `held` is split further than `wanted`, if that is all and they are `among`."""
+    parts = [further(w, h) for h, w in zip(held.partitions, wanted.partitions, strict=True)]
+    found = [(dimension, axes) for dimension, axes in enumerate(parts) if axes != ()]
+    if len(found) != 1 or held.unreduced:
         return None
-    dimension, axes = further[0]
-    kept = pairs[dimension][1]
-    extra = axes[len(kept) :]
-    return (dimension, extra) if extra and axes[: len(kept)] == kept and set(extra) <= set(ways) else None
+    dimension, axes = found[0]
+    return (dimension, axes) if axes and set(axes) <= set(among) else None
 
 
 def split(spec: PartitionSpec, dimension: int, mesh_axes: Names) -> PartitionSpec:

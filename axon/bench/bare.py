@@ -30,14 +30,6 @@ def make_step(model: Llama, optimizer: AdamW, batch: int, seq: int) -> Callable[
     def norm(x, scale):
         return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + model.norm_eps) * scale
 
-    def rotate(x, cos, sin):
-        a, b = jnp.split(x, 2, -1)
-        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
-
-    def attend(q, k, v, seen):
-        scores = jnp.where(seen, jnp.einsum("bhqd,bhkd->bhqk", q, k) * width**-0.5, -1e30)
-        return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, -1), v)
-
     def attention(q, k, v, documents):
         q, k, v = (a.transpose(0, 2, 1, 3) for a in (q, k, v))
         parts = []
@@ -45,13 +37,13 @@ def make_step(model: Llama, optimizer: AdamW, batch: int, seq: int) -> Callable[
             high = min(low + BLOCK, seq)
             causal = jnp.arange(high)[None, :] <= jnp.arange(low, high)[:, None]
             same = documents[:, low:high, None] == documents[:, None, :high]
-            parts.append(attend(q[:, :, low:high], k[:, :, :high], v[:, :, :high], (causal & same)[:, None]))
+            parts.append(_attend(q[:, :, low:high], k[:, :, :high], v[:, :, :high], (causal & same)[:, None]))
         return jnp.concatenate(parts, 2).transpose(0, 2, 1, 3).reshape(rows, heads * width)
 
     def block(x, p, cos, sin, documents):
         h = norm(x, p["attention_norm"])
         q, k, v = ((h @ p[name]).reshape(batch, seq, heads, width) for name in ("query", "key", "value"))
-        x = x + attention(rotate(q, cos, sin), rotate(k, cos, sin), v, documents) @ p["out"]
+        x = x + attention(_rotate(q, cos, sin), _rotate(k, cos, sin), v, documents) @ p["out"]
         h = norm(x, p["mlp_norm"])
         return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
 
@@ -66,14 +58,6 @@ def make_step(model: Llama, optimizer: AdamW, batch: int, seq: int) -> Callable[
         weights = batch["weights"].reshape(rows)
         return jnp.sum(weights * (jax.nn.logsumexp(logits, -1) - picked)) / jnp.sum(weights)
 
-    def adamw(p, g, moments, count, rate):
-        m, v = moments
-        m = optimizer.b1 * m + (1 - optimizer.b1) * g
-        v = optimizer.b2 * v + (1 - optimizer.b2) * g * g
-        update = m / (1 - optimizer.b1**count) / (jnp.sqrt(v / (1 - optimizer.b2**count)) + optimizer.eps)
-        decay = optimizer.weight_decay if p.ndim > 1 else 0.0
-        return p - rate * (update + decay * p), (m, v)
-
     def step(parameters, moments, count, batch):
         value, gradients = jax.value_and_grad(loss)(parameters, batch)
         size = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
@@ -83,11 +67,30 @@ def make_step(model: Llama, optimizer: AdamW, batch: int, seq: int) -> Callable[
         rate = learning_rate(count)
         leaves, tree = jax.tree.flatten(parameters)
         parts = zip(leaves, tree.flatten_up_to(gradients), tree.flatten_up_to(moments), strict=True)
-        new = [adamw(p, g, m, count + 1, rate) for p, g, m in parts]
+        new = [_adamw(optimizer, p, g, m, count + 1, rate) for p, g, m in parts]
         parameters, moments = (tree.unflatten(one[i] for one in new) for i in range(2))
         return parameters, moments, count + 1, {"loss": value, "grad_norm": size, "learning_rate": rate}
 
     return jax.jit(step, donate_argnums=(0, 1, 2))
+
+
+def _rotate(x, cos, sin):
+    a, b = jnp.split(x, 2, -1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def _attend(q, k, v, seen):
+    scores = jnp.where(seen, jnp.einsum("bhqd,bhkd->bhqk", q, k) * q.shape[-1] ** -0.5, -1e30)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, -1), v)
+
+
+def _adamw(optimizer, p, g, moments, count, rate):
+    m, v = moments
+    m = optimizer.b1 * m + (1 - optimizer.b1) * g
+    v = optimizer.b2 * v + (1 - optimizer.b2) * g * g
+    update = m / (1 - optimizer.b1**count) / (jnp.sqrt(v / (1 - optimizer.b2**count)) + optimizer.eps)
+    decay = optimizer.weight_decay if p.ndim > 1 else 0.0
+    return p - rate * (update + decay * p), (m, v)
 
 
 def bare_state(parameters: Mapping[str, Any], model: Llama) -> tuple[Any, Any, Array]:

@@ -80,6 +80,7 @@ class Placement:
     def line(self) -> int:
         """How many devices, from the mesh's first on, lie along one dimension of a whole three-dimensional torus; or 1.
 
+        A chip's two cores (tpu7x) lie along a dimension of their own.
         It is 1 where an all-gather over the whole mesh is best left to the compiler: see `axon.gather`.
         """
         return self._line

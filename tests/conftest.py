@@ -1,4 +1,8 @@
-"""Eight CPU devices for every test, decided before jax is imported, and small things that many tests draw."""
+"""Eight CPU devices for every test, decided before jax is imported, and small things that many tests draw.
+
+LLVM does not optimise what the tests run: programs this small take much longer to compile than to run, and XLA's own
+passes are the same. `XLA_FLAGS=--xla_backend_optimization_level=3 scripts/test` has it all, as users do.
+"""
 
 import os
 import secrets
@@ -7,7 +11,9 @@ import numpy as np
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = (
+    f"--xla_backend_optimization_level=0 {os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+)
 
 
 @pytest.fixture

@@ -10,15 +10,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
-from axon.data import Bpe, Corpus, Data, Synthetic
+from axon.data import Data
+from axon.data.batches import Batches, Rows, training_order
+from axon.data.store import Root
+from axon.data.tokens import TokenWriter, open_tokens
 from axon.train.loop import Loop, Row
 from axon.train.metrics import MetricsFile
 from axon.train.progress import Progress
 from axon.train.step import Program, State
 
 WARMUP = 20
+
+ROWS = 2**16
+"""About as many as the quickstart's text has."""
 
 
 def host_seconds(program: Program, state: State, steps: int) -> float:
@@ -27,16 +34,17 @@ def host_seconds(program: Program, state: State, steps: int) -> float:
     In it are the data pipeline's iterator, placing the batch, dispatching, reading the metrics back, the line in the
     metrics file and the progress shown.
     """
-    with TemporaryDirectory() as folder:
-        corpus = _corpus(program, folder)
-        with corpus.train(0) as batches, MetricsFile(Path(folder, "metrics.jsonl")) as metrics:
-            loop = _loop(
-                program, lambda: program.place(next(batches)), metrics, Progress(WARMUP + steps, io.StringIO())
-            )
-            state, step = loop.advance(state, 0, WARMUP)
-            begun = perf_counter()
-            loop.advance(state, step, WARMUP + steps)
-            return (perf_counter() - begun) / steps
+    with (
+        TemporaryDirectory() as folder,
+        _batches(program, folder) as batches,
+        MetricsFile(Path(folder, "metrics.jsonl")) as metrics,
+    ):
+        shown = Progress(WARMUP + steps, io.StringIO())
+        loop = _loop(program, lambda: program.place(next(batches)), metrics, shown)
+        state, step = loop.advance(state, 0, WARMUP)
+        begun = perf_counter()
+        loop.advance(state, step, WARMUP + steps)
+        return (perf_counter() - begun) / steps
 
 
 def no_op(program: Program) -> Callable[[State, Mapping[str, Array]], tuple[State, dict[str, Array]]]:
@@ -62,7 +70,13 @@ def _loop(program: Program, feed: Callable[[], Any], metrics: MetricsFile, progr
     return Loop(program, no_op(program), feed, record, position=str, stop=lambda: False)
 
 
-def _corpus(program: Program, folder: str) -> Corpus:
-    """A small synthetic corpus; the pipeline's work does not depend on what the tokens are."""
-    sources = (Synthetic(documents=400),)
-    return Data(program.seq, program.batch, sources, tokenizer=Bpe(512), store=folder).prepare(lambda line: None)
+def _batches(program: Program, folder: str) -> Batches:
+    """Training batches of `ROWS` rows of random tokens: how long a row takes to find depends on how many there are."""
+    root, vocab = Root(folder), 2**15
+    writer = TokenWriter(root, "tokens", np.dtype(np.uint16))
+    random = np.random.default_rng(0)
+    writer.append(random.integers(0, vocab, ROWS * program.seq + 1, np.uint16))
+    writer.finish()
+    rows = Rows(["random"], [open_tokens(root, "tokens")], program.seq)
+    order = training_order(rows, None, program.batch, seed=0)
+    return Batches(order, rows, 0, program.batch, slice(None), Data.threads)

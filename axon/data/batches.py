@@ -1,6 +1,7 @@
 """Rows of tokens → batches, in an order that is a pure function of (seed, step): grain shuffles, mixes, prefetches."""
 
 import hashlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -14,6 +15,10 @@ Batch = dict[str, np.ndarray]
 RowNumbers = slice | np.ndarray
 """Rows of a global batch, as a slice or as ascending numbers."""
 PADDING = -1
+TOGETHER = 8
+"""Batches that a thread hands over at once, at most: waking another thread costs as much as reading a small batch."""
+SMALL = 2**14
+"""Tokens up to which batches are handed over together."""
 
 
 class Rows:
@@ -23,7 +28,7 @@ class Rows:
         self.names = list(names)
         self.counts = [max(0, (one.count - 1) // seq) for one in tokens]
         self._tokens = list(tokens)
-        self._seq = seq
+        self.seq = seq
         self._first = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
 
     def __len__(self) -> int:
@@ -39,12 +44,12 @@ class Rows:
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
         """int32 `row seq+1`: the tokens of the rows with these numbers."""
-        rows = np.empty((len(numbers), self._seq + 1), np.int32)
+        rows = np.empty((len(numbers), self.seq + 1), np.int32)
         sources = self.source_of(numbers)
         for source in np.unique(sources):
             mine = sources == source
-            starts = (numbers[mine] - self._first[source]) * self._seq
-            rows[mine] = self._tokens[source].read(starts, self._seq + 1)
+            starts = (numbers[mine] - self._first[source]) * self.seq
+            rows[mine] = self._tokens[source].read(starts, self.seq + 1)
         return rows
 
 
@@ -83,15 +88,15 @@ def training_order(rows: Rows, weights: Sequence[float] | None, batch: int, seed
     Without weights every row comes once per epoch; with them each source is repeated and shuffled on its own.
     """
     if weights is None:
-        return _shuffled(0, len(rows), seed, "all").batch(batch)
+        return _shuffled(0, len(rows), seed, "all").batch(batch, batch_fn=np.asarray)
     spans = [rows.span(source) for source in range(len(weights))]
     each = [_shuffled(*span, seed, str(source)) for source, span in enumerate(spans)]
-    return grain.MapDataset.mix(each, weights).batch(batch)
+    return grain.MapDataset.mix(each, weights).batch(batch, batch_fn=np.asarray)
 
 
 def held_out_order(rows: Rows, batch: int) -> grain.MapDataset:
     """Row numbers of the held-out split, once, in one fixed order that mixes the sources; the last batch is shorter."""
-    return grain.MapDataset.range(len(rows)).seed(0).shuffle().batch(batch, drop_remainder=False)
+    return grain.MapDataset.range(len(rows)).seed(0).shuffle().batch(batch, drop_remainder=False, batch_fn=np.asarray)
 
 
 def _shuffled(first: int, end: int, seed: int, stream: str) -> grain.MapDataset:
@@ -104,24 +109,34 @@ class Batches(Iterator[Batch]):
     """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it."""
 
     def __init__(self, order: grain.MapDataset, rows: Rows, bos: int, batch: int, mine: RowNumbers, threads: int):
-        def load(numbers: np.ndarray) -> Batch:
-            ours = np.pad(np.asarray(numbers), (0, batch - len(numbers)), constant_values=PADDING)[mine]
-            return pad(pack(rows.read(ours[ours != PADDING]), bos), len(ours))
+        def load(group: Sequence[np.ndarray]) -> list[Batch]:
+            """Batches, by their rows' numbers; read and packed all together."""
+            if (missing := batch - len(group[-1])) > 0:  # the last batch of all
+                group = [*group[:-1], np.pad(group[-1], (0, missing), constant_values=PADDING)]
+            ours = np.stack(group)[:, mine]
+            numbers = ours[ours != PADDING]
+            packed = pad(pack(rows.read(numbers), bos), ours.size)
+            parts = (array.reshape(*ours.shape, -1) for array in packed.values())
+            return [dict(zip(packed, batch, strict=True)) for batch in zip(*parts, strict=True)]
 
+        together = max(1, min(TOGETHER, SMALL // (batch * rows.seq)))
+        groups = order.batch(together, drop_remainder=False, batch_fn=load)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
-        self._inner = iter(order.map(load).to_iter_dataset(options))
+        self._inner = iter(groups.to_iter_dataset(options))
         self._inner.start_prefetch()
+        self._each = itertools.chain.from_iterable(self._inner)
 
     def __next__(self) -> Batch:
         try:
-            return next(self._inner)
+            return next(self._each)
         except StopIteration:
             self.close()
             raise
 
     def close(self) -> None:
-        """Stops reading ahead. Safe to call twice."""
+        """Stops reading ahead, and forgets what was read. Safe to call twice."""
         self._inner.close()
+        self._each = itertools.chain.from_iterable(self._inner)
 
     def __enter__(self) -> "Batches":
         return self

@@ -1,5 +1,6 @@
 """From the rows that a process has read to global arrays: each process feeds what its own devices hold."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -21,6 +22,8 @@ def host_rows(sharding: NamedSharding, shape: tuple[int, int]) -> np.ndarray:
 
 def place(sharding: NamedSharding, batch: dict[str, np.ndarray], rows: np.ndarray, count: int) -> dict[str, Array]:
     """Arrays `batch seq` of `count` rows in all, from this process's `rows` of them, whole along `seq`."""
+    if sharding.num_devices == 1:
+        return _through_jit(sharding)(batch)
     if jax.process_count() == 1:
         return jax.device_put(batch, sharding)
 
@@ -32,3 +35,9 @@ def place(sharding: NamedSharding, batch: dict[str, np.ndarray], rows: np.ndarra
         return jax.make_array_from_callback((count, *value.shape[1:]), sharding, part)
 
     return {name: placed(value) for name, value in batch.items()}
+
+
+@cache
+def _through_jit(sharding: NamedSharding) -> Any:
+    """The identity, compiled: to a single device its dispatch takes an array in a tenth of `device_put`'s time."""
+    return jax.jit(lambda batch: batch, out_shardings=sharding)

@@ -3,16 +3,18 @@
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from time import perf_counter
 from typing import Any
 
-import jax
 import numpy as np
 
 from axon.errors import UserError
 from axon.train.step import Program, State
 
 Row = dict[str, Any]
+
+SCALARS = ("loss", "grad_norm", "learning_rate", "tokens")
 
 
 class Diverged(UserError):
@@ -54,6 +56,8 @@ class Loop:
             state, metrics = self.execute(state, batch)
             step += 1
             waiting.append((step, metrics))
+            for name in SCALARS if behind else ():
+                metrics[name].copy_to_host_async()
             if step < last:
                 batch = self.feed()
             if len(waiting) > behind:
@@ -65,33 +69,30 @@ class Loop:
         return state, step
 
     def _read(self, step: int, metrics: Mapping[str, Any]) -> None:
-        values = jax.device_get(dict(metrics))
+        values = {name: np.asarray(metrics[name]).item() for name in SCALARS}
         seconds, self._since = perf_counter() - self._since, perf_counter()
-        self._check(step, values)
+        if not (isfinite(values["loss"]) and isfinite(values["grad_norm"])):
+            raise self._diverged(step, values, np.asarray(metrics["norms"]))
         tokens = int(values["tokens"])
         self.tokens += tokens
         self.record(
             {
                 "step": step,
-                "loss": float(values["loss"]),
+                "loss": values["loss"],
                 "tokens": self.tokens,
                 "tokens_per_second": tokens / seconds,
                 "step_seconds": seconds,
-                "grad_norm": float(values["grad_norm"]),
-                "learning_rate": float(values["learning_rate"]),
+                "grad_norm": values["grad_norm"],
+                "learning_rate": values["learning_rate"],
             }
         )
 
-    def _check(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        if np.isfinite(values["loss"]) and np.isfinite(values["grad_norm"]):
-            return
-        bad = [
-            path for path, norm in zip(self.program.parameters, values["norms"], strict=True) if not np.isfinite(norm)
-        ]
+    def _diverged(self, step: int, values: Mapping[str, float], norms: np.ndarray) -> Diverged:
+        bad = [path for path, norm in zip(self.program.parameters, norms, strict=True) if not isfinite(norm)]
         first = f"the first gradient that is not finite is that of {bad[0]}" if bad else "every gradient is finite"
-        raise Diverged(
-            f"step {step}: loss {float(values['loss'])}, gradient norm {float(values['grad_norm'])}: {first} "
-            f"({len(bad)} of {len(values['norms'])} parameters).\n"
+        return Diverged(
+            f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: {first} "
+            f"({len(bad)} of {len(norms)} parameters).\n"
             f"The batch: {self.position(step - 1)}\n"
             "Nothing was saved after it. Lower the learning rate or AdamW.clip, or look at that batch"
         )

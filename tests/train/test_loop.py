@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ class Pretended:
         loss = np.float32(1 / step)
         metrics = {"loss": loss, "grad_norm": np.sqrt(norms.sum()), "learning_rate": 0.1, "tokens": 10, "norms": norms}
         assert batch == step - 1, "each step has the batch of its own number"
-        return step, metrics
+        return step, {name: jnp.asarray(value) for name, value in metrics.items()}
 
     def loop(self, tokens=0, first=0):
         feed = iter(range(first, 1000))

@@ -19,6 +19,19 @@ class Option:
     figure: str
 
 
+def _on_sparsecores(figure: str) -> tuple[Option, ...]:
+    """The options that let a chip's SparseCores do the collectives."""
+    collectives = {
+        "all_gather": "Gathers along one dimension of the torus run beside the TensorCore's work.",
+        "2d_all_gather": "Gathers over two dimensions of the torus, too.",
+        "reduce_scatter": "So do reduce-scatters.",
+        "nd_reduce_scatter": "Over several dimensions a reduce-scatter stays one; else an all-reduce and a slice.",
+        "all_reduce": "So do all-reduces.",
+    }
+    option = "xla_tpu_enable_sparse_core_collective_offload_{}"
+    return tuple(Option(option.format(kind), "true", reason, figure) for kind, reason in collectives.items())
+
+
 TABLE: Mapping[str, Sequence[Option]] = {
     "TPU v5": (
         Option(
@@ -28,6 +41,10 @@ TABLE: Mapping[str, Sequence[Option]] = {
             "Llama 3 8B on v5p:4x4x4, 128 x 8,192 tokens: matrix products 4,624 -> 3,527 Mcyc, model time 3.536 -> "
             "2.920 s; compiling 62 -> 327 s on 2 cores.",
         ),
+        *_on_sparsecores(
+            "Llama 3.1 8B on v5p:4x4x4, 128 x 8,192 tokens, all five: asynchronous share of the bytes 3 -> 99 %, model "
+            "time 2.672 -> 2.551 s."
+        ),
     ),
     "TPU v6 lite": (
         Option(
@@ -36,6 +53,10 @@ TABLE: Mapping[str, Sequence[Option]] = {
             "Room for larger blocks of a matrix product, as on v5p.",
             "Llama 3.1 8B on v6e:16x16, 512 x 8,192 tokens: matrix products 3,197 -> 2,181 Mcyc, model time 2.456 -> "
             "1.904 s.",
+        ),
+        *_on_sparsecores(
+            "The same, all five: asynchronous share of the bytes 0 -> 99 %, model time 1.904 -> 1.747 s, 10.13 -> 8.50 "
+            "GiB a chip."
         ),
     ),
     "TPU v5 lite": (

@@ -4,22 +4,7 @@ import jax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.patterns import Names
 from axon.specs import split_by, ways
-
-Groups = list[list[int]]
-
-
-def stages(mesh_axes: Names, line: int) -> list[Groups | None]:
-    """Which devices, by their index along `mesh_axes`, gather with each other at each stage; None stands for all.
-
-    There are two stages where these mesh axes make up the whole mesh, and a line has more than one device.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if line == 1 or ways(mesh_axes) != mesh.size:
-        return [None]
-    lines = [list(range(first, first + line)) for first in range(0, mesh.size, line)]
-    return [lines, [list(range(first, mesh.size, line)) for first in range(line)]]
 
 
 def gather_in_stages(x: Array, spec: PartitionSpec, line: int) -> Array:
@@ -37,12 +22,13 @@ def gather_in_stages(x: Array, spec: PartitionSpec, line: int) -> Array:
     if not found:
         return x
     dimension, mesh_axes = found
-    groups = stages(mesh_axes, line)
-    if len(groups) == 1:
+    if ways(mesh_axes) != mesh.size:
         return x
+    lines = [list(range(first, first + line)) for first in range(0, mesh.size, line)]
+    between = [list(range(first, mesh.size, line)) for first in range(line)]
 
     def local(part: Array) -> Array:
-        for of in groups:
+        for of in (lines, between):
             part = lax.all_gather(part, mesh_axes, axis_index_groups=of, axis=dimension, tiled=True)
         return part
 

@@ -24,14 +24,13 @@ def partial_sums(mesh, x, spec):
     return take, placed
 
 
-@pytest.mark.parametrize("line", [1, 2, 4])
 @pytest.mark.parametrize("spec", [PartitionSpec("data", None), PartitionSpec(None, "data")])
-def test_every_device_gets_its_shard_of_the_sum(spec, line):
+def test_every_device_gets_its_shard_of_the_sum(spec):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
     x = np.random.default_rng(SEED).normal(size=(8, 16, 24)).astype(np.float32)
     take, placed = partial_sums(mesh, x, (None, None))
     with jax.set_mesh(mesh):
-        made = jax.jit(lambda x: scatter_sum(take(x), spec, line))(placed)
+        made = jax.jit(lambda x: scatter_sum(take(x), spec))(placed)
     assert made.sharding.spec == spec
     np.testing.assert_allclose(np.asarray(made), x.sum(0), rtol=1e-5, atol=1e-5)
 

@@ -7,7 +7,7 @@ from math import prod
 
 import numpy as np
 
-from axon.plan.hlo import Arrays, Instruction, Module, array_bytes
+from axon.plan.hlo import Arrays, Instruction, Module, Scheduled, array_bytes
 from axon.plan.hlo import arrays as arrays_of
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
@@ -75,9 +75,9 @@ def collectives(program: str | Module) -> list[Collective]:
     found = []
     for one in module.scheduled:
         if one.instruction.opcode == "fusion":
-            found += _fused(module, one.instruction, one.times)
+            found += _fused(module, one)
         elif kind := _kind(one.instruction):
-            found.append(_collective(one.instruction, kind, one.times, _started(one.instruction)))
+            found.append(_collective(one.instruction, kind, one.times, one.beside or _started(one.instruction)))
     return found
 
 
@@ -90,7 +90,8 @@ def _started(one: Instruction) -> bool:
     return one.opcode.endswith("-start") and '"is_sync":true' not in one.attributes
 
 
-def _fused(module: Module, fusion: Instruction, times: int) -> Iterator[Collective]:
+def _fused(module: Module, scheduled: Scheduled) -> Iterator[Collective]:
+    fusion = scheduled.instruction
     inside = list(module.inside(fusion))
     targets = {one.attribute("custom_call_target") or "" for one in inside if one.opcode == "custom-call"}
     text = " ".join((*targets, *(re.findall(r'custom_call_target="(\w+)"', " ".join(o.attributes for o in inside)))))
@@ -103,7 +104,8 @@ def _fused(module: Module, fusion: Instruction, times: int) -> Iterator[Collecti
             continue
         scattered = kind == "all-reduce" and scatters
         made = fusion.type if scattered else None
-        yield _collective(one, "reduce-scatter" if scattered else kind, times, start, made)
+        kind = "reduce-scatter" if scattered else kind
+        yield _collective(one, kind, scheduled.times, start or scheduled.beside, made)
 
 
 def _collective(one: Instruction, kind: str, times: int, asynchronous: bool, made: str | None = None) -> Collective:

@@ -64,10 +64,10 @@ def count_instructions(text: str) -> int:
 def cycles(module: Module) -> dict[str, int]:
     """The TPU compiler's estimates × how often each runs, in operations with a matrix product, and in others.
 
-    It estimates neither Pallas kernels, nor collectives, nor copies: they are not in it.
+    It estimates neither Pallas kernels, nor collectives, nor copies: they are not in it. Nor is what runs beside.
     """
     made = {"matmul": 0, "other": 0}
-    for one in module.scheduled:
+    for one in (one for one in module.scheduled if not one.beside):
         made["matmul" if _multiplies(module, one.instruction) else "other"] += one.instruction.cycles * one.times
     return made
 

@@ -61,11 +61,15 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """An instruction where it runs, and how often in one execution of the program."""
+    """An instruction where it runs, and how often in one execution of the program.
+
+    `beside`: whether it is started and waited for, as what a TPU's SparseCores do, and other work may run meanwhile.
+    """
 
     instruction: Instruction
     computation: str
     times: int
+    beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,13 @@ class Module:
         """Every instruction that is scheduled by itself (those inside a fusion are not), and how often it runs."""
         return tuple(self._run(self.entry, 1))
 
-    def _run(self, computation: str, times: int) -> Iterator[Scheduled]:
+    def _run(self, computation: str, times: int, beside: bool = False) -> Iterator[Scheduled]:
         for one in self.computations.get(computation, ()):
-            yield Scheduled(one, computation, times)
+            yield Scheduled(one, computation, times, beside)
             if one.opcode != "fusion":
+                trips = self.trips(one) if one.opcode == "while" else 1
                 for name in one.called:
-                    yield from self._run(name, times * (self.trips(one) if one.opcode == "while" else 1))
+                    yield from self._run(name, times * trips, beside or one.opcode.endswith("-start"))
 
     def inside(self, fusion: Instruction) -> Iterator[Instruction]:
         """The instructions of a fusion, and of fusions in it."""

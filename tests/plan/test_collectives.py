@@ -3,6 +3,8 @@
 import pytest
 
 from axon.plan.collectives import collectives
+from axon.plan.compiled import cycles
+from axon.plan.hlo import Module
 from axon.plan.report import summed
 
 MESH = {"data": 4, "tensor": 2}
@@ -81,6 +83,27 @@ FUSED = """
   ROOT %d = f32[8]{0} dynamic-slice(%r, %p), dynamic_slice_sizes={8}
 }
 """
+
+
+ON_A_SPARSECORE = """
+%called (p: f32[1]) -> f32[8] {
+  %p = f32[1]{0} parameter(0)
+  ROOT %g = f32[8]{0} all-gather(%p), channel_id=7, backend_config={"estimated_cycles":"1000"}
+}
+"""
+
+
+def test_what_a_sparsecore_does_runs_beside_and_none_of_it_is_the_tensorcores_work():
+    text = program(
+        '((), (), (s32[1]{0})) call-start(), async_execution_thread="sparsecore", to_apply=%called',
+        "((f32[1]{0}), f32[8]{0}) call-update(%x.0, %a)",
+        'f32[8]{0} multiply(%a, %a), backend_config={"estimated_cycles":"10"}',
+        "f32[8]{0} call-done(%x.1)",
+        computations=ON_A_SPARSECORE,
+    )
+    (gather,) = collectives(text)
+    assert (gather.kind, gather.asynchronous, gather.bytes) == ("all-gather", True, 32)
+    assert cycles(Module.of(text)) == {"matmul": 0, "other": 10}
 
 
 def test_a_transfer_spread_over_fusions_counts_once_and_a_fused_scatter_by_its_name():

@@ -23,10 +23,10 @@ def _on_sparsecores(figure: str) -> tuple[Option, ...]:
     """The options that let a chip's SparseCores do the collectives."""
     collectives = {
         "all_gather": "Gathers along one dimension of the torus run beside the TensorCore's work.",
-        "2d_all_gather": "Gathers over two dimensions of the torus, too.",
-        "reduce_scatter": "So do reduce-scatters.",
+        "2d_all_gather": "Gathers over two dimensions of the torus run beside it, too.",
+        "reduce_scatter": "Reduce-scatters run beside it; over several dimensions only with the next option.",
         "nd_reduce_scatter": "Over several dimensions a reduce-scatter stays one; else an all-reduce and a slice.",
-        "all_reduce": "So do all-reduces.",
+        "all_reduce": "All-reduces run beside the TensorCore's work.",
     }
     option = "xla_tpu_enable_sparse_core_collective_offload_{}"
     return tuple(Option(option.format(kind), "true", reason, figure) for kind, reason in collectives.items())

@@ -8,14 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from axon.bench import reference
 from axon.bench.timing import alternate, median_error
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import Ragged, Scores
 from axon.kernels.paged_attention.reference import paged_attention_reference
 from axon.kernels.paged_attention.xla import paged_attention_xla
 
-HEADS, HEAD_DIM = 8, 64
-SHAPES = tuple((kv_heads, page_size) for kv_heads in (2, 4) for page_size in (16, 64))
+HEAD_DIM = 64
+HEADS = ((reference.MODEL.heads, reference.MODEL.kv_heads), (8, 4), (8, 2))
+"""Of queries and of keys: those of `axon bench train`'s model, and two that share."""
+
+SHAPES = tuple((*heads, page_size) for heads in HEADS for page_size in (16, 64))
+"""heads, kv_heads and page_size of each measurement."""
 
 
 def measure_decode(sequences: int = 16, context: int = 1024, room: int = 1, rounds: int = 15) -> dict[str, Any]:
@@ -27,13 +32,13 @@ def measure_decode(sequences: int = 16, context: int = 1024, room: int = 1, roun
         rounds: of which the median counts; `error` is the standard error of the median ratio.
     """
     made = {}
-    for kv_heads, page_size in SHAPES:
-        batch = _batch(sequences, context, room, kv_heads, page_size)
+    for heads, kv_heads, page_size in SHAPES:
+        batch = _batch(sequences, context, room, heads, kv_heads, page_size)
         seconds = alternate(
             {"reference": _step(paged_attention_reference, *batch), "xla": _step(paged_attention_xla, *batch)}, rounds
         )
         ratios = seconds["reference"] / seconds["xla"]
-        made[f"kv_heads {kv_heads}, pages of {page_size}"] = {
+        made[f"heads {heads}, kv_heads {kv_heads}, pages of {page_size}"] = {
             "reference_ms": 1e3 * float(np.median(seconds["reference"])),
             "xla_ms": 1e3 * float(np.median(seconds["xla"])),
             "ratio": float(np.median(ratios)),
@@ -42,7 +47,9 @@ def measure_decode(sequences: int = 16, context: int = 1024, room: int = 1, roun
     return made
 
 
-def _batch(sequences: int, context: int, room: int, kv_heads: int, page_size: int) -> tuple[list[Any], Cache, Ragged]:
+def _batch(
+    sequences: int, context: int, room: int, heads: int, kv_heads: int, page_size: int
+) -> tuple[list[Any], Cache, Ragged]:
     """Rows of queries, keys and values; a random cache; and pages in random order."""
     rng = np.random.default_rng(0)
     columns = room * context // page_size
@@ -50,7 +57,7 @@ def _batch(sequences: int, context: int, room: int, kv_heads: int, page_size: in
     table = 1 + rng.permutation(pages - 1).reshape(sequences, columns)
     draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
     cache = Cache(*(draw(pages, kv_heads, page_size, HEAD_DIM) for _ in range(2)))
-    rows = [draw(sequences, heads, HEAD_DIM) for heads in (HEADS, kv_heads, kv_heads)]
+    rows = [draw(sequences, count, HEAD_DIM) for count in (heads, kv_heads, kv_heads)]
     lens, bounds = jnp.full(sequences, context, jnp.int32), jnp.arange(sequences + 1, dtype=jnp.int32)
     return rows, cache, Ragged(lens, jnp.asarray(table, jnp.int32), bounds)
 

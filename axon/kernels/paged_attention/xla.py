@@ -16,8 +16,8 @@ from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import Ragged, Scores, places
 from axon.kernels.paged_attention.write import write
 
-KEYS = 256
-"""Positions a step, about; on a CPU 128 to 512 are alike."""
+KEYS = 128
+"""Positions a step, about: with more, the gathered pages of 16 sequences no longer stay in a CPU's cache."""
 
 QUERIES = 32
 """Queries a block, at most, where there are more queries than sequences."""

@@ -59,7 +59,10 @@ def train(
 def evaluate(
     run_dir: RunDir,
     source: Annotated[
-        str | None, typer.Option(help="Text to evaluate on: stdlib, hf:NAME, or a folder, .jsonl or .parquet.")
+        str | None,
+        typer.Option(
+            help="Text to evaluate on: stdlib, hf:NAME, a .jsonl, .parquet or text file, or a folder of .txt files."
+        ),
     ] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop after so many batches.")] = None,
 ) -> None:

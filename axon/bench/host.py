@@ -67,7 +67,7 @@ def _loop(program: Program, feed: Callable[[], Any], metrics: MetricsFile, progr
         metrics.append(row)
         progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
 
-    return Loop(program, no_op(program), feed, record, position=str, stop=lambda: False)
+    return Loop(program, no_op(program), feed, record, position=str, stop=lambda behind: False)
 
 
 def _batches(program: Program, folder: str) -> Batches:

@@ -15,7 +15,8 @@ The tree's root is `Train` with its bindings. A name is Axon's own (`__all__` of
 that one of the files imports; the working directory can be imported from. An object inside a scope's object is made
 in that scope, unless its reference names another. What is bound for a class also holds for an object that is a field's
 default (`Layout.zero = 1` needs no `Train.layout = @Layout()`). A binding or macro of the main file or of `--set` that
-has no effect is a mistake; an included file may offer more than a run uses.
+has no effect is a mistake; an included file may offer more than a run uses, and so may the main file where `--set`
+takes the use of it (`--set Train.sample=None`).
 """
 
 from axon.config.differences import differences

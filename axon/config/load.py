@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from axon.config.bindings import Bindings
-from axon.config.files import read
-from axon.config.mistakes import ConfigError, Place
+from axon.config.files import OVERRIDE, read
+from axon.config.mistakes import ConfigError, Mistake, Place
 from axon.config.names import Names
 from axon.config.render import Line, Text, render
 from axon.config.resolve import DEFAULT, Resolver
@@ -54,14 +54,8 @@ def load(
 
     Raises ConfigError with all the mistakes of all the files, each with its place.
     """
-    statements = read(path, overrides)
-    names = Names(modules)
-    unread = statements.mistakes + names.import_all(statements.imports)
-    bindings = Bindings(statements, names, partial=bool(unread))
-    resolver = Resolver(bindings, names)
-    tree = resolver.build(root, Place(statements.main))
-    resolver.finish()
-    mistakes = unread + bindings.mistakes + resolver.mistakes
+    tree, resolver, mistakes = _resolve(path, overrides, modules, root)
+    mistakes += _without_effect(resolver, path, overrides, modules, root)
     if mistakes:
         raise ConfigError(mistakes)
     text = render(tree, Names(modules))
@@ -75,6 +69,34 @@ def dump(tree: Any, *, modules: Sequence[str] = AXON) -> str:
     Raises ConfigError for a value that a file cannot hold (an array, nan, a function defined inside another).
     """
     return str(render(tree, Names(modules)))
+
+
+def _resolve(
+    path: str | Path, overrides: Sequence[str], modules: Sequence[str], root: str
+) -> tuple[Any, Resolver, list[Mistake]]:
+    """The tree, what resolved it, and the mistakes but for bindings without effect."""
+    statements = read(path, overrides)
+    names = Names(modules)
+    unread = statements.mistakes + names.import_all(statements.imports)
+    bindings = Bindings(statements, names, partial=bool(unread))
+    resolver = Resolver(bindings, names)
+    tree = resolver.build(root, Place(statements.main))
+    resolver.finish()
+    return tree, resolver, unread + bindings.mistakes + resolver.mistakes
+
+
+def _without_effect(
+    resolver: Resolver, path: str | Path, overrides: Sequence[str], modules: Sequence[str], root: str
+) -> list[Mistake]:
+    """The bindings without effect that are mistakes: of the file's, those that have none without the overrides either.
+
+    `--set Train.sample=None` takes the use of the file's `Sample.prompt`, and is no mistake.
+    """
+    if not (resolver.unused and overrides):
+        return resolver.unused
+    _, alone, _ = _resolve(path, (), modules, root)
+    without = {OVERRIDE, *(mistake.place for mistake in alone.unused)}
+    return [mistake for mistake in resolver.unused if mistake.place in without]
 
 
 def _origin(path: str, origins: dict[str, str]) -> str:

@@ -44,10 +44,12 @@ class _Site:
 
 class Resolver:
     """Builds the tree. After `build`, `mistakes` holds what is wrong, `origins` where the value at each path of the
-    tree (`model.layers`) was written, and `whole` whether every part of the tree was reached."""
+    tree (`model.layers`) was written, and `whole` whether every part of the tree was reached; after `finish`, `unused`
+    holds what has no effect."""
 
     def __init__(self, bindings: Bindings, names: Names):
         self.mistakes: list[Mistake] = []
+        self.unused: list[Mistake] = []
         self.origins: dict[str, str] = {}
         self.whole = not (bindings.unknown or bindings.partial)
         self._bindings, self._names = bindings, names
@@ -65,7 +67,7 @@ class Resolver:
     def finish(self) -> None:
         """Note what has no effect; or, in a tree with a part missing, what is wrong with the part's bindings."""
         if self.whole:
-            self.mistakes += self._bindings.unused(self._was_taken, self._made)
+            self.unused = self._bindings.unused(self._was_taken, self._made)
             return
         for target, binding in list(self._bindings.own()):
             if target is not None and not self._was_taken(binding):

@@ -18,16 +18,21 @@ class ArraySpec:
     shape: tuple[int, ...]
 
 
-def validate(placement: Placement, parameters: Mapping[str, ArraySpec], batch: ArraySpec) -> None:
+def validate(
+    placement: Placement, parameters: Mapping[str, ArraySpec], batch: ArraySpec, residual: ArraySpec | None = None
+) -> None:
     """Raise one `LayoutError` with everything that is wrong.
 
     Args:
         parameters: path → axes and shape, stacked axes included.
-        batch: the axes and the shape of the *global* batch of tokens.
+        batch: the axes and the shape of the *global* batch of tokens; residual: of the stream between blocks.
     """
     microbatches = placement.layout.microbatches
     arrays = {**{f"parameter {path}": spec for path, spec in parameters.items()}, "the batch": batch}
     found = [(problem, where) for where, spec in arrays.items() for problem in _array_problems(placement, spec)]
+    known = {problem for problem, _ in found}
+    streams = _array_problems(placement, residual, KINDS[:1]) if residual else ()
+    found += [(problem, "the residual stream") for problem in streams if problem not in known]
     problems = [_told(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
     problems += list(_mistyped(placement, {n for spec in arrays.values() for n in spec.axes}))
     problems += list(_batch_problems(placement, batch, microbatches))
@@ -42,9 +47,9 @@ def _told(problem: str, where: list[str]) -> str:
     return f"{where[0]}: {problem}.{others}"
 
 
-def _array_problems(placement: Placement, spec: ArraySpec) -> Iterator[str]:
+def _array_problems(placement: Placement, spec: ArraySpec, kinds: Sequence[str] = KINDS) -> Iterator[str]:
     told: set[str] = set()
-    for kind in KINDS:
+    for kind in kinds:
         table = placement.tables[kind]
         unknown = [n for n in spec.axes if n not in table and n.partition(".")[0] not in table]
         if unknown:

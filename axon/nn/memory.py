@@ -20,7 +20,7 @@ Memory = dict[str, Array]
 PAGE = 64
 """Tokens a page."""
 
-PAGES = "batch pages kv_heads page_size head_dim"
+PAGES = "batch pages kv_heads page_size head_dim.whole"
 QUERIES = "batch seq heads head_dim"
 
 

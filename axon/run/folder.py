@@ -1,8 +1,13 @@
 """The folder of a run: what is in it, and whether it may be continued."""
 
+import fcntl
 import json
-from collections.abc import Mapping, Sequence
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from axon.checkpoint import Reader
@@ -14,7 +19,7 @@ FREE = ("layout", "steps", "checkpoints", "trackers", "evaluation", "sample", "r
 
 
 class RunFolder:
-    """`config.gin`, `metrics.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png` and `run.json` of one run."""
+    """`config.gin`, `metrics.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json`, `lock` of one run."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -24,6 +29,7 @@ class RunFolder:
         self.tokenizer = self.path / "tokenizer.json"
         self.plot = self.path / "loss.png"
         self.record = self.path / "run.json"
+        self.lock = self.path / "lock"
 
     @classmethod
     def existing(cls, path: Path | str) -> "RunFolder":
@@ -40,7 +46,21 @@ class RunFolder:
     def check_continues(self, train: Any) -> None:
         """Raise `UserError` if `train` is not the run that is recorded here, with every difference."""
         if self._trained():
-            self._refuse(differences(self.tree(), train, FREE))
+            self._refuse(differences(self.tree(), _as_recorded(train), FREE))
+        elif self.config.is_file() and not self.record.is_file():
+            raise UserError(
+                f"{self.config} is not of a run: the configuration of this one would be written over it. Give another "
+                "--run-dir"
+            )
+
+    def check_continues_tokens(self, tokenizer: str) -> None:
+        """Raise `UserError` if this run's ids stand for other tokens than those of `tokenizer`, a tokenizer.json."""
+        if self.tokenizer.read_text(encoding="utf-8") != tokenizer:
+            raise UserError(
+                f"Train.init_from = {str(self.path)!r}: its tokens are others than this run's, so its embeddings would "
+                f"stand for other text. Set Data.tokenizer = @TokenizerFile() and TokenizerFile.path = "
+                f"{str(self.tokenizer)!r}"
+            )
 
     def check_same_text(self, data_identity: Mapping[str, Any]) -> None:
         """Raise `UserError` if the run that is recorded here was trained on other text."""
@@ -49,12 +69,42 @@ class RunFolder:
         if before not in (None, now):
             self._refuse([f"data: the text itself has changed (digests {before} → {now})"])
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Within, no other process trains here: it would clear away what this one is saving.
+
+        Raises `UserError` if one does already, or if the folder cannot be written.
+        """
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = self.lock.open("a+")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                raise UserError(
+                    f"{self.path} is being trained in by {lock.read() or 'another process'}: wait for it, stop it, or "
+                    "give another --run-dir"
+                ) from None
+            except OSError:
+                pass  # a file system that knows no locks
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+            lock.flush()
+            yield
+
     def write(self, train: Any, record: Mapping[str, Any]) -> None:
         """Record what is run, before anything else is written. Raises `UserError` if the folder cannot be written."""
-        try:
+        with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            _replace(self.config, dump(train))
             _replace(self.record, json.dumps(record, indent=2, default=str) + "\n")
+            _replace(self.config, dump(train))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise UserError(f"cannot write the run's folder {self.path}: {error}. Give another --run-dir") from error
 
@@ -71,6 +121,15 @@ class RunFolder:
                 + "\nGive another --run-dir, or take the changes back. Layout, steps, evaluation, saving and trackers "
                 "are free to change"
             )
+
+
+def _as_recorded(train: Any) -> Any:
+    """`train` as its folder would give it back: a list is a tuple there, a path a string, and a whole number may be
+    a float."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "config.gin"
+        path.write_text(dump(train))
+        return load(path).tree
 
 
 def _replace(path: Path, text: str) -> None:

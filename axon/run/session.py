@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from axon.checkpoint import Reader, Store
+from axon.config import dump
 from axon.data import Corpus
 from axon.errors import UserError
 from axon.launch.agree import AgreedStop, largest, process_0_first
@@ -42,19 +43,22 @@ class Session:
         if jax.process_count() > 1:
             check_mesh(self.train.layout)
         program = self.train.program  # raises for a layout that cannot hold the model, before any work is done
-        with process_0_first("prepare"):
-            self.folder.check_continues(self.train)
-            if self.train.init_from is not None:
-                RunFolder.existing(self.train.init_from)  # said now, not when the data is ready
-            corpus = self._corpus()
-            record = self._claim_folder(corpus)
         until = self._last_step(steps)
         with ExitStack() as stack:
+            with process_0_first("prepare"):
+                self.folder.check_continues(self.train)
+                source = self._source()  # said now, not when the data is ready
+                corpus = self._corpus()
+                if source is not None:
+                    source.check_continues_tokens(corpus.tokenizer.to_json())
+                if self.first:
+                    stack.enter_context(self.folder.held())
+                record = self._claim_folder(corpus)
             self.interrupts = stack.enter_context(Interrupts())
             self.stop = AgreedStop(self.interrupts)
             self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until))
-            state, start, tokens = self._begin(program)
+            state, start, tokens = self._begin(program, source)
             self._leave_if_asked()
             self.journal.begin(record, start)
             if start < until:
@@ -65,6 +69,12 @@ class Session:
         return state
 
     # ---- before ---------------------------------------------------------------------------------------------------
+
+    def _source(self) -> RunFolder | None:
+        """The run that this one's parameters come from; a run that has saved a step has its own."""
+        if self.train.init_from is None or Reader(self.folder.checkpoints).latest() is not None:
+            return None
+        return RunFolder.existing(self.train.init_from)
 
     def _corpus(self) -> Corpus:
         corpus = self.train.data.prepare(self.report)
@@ -89,7 +99,7 @@ class Session:
             self.report(f"the run ends at step {self.train.steps}, before the {steps} asked for: raise Train.steps")
         return min(steps or self.train.steps, self.train.steps)
 
-    def _begin(self, program: Program) -> tuple[State, int, int]:
+    def _begin(self, program: Program, source: RunFolder | None) -> tuple[State, int, int]:
         """The state to start from, its step, and the tokens it has seen."""
         count = sum(math.prod(spec.shape) for spec in program.parameters.values())
         mesh = " × ".join(f"{name} {size}" for name, size in program.placement.mesh.shape.items())
@@ -99,9 +109,8 @@ class Session:
             state, extra = self.store.restore(program.abstract_state())
             self.report(f"resumed from step {int(state.step)}")
             return state, int(state.step), extra["tokens"]
-        if self.train.init_from is None:
+        if source is None:
             return program.init(), 0, 0
-        source = RunFolder.existing(self.train.init_from)
         values = Reader(source.checkpoints).restore_parameters(program.abstract_state().parameters)
         self.report(f"parameters from {self.train.init_from}")
         return program.init(values), 0, 0
@@ -162,9 +171,8 @@ class Session:
     def _save(self, step: int, state: State, tokens: int, until: int) -> None:
         due = step % self.train.checkpoints.every == 0 or step == until or self.stop.requested is not None
         if due and step != self.store.started():
-            self.store.save(
-                step, state, {"tokens": tokens, "seed": self.train.seed, "replicas": self.train.program.replicas}
-            )
+            extra = {"tokens": tokens, "seed": self.train.seed, "replicas": self.train.program.replicas}
+            self.store.save(step, state, extra | {"config": dump(self.train)})
         if self.stop.requested is not None:
             self.store.wait()
             self.report(f"saved step {step} in {self.folder.checkpoints}; the same command continues from there")

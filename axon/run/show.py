@@ -9,13 +9,13 @@ from rich.table import Table
 
 from axon.config import load
 from axon.errors import UserError
-from axon.layout import KINDS, ArraySpec, ParameterRow, Placement, explain, validate
+from axon.layout import KINDS, ArraySpec, ParameterRow, Placement, explain
 from axon.nn import parameters
 from axon.plan.topology import devices
 from axon.run.draw import draw
 from axon.run.traffic import print_traffic
 from axon.run.tree import Train
-from axon.train.step import BATCH
+from axon.train.step import built, check_layout
 
 COPIES = {"params": 1, "grads": 1, "optimizer": 2}
 """Arrays of a parameter's size that training holds: itself, its gradient, Adam's two moments."""
@@ -36,8 +36,9 @@ def show_config(
     resolved = load(path, overrides)
     train: Train = resolved.tree
     placement = _placement(train, on)
-    specs = parameters(train.model.build())
-    validate(placement, specs, ArraySpec(BATCH, (train.data.batch, train.data.seq)))
+    module = built(train.model)
+    specs = parameters(module)
+    check_layout(placement, module, specs, train.data.batch, train.data.seq)
     console = Console(width=None if Console().is_terminal else 160)
     console.print("\n".join(resolved.lines), markup=False, highlight=False, soft_wrap=True)
     rows = list(explain(placement, specs))

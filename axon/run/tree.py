@@ -6,12 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from flax import nnx
-
 from axon.checkpoint import Checkpoints
 from axon.data import Data
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.nn import LanguageModel
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
 from axon.run.session import Session
@@ -23,11 +22,14 @@ from axon.train.trackers import TrackerConfig
 
 
 class Model(Protocol):
-    """What describes a model: a frozen dataclass with a vocabulary size, which builds the module."""
+    """What describes a model: a frozen dataclass with a vocabulary size, which builds the module.
+
+    An `axon.nn.LanguageModel` around a block of one's own gives embedding, loss, generation and the count of FLOPs.
+    """
 
     vocab: int
 
-    def build(self) -> nnx.Module: ...
+    def build(self) -> LanguageModel: ...
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Loop:
         feed: the next batch, placed on the mesh.
         record: takes the row of each step, as soon as its metrics are read.
         position: where batch k comes from, for messages.
-        stop: asked after each step; True ends the segment.
+        stop: asked after each step, with how many steps late its answer may be; True ends the segment.
         tokens: real tokens seen before the first step.
     """
 
@@ -39,14 +39,15 @@ class Loop:
     feed: Callable[[], Mapping[str, Any]]
     record: Callable[[Row], None]
     position: Callable[[int], str]
-    stop: Callable[[], bool]
+    stop: Callable[[int], bool]
     tokens: int = 0
 
     def advance(self, state: State, first: int, last: int) -> tuple[State, int]:
         """Steps `first` to `last`, fewer if asked to stop; the new state, and the number of steps it has seen.
 
         On return the metrics of every step have been recorded and were finite, so the state is fit to be saved. A
-        metric is read one step late, while the next one runs, except on CPU, whose collectives cannot be queued.
+        metric is read one step late, while the next one runs, except on CPU, whose collectives cannot be queued; so is
+        the answer of processes that have to agree on stopping.
         """
         behind = 0 if self.program.placement.platform == "cpu" else 1
         waiting: deque[tuple[int, Mapping[str, Any]]] = deque()
@@ -62,7 +63,7 @@ class Loop:
                 batch = self.feed()
             if len(waiting) > behind:
                 self._read(*waiting.popleft())
-            if self.stop():
+            if self.stop(behind):
                 break
         while waiting:
             self._read(*waiting.popleft())
@@ -94,5 +95,7 @@ class Loop:
             f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: {first} "
             f"({len(bad)} of {len(norms)} parameters).\n"
             f"The batch: {self.position(step - 1)}\n"
-            "Nothing was saved after it. Lower the learning rate or AdamW.clip, or look at that batch"
+            "Nothing was saved after it, and the same command comes to the same step. Look at that batch, or lower the "
+            "learning rate or the optimizer's clip in a new --run-dir; Train.init_from begins it from the last "
+            "checkpoint here"
         )

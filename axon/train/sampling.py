@@ -15,6 +15,7 @@ from axon.errors import UserError
 from axon.kernels.sampling import sample
 from axon.layout import Placement
 from axon.nn import Inputs
+from axon.patterns import base
 from axon.train.step import Program
 
 PROMPT_STEP = 64
@@ -71,10 +72,11 @@ def continue_prompt(program: Program, parameters: Any, prompt: list[int], sampli
 
 
 def _whole_rows(placement: Placement) -> Placement:
+    """Nothing split along batch, seq or a role of theirs, as `seq.residual`: there is one row, of a token at a time."""
     layout = placement.layout
-    return Placement(
-        replace(layout, rows={**layout.rows, "batch": None, "seq": None, "vocab.whole": None}), placement.mesh
-    )
+    whole = {name for name in layout.rows if base(name) in ("batch", "seq")}
+    whole |= {"batch", "seq", "vocab.whole", "head_dim.whole"}
+    return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}), placement.mesh)
 
 
 def _generate(program: Program, sampling: Sampling, parameters: Any, tokens: Array, length: Array, key: Array) -> Array:

@@ -16,15 +16,37 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from axon import axes
 from axon.compiler import compiler_options
+from axon.errors import UserError
 from axon.kernels.choice import check_names
 from axon.layout import ArraySpec, Layout, Placement, validate
-from axon.nn import Inputs, Param, initialise, parameters
+from axon.nn import Inputs, LanguageModel, Param, initialise, parameters
+from axon.nn.language_model import RESIDUAL
+from axon.patterns import parse_names
 from axon.precision import Precision
 from axon.specs import spread
 from axon.train import feed
 from axon.train.optimizer import AdamW
 
 BATCH = ("batch", "seq")
+
+
+def built(model: Any) -> LanguageModel:
+    """The module that `model` describes. Raises `UserError` if it builds something else."""
+    module = model.build()
+    if not isinstance(module, LanguageModel):
+        raise UserError(
+            f"{type(model).__name__}.build() gives a {type(module).__name__}: expected an axon.nn.LanguageModel, or a "
+            "class derived from it, made of a block of your own"
+        )
+    return module
+
+
+def check_layout(
+    placement: Placement, module: LanguageModel, specs: Mapping[str, ArraySpec], batch: int, seq: int
+) -> None:
+    """Raise `LayoutError` if `placement` cannot hold the parameters `specs` of `module`, or `batch` rows of `seq`."""
+    residual = ArraySpec(parse_names(RESIDUAL), (batch, seq, module.dims["embed"]))
+    validate(placement, specs, ArraySpec(BATCH, (batch, seq)), residual)
 
 
 @jax.tree_util.register_dataclass
@@ -73,9 +95,9 @@ class Program:
         placement: Placement | None = None,
     ):
         self.placement = placement or Placement.of(layout, devices)
-        self.module = model.build()
+        self.module = built(model)
         self.parameters = parameters(self.module)
-        validate(self.placement, self.parameters, ArraySpec(BATCH, (batch, seq)))
+        check_layout(self.placement, self.module, self.parameters, batch, seq)
         self.layout, self.optimizer, self.seed, self.z_loss = layout, optimizer, seed, z_loss
         self.batch, self.seq = batch, seq
         self.precision = precision or Precision()

@@ -60,6 +60,15 @@ def test_one_mistake_gives_one_message_with_its_place(mistakes, added, expected)
     assert message.startswith(f"main.gin:{expected}")
 
 
+def test_what_an_override_takes_the_use_of_is_no_mistake_of_the_files(mistakes, resolved):
+    teacher = "Train.teacher = @small/Net()\nsmall/Net.kind = 'gated'\n"
+    assert resolved(GOOD + teacher, "Train.teacher=None").tree.teacher is None
+    (message,) = mistakes(GOOD + "small/Net.kind = 'gated'", "Net.layers=3")
+    assert message.startswith("main.gin:6: small/Net.kind is never used")
+    (message,) = mistakes(GOOD + teacher, "Train.teacher=None", "big/Net.layers=3")
+    assert message.startswith("--set: big/Net.layers is never used")
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

@@ -85,3 +85,21 @@ def test_a_row_for_a_mistyped_axis_is_told_from_one_of_the_persons_own(where, pl
     (message,) = problems(placed({"data": 4}, **{where: {"mpl": None}}), UP)
     assert message == f"Layout.{where}: no array has an axis 'mpl'. Did you mean 'mlp'?"
     validate(placed({"data": 4}, **{where: {"state_space": None}}), UP, BATCH)
+
+
+def test_the_stream_between_blocks_has_to_be_divisible_too(placed):
+    residual = ArraySpec(("batch", "seq.residual", "embed"), (16, 30, 32))
+    placement = placed({"tensor": 4}, rows={"seq.residual": "tensor"})
+    with pytest.raises(LayoutError) as caught:
+        validate(placement, UP, BATCH, residual)
+    (message,) = str(caught.value).splitlines()
+    assert "the residual stream: axis 'seq.residual' of size 30 is not divisible by 4" in message
+    assert "Layout.rows = {'seq.residual': None}" in message
+    validate(placement, UP, BATCH, ArraySpec(residual.axes, (16, 32, 32)))
+
+
+def test_a_stream_that_one_mesh_axis_would_split_twice_is_refused(placed):
+    residual = ArraySpec(("batch", "seq.residual", "embed"), (16, 32, 32))
+    placement = placed({"tensor": 2}, rows={"seq.residual": "tensor", "embed": "tensor"}, params={"embed": None})
+    with pytest.raises(LayoutError, match=r"split twice over mesh axis 'tensor': by 'seq\.residual' and by 'embed'"):
+        validate(placement, UP, BATCH, residual)

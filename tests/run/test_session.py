@@ -5,15 +5,17 @@ import math
 import os
 import shutil
 import signal
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from axon.checkpoint import Checkpoints, Reader
 from axon.config import load
-from axon.data import TokenizerFile
+from axon.data import Folder, TokenizerFile
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.run import Evaluation
@@ -163,6 +165,33 @@ def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, di
     assert (trained.folder / "config.gin").read_text() == before
 
 
+def test_a_run_begun_from_python_is_the_one_that_its_folder_records(tiny, do, tmp_path):
+    # A list, a whole number and a path are a tuple, a float and a string when they come back from config.gin.
+    folder = Path(tiny.data.sources[0].path)
+    data = replace(tiny.data, sources=[Folder(folder)], weights=[1], store=str(tmp_path / "store"))
+    loose = replace(tiny, data=data, z_loss=0)
+    do(loose, tmp_path / "run", steps=2)
+    ran = do(replace(loose, steps=14), tmp_path / "run", steps=3)
+    assert "resumed from step 2" in ran.lines
+    with pytest.raises(UserError, match=r"z_loss: 0\.0 → 1\.0"):
+        do(replace(loose, z_loss=1), tmp_path / "run", steps=4)
+
+
+def test_a_second_run_in_a_folder_is_refused_while_the_first_goes_on(tiny, trained, do, copied):
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != "lock"}
+    with RunFolder(copied).held(), pytest.raises(UserError, match=rf"trained in by process {os.getpid()} on .*: wait"):
+        do(trained.train, copied)
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert "nothing left to train" in " ".join(do(trained.train, copied).lines)
+
+
+def test_a_configuration_of_a_persons_own_is_not_written_over(tiny, do, tmp_path):
+    (tmp_path / "config.gin").write_text("# mine\n")
+    with pytest.raises(UserError, match=r"config.gin is not of a run: .* Give another --run-dir"):
+        do(tiny, tmp_path)
+    assert (tmp_path / "config.gin").read_text() == "# mine\n"
+
+
 def test_other_text_under_the_same_name_is_refused(trained, do, copied, tmp_path):
     source = trained.train.data.sources[0]
     text = tmp_path / "text"
@@ -187,6 +216,38 @@ def test_a_run_begins_from_the_parameters_of_another(tiny, trained, do, tmp_path
     for one, other in zip(parameters(trained), parameters(begun), strict=True):
         np.testing.assert_array_equal(one, other)
     assert rows(tmp_path, "loss")[0][1] < rows(trained.folder, "loss")[1][1]
+
+
+def test_parameters_of_a_run_with_other_tokens_are_refused(tiny, trained, do, tmp_path):
+    other = replace(tiny.data, tokenizer=replace(tiny.data.tokenizer, vocab=265))
+    with pytest.raises(UserError, match="its tokens are others than this run's") as refused:
+        do(replace(tiny, data=other, init_from=str(trained.folder)), tmp_path / "run")
+    assert f"TokenizerFile.path = {str(trained.folder / 'tokenizer.json')!r}" in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_when_the_one_it_began_from_is_gone(tiny, trained, do, copied, tmp_path):
+    begun = replace(tiny, init_from=str(copied))
+    do(begun, tmp_path / "run", steps=1)
+    shutil.rmtree(copied)
+    assert "resumed from step 1" in do(begun, tmp_path / "run", steps=2).lines
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        do(begun, tmp_path / "new", steps=1)
+
+
+def test_a_checkpoint_says_by_itself_what_was_trained(trained, tmp_path):
+    (tmp_path / "config.gin").write_text(Reader(trained.folder / "checkpoints").extra()["config"])
+    assert load(tmp_path / "config.gin").tree == trained.train
+
+
+def test_a_model_that_builds_something_else_is_said_so(tiny, do, tmp_path):
+    class Other(type(tiny.model)):
+        def build(self):
+            return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+
+    model = Other(**{field.name: getattr(tiny.model, field.name) for field in fields(tiny.model)})
+    with pytest.raises(UserError, match=r"Other\.build\(\) gives a Linear: expected an axon.nn.LanguageModel"):
+        do(replace(tiny, model=model), tmp_path)
 
 
 def test_divergence_stops_with_step_batch_and_parameter_and_spoils_no_checkpoint(tiny, do, tmp_path):

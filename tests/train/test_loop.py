@@ -31,13 +31,14 @@ class Pretended:
 
     def loop(self, tokens=0, first=0):
         feed = iter(range(first, 1000))
-        self.rows = []
+        self.rows, self.late = [], []
 
         def record(row):
             self.events.append(f"read {row['step']}")
             self.rows.append(row)
 
-        def stop():
+        def stop(behind):
+            self.late.append(behind)
             return self.stop_after is not None and f"run {self.stop_after}" in self.events
 
         return Loop(self, self.execute, lambda: next(feed), record, lambda step: f"place {step}", stop, tokens)  # pyright: ignore
@@ -68,6 +69,7 @@ def test_metrics_are_read_while_the_next_step_runs_except_on_cpu(platform, event
     pretended = Pretended(platform)
     pretended.loop().advance(0, 0, 3)  # pyright: ignore
     assert pretended.events == events
+    assert pretended.late == [0 if platform == "cpu" else 1] * 3  # of the answer to whether to stop
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

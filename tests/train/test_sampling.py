@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Layout, sequence_parallel, tensor_3d
 from axon.nn import Inputs
 from axon.train.optimizer import AdamW, Constant
 from axon.train.sampling import Sampling, continue_prompt, next_tokens
@@ -93,7 +93,16 @@ def test_the_seed_decides(small, seed, rng):
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize("layout", [{"mesh": {"data": 4, "tensor": 2}, "zero": 3}, {"mesh": {"tensor": 2}}])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"mesh": {"data": 4, "tensor": 2}, "zero": 3},
+        {"mesh": {"tensor": 2}},
+        {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()},
+        {"mesh": {"tensor": 2}, "rows": {"heads": None, "kv_heads": None, "head_dim": "tensor"}},
+        {"mesh": {"z": 2, "x": 2, "y": 2}, **tensor_3d()},
+    ],
+)
 def test_text_does_not_depend_on_the_layout(layout, small, seed, rng):
     prompt, sampling = rng.integers(0, VOCAB, 9).tolist(), Sampling(tokens=12, temperature=0.7, top_k=20, seed=seed)
     split = program(llama(), devices=math.prod(layout["mesh"].values()), **layout)

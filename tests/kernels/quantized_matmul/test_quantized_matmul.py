@@ -216,8 +216,9 @@ def chosen(platform, x, w):
 
 def test_an_implementation_is_chosen_by_platform_and_said(rng):
     x, w = integers(rng, 8, 256, 128)
-    for platform, name in (("tpu", "tpu"), ("gpu", "xla"), ("cpu", "xla")):
-        assert chosen(platform, x, w) == f"{name}, 8 × 256 by 128, int8, (1, 1) and (1, 1) scales"
+    passed = " (not tpu: this program is for a gpu)"
+    for platform, name, why in (("tpu", "tpu", ""), ("gpu", "xla", passed), ("cpu", "xla", "")):
+        assert chosen(platform, x, w) == f"{name}, 8 × 256 by 128, int8, (1, 1) and (1, 1) scales{why}"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,18 @@ def platform() -> str:
     return "cpu" if scope is None else scope.placement.platform
 
 
+def with_tpu(unfit: str | None, others: Mapping[str, str | None]) -> dict[str, str | None]:
+    """`others`, and the Pallas kernel for TPUs with why it cannot do this: `unfit`, or where the program will run.
+
+    The kernel comes first, so that a choice of another says why; last on a CPU, where nobody expects it.
+    """
+    target = platform()
+    if target == "tpu":
+        return {"tpu": unfit, **others}
+    elsewhere = {"tpu": f"this program is for a {target}"}
+    return {**others, **elsewhere} if target == "cpu" else {**elsewhere, **others}
+
+
 def choose(operation: str, candidates: Mapping[str, str | None], detail: str = "") -> str:
     """The name of the implementation to run; said once, with why those before it could not.
 

@@ -3,11 +3,17 @@
 from importlib import import_module
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from axon import axes
 from axon.errors import UserError
-from axon.kernels.choice import OPERATIONS, check_names, choose, platform
+from axon.kernels.attention import Causal, attention
+from axon.kernels.choice import OPERATIONS, check_names, choose, platform, with_tpu
+from axon.kernels.grouped_matmul import grouped_matmul
+from axon.kernels.quantized_matmul import TENSOR, quantize, quantized_matmul
+from axon.kernels.sampling import sample
 from axon.layout import Layout
 from axon.train.optimizer import AdamW, Constant
 from axon.train.step import Program
@@ -47,6 +53,37 @@ def test_the_platform_is_the_layout_s():
     assert platform() == "cpu"
     with scope("tpu"):
         assert platform() == "tpu"
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("tpu", "xla (not tpu: odd)"),
+        ("gpu", "xla (not tpu: this program is for a gpu)"),
+        ("cpu", "xla"),
+    ],
+)
+def test_the_kernel_for_tpus_is_always_known_and_passed_over_with_a_reason_except_on_a_cpu(where, said):
+    with scope(where) as active:
+        choose("attention", with_tpu("odd", {"xla": None, "reference": None}))
+    assert active.notices["attention"] == said
+
+
+def test_the_kernel_for_tpus_is_refused_elsewhere_for_the_platform_and_not_as_unknown(rng):
+    logits, keys = jnp.asarray(rng.normal(size=(2, 8)), jnp.float32), jax.random.split(jax.random.key(0), 2)
+    x, w = (quantize(jnp.asarray(rng.normal(size=(8, 8)), jnp.float32), jnp.int8, TENSOR) for _ in range(2))
+    q = jnp.asarray(rng.normal(size=(1, 8, 2, 64)), jnp.float32)
+    calls = {
+        "attention": lambda: attention(q, q, q, Causal()),
+        "grouped_matmul": lambda: grouped_matmul(logits, logits.T[None], jnp.full(1, 2, jnp.int32)),
+        "quantized_matmul": lambda: quantized_matmul(x, w),
+        "sampling": lambda: sample(logits, keys, jnp.ones(2)),
+    }
+    for operation, call in calls.items():
+        for where in ("cpu", "gpu"):
+            refused = f"'tpu' was asked for {operation}, and cannot do it: this program is for a {where}"
+            with scope(where, **{operation: "tpu"}), pytest.raises(UserError, match=refused):
+                call()
 
 
 def test_an_operation_that_does_not_exist_is_refused_before_anything_is_traced():

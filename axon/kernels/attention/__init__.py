@@ -11,7 +11,7 @@ from axon.kernels.attention.reference import attention_reference
 from axon.kernels.attention.tiles import Tiles, tiles_for
 from axon.kernels.attention.tpu import NAME, attention_tpu
 from axon.kernels.attention.xla import attention_xla
-from axon.kernels.choice import choose, platform
+from axon.kernels.choice import choose, with_tpu
 
 __all__ = [
     "Causal",
@@ -69,10 +69,7 @@ def attention_and_lse(q: Array, k: Array, v: Array, form: Form, given: Given = G
     """
     _check(q, k, v, form, given)
     moving = None if isinstance(given.start, int) else "the first query's place is known only at run time"
-    candidates = {"xla": moving, "reference": None}
-    if platform() == "tpu":
-        candidates = {"tpu": _unfit(q, v), **candidates}
-    chosen = choose("attention", candidates, str(form))
+    chosen = choose("attention", with_tpu(_unfit(q, v), {"xla": moving, "reference": None}), str(form))
     if chosen == "tpu":
         return attention_tpu(q, k, v, form, given, tiles=_tiles())  # which names what its backward needs
     out, lse = (attention_xla if chosen == "xla" else attention_reference)(q, k, v, form, given)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.errors import UserError
-from axon.kernels.choice import choose, platform
+from axon.kernels.choice import choose, with_tpu
 from axon.kernels.grouped_matmul import tpu
 from axon.kernels.grouped_matmul.reference import grouped_matmul_reference
 from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
@@ -29,9 +29,7 @@ def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
     Raises `UserError` for shapes or dtypes that do not go together.
     """
     _check(x, w, sizes)
-    candidates: dict[str, str | None] = {"xla": _xla_unfit(x), "reference": None}
-    if platform() == "tpu":
-        candidates = {"tpu": tpu.unfit(x, w), **candidates}
+    candidates = with_tpu(tpu.unfit(x, w), {"xla": _xla_unfit(x), "reference": None})
     groups, embed, out = w.shape
     detail = f"{x.shape[0]} rows of {embed} by {out} in {groups} groups, {x.dtype}"
     return _IMPLEMENTATIONS[choose("grouped_matmul", candidates, detail)](x, w, sizes)

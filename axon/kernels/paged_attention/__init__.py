@@ -2,7 +2,7 @@
 
 from jax import Array
 
-from axon.kernels.choice import choose, platform
+from axon.kernels.choice import choose, platform, with_tpu
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check
 from axon.kernels.paged_attention.ragged import Ragged, Scores
@@ -57,22 +57,12 @@ def paged_attention(
     if checked:
         check(q.shape[0], cache, ragged)
     scores = Scores(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
-    chosen = choose("paged_attention", _candidates(q, cache, ragged), _detail(cache, scores))
+    candidates = with_tpu(unfit(q, cache, ragged), {"xla": None, "reference": None})
+    chosen = choose("paged_attention", candidates, _detail(cache, scores))
     if chosen == "tpu":
         return paged_attention_tpu(q, k, v, cache, ragged, scores, splits=splits)
     run = paged_attention_xla if chosen == "xla" else paged_attention_reference
     return run(q, k, v, cache, ragged, scores)
-
-
-def _candidates(q: Array, cache: Cache, ragged: Ragged) -> dict[str, str | None]:
-    target = platform()
-    if target == "tpu":
-        return {"tpu": unfit(q, cache, ragged), "xla": None, "reference": None}
-    return {
-        "xla": None,
-        "reference": None,
-        "tpu": f"it is a Pallas kernel for TPUs, and this program is for a {target}",
-    }
 
 
 def _detail(cache: Cache, scores: Scores) -> str:

@@ -25,6 +25,7 @@ def cases() -> list[Case]:
         for size in (16, 64, 128)
     ]
     made += [
+        _case("decode, int8, pages of 48", "int8", 48, sequences=64, queries=1, length=2016),
         _case("prefill, bfloat16, pages of 64", "bfloat16", 64, sequences=4, queries=1024, length=1024),
         _case("prefill, int8, pages of 128", "int8", 128, sequences=4, queries=1024, length=1024),
         _case("verification of 4, bfloat16, pages of 64", "bfloat16", 64, sequences=32, queries=4, length=2048),

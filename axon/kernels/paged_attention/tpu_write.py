@@ -4,6 +4,7 @@ One row of a page is less than a tile, the least that a copy between HBM and VME
 in aligned groups of rows, one grid step each, and the page's other rows go back as they were.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,10 @@ from axon.kernels.paged_attention.cache import Cache, stored
 from axon.kernels.paged_attention.ragged import Ragged
 
 TILE_BYTES = 32
-"""Rows of a tile times bytes of a number: 8 rows of float32, 16 of bfloat16, 32 of int8."""
+"""Rows of a tile times bytes of a number: 8 rows of float32, 16 of bfloat16, 32 of int8.
+
+Of an array whose rows these do not divide, as 48 of int8, the compiler makes smaller tiles, of 8 rows.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class _Groups:
 def write_tpu(cache: Cache, k: Array, v: Array, ragged: Ragged, *, interpret: Any = False) -> Cache:
     """See `axon.kernels.paged_attention.write.write`; a padding row writes nothing."""
     (keys, key_scales), (values, value_scales) = stored(k, cache.keys.dtype), stored(v, cache.values.dtype)
-    rows = min(cache.page_size, TILE_BYTES // cache.keys.dtype.itemsize)
+    rows = math.gcd(cache.page_size, TILE_BYTES // cache.keys.dtype.itemsize)  # no group lies across two pages
     put = partial(_put, page_size=cache.page_size, interpret=interpret)
     new_keys, new_values = put((cache.keys, cache.values), (keys, values), _groups(ragged, k.shape[0], rows, cache))
     if cache.key_scales is None or cache.value_scales is None or key_scales is None or value_scales is None:

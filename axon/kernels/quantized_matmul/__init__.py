@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.errors import UserError
-from axon.kernels.choice import choose, platform
+from axon.kernels.choice import choose, with_tpu
 from axon.kernels.quantized_matmul import tpu
 from axon.kernels.quantized_matmul.quantize import (
     BLOCK,
@@ -65,9 +65,7 @@ def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -
     Raises `UserError` for shapes or dtypes that do not go together.
     """
     _check(x, w)
-    candidates: dict[str, str | None] = {"xla": None, "reference": None}
-    if platform() == "tpu":
-        candidates = {"tpu": tpu.unfit(x, w), **candidates}
+    candidates = with_tpu(tpu.unfit(x, w), {"xla": None, "reference": None})
     (rows, inner), out = x.values.shape, w.values.shape[1]
     detail = f"{rows} × {inner} by {out}, {x.values.dtype}, {x.scales.shape} and {w.scales.shape} scales"
     run = _IMPLEMENTATIONS[choose("quantized_matmul", candidates, detail)]

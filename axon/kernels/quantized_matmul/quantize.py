@@ -12,6 +12,9 @@ from axon.errors import UserError
 
 DTYPES = (jnp.int8, jnp.float8_e4m3fn)
 
+MOST_PRODUCTS = 2**17
+"""Of int8 values, -127 … 127, whose sum is less than 2³¹."""
+
 
 class Granularity(NamedTuple):
     """How many rows and how many columns share a scale; None is all of them."""

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.quantized_matmul.quantize import Quantized
+from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, Quantized
 from axon.kernels.quantized_matmul.scales import aligned
 
 LANES = 128
@@ -22,9 +22,6 @@ LANES = 128
 
 SUBLANES = 32
 """Rows of 8-bit values a vector register: tiles of rows are multiples of it."""
-
-MOST_INNER = 2**17
-"""Of the contracted dimension: that many products of int8 add up to less than 2³¹."""
 
 
 class Tiles(NamedTuple):
@@ -46,7 +43,7 @@ def unfit(x: Quantized, w: Quantized) -> str | None:
         return "there are no rows"
     if inner % LANES or columns % LANES:
         return f"k and out are multiples of {LANES}, not {inner} and {columns}"
-    if inner > MOST_INNER:
+    if inner > MOST_PRODUCTS:
         return f"a sum of {inner} products of int8 does not fit int32"
     if block % LANES:
         return f"scales along k are of blocks that are multiples of {LANES}, not {block}"

@@ -1,12 +1,13 @@
 """The quantised product in plain XLA: 8-bit products summed wide, and scaled after; where scales change along the
 contracted dimension, one of its blocks at a time."""
 
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.kernels.quantized_matmul.quantize import Quantized
+from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, Quantized
 from axon.kernels.quantized_matmul.scales import aligned
 
 
@@ -29,7 +30,14 @@ def quantized_matmul_xla(x: Quantized, w: Quantized, dtype: Any) -> Array:
 
 
 def _dot(left: Array, right: Array) -> Array:
-    """`rows inner` · `inner out`, float32: of int8 summed in int32."""
-    wide = jnp.int32 if left.dtype == jnp.int8 else jnp.float32
+    """`rows inner` · `inner out`, float32: of int8 summed in int32, no more products at once than that has room for."""
+    if left.dtype != jnp.int8:
+        return _product(left, right, jnp.float32)
+    pieces = [slice(at, at + MOST_PRODUCTS) for at in range(0, max(1, left.shape[1]), MOST_PRODUCTS)]
+    return reduce(jnp.add, [_product(left[:, piece], right[piece], jnp.int32) for piece in pieces])
+
+
+def _product(left: Array, right: Array, wide: Any) -> Array:
+    """Summed in `wide`, the result float32."""
     product = lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=wide)
     return product.astype(jnp.float32)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.errors import UserError
-from axon.kernels.choice import choose, platform
+from axon.kernels.choice import choose, with_tpu
 from axon.kernels.sampling import tpu
 from axon.kernels.sampling.draw import draw
 from axon.kernels.sampling.reference import least_kept_reference
@@ -50,9 +50,7 @@ def sample(
     _check(logits, keys, {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p})
     logits = logits.astype(jnp.float32)
     rules = Rules.of(logits, temperature, top_k, top_p, min_p)
-    candidates: dict[str, str | None] = {"xla": None, "reference": None}
-    if platform() == "tpu":
-        candidates = {"tpu": tpu.unfit(logits), **candidates}
+    candidates = with_tpu(tpu.unfit(logits), {"xla": None, "reference": None})
     chosen = choose("sampling", candidates, f"{logits.shape[0]} × {logits.shape[1]} logits")
     return draw(logits, rules.least_of(_IMPLEMENTATIONS[chosen](logits, rules)), keys, rules)
 

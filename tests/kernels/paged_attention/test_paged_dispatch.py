@@ -83,7 +83,7 @@ FITTING = {"head_dim": 128, "page_size": 16, "dtype": "bfloat16", "q": "bfloat16
     ("platform", "kernels", "chosen"),
     [
         ("cpu", {}, "xla, bfloat16 pages of 16"),
-        ("gpu", {}, "xla, bfloat16 pages of 16"),
+        ("gpu", {}, "xla, bfloat16 pages of 16 (not tpu: this program is for a gpu)"),
         ("tpu", {}, "tpu, bfloat16 pages of 16"),
         ("tpu", {"paged_attention": "xla"}, "xla, bfloat16 pages of 16 (asked for by name)"),
         ("cpu", {"paged_attention": "reference"}, "reference, bfloat16 pages of 16 (asked for by name)"),

@@ -61,6 +61,20 @@ def test_the_kernel_gives_the_formula(scores, dtype, queries, splits, rng, draw_
     np.testing.assert_array_equal(out[10:], 0)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "page_size"), [("int8", 48), *(pytest.param(d, 80, marks=pytest.mark.slow) for d in QUANTISED)]
+)
+def test_every_position_of_pages_that_no_tile_of_32_rows_divides_gets_its_token(
+    dtype, page_size, rng, draw_problem, formula, check_cache
+):
+    length = 3 * page_size + 5
+    sequences = [(2 * page_size + 1, length), (1, page_size), (3, page_size + 2), (0, 7)]
+    problem = draw_problem(rng, sequences, tokens=2 * page_size + 9, page_size=page_size, dtype=dtype)
+    out, after = run(problem, PLAIN, queries=4)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, PLAIN)) < 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("queries", [1, 4])

@@ -89,6 +89,18 @@ def test_int8_sums_that_float32_cannot_hold_are_rounded_once(name, rng):
     np.testing.assert_array_equal(IMPLEMENTATIONS[name](x, w, jnp.float32), exact.astype(np.float32))
 
 
+@pytest.mark.parametrize("pair", [(TENSOR, TENSOR), (ROW, COLUMN), (Granularity(1, 2**17 + 4096), COLUMN)], ids=str)
+def test_more_int8_products_than_int32_has_room_for_are_summed_right(pair, rng):
+    inner = 2 * (2**17 + 4096)
+    signs = rng.choice([-1.0, 1.0], (3, 1)), rng.choice([-1.0, 1.0], (1, 2))
+    x, w = signs[0] * np.ones((3, inner)), signs[1] * np.ones((inner, 2))
+    x[:, rng.integers(0, inner, 50)] = rng.uniform(-1, 1, (3, 50))
+    made = [quantize(jnp.asarray(a, jnp.float32), jnp.int8, how) for a, how in zip((x, w), pair, strict=True)]
+    exact = wide(made[0]) @ wide(made[1])
+    assert np.all(np.abs(exact) * 127**2 > 2**32)
+    np.testing.assert_allclose(quantized_matmul(*made, dtype=jnp.float32), exact, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [jnp.int8, FP8], ids=["int8", "fp8"])
 def test_products_are_those_of_what_the_operands_stand_for(implementation, granularity, dtype, rng):
     """Summing k products in float32 errs by k·2⁻²⁴ of the sum of their sizes at most; scaling by 3 roundings more."""
@@ -204,8 +216,9 @@ def chosen(platform, x, w):
 
 def test_an_implementation_is_chosen_by_platform_and_said(rng):
     x, w = integers(rng, 8, 256, 128)
-    for platform, name in (("tpu", "tpu"), ("gpu", "xla"), ("cpu", "xla")):
-        assert chosen(platform, x, w) == f"{name}, 8 × 256 by 128, int8, (1, 1) and (1, 1) scales"
+    passed = " (not tpu: this program is for a gpu)"
+    for platform, name, why in (("tpu", "tpu", ""), ("gpu", "xla", passed), ("cpu", "xla", "")):
+        assert chosen(platform, x, w) == f"{name}, 8 × 256 by 128, int8, (1, 1) and (1, 1) scales{why}"
 
 
 @pytest.mark.parametrize(

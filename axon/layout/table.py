@@ -57,8 +57,8 @@ class Layout:
             written in patterns; by default every sharding is part of an array's type (`AxisType.Explicit`).
         microbatches: parts that the batch is cut into, whose gradients are accumulated and reduced once. (With
             ZeRO-3 each part's gradients of the split parameters are: no device ever holds whole ones.)
-        overlap: mesh axes over which a gather before a matmul, or a reduction after it, becomes a ring of permutes
-            with the matmul's parts in between.
+        overlap: mesh axes over which the gather of an activation before a matmul, or its reduction after one, becomes
+            a ring of permutes with the matmul's parts in between. Not with `auto`.
         replicate_kv: how many neighbours along `tensor` hold the same `kv_heads`, where there are fewer of these
             than devices: they become a mesh axis `kv` of their own.
         order: mesh axes, slowest link first; name an axis of your own here to give it its place.
@@ -89,6 +89,11 @@ class Layout:
         for axis in self.overlap:
             if axis not in self.order:
                 raise LayoutError(f"Layout.overlap: unknown mesh axis {axis!r}.{suggest(axis, self.order)}")
+        if self.auto and self.overlap:
+            raise LayoutError(
+                f"Layout.overlap = {self.overlap} makes no ring with Layout.auto = True: XLA's partitioner places the "
+                "collectives. Set Layout.auto to False, or Layout.overlap to ()"
+            )
         if self.replicate_kv < 1:
             raise LayoutError(f"Layout.replicate_kv is {self.replicate_kv}; write how many devices share kv_heads")
         if self.microbatches < 1:

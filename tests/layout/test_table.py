@@ -90,6 +90,7 @@ def test_zero_composes_with_three_dimensional_tensor_parallelism(stage):
         ({"mesh": {"data": -1, "tensor": -1}}, "only one mesh axis can be -1"),
         ({"zero": 4}, "Layout.zero is 4; the stages are 0"),
         ({"microbatches": 0}, "Layout.microbatches is 0; write 1 or more"),
+        ({"auto": True, "overlap": ("tensor",)}, "Set Layout.auto to False, or Layout.overlap to ()"),
         (
             {"rows": {"embed": "tensr"}},
             "Layout.rows: 'embed' is put on unknown mesh axis 'tensr'. Did you mean 'tensor'?",

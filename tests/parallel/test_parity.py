@@ -85,7 +85,7 @@ ODD = [
     Layout({"data": 8}, params={"mlp": "data"}),
     Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}),
     Layout({"data": 2, Z: 2, X: 2}, zero=3, **FIELDS_3D),
-    Layout({"data": 2, "tensor": 4}, rows=sequence_parallel(), overlap=("tensor",), auto=True),
+    Layout({"data": 2, "tensor": 4}, rows=sequence_parallel(), auto=True),
 ]
 
 

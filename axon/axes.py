@@ -62,7 +62,8 @@ class Scope:
 
     `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
     gradient, and so of its reduction over devices; `kernels` names, by operation, the implementations that a person
-    asked for; `notices` collects what was chosen while tracing.
+    asked for; `notices` collects what was chosen while tracing, and `rings` the mesh axes over which `einsum` made a
+    ring of a collective.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.
@@ -73,6 +74,7 @@ class Scope:
     reduce: Any = jnp.float32
     kernels: Mapping[str, str] = field(default_factory=dict)
     notices: dict[str, str] = field(default_factory=dict)
+    rings: set[str] = field(default_factory=set)
 
 
 _scope: ContextVar[Scope | None] = ContextVar("axon.axes.scope", default=None)
@@ -309,6 +311,7 @@ def multiply(
     ways = scope.placement.overlap
     if found := split_by(jax.typeof(a.value).sharding.spec, a.spec, ways):
         dimension, mesh_axes = found
+        scope.rings.update(mesh_axes)
         name = a.names[dimension]
         held = jax.typeof(a.value).sharding.spec
         made = partial_spec(PartitionSpec(*spec.partitions), _summed(a.names, a.spec, out))
@@ -323,6 +326,7 @@ def multiply(
     owed = _summed(a.names, a.spec, out)
     if (found := split_by(to, spec, ways)) and set(found[1]) <= set(owed) and out[found[0]] in a.names:
         dimension, mesh_axes = found
+        scope.rings.update(mesh_axes)
         made = partial_spec(split(spec, dimension, mesh_axes), [m for m in owed if m not in mesh_axes])
         run = per_device(
             lambda x, y: ring.scattered(product, x, a.names, y, out[dimension], mesh_axes), (a.spec, b.spec), made

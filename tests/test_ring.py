@@ -53,12 +53,11 @@ def placed_on(mesh, **layout):
     return Placement.of(Layout(mesh, rows=ROWS, **layout), jax.devices()[:count])
 
 
-@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize("mesh", MESHES)
-def test_a_feed_forward_in_rings_and_its_gradients_are_the_formulas(mesh, auto, rng, compiled):
+def test_a_feed_forward_in_rings_and_its_gradients_are_the_formulas(mesh, rng, compiled):
     operands = draw(rng)
     weight = rng.normal(size=operands[0].shape).astype(np.float32)
-    made = compiled(placed_on(mesh, overlap=("tensor",), auto=auto), with_gradients(feed_forward, weight), *operands)
+    made = compiled(placed_on(mesh, overlap=("tensor",)), with_gradients(feed_forward, weight), *operands)
     expected = with_gradients(plain, weight)(*operands)
     for one, other in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5 * np.abs(other).max())

@@ -51,13 +51,14 @@ class Layout:
         rows: named axis → mesh axis, tuple of mesh axes, or None for "not split", over the defaults, for all arrays.
         params: further rows for stored parameters; grads: for accumulated gradients; optimizer: for its state.
             Each kind starts from the one before it: activations (`rows`), params, grads, optimizer.
-        zero: the ZeRO stage (Rajbhandari et al., arXiv:1910.02054), as rows: see `zero`.
+        zero: the ZeRO stage (Rajbhandari et al., arXiv:1910.02054), as mesh axes that it adds to the rows of its
+            kinds, a person's own included: see `zero`. A row of None in a kind leaves that kind out.
         auto: let XLA's partitioner place what patterns leave open (`AxisType.Auto`), for models that were not
             written in patterns; by default every sharding is part of an array's type (`AxisType.Explicit`).
         microbatches: parts that the batch is cut into, whose gradients are accumulated and reduced once. (With
             ZeRO-3 each part's gradients of the split parameters are: no device ever holds whole ones.)
-        overlap: mesh axes over which a gather before a matmul, or a reduction after it, becomes a ring of permutes
-            with the matmul's parts in between.
+        overlap: mesh axes over which the gather of an activation before a matmul, or its reduction after one, becomes
+            a ring of permutes with the matmul's parts in between. Not with `auto`.
         replicate_kv: how many neighbours along `tensor` hold the same `kv_heads`, where there are fewer of these
             than devices: they become a mesh axis `kv` of their own.
         order: mesh axes, slowest link first; name an axis of your own here to give it its place.
@@ -88,6 +89,11 @@ class Layout:
         for axis in self.overlap:
             if axis not in self.order:
                 raise LayoutError(f"Layout.overlap: unknown mesh axis {axis!r}.{suggest(axis, self.order)}")
+        if self.auto and self.overlap:
+            raise LayoutError(
+                f"Layout.overlap = {self.overlap} makes no ring with Layout.auto = True: XLA's partitioner places the "
+                "collectives. Set Layout.auto to False, or Layout.overlap to ()"
+            )
         if self.replicate_kv < 1:
             raise LayoutError(f"Layout.replicate_kv is {self.replicate_kv}; write how many devices share kv_heads")
         if self.microbatches < 1:
@@ -107,25 +113,26 @@ class Layout:
                 raise LayoutError(f"Layout.{where}: {name!r} is a role of unknown axis {base(name)!r}.{hint}")
 
     def table(self, kind: str) -> dict[str, tuple[str, ...]]:
-        """Named axis → mesh axes for one kind of array: the defaults, ZeRO's rows and this layout's, merged."""
+        """Named axis → mesh axes for one kind of array: the defaults, this layout's rows over them, ZeRO's added."""
         table = dict(DEFAULT_ROWS)
         stages = zero(self.zero)
         for step in KINDS[: KINDS.index(kind) + 1]:
             own = self.rows if step == "activations" else getattr(self, step)
-            for name, axes in stages.get(step, {}).items():
-                table[name] = table[name] + tuple(a for a in axes if a not in table[name])
             table |= {name: _as_tuple(row) for name, row in own.items()}
+            for name, axes in stages.get(step, {}).items():
+                if own.get(name, ()) is not None:
+                    table[name] += tuple(a for a in axes if a not in table[name])
         return table if self.replicate_kv == 1 else {name: _with_copies(name, row) for name, row in table.items()}
 
 
 def zero(stage: int) -> dict[str, dict[str, tuple[str, ...]]]:
-    """ZeRO as rows: what is split over `data` besides the batch (Rajbhandari et al., arXiv:1910.02054).
+    """ZeRO as rows by kind: what is split over `data` besides the batch (Rajbhandari et al., arXiv:1910.02054).
 
     1: the optimizer's state; 2: also the accumulated gradients; 3: also the parameters, gathered at their point of
-    use (FSDP). `replica` stays out of the rows, so that a mesh with both is HSDP.
+    use (FSDP). A layout appends these mesh axes to what its own row of the kind says, so that a preset's or a
+    person's row composes with every stage. `replica` stays out of the rows, so that a mesh with both is HSDP.
     """
-    first = {0: None, 1: "optimizer", 2: "grads", 3: "params"}[stage]
-    return {first: {"embed": ("data",)}} if first else {}
+    return {kind: {"embed": ("data",)} for kind in KINDS[len(KINDS) - stage :]}
 
 
 def sequence_parallel() -> dict[str, tuple[str, ...]]:

@@ -264,19 +264,35 @@ class Program:
             return self.bind(values).loss(inputs, part["targets"], part["weights"], self.z_loss)
 
         differentiated = jax.value_and_grad(loss, has_aux=True)
-        count = self.layout.microbatches
-        if count == 1:
+        if self.layout.microbatches == 1:
             (_, nll), gradients = differentiated(values, batch)
-            return self._moved(gradients, "grads"), nll
+        else:
+            gradients, nll = self._accumulated(differentiated, values, batch)
+        self._tell_overlap()
+        return self._moved(gradients, "grads"), nll
+
+    def _accumulated(self, differentiated: Callable[..., Any], values: Any, batch: Mapping[str, Array]) -> Any:
+        """Gradients and loss, summed over the microbatches of `batch`."""
 
         def accumulate(sums, part):
             (_, nll), gradients = differentiated(values, part)
             return jax.tree.map(jnp.add, sums, (gradients, nll)), None
 
         zeros = jax.tree.map(lambda v: axes.as_cotangent(jnp.zeros(v.shape, v.dtype), v), values)
-        parts = {name: _microbatches(value, count) for name, value in batch.items()}
-        (gradients, nll), _ = jax.lax.scan(accumulate, (zeros, jnp.zeros((), jnp.float32)), parts)
-        return self._moved(gradients, "grads"), nll
+        parts = {name: _microbatches(value, self.layout.microbatches) for name, value in batch.items()}
+        return jax.lax.scan(accumulate, (zeros, jnp.zeros((), jnp.float32)), parts)[0]
+
+    def _tell_overlap(self) -> None:
+        """Leave word of the mesh axes of `Layout.overlap` over which tracing the gradients made no ring."""
+        scope, sizes = axes.current(), self.placement.mesh.shape
+        idle = [a for a in self.placement.overlap if sizes.get(a, 1) > 1 and scope and a not in scope.rings]
+        if idle:
+            axes.notice(
+                "overlap",
+                f"nothing is overlapped over {' and '.join(map(repr, idle))}: no matmul gathers an activation over it, "
+                "or scatters one (a weight's gather, as ZeRO's, makes no ring). Take it out of Layout.overlap; for "
+                "'tensor', add rows=sequence_parallel()",
+            )
 
     def _owing_sums(self, values: Any) -> Any:
         """Parameters whose gradients stay partial sums over the devices that split the batch, until they are moved."""

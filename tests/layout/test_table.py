@@ -1,8 +1,10 @@
 """The table: defaults, a person's rows over them, ZeRO as rows of each kind."""
 
+import itertools
+
 import pytest
 
-from axon.layout import KINDS, Layout, LayoutError, zero
+from axon.layout import KINDS, Layout, LayoutError, tensor_3d, zero
 from axon.layout.table import DEFAULT_ROWS
 
 
@@ -43,10 +45,40 @@ def test_zero_splits_embed_over_data_from_its_kind_on(stage, split):
     assert ("data",) in [row for rows in zero(stage).values() for row in rows.values()] or stage == 0
 
 
-def test_zero_adds_to_a_persons_row_and_a_row_of_that_kind_replaces_both():
-    assert Layout(zero=3, rows={"embed": "tensor"}).table("params")["embed"] == ("tensor", "data")
-    assert Layout(zero=3, params={"embed": "tensor"}).table("params")["embed"] == ("tensor",)
-    assert Layout(zero=3, rows={"embed": ("data", "tensor")}).table("params")["embed"] == ("data", "tensor")
+def test_zero_adds_to_a_persons_row_of_any_kind():
+    for own in ("rows", "params"):
+        assert Layout(zero=3, **{own: {"embed": "tensor"}}).table("params")["embed"] == ("tensor", "data")
+        assert Layout(zero=3, **{own: {"embed": ("data", "tensor")}}).table("params")["embed"] == ("data", "tensor")
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_row_of_none_keeps_zero_out_of_its_own_kind_only(kind):
+    layout = Layout(zero=3, **{kind: {"embed": None}})
+    for other in KINDS[1:]:
+        assert layout.table(other)["embed"] == (() if other == kind else ("data",))
+
+
+def drawn(rng):
+    """A layout's rows of `embed`, at random: no row, None, or some mesh axes."""
+    axes = ("data", "context", "tensor")
+    rows = [{}, {"embed": None}, {"embed": tuple(rng.permutation(axes)[: rng.integers(1, 4)])}]
+    return {own: rows[rng.integers(3)] for own in ("rows", *KINDS[1:])}
+
+
+def test_a_higher_stage_of_zero_splits_no_kind_less_whatever_the_rows(rng):
+    for _ in range(50):
+        rows = drawn(rng)
+        for kind in KINDS:
+            split = [set(Layout(zero=stage, **rows).table(kind)["embed"]) for stage in range(4)]
+            assert split == sorted(split, key=len), (rows, kind)
+            assert all(less <= more for less, more in itertools.pairwise(split)), (rows, kind)
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_zero_composes_with_three_dimensional_tensor_parallelism(stage):
+    layout = Layout({"data": 2, "z": 2, "x": 2, "y": 2}, zero=stage, **tensor_3d())
+    for kind in KINDS[1:]:
+        assert layout.table(kind)["embed"] == ("x", "z", *(("data",) if kind in KINDS[4 - stage :] else ()))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +90,7 @@ def test_zero_adds_to_a_persons_row_and_a_row_of_that_kind_replaces_both():
         ({"mesh": {"data": -1, "tensor": -1}}, "only one mesh axis can be -1"),
         ({"zero": 4}, "Layout.zero is 4; the stages are 0"),
         ({"microbatches": 0}, "Layout.microbatches is 0; write 1 or more"),
+        ({"auto": True, "overlap": ("tensor",)}, "Set Layout.auto to False, or Layout.overlap to ()"),
         (
             {"rows": {"embed": "tensr"}},
             "Layout.rows: 'embed' is put on unknown mesh axis 'tensr'. Did you mean 'tensor'?",

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from axon.layout import Layout, sequence_parallel, tensor_3d
+from axon.layout import KINDS, Layout, sequence_parallel, tensor_3d
 from axon.train.optimizer import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
@@ -71,7 +71,7 @@ def combined(*names, **more) -> Layout:
     if mesh == {X: 2, Y: 2}:
         mesh[Z] = 2
     if math.prod(mesh.values()) > DEVICES:
-        del mesh["data"]
+        mesh[max(mesh, key=ORDER.index)] //= 2
     return Layout(mesh or {"data": 1}, **fields | more)
 
 
@@ -84,7 +84,8 @@ ODD = [
     Layout({"data": 4, "tensor": 2}, rows={"vocab": "data"}),
     Layout({"data": 8}, params={"mlp": "data"}),
     Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}),
-    Layout({"data": 2, "tensor": 4}, rows=sequence_parallel(), overlap=("tensor",), auto=True),
+    Layout({"data": 2, Z: 2, X: 2}, zero=3, **FIELDS_3D),
+    Layout({"data": 2, "tensor": 4}, rows=sequence_parallel(), auto=True),
 ]
 
 
@@ -121,11 +122,17 @@ def expected(packed_batch):
     return seed, batches, start, *train(one, one.init(), batches)
 
 
+def assert_zero_splits(placement):
+    for kind in KINDS[len(KINDS) - placement.layout.zero :]:
+        assert "data" in placement.mesh_axes("embed", kind), kind
+
+
 def check(layout, expected):
     seed, batches, start, gradients, curve = expected
     print(f"seed {seed}")
     devices = jax.devices()[: math.prod(layout.mesh.values())]
     program = Program(MODEL, layout, OPTIMIZER, batch=ROWS, seq=SEQ, devices=devices)
+    assert_zero_splits(program.placement)
     state = jax.device_put(start, jax.tree.map(lambda a: a.sharding, program.abstract_state()))
     ours, our_curve = train(program, state, batches)
     whole = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradients)))

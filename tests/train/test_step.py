@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axon.layout import Layout, LayoutError
+from axon.layout import Layout, LayoutError, sequence_parallel
 from axon.nn import LanguageModel, Param, RMSNorm, Rope, constant
 from axon.precision import Precision
 from axon.train.optimizer import AdamW, Constant, Linear
@@ -200,6 +200,26 @@ def test_a_layout_that_cannot_hold_the_model_is_refused_before_tracing():
 @pytest.mark.parametrize("mesh", [{"replica": 2, "tensor": 2}, {"data": 2, "tensor": 2}])
 def test_zero_on_a_mesh_where_it_splits_nothing_is_said(mesh):
     assert ("ZeRO" in program(Layout(mesh, zero=2)).notices) == ("data" not in mesh)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize(
+    ("mesh", "options", "idle"),
+    [
+        ({"data": 4}, {"zero": 3, "overlap": ("data",)}, "'data'"),
+        ({"tensor": 4}, {"overlap": ("tensor",)}, "'tensor'"),
+        ({"tensor": 4}, {"overlap": ("tensor",), "replicate_kv": 2}, "'tensor' and 'kv'"),
+        ({"data": 2, "tensor": 2}, {"rows": sequence_parallel(), "overlap": ("data", "tensor")}, "'data'"),
+        ({"data": 2, "tensor": 2}, {"rows": sequence_parallel(), "overlap": ("tensor",)}, None),
+        ({"tensor": 4}, {"rows": sequence_parallel(), "overlap": ("tensor",), "replicate_kv": 2}, None),
+        ({"data": 2}, {"overlap": ("tensor",)}, None),
+    ],
+)
+def test_an_overlap_that_makes_no_ring_is_said(mesh, options, idle, microbatches):
+    traced = program(Layout(mesh, microbatches=microbatches, **options))
+    traced.trace()
+    told = traced.notices.get("overlap", "")
+    assert told.startswith(f"nothing is overlapped over {idle}: ") if idle else not told
 
 
 def test_choices_made_while_tracing_are_noticed(plain):

@@ -32,6 +32,9 @@ class Attention(nnx.Module):
         out_scale: of the output projection's initial values.
     """
 
+    remat_names = ("query", "key", "value", "attention")
+    """The activations that `Stack` can keep by name."""
+
     def __init__(
         self,
         dims: Dims,

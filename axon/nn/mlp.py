@@ -15,6 +15,9 @@ DOWN = "batch seq mlp, mlp embed -> batch seq.residual embed"
 class GatedMLP(nnx.Module):
     """down(silu(gate(x)) · up(x)): SwiGLU (Shazeer, arXiv:2002.05202)."""
 
+    remat_names = ("gate", "up")
+    """The activations that `Stack` can keep by name."""
+
     def __init__(self, dims: Dims, out_scale: float = 1.0):
         self.gate = Param("embed mlp", dims)
         self.up = Param("embed mlp", dims)
@@ -29,6 +32,9 @@ class GatedMLP(nnx.Module):
 
 class MLP(nnx.Module):
     """down(gelu(up(x))) with biases, gelu by its tanh form (Hendrycks & Gimpel, arXiv:1606.08415): GPT-2's."""
+
+    remat_names = ("up",)
+    """The activations that `Stack` can keep by name."""
 
     def __init__(self, dims: Dims, out_scale: float = 1.0):
         self.up = Param("embed mlp", dims)

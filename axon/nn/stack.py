@@ -1,5 +1,6 @@
 """Depth: many equal blocks, their parameters stacked along the axis `layers`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -27,12 +28,13 @@ class Stack(nnx.Module):
         block: a module `block(x, inputs, *shared, memory) -> (x, memory)`; it knows nothing of the stack.
         layers: how many.
         remat: what the backward recomputes. "none": nothing; "full": all but each block's input; "minimal": all but
-            matmul outputs and attention (`REMAT_NAMES`); or a tuple of the names to keep.
+            matmul outputs and attention (`REMAT_NAMES`); or a tuple of the names to keep, of those that the block's
+            modules say they give, in their attribute `remat_names`.
         unroll: write the blocks out one by one, rather than as one `lax.scan`; None: on CPU up to 16 layers.
     """
 
     def __init__(self, block: nnx.Module, layers: int, remat: Remat = "none", unroll: bool | None = None):
-        check_remat(remat)
+        check_remat(remat, _named(block))
         self.block, self.layers, self.remat, self.unroll = block, layers, remat, unroll
         for _, param in nnx.to_flat_state(nnx.state(block, Param)):
             spec = param.get_value()
@@ -73,15 +75,20 @@ class Stack(nnx.Module):
         return x, jax.tree.map(lambda *parts: jnp.stack(parts), *memories)
 
 
-def check_remat(remat: Remat) -> None:
-    """Raise `UserError` for a policy or a name that does not exist."""
+def check_remat(remat: Remat, names: Iterable[str] = REMAT_NAMES) -> None:
+    """Raise `UserError` for a policy that does not exist, or a name that is none of `names`."""
     if isinstance(remat, str):
         if remat not in REMAT_POLICIES:
             raise UserError(f"remat {remat!r} is no policy.{suggest(remat, REMAT_POLICIES)} Or give a tuple of names")
         return
     for name in remat:
-        if name not in REMAT_NAMES:
-            raise UserError(f"remat: no activation is named {name!r}.{suggest(name, REMAT_NAMES)}")
+        if name not in names:
+            raise UserError(f"remat: no activation is named {name!r}.{suggest(name, names)}")
+
+
+def _named(block: nnx.Module) -> set[str]:
+    """The names that a block's modules give to activations."""
+    return {name for _, module in nnx.iter_modules(block) for name in getattr(module, "remat_names", ())}
 
 
 def _checkpointed(layer, remat: Remat, in_scan: bool):

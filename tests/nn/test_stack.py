@@ -1,5 +1,8 @@
 """Stack: scanned or written out, with whatever is recomputed, the same function and gradients."""
 
+import dataclasses
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,9 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.axes import einsum, shard
 from axon.errors import UserError
 from axon.nn import Dropout, Inputs, Param, Stack
+from axon.nn.stack import REMAT_NAMES
+from models.gpt2 import GPT2
+from models.llama import Llama
 
 DIMS = {"embed": 8, "mlp": 16}
 UP, DOWN = "batch seq embed, embed mlp -> batch seq mlp", "batch seq mlp, mlp embed -> batch seq embed"
@@ -17,6 +23,8 @@ UP, DOWN = "batch seq embed, embed mlp -> batch seq mlp", "batch seq mlp, mlp em
 
 class Block(nnx.Module):
     """Nonlinear, with a named activation, dropout, something shared, and a memory that counts."""
+
+    remat_names = ("up",)
 
     def __init__(self, rate=0.0):
         self.up, self.down = Param("embed mlp", DIMS), Param("mlp embed", DIMS)
@@ -140,9 +148,36 @@ def test_few_layers_are_written_out_on_cpu_and_many_scanned(rng, placed, compile
 
 @pytest.mark.parametrize(
     ("remat", "message"),
-    [("ful", "remat 'ful' is no policy. Did you mean 'full'?"), (("uq",), "no activation is named 'uq'. Known:")],
+    [
+        ("ful", "remat 'ful' is no policy. Did you mean 'full'?"),
+        (("uq",), "no activation is named 'uq'. Known: up."),
+        (("up", "gate"), "no activation is named 'gate'. Known: up."),
+    ],
 )
 def test_an_unknown_policy_or_name_is_refused(remat, message):
     with pytest.raises(UserError) as caught:
         Stack(Block(), 2, remat)
     assert message in str(caught.value)
+
+
+CONFIGS = {
+    "llama": Llama(vocab=32, embed=16, layers=2, heads=2, kv_heads=1, mlp=24),
+    "gpt2": GPT2(vocab=32, embed=16, layers=2, heads=2, mlp=24, positions=8),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_a_model_keeps_by_name_what_its_blocks_name_and_nothing_else(config, rng, bind, random_parameters):
+    model = config.build()
+    values, ids = random_parameters(model, rng), jnp.asarray(rng.integers(0, 32, (2, 8)), jnp.int32)
+    inputs = Inputs(ids, jnp.broadcast_to(jnp.arange(8), (2, 8)))
+    traced = str(jax.make_jaxpr(lambda v: bind(model, v).hidden(inputs)[0])(values))
+    named = set(re.findall(r"name\[name=(\w+)\]", traced))
+    for name in REMAT_NAMES:
+        kept = dataclasses.replace(config, remat=(name,))
+        if name in named:
+            kept.build()
+        else:
+            with pytest.raises(UserError, match=f"remat: no activation is named {name!r}. Known: "):
+                kept.build()
+    assert named == set(REMAT_NAMES) - ({"gate"} if isinstance(config, GPT2) else set())

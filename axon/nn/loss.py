@@ -60,9 +60,6 @@ def cross_entropy(
 class _Split:
     """The kernel, run by each device on its own tokens and its own columns of the vocabulary.
 
-    Mesh axes that split `embed` (three-dimensional tensor parallelism) split the vocabulary too, where it divides: the
-    kernel needs `embed` whole, and they would repeat its work otherwise.
-
     A head that the layout stores apart, on mesh axes that split the tokens (ZeRO-3), is gathered there; but where the
     vocabulary has more columns than there are tokens on those mesh axes, they split the vocabulary, and the tokens
     are gathered.
@@ -74,8 +71,6 @@ class _Split:
         apart = axes.stored_apart(scope.placement, "embed", spread(ids))
         columns = head.get_value().shape[head.axes.index("vocab")]
         held = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in spread(ids))
-        idle = tuple(a for a in scope.placement.mesh_axes("embed") if a not in (*spread(ids), *held))
-        held = (*held, *idle) if columns % ways((*held, *idle)) == 0 else held
         together = count // ways(a for a in spread(ids) if a not in apart)
         if together >= columns or columns % ways((*held, *apart)):
             apart = ()

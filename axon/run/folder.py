@@ -53,7 +53,7 @@ class RunFolder:
                 "--run-dir"
             )
 
-    def check_continues_tokens(self, tokenizer: str) -> None:
+    def check_same_tokens(self, tokenizer: str) -> None:
         """Raise `UserError` if this run's ids stand for other tokens than those of `tokenizer`, a tokenizer.json."""
         if self.tokenizer.read_text(encoding="utf-8") != tokenizer:
             raise UserError(

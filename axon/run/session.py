@@ -50,7 +50,7 @@ class Session:
                 source = self._source()  # said now, not when the data is ready
                 corpus = self._corpus()
                 if source is not None:
-                    source.check_continues_tokens(corpus.tokenizer.to_json())
+                    source.check_same_tokens(corpus.tokenizer.to_json())
                 if self.first:
                     stack.enter_context(self.folder.held())
                 record = self._claim_folder(corpus)

@@ -224,6 +224,8 @@ def test_parameters_of_a_run_with_other_tokens_are_refused(tiny, trained, do, tm
         do(replace(tiny, data=other, init_from=str(trained.folder)), tmp_path / "run")
     assert f"TokenizerFile.path = {str(trained.folder / 'tokenizer.json')!r}" in str(refused.value)
     assert not (tmp_path / "run").exists()
+    same = replace(other, tokenizer=TokenizerFile(str(trained.folder / "tokenizer.json")))
+    do(replace(tiny, data=same, init_from=str(trained.folder)), tmp_path / "run", steps=1)  # as the message advises
 
 
 def test_a_run_goes_on_when_the_one_it_began_from_is_gone(tiny, trained, do, copied, tmp_path):

@@ -10,12 +10,10 @@ from rich.table import Table
 from axon.config import load
 from axon.errors import UserError
 from axon.layout import KINDS, ArraySpec, ParameterRow, Placement, explain
-from axon.nn import parameters
 from axon.plan.topology import devices
 from axon.run.draw import draw
 from axon.run.traffic import print_traffic
 from axon.run.tree import Train
-from axon.train.step import built, check_layout
 
 COPIES = {"params": 1, "grads": 1, "optimizer": 2}
 """Arrays of a parameter's size that training holds: itself, its gradient, Adam's two moments."""
@@ -36,9 +34,8 @@ def show_config(
     resolved = load(path, overrides)
     train: Train = resolved.tree
     placement = _placement(train, on)
-    module = built(train.model)
-    specs = parameters(module)
-    check_layout(placement, module, specs, train.data.batch, train.data.seq)
+    program = train.program_on(placement)  # raises for a layout that cannot hold the model
+    specs = program.parameters
     console = Console(width=None if Console().is_terminal else 160)
     console.print("\n".join(resolved.lines), markup=False, highlight=False, soft_wrap=True)
     rows = list(explain(placement, specs))
@@ -47,7 +44,7 @@ def show_config(
     if picture is not None:
         draw(placement, specs, picture, weight)
         console.print(f"drawn into {picture}", markup=False, soft_wrap=True)
-    print_traffic(console, train.program_on(placement))
+    print_traffic(console, program)
 
 
 def _placement(train: Train, on: str | None) -> Placement:

@@ -30,7 +30,7 @@ from axon.train.optimizer import AdamW
 BATCH = ("batch", "seq")
 
 
-def built(model: Any) -> LanguageModel:
+def _built(model: Any) -> LanguageModel:
     """The module that `model` describes. Raises `UserError` if it builds something else."""
     module = model.build()
     if not isinstance(module, LanguageModel):
@@ -39,14 +39,6 @@ def built(model: Any) -> LanguageModel:
             "class derived from it, made of a block of your own"
         )
     return module
-
-
-def check_layout(
-    placement: Placement, module: LanguageModel, specs: Mapping[str, ArraySpec], batch: int, seq: int
-) -> None:
-    """Raise `LayoutError` if `placement` cannot hold the parameters `specs` of `module`, or `batch` rows of `seq`."""
-    residual = ArraySpec(parse_names(RESIDUAL), (batch, seq, module.dims["embed"]))
-    validate(placement, specs, ArraySpec(BATCH, (batch, seq)), residual)
 
 
 @jax.tree_util.register_dataclass
@@ -95,9 +87,10 @@ class Program:
         placement: Placement | None = None,
     ):
         self.placement = placement or Placement.of(layout, devices)
-        self.module = built(model)
+        self.module = _built(model)
         self.parameters = parameters(self.module)
-        check_layout(self.placement, self.module, self.parameters, batch, seq)
+        residual = ArraySpec(parse_names(RESIDUAL), (batch, seq, self.module.dims["embed"]))
+        validate(self.placement, self.parameters, ArraySpec(BATCH, (batch, seq)), residual)
         self.layout, self.optimizer, self.seed, self.z_loss = layout, optimizer, seed, z_loss
         self.batch, self.seq = batch, seq
         self.precision = precision or Precision()

@@ -17,7 +17,7 @@ from axon.kernels.paged_attention.ragged import Ragged, Scores, places
 from axon.kernels.paged_attention.write import write
 
 KEYS = 128
-"""Positions a step, about: with more, the gathered pages of 16 sequences no longer stay in a CPU's cache."""
+"""Positions a step, about: on a CPU 64 and 128 are the fastest of 64 to 1,024."""
 
 QUERIES = 32
 """Queries a block, at most, where there are more queries than sequences."""

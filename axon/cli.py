@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from axon.devices import cache_compiled_code, choose_platform
+from axon.devices import cache_compiled_code, choose_platform, keep_freed_memory
 from axon.errors import UserError
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ def train(
 
     from axon.launch.start import start
 
+    keep_freed_memory()
     code = start(processes, port)
     if code is not None:
         raise typer.Exit(code)

@@ -1,7 +1,12 @@
-"""Which platform JAX is to use, decided before JAX is imported."""
+"""Which platform JAX is to use, and with what memory and cache, decided before JAX looks for devices."""
 
+import ctypes
 import os
 from pathlib import Path
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""glibc's options: from how much free memory on some is given back (-1: never), and how many arrays may be mappings of
+their own, which are given back when freed."""
 
 
 def choose_platform() -> None:
@@ -12,6 +17,24 @@ def choose_platform() -> None:
     nodes = (Path("/dev").glob(pattern) for pattern in ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*", "kfd"))
     if not any(True for found in nodes for _ in found):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def keep_freed_memory() -> None:
+    """On a CPU, let every step find the memory of the one before it, which the C library would give back in between.
+
+    A step's temporaries are one array; each of its pages would be asked for, and zeroed by the system, at every step.
+    glibc can keep it in its main arena, which is the main thread's: so that is where programs are then run. To be
+    called before JAX makes its devices; later it does nothing.
+    """
+    if os.environ.get("JAX_PLATFORMS") != "cpu":
+        return
+    import jax
+
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # glibc's; other libraries have none
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def cache_compiled_code(folder: Path) -> None:

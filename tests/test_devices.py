@@ -1,10 +1,15 @@
 """Where JAX is to run and where it keeps what it compiled, unless a person says otherwise."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
-from axon.devices import cache_compiled_code, choose_platform
+from axon.devices import cache_compiled_code, choose_platform, keep_freed_memory
 
 
 @pytest.fixture
@@ -19,8 +24,6 @@ def nodes(monkeypatch):
 
 
 def test_without_an_accelerator_the_platform_is_cpu(nodes, monkeypatch):
-    import os
-
     nodes("nvidiactl", "null")
     choose_platform()
     assert os.environ["JAX_PLATFORMS"] == "cpu"
@@ -28,16 +31,12 @@ def test_without_an_accelerator_the_platform_is_cpu(nodes, monkeypatch):
 
 @pytest.mark.parametrize("node", ["nvidia0", "accel3", "vfio/0", "kfd"])
 def test_with_an_accelerator_jax_chooses(nodes, node):
-    import os
-
     nodes(node)
     choose_platform()
     assert "JAX_PLATFORMS" not in os.environ
 
 
 def test_what_a_person_says_stays(nodes, monkeypatch):
-    import os
-
     nodes()
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
     choose_platform()
@@ -45,3 +44,39 @@ def test_what_a_person_says_stays(nodes, monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
     cache_compiled_code(Path("elsewhere"))
     assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "mine"
+
+
+FAULTS = """
+import json, resource, sys
+from axon.devices import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+import jax, jax.numpy as jnp
+square = jax.jit(lambda x: (x @ x) @ (x @ x).T)  # 4,096 pages are made, used and freed
+x = jnp.ones((2048, 2048))
+faults = []
+for _ in range(9):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    square(x).block_until_ready()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(json.dumps(faults))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_a_step_finds_the_memory_of_the_step_before():
+    def faults(mode):
+        command = [sys.executable, "-c", FAULTS, mode]
+        made = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, check=True)
+        return median(json.loads(made.stdout)[4:])
+
+    assert faults("give") > 4096
+    assert faults("keep") < 512
+
+
+def test_on_an_accelerator_memory_and_dispatch_stay_as_they_are(monkeypatch):
+    import jax
+
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setattr(jax.config, "update", lambda *_: pytest.fail("JAX was told something"))
+    keep_freed_memory()

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
+
+from axon.kernels.choice import platform
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,11 @@ class Rope:
         if self.scaling is not None:
             frequencies = self.scaling.apply(frequencies)
         turned = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
-        return jnp.cos(turned), jnp.sin(turned)
+        if platform() != "cpu":
+            return jnp.cos(turned), jnp.sin(turned)
+        # In a loop: outside of one, XLA for CPUs computes both anew in each fusion that uses them, head by head.
+        cos, sin = lax.map(lambda of_sine: lax.cond(of_sine, jnp.sin, jnp.cos, turned), jnp.array([False, True]))
+        return cos, sin
 
 
 def rotate(x: Array, angles: tuple[Array, Array]) -> Array:

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -66,3 +67,16 @@ def test_rotation_keeps_the_dtype_and_angles_are_float32():
     angles = Rope().angles(jnp.arange(3)[None], 8)
     assert angles[0].dtype == jnp.float32
     assert rotate(jnp.ones((1, 3, 1, 8), jnp.bfloat16), angles).dtype == jnp.bfloat16
+
+
+def test_a_cpu_computes_sines_once_however_many_use_them():
+    @jax.jit
+    def four_layers(q, k, positions):
+        angles = Rope().angles(positions, 64)
+        for _ in range(4):
+            q = q + jnp.einsum("bshd,bthd,bthd->bshd", rotate(q, angles), rotate(k, angles), k)
+        return q
+
+    x = jnp.ones((2, 32, 3, 64))
+    text = four_layers.lower(x, x, jnp.zeros((2, 32), jnp.int32)).compile().as_text()
+    assert text.count(" sine(") == text.count(" cosine(") == 1

@@ -44,10 +44,10 @@ def train(
 
     from axon.launch.start import start
 
-    keep_freed_memory()
     code = start(processes, port)
     if code is not None:
         raise typer.Exit(code)
+    keep_freed_memory()
 
     from axon.config import load
 

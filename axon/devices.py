@@ -23,8 +23,8 @@ def keep_freed_memory() -> None:
     """On a CPU, let every step find the memory of the one before it, which the C library would give back in between.
 
     A step's temporaries are one array; each of its pages would be asked for, and zeroed by the system, at every step.
-    glibc can keep it in its main arena, which is the main thread's: so that is where programs are then run. To be
-    called before JAX makes its devices; later it does nothing.
+    glibc can keep it in its main arena, which is the main thread's: so that is where programs are then run.
+    `axon train` calls this, and a script of one's own may; once JAX has made its devices it is of no use.
     """
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         return

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from statistics import median
 
 import pytest
 
@@ -68,7 +67,7 @@ def test_a_step_finds_the_memory_of_the_step_before():
     def faults(mode):
         command = [sys.executable, "-c", FAULTS, mode]
         made = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, check=True)
-        return median(json.loads(made.stdout)[4:])
+        return min(json.loads(made.stdout)[4:])  # of a few, as XLA's threads may take some of it in between
 
     assert faults("give") > 4096
     assert faults("keep") < 512

@@ -50,8 +50,12 @@ class Rope:
         turned = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
         if platform() != "cpu":
             return jnp.cos(turned), jnp.sin(turned)
+
+        def wave(of_sine):
+            return jnp.where(of_sine, jnp.sin(turned), jnp.cos(turned))
+
         # In a loop: outside of one, XLA for CPUs computes both anew in each fusion that uses them, head by head.
-        cos, sin = lax.map(lambda of_sine: lax.cond(of_sine, jnp.sin, jnp.cos, turned), jnp.array([False, True]))
+        cos, sin = lax.map(wave, jnp.array([False, True]))
         return cos, sin
 
 

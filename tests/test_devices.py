@@ -62,7 +62,6 @@ print(json.dumps(faults))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_a_step_finds_the_memory_of_the_step_before():
     def faults(mode):
         command = [sys.executable, "-c", FAULTS, mode]

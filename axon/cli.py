@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from axon.devices import cache_compiled_code, choose_platform, keep_freed_memory
 from axon.errors import UserError
+from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
 
 app = typer.Typer(
     help="Train language models on named axes. Every command has an example under --help.",
@@ -97,7 +97,7 @@ def show(
 
     Example: `axon show configs/llama3_8b.gin --set "Layout.mesh={'data': 16}" --draw mesh.png`
     """
-    from axon.run.show import show_config
+    from axon.show.show import show_config
 
     show_config(config, set_, on, draw, weight)
 
@@ -116,7 +116,7 @@ def compile_(
     """
     import json
 
-    from axon.run.compile import compile_config, show_report
+    from axon.show.compile import compile_config, show_report
 
     report = compile_config(config, on, set_, text)
     if json_:
@@ -141,7 +141,7 @@ def generate(
     Example: `axon generate runs/quickstart --prompt "def main(" --tokens 200`
     """
     from axon.run.inspect import generate_text
-    from axon.train.sampling import Sampling
+    from axon.serve.generate import Sampling
 
     sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed)
     typer.echo(generate_text(run_dir, prompt, sampling, _say))
@@ -206,28 +206,28 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    from axon.launch.ending import leave_alone, let_the_cause_speak, part_in_peace, says_it
-    from axon.train.signals import Interrupted, exit_at_once
+    from axon.launch.ending import exit_without_waiting, reports_interrupt, shutdown_gracefully, wait_for_root_cause
+    from axon.launch.signals import Interrupted, exit_at_once
 
     try:
         app()
     except SystemExit as done:  # typer's own way to end
-        leave_alone(int(done.code or 0))
+        exit_without_waiting(int(done.code or 0))
         raise
     except UserError as error:
-        let_the_cause_speak(error)
+        wait_for_root_cause(error)
         typer.echo(f"axon: {error}", err=True)
-        leave_alone(2)
+        exit_without_waiting(2)
         return 2
     except Interrupted as stop:
-        if says_it():
+        if reports_interrupt():
             typer.echo(f"axon: {stop}", err=True)
-        part_in_peace()
+        shutdown_gracefully()
         exit_at_once(stop.exit_code)
     except Exception as error:
-        let_the_cause_speak(error)
+        wait_for_root_cause(error)
         traceback.print_exc()
         typer.echo("axon: this is a fault of Axon's, not of yours; please report it with the text above", err=True)
-        leave_alone(1)
+        exit_without_waiting(1)
         return 1
     return 0

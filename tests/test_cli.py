@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from axon import cli
-from axon.train.metrics import read_metrics
+from axon.observe.metrics import read_metrics
 
 TINY = (Path(__file__).parent / "tiny.gin").read_text()
 
@@ -241,7 +241,7 @@ def test_our_own_mistakes_have_a_traceback_and_exit_code_1(axon, monkeypatch):
     def broken(*_):
         raise RuntimeError("oh no")
 
-    monkeypatch.setattr("axon.run.show.show_config", broken)
+    monkeypatch.setattr("axon.show.show.show_config", broken)
     code, out = axon("show", "tiny.gin")
     assert code == 1
     assert "Traceback" in out

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from axon.devices import keep_freed_memory
 from axon.errors import UserError, suggest
+from axon.launch.host import keep_freed_memory
 
 Result = dict[str, Any]
 

@@ -17,9 +17,9 @@ from axon.data import Data
 from axon.data.batches import Batches, Rows, training_order
 from axon.data.store import Root
 from axon.data.tokens import TokenWriter, open_tokens
+from axon.observe.metrics import MetricsFile
+from axon.observe.progress import Progress
 from axon.train.loop import Loop, Row
-from axon.train.metrics import MetricsFile
-from axon.train.progress import Progress
 from axon.train.step import Program, State
 
 WARMUP = 20

@@ -13,7 +13,7 @@ from axon.bench.host import host_seconds
 from axon.bench.timing import alternate, median_error, progress
 from axon.layout import Layout
 from axon.plan.compiled import count_instructions
-from axon.train.flops import count_jaxpr
+from axon.plan.flops import count_jaxpr
 from axon.train.optimizer import AdamW
 from axon.train.step import Program, State
 from models.llama import Llama

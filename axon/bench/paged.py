@@ -11,7 +11,7 @@ import numpy as np
 from axon.bench import reference
 from axon.bench.timing import alternate, median_error
 from axon.kernels.paged_attention.cache import Cache
-from axon.kernels.paged_attention.ragged import Ragged, Scores
+from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.reference import paged_attention_reference
 from axon.kernels.paged_attention.xla import paged_attention_xla
 
@@ -49,7 +49,7 @@ def measure_decode(sequences: int = 16, context: int = 1024, room: int = 1, roun
 
 def _batch(
     sequences: int, context: int, room: int, heads: int, kv_heads: int, page_size: int
-) -> tuple[list[Any], Cache, Ragged]:
+) -> tuple[list[Any], Cache, AttentionInputs]:
     """Rows of queries, keys and values; a random cache; and pages in random order."""
     rng = np.random.default_rng(0)
     columns = room * context // page_size
@@ -59,15 +59,15 @@ def _batch(
     cache = Cache(*(draw(pages, kv_heads, page_size, HEAD_DIM) for _ in range(2)))
     rows = [draw(sequences, count, HEAD_DIM) for count in (heads, kv_heads, kv_heads)]
     lens, bounds = jnp.full(sequences, context, jnp.int32), jnp.arange(sequences + 1, dtype=jnp.int32)
-    return rows, cache, Ragged(lens, jnp.asarray(table, jnp.int32), bounds)
+    return rows, cache, AttentionInputs(lens, jnp.asarray(table, jnp.int32), bounds)
 
 
-def _step(run: Callable[..., Any], rows: list[Any], cache: Cache, ragged: Ragged) -> Callable[[], None]:
+def _step(run: Callable[..., Any], rows: list[Any], cache: Cache, inputs: AttentionInputs) -> Callable[[], None]:
     """One decode step, its cache donated and kept for the next."""
-    compiled = jax.jit(functools.partial(run, scores=Scores(HEAD_DIM**-0.5)), donate_argnums=3)
+    compiled = jax.jit(functools.partial(run, config=AttentionConfig(HEAD_DIM**-0.5)), donate_argnums=3)
     held = [jax.tree.map(jnp.copy, cache)]
 
     def step():
-        _, held[0] = jax.block_until_ready(compiled(*rows, held[0], ragged))
+        _, held[0] = jax.block_until_ready(compiled(*rows, held[0], inputs))
 
     return step

@@ -9,8 +9,8 @@ import numpy as np
 from axon.bench.reference import OPTIMIZER, random_batch
 from axon.bench.timing import alternate
 from axon.layout import Layout
+from axon.observe.mfu import flops_per_token, mfu, peak
 from axon.precision import Precision
-from axon.train.mfu import flops_per_token, mfu, peak
 from axon.train.step import Program
 from models.llama import Llama
 
@@ -18,7 +18,7 @@ Figures = dict[str, Any]
 
 
 def axon_speed(model: Llama, batches: Sequence[int], seq: int, device: Any, rounds: int) -> Figures:
-    """`tokens_per_second` (median of `rounds`), `mfu`, `batch` and what was chosen while tracing (`notices`)."""
+    """`tokens_per_second` (median of `rounds`), `mfu`, `batch` and what was chosen while tracing (`choices`)."""
 
     def attempt(batch: int) -> Figures:
         program = Program(
@@ -37,7 +37,7 @@ def axon_speed(model: Llama, batches: Sequence[int], seq: int, device: Any, roun
             state[0], _ = jax.block_until_ready(program.step(state[0], placed))
 
         rate = _tokens_per_second(step, batch * seq, rounds)
-        return {"tokens_per_second": rate, "batch": batch, "notices": program.notices} | _mfu(program, rate, device)
+        return {"tokens_per_second": rate, "batch": batch, "choices": program.choices} | _mfu(program, rate, device)
 
     return largest(batches, attempt, lambda error: "RESOURCE_EXHAUSTED" in str(error))
 

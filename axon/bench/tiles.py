@@ -16,7 +16,7 @@ import numpy as np
 
 from axon.bench.timing import alternate, progress
 from axon.errors import UserError
-from axon.kernels.attention import Causal, Form
+from axon.kernels.attention import AttentionConfig, Causal
 from axon.kernels.attention.tiles import TABLE, Tiles, tiles_for
 from axon.kernels.attention.tpu import attention_tpu
 
@@ -80,7 +80,7 @@ def measured(candidates: list[Tiles], backward: bool, rounds: int = 9) -> list[f
 
 def _step(tiles: Tiles, operands: list[Any], backward: bool) -> Callable[[], Any] | None:
     def out(q, k, v):
-        return attention_tpu(q, k, v, Form(Causal(), HEAD_DIM**-0.5), tiles=tiles)[0]
+        return attention_tpu(q, k, v, AttentionConfig(Causal(), HEAD_DIM**-0.5), tiles=tiles)[0]
 
     def gradients(q, k, v):
         made, back = jax.vjp(out, q, k, v)

@@ -5,9 +5,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
-from orbax.checkpoint.experimental import v1 as ocp
 
 from axon.checkpoint.compare import CheckpointError, check_fits, signatures
+from axon.checkpoint.orbax import ocp
 from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree
 
 STATE = "state"

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from etils import epath
-from orbax.checkpoint.experimental.v1 import training
 
 from axon.checkpoint.compare import CheckpointError
+from axon.checkpoint.orbax import training
 from axon.checkpoint.reader import EXTRA, STATE, Reader
 from axon.checkpoint.tree import flat, nested, storable
 from axon.errors import UserError

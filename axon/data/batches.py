@@ -9,8 +9,8 @@ from typing import Any
 
 import grain
 import numpy as np
-from grain.experimental import index_shuffle
 
+from axon.data.shuffle import index_shuffle
 from axon.data.tokens import Tokens
 
 Batch = dict[str, np.ndarray]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from axon.axes import current, notice
+from axon.axes import current, log_choice
 from axon.errors import UserError, suggest
 
 OPERATIONS = ("attention", "paged_attention", "cross_entropy", "grouped_matmul", "quantized_matmul", "sampling")
@@ -54,5 +54,5 @@ def choose(operation: str, candidates: Mapping[str, str | None], detail: str = "
     chosen = asked or fitting[0]
     passed = [f"not {name}: {why}" for name, why in candidates.items() if why is not None]
     why = "asked for by name" if asked else "; ".join(passed[: list(candidates).index(chosen)])
-    notice(operation, ", ".join(filter(None, (chosen, detail))) + (f" ({why})" if why else ""))
+    log_choice(operation, ", ".join(filter(None, (chosen, detail))) + (f" ({why})" if why else ""))
     return chosen

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import distributed  # the key-value store of the processes has no public name
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from axon.train.signals import Interrupted, Interrupts
+from axon.launch import key_value
+from axon.launch.signals import Interrupted, Interrupts
 
 _ASK_SECONDS = 0.1
 
@@ -45,13 +45,13 @@ def process_0_first(what: str) -> Iterator[None]:
         _wait_for(key)
     yield
     if jax.process_index() == 0 and jax.process_count() > 1:
-        distributed.global_state.client.key_value_set(key, "done")  # pyright: ignore[reportOptionalMemberAccess]
+        key_value.put(key, "done")
 
 
 def _wait_for(key: str) -> None:
     while True:
         try:
-            distributed.global_state.client.key_value_try_get(key)  # pyright: ignore[reportOptionalMemberAccess]
+            key_value.get(key)
             return
         except jax.errors.JaxRuntimeError as error:
             if "NOT_FOUND" not in str(error):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from axon.errors import UserError
-from axon.train.signals import passed_on
+from axon.launch.signals import forwarded_signal
 
 HEARTBEAT_SECONDS = 15
 """A process that was silent for so long is dead; JAX then ends the others with a message that names it."""
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)
-class Member:
+class Process:
     """One of the processes of a run.
 
     Args:
@@ -33,7 +33,7 @@ class Member:
     launcher: int | None = None
 
     @classmethod
-    def found(cls, environ: Mapping[str, str]) -> "Member | None":
+    def found(cls, environ: Mapping[str, str]) -> "Process | None":
         """What `AXON_PROCESS` and its like say, else what Slurm says in a step of several tasks, else None."""
         if "AXON_PROCESS" in environ:
             launcher = environ.get("AXON_LAUNCHER")
@@ -61,7 +61,7 @@ class Member:
         import jax
 
         if self.launcher is not None:
-            obey(self.launcher)
+            die_with_parent(self.launcher)
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `Interrupts`
         try:
             jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **self._meeting())
@@ -91,10 +91,10 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def obey(launcher: int) -> None:
+def die_with_parent(launcher: int) -> None:
     """End when the launcher does, however it ends; be interrupted by it alone, though Ctrl-C reaches everyone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != launcher:  # it died before the kernel was told
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(passed_on(signal.SIGINT), signal.default_int_handler)
+    signal.signal(forwarded_signal(signal.SIGINT), signal.default_int_handler)

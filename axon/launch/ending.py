@@ -5,42 +5,42 @@ import threading
 import time
 
 from axon.errors import UserError
-from axon.launch.cluster import HEARTBEAT_SECONDS, Member
-from axon.train.signals import exit_at_once
+from axon.launch.cluster import HEARTBEAT_SECONDS, Process
+from axon.launch.signals import exit_at_once
 
 _LAUNCHER_SECONDS = 2.0
 _FIRST_SPEAKS_SECONDS = 5.0
 _TOGETHER_SECONDS = 10.0
 
 
-def let_the_cause_speak(error: BaseException) -> None:
+def wait_for_root_cause(error: BaseException) -> None:
     """Before `error` is shown: time in which whoever knows better may end this process.
 
     A failed collective is mostly the death of a peer, which the launcher or JAX's heartbeats name; a mistake that
     every process meets is said by process 0.
     """
-    member = _joined()
-    if member is None:
+    process = _joined()
+    if process is None:
         return
     import jax
 
     if isinstance(error, UserError):
         pass
-    elif member.launcher is not None:
+    elif process.launcher is not None:
         time.sleep(_LAUNCHER_SECONDS)
     elif isinstance(error, jax.errors.JaxRuntimeError):
         time.sleep(HEARTBEAT_SECONDS + _LAUNCHER_SECONDS)
-    if member.index > 0:
+    if process.index > 0:
         time.sleep(_FIRST_SPEAKS_SECONDS)
 
 
-def says_it() -> bool:
+def reports_interrupt() -> bool:
     """Whether it is for this process to say that the run was interrupted: one of them does, or their launcher."""
-    member = _joined()
-    return member is None or (member.index == 0 and member.launcher is None)
+    process = _joined()
+    return process is None or (process.index == 0 and process.launcher is None)
 
 
-def part_in_peace() -> None:
+def shutdown_gracefully() -> None:
     """After an interrupt that all have heard of: wait a little for the others to come as far as this."""
     if _joined() is not None:
         import jax
@@ -50,16 +50,16 @@ def part_in_peace() -> None:
         parting.join(_TOGETHER_SECONDS)
 
 
-def leave_alone(code: int) -> None:
+def exit_without_waiting(code: int) -> None:
     """Ends one of several processes that failed at once: an orderly exit would wait for the others."""
     if code and _joined() is not None:
         exit_at_once(code)
 
 
-def _joined() -> Member | None:
-    member = Member.found(os.environ)
-    if member is None:
+def _joined() -> Process | None:
+    process = Process.found(os.environ)
+    if process is None:
         return None
     import jax
 
-    return member if jax.distributed.is_initialized() else None
+    return process if jax.distributed.is_initialized() else None

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from axon.errors import UserError
-from axon.launch.cluster import Member
-from axon.train.signals import Interrupted, Interrupts, passed_on
+from axon.launch.cluster import Process
+from axon.launch.signals import Interrupted, Interrupts, forwarded_signal
 
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.05
@@ -38,7 +38,7 @@ def launch(count: int, port: int | None = None) -> int:
 
 
 @dataclass
-class Process:
+class ChildProcess:
     """A process that was started here. `repeat` shows what others than process 0 said on standard error, named."""
 
     index: int
@@ -50,17 +50,17 @@ class Process:
         self._listener.start()
 
     @classmethod
-    def start(cls, command: Sequence[str], member: Member, environ: Mapping[str, str]) -> "Process":
-        """Run `command` as `member`; only process 0 has the terminal."""
-        first = member.index == 0
+    def start(cls, command: Sequence[str], process: Process, environ: Mapping[str, str]) -> "ChildProcess":
+        """Run `command` as `process`; only process 0 has the terminal."""
+        first = process.index == 0
         popen = subprocess.Popen(
             command,
-            env={**environ, **member.environment()},
+            env={**environ, **process.environment()},
             stdin=None if first else subprocess.DEVNULL,
             stdout=None if first else subprocess.DEVNULL,
             stderr=None if first else subprocess.PIPE,
         )
-        return cls(member.index, popen)
+        return cls(process.index, popen)
 
     @property
     def code(self) -> int | None:
@@ -86,14 +86,14 @@ class Process:
 
 
 @contextmanager
-def _started(count: int, coordinator: str) -> Iterator[list[Process]]:
+def _started(count: int, coordinator: str) -> Iterator[list[ChildProcess]]:
     """The processes, all of them gone on leaving."""
     command = [sys.executable, *sys.orig_argv[1:]]
-    processes: list[Process] = []
+    processes: list[ChildProcess] = []
     try:
         for index, devices in enumerate(_devices(count)):
-            member = Member(index, count, coordinator, os.getpid())
-            processes.append(Process.start(command, member, os.environ | devices))
+            process = Process(index, count, coordinator, os.getpid())
+            processes.append(ChildProcess.start(command, process, os.environ | devices))
         yield processes
     finally:
         for process in processes:
@@ -101,7 +101,7 @@ def _started(count: int, coordinator: str) -> Iterator[list[Process]]:
             process.popen.wait()
 
 
-def _watched(processes: Sequence[Process], interrupts: Interrupts) -> int:
+def _watched(processes: Sequence[ChildProcess], interrupts: Interrupts) -> int:
     """Waits until all have ended well, or one has not; the exit code of the whole."""
     passed = None
     while not all(process.code == 0 for process in processes):
@@ -117,15 +117,15 @@ def _watched(processes: Sequence[Process], interrupts: Interrupts) -> int:
     return 0
 
 
-def _pass_on(number: int, processes: Sequence[Process]) -> None:
+def _pass_on(number: int, processes: Sequence[ChildProcess]) -> None:
     for process in processes:
-        process.popen.send_signal(passed_on(number))
+        process.popen.send_signal(forwarded_signal(number))
 
 
-def _ended(process: Process, processes: Sequence[Process], passed: int | None) -> int:
+def _ended(process: ChildProcess, processes: Sequence[ChildProcess], passed: int | None) -> int:
     """What it means that `process`, the first of all, did not end well."""
     code = process.code or 0
-    if passed is not None and -code in (passed, passed_on(passed)):
+    if passed is not None and -code in (passed, forwarded_signal(passed)):
         code = 128 + passed  # before it could save anything
     if code in _INTERRUPTED:
         _wait(processes)
@@ -141,7 +141,7 @@ def _ended(process: Process, processes: Sequence[Process], passed: int | None) -
     return _MISTAKE if code == _MISTAKE else 1
 
 
-def _wait(processes: Sequence[Process]) -> None:
+def _wait(processes: Sequence[ChildProcess]) -> None:
     until = time.monotonic() + GRACE_SECONDS
     while any(process.code is None for process in processes) and time.monotonic() < until:
         time.sleep(WATCH_SECONDS)

@@ -3,21 +3,21 @@
 import os
 
 from axon.errors import UserError
-from axon.launch.cluster import Member
+from axon.launch.cluster import Process
 from axon.launch.local import launch
 
 
 def start(processes: int, port: int | None = None) -> int | None:
     """Join the other processes if this is one of several; or run `processes` of this machine to their end.
 
-    Returns their exit code, or None where the command has to be done here. Raises as `Member.join` and `launch`.
+    Returns their exit code, or None where the command has to be done here. Raises as `Process.join` and `launch`.
     """
-    member = Member.found(os.environ)
-    if member is None:
+    process = Process.found(os.environ)
+    if process is None:
         return launch(processes, port) if processes > 1 else None
-    if processes > 1 and processes != member.count:
+    if processes > 1 and processes != process.count:
         raise UserError(
-            f"--processes {processes}, and this is already process {member.index} of {member.count}: leave it out"
+            f"--processes {processes}, and this is already process {process.index} of {process.count}: leave it out"
         )
-    member.join()
+    process.join()
     return None

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from axon.axes.array_spec import ArraySpec
+from axon.axes.patterns import Names
 from axon.layout.placement import Placement
-from axon.layout.validate import ArraySpec
-from axon.patterns import Names
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,6 @@ def explain(
     """One row for each parameter, in the order given."""
     for path, spec in parameters.items():
         split = tuple(placement.mesh_axes(n, kind) for n in spec.axes)
-        ways = math.prod(placement.mesh.shape[a] for axes in split for a in axes)
+        num_shards = math.prod(placement.mesh.shape[a] for axes in split for a in axes)
         size = math.prod(spec.shape) * itemsize
-        yield ParameterRow(path, spec.axes, spec.shape, split, size // ways, size)
+        yield ParameterRow(path, spec.axes, spec.shape, split, size // num_shards, size)

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from axon.axes.patterns import Names, base
 from axon.errors import suggest
 from axon.layout.table import KINDS, KV, Layout, LayoutError
-from axon.patterns import Names, base
 
 TORUS_3D = ("TPU v5", "TPU7x")
 """`jax.Device.device_kind` of the chips that are linked in three dimensions."""
@@ -77,16 +77,16 @@ class Placement:
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
 
     @property
-    def line(self) -> int:
+    def torus_ring_size(self) -> int:
         """How many devices, from the mesh's first on, lie along one dimension of a whole three-dimensional torus; or 1.
 
         A chip's two cores (tpu7x) lie along a dimension of their own.
-        It is 1 where an all-gather over the whole mesh is best left to the compiler: see `axon.gather`.
+        It is 1 where an all-gather over the whole mesh is best left to the compiler: see `axon.axes.gather`.
         """
-        return self._line
+        return self._torus_ring_size
 
     @cached_property
-    def _line(self) -> int:
+    def _torus_ring_size(self) -> int:
         if self.chip not in TORUS_3D:
             return 1
         places = np.array([(*device.coords, device.core_on_chip) for device in self.devices])
@@ -125,7 +125,7 @@ class Placement:
         """The sharding of an array with these axes."""
         return NamedSharding(self.mesh, self.spec(names, kind))
 
-    def ways(self, name: str, kind: str = "activations") -> int:
+    def num_shards(self, name: str, kind: str = "activations") -> int:
         """How many parts `name` is cut into."""
         return math.prod(self.mesh.shape.get(a, 1) for a in self.row(name, kind))
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 
+from axon.axes.patterns import Names, base
 from axon.layout.placement import Placement
 from axon.layout.table import DEFAULT_ROWS, KINDS
-from axon.patterns import Names, base
 
 MODEL_AXES = ("heads", "kv_heads", "mlp", "vocab", "embed", "head_dim")
 

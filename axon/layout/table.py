@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from axon.axes.patterns import base, parse_names
 from axon.errors import UserError, suggest
-from axon.patterns import base, parse_names
 
 MESH_AXES = ("replica", "pipe", "data", "expert", "context", "tensor")
 """Dimensions of the device mesh, slowest link first."""

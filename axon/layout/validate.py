@@ -2,20 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from axon.axes.array_spec import ArraySpec
+from axon.axes.patterns import base
 from axon.errors import suggest
 from axon.layout.placement import Placement, check_once
 from axon.layout.table import DEFAULT_ROWS, KINDS, LayoutError
-from axon.patterns import Names, base
-
-
-@dataclass(frozen=True)
-class ArraySpec:
-    """An array before it exists: its axes and its shape."""
-
-    axes: Names
-    shape: tuple[int, ...]
 
 
 def validate(
@@ -69,19 +61,19 @@ def _array_problems(placement: Placement, spec: ArraySpec, kinds: Sequence[str] 
 def _indivisible(placement: Placement, spec: ArraySpec, kind: str) -> Iterator[tuple[str, str]]:
     """Axis → what is wrong with how it is split."""
     for name, size in zip(spec.axes, spec.shape, strict=True):
-        ways = placement.ways(name, kind)
+        num_shards = placement.num_shards(name, kind)
         over = " × ".join(f"{a!r} = {placement.mesh.shape[a]}" for a in placement.mesh_axes(name, kind))
-        if name == "layers" and ways > 1:
+        if name == "layers" and num_shards > 1:
             yield (
                 name,
                 f"mesh axis {over} would split 'layers' into stages, and a Stack runs whole on every "
                 "device: give those devices to 'data' or 'tensor'",
             )
-        elif size % ways:
+        elif size % num_shards:
             yield (
                 name,
-                f"axis {name!r} of size {size} is not divisible by {ways}, the devices along mesh axis {over} "
-                f"({kind}). Choose a size of {name!r} that {ways} divides, another size of the mesh axis, or "
+                f"axis {name!r} of size {size} is not divisible by {num_shards}, the devices along mesh axis {over} "
+                f"({kind}). Choose a size of {name!r} that {num_shards} divides, another size of the mesh axis, or "
                 + _way_out(placement, name, size, kind),
             )
 
@@ -106,11 +98,11 @@ def _mistyped(placement: Placement, names: set[str]) -> Iterator[str]:
 
 def _batch_problems(placement: Placement, batch: ArraySpec, microbatches: int) -> Iterator[str]:
     rows = dict(zip(batch.axes, batch.shape, strict=True))["batch"]
-    ways = placement.ways("batch") * microbatches
-    if rows % placement.ways("batch") == 0 and rows % ways:
+    num_shards = placement.num_shards("batch") * microbatches
+    if rows % placement.num_shards("batch") == 0 and rows % num_shards:
         yield (
-            f"the batch: {rows} rows are not divisible by {ways}, which is Layout.microbatches = {microbatches} × "
-            f"{placement.ways('batch')} devices along 'batch'"
+            f"the batch: {rows} sequences are not divisible by {num_shards}, which is "
+            f"Layout.microbatches = {microbatches} × {placement.num_shards('batch')} devices along 'batch'"
         )
 
 

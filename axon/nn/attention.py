@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import add, einsum
+from axon.axes.patterns import parse_names
 from axon.kernels import attention as kernel
 from axon.kernels.attention import Mask
 from axon.nn.inputs import Inputs
@@ -18,7 +19,6 @@ from axon.nn.memory import QUERIES, recall
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.rope import rotate
-from axon.patterns import parse_names
 
 
 class Attention(nnx.Module):
@@ -125,7 +125,7 @@ def attend(q: Array, k: Array, v: Array, mask: Mask, inputs: Inputs) -> Array:
     of_keys = PartitionSpec(rows, None, shared or None, None)
     of_pairs = pairs and (PartitionSpec(rows, queries), PartitionSpec(rows, None))
     specs = (of_queries, of_keys, of_keys, of_pairs)
-    values = jax.tree.map(axes.move, (q, k, v, pairs), specs)
+    values = jax.tree.map(axes.reshard, (q, k, v, pairs), specs)
     return axes.per_device(local, specs, of_queries)(*values)
 
 

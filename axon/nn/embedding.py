@@ -8,8 +8,8 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import Scope
+from axon.axes.specs import mesh_axes_of, num_shards, partial_spec, without
 from axon.nn.param import Dims, Param, normal
-from axon.specs import less, partial_spec, spread, ways
 
 
 class Embedding(nnx.Module):
@@ -37,11 +37,11 @@ def _lookup(scope: Scope, rows: str, table: Array, ids: Array) -> Array:
     """
     out = scope.placement.spec(("batch", "seq", "embed"))
     residual = scope.placement.spec(("batch", "seq.residual", "embed"))
-    tokens = spread(out)
+    tokens = mesh_axes_of(out)
     held = tuple(a for a in scope.placement.mesh_axes(rows) if a not in tokens)
-    own = axes.stored_apart(scope.placement, "embed", tokens)
-    own = own if ids.size // ways(tokens) < table.shape[0] else ()
-    ids_spec = PartitionSpec(*(less(entry, own) for entry in out[:2]))
+    own = axes.zero3_mesh_axes(scope.placement, "embed", tokens)
+    own = own if ids.size // num_shards(tokens) < table.shape[0] else ()
+    ids_spec = PartitionSpec(*(without(entry, own) for entry in out[:2]))
     table_spec = PartitionSpec(held or None, own or out[2])
     found_spec = PartitionSpec(*ids_spec, table_spec[1])
 
@@ -54,22 +54,22 @@ def _lookup(scope: Scope, rows: str, table: Array, ids: Array) -> Array:
 
     @jax.custom_vjp
     def apply(table):
-        stored = axes.move(table.astype(scope.compute), table_spec)
+        stored = axes.reshard(table.astype(scope.compute), table_spec)
         found = axes.per_device(read, (table_spec, ids_spec), partial_spec(found_spec, held))
-        vectors = found(stored, axes.move(ids, ids_spec))
+        vectors = found(stored, axes.reshard(ids, ids_spec))
         if own:
-            vectors = axes.move(vectors, partial_spec(out, held if axes.can_owe_sums() else ()))
-        return axes.move(vectors, residual)
+            vectors = axes.reshard(vectors, partial_spec(out, held if axes.supports_unreduced() else ()))
+        return axes.reshard(vectors, residual)
 
     def backward(table, dy):
         def add(dy, ids):
-            size = table.shape[0] // ways(held)
+            size = table.shape[0] // num_shards(held)
             zeros = jnp.zeros((size, dy.shape[-1]), scope.reduce)
             return zeros.at[place(ids, size)].add(dy.astype(scope.reduce), mode="drop")
 
-        summed = partial_spec(table_spec, spread(ids_spec))
-        of_vectors = axes.move(axes.move(dy, out), found_spec)
-        dtable = axes.per_device(add, (found_spec, ids_spec), summed)(of_vectors, axes.move(ids, ids_spec))
+        summed = partial_spec(table_spec, mesh_axes_of(ids_spec))
+        of_vectors = axes.reshard(axes.reshard(dy, out), found_spec)
+        dtable = axes.per_device(add, (found_spec, ids_spec), summed)(of_vectors, axes.reshard(ids, ids_spec))
         return (axes.as_cotangent(dtable, table),)
 
     apply.defvjp(lambda table: (apply(table), table), backward)

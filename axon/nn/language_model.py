@@ -3,13 +3,12 @@
 import math
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from axon.axes import einsum, shard
 from axon.nn import memory
 from axon.nn.embedding import Embedding
+from axon.nn.head import Head
 from axon.nn.inputs import Inputs
 from axon.nn.loss import cross_entropy
 from axon.nn.memory import Memory
@@ -65,9 +64,9 @@ class LanguageModel(nnx.Module):
         return self.norm(x, RESIDUAL), memory
 
     @property
-    def output(self) -> Param:
-        """The head's matrix: `embed vocab`, or `vocab embed` if tied."""
-        return self.embedding.table if self.tied else self.head
+    def output(self) -> Head:
+        """What makes logits of `hidden`."""
+        return Head(self.embedding.table if self.tied else self.head, self.vocab)
 
     @property
     def matmul_parameters(self) -> int:
@@ -77,19 +76,10 @@ class LanguageModel(nnx.Module):
         used = [p for path, p in matrices.items() if path[-1] != "table" or (self.tied and path[0] == "embedding")]
         return sum(math.prod(p.get_value().shape) for p in used)
 
-    def logits(self, x: Array) -> Array:
-        """`batch seq vocab` of `x[batch seq embed]`, all at once: for generation."""
-        names = " ".join(self.output.axes)
-        logits = einsum(f"batch seq embed, {names} -> batch seq vocab", x, self.output)
-        if self.vocab is None:
-            return logits
-        ids = shard(jnp.arange(self.dims["vocab"]), "vocab")
-        return jnp.where(ids < self.vocab, logits, jnp.finfo(logits.dtype).min)
-
     def loss(self, inputs: Inputs, targets: Array, weights: Array, z_loss: float = 0.0) -> tuple[Array, Array]:
         """Sums over tokens in nats: `(objective, nll)`, see `axon.nn.loss.cross_entropy`."""
         x, _ = self.hidden(inputs)
-        return cross_entropy(x, self.output, targets, weights, z_loss, self.vocab)
+        return cross_entropy(x, self.output, targets, weights, z_loss)
 
     def memory(self, batch: int, length: int) -> Memory:
         """Room for the keys and values of `length` tokens a row, in every layer."""

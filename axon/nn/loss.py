@@ -5,39 +5,36 @@ from typing import Any
 
 import jax
 from jax import Array, lax
-from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import Scope
+from axon.axes.memory_order import row_major
+from axon.axes.specs import mesh_axes_of, num_shards, partial_spec, without
 from axon.kernels import cross_entropy as kernel
 from axon.kernels.choice import choose
-from axon.nn.param import Param
-from axon.specs import less, partial_spec, spread, ways
+from axon.nn.head import Head
 
 
 @jax.named_scope("loss")
-def cross_entropy(
-    x: Array, head: Param, targets: Array, weights: Array, z_loss: float = 0.0, vocab: int | None = None
-) -> tuple[Array, Array]:
+def cross_entropy(x: Array, head: Head, targets: Array, weights: Array, z_loss: float = 0.0) -> tuple[Array, Array]:
     """`(Σ weight·(nll + z_loss·lse²), Σ weight·nll)` over all tokens of the global batch, in nats, float32.
 
     Args:
-        x: `batch seq embed`; head: `embed vocab`, or `vocab embed` (a tied table).
+        x: `batch seq embed`; head: what makes logits of it.
         targets: `batch seq`, ids; weights: `batch seq`, 0 for padding.
-        vocab: how many of the head's columns stand for ids, where it is padded; None for all.
 
     Only the first result is differentiated. Logits exist for one block of tokens at a time, each device's own tokens
     and its own columns of the vocabulary.
     """
     scope = axes.current()
-    turned = head.axes[0] == "vocab"
+    transposed = head.matrix.axes[0] == "vocab"
     if scope is None:
-        value = head.get_value().T if turned else head.get_value()
+        value = head.matrix.get_value().T if transposed else head.matrix.get_value()
         flat = (x.reshape(-1, x.shape[-1]), value, targets.reshape(-1), weights.reshape(-1))
-        return kernel.cross_entropy_reference(*flat, z_loss, vocab)
+        return kernel.cross_entropy_reference(*flat, z_loss, head.vocab)
     choose("cross_entropy", {"xla": None}, "in blocks of tokens")
-    split = _Split(scope, head, targets.size, z_loss, vocab)
+    split = _Split(scope, head, targets.size, z_loss)
 
     @jax.custom_vjp
     def apply(x, w):
@@ -45,7 +42,7 @@ def cross_entropy(
 
     def forward(x, w):
         objective, nll, dx, dw = split.sums_and_gradients(x, w, targets, weights)
-        dx = axes.move(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
+        dx = axes.reshard(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
         dw = _row_major(axes.as_cotangent(dw, w))
         # Tied together, or the head's gradient waits unreduced, and whole, until the end of the backward.
         return (objective, nll), lax.optimization_barrier((dx.astype(x.dtype), dw))
@@ -54,7 +51,7 @@ def cross_entropy(
         return tuple(axes.scaled(g, cotangents[0]) for g in kept)
 
     apply.defvjp(forward, backward)
-    return apply(x, head.get_value())
+    return apply(x, head.matrix.get_value())
 
 
 class _Split:
@@ -65,20 +62,21 @@ class _Split:
     are gathered.
     """
 
-    def __init__(self, scope: Scope, head: Param, count: int, z_loss: float, vocab: int | None):
-        self.scope, self.turned, self.z_loss, self.vocab = scope, head.axes[0] == "vocab", z_loss, vocab
+    def __init__(self, scope: Scope, head: Head, count: int, z_loss: float):
+        matrix = head.matrix
+        self.scope, self.transposed, self.z_loss, self.vocab = scope, matrix.axes[0] == "vocab", z_loss, head.vocab
         ids = scope.placement.spec(("batch", "seq"))
-        apart = axes.stored_apart(scope.placement, "embed", spread(ids))
-        columns = head.get_value().shape[head.axes.index("vocab")]
-        held = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in spread(ids))
-        together = count // ways(a for a in spread(ids) if a not in apart)
-        if together >= columns or columns % ways((*held, *apart)):
+        apart = axes.zero3_mesh_axes(scope.placement, "embed", mesh_axes_of(ids))
+        columns = matrix.get_value().shape[matrix.axes.index("vocab")]
+        held = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in mesh_axes_of(ids))
+        together = count // num_shards(a for a in mesh_axes_of(ids) if a not in apart)
+        if together >= columns or columns % num_shards((*held, *apart)):
             apart = ()
-        self.ids = PartitionSpec(*(less(entry, apart) for entry in ids))
-        self.tokens, self.columns = spread(self.ids), (*held, *apart)
+        self.ids = PartitionSpec(*(without(entry, apart) for entry in ids))
+        self.tokens, self.columns = mesh_axes_of(self.ids), (*held, *apart)
         split = self.columns or None
         self.x = PartitionSpec(*self.ids, None)
-        self.head = PartitionSpec(*(split if name == "vocab" else None for name in head.axes))
+        self.head = PartitionSpec(*(split if name == "vocab" else None for name in matrix.axes))
 
     def sums(self, x: Array, w: Array, targets: Array, weights: Array) -> Any:
         def local(x, w, targets, weights):
@@ -97,7 +95,7 @@ class _Split:
                 axes=self.columns,
                 accumulate=self.scope.reduce,
             )
-            return *self._totals(sums), dx.reshape(x.shape), dw.T if self.turned else dw
+            return *self._totals(sums), dx.reshape(x.shape), dw.T if self.transposed else dw
 
         of_x = partial_spec(self.x, self.columns)
         outputs = (PartitionSpec(), PartitionSpec(), of_x, partial_spec(self.head, self.tokens))
@@ -106,11 +104,13 @@ class _Split:
     def _run(self, local: Callable[..., Any], outputs: Any, x: Array, w: Array, targets: Array, weights: Array) -> Any:
         inputs = (self.x, self.head, self.ids, self.ids)
         values = (x.astype(self.scope.compute), w.astype(self.scope.compute), targets, weights)
-        return axes.per_device(local, inputs, outputs)(*(axes.move(v, s) for v, s in zip(values, inputs, strict=True)))
+        return axes.per_device(local, inputs, outputs)(
+            *(axes.reshard(v, s) for v, s in zip(values, inputs, strict=True))
+        )
 
     def _flat(self, x: Array, w: Array, targets: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
         """Tokens in one dimension, and the head as `embed vocab`."""
-        return x.reshape(-1, x.shape[-1]), w.T if self.turned else w, targets.reshape(-1), weights.reshape(-1)
+        return x.reshape(-1, x.shape[-1]), w.T if self.transposed else w, targets.reshape(-1), weights.reshape(-1)
 
     def _totals(self, sums: kernel.Sums) -> kernel.Sums:
         return kernel.Sums(*(lax.psum(v, self.tokens) if self.tokens else v for v in sums))
@@ -122,4 +122,4 @@ def _row_major(gradient: Array) -> Array:
     scope = axes.current()
     if scope is None or scope.placement.platform == "cpu":
         return gradient
-    return with_layout_constraint(gradient, Layout(tuple(range(gradient.ndim))))
+    return row_major(gradient)

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import shard
+from axon.axes.patterns import parse_names
 from axon.kernels.attention import Mask, causal_window
 from axon.kernels.paged_attention import Cache, paged_attention
-from axon.patterns import parse_names
 
 Memory = dict[str, Array]
 """`key` and `value`, each `batch pages kv_heads page_size head_dim`; with `layers` before, those of a whole model."""
@@ -61,7 +61,7 @@ def recall(q: Array, k: Array, v: Array, mask: Mask, memory: Memory, start: Arra
     # Whole rows of tokens; and where kv_heads are split less than heads, all heads of those that are here.
     tokens = PartitionSpec(wanted[0], None, kept_at[2], None)
     specs = (tokens, tokens, tokens, kept_at, kept_at)
-    moved = (axes.move(x, spec) for x, spec in zip(operands, specs, strict=True))
+    moved = (axes.reshard(x, spec) for x, spec in zip(operands, specs, strict=True))
     run = axes.per_device(local, (*specs, PartitionSpec()), (tokens, kept_at, kept_at))
     out, *kept = run(*moved, start)
-    return axes.move(out, wanted), dict(zip(memory, kept, strict=True))
+    return axes.reshard(out, wanted), dict(zip(memory, kept, strict=True))

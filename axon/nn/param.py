@@ -13,9 +13,9 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from axon.axes.patterns import Names, PatternError, base, parse_names
 from axon.errors import suggest
 from axon.layout import ArraySpec, Placement
-from axon.patterns import Names, PatternError, base, parse_names
 
 Dims = Mapping[str, int]
 """Sizes of the named axes."""

@@ -54,9 +54,9 @@ class Stack(nnx.Module):
             return nnx.merge(graph, parameters)(x, inputs.in_layer(index), *shared, memory=memory)
 
         if self._unrolled():
-            axes.notice("layers", f"{self.layers} blocks written out, remat {self.remat}")
+            axes.log_choice("layers", f"{self.layers} blocks written out, remat {self.remat}")
             return self._write_out(_checkpointed(layer, self.remat, in_scan=False), x, parameters, memory)
-        axes.notice("layers", f"{self.layers} blocks scanned, remat {self.remat}")
+        axes.log_choice("layers", f"{self.layers} blocks scanned, remat {self.remat}")
         return lax.scan(
             _checkpointed(layer, self.remat, in_scan=True), x, (parameters, memory, jnp.arange(self.layers))
         )

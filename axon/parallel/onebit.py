@@ -14,18 +14,18 @@ from jax import Array, lax
 SCALE_BYTES = 4
 
 
-def chunk_size(count: int, ways: int) -> int:
-    """Numbers in each of the `ways` chunks that `count` numbers are cut into: a multiple of 8, whole bytes of signs."""
-    return 8 * -(-count // (8 * ways))
+def chunk_size(count: int, workers: int) -> int:
+    """Numbers in each of the chunks, one a worker, of `count` numbers: a multiple of 8, whole bytes of signs."""
+    return 8 * -(-count // (8 * workers))
 
 
-def message_bytes(counts: Sequence[int], ways: int) -> int:
+def message_bytes(counts: Sequence[int], workers: int) -> int:
     """Bytes of one device's message for one chunk of each of the arrays with so many numbers.
 
-    A step moves `2·(ways − 1)` of them in and out of each device, half before the average and half after it: of n
-    numbers about `2·(ways − 1)/ways · n/8` bytes, where an all-reduce in float32 moves `2·(ways − 1)/ways · 4n`.
+    A step moves `2·(workers − 1)` of them in and out of each device, half before the average and half after it: of n
+    numbers about `2·(w − 1)/w · n/8` bytes with w workers, where an all-reduce in float32 moves `2·(w − 1)/w · 4n`.
     """
-    return sum(chunk_size(count, ways) // 8 + SCALE_BYTES for count in counts)
+    return sum(chunk_size(count, workers) // 8 + SCALE_BYTES for count in counts)
 
 
 def compress(x: Array, real: Array) -> tuple[Array, Array]:
@@ -44,30 +44,30 @@ def decompress(signs: Array, size: Array, real: Array) -> Array:
 
 
 def compressed_means(
-    values: Sequence[Array], sent: Sequence[Array], averaged: Sequence[Array], mesh_axis: str, ways: int
+    values: Sequence[Array], worker_error: Sequence[Array], server_error: Sequence[Array], mesh_axis: str, workers: int
 ) -> tuple[list[Array], list[Array], list[Array]]:
     """The mean of each of `values` over `mesh_axis`, as far as one bit a number says it.
 
     Args:
-        values: this device's arrays, of any shapes. sent: its errors of the last time, like `values`.
-        averaged: its errors of averaging, one chunk `[chunk_size]` for each value.
+        values: this device's arrays, of any shapes. worker_error: its errors of the last time, like `values`.
+        server_error: its errors of averaging, one chunk `[chunk_size]` for each value.
 
     Returns the means, the same on every device, and the two errors for the next time. Two collectives in all: an
     all-to-all of one message per device, and an all-gather of one.
     """
-    chunks = [_Chunks(value.size, ways) for value in values]
-    wanted = [c.cut(value + error) for c, value, error in zip(chunks, values, sent, strict=True)]
-    said = [compress(x, c.real) for c, x in zip(chunks, wanted, strict=True)]
-    left = [x - decompress(*s, c.real) for c, x, s in zip(chunks, wanted, said, strict=True)]
+    chunks = [_Chunks(value.size, workers) for value in values]
+    wanted = [c.cut(value + error) for c, value, error in zip(chunks, values, worker_error, strict=True)]
+    messages = [compress(x, c.real) for c, x in zip(chunks, wanted, strict=True)]
+    left = [x - decompress(*s, c.real) for c, x, s in zip(chunks, wanted, messages, strict=True)]
 
-    arrived = lax.all_to_all(_message(said), mesh_axis, 0, 0, tiled=True)
+    arrived = lax.all_to_all(_message(messages), mesh_axis, 0, 0, tiled=True)
     own = [c.real[lax.axis_index(mesh_axis)] for c in chunks]
-    heard = [decompress(*s, real) for s, real in zip(_parts(arrived, chunks), own, strict=True)]
-    mean = [jnp.mean(x, axis=0) + error for x, error in zip(heard, averaged, strict=True)]
-    told = [compress(x, real) for x, real in zip(mean, own, strict=True)]
-    kept = [x - decompress(*t, real) for x, t, real in zip(mean, told, own, strict=True)]
+    received = [decompress(*s, real) for s, real in zip(_parts(arrived, chunks), own, strict=True)]
+    mean = [jnp.mean(x, axis=0) + error for x, error in zip(received, server_error, strict=True)]
+    replies = [compress(x, real) for x, real in zip(mean, own, strict=True)]
+    kept = [x - decompress(*t, real) for x, t, real in zip(mean, replies, own, strict=True)]
 
-    spread = lax.all_gather(_message(told), mesh_axis)
+    spread = lax.all_gather(_message(replies), mesh_axis)
     whole = [decompress(*s, c.real) for s, c in zip(_parts(spread, chunks), chunks, strict=True)]
     means = [c.joined(x).reshape(value.shape) for c, x, value in zip(chunks, whole, values, strict=True)]
     errors = [c.joined(x).reshape(value.shape) for c, x, value in zip(chunks, left, values, strict=True)]
@@ -75,23 +75,23 @@ def compressed_means(
 
 
 class _Chunks:
-    """`count` numbers as `ways` equal chunks, filled up with zeros; `real[ways, size]` says which are not filling."""
+    """`count` numbers as one chunk a worker, filled up with zeros; `real[workers, size]` says which are not filling."""
 
-    def __init__(self, count: int, ways: int):
-        self.count, self.ways, self.size = count, ways, chunk_size(count, ways)
-        self.real = jnp.arange(ways * self.size).reshape(ways, self.size) < count
+    def __init__(self, count: int, workers: int):
+        self.count, self.workers, self.size = count, workers, chunk_size(count, workers)
+        self.real = jnp.arange(workers * self.size).reshape(workers, self.size) < count
 
     def cut(self, x: Array) -> Array:
-        return jnp.pad(x.reshape(-1), (0, self.ways * self.size - self.count)).reshape(self.ways, self.size)
+        return jnp.pad(x.reshape(-1), (0, self.workers * self.size - self.count)).reshape(self.workers, self.size)
 
     def joined(self, x: Array) -> Array:
         return x.reshape(-1)[: self.count]
 
 
-def _message(said: Sequence[tuple[Array, Array]]) -> Array:
+def _message(compressed: Sequence[tuple[Array, Array]]) -> Array:
     """All signs and all scales as bytes `[… bytes]`."""
-    signs = [signs for signs, _ in said]
-    scales = [lax.bitcast_convert_type(size, jnp.uint8) for _, size in said]
+    signs = [signs for signs, _ in compressed]
+    scales = [lax.bitcast_convert_type(size, jnp.uint8) for _, size in compressed]
     return jnp.concatenate([*signs, *scales], axis=-1)
 
 

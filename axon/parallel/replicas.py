@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import move
+from axon.axes import reshard
+from axon.axes.patterns import base
 from axon.layout import KINDS, LayoutError, Placement
-from axon.patterns import base
 
 REPLICA = "replica"
 """The mesh axis."""
@@ -77,9 +77,9 @@ def stacked_spec(spec: PartitionSpec) -> PartitionSpec:
 
 def stacked(x: Array, count: int, spec: PartitionSpec) -> Array:
     """`x`, which lies under `spec`, once for each of `count` replicas: no data moves between them."""
-    return move(jnp.broadcast_to(x[None], (count, *x.shape)), stacked_spec(spec))
+    return reshard(jnp.broadcast_to(x[None], (count, *x.shape)), stacked_spec(spec))
 
 
 def mean_over_replicas(x: Array, spec: PartitionSpec) -> Array:
     """The mean over the axis `replicas` in front, under `spec`: an all-reduce over the slow link."""
-    return move(jnp.mean(x, axis=0), spec)
+    return reshard(jnp.mean(x, axis=0), spec)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from axon.train.mfu import peak_of
+from axon.observe.mfu import peak_of
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from axon.patterns import Names
-from axon.plan.equations import MANUAL, owes, sends, ways
-from axon.train.flops import bodies_of, count_equation
+from axon.axes.patterns import Names
+from axon.plan.equations import MANUAL, num_shards, owes, sends
+from axon.plan.flops import bodies_of, count_equation
 
 GRADIENTS = "gradients"
 """The source of sums over devices that were put off: partial gradients of weights."""
@@ -152,7 +152,7 @@ class _Walk:
         name = equation.primitive.name
         source = values[0].source if name in CARRIERS or name in MANUAL else ""
         if flops := count_equation(equation).flops:
-            needs |= body.node(flops / ways(equation), needs)
+            needs |= body.node(flops / num_shards(equation), needs)
         found, unclear = sends(equation)
         self.uncounted += unclear
         source = source or (GRADIENTS if any(map(owes, (*equation.invars, *equation.outvars))) else "")

@@ -49,10 +49,10 @@ def _manual(equation: core.JaxprEqn, mesh: dict[str, int]) -> list[Move]:
     named = params["axes"] if "axes" in params else params["axis_name"]
     axes = tuple(a for a in ((named,) if isinstance(named, str) else named) if mesh.get(a, 1) > 1)
     groups = params.get("axis_index_groups")
-    ways = len(groups[0]) if groups else math.prod(mesh[a] for a in axes)
+    num_shards = len(groups[0]) if groups else math.prod(mesh[a] for a in axes)
     whole = equation.outvars if kind == "all-gather" else equation.invars
     size = sum(size_of(v) / math.prod(mesh[a] for a in held(v).axes) for v in whole)
-    return [Move(kind, axes, sent(kind, size, ways))] if ways > 1 else []
+    return [Move(kind, axes, sent(kind, size, num_shards))] if num_shards > 1 else []
 
 
 def _product(equation: core.JaxprEqn) -> Held:
@@ -76,7 +76,7 @@ def _reduced(operand: Held, dimensions: Sequence[int]) -> Held:
     return Held(kept, operand.owed | {a for i in dimensions for a in operand.split[i]})
 
 
-def ways(equation: core.JaxprEqn) -> int:
+def num_shards(equation: core.JaxprEqn) -> int:
     """Over how many devices an equation's work is split."""
     mesh = mesh_of(equation) or {}
     return math.prod(mesh[a] for a in {a for v in equation.invars for a in held(v).axes})

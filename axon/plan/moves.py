@@ -7,8 +7,8 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from axon.patterns import Names
-from axon.specs import entries
+from axon.axes.patterns import Names
+from axon.axes.specs import entries
 
 RINGS = {"all-gather": 1.0, "reduce-scatter": 1.0, "all-to-all": 1.0, "all-reduce": 2.0}
 """Kind → how often (n − 1)/n of the array passes over a device's link in a ring of n devices."""
@@ -41,13 +41,13 @@ class Held:
         return frozenset(axis for axes in self.split for axis in axes)
 
 
-def sent(kind: str, size: float, ways: int) -> float:
-    """Bytes that one device of a ring of `ways` sends: `size` is that of the array whole in its group.
+def sent(kind: str, size: float, num_shards: int) -> float:
+    """Bytes that one device of a ring of `num_shards` sends: `size` is that of the array whole in its group.
 
     Whole is what a gather makes, and what each device has before a reduction, a scatter or an exchange. A permute
     sends it once. (Patarasuk & Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002.)
     """
-    return RINGS[kind] * size * (ways - 1) / ways if kind in RINGS else size
+    return RINGS[kind] * size * (num_shards - 1) / num_shards if kind in RINGS else size
 
 
 def moves(size: float, before: Held, after: Held, mesh: Mapping[str, int]) -> list[Move]:
@@ -60,30 +60,30 @@ def moves(size: float, before: Held, after: Held, mesh: Mapping[str, int]) -> li
     """
     summed = before.owed - after.owed
     removed, added = before.axes - after.axes, after.axes - before.axes
-    local = size / _ways(before.axes, mesh)
+    local = size / _num_shards(before.axes, mesh)
     made: list[Move] = []
 
     def add(kind: str, axes: Sequence[str]) -> None:
-        ways = _ways(axes, mesh)
-        if ways > 1:
-            made.append(Move(kind, tuple(a for a in mesh if a in axes), sent(kind, local, ways)))
+        num_shards = _num_shards(axes, mesh)
+        if num_shards > 1:
+            made.append(Move(kind, tuple(a for a in mesh if a in axes), sent(kind, local, num_shards)))
 
     for axes in after.split:
         scattered = [a for a in axes if a in added & summed]
         add("reduce-scatter", scattered)
-        local /= _ways(scattered, mesh)
+        local /= _num_shards(scattered, mesh)
     add("all-reduce", sorted(summed - added))
-    local /= _ways(added - summed, mesh)
+    local /= _num_shards(added - summed, mesh)
     add("all-to-all", _exchanged(before, after))
     add("collective-permute", _displaced(before, after))
     for axes in reversed(before.split):
         gathered = [a for a in axes if a in removed]
-        local *= _ways(gathered, mesh)
+        local *= _num_shards(gathered, mesh)
         add("all-gather", gathered)
     return made
 
 
-def _ways(axes: Any, mesh: Mapping[str, int]) -> int:
+def _num_shards(axes: Any, mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[a] for a in axes)
 
 

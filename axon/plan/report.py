@@ -9,13 +9,13 @@ from typing import Any
 import jax
 
 from axon.errors import UserError
+from axon.observe.mfu import flops_per_token
 from axon.plan.collectives import Collective, collectives
 from axon.plan.compiled import cycles, kernels, largest_arrays, memory_parts, total_bytes
+from axon.plan.flops import count_jaxpr
 from axon.plan.hlo import Module
-from axon.plan.refusal import did_not_fit, largest_traced, too_large
+from axon.plan.out_of_memory import did_not_fit, largest_traced, too_large
 from axon.plan.topology import device_memory
-from axon.train.flops import count_jaxpr
-from axon.train.mfu import flops_per_token
 from axon.train.step import Program
 
 GIB = 2**30
@@ -45,9 +45,9 @@ class Report:
         memory: `arguments` (of which `parameters`, `optimizer` and `batch`, unpadded), `outputs`, `aliased`,
             `temporaries`, `code`, their `total`, and `available`: the device's memory.
         cycles: the TPU compiler's estimates × loop trip counts: see `axon.plan.compiled.cycles`.
-        model_flops: by `axon.train.mfu.FORMULA`; executed_flops: of the traced step, what remat repeats included.
+        model_flops: by `axon.observe.mfu.FORMULA`; executed_flops: of the traced step, what remat repeats included.
         asynchronous: share of the bytes sent beside which other work may run.
-        doubtful: what could not be counted exactly.
+        uncounted: what could not be counted exactly.
     """
 
     target: str
@@ -60,10 +60,10 @@ class Report:
     collectives: tuple[Traffic, ...]
     asynchronous: float
     kernels: dict[str, int]
-    notices: dict[str, str]
+    choices: dict[str, str]
     options: dict[str, Any]
     compile_seconds: float
-    doubtful: tuple[str, ...]
+    uncounted: tuple[str, ...]
 
     def json(self) -> dict[str, Any]:
         """As plain dicts, lists, numbers and strings."""
@@ -112,10 +112,10 @@ def _report(program: Program, target: str, module: Module, memory: dict[str, int
         collectives=traffic,
         asynchronous=sum(one.asynchronous for one in traffic) / sent if sent else 0.0,
         kernels=kernels(module),
-        notices=dict(program.notices),
+        choices=dict(program.choices),
         options=dict(program.compiler_options),
         compile_seconds=seconds,
-        doubtful=(*counted.uncounted, *loops),
+        uncounted=(*counted.uncounted, *loops),
     )
 
 

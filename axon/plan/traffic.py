@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax
 
-from axon.patterns import Names
+from axon.axes.patterns import Names
 from axon.plan.communication import GRADIENTS, Communication, Transfer, communication
 from axon.train.step import Program
 

@@ -14,8 +14,8 @@ from axon.layout import Layout, LayoutError
 from axon.run.folder import RunFolder
 from axon.run.session import held_out_loss, sample_text
 from axon.run.tree import Sample, Train
+from axon.serve.generate import Sampling
 from axon.train.optimizer import AdamW
-from axon.train.sampling import Sampling
 from axon.train.step import Program
 
 Report = Callable[[str], None]

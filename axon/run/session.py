@@ -16,13 +16,13 @@ from axon.data import Corpus
 from axon.errors import UserError
 from axon.launch.agree import AgreedStop, largest, process_0_first
 from axon.launch.mesh import check_mesh
+from axon.launch.signals import Interrupts, compile_interruptibly
+from axon.observe.journal import journal
+from axon.observe.mfu import FORMULA, flops_per_token, mfu, peak
+from axon.observe.record import run_record
 from axon.run.folder import RunFolder
-from axon.run.journal import journal
+from axon.serve.generate import continue_prompt
 from axon.train.loop import Loop, Row
-from axon.train.mfu import FORMULA, flops_per_token, mfu, peak
-from axon.train.record import run_record
-from axon.train.sampling import continue_prompt
-from axon.train.signals import Interrupts, compile_interruptibly
 from axon.train.step import Program, State
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Session:
 
     def _train(self, program, corpus, state, start, until, tokens, profile, stack) -> State:
         lowered = program.lower()
-        for topic, choice in program.notices.items():
+        for topic, choice in program.choices.items():
             self.report(f"{topic}: {choice}")
         execute = compile_interruptibly(lowered.compile, self.interrupts)
         batches = stack.enter_context(corpus.train(self.train.seed, start, program.host_rows))

@@ -11,14 +11,14 @@ from axon.data import Data
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn import LanguageModel
+from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
 from axon.run.session import Session
+from axon.serve.generate import Sampling
 from axon.train.optimizer import AdamW, OneBitAdam
 from axon.train.programs import program
-from axon.train.sampling import Sampling
 from axon.train.step import Program, State
-from axon.train.trackers import TrackerConfig
 
 
 class Model(Protocol):

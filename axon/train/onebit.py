@@ -112,7 +112,7 @@ class OneBitProgram(Program):
         specs = self._tree(lambda spec: self.placement.spec(spec.axes, "optimizer"))
         own = jax.tree.map(stacked_spec, specs)
         devices = jax.tree.map(lambda _: self._by_device, specs)
-        gradients = jax.tree.map(axes.move, gradients, own)
+        gradients = jax.tree.map(axes.reshard, gradients, own)
         exchange = axes.per_device(self._exchange, (specs, own, own, devices), (specs, own, devices))
         mu, sent, averaged = exchange(held["mu"], gradients, held["sent"], held["averaged"])
         return {**held, "mu": mu, "sent": sent, "averaged": averaged}, norms

@@ -15,15 +15,15 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon import axes
-from axon.compiler import compiler_options
+from axon.axes.patterns import parse_names
+from axon.axes.specs import mesh_axes_of
 from axon.errors import UserError
 from axon.kernels.choice import check_names
 from axon.layout import ArraySpec, Layout, Placement, validate
 from axon.nn import Inputs, LanguageModel, Param, initialise, parameters
 from axon.nn.language_model import RESIDUAL
-from axon.patterns import parse_names
 from axon.precision import Precision
-from axon.specs import spread
+from axon.runtime.options import compiler_options
 from axon.train import feed
 from axon.train.optimizer import AdamW
 
@@ -97,11 +97,11 @@ class Program:
         self.kernels = dict(kernels or {})
         check_names(self.kernels)
         self.compiler_options = compiler_options(self.placement.devices)
-        self.notices: dict[str, str] = {}
+        self.choices: dict[str, str] = {}
         if self.compiler_options:
-            self.notices["XLA options"] = ", ".join(f"{n}={v}" for n, v in self.compiler_options.items())
+            self.choices["XLA options"] = ", ".join(f"{n}={v}" for n, v in self.compiler_options.items())
         if layout.zero and self.placement.mesh.size > 1 and self.placement.mesh.shape.get("data", 1) == 1:
-            self.notices["ZeRO"] = f"stage {layout.zero} splits nothing: it splits over 'data', which the mesh has not"
+            self.choices["ZeRO"] = f"stage {layout.zero} splits nothing: it splits over 'data', which the mesh has not"
         self._graph, declared = nnx.split(self.module, Param)
         declared = nnx.to_flat_state(declared)
         self._paths = dict(zip(self.parameters, (path for path, _ in declared), strict=True))
@@ -181,7 +181,7 @@ class Program:
     def tracing(self) -> Iterator[None]:
         """This program's mesh, precision and layout in force."""
         compute = self.precision.compute_dtype(self.placement.platform)
-        scope = axes.Scope(self.placement, compute, self.precision.reduce_dtype, self.kernels, self.notices)
+        scope = axes.Scope(self.placement, compute, self.precision.reduce_dtype, self.kernels, self.choices)
         with jax.sharding.use_abstract_mesh(self.placement.mesh.abstract_mesh), axes.activate(scope):
             yield
 
@@ -248,7 +248,7 @@ class Program:
 
     def _gradients(self, state: State, batch: Mapping[str, Array], tokens: Array) -> tuple[Any, Array]:
         """Gradients of the mean loss under the `grads` rows, reduced once, and that loss in nats per token."""
-        values = self._owing_sums(state.parameters)
+        values = self.with_deferred_gradients(state.parameters)
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         batch = {**batch, "weights": batch["weights"] / jnp.where(tokens > 0, tokens, 1)}
 
@@ -280,29 +280,29 @@ class Program:
         scope, sizes = axes.current(), self.placement.mesh.shape
         idle = [a for a in self.placement.overlap if sizes.get(a, 1) > 1 and scope and a not in scope.rings]
         if idle:
-            axes.notice(
+            axes.log_choice(
                 "overlap",
                 f"nothing is overlapped over {' and '.join(map(repr, idle))}: no matmul gathers an activation over it, "
                 "or scatters one (a weight's gather, as ZeRO's, makes no ring). Take it out of Layout.overlap; for "
                 "'tensor', add rows=sequence_parallel()",
             )
 
-    def _owing_sums(self, values: Any) -> Any:
+    def with_deferred_gradients(self, values: Any) -> Any:
         """Parameters whose gradients stay partial sums over the devices that split the batch, until they are moved."""
-        if not axes.can_owe_sums():
+        if not axes.supports_unreduced():
             return values
         split = {a for name in BATCH for a in self.placement.mesh_axes(name)}
 
         def owing(value):
             spec = jax.typeof(value).sharding.spec
-            return axes.move(value, PartitionSpec(*spec, reduced=frozenset(split.difference(spread(spec)))))
+            return axes.reshard(value, PartitionSpec(*spec, reduced=frozenset(split.difference(mesh_axes_of(spec)))))
 
         return jax.tree.map(owing, values)
 
     def _moved(self, values: Any, kind: str) -> Any:
         """A tree like the parameters, each under its row of the table for `kind`."""
         specs = self._tree(lambda spec: self.placement.spec(spec.axes, kind))
-        return jax.tree.map(axes.move, values, specs)
+        return jax.tree.map(axes.reshard, values, specs)
 
     def _tree(self, fn: Callable[[ArraySpec], Any]) -> Any:
         """A tree like the parameters, of what `fn` makes of each one's specification."""

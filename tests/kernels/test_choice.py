@@ -27,14 +27,14 @@ def scope(platform="cpu", **kernels):
 def test_the_first_that_fits_runs_and_the_reasons_of_those_before_it_are_said():
     with scope() as active:
         assert choose("attention", {"tpu": "too odd", "xla": None, "reference": None}, "causal") == "xla"
-    assert active.notices == {"attention": "xla, causal (not tpu: too odd)"}
+    assert active.choices == {"attention": "xla, causal (not tpu: too odd)"}
 
 
 def test_one_that_is_asked_for_runs_even_if_another_comes_first():
     with scope(attention="reference") as active:
         assert choose("attention", {"xla": None, "reference": None}) == "reference"
         assert choose("sampling", {"xla": None, "reference": None}) == "xla"
-    assert active.notices["attention"] == "reference (asked for by name)"
+    assert active.choices["attention"] == "reference (asked for by name)"
 
 
 def test_one_that_is_asked_for_and_cannot_run_is_an_error_and_no_fallback():
@@ -66,7 +66,7 @@ def test_the_platform_is_the_layout_s():
 def test_the_kernel_for_tpus_is_always_known_and_passed_over_with_a_reason_except_on_a_cpu(where, said):
     with scope(where) as active:
         choose("attention", with_tpu("odd", {"xla": None, "reference": None}))
-    assert active.notices["attention"] == said
+    assert active.choices["attention"] == said
 
 
 def test_the_kernel_for_tpus_is_refused_elsewhere_for_the_platform_and_not_as_unknown(rng):

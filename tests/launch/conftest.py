@@ -14,8 +14,8 @@ import json, os, sys
 from axon.launch.local import launch
 if "AXON_PROCESS" not in os.environ:
     sys.exit(launch(2))
-from axon.launch.cluster import Member
-Member.found(os.environ).join()
+from axon.launch.cluster import Process
+Process.found(os.environ).join()
 import jax
 import numpy as np
 me = jax.process_index()

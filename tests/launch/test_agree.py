@@ -3,12 +3,12 @@
 import pytest
 
 from axon.launch.agree import AgreedStop, largest
-from axon.train.signals import Interrupted, Interrupts
+from axon.launch.signals import Interrupted, Interrupts
 
 SCRIPT = """
 import signal, time
 from axon.launch.agree import AgreedStop, largest, process_0_first
-from axon.train.signals import Interrupts
+from axon.launch.signals import Interrupts
 
 told["largest"] = [int(largest(value)) for value in (7 * me, 5 - me, 3)]
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from axon.errors import UserError
-from axon.launch.cluster import Member
+from axon.launch.cluster import Process
 
 SLURM = {
     "SLURM_JOB_ID": "71",
@@ -17,33 +17,33 @@ SLURM = {
 
 
 def test_without_a_launcher_and_without_slurm_it_is_alone():
-    assert Member.found({"HOME": "/", "PATH": "/bin"}) is None
+    assert Process.found({"HOME": "/", "PATH": "/bin"}) is None
 
 
 def test_what_a_launcher_says_is_understood():
     count = random.randint(2, 99)
-    for member in (Member(random.randrange(count), count, "127.0.0.1:4000", 12), Member(1, 2, "node3:4000")):
-        assert Member.found(member.environment()) == member
+    for process in (Process(random.randrange(count), count, "127.0.0.1:4000", 12), Process(1, 2, "node3:4000")):
+        assert Process.found(process.environment()) == process
 
 
 def test_a_step_of_several_slurm_tasks_is_joined_where_jax_finds_the_rest():
-    assert Member.found(SLURM) == Member(5, 8, coordinator=None)
+    assert Process.found(SLURM) == Process(5, 8, coordinator=None)
 
 
 @pytest.mark.parametrize("missing", SLURM)
 def test_a_slurm_batch_script_that_is_no_step_is_alone(missing):
-    assert Member.found({name: value for name, value in SLURM.items() if name != missing}) is None
+    assert Process.found({name: value for name, value in SLURM.items() if name != missing}) is None
 
 
 def test_one_slurm_task_is_alone():
-    assert Member.found(SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert Process.found(SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
 
 
 def test_a_launcher_inside_of_slurm_counts_before_slurm():
-    inner = Member(1, 2, "127.0.0.1:4000", 12)
-    assert Member.found(SLURM | inner.environment()) == inner
+    inner = Process(1, 2, "127.0.0.1:4000", 12)
+    assert Process.found(SLURM | inner.environment()) == inner
 
 
 def test_a_variable_that_is_no_number_is_a_mistake_that_names_it():
     with pytest.raises(UserError, match="AXON_PROCESSES is 'two'"):
-        Member.found({"AXON_PROCESS": "0", "AXON_PROCESSES": "two"})
+        Process.found({"AXON_PROCESS": "0", "AXON_PROCESSES": "two"})

@@ -18,7 +18,7 @@ from axon.launch.local import HOST, launch
 LAUNCHER = """
 import sys
 from axon.launch.local import launch
-from axon.train.signals import Interrupted
+from axon.launch.signals import Interrupted
 sys.orig_argv = [sys.executable, "-c", sys.argv[2]]
 try:
     sys.exit(launch(int(sys.argv[1])))
@@ -34,9 +34,9 @@ index = int(os.environ["AXON_PROCESS"])
 """
 
 OBEDIENT = """
-from axon.launch.cluster import obey
-from axon.train.signals import Interrupts
-obey(int(os.environ["AXON_LAUNCHER"]))
+from axon.launch.cluster import die_with_parent
+from axon.launch.signals import Interrupts
+die_with_parent(int(os.environ["AXON_LAUNCHER"]))
 with Interrupts() as interrupts:
     Path(f"ready{index}").write_text(str(os.getpid()))
     while not interrupts.requested:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from axon.checkpoint import Reader
-from axon.train.metrics import read_metrics
+from axon.observe.metrics import read_metrics
 
 TINY = (
     (Path(__file__).parents[1] / "tiny.gin").read_text()

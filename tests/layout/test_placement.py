@@ -48,8 +48,8 @@ def test_mesh_axes_of_size_one_are_left_out_of_specs(placed):
     placement = placed({"data": 1, "tensor": 2})
     assert placement.spec(("batch", "mlp")) == PartitionSpec(None, "tensor")
     assert placement.mesh_axes("batch") == ()
-    assert placement.ways("mlp") == 2
-    assert placement.ways("embed") == 1
+    assert placement.num_shards("mlp") == 2
+    assert placement.num_shards("embed") == 1
 
 
 def test_one_mesh_axis_cannot_split_two_axes_of_an_array_even_on_one_device(placed):

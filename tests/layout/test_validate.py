@@ -77,7 +77,7 @@ def test_layers_cannot_be_split_yet_and_the_mesh_axis_is_named(options, placed):
 def test_microbatches_divide_the_rows_of_each_device(placed):
     validate(placed({"data": 4}, microbatches=4), UP, BATCH)
     (message,) = problems(placed({"data": 4}, microbatches=8), UP)
-    assert "the batch: 16 rows are not divisible by 32, which is Layout.microbatches = 8 × 4 devices" in message
+    assert "the batch: 16 sequences are not divisible by 32, which is Layout.microbatches = 8 × 4 devices" in message
 
 
 @pytest.mark.parametrize("where", ["rows", "params", "optimizer"])

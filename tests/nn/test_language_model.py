@@ -30,14 +30,14 @@ def test_logits_token_by_token_are_those_of_the_whole_row_and_give_its_loss(
 
     def run(values):
         model = bind(module, values)
-        whole = model.logits(model.hidden(Inputs(ids[:, :-1], positions))[0])
+        whole = model.output.logits(model.hidden(Inputs(ids[:, :-1], positions))[0])
         objective, nll = model.loss(Inputs(ids[:, :-1], positions), ids[:, 1:], jnp.ones((2, 12)))
 
         def one(memory, start):
             at = jnp.broadcast_to(start, (2, 1))
             inputs = Inputs(jax.lax.dynamic_slice_in_dim(jnp.asarray(ids), start, 1, 1), at, start=start)
             x, memory = model.hidden(inputs, memory)
-            return memory, model.logits(x)[:, 0]
+            return memory, model.output.logits(x)[:, 0]
 
         _, single = jax.lax.scan(one, model.memory(2, 15), jnp.arange(12, dtype=jnp.int32))
         return whole, jnp.swapaxes(single, 0, 1), nll, objective
@@ -71,7 +71,7 @@ def test_padding_of_the_vocabulary_is_never_predicted_and_never_counted(
 
     def run(values):
         model = bind(module, values)
-        return jax.value_and_grad(lambda v: objective(module, v))(values), model.logits(model.hidden(inputs)[0])
+        return jax.value_and_grad(lambda v: objective(module, v))(values), model.output.logits(model.hidden(inputs)[0])
 
     (loss, gradients), logits = jax.device_get(compiled(placed(mesh), run, values))
     cut = dict(values, embedding={"table": values["embedding"]["table"][:29]})

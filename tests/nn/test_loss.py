@@ -33,7 +33,7 @@ def run(rng, bind):
         def loss(x, head):
             param = Param(names, SIZES)
             param.set_value(head)
-            return cross_entropy(shard(x, "batch seq embed"), param, targets, weights, z_loss, ids)
+            return cross_entropy(shard(x, "batch seq embed"), Head(param, ids), targets, weights, z_loss)
 
         def both(x, head):
             return loss(x, head), jax.grad(lambda x, h: 3 * loss(x, h)[0], argnums=(0, 1))(x, head)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from axon.axes.patterns import PatternError
 from axon.layout import ArraySpec
 from axon.nn import Param, Stack, constant, fan_in, initialise, normal, parameters
-from axon.patterns import PatternError
 
 DIMS = {"embed": 24, "mlp": 40, "heads": 8, "head_dim": 6}
 

@@ -139,7 +139,7 @@ def test_few_layers_are_written_out_on_cpu_and_many_scanned(rng, placed, compile
 
         def run(values):
             out, _ = bind(stack, values)(jnp.ones((2, 4, 8)), Inputs(ids, ids), 1.5)  # noqa: B023
-            told.append(axes.current().notices["layers"])  # noqa: B023
+            told.append(axes.current().choices["layers"])  # noqa: B023
             return out
 
         compiled(placed(), run, values)

@@ -12,9 +12,9 @@ import pytest
 from axon.config import load
 from axon.data import Bpe
 from axon.layout import Layout
+from axon.observe.metrics import read_metrics
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.run import Train
-from axon.train.metrics import read_metrics
 from axon.train.optimizer import AdamW, Cosine, OneBitAdam
 
 ROOT = Path(__file__).parents[2]

@@ -102,18 +102,21 @@ def test_one_bit_adam_moves_a_bit_a_number_both_ways_after_its_warm_up():
     found = crossing(onebit.lower().compile())
     exchanged = [(kind, arrays) for where, kind, arrays in found if where == 0 and arrays[0][0] == "u8"]
     others = [shape for where, _, arrays in found if where != 1 for dtype, shape in arrays if dtype != "u8"]
-    counts, ways = held(onebit), MESH["replica"]
+    counts, workers = held(onebit), MESH["replica"]
     assert {kind for kind, _ in exchanged} == {"all-to-all", "all-gather"}
     for _, arrays in exchanged:
-        assert bytes_of(arrays) == ways * message_bytes(counts, ways)
+        assert bytes_of(arrays) == workers * message_bytes(counts, workers)
     assert all(math.prod(shape) <= len(counts) for shape in others), "besides, only norms and other scalars"
     warm = sum(bytes_of(arrays) for where, _, arrays in found if where == 1)
     assert warm >= 4 * sum(counts), "in the warm-up the whole gradient crosses"
 
 
 def test_a_message_is_a_thirty_second_of_an_all_reduce():
-    numbers, ways = [10_000_000, 4096], 4
-    ours, theirs = 2 * (ways - 1) * message_bytes(numbers, ways), 2 * (ways - 1) / ways * 4 * sum(numbers)
+    numbers, workers = [10_000_000, 4096], 4
+    ours, theirs = (
+        2 * (workers - 1) * message_bytes(numbers, workers),
+        2 * (workers - 1) / workers * 4 * sum(numbers),
+    )
     assert ours / theirs == pytest.approx(1 / 32, rel=1e-4)
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.observe.mfu import flops_per_token
 from axon.plan.report import compile_step
 from axon.plan.topology import devices
-from axon.train.mfu import flops_per_token
 from axon.train.optimizer import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
@@ -103,9 +103,9 @@ def test_cycles_kernels_and_choices_are_told(report):
     assert made.cycles["other"] > 0
     forwards = 2 * LAYERS  # forward, and again in the backward
     assert made.kernels == {"axon_attention_forward": forwards, "axon_attention_backward": LAYERS}
-    assert made.notices["attention"].startswith("tpu, causal")
-    assert not made.doubtful
-    assert report("h200:8", {"data": 8}).notices["attention"].startswith("xla, causal")
+    assert made.choices["attention"].startswith("tpu, causal")
+    assert not made.uncounted
+    assert report("h200:8", {"data": 8}).choices["attention"].startswith("xla, causal")
 
 
 def test_a_program_that_does_not_fit_says_by_how_much_and_what_is_largest():

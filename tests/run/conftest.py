@@ -14,8 +14,8 @@ from axon.checkpoint import Checkpoints
 from axon.data import Bpe, Data, Folder
 from axon.layout import Layout
 from axon.run import Evaluation, Sample, Train
+from axon.serve.generate import Sampling
 from axon.train.optimizer import AdamW, Cosine
-from axon.train.sampling import Sampling
 from models.llama import Llama
 
 STEPS = 12

@@ -12,9 +12,9 @@ import pytest
 from axon.data import TokenizerFile
 from axon.errors import UserError
 from axon.nn import Inputs
+from axon.observe.metrics import read_metrics
 from axon.run.inspect import evaluate_run, generate_text
-from axon.train.metrics import read_metrics
-from axon.train.sampling import Sampling
+from axon.serve.generate import Sampling
 
 
 def silent(line):

@@ -9,9 +9,9 @@ import pytest
 from axon.checkpoint import Reader
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError
+from axon.observe.metrics import read_metrics
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.run.inspect import evaluate_run
-from axon.train.metrics import read_metrics
 from axon.train.optimizer import OneBitAdam
 
 METHODS = ["DiLoCo", "OneBitAdam"]

@@ -17,14 +17,14 @@ from axon.checkpoint import Checkpoints, Reader
 from axon.config import load
 from axon.data import Folder, TokenizerFile
 from axon.errors import UserError
+from axon.launch.signals import Interrupted
 from axon.layout import Layout
+from axon.observe.metrics import read_metrics
+from axon.observe.trackers import TensorBoard
 from axon.run import Evaluation
 from axon.run.folder import RunFolder
 from axon.train.loop import Diverged
-from axon.train.metrics import read_metrics
 from axon.train.optimizer import AdamW, Constant
-from axon.train.signals import Interrupted
-from axon.train.trackers import TensorBoard
 
 KEYS = {"step", "loss", "tokens", "tokens_per_second", "step_seconds", "mfu", "grad_norm", "learning_rate"}
 

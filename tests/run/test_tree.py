@@ -7,8 +7,8 @@ import pytest
 
 from axon.data import TokenizerFile
 from axon.errors import UserError
+from axon.observe.metrics import read_metrics
 from axon.run import Evaluation, Train
-from axon.train.metrics import read_metrics
 
 
 def test_a_loop_of_ones_own_gives_the_same_losses_as_run(trained, few):

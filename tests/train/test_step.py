@@ -199,7 +199,7 @@ def test_a_layout_that_cannot_hold_the_model_is_refused_before_tracing():
 
 @pytest.mark.parametrize("mesh", [{"replica": 2, "tensor": 2}, {"data": 2, "tensor": 2}])
 def test_zero_on_a_mesh_where_it_splits_nothing_is_said(mesh):
-    assert ("ZeRO" in program(Layout(mesh, zero=2)).notices) == ("data" not in mesh)
+    assert ("ZeRO" in program(Layout(mesh, zero=2)).choices) == ("data" not in mesh)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
@@ -218,11 +218,11 @@ def test_zero_on_a_mesh_where_it_splits_nothing_is_said(mesh):
 def test_an_overlap_that_makes_no_ring_is_said(mesh, options, idle, microbatches):
     traced = program(Layout(mesh, microbatches=microbatches, **options))
     traced.trace()
-    told = traced.notices.get("overlap", "")
+    told = traced.choices.get("overlap", "")
     assert told.startswith(f"nothing is overlapped over {idle}: ") if idle else not told
 
 
 def test_choices_made_while_tracing_are_noticed(plain):
     plain.lower()
-    assert plain.notices["layers"] == "2 blocks written out, remat none"
-    assert plain.notices["attention"] == "xla, causal & same document"
+    assert plain.choices["layers"] == "2 blocks written out, remat none"
+    assert plain.choices["attention"] == "xla, causal & same document"

@@ -6,7 +6,7 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.axes import current
 from axon.errors import UserError
 from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window, causal_window
-from axon.kernels.attention.problem import Form, Given
+from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.reference import attention_reference
 from axon.kernels.attention.tiles import Tiles, tiles_for
 from axon.kernels.attention.tpu import NAME, attention_tpu
@@ -14,10 +14,10 @@ from axon.kernels.attention.xla import attention_xla
 from axon.kernels.choice import choose, with_tpu
 
 __all__ = [
+    "AttentionConfig",
+    "AttentionInputs",
     "Causal",
     "Everything",
-    "Form",
-    "Given",
     "Mask",
     "Prefix",
     "SameDocument",
@@ -40,7 +40,7 @@ def attention(
     scale: float | None = None,
     soft_cap: float | None = None,
     sinks: Array | None = None,
-    slopes: Array | None = None,
+    alibi_slopes: Array | None = None,
 ) -> Array:
     """Grouped-query attention on one device's shard (Vaswani et al., arXiv:1706.03762; Ainslie et al., 2305.13245).
 
@@ -51,28 +51,30 @@ def attention(
         documents: the document of each query and of each key, `batch seq` and `batch kv_seq`.
         start: index of the first query among the keys; traced (a cache's fill) or a constant.
         scale: of the scores; 1/√head_dim by default.
-        soft_cap, sinks, slopes: see `axon.kernels.attention.problem`; no gradient reaches the slopes.
+        soft_cap, sinks, alibi_slopes: see `axon.kernels.attention.problem`; no gradient reaches alibi_slopes.
 
     Returns: `batch seq heads value_dim`, in the dtype of `q`; zeros for a query that sees no key.
 
     Raises `UserError` for operands that do not go together.
     """
-    form = Form(mask, float(q.shape[-1] ** -0.5) if scale is None else scale, soft_cap)
-    return attention_and_lse(q, k, v, form, Given(documents, start, sinks, slopes))[0]
+    config = AttentionConfig(mask, float(q.shape[-1] ** -0.5) if scale is None else scale, soft_cap)
+    return attention_and_lse(q, k, v, config, AttentionInputs(documents, start, sinks, alibi_slopes))[0]
 
 
-def attention_and_lse(q: Array, k: Array, v: Array, form: Form, given: Given = Given()) -> tuple[Array, Array]:
+def attention_and_lse(
+    q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs = AttentionInputs()
+) -> tuple[Array, Array]:
     """As `attention`, with the log-sum-exp of each query's scores, `batch seq heads`, float32 at least.
 
     With it attentions over parts of the keys merge exactly (ring attention, split-K); −∞ for a query that sees none.
     Both results may be differentiated.
     """
-    _check(q, k, v, form, given)
-    moving = None if isinstance(given.start, int) else "the first query's place is known only at run time"
-    chosen = choose("attention", with_tpu(_unfit(q, v), {"xla": moving, "reference": None}), str(form))
+    _check(q, k, v, config, inputs)
+    moving = None if isinstance(inputs.start, int) else "the first query's place is known only at run time"
+    chosen = choose("attention", with_tpu(_unfit(q, v), {"xla": moving, "reference": None}), str(config))
     if chosen == "tpu":
-        return attention_tpu(q, k, v, form, given, tiles=_tiles())  # which names what its backward needs
-    out, lse = (attention_xla if chosen == "xla" else attention_reference)(q, k, v, form, given)
+        return attention_tpu(q, k, v, config, inputs, tiles=_tiles())  # which names what its backward needs
+    out, lse = (attention_xla if chosen == "xla" else attention_reference)(q, k, v, config, inputs)
     return checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
 
 
@@ -98,7 +100,7 @@ def _tiles() -> Tiles:
     return Tiles() if scope is None else tiles_for(scope.placement.chip)
 
 
-def _check(q: Array, k: Array, v: Array, form: Form, given: Given) -> None:
+def _check(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> None:
     """Raises `UserError` where the operands do not go together."""
     heads, kv_heads = q.shape[2], k.shape[2]
     if k.shape[:3] != v.shape[:3]:
@@ -107,12 +109,12 @@ def _check(q: Array, k: Array, v: Array, form: Form, given: Given) -> None:
         raise UserError(f"attention: queries are {_shape(q)} and keys {_shape(k)}; batch and head_dim must be equal")
     if heads % kv_heads:
         raise UserError(f"attention: {heads} heads are not a multiple of {kv_heads} kv_heads")
-    if form.soft_cap is not None and form.soft_cap <= 0:
-        raise UserError(f"attention: soft_cap is {form.soft_cap}; write a number above 0, or None")
-    for name, x in (("sinks", given.sinks), ("slopes", given.slopes)):
+    if config.soft_cap is not None and config.soft_cap <= 0:
+        raise UserError(f"attention: soft_cap is {config.soft_cap}; write a number above 0, or None")
+    for name, x in (("sinks", inputs.sinks), ("alibi_slopes", inputs.alibi_slopes)):
         if x is not None and x.shape != (heads,):
             raise UserError(f"attention: {name} are {_shape(x)}; there are {heads} heads, one number each")
-    for x, documents in zip((q, k), given.documents or (), strict=False):
+    for x, documents in zip((q, k), inputs.documents or (), strict=False):
         if documents.shape != x.shape[:2]:
             raise UserError(f"attention: documents are {_shape(documents)} for {x.shape[0]} rows of {x.shape[1]}")
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from axon.kernels.attention.cost import backward_cost, forward_cost
 from axon.kernels.attention.mask import Causal, Mask, Prefix, SameDocument, Window
-from axon.kernels.attention.problem import Form, Given
+from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tpu import attention_tpu
 from axon.kernels.case import Case, Cost
 
@@ -28,7 +28,7 @@ def cases(shorter: int = 1) -> list[Case]:
             cap=50.0,
         ),
         _case("flash, gpt-oss, window, sinks", Causal() & Window(128), (1, 4096 // shorter, 64, 8, 64, 64), sinks=True),
-        _case("flash, prefix, ALiBi slopes", Prefix(512), (1, 2048 // shorter, 16, 16, 128, 128), slopes=True),
+        _case("flash, prefix, ALiBi slopes", Prefix(512), (1, 2048 // shorter, 16, 16, 128, 128), alibi_slopes=True),
         _case("flash, float32", Causal(), (1, 2048 // shorter, 8, 8, 64, 64), dtype=jnp.float32),
     ]
 
@@ -40,16 +40,18 @@ def _case(
     dtype=jnp.bfloat16,
     cap: float | None = None,
     sinks: bool = False,
-    slopes: bool = False,
+    alibi_slopes: bool = False,
 ) -> Case:
     """Of `batch seq heads kv_heads head_dim value_dim`."""
     batch, seq, heads, kv_heads, width, value = sizes
-    form = Form(mask, width**-0.5, cap)
+    config = AttentionConfig(mask, width**-0.5, cap)
 
     def step(q, k, v, documents, per_head):
         """Output and gradients."""
-        given = Given((documents, documents), 0, per_head if sinks else None, per_head if slopes else None)
-        out, backward = jax.vjp(lambda q, k, v: attention_tpu(q, k, v, form, given)[0], q, k, v)
+        inputs = AttentionInputs(
+            (documents, documents), 0, per_head if sinks else None, per_head if alibi_slopes else None
+        )
+        out, backward = jax.vjp(lambda q, k, v: attention_tpu(q, k, v, config, inputs)[0], q, k, v)
         return out, backward(out)
 
     operands = (

@@ -121,7 +121,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True)
 class SameDocument(Mask):
-    """Keys of the query's own document, in rows that pack several; all, where no documents are given."""
+    """Keys of the query's own document, in rows that pack several; all, where there are no documents."""
 
     @property
     def by_document(self):

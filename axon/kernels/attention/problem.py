@@ -9,7 +9,7 @@ from axon.kernels.attention.mask import Documents, Mask
 
 
 @dataclass(frozen=True)
-class Form:
+class AttentionConfig:
     """How scores are made: what is known while tracing.
 
     Args:
@@ -25,17 +25,17 @@ class Form:
         return str(self.mask) + (f", soft cap {self.soft_cap:g}" if self.soft_cap is not None else "")
 
 
-class Given(NamedTuple):
+class AttentionInputs(NamedTuple):
     """The arrays that come with queries, keys and values; None for those that do not.
 
     Attributes:
         documents: of each query and of each key, `batch seq` and `batch kv_seq`.
         start: index of the first query among the keys; traced, or a constant.
         sinks: `heads`, a score of each head that takes part in the softmax and has no value (arXiv:2309.17453).
-        slopes: `heads`; `slope·(key − query)`, of their indices, is added to the scores (ALiBi, arXiv:2108.12409).
+        alibi_slopes: `heads`; `slope·(key − query)`, of their indices, is added to the scores (arXiv:2108.12409).
     """
 
     documents: Documents = None
     start: Array | int = 0
     sinks: Array | None = None
-    slopes: Array | None = None
+    alibi_slopes: Array | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from axon.kernels.attention.mask import Mask
-from axon.kernels.attention.problem import Given
+from axon.kernels.attention.problem import AttentionInputs
 
 LANES = 128
 
@@ -122,17 +122,17 @@ class Reach(NamedTuple):
     start: Array
 
 
-def reach(grid: Grid, mask: Mask, given: Given) -> Reach:
+def reach(grid: Grid, mask: Mask, inputs: AttentionInputs) -> Reach:
     """The tables of an attention. Without documents they have one row, which stands for all."""
-    low, high = grid._reach(mask, jnp.asarray(given.start, jnp.int32), jnp)
+    low, high = grid._reach(mask, jnp.asarray(inputs.start, jnp.int32), jnp)
     seen = (low[:, None] <= np.arange(grid.key_tiles)) & (np.arange(grid.key_tiles) < high[:, None])
     seen, documents = seen[None], (None, None)
-    if mask.by_document and given.documents is not None:
-        least, most = _range(given.documents[0], grid.queries, grid.query_tiles)
-        key_least, key_most = _range(given.documents[1], grid.keys, grid.key_tiles)
+    if mask.by_document and inputs.documents is not None:
+        least, most = _range(inputs.documents[0], grid.queries, grid.query_tiles)
+        key_least, key_most = _range(inputs.documents[1], grid.keys, grid.key_tiles)
         seen = seen & (least[:, :, None] <= key_most[:, None]) & (key_least[:, None] <= most[:, :, None])
         documents = (least.reshape(-1), most.reshape(-1)), (key_least.reshape(-1), key_most.reshape(-1))
-    start = jnp.asarray(given.start, jnp.int32).reshape(1)
+    start = jnp.asarray(inputs.start, jnp.int32).reshape(1)
     (first, last), (first_query, last_query) = _ends(seen, 2), _ends(seen, 1)
     return Reach(first, last, first_query, last_query, *documents, start)
 

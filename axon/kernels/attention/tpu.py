@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.kernels.attention.cost import backward_cost, forward_cost
-from axon.kernels.attention.problem import Form, Given
+from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu_backward import backward
 from axon.kernels.attention.tpu_forward import Operands, forward
@@ -26,7 +26,14 @@ NAME = "attention"
 
 
 def attention_tpu(
-    q: Array, k: Array, v: Array, form: Form, given: Given = Given(), *, tiles: Tiles = Tiles(), interpret: Any = False
+    q: Array,
+    k: Array,
+    v: Array,
+    config: AttentionConfig,
+    inputs: AttentionInputs = AttentionInputs(),
+    *,
+    tiles: Tiles = Tiles(),
+    interpret: Any = False,
 ) -> tuple[Array, Array]:
     """See `axon.kernels.attention.attention_and_lse`. Operands of float16 are computed in float32."""
     dtype = q.dtype
@@ -37,10 +44,10 @@ def attention_tpu(
     kv_heads = k.shape[2]
     q = q.reshape(batch, queries, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
     k, v = (x.swapaxes(1, 2) for x in (k, v))
-    kernels = _Kernels(form, tiles, interpret, given.start if isinstance(given.start, int) else None)
-    if given.slopes is not None:
-        given = given._replace(slopes=lax.stop_gradient(given.slopes))
-    out, lse = kernels.differentiable()(q, k, v, given._replace(start=jnp.asarray(given.start, jnp.int32)))
+    kernels = _Kernels(config, tiles, interpret, inputs.start if isinstance(inputs.start, int) else None)
+    if inputs.alibi_slopes is not None:
+        inputs = inputs._replace(alibi_slopes=lax.stop_gradient(inputs.alibi_slopes))
+    out, lse = kernels.differentiable()(q, k, v, inputs._replace(start=jnp.asarray(inputs.start, jnp.int32)))
     out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, v.shape[3])
     return out.astype(dtype), lse.reshape(batch, heads, queries).swapaxes(1, 2)
 
@@ -49,10 +56,10 @@ def attention_tpu(
 class _Kernels:
     """Both kernels, of `q[batch kv_heads group seq head_dim]` and `k, v[batch kv_heads kv_seq head_dim]`.
 
-    `start` is that of `Given` where it is a constant, with which fewer steps of the grid are needed.
+    `start` is that of `AttentionInputs` where it is a constant, with which fewer steps of the grid are needed.
     """
 
-    form: Form
+    config: AttentionConfig
     tiles: Tiles
     interpret: Any
     start: int | None
@@ -61,42 +68,42 @@ class _Kernels:
         """Output and log-sum-exp, `batch kv_heads group seq`."""
 
         @jax.custom_vjp
-        def attend(q, k, v, given):
-            return self.forward(q, k, v, given)
+        def attend(q, k, v, inputs):
+            return self.forward(q, k, v, inputs)
 
-        def forward(q, k, v, given):
-            out, lse = (checkpoint_name(x, NAME) for x in self.forward(q, k, v, given))
-            return (out, lse), (q, k, v, given, out, lse)
+        def forward(q, k, v, inputs):
+            out, lse = (checkpoint_name(x, NAME) for x in self.forward(q, k, v, inputs))
+            return (out, lse), (q, k, v, inputs, out, lse)
 
         def backward(kept, cotangents):
-            q, k, v, given, out, lse = kept
+            q, k, v, inputs, out, lse = kept
             dout, dlse = cotangents
             total = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
-            dq, dk, dv = self.backward(q, k, v, given, (dout, lse, total))
-            return dq, dk, dv, _of_given(given, lse, total)
+            dq, dk, dv = self.backward(q, k, v, inputs, (dout, lse, total))
+            return dq, dk, dv, _input_gradients(inputs, lse, total)
 
         attend.defvjp(forward, backward)
         return attend
 
-    def forward(self, q: Array, k: Array, v: Array, given: Given) -> tuple[Array, Array]:
-        mask, tiles = self.form.mask, self.tiles
+    def forward(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> tuple[Array, Array]:
+        mask, tiles = self.config.mask, self.tiles
         grid = Grid.of(tiles.rows, tiles.keys, q.shape[2], q.shape[3], k.shape[2])
-        steps = grid.steps(mask, given.start if self.start is None else self.start)
-        operands = _operands(grid, grid.query_tiles, q, k, v, self.form, given)
+        steps = grid.steps(mask, inputs.start if self.start is None else self.start)
+        operands = _operands(grid, grid.query_tiles, q, k, v, self.config, inputs)
         cost = forward_cost(mask, q, k, v, self.start or 0)
-        tables = reach(grid, mask, given)
-        out, lse = forward(self.form, grid, steps, tables, operands, cost, tiles.vmem, self.interpret)
+        tables = reach(grid, mask, inputs)
+        out, lse = forward(self.config, grid, steps, tables, operands, cost, tiles.vmem, self.interpret)
         return out[:, :, :, : q.shape[3]], _untiled(grid, lse)
 
     def backward(
-        self, q: Array, k: Array, v: Array, given: Given, rows: tuple[Array, Array, Array]
+        self, q: Array, k: Array, v: Array, inputs: AttentionInputs, rows: tuple[Array, Array, Array]
     ) -> tuple[Array, Array, Array]:
         """Of dO, the log-sum-exp and D of each query."""
-        mask, tiles = self.form.mask, self.tiles
+        mask, tiles = self.config.mask, self.tiles
         grid = Grid.of(tiles.backward_rows, tiles.backward_keys, q.shape[2], q.shape[3], k.shape[2])
         spans, held = grid.spans(q.shape[4], tiles.held)
         count = spans * held
-        operands = _operands(grid, count, q, k, v, self.form, given)
+        operands = _operands(grid, count, q, k, v, self.config, inputs)
         dout, lse, total = rows
         lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)
         rows = (
@@ -105,33 +112,37 @@ class _Kernels:
             _tiled(grid, count, total, 0.0),
         )
         cost = backward_cost(mask, q, k, v, self.start or 0)
-        tables = reach(grid, mask, given)
-        dq, dk, dv = backward(self.form, grid, (spans, held), tables, operands, rows, cost, tiles.vmem, self.interpret)
+        tables = reach(grid, mask, inputs)
+        dq, dk, dv = backward(
+            self.config, grid, (spans, held), tables, operands, rows, cost, tiles.vmem, self.interpret
+        )
         keys = k.shape[2]
         return dq[:, :, :, : q.shape[3]], dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
 
 
-def _of_given(given: Given, lse: Array, total: Array) -> Given:
+def _input_gradients(inputs: AttentionInputs, lse: Array, total: Array) -> AttentionInputs:
     """The gradient of the sinks: a sink's power times −D, summed over queries. Others have none."""
-    documents, start = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (given.documents, given.start))
-    slopes = None if given.slopes is None else jnp.zeros_like(given.slopes)
-    if given.sinks is None:
-        return Given(documents, start, None, slopes)
-    powers = jnp.exp(given.sinks.astype(jnp.float32).reshape(1, *lse.shape[1:3], 1) - lse)
-    dsinks = -jnp.sum(powers * total, axis=(0, 3)).reshape(given.sinks.shape)
-    return Given(documents, start, dsinks.astype(given.sinks.dtype), slopes)
+    documents, start = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (inputs.documents, inputs.start))
+    alibi_slopes = None if inputs.alibi_slopes is None else jnp.zeros_like(inputs.alibi_slopes)
+    if inputs.sinks is None:
+        return AttentionInputs(documents, start, None, alibi_slopes)
+    powers = jnp.exp(inputs.sinks.astype(jnp.float32).reshape(1, *lse.shape[1:3], 1) - lse)
+    dsinks = -jnp.sum(powers * total, axis=(0, 3)).reshape(inputs.sinks.shape)
+    return AttentionInputs(documents, start, dsinks.astype(inputs.sinks.dtype), alibi_slopes)
 
 
-def _operands(grid: Grid, query_tiles: int, q: Array, k: Array, v: Array, form: Form, given: Given) -> Operands:
+def _operands(
+    grid: Grid, query_tiles: int, q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs
+) -> Operands:
     """Filled up to whole tiles, with a number for each row where heads or queries have one."""
     queries, keys = query_tiles * grid.queries, grid.key_tiles * grid.keys
     documents = of_keys = None
-    if form.mask.by_document and given.documents is not None:
-        documents = _padded(given.documents[0], 1, queries).reshape(-1, query_tiles, 1, 1, grid.queries)
+    if config.mask.by_document and inputs.documents is not None:
+        documents = _padded(inputs.documents[0], 1, queries).reshape(-1, query_tiles, 1, 1, grid.queries)
         documents = jnp.tile(documents, (1, 1, 1, grid.group, 1)).reshape(-1, query_tiles, 1, grid.rows)
-        of_keys = _padded(given.documents[1], 1, keys).reshape(-1, grid.key_tiles, 1, grid.keys)
-    sinks, slopes = (None if x is None else _per_head(grid, x) for x in (given.sinks, given.slopes))
-    per_row = PerRow(documents, sinks, slopes)
+        of_keys = _padded(inputs.documents[1], 1, keys).reshape(-1, grid.key_tiles, 1, grid.keys)
+    sinks, alibi_slopes = (None if x is None else _per_head(grid, x) for x in (inputs.sinks, inputs.alibi_slopes))
+    per_row = PerRow(documents, sinks, alibi_slopes)
     return Operands(_padded(q, 3, queries), _padded(k, 2, keys), _padded(v, 2, keys), per_row, of_keys)
 
 

@@ -17,7 +17,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.attention.problem import Form
+from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tiles import Grid, Reach
 from axon.kernels.attention.tpu_forward import Operands, estimate
 from axon.kernels.attention.tpu_scores import Pair, PerRow, masked, matmul, scores, sees_all, table_row
@@ -25,7 +25,7 @@ from axon.kernels.case import Cost
 
 
 def backward(
-    form: Form,
+    config: AttentionConfig,
     grid: Grid,
     spans: tuple[int, int],
     reach: Reach,
@@ -56,7 +56,7 @@ def backward(
         pl.BlockSpec((None, None, None, grid.keys, v.shape[3]), lambda b, h, s, j, i, reach: (b, h, s, j, 0)),
     )
     dq, dk, dv = pl.pallas_call(
-        lambda *refs: _kernel(form, grid, spans[1], *refs),
+        lambda *refs: _kernel(config, grid, spans[1], *refs),
         out_shape=outputs,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -123,7 +123,9 @@ class _Places:
         )
 
 
-def _kernel(form: Form, grid: Grid, held: int, reach: Reach, x: Operands, dout, lse, total, dq, dk, dv, *sums):
+def _kernel(
+    config: AttentionConfig, grid: Grid, held: int, reach: Reach, x: Operands, dout, lse, total, dq, dk, dv, *sums
+):
     of_q, of_k, of_v = sums
     span, j, i = pl.program_id(2), pl.program_id(3), pl.program_id(4)
     table = table_row(reach)
@@ -141,9 +143,9 @@ def _kernel(form: Form, grid: Grid, held: int, reach: Reach, x: Operands, dout, 
     def meet(partly: bool):
         q = x.q[...].reshape(grid.rows, x.q.shape[-1])
         do = dout[...].reshape(grid.rows, dout.shape[-1])
-        found, slope = scores(q, x.k[...], form, grid, reach, pair, x.per_row)
+        found, slope = scores(q, x.k[...], config, grid, reach, pair, x.per_row)
         if partly:
-            found = masked(found, form, grid, reach, pair, x.per_row, x.key_documents)
+            found = masked(found, config, grid, reach, pair, x.per_row, x.key_documents)
         weights = jnp.exp2(found - lse[...])
         dscores = weights * (matmul(x.v[...], do, (1, 1)) - total[...])
         dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
@@ -152,15 +154,15 @@ def _kernel(form: Form, grid: Grid, held: int, reach: Reach, x: Operands, dout, 
         of_q[i] += matmul(dscores, x.k[...], (0, 0))
 
     there = (reach.first_query[at] <= pair.query) & (pair.query <= reach.last_query[at])
-    whole = sees_all(form, grid, reach, pair)
+    whole = sees_all(config, grid, reach, pair)
     pl.when(there & whole)(lambda: meet(partly=False))
     pl.when(there & jnp.logical_not(whole))(lambda: meet(partly=True))
 
     @pl.when(j == grid.key_tiles - 1)
     def _():
-        dq[...] = (of_q[i] * form.scale).reshape(dq.shape).astype(dq.dtype)
+        dq[...] = (of_q[i] * config.scale).reshape(dq.shape).astype(dq.dtype)
 
     @pl.when(i == held - 1)
     def _():
-        dk[...] = (of_k[...] * form.scale).astype(dk.dtype)
+        dk[...] = (of_k[...] * config.scale).astype(dk.dtype)
         dv[...] = of_v[...].astype(dv.dtype)

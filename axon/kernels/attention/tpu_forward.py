@@ -16,7 +16,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.attention.problem import Form
+from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tiles import Grid, Reach
 from axon.kernels.attention.tpu_scores import (
     LEAST,
@@ -46,7 +46,14 @@ class Operands(NamedTuple):
 
 
 def forward(
-    form: Form, grid: Grid, steps: int, reach: Reach, operands: Operands, cost: Cost, vmem: int, interpret: Any
+    config: AttentionConfig,
+    grid: Grid,
+    steps: int,
+    reach: Reach,
+    operands: Operands,
+    cost: Cost,
+    vmem: int,
+    interpret: Any,
 ) -> tuple[Array, Array]:
     """The output, `batch kv_heads group seq head_dim`, and each query's log-sum-exp, `batch kv_heads tiles 1 rows`."""
     q, v = operands.q, operands.v
@@ -56,7 +63,7 @@ def forward(
     tile = pl.BlockSpec((None, None, group, grid.queries, v.shape[3]), lambda b, h, i, t, reach: (b, h, 0, i, 0))
     rows = pl.BlockSpec((None, None, None, 1, grid.rows), lambda b, h, i, t, reach: (b, h, i, 0, 0))
     return pl.pallas_call(
-        lambda *refs: _kernel(form, grid, steps, *refs),
+        lambda *refs: _kernel(config, grid, steps, *refs),
         out_shape=(out, lse),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
@@ -106,7 +113,7 @@ def _specs(grid: Grid, operands: Operands) -> Operands:
     )
 
 
-def _kernel(form: Form, grid: Grid, steps: int, reach: Reach, x: Operands, out, lse, top, total, sums):
+def _kernel(config: AttentionConfig, grid: Grid, steps: int, reach: Reach, x: Operands, out, lse, top, total, sums):
     table, i, t = table_row(reach), pl.program_id(2), pl.program_id(3)
     at = table * grid.query_tiles + i
     pair = Pair(table, i, reach.first[at] + t)
@@ -120,9 +127,9 @@ def _kernel(form: Form, grid: Grid, steps: int, reach: Reach, x: Operands, out, 
 
     def meet(partly: bool):
         q = x.q[...].reshape(grid.rows, x.q.shape[-1])
-        found, _ = scores(q, x.k[...], form, grid, reach, pair, x.per_row)
+        found, _ = scores(q, x.k[...], config, grid, reach, pair, x.per_row)
         if partly:
-            found = masked(found, form, grid, reach, pair, x.per_row, x.key_documents)
+            found = masked(found, config, grid, reach, pair, x.per_row, x.key_documents)
         peak = jnp.maximum(top[...], jnp.max(found, axis=0, keepdims=True))
         fading = jnp.exp2(top[...] - peak)
         powers = jnp.exp2(found - peak)
@@ -131,7 +138,7 @@ def _kernel(form: Form, grid: Grid, steps: int, reach: Reach, x: Operands, out, 
         top[...] = peak
 
     there = pair.key <= reach.last[at]
-    whole = sees_all(form, grid, reach, pair)
+    whole = sees_all(config, grid, reach, pair)
     pl.when(there & whole)(lambda: meet(partly=False))
     pl.when(there & jnp.logical_not(whole))(lambda: meet(partly=True))
 

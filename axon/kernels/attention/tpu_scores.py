@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from axon.kernels.attention.problem import Form
+from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tiles import Grid, Reach
 
 LOG2E = math.log2(math.e)
@@ -24,11 +24,11 @@ LEAST = -1e30
 
 
 class PerRow(NamedTuple):
-    """A number for each row of a tile of queries, on lanes, or None: documents, sinks and slopes."""
+    """A number for each row of a tile of queries, on lanes, or None: documents, sinks and ALiBi slopes."""
 
     documents: Any
     sinks: Any
-    slopes: Any
+    alibi_slopes: Any
 
 
 class Pair(NamedTuple):
@@ -47,25 +47,25 @@ def matmul(a: Array, b: Array, summed: tuple[int, int]) -> Array:
 
 
 def scores(
-    q: Array, k: Array, form: Form, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow
+    q: Array, k: Array, config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow
 ) -> tuple[Array, Array | None]:
     """`q[rows head_dim]`, `k[keys head_dim]` → `keys rows` in base 2; and, with a soft cap, its slope there."""
     found, slope = matmul(k, q, (1, 1)), None
-    if form.soft_cap is None:
-        found *= form.scale * LOG2E
+    if config.soft_cap is None:
+        found *= config.scale * LOG2E
     else:
-        bent = jnp.tanh(found * (form.scale / form.soft_cap))
-        found, slope = bent * (form.soft_cap * LOG2E), 1 - bent * bent
-    if per_row.slopes is not None:
+        bent = jnp.tanh(found * (config.scale / config.soft_cap))
+        found, slope = bent * (config.soft_cap * LOG2E), 1 - bent * bent
+    if per_row.alibi_slopes is not None:
         query, key = _indices(grid, reach, pair)
-        found += per_row.slopes[...] * LOG2E * (key - query).astype(jnp.float32)
+        found += per_row.alibi_slopes[...] * LOG2E * (key - query).astype(jnp.float32)
     return found, slope
 
 
-def sees_all(form: Form, grid: Grid, reach: Reach, pair: Pair) -> Array:
+def sees_all(config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair) -> Array:
     """Whether every query of the tile sees every key of the other: then there is nothing to mask."""
     query, key = reach.start[0] + pair.query * grid.queries, pair.key * grid.keys
-    seen = form.mask.sees_all(query, query + grid.queries, key, key + grid.keys)
+    seen = config.mask.sees_all(query, query + grid.queries, key, key + grid.keys)
     seen &= key + grid.keys <= grid.real_keys
     if reach.query_document is None or reach.key_document is None:
         return seen
@@ -75,14 +75,14 @@ def sees_all(form: Form, grid: Grid, reach: Reach, pair: Pair) -> Array:
 
 
 def masked(
-    found: Array, form: Form, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow, key_documents: Any
+    found: Array, config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow, key_documents: Any
 ) -> Array:
     """The scores, those of pairs that do not see each other at `MASKED`."""
     query, key = _indices(grid, reach, pair)
     documents = None
     if per_row.documents is not None and key_documents is not None:
         documents = per_row.documents[...], _column(key_documents[...])
-    seen = form.mask.allowed(query, key, documents)
+    seen = config.mask.allowed(query, key, documents)
     if grid.key_tiles * grid.keys > grid.real_keys:
         real = key < grid.real_keys
         seen = real if seen is None else seen & real
@@ -102,5 +102,5 @@ def _column(x: Array) -> Array:
 
 
 def table_row(reach: Reach) -> Array | int:
-    """The row of the tables that the batch row at hand has: all share one where no documents are given."""
+    """The row of the tables that the batch row at hand has: all share one where there are no documents."""
     return 0 if reach.query_document is None else pl.program_id(0)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.kernels.attention.mask import Mask
-from axon.kernels.attention.problem import Form, Given
+from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 
 BLOCK = 64
 """Queries a block, at least: on a CPU the score block then stays in its cache."""
@@ -29,18 +29,22 @@ product to make again."""
 MASKED = float(jnp.finfo(jnp.float32).min)
 
 
-def attention_xla(q: Array, k: Array, v: Array, form: Form, given: Given = Given()) -> tuple[Array, Array]:
-    """See `axon.kernels.attention.attention_and_lse`; `given.start` is a constant."""
+def attention_xla(
+    q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs = AttentionInputs()
+) -> tuple[Array, Array]:
+    """See `axon.kernels.attention.attention_and_lse`; `inputs.start` is a constant."""
     batch, queries, heads, width = q.shape
     kv_heads = k.shape[2]
-    plan = _plan(form.mask, queries, k.shape[1], int(given.start))
-    seen = [_seen(form.mask, block, given) for block in plan]
-    q = (q * jnp.asarray(form.scale, q.dtype)).reshape(batch, queries, kv_heads, heads // kv_heads, width)
+    plan = _plan(config.mask, queries, k.shape[1], int(inputs.start))
+    seen = [_seen(config.mask, block, inputs) for block in plan]
+    q = (q * jnp.asarray(config.scale, q.dtype)).reshape(batch, queries, kv_heads, heads // kv_heads, width)
     q = lax.transpose(q, (0, 2, 3, 1, 4)).reshape(batch * kv_heads, heads // kv_heads, queries, width)
     k, v = (lax.transpose(x, (0, 2, 1, 3)).reshape(batch * kv_heads, -1, x.shape[3]) for x in (k, v))
-    sinks, slopes = (None if x is None else _per_row(x, batch, kv_heads) for x in (given.sinks, given.slopes))
-    attend = _blocks(plan, form.soft_cap, keep=k.shape[1] <= KEPT and form.soft_cap is None)
-    out, lse = attend(q, k, v, sinks, slopes, seen)
+    sinks, alibi_slopes = (
+        None if x is None else _per_row(x, batch, kv_heads) for x in (inputs.sinks, inputs.alibi_slopes)
+    )
+    attend = _blocks(plan, config.soft_cap, keep=k.shape[1] <= KEPT and config.soft_cap is None)
+    out, lse = attend(q, k, v, sinks, alibi_slopes, seen)
     out = out.reshape(batch, kv_heads, heads // kv_heads, queries, -1)
     out = lax.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, queries, heads, -1)
     return out, lse.reshape(batch, heads, queries).swapaxes(1, 2)
@@ -74,15 +78,15 @@ def _plan(mask: Mask, queries: int, keys: int, start: int) -> list[_Block]:
     return blocks
 
 
-def _seen(mask: Mask, block: _Block, given: Given) -> Array | None:
+def _seen(mask: Mask, block: _Block, inputs: AttentionInputs) -> Array | None:
     """Booleans `batch queries keys`, or None where the block needs no mask."""
     first, last = block.first + block.offset, block.last + block.offset
-    apart = mask.by_document and given.documents is not None
+    apart = mask.by_document and inputs.documents is not None
     if not apart and mask.sees_all(first, last, block.low, block.high):
         return None
-    pairs = given.documents and (
-        given.documents[0][:, block.first : block.last, None],
-        given.documents[1][:, None, block.low : block.high],
+    pairs = inputs.documents and (
+        inputs.documents[0][:, block.first : block.last, None],
+        inputs.documents[1][:, None, block.low : block.high],
     )
     return mask.allowed(jnp.arange(first, last)[:, None], jnp.arange(block.low, block.high)[None, :], pairs)
 
@@ -106,11 +110,11 @@ def _blocks(plan: Sequence[_Block], cap: float | None, keep: bool) -> Callable[.
     """
 
     @jax.custom_vjp
-    def attend(q, k, v, sinks, slopes, seen):
-        return forward(q, k, v, sinks, slopes, seen)[0]
+    def attend(q, k, v, sinks, alibi_slopes, seen):
+        return forward(q, k, v, sinks, alibi_slopes, seen)[0]
 
-    def forward(q, k, v, sinks, slopes, seen):
-        operands = (q, k, v, sinks, slopes)
+    def forward(q, k, v, sinks, alibi_slopes, seen):
+        operands = (q, k, v, sinks, alibi_slopes)
         made = [_forward(_cut(block, *operands, own), cap) for block, own in zip(plan, seen, strict=True)]
         out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in made], axis=2).astype(q.dtype)
         lse = jnp.concatenate([_ungrouped(lse, q) for _, _, lse in made], axis=2)
@@ -118,11 +122,11 @@ def _blocks(plan: Sequence[_Block], cap: float | None, keep: bool) -> Callable[.
         return (out, jnp.where(lse == jnp.inf, -jnp.inf, lse)), (operands, seen, saved)
 
     def backward(kept, cotangents):
-        (q, k, v, sinks, slopes), seen, saved = kept
+        (q, k, v, sinks, alibi_slopes), seen, saved = kept
         dout, dlse = cotangents
         dq, dsinks, dk, dv = [], [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
         for block, own, (weights, lse) in zip(plan, seen, saved, strict=True):
-            part = _cut(block, q, k, v, sinks, slopes, own)
+            part = _cut(block, q, k, v, sinks, alibi_slopes, own)
             made = _backward(part, cap, weights, lse, _rows(dout, block), _rows(dlse, block))
             dq.append(_ungrouped(made.q, q))
             around = ((0, 0), (block.low, k.shape[1] - block.high), (0, 0))
@@ -130,7 +134,7 @@ def _blocks(plan: Sequence[_Block], cap: float | None, keep: bool) -> Callable[.
             if made.sink is not None:
                 dsinks.append(jnp.sum(_ungrouped(made.sink, q), axis=2, keepdims=True))
         dq = jnp.concatenate(dq, axis=2).astype(q.dtype)
-        dslopes = None if slopes is None else jnp.zeros_like(slopes)
+        dslopes = None if alibi_slopes is None else jnp.zeros_like(alibi_slopes)
         return dq, dk.astype(k.dtype), dv.astype(v.dtype), sum(dsinks) if dsinks else None, dslopes, None
 
     attend.defvjp(forward, backward)
@@ -138,7 +142,7 @@ def _blocks(plan: Sequence[_Block], cap: float | None, keep: bool) -> Callable[.
 
 
 def _cut(
-    block: _Block, q: Array, k: Array, v: Array, sinks: Array | None, slopes: Array | None, seen: Array | None
+    block: _Block, q: Array, k: Array, v: Array, sinks: Array | None, alibi_slopes: Array | None, seen: Array | None
 ) -> _Part:
     size = (q.shape[0], q.shape[1], block.last - block.first, 1)
     keys = jnp.arange(block.low, block.high)
@@ -148,7 +152,7 @@ def _cut(
         k[:, block.low : block.high],
         v[:, block.low : block.high],
         None if sinks is None else jnp.broadcast_to(sinks, size).reshape(q.shape[0], -1, 1),
-        None if slopes is None else (slopes * ahead).reshape(q.shape[0], -1, len(keys)),
+        None if alibi_slopes is None else (alibi_slopes * ahead).reshape(q.shape[0], -1, len(keys)),
         seen,
     )
 

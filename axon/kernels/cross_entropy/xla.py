@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from axon.axes.patterns import Names
 from axon.kernels.choice import platform
-from axon.patterns import Names
 
 CPU_BLOCK = 2**24
 """Bytes of float32 logits a block, about, that a CPU's cache has room for."""

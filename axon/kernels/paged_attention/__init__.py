@@ -5,7 +5,7 @@ from jax import Array
 from axon.kernels.choice import choose, platform, with_tpu
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check
-from axon.kernels.paged_attention.ragged import Ragged, Scores
+from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.reference import paged_attention_reference
 from axon.kernels.paged_attention.tpu import paged_attention_tpu, unfit
 from axon.kernels.paged_attention.tpu_kernel import LANES
@@ -51,24 +51,24 @@ def paged_attention(
 
     Returns: `tokens heads head_dim` in the dtype of `q`, and the cache. Raises `UserError` where shapes do not fit.
     """
-    ragged = Ragged(kv_lens, page_table, cu_q_lens)
+    inputs = AttentionInputs(kv_lens, page_table, cu_q_lens)
     validate_constants(window, soft_cap, splits)
-    validate(q, k, v, cache, ragged)
+    validate(q, k, v, cache, inputs)
     if checked:
-        check(q.shape[0], cache, ragged)
-    scores = Scores(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
-    candidates = with_tpu(unfit(q, cache, ragged), {"xla": None, "reference": None})
-    chosen = choose("paged_attention", candidates, _detail(cache, scores))
+        check(q.shape[0], cache, inputs)
+    config = AttentionConfig(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
+    candidates = with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
+    chosen = choose("paged_attention", candidates, _detail(cache, config))
     if chosen == "tpu":
-        return paged_attention_tpu(q, k, v, cache, ragged, scores, splits=splits)
+        return paged_attention_tpu(q, k, v, cache, inputs, config, splits=splits)
     run = paged_attention_xla if chosen == "xla" else paged_attention_reference
-    return run(q, k, v, cache, ragged, scores)
+    return run(q, k, v, cache, inputs, config)
 
 
-def _detail(cache: Cache, scores: Scores) -> str:
+def _detail(cache: Cache, config: AttentionConfig) -> str:
     parts = [f"{cache.keys.dtype.name} pages of {cache.page_size}"]
-    parts += [] if scores.window is None else [f"window {scores.window}"]
-    parts += [] if scores.soft_cap is None else [f"soft cap {scores.soft_cap:g}"]
+    parts += [] if config.window is None else [f"window {config.window}"]
+    parts += [] if config.soft_cap is None else [f"soft cap {config.soft_cap:g}"]
     if platform() == "tpu" and cache.key_scales is not None and cache.page_size % LANES:
         parts.append(f"whose scales each call lays out anew, as pages that {LANES} divides do not need")
     return ", ".join(parts)

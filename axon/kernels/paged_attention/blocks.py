@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
 
-from axon.kernels.paged_attention.ragged import Places, Ragged
+from axon.kernels.paged_attention.ragged import AttentionInputs, Places
 
 
 @partial(
@@ -50,15 +50,15 @@ class Blocks:
         return jnp.zeros_like(self.positions) if window is None else jnp.maximum(self.positions - window + 1, 0)
 
 
-def blocks(ragged: Ragged, tokens: int, queries: int) -> Blocks:
+def blocks(inputs: AttentionInputs, tokens: int, queries: int) -> Blocks:
     """The blocks of a batch of `tokens` rows."""
-    lens = ragged.q_lens
+    lens = inputs.q_lens
     counts = (lens + queries - 1) // queries
     ends = jnp.cumsum(counts)
-    room = tokens if queries == 1 else tokens // queries + min(ragged.sequences, tokens)
+    room = tokens if queries == 1 else tokens // queries + min(inputs.sequences, tokens)
     index = jnp.arange(room, dtype=jnp.int32)
     owner = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
-    owner = jnp.minimum(owner, ragged.sequences - 1)
+    owner = jnp.minimum(owner, inputs.sequences - 1)
     inside = (index - (ends - counts)[owner]) * queries
     sizes = jnp.clip(lens[owner] - inside, 0, queries)
     return Blocks(
@@ -66,8 +66,8 @@ def blocks(ragged: Ragged, tokens: int, queries: int) -> Blocks:
         count=ends[-1],
         starts=ends - counts,
         sequences=owner,
-        rows=ragged.cu_q_lens[owner] + inside,
-        positions=ragged.kv_lens[owner] - lens[owner] + inside,
+        rows=inputs.cu_q_lens[owner] + inside,
+        positions=inputs.kv_lens[owner] - lens[owner] + inside,
         sizes=jnp.where(index < ends[-1], sizes, 0),
     )
 
@@ -81,13 +81,13 @@ def split(q: Array, made: Blocks, kv_heads: int) -> Array:
     return rearrange(q.at[rows].get(mode="clip"), pattern, kv_heads=kv_heads)
 
 
-def join(out: Array, made: Blocks, where: Places, ragged: Ragged) -> Array:
+def join(out: Array, made: Blocks, where: Places, inputs: AttentionInputs) -> Array:
     """`blocks kv_heads (queries group) head_dim` → `tokens heads head_dim`, zeros for padding."""
     out = rearrange(out, "blocks kv_heads (queries group) d -> blocks queries (kv_heads group) d", queries=made.queries)
     if made.queries == 1:
         out = out[:, 0]
     else:
-        inside = jnp.arange(where.real.shape[0]) - ragged.cu_q_lens[where.sequences]
+        inside = jnp.arange(where.real.shape[0]) - inputs.cu_q_lens[where.sequences]
         block = made.starts[where.sequences] + inside // made.queries
         out = out.at[block, inside % made.queries].get(mode="clip")
     return jnp.where(where.real[:, None, None], out, 0)

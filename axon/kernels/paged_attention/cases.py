@@ -10,7 +10,7 @@ from jax import Array
 
 from axon.kernels.case import Case, Cost
 from axon.kernels.paged_attention.cache import Cache
-from axon.kernels.paged_attention.ragged import Ragged, Scores
+from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.tpu import paged_attention_tpu
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
@@ -36,7 +36,7 @@ def cases() -> list[Case]:
             sequences=64,
             queries=1,
             length=4096,
-            scores=Scores(HEAD_DIM**-0.5, window=1024, soft_cap=50.0),
+            config=AttentionConfig(HEAD_DIM**-0.5, window=1024, soft_cap=50.0),
         ),
         _case(
             "long decode, bfloat16, pages split in 2", "bfloat16", 128, sequences=4, queries=1, length=32768, splits=2
@@ -53,7 +53,7 @@ def _case(
     sequences: int,
     queries: int,
     length: int,
-    scores: Scores = Scores(HEAD_DIM**-0.5),
+    config: AttentionConfig = AttentionConfig(HEAD_DIM**-0.5),
     splits: int = 1,
 ) -> Case:
     """`sequences` of `length` tokens each, of which the last `queries` are new."""
@@ -68,16 +68,16 @@ def _case(
     return Case(
         operation="paged_attention",
         name=name,
-        function=_function(treedef, scores, splits),
+        function=_function(treedef, config, splits),
         operands=(*rows, *kept, *integers),
-        cost=cost(cache, sequences, queries, length, scores.window),
+        cost=cost(cache, sequences, queries, length, config.window),
     )
 
 
-def _function(treedef: Any, scores: Scores, splits: int) -> Callable[..., Any]:
+def _function(treedef: Any, config: AttentionConfig, splits: int) -> Callable[..., Any]:
     def run(q: Array, k: Array, v: Array, *rest: Array):
-        cache, ragged = jax.tree.unflatten(treedef, rest[:-3]), Ragged(*rest[-3:])
-        return paged_attention_tpu(q, k, v, cache, ragged, scores, splits=splits)
+        cache, inputs = jax.tree.unflatten(treedef, rest[:-3]), AttentionInputs(*rest[-3:])
+        return paged_attention_tpu(q, k, v, cache, inputs, config, splits=splits)
 
     return run
 

@@ -9,7 +9,7 @@ from jax import Array
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Ragged:
+class AttentionInputs:
     """What a call says of its sequences; see `axon.kernels.paged_attention.paged_attention`."""
 
     kv_lens: Array
@@ -35,24 +35,24 @@ class Places:
     sequences: Array
     positions: Array
 
-    def pages(self, ragged: Ragged, page_size: int) -> tuple[Array, Array]:
+    def pages(self, inputs: AttentionInputs, page_size: int) -> tuple[Array, Array]:
         """The page and the slot on it where each row's key and value are kept; page 0 for padding."""
-        index = jnp.clip(self.positions // page_size, 0, ragged.page_table.shape[1] - 1)
-        return jnp.where(self.real, ragged.page_table[self.sequences, index], 0), self.positions % page_size
+        index = jnp.clip(self.positions // page_size, 0, inputs.page_table.shape[1] - 1)
+        return jnp.where(self.real, inputs.page_table[self.sequences, index], 0), self.positions % page_size
 
 
-def places(ragged: Ragged, tokens: int) -> Places:
+def places(inputs: AttentionInputs, tokens: int) -> Places:
     """Row j of a sequence with n queries is at position kv_len - n + j."""
     rows = jnp.arange(tokens, dtype=jnp.int32)
-    real = rows < ragged.cu_q_lens[-1]
-    found = jnp.searchsorted(ragged.cu_q_lens[1:], rows, side="right").astype(jnp.int32)
+    real = rows < inputs.cu_q_lens[-1]
+    found = jnp.searchsorted(inputs.cu_q_lens[1:], rows, side="right").astype(jnp.int32)
     sequences = jnp.where(real, found, 0)
-    positions = ragged.kv_lens[sequences] - ragged.cu_q_lens[sequences + 1] + rows
+    positions = inputs.kv_lens[sequences] - inputs.cu_q_lens[sequences + 1] + rows
     return Places(real, sequences, jnp.where(real, positions, 0))
 
 
 @dataclass(frozen=True)
-class Scores:
+class AttentionConfig:
     """How scores are made and who sees whom: constants of the program.
 
     Args:

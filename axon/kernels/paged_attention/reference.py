@@ -4,27 +4,27 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.kernels.paged_attention.cache import Cache
-from axon.kernels.paged_attention.ragged import Ragged, Scores, places
+from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
 from axon.kernels.paged_attention.write import write
 
 
 def paged_attention_reference(
-    q: Array, k: Array, v: Array, cache: Cache, ragged: Ragged, scores: Scores
+    q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs, config: AttentionConfig
 ) -> tuple[Array, Cache]:
     """See `axon.kernels.paged_attention.paged_attention`. Scores and softmax are float32 at least."""
     tokens, heads, head_dim = q.shape
-    where = places(ragged, tokens)
-    cache = write(cache, k, v, ragged, where)
+    where = places(inputs, tokens)
+    cache = write(cache, k, v, inputs, where)
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    table = ragged.page_table[where.sequences]
+    table = inputs.page_table[where.sequences]
     keys, values = (_gather(*part, table, wide) for part in _parts(cache))
     positions = jnp.arange(keys.shape[1])
     # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
-    kept = positions < ragged.kv_lens[where.sequences, None]
+    kept = positions < inputs.kv_lens[where.sequences, None]
     values = jnp.where(kept[:, :, None, None], values, 0)
     grouped = q.astype(wide).reshape(tokens, cache.kv_heads, -1, head_dim)
-    made = scores.finish(jnp.einsum("tkgd,tskd->tkgs", grouped, keys))
-    seen = (scores.seen(where.positions[:, None], positions) & where.real[:, None])[:, None, None]
+    made = config.finish(jnp.einsum("tkgd,tskd->tkgs", grouped, keys))
+    seen = (config.seen(where.positions[:, None], positions) & where.real[:, None])[:, None, None]
     top = jnp.max(made, axis=-1, keepdims=True, where=seen, initial=jnp.finfo(wide).min)
     weights = jnp.where(seen, jnp.exp(made - top), 0)
     weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), jnp.finfo(wide).tiny)

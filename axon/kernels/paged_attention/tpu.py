@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.paged_attention.blocks import Blocks, blocks, join, split
 from axon.kernels.paged_attention.cache import Cache
-from axon.kernels.paged_attention.ragged import Ragged, Scores, places
+from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
 from axon.kernels.paged_attention.tpu_kernel import LANES, attend
 from axon.kernels.paged_attention.tpu_stream import TILE, Shape, tiled
 from axon.kernels.paged_attention.tpu_write import write_tpu
@@ -36,7 +36,7 @@ SCALARS = 512 * 1024
 """Bytes of page table, at most, that the scalar core's memory has room for."""
 
 
-def unfit(q: Array, cache: Cache, ragged: Ragged) -> str | None:
+def unfit(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
     """Why the kernel cannot do this attention; None if it can."""
     if cache.head_dim not in HEAD_DIMS:
         return f"the kernel wants a head_dim of {' or '.join(map(str, HEAD_DIMS))}, not {cache.head_dim}"
@@ -44,8 +44,8 @@ def unfit(q: Array, cache: Cache, ragged: Ragged) -> str | None:
         return f"the kernel wants pages whose size {TILE} divides, not {cache.page_size}"
     if q.dtype not in (jnp.bfloat16, jnp.float32):
         return f"the kernel wants queries of bfloat16 or float32, not {q.dtype}"
-    if 4 * ragged.page_table.size > SCALARS:
-        return f"a page table of {4 * ragged.page_table.size:,} bytes is past the {SCALARS:,} kept in SMEM"
+    if 4 * inputs.page_table.size > SCALARS:
+        return f"a page table of {4 * inputs.page_table.size:,} bytes is past the {SCALARS:,} kept in SMEM"
     return None
 
 
@@ -54,8 +54,8 @@ def paged_attention_tpu(
     k: Array,
     v: Array,
     cache: Cache,
-    ragged: Ragged,
-    scores: Scores,
+    inputs: AttentionInputs,
+    config: AttentionConfig,
     *,
     splits: int = 1,
     queries: int | None = None,
@@ -66,46 +66,46 @@ def paged_attention_tpu(
     Args:
         queries: rows of one sequence a block; by default from the rows that a sequence has on average.
     """
-    cache = write_tpu(cache, k, v, ragged, interpret=interpret)
-    where = places(ragged, q.shape[0])
-    made = blocks(ragged, q.shape[0], queries or _queries(q, ragged))
+    cache = write_tpu(cache, k, v, inputs, interpret=interpret)
+    where = places(inputs, q.shape[0])
+    made = blocks(inputs, q.shape[0], queries or _queries(q, inputs))
     shape = Shape(
         page_size=cache.page_size,
-        width=_width(cache, ragged),
-        columns=ragged.page_table.shape[1],
+        width=_width(cache, inputs),
+        columns=inputs.page_table.shape[1],
         queries=made.queries,
         group=q.shape[1] // cache.kv_heads,
         splits=splits,
-        scores=scores,
+        config=config,
     )
     rows = split(q, made, cache.kv_heads)
     spare = tiled(rows.shape[2]) - rows.shape[2]
-    out = _call(jnp.pad(rows, ((0, 0), (0, 0), (0, spare), (0, 0))), cache, ragged, made, shape, interpret)
-    return join(out[:, :, : rows.shape[2]].astype(q.dtype), made, where, ragged), cache
+    out = _call(jnp.pad(rows, ((0, 0), (0, 0), (0, spare), (0, 0))), cache, inputs, made, shape, interpret)
+    return join(out[:, :, : rows.shape[2]].astype(q.dtype), made, where, inputs), cache
 
 
-def _queries(q: Array, ragged: Ragged) -> int:
+def _queries(q: Array, inputs: AttentionInputs) -> int:
     """1 for a decode step; else a power of two, four times what a sequence has on average, up to `ROWS` of all heads.
 
     Four times: rows are shared out unevenly, and while pages arrive a few rows more cost nothing.
     """
     tokens, heads, _ = q.shape
-    most = min(max(1, ROWS // heads), 4 * tokens // ragged.sequences)
-    return 1 if tokens <= ragged.sequences else 1 << (most.bit_length() - 1)
+    most = min(max(1, ROWS // heads), 4 * tokens // inputs.sequences)
+    return 1 if tokens <= inputs.sequences else 1 << (most.bit_length() - 1)
 
 
-def _width(cache: Cache, ragged: Ragged) -> int:
+def _width(cache: Cache, inputs: AttentionInputs) -> int:
     """Pages a step."""
     page_bytes = cache.keys.size * cache.keys.dtype.itemsize // cache.pages
-    return min(max(1, min(KEYS // cache.page_size, BUFFERS // (4 * page_bytes))), ragged.page_table.shape[1])
+    return min(max(1, min(KEYS // cache.page_size, BUFFERS // (4 * page_bytes))), inputs.page_table.shape[1])
 
 
-def _call(q: Array, cache: Cache, ragged: Ragged, made: Blocks, shape: Shape, interpret: Any) -> Array:
+def _call(q: Array, cache: Cache, inputs: AttentionInputs, made: Blocks, shape: Shape, interpret: Any) -> Array:
     """`blocks kv_heads rows head_dim` → the same."""
     count, heads, rows, head_dim = q.shape
     kept = [a for a in (cache.keys, cache.values, cache.key_scales, cache.value_scales) if a is not None]
-    columns = made.first_keys(shape.scores.window) // shape.page_size
-    scalars = [ragged.page_table.reshape(-1), made.sequences, made.positions, made.ends, columns]
+    columns = made.first_keys(shape.config.window) // shape.page_size
+    scalars = [inputs.page_table.reshape(-1), made.sequences, made.positions, made.ends, columns]
     spec = pl.BlockSpec((1, heads, rows, head_dim), lambda part, block, *_: (block, 0, 0, 0))
     out_specs, out_shape = spec, jax.ShapeDtypeStruct(q.shape, q.dtype)
     if shape.splits > 1:

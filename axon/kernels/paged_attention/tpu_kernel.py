@@ -117,7 +117,7 @@ def _attend_step(q: Any, stream: Stream, slot: Any, block: Any, index: Any, runn
     heads, rows, _ = q.shape[1:]
     queries = work.positions[block] + lax.div(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), jnp.int32(shape.group))
     keys = lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1)
-    seen = shape.scores.seen(queries, start + keys)
+    seen = shape.config.seen(queries, start + keys)
     # Zeros past the end, so that the values' scales are numbers there.
     scales = [jnp.where(keys < live, _in_a_row(buffer, slot, shape), 0) for buffer in buffers[2:]]
     for head in range(heads):
@@ -125,7 +125,7 @@ def _attend_step(q: Any, stream: Stream, slot: Any, block: Any, index: Any, runn
         products = _dot(q[0, head], _head(buffers[0], slot, head, q.dtype), (1, 1))
         products = products if key_scales is None else products * key_scales
         values = _head(buffers[1], slot, head, q.dtype)
-        running.add(head, jnp.where(seen, shape.scores.finish(products), MASKED), values, value_scales)
+        running.add(head, jnp.where(seen, shape.config.finish(products), MASKED), values, value_scales)
 
 
 def _clear_past_end(values: Any, slot: Any, live: Any, shape: Shape) -> None:

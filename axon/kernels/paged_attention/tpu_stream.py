@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.paged_attention.ragged import Scores
+from axon.kernels.paged_attention.ragged import AttentionConfig
 
 TILE = 16
 """Rows of a tile of bfloat16; blocks of queries are whole tiles."""
@@ -27,7 +27,7 @@ class Shape:
     Args:
         page_size: positions a page. width: pages a step. columns: of the page table.
         queries: rows a block. group: heads that share one head of keys. splits: parts of a block's steps.
-        scores: how they are made.
+        config: how scores are made.
     """
 
     page_size: int
@@ -36,7 +36,7 @@ class Shape:
     queries: int
     group: int
     splits: int
-    scores: Scores
+    config: AttentionConfig
 
     @property
     def keys(self) -> int:

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.paged_attention.cache import Cache, stored
-from axon.kernels.paged_attention.ragged import Ragged
+from axon.kernels.paged_attention.ragged import AttentionInputs
 
 TILE_BYTES = 32
 """Rows of a tile times bytes of a number: 8 rows of float32, 16 of bfloat16, 32 of int8.
@@ -42,38 +42,38 @@ class _Groups:
     rows: Array
 
 
-def write_tpu(cache: Cache, k: Array, v: Array, ragged: Ragged, *, interpret: Any = False) -> Cache:
+def write_tpu(cache: Cache, k: Array, v: Array, inputs: AttentionInputs, *, interpret: Any = False) -> Cache:
     """See `axon.kernels.paged_attention.write.write`; a padding row writes nothing."""
     (keys, key_scales), (values, value_scales) = stored(k, cache.keys.dtype), stored(v, cache.values.dtype)
     rows = math.gcd(cache.page_size, TILE_BYTES // cache.keys.dtype.itemsize)  # no group lies across two pages
     put = partial(_put, page_size=cache.page_size, interpret=interpret)
-    new_keys, new_values = put((cache.keys, cache.values), (keys, values), _groups(ragged, k.shape[0], rows, cache))
+    new_keys, new_values = put((cache.keys, cache.values), (keys, values), _groups(inputs, k.shape[0], rows, cache))
     if cache.key_scales is None or cache.value_scales is None or key_scales is None or value_scales is None:
         return Cache(new_keys, new_values)
     # A page's scales lie along lanes, which no copy cuts: a whole page a step.
-    pages = _groups(ragged, k.shape[0], cache.page_size, cache)
+    pages = _groups(inputs, k.shape[0], cache.page_size, cache)
     scales = put((cache.key_scales, cache.value_scales), (key_scales, value_scales), pages)
     return Cache(new_keys, new_values, *scales)
 
 
-def _groups(ragged: Ragged, tokens: int, size: int, cache: Cache) -> _Groups:
+def _groups(inputs: AttentionInputs, tokens: int, size: int, cache: Cache) -> _Groups:
     """Of n tokens from position s on: ⌊(s + n - 1) / size⌋ - ⌊s / size⌋ + 1 groups, no more than there are tokens."""
-    lens = ragged.q_lens
-    start = ragged.kv_lens - lens
-    counts = jnp.where(lens > 0, (ragged.kv_lens - 1) // size - start // size + 1, 0)
+    lens = inputs.q_lens
+    start = inputs.kv_lens - lens
+    counts = jnp.where(lens > 0, (inputs.kv_lens - 1) // size - start // size + 1, 0)
     ends = jnp.cumsum(counts)
-    room = min(tokens, tokens // size + 2 * min(tokens, ragged.sequences))
+    room = min(tokens, tokens // size + 2 * min(tokens, inputs.sequences))
     index = jnp.arange(room, dtype=jnp.int32)
     real = index < ends[-1]
-    owner = jnp.minimum(jnp.searchsorted(ends, index, side="right"), ragged.sequences - 1)
+    owner = jnp.minimum(jnp.searchsorted(ends, index, side="right"), inputs.sequences - 1)
     position = (start[owner] // size + index - (ends - counts)[owner]) * size
-    column = jnp.clip(position // cache.page_size, 0, ragged.page_table.shape[1] - 1)
+    column = jnp.clip(position // cache.page_size, 0, inputs.page_table.shape[1] - 1)
     return _Groups(
-        pages=jnp.where(real, ragged.page_table[owner, column], 0),
+        pages=jnp.where(real, inputs.page_table[owner, column], 0),
         parts=jnp.where(real, position % cache.page_size // size, 0),
         first=jnp.where(real, jnp.maximum(start[owner] - position, 0), 0),
-        last=jnp.where(real, jnp.minimum(ragged.kv_lens[owner] - position, size), 0),
-        rows=(ragged.cu_q_lens[owner] + position - start[owner])[:, None] + jnp.arange(size),
+        last=jnp.where(real, jnp.minimum(inputs.kv_lens[owner] - position, size), 0),
+        rows=(inputs.cu_q_lens[owner] + position - start[owner])[:, None] + jnp.arange(size),
     )
 
 

@@ -5,16 +5,16 @@ from jax import Array
 
 from axon.errors import UserError
 from axon.kernels.paged_attention.cache import Cache, quantised
-from axon.kernels.paged_attention.ragged import Ragged
+from axon.kernels.paged_attention.ragged import AttentionInputs
 
 
-def validate(q: Array, k: Array, v: Array, cache: Cache, ragged: Ragged) -> None:
+def validate(q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs) -> None:
     """Raises `UserError` where the arrays do not fit each other; says the shapes, and what was expected."""
     _validate_tokens(q, k, v)
     _validate_cache(cache)
     kept = (cache.kv_heads, cache.head_dim)
     _demand(k.shape[1:] == kept, f"new keys have (kv_heads, head_dim) {k.shape[1:]}, the cache's are {kept}")
-    _validate_ragged(ragged)
+    _validate_ragged(inputs)
 
 
 def validate_constants(window: int | None, soft_cap: float | None, splits: int) -> None:
@@ -48,8 +48,8 @@ def _validate_cache(cache: Cache) -> None:
         _demand(fits, f"a {keys.dtype} cache has float32{keys.shape[:3]} {name}, not {found}; use Cache.empty")
 
 
-def _validate_ragged(ragged: Ragged) -> None:
-    lens, table, bounds = ragged.kv_lens, ragged.page_table, ragged.cu_q_lens
+def _validate_ragged(inputs: AttentionInputs) -> None:
+    lens, table, bounds = inputs.kv_lens, inputs.page_table, inputs.cu_q_lens
     ranks = {"kv_lens": (lens, 1), "page_table": (table, 2), "cu_q_lens": (bounds, 1)}
     for name, (array, rank) in ranks.items():
         _demand(array.ndim == rank, f"{name} has shape {array.shape}; {rank} dimensions were expected")

@@ -5,12 +5,12 @@ import dataclasses
 from jax import Array
 
 from axon.kernels.paged_attention.cache import Cache, stored
-from axon.kernels.paged_attention.ragged import Places, Ragged
+from axon.kernels.paged_attention.ragged import AttentionInputs, Places
 
 
-def write(cache: Cache, k: Array, v: Array, ragged: Ragged, where: Places) -> Cache:
+def write(cache: Cache, k: Array, v: Array, inputs: AttentionInputs, where: Places) -> Cache:
     """The cache with the new tokens `k, v[tokens kv_heads head_dim]` in it; in place where it was donated."""
-    pages, slots = where.pages(ragged, cache.page_size)
+    pages, slots = where.pages(inputs, cache.page_size)
 
     def put(kept: Array | None, new: Array | None) -> Array | None:
         return kept if kept is None or new is None else kept.at[pages, :, slots].set(new)

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from axon.kernels.paged_attention.blocks import Blocks, blocks, join, split
 from axon.kernels.paged_attention.cache import Cache
-from axon.kernels.paged_attention.ragged import Ragged, Scores, places
+from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
 from axon.kernels.paged_attention.write import write
 
 KEYS = 128
@@ -26,16 +26,16 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 
 
 def paged_attention_xla(
-    q: Array, k: Array, v: Array, cache: Cache, ragged: Ragged, scores: Scores
+    q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs, config: AttentionConfig
 ) -> tuple[Array, Cache]:
     """See `axon.kernels.paged_attention.paged_attention`. Scores and sums are float32 at least."""
     tokens = q.shape[0]
-    where = places(ragged, tokens)
-    cache = write(cache, k, v, ragged, where)
-    made = blocks(ragged, tokens, 1 if tokens <= ragged.sequences else QUERIES)
+    where = places(inputs, tokens)
+    cache = write(cache, k, v, inputs, where)
+    made = blocks(inputs, tokens, 1 if tokens <= inputs.sequences else QUERIES)
     rows = split(q, made, cache.kv_heads).astype(jnp.promote_types(q.dtype, jnp.float32))
-    out = _attend(rows, cache, made, ragged, scores)
-    return join(out, made, where, ragged).astype(q.dtype), cache
+    out = _attend(rows, cache, made, inputs, config)
+    return join(out, made, where, inputs).astype(q.dtype), cache
 
 
 @jax.tree_util.register_dataclass
@@ -48,21 +48,21 @@ class _Running:
     values: Array
 
 
-def _attend(q: Array, cache: Cache, made: Blocks, ragged: Ragged, scores: Scores) -> Array:
+def _attend(q: Array, cache: Cache, made: Blocks, inputs: AttentionInputs, config: AttentionConfig) -> Array:
     """`blocks kv_heads rows head_dim` → the same."""
-    page_size, columns = cache.page_size, ragged.page_table.shape[1]
+    page_size, columns = cache.page_size, inputs.page_table.shape[1]
     width = min(max(1, KEYS // page_size), columns)
-    first = made.first_keys(scores.window) // page_size
+    first = made.first_keys(config.window) // page_size
     steps = jnp.max(-(-(made.ends - first * page_size) // (page_size * width)))
     group = q.shape[2] // made.queries
     queries = made.positions[:, None] + jnp.arange(made.queries)
     queries = jnp.repeat(queries, group, axis=1)[:, None, :, None]
-    lens = ragged.kv_lens[made.sequences][:, None, None]
+    lens = inputs.kv_lens[made.sequences][:, None, None]
 
     def step(carry):
         index, running = carry
         column = first[:, None] + index * width + jnp.arange(width)
-        pages = ragged.page_table[made.sequences[:, None], jnp.minimum(column, columns - 1)]
+        pages = inputs.page_table[made.sequences[:, None], jnp.minimum(column, columns - 1)]
         positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
         keys, values = (_gather(kept, pages).astype(q.dtype) for kept in (cache.keys, cache.values))
         # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
@@ -71,8 +71,8 @@ def _attend(q: Array, cache: Cache, made: Blocks, ragged: Ragged, scores: Scores
         if cache.key_scales is not None:
             products = products * _gather(cache.key_scales, pages)[:, :, None]
         value_scales = None if cache.value_scales is None else _gather(cache.value_scales, pages)
-        seen = scores.seen(queries, positions[:, :, None])
-        finished = jnp.where(seen, scores.finish(products), MASKED)
+        seen = config.seen(queries, positions[:, :, None])
+        finished = jnp.where(seen, config.finish(products), MASKED)
         return index + 1, _update(running, finished, seen, values, value_scales)
 
     shape = q.shape[:3]

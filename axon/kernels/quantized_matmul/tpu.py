@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, Quantized
-from axon.kernels.quantized_matmul.scales import aligned
+from axon.kernels.quantized_matmul.scales import broadcast_scales
 
 LANES = 128
 """The contracted dimension, its blocks and the columns are multiples of it."""
@@ -58,7 +58,7 @@ def quantized_matmul_tpu(
     Args:
         largest: tiles are no larger, and divide k and out.
     """
-    x_scales, w_scales = aligned(x, w)
+    x_scales, w_scales = broadcast_scales(x, w)
     (rows, inner), columns, blocks = x.values.shape, w.values.shape[1], x_scales.shape[1]
     tiles = tiles_of(rows, inner, columns, blocks, largest)
     wide = jnp.int32 if x.values.dtype == jnp.int8 and blocks == 1 else jnp.float32

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, Quantized
-from axon.kernels.quantized_matmul.scales import aligned
+from axon.kernels.quantized_matmul.scales import broadcast_scales
 
 
 def quantized_matmul_xla(x: Quantized, w: Quantized, dtype: Any) -> Array:
     """See `axon.kernels.quantized_matmul.quantized_matmul`."""
-    x_scales, w_scales = aligned(x, w)
+    x_scales, w_scales = broadcast_scales(x, w)
     blocks = x_scales.shape[1]
     size = x.values.shape[1] // blocks
     if blocks == 1:

@@ -9,10 +9,10 @@ import pytest
 
 from axon.errors import UserError
 from axon.kernels.attention import (
+    AttentionConfig,
+    AttentionInputs,
     Causal,
     Everything,
-    Form,
-    Given,
     Prefix,
     SameDocument,
     Window,
@@ -35,11 +35,11 @@ MASKS = [
 
 
 def attention_xla(q, k, v, mask, documents, start, scale):
-    return xla.attention_xla(q, k, v, Form(mask, scale), Given(documents, start))[0]
+    return xla.attention_xla(q, k, v, AttentionConfig(mask, scale), AttentionInputs(documents, start))[0]
 
 
 def reference(q, k, v, mask, documents, start, scale):
-    return attention_reference(q, k, v, Form(mask, scale), Given(documents, start))[0]
+    return attention_reference(q, k, v, AttentionConfig(mask, scale), AttentionInputs(documents, start))[0]
 
 
 IMPLEMENTATIONS = [attention_xla, reference]
@@ -191,9 +191,9 @@ def test_the_dispatcher_takes_the_reference_where_the_start_is_traced_and_says_s
     q, k, v, _ = draw(rng, 3, 12)
     with axes.activate(axes.Scope(placed())) as scope:
         made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
-        assert scope.notices["attention"].startswith("reference, causal (not xla: the first query")
+        assert scope.choices["attention"].startswith("reference, causal (not xla: the first query")
         constant = attention(q, k, v, Causal(), start=4)
-        assert scope.notices["attention"].startswith("xla, causal")
+        assert scope.choices["attention"].startswith("xla, causal")
     assert relative(made, constant) < 1e-6
     assert relative(made, dense(q, k, v, Causal(), None, 4, 8**-0.5)) < 1e-6
 
@@ -221,7 +221,12 @@ def test_operands_that_do_not_go_together_are_refused_with_their_sizes(message, 
         BAD[message](*draw(rng, 8, 8)[:3])
 
 
-FEATURES = [{"soft_cap": 2.0}, {"sinks": True}, {"slopes": True}, {"soft_cap": 3.0, "sinks": True, "slopes": True}]
+FEATURES = [
+    {"soft_cap": 2.0},
+    {"sinks": True},
+    {"alibi_slopes": True},
+    {"soft_cap": 3.0, "sinks": True, "alibi_slopes": True},
+]
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["weights kept", "weights made again"])
@@ -229,15 +234,15 @@ FEATURES = [{"soft_cap": 2.0}, {"sinks": True}, {"slopes": True}, {"soft_cap": 3
 def test_caps_sinks_and_slopes_and_the_log_sum_exp_have_the_gradients_of_the_formula(features, kept, rng, monkeypatch):
     monkeypatch.setattr(xla, "KEPT", 10**6 if kept else 0)
     q, k, v, documents = draw(rng, 80, 80)
-    form = Form(Causal() & SameDocument() & Window(50), 0.4, features.get("soft_cap"))
-    sinks, slopes = (
-        rng.normal(size=4).astype(np.float32) if name in features else None for name in ("sinks", "slopes")
+    config = AttentionConfig(Causal() & SameDocument() & Window(50), 0.4, features.get("soft_cap"))
+    sinks, alibi_slopes = (
+        rng.normal(size=4).astype(np.float32) if name in features else None for name in ("sinks", "alibi_slopes")
     )
     weights = [rng.normal(size=shape).astype(np.float32) for shape in (q.shape, q.shape[:3])]
 
     def run(implementation):
         def objective(q, k, v, sinks):
-            made = implementation(q, k, v, form, Given((documents,) * 2, 0, sinks, slopes))
+            made = implementation(q, k, v, config, AttentionInputs((documents,) * 2, 0, sinks, alibi_slopes))
             return sum(jnp.sum(a * w) for a, w in zip(made, weights, strict=True)), made
 
         operands = (q, k, v, sinks)[: 4 if "sinks" in features else 3]
@@ -251,11 +256,15 @@ def test_caps_sinks_and_slopes_and_the_log_sum_exp_have_the_gradients_of_the_for
 
 def test_the_reference_has_caps_sinks_and_slopes_as_their_papers_say(rng):
     q, k, v, _ = draw(rng, 20, 20, heads=2, kv_heads=2, batch=1)
-    sinks, slopes = rng.normal(size=2), rng.normal(size=2)
-    made, lse = attention_reference(q, k, v, Form(Causal(), 0.4, 2.0), Given(None, 0, sinks, slopes))
+    sinks, alibi_slopes = rng.normal(size=2), rng.normal(size=2)
+    made, lse = attention_reference(
+        q, k, v, AttentionConfig(Causal(), 0.4, 2.0), AttentionInputs(None, 0, sinks, alibi_slopes)
+    )
     at, to = np.arange(20)[:, None], np.arange(20)[None, :]
     for head in range(2):
-        scores = 2.0 * np.tanh(0.4 * q[0, :, head].astype(float) @ k[0, :, head].T / 2.0) + slopes[head] * (to - at)
+        scores = 2.0 * np.tanh(0.4 * q[0, :, head].astype(float) @ k[0, :, head].T / 2.0) + alibi_slopes[head] * (
+            to - at
+        )
         powers = np.where(to <= at, np.exp(scores), 0)
         total = powers.sum(axis=1, keepdims=True) + np.exp(sinks[head])
         assert relative(made[0, :, head], powers / total @ v[0, :, head]) < 1e-6
@@ -264,11 +273,11 @@ def test_the_reference_has_caps_sinks_and_slopes_as_their_papers_say(rng):
 
 def test_parts_of_the_keys_merge_by_their_log_sum_exps(rng):
     q, k, v, _ = draw(rng, 30, 30)
-    form = Form(Causal(), 0.4)
-    whole, lse = xla.attention_xla(q, k, v, form)
+    config = AttentionConfig(Causal(), 0.4)
+    whole, lse = xla.attention_xla(q, k, v, config)
     near, far = (
-        xla.attention_xla(q, k[:, :11], v[:, :11], form),
-        xla.attention_xla(q, k[:, 11:], v[:, 11:], form, Given(start=-11)),
+        xla.attention_xla(q, k[:, :11], v[:, :11], config),
+        xla.attention_xla(q, k[:, 11:], v[:, 11:], config, AttentionInputs(start=-11)),
     )
     together = np.logaddexp(near[1], far[1])
     assert relative(together, lse) < 1e-6

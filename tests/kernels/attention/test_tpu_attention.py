@@ -11,10 +11,10 @@ from jax.experimental.pallas import tpu as pltpu
 from axon import axes
 from axon.errors import UserError
 from axon.kernels.attention import (
+    AttentionConfig,
+    AttentionInputs,
     Causal,
     Everything,
-    Form,
-    Given,
     Prefix,
     SameDocument,
     Window,
@@ -51,19 +51,19 @@ def relative(actual, expected):
     return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
 
-def check(rng, operands, form, given, tiles=SMALL, bound=3e-6, interpret=True):
+def check(rng, operands, config, inputs, tiles=SMALL, bound=3e-6, interpret=True):
     """Output, log-sum-exp and gradients of both, of float32 operands against the reference."""
     q, k, v = operands
     weights = rng.normal(size=(*q.shape[:3], v.shape[3])), rng.normal(size=q.shape[:3])
 
     def run(implementation, **more):
         def objective(q, k, v, sinks):
-            made = implementation(q, k, v, form, given._replace(sinks=sinks), **more)
+            made = implementation(q, k, v, config, inputs._replace(sinks=sinks), **more)
             made = made[0], jnp.where(jnp.isfinite(made[1]), made[1], 0)
             return sum(jnp.sum(a * w) for a, w in zip(made, weights, strict=True)), made
 
-        chosen = (0, 1, 2) if given.sinks is None else (0, 1, 2, 3)
-        (_, made), gradients = jax.jit(jax.value_and_grad(objective, chosen, has_aux=True))(q, k, v, given.sinks)
+        chosen = (0, 1, 2) if inputs.sinks is None else (0, 1, 2, 3)
+        (_, made), gradients = jax.jit(jax.value_and_grad(objective, chosen, has_aux=True))(q, k, v, inputs.sinks)
         return *made, *gradients
 
     ours = run(attention_tpu, tiles=tiles, interpret=interpret)
@@ -74,7 +74,7 @@ def check(rng, operands, form, given, tiles=SMALL, bound=3e-6, interpret=True):
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_values_log_sum_exps_and_gradients_are_those_of_the_reference(mask, rng):
     q, k, v, documents = draw(rng)
-    check(rng, (q, k, v), Form(mask, float(rng.uniform(0.05, 0.3))), Given((documents, documents)))
+    check(rng, (q, k, v), AttentionConfig(mask, float(rng.uniform(0.05, 0.3))), AttentionInputs((documents, documents)))
 
 
 SHAPES = {
@@ -89,15 +89,17 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_has_the_reference_s_values_and_gradients(name, rng):
     q, k, v, _ = draw(rng, **SHAPES[name])
-    check(rng, (q, k, v), Form(Causal(), 0.1), Given(start=k.shape[1] - q.shape[1]))
+    check(rng, (q, k, v), AttentionConfig(Causal(), 0.1), AttentionInputs(start=k.shape[1] - q.shape[1]))
 
 
-@pytest.mark.parametrize("features", [("cap",), ("sinks",), ("slopes",), ("cap", "sinks", "slopes")], ids="+".join)
+@pytest.mark.parametrize(
+    "features", [("cap",), ("sinks",), ("alibi_slopes",), ("cap", "sinks", "alibi_slopes")], ids="+".join
+)
 def test_soft_caps_sinks_and_slopes_are_the_reference_s(features, rng):
     q, k, v, documents = draw(rng, 200, 200)
-    sinks, slopes = (rng.normal(size=4) if name in features else None for name in ("sinks", "slopes"))
-    form = Form(Causal() & SameDocument() & Window(150), 0.2, 2.0 if "cap" in features else None)
-    check(rng, (q, k, v), form, Given((documents, documents), 0, sinks, slopes))
+    sinks, alibi_slopes = (rng.normal(size=4) if name in features else None for name in ("sinks", "alibi_slopes"))
+    config = AttentionConfig(Causal() & SameDocument() & Window(150), 0.2, 2.0 if "cap" in features else None)
+    check(rng, (q, k, v), config, AttentionInputs((documents, documents), 0, sinks, alibi_slopes))
 
 
 def test_a_sequence_whose_gradient_does_not_fit_is_cut_into_spans(rng):
@@ -105,22 +107,22 @@ def test_a_sequence_whose_gradient_does_not_fit_is_cut_into_spans(rng):
     grid = Grid.of(256, 128, 2, 500, 500)
     tiles = Tiles(512, 256, 512, 256, held=2 * grid.rows * 128 * 4)
     assert grid.spans(64, tiles.held) == (2, 2)
-    check(rng, (q, k, v), Form(Causal(), 0.2), Given(), tiles)
+    check(rng, (q, k, v), AttentionConfig(Causal(), 0.2), AttentionInputs(), tiles)
 
 
 def test_queries_may_start_at_a_traced_place(rng):
     q, k, v, _ = draw(rng, 130, 400)
     start = int(rng.integers(0, 270))
     for mask in (Causal(), Causal() & Window(90)):
-        check(rng, (q, k, v), Form(mask, 0.2), Given(start=jnp.int32(start)))
+        check(rng, (q, k, v), AttentionConfig(mask, 0.2), AttentionInputs(start=jnp.int32(start)))
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_floats_are_within_their_rounding_of_float64(dtype, rng):
     q, k, v, _ = draw(rng, 200, 200, batch=1)
     short = [jnp.asarray(x, dtype) for x in (q, k, v)]
-    out, lse = attention_tpu(*short, Form(Causal(), 0.2), tiles=SMALL, interpret=True)
-    expected = attention_reference(*(np.asarray(x, np.float32) for x in short), Form(Causal(), 0.2))
+    out, lse = attention_tpu(*short, AttentionConfig(Causal(), 0.2), tiles=SMALL, interpret=True)
+    expected = attention_reference(*(np.asarray(x, np.float32) for x in short), AttentionConfig(Causal(), 0.2))
     assert out.dtype == dtype
     assert relative(out, expected[0]) < (6e-3 if dtype == jnp.bfloat16 else 8e-4)
     assert relative(lse, expected[1]) < 1e-4
@@ -130,8 +132,8 @@ def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(rng):
     q, k, v, documents = draw(rng, 140, 140)
     asked = documents.copy()
     asked[:, 5] = 9  # a document that no key has
-    form, given = Form(Causal() & SameDocument(), 0.4), Given((asked, documents))
-    run = lambda q, k, v: attention_tpu(q, k, v, form, given, tiles=SMALL, interpret=True)  # noqa: E731
+    config, inputs = AttentionConfig(Causal() & SameDocument(), 0.4), AttentionInputs((asked, documents))
+    run = lambda q, k, v: attention_tpu(q, k, v, config, inputs, tiles=SMALL, interpret=True)  # noqa: E731
     (out, lse), backward = jax.vjp(run, q, k, v)
     np.testing.assert_array_equal(out[:, 5], 0)
     np.testing.assert_array_equal(lse[:, 5], -np.inf)
@@ -143,10 +145,17 @@ def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(rng):
 
 def test_no_read_is_out_of_bounds_and_no_wait_is_missing(rng):
     q, k, v, documents = draw(rng, 200, 200, batch=1)
-    form, given = Form(Causal() & SameDocument() & Window(150), 0.2), Given((documents, documents))
+    config, inputs = (
+        AttentionConfig(Causal() & SameDocument() & Window(150), 0.2),
+        AttentionInputs((documents, documents)),
+    )
     try:
         check(
-            rng, (q, k, v), form, given, interpret=pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
+            rng,
+            (q, k, v),
+            config,
+            inputs,
+            interpret=pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise"),
         )
         assert not races_found()
     finally:
@@ -165,7 +174,7 @@ def test_tiles_that_nobody_sees_are_not_met(mask, rng):
     length, size = 1000, 128
     documents = np.sort(rng.integers(0, 9, (2, length)), axis=1).astype(np.int32)
     grid = Grid.of(size, size, 1, length, length)
-    tables = reach(grid, mask, Given((documents, documents)))
+    tables = reach(grid, mask, AttentionInputs((documents, documents)))
     index = np.arange(length)
     own = (documents[:, :, None], documents[:, None, :])
     seen = np.broadcast_to(
@@ -187,7 +196,7 @@ def test_a_remat_policy_that_keeps_attention_runs_its_forward_once(kept, forward
     q, k, v, _ = draw(rng, 128, 128)
 
     def layer(q):
-        return attention_tpu(jnp.sin(q), k, v, Form(Causal(), 0.1), tiles=SMALL, interpret=True)[0]
+        return attention_tpu(jnp.sin(q), k, v, AttentionConfig(Causal(), 0.1), tiles=SMALL, interpret=True)[0]
 
     policy = jax.checkpoint_policies.save_only_these_names(*kept)
     jaxpr = jax.make_jaxpr(jax.grad(lambda q: jnp.sum(jnp.cos(jax.checkpoint(layer, policy=policy)(q)))))(q)
@@ -214,7 +223,7 @@ def test_it_is_taken_on_tpus_and_never_elsewhere(rng, on):
     for platform, taken in (("tpu", True), ("cpu", False), ("gpu", False)):
         with on(platform) as scope:
             assert ("pallas_call" in traced(q, k, v, Causal())) == taken
-            assert scope.notices["attention"].startswith("tpu, causal" if taken else "xla, causal")
+            assert scope.choices["attention"].startswith("tpu, causal" if taken else "xla, causal")
 
 
 @pytest.mark.parametrize(
@@ -224,15 +233,15 @@ def test_what_does_not_fit_it_takes_xla_and_says_why(shapes, reason, rng, on):
     q, k, v, _ = draw(rng, **shapes)
     with on() as scope:
         assert "pallas_call" not in traced(q, k, v, Causal())
-    assert scope.notices["attention"].startswith("xla")
-    assert reason in scope.notices["attention"]
+    assert scope.choices["attention"].startswith("xla")
+    assert reason in scope.choices["attention"]
 
 
 def test_asked_for_by_name_it_is_taken_or_refused(rng, on):
     q, k, v, _ = draw(rng)
     with on(attention="reference") as scope:
         assert "pallas_call" not in traced(q, k, v, Causal())
-        assert scope.notices["attention"] == "reference, causal (asked for by name)"
+        assert scope.choices["attention"] == "reference, causal (asked for by name)"
     with (
         on(attention="tpu"),
         pytest.raises(UserError, match=r"'tpu' was asked for attention, and cannot do it: .* not 48"),

@@ -108,7 +108,7 @@ def test_an_implementation_is_chosen_by_platform_and_said(rng):
     for platform, name, why in (("tpu", "tpu", ""), ("gpu", "xla", passed), ("cpu", "xla", "")):
         with axes.activate(axes.Scope(SimpleNamespace(platform=platform))) as scope:
             jax.make_jaxpr(lambda x, w: grouped_matmul(x, w, sizes))(x, w)
-        assert scope.notices["grouped_matmul"] == f"{name}, 300 rows of 256 by 128 in 4 groups, float32{why}"
+        assert scope.choices["grouped_matmul"] == f"{name}, 300 rows of 256 by 128 in 4 groups, float32{why}"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_the_kernel_cannot_do_takes_xla_and_says_why(embed, dtype, reason):
     with axes.activate(axes.Scope(SimpleNamespace(platform="tpu"))) as scope:
         jaxpr = jax.make_jaxpr(lambda x, w: grouped_matmul(x, w, jnp.zeros(2, jnp.int32)))(x, w)
     assert "pallas_call" not in str(jaxpr)
-    assert reason in scope.notices["grouped_matmul"]
+    assert reason in scope.choices["grouped_matmul"]
 
 
 @pytest.mark.parametrize(

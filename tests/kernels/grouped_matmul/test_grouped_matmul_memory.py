@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from axon.kernels.grouped_matmul import grouped_matmul_reference, grouped_matmul_tpu, grouped_matmul_xla
-from axon.train.flops import bodies_of
+from axon.plan.flops import bodies_of
 
 ROWS, EMBED, OUT = 4096, 128, 256
 

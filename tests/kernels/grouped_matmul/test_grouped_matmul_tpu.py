@@ -22,7 +22,7 @@ from axon.kernels.grouped_matmul.tiling import (
 from axon.kernels.grouped_matmul.tpu_gradient import weight_gradient
 from axon.kernels.grouped_matmul.tpu_product import product
 from axon.kernels.grouped_matmul.visits import group_visits, most_visits, row_visits
-from axon.train.flops import count_flops
+from axon.plan.flops import count_flops
 
 TILES = Tiles(128, 128, 128)
 SIZES = ([100, 0, 30, 150], [0, 0, 0, 0], [128, 128, 0, 1])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from axon.kernels.paged_attention.cache import Cache, stored
-from axon.kernels.paged_attention.ragged import Ragged
+from axon.kernels.paged_attention.ragged import AttentionInputs
 
 DEAD = np.nan
 
@@ -20,18 +20,18 @@ class Problem:
     k: np.ndarray
     v: np.ndarray
     cache: Cache
-    ragged: Ragged
+    inputs: AttentionInputs
 
     def rows(self):
         """(sequence, row, position) of every real row."""
-        bounds, lens = np.asarray(self.ragged.cu_q_lens), np.asarray(self.ragged.kv_lens)
+        bounds, lens = np.asarray(self.inputs.cu_q_lens), np.asarray(self.inputs.kv_lens)
         for i in range(len(lens)):
             for row in range(bounds[i], bounds[i + 1]):
                 yield i, row, int(lens[i] - bounds[i + 1] + row)
 
     def written(self):
         """(page, slot, row) of every new token."""
-        table, size = np.asarray(self.ragged.page_table), self.cache.page_size
+        table, size = np.asarray(self.inputs.page_table), self.cache.page_size
         return [(int(table[i, at // size]), at % size, row) for i, row, at in self.rows()]
 
 
@@ -59,7 +59,7 @@ def draw_problem():
     ):
         pages = len(lengths) * columns + 3
         table = 1 + rng.permutation(pages - 1)[: len(lengths) * columns].reshape(len(lengths), columns)
-        ragged = Ragged(
+        inputs = AttentionInputs(
             jnp.asarray([kv for _, kv in lengths], jnp.int32),
             jnp.asarray(table, jnp.int32),
             jnp.asarray(np.cumsum([0, *(n for n, _ in lengths)]), jnp.int32),
@@ -86,29 +86,29 @@ def draw_problem():
         cache = Cache(jnp.asarray(keys), jnp.asarray(values), optional(key_scales), optional(value_scales))
         new = [rng.normal(size=(tokens, count, head_dim)) for count in (heads, kv_heads, kv_heads)]
         assert cache.keys.shape == shape
-        return Problem(*(jnp.asarray(a, q) for a in new), cache, ragged)
+        return Problem(*(jnp.asarray(a, q) for a in new), cache, inputs)
 
     return draw
 
 
 @pytest.fixture(scope="session")
 def formula():
-    """formula(problem, cache after, scores): the output in float64, query by query, zeros for padding."""
+    """formula(problem, cache after, config): the output in float64, query by query, zeros for padding."""
 
-    def attend(problem, after, scores):
+    def attend(problem, after, config):
         keys, values = values_of(after.keys, after.key_scales), values_of(after.values, after.value_scales)
         q = np.asarray(problem.q.astype(jnp.float32), np.float64)
         out, size = np.zeros_like(q), after.page_size
         group = q.shape[1] // after.kv_heads
-        table = np.asarray(problem.ragged.page_table)
+        table = np.asarray(problem.inputs.page_table)
         for i, row, at in problem.rows():
-            first = 0 if scores.window is None else max(0, at - scores.window + 1)
+            first = 0 if config.window is None else max(0, at - config.window + 1)
             seen = [(table[i, j // size], j % size) for j in range(first, at + 1)]
             for head in range(q.shape[1]):
                 k = np.array([keys[page, head // group, slot] for page, slot in seen])
                 v = np.array([values[page, head // group, slot] for page, slot in seen])
-                s = k @ q[row, head] * scores.scale
-                s = s if scores.soft_cap is None else scores.soft_cap * np.tanh(s / scores.soft_cap)
+                s = k @ q[row, head] * config.scale
+                s = s if config.soft_cap is None else config.soft_cap * np.tanh(s / config.soft_cap)
                 weights = np.exp(s - s.max())
                 out[row, head] = weights @ v / weights.sum()
         return out

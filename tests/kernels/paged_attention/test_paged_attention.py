@@ -10,12 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axon.kernels.paged_attention import Cache, paged_attention_reference
-from axon.kernels.paged_attention.ragged import Ragged, Scores
+from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.xla import paged_attention_xla
 
 IMPLEMENTATIONS = [paged_attention_reference, paged_attention_xla]
 SEQUENCES, TOKENS, CAPACITY = 3, 12, 16
-VARIANTS = [Scores(0.4), Scores(0.4, window=1), Scores(0.3, window=6), Scores(0.5, soft_cap=2.0)]
+VARIANTS = [
+    AttentionConfig(0.4),
+    AttentionConfig(0.4, window=1),
+    AttentionConfig(0.3, window=6),
+    AttentionConfig(0.5, soft_cap=2.0),
+]
 
 
 @st.composite
@@ -30,12 +35,12 @@ def ragged_lengths(draw):
 
 
 @functools.cache
-def jitted(implementation, scores):
-    return jax.jit(functools.partial(implementation, scores=scores))
+def jitted(implementation, config):
+    return jax.jit(functools.partial(implementation, config=config))
 
 
-def run(implementation, problem, scores):
-    return jitted(implementation, scores)(problem.q, problem.k, problem.v, problem.cache, problem.ragged)
+def run(implementation, problem, config):
+    return jitted(implementation, config)(problem.q, problem.k, problem.v, problem.cache, problem.inputs)
 
 
 def relative(actual, expected):
@@ -43,18 +48,18 @@ def relative(actual, expected):
     return np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30)
 
 
-@pytest.mark.parametrize("scores", VARIANTS, ids=str)
+@pytest.mark.parametrize("config", VARIANTS, ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(
-    implementation, scores, draw_problem, formula, check_cache
+    implementation, config, draw_problem, formula, check_cache
 ):
     @settings(max_examples=25, deadline=None)
     @given(ragged_lengths(), st.integers(0, 2**31 - 1))
     def holds(lengths, seed):
         problem = draw_problem(np.random.default_rng(seed), lengths)
-        out, after = run(implementation, problem, scores)
+        out, after = run(implementation, problem, config)
         check_cache(problem, after)
-        assert relative(out, formula(problem, after, scores)) < 1e-6
+        assert relative(out, formula(problem, after, config)) < 1e-6
 
     holds()
 
@@ -113,8 +118,8 @@ def test_a_prefill_in_chunks_is_one_prefill(implementation, rng, draw_problem):
     for size in (5, 1, 6):
         rows = [np.roll(a, -done, axis=0) for a in (whole.q, whole.k, whole.v)]
         bounds = jnp.asarray([0, size, size, size], jnp.int32)
-        ragged = Ragged(jnp.asarray([done + size, 0, 0], jnp.int32), whole.ragged.page_table, bounds)
-        out, cache = jitted(implementation, VARIANTS[2])(*rows, cache, ragged)
+        inputs = AttentionInputs(jnp.asarray([done + size, 0, 0], jnp.int32), whole.inputs.page_table, bounds)
+        out, cache = jitted(implementation, VARIANTS[2])(*rows, cache, inputs)
         parts.append(out[:size])
         done += size
     assert relative(np.concatenate(parts), expected) < 1e-6
@@ -124,9 +129,9 @@ def test_a_prefill_in_chunks_is_one_prefill(implementation, rng, draw_problem):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_sequences_may_share_the_pages_that_they_only_read(implementation, rng, draw_problem, formula):
     problem = draw_problem(rng, [(1, 9), (1, 9), (2, 10)])
-    table = problem.ragged.page_table
-    shared = problem.ragged.__class__(
-        problem.ragged.kv_lens, table.at[1, :2].set(table[0, :2]), problem.ragged.cu_q_lens
+    table = problem.inputs.page_table
+    shared = problem.inputs.__class__(
+        problem.inputs.kv_lens, table.at[1, :2].set(table[0, :2]), problem.inputs.cu_q_lens
     )
     problem = problem.__class__(problem.q, problem.k, problem.v, problem.cache, shared)
     out, after = run(implementation, problem, VARIANTS[0])
@@ -150,9 +155,9 @@ def test_a_kept_token_is_off_by_at_most_its_types_rounding(dtype, rng):
 
 def test_a_donated_cache_is_updated_in_place(rng, draw_problem):
     problem = draw_problem(rng, [(1, 9), (6, 6), (3, 14)])
-    step = jax.jit(functools.partial(paged_attention_xla, scores=VARIANTS[0]), donate_argnums=3)
+    step = jax.jit(functools.partial(paged_attention_xla, config=VARIANTS[0]), donate_argnums=3)
     cache = jax.tree.map(jnp.copy, problem.cache)
-    memory = step.lower(problem.q, problem.k, problem.v, cache, problem.ragged).compile().memory_analysis()
+    memory = step.lower(problem.q, problem.k, problem.v, cache, problem.inputs).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= cache.keys.nbytes + cache.values.nbytes
 
 

@@ -10,7 +10,7 @@ import pytest
 from axon import axes
 from axon.errors import UserError
 from axon.kernels.paged_attention import Cache, paged_attention
-from axon.kernels.paged_attention.ragged import Scores
+from axon.kernels.paged_attention.ragged import AttentionConfig
 
 
 def operands(*, heads=4, kv_heads=2, head_dim=8, page_size=4, dtype="float32", sequences=3, columns=4, q="float32"):
@@ -72,8 +72,8 @@ def notice(platform, arguments, **kernels):
     with scope(platform, **kernels) as active:
         options = {"window": arguments.pop("window", None)}
         jaxpr = jax.make_jaxpr(lambda arrays: paged_attention(**arrays, **options))(arguments)
-        assert ("pallas_call" in str(jaxpr)) == active.notices["paged_attention"].startswith("tpu")
-    return active.notices["paged_attention"]
+        assert ("pallas_call" in str(jaxpr)) == active.choices["paged_attention"].startswith("tpu")
+    return active.choices["paged_attention"]
 
 
 FITTING = {"head_dim": 128, "page_size": 16, "dtype": "bfloat16", "q": "bfloat16"}
@@ -128,19 +128,19 @@ def test_a_kernel_of_another_platform_is_not_to_be_had_by_name():
 
 def test_the_options_reach_the_implementation_and_are_said(rng, draw_problem, formula):
     problem = draw_problem(rng, [(1, 9), (6, 6), (3, 14)])
-    ragged = problem.ragged
+    inputs = problem.ragged
     with scope("cpu") as active:
         out, after = paged_attention(
             problem.q,
             problem.k,
             problem.v,
             problem.cache,
-            ragged.kv_lens,
-            ragged.page_table,
-            ragged.cu_q_lens,
+            inputs.kv_lens,
+            inputs.page_table,
+            inputs.cu_q_lens,
             window=5,
             soft_cap=1.5,
         )
-    assert active.notices["paged_attention"] == "xla, float32 pages of 4, window 5, soft cap 1.5"
-    expected = formula(problem, after, Scores(8**-0.5, window=5, soft_cap=1.5))
+    assert active.choices["paged_attention"] == "xla, float32 pages of 4, window 5, soft cap 1.5"
+    expected = formula(problem, after, AttentionConfig(8**-0.5, window=5, soft_cap=1.5))
     np.testing.assert_allclose(out, expected, atol=1e-5)

@@ -13,11 +13,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.paged_attention import tpu
 from axon.kernels.paged_attention.cases import cases
-from axon.kernels.paged_attention.ragged import Scores
+from axon.kernels.paged_attention.ragged import AttentionConfig
 from axon.kernels.paged_attention.tpu import paged_attention_tpu
 from axon.plan.chips import CHIPS
 
-PLAIN, WINDOW, CAP = Scores(0.4), Scores(0.3, window=6), Scores(0.5, soft_cap=2.0)
+PLAIN, WINDOW, CAP = AttentionConfig(0.4), AttentionConfig(0.3, window=6), AttentionConfig(0.5, soft_cap=2.0)
 MIXED = [(1, 9), (6, 6), (0, 3), (3, 14)]
 QUANTISED = ["int8", "float8_e4m3fn"]
 
@@ -28,14 +28,14 @@ def two_pages_a_step(monkeypatch):
 
 
 @functools.cache
-def jitted(scores, interpret, queries, splits):
-    call = functools.partial(paged_attention_tpu, scores=scores, interpret=interpret, queries=queries, splits=splits)
+def jitted(config, interpret, queries, splits):
+    call = functools.partial(paged_attention_tpu, config=config, interpret=interpret, queries=queries, splits=splits)
     return jax.jit(call)
 
 
-def run(problem, scores, *, interpret=True, queries=2, splits=1):
-    step = jitted(scores, interpret, queries, splits)
-    return step(problem.q, problem.k, problem.v, problem.cache, problem.ragged)
+def run(problem, config, *, interpret=True, queries=2, splits=1):
+    step = jitted(config, interpret, queries, splits)
+    return step(problem.q, problem.k, problem.v, problem.cache, problem.inputs)
 
 
 def relative(actual, expected):
@@ -44,7 +44,7 @@ def relative(actual, expected):
 
 
 @pytest.mark.parametrize(
-    ("scores", "dtype", "queries", "splits"),
+    ("config", "dtype", "queries", "splits"),
     [
         pytest.param(PLAIN, "float32", 1, 1, marks=pytest.mark.slow),
         (WINDOW, "float32", 4, 1),
@@ -53,11 +53,11 @@ def relative(actual, expected):
         (PLAIN, "float8_e4m3fn", 4, 1),
     ],
 )
-def test_the_kernel_gives_the_formula(scores, dtype, queries, splits, rng, draw_problem, formula, check_cache):
+def test_the_kernel_gives_the_formula(config, dtype, queries, splits, rng, draw_problem, formula, check_cache):
     problem = draw_problem(rng, MIXED, dtype=dtype)
-    out, after = run(problem, scores, queries=queries, splits=splits)
+    out, after = run(problem, config, queries=queries, splits=splits)
     check_cache(problem, after)
-    assert relative(out, formula(problem, after, scores)) < 1e-6
+    assert relative(out, formula(problem, after, config)) < 1e-6
     np.testing.assert_array_equal(out[10:], 0)
 
 
@@ -79,14 +79,14 @@ def test_every_position_of_pages_that_no_tile_of_32_rows_divides_gets_its_token(
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("queries", [1, 4])
 @pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
-@pytest.mark.parametrize("scores", [PLAIN, WINDOW, CAP], ids=str)
+@pytest.mark.parametrize("config", [PLAIN, WINDOW, CAP], ids=str)
 def test_every_mixture_of_options_gives_the_formula(
-    scores, dtype, queries, splits, rng, draw_problem, formula, check_cache
+    config, dtype, queries, splits, rng, draw_problem, formula, check_cache
 ):
     problem = draw_problem(rng, MIXED, dtype=dtype)
-    out, after = run(problem, scores, queries=queries, splits=splits)
+    out, after = run(problem, config, queries=queries, splits=splits)
     check_cache(problem, after)
-    assert relative(out, formula(problem, after, scores)) < 1e-6
+    assert relative(out, formula(problem, after, config)) < 1e-6
 
 
 def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_problem, formula, check_cache):

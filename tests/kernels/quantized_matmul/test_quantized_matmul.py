@@ -28,7 +28,7 @@ from axon.kernels.quantized_matmul import (
 )
 from axon.kernels.quantized_matmul.cases import cases
 from axon.kernels.quantized_matmul.tpu import Tiles, tiles_of
-from axon.train.flops import count_flops
+from axon.plan.flops import count_flops
 
 FP8 = jnp.float8_e4m3fn
 
@@ -211,7 +211,7 @@ def test_dtypes_that_do_not_go_together_are_refused():
 def chosen(platform, x, w):
     with axes.activate(axes.Scope(SimpleNamespace(platform=platform))) as scope:
         jax.make_jaxpr(lambda x, w: quantized_matmul(x, w))(x, w)  # a new function, which JAX has no trace of
-    return scope.notices["quantized_matmul"]
+    return scope.choices["quantized_matmul"]
 
 
 def test_an_implementation_is_chosen_by_platform_and_said(rng):

@@ -31,7 +31,7 @@ def compiled_for():
             # A function of its own: JAX would give back the trace of another scope for the same one.
             run = per_device(lambda *operands: sample(*operands), (jax.P(),) * len(operands), jax.P())
             program = jax.jit(run).trace(*operands).lower(lowering_platforms=("tpu",)).compile()
-        return program, scope.notices["sampling"]
+        return program, scope.choices["sampling"]
 
     return compile_
 

@@ -1,0 +1,119 @@
+"""The arithmetic of a two-operand contraction by name, operands already in place: the inside of `axon.axes.einsum`.
+
+Names here carry no roles. A `spec` is the sharding the result is to have, on a mesh whose axes are Explicit; it is
+None elsewhere, where the compiler is told of shardings by constraints instead.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+Names = tuple[str, ...]
+
+
+def contract(
+    a: Array,
+    a_names: Names,
+    b: Array,
+    b_names: Names,
+    out: Names,
+    spec: PartitionSpec | None = None,
+    dtype: Any = None,
+    flatten: bool = False,
+) -> Array:
+    """`a` and `b` contracted over the names that `out` lacks; accumulated and returned in `dtype` if one is given.
+
+    `flatten` merges neighbouring dimensions so that one product of two matrices does the work: XLA's CPU matmul is
+    up to 1.5 × faster on `[batch·seq, embed]` than on `[batch, seq, embed]`.
+    """
+    if set(a_names) < set(b_names):
+        a, a_names, b, b_names = b, b_names, a, a_names
+    if set(b_names) <= set(a_names):
+        return _product(a, a_names, b, b_names, out, spec, dtype)
+    batch = tuple(n for n in a_names if n in b_names and n in out)
+    summed = tuple(n for n in a_names if n in b_names and n not in out)
+    free = tuple(tuple(n for n in names if n not in batch + summed) for names in (a_names, b_names))
+    made = batch + free[0] + free[1]
+    made_spec = spec and permuted(spec, [out.index(n) for n in made])
+    flat = (
+        _flat_dot(a, a_names, b, b_names, summed, free, made_spec, dtype) if flatten and summed and not batch else None
+    )
+    result = _dot(a, a_names, b, b_names, summed, batch, made_spec, dtype) if flat is None else flat
+    return _transposed(result, made, out)
+
+
+def _dot(a, a_names, b, b_names, summed, batch, spec, dtype) -> Array:
+    contracting, batched = (
+        (tuple(a_names.index(n) for n in group), tuple(b_names.index(n) for n in group)) for group in (summed, batch)
+    )
+    return lax.dot_general(a, b, (contracting, batched), preferred_element_type=dtype, out_sharding=spec)
+
+
+def _flat_dot(a, a_names, b, b_names, summed, free, spec, dtype) -> Array | None:
+    """The contraction of `a` and `b` as matrices; None where their dimensions cannot be merged as they lie."""
+    left, right = _as_matrix(a, a_names, summed), _as_matrix(b, b_names, summed)
+    starts = (0, len(free[0]))
+    inner = [e for i, e in enumerate(spec.partitions if spec else ()) if i not in starts]
+    if left is None or right is None or not (free[0] and free[1]) or any(e is not None for e in inner):
+        return None
+    (left, left_summed), (right, right_summed) = left, right
+    result = lax.dot_general(
+        left,
+        right,
+        (((left_summed,), (right_summed,)), ((), ())),
+        preferred_element_type=dtype,
+        out_sharding=spec and permuted(spec, starts),
+    )
+    sizes = [a.shape[a_names.index(n)] for n in free[0]] + [b.shape[b_names.index(n)] for n in free[1]]
+    return lax.reshape(result, sizes, out_sharding=spec)
+
+
+def _as_matrix(x: Array, names: Names, summed: Names) -> tuple[Array, int] | None:
+    """`x` as a matrix of its free and its summed axes, and which of the two dimensions is summed."""
+    count = len(summed)
+    if names[:count] == summed:
+        cut, which = count, 0
+    elif names[-count:] == summed:
+        cut, which = len(names) - count, 1
+    else:
+        return None
+    held = jax.typeof(x).sharding.spec
+    if any(e is not None for i, e in enumerate(held) if i not in (0, cut)):
+        return None
+    spec = permuted(held, (0, cut)) if any(e is not None for e in held) else None
+    return lax.reshape(x, (math.prod(x.shape[:cut]), math.prod(x.shape[cut:])), out_sharding=spec), which
+
+
+def _product(a, a_names, b, b_names, out, spec, dtype) -> Array:
+    """Contraction with an operand all of whose axes the other has: a product, and a sum where axes go.
+
+    A sum is made in float32 at least, as matrix units do.
+    """
+    left = tuple(n for n in a_names if n in out)
+    gone = tuple(i for i, n in enumerate(a_names) if n not in out)
+    dtype = jnp.result_type(a, b) if dtype is None else dtype
+    wide = jnp.promote_types(dtype, jnp.float32) if gone else dtype
+    product = a.astype(wide) * broadcast_to_axes(b.astype(wide), b_names, a_names)
+    if gone:
+        product = lax.reduce_sum(product, gone, out_sharding=spec and permuted(spec, [out.index(n) for n in left]))
+    return _transposed(product.astype(dtype), left, out)
+
+
+def broadcast_to_axes(value: Array, names: Names, target: Names) -> Array:
+    """`value` with its axes in the order of `target`, and size-1 axes where it has none, ready to broadcast."""
+    order = sorted(range(len(names)), key=lambda i: target.index(names[i]))
+    return lax.expand_dims(lax.transpose(value, order), [i for i, n in enumerate(target) if n not in names])
+
+
+def permuted(spec: PartitionSpec, order: Sequence[int]) -> PartitionSpec:
+    """The entries of `spec` in another order, with the sums that it still owes."""
+    return PartitionSpec(*(spec.partitions[i] for i in order), unreduced=spec.unreduced)
+
+
+def _transposed(x: Array, names: Names, out: Names) -> Array:
+    return x if names == out else lax.transpose(x, [names.index(n) for n in out])

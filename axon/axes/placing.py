@@ -1,0 +1,107 @@
+"""Where an array lives: `shard` by name, `reshard` by spec, and work that each device does on its own shards."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from axon.axes.gather import gather_in_stages
+from axon.axes.patterns import Names, PatternError, parse_names
+from axon.axes.scatter import scatter_sum
+from axon.axes.scope import Placement, current
+
+
+def shard(x: Array, pattern: str, kind: str = "activations") -> Array:
+    """`x`, with each axis where the layout in force puts its name; `x` itself where no layout is in force."""
+    names = parse_names(pattern)
+    check_rank(x, names, pattern)
+    scope = current()
+    return reshard(x, scope.placement.spec(names, kind)) if scope else x
+
+
+def reshard(x: Array, spec: PartitionSpec) -> Array:
+    """`x` under `spec`: a `reshard` on Explicit mesh axes, a constraint on Auto ones, nothing on a single device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or len(mesh.manual_axes) == len(mesh.axis_names):
+        return x
+    if not current_explicit():
+        return lax.with_sharding_constraint(x, spec)
+    scope = current()
+    if scope and scope.placement.platform == "tpu" and jax.typeof(x).sharding.spec.unreduced:
+        x = scatter_sum(x, spec)
+    x = gather_in_stages(x, spec, scope.placement.torus_ring_size) if scope else x
+    return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
+
+
+def current_explicit() -> bool:
+    """Whether shardings are part of array types here (`AxisType.Explicit`)."""
+    scope = current()
+    return scope is not None and scope.placement.explicit
+
+
+def supports_unreduced() -> bool:
+    """Whether a type can say that a sum over devices is still owed: on Explicit mesh axes, outside manual regions.
+
+    XLA refuses partial sums over one mesh axis where another is manual (jax 0.12 with its own compilers).
+    """
+    return current_explicit() and not jax.sharding.get_abstract_mesh().manual_axes
+
+
+def check_rank(x: Array, names: Names, pattern: str) -> None:
+    if x.ndim != len(names):
+        raise PatternError(f"pattern {pattern!r} names {len(names)} axes, but the array has shape {x.shape}")
+
+
+def as_cotangent(gradient: Array, weight: Array) -> Array:
+    """`gradient` summed over devices as far as the type of `weight` asks.
+
+    A weight that is *reduced* over a mesh axis receives a gradient that is *unreduced* over it, so that the sum over
+    devices happens once, after the last microbatch. Where the weight is sharded and the gradient is partial, the
+    move is a reduce-scatter: the transpose of the gather.
+    """
+    if not current_explicit():
+        return gradient.astype(weight.dtype)
+    kept = jax.typeof(weight).sharding.spec
+    return reshard(gradient, PartitionSpec(*kept.partitions, unreduced=kept.reduced)).astype(weight.dtype)
+
+
+def scaled(gradient: Array, factor: Array) -> Array:
+    """`gradient`, perhaps a partial sum, times a scalar."""
+    if current_explicit():
+        owed = jax.typeof(gradient).sharding.spec.unreduced
+        factor = reshard(factor, PartitionSpec(reduced=owed)) if owed else factor
+    return (gradient * factor).astype(gradient.dtype)
+
+
+def per_device(fn: Callable[..., Any], inputs: Sequence[Any], outputs: Any) -> Callable[..., Any]:
+    """`fn` run by each device on its own shards, all mesh axes manual; just `fn` where there is one device.
+
+    `inputs` and `outputs` are trees of `PartitionSpec`s like the arguments and the results.
+
+    An output whose spec was made by `partial_spec` is summed over devices: later, by whoever needs the sum, where
+    `supports_unreduced`; at once elsewhere.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return fn
+    if supports_unreduced():
+        return jax.shard_map(fn, in_specs=tuple(inputs), out_specs=outputs, check_vma=False)
+
+    def summed(*shards):
+        return jax.tree.map(
+            lambda spec, v: lax.psum(v, tuple(spec.unreduced)) if spec.unreduced else v, outputs, fn(*shards)
+        )
+
+    plain = jax.tree.map(lambda spec: PartitionSpec(*spec.partitions), outputs)
+    return jax.shard_map(summed, in_specs=tuple(inputs), out_specs=plain, check_vma=False)
+
+
+def zero3_mesh_axes(placement: Placement, name: str, tokens: Names) -> Names:
+    """The mesh axes that split `name` in stored parameters, if they are among those that split the tokens (ZeRO-3).
+
+    Work on such a parameter either gathers it, or gathers the tokens and leaves it where it is.
+    """
+    own = placement.mesh_axes(name, "params")
+    return own if set(own) <= set(tokens) else ()

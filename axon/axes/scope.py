@@ -1,0 +1,75 @@
+"""The scope in force while a function is traced: where arrays live, and in which precision work is done."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from axon.axes.patterns import Names
+
+
+class Placement(Protocol):
+    """What the names of a pattern mean on a mesh. `axon.layout.Placement` is the one there is."""
+
+    @property
+    def explicit(self) -> bool: ...
+    @property
+    def platform(self) -> str: ...
+    @property
+    def chip(self) -> str: ...
+    @property
+    def torus_ring_size(self) -> int: ...
+    def mesh_axes(self, name: str, kind: str = "activations") -> Names: ...
+    def spec(self, names: Names, kind: str = "activations") -> PartitionSpec: ...
+    @property
+    def overlap(self) -> Names: ...
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What `einsum` and `shard` obey while a function is traced: where, and in which precision.
+
+    `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
+    gradient, and so of its reduction over devices; `kernels` names, by operation, the implementations that a person
+    asked for; `choices` collects what was chosen while tracing, and `rings` the mesh axes over which `einsum` made a
+    ring of a collective.
+
+    A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
+    are closures made inside one.
+    """
+
+    placement: Placement
+    compute: Any = jnp.float32
+    reduce: Any = jnp.float32
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict)
+    rings: set[str] = field(default_factory=set)
+
+
+_scope: ContextVar[Scope | None] = ContextVar("axon.axes.scope", default=None)
+
+
+def current() -> Scope | None:
+    """The scope in force, or None: then patterns are mathematics only, and arrays stay where they are."""
+    return _scope.get()
+
+
+@contextmanager
+def activate(scope: Scope) -> Iterator[Scope]:
+    """Put `scope` in force inside the `with` block."""
+    token = _scope.set(scope)
+    try:
+        yield scope
+    finally:
+        _scope.reset(token)
+
+
+def log_choice(topic: str, text: str) -> None:
+    """Leave word of a choice made while tracing (which kernel, which policy); who traces prints it, once."""
+    scope = current()
+    if scope is not None:
+        scope.choices[topic] = text

@@ -1,0 +1,1 @@
+"""What observes a run: metrics, trackers, progress, plots, the record of where it ran."""

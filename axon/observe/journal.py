@@ -1,0 +1,123 @@
+"""What a run writes down as it goes: metrics, trackers, the line of progress, the curve at the end."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import jax
+
+from axon.observe.metrics import MetricsFile, Row, read_metrics
+from axon.observe.plot import plot_loss
+from axon.observe.progress import Progress
+from axon.observe.trackers import Tracker, TrackerConfig
+
+
+class Folder(Protocol):
+    """Where a run keeps its metrics and its picture; `axon.run.folder.RunFolder` is the one there is."""
+
+    path: Path
+    metrics: Path
+    plot: Path
+
+
+class Journal(Protocol):
+    """The diary of one call of `axon train`. A context manager."""
+
+    def begin(self, record: Mapping[str, Any], start: int) -> None:
+        """Goes on from step `start`: what was written after it is dropped."""
+        ...
+
+    def stepped(self, row: Row) -> None:
+        """A training step's numbers."""
+        ...
+
+    def evaluated(self, row: Row) -> None:
+        """An evaluation's numbers."""
+        ...
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether step `step` has been evaluated, now or in an earlier call. Only the journal that writes knows."""
+        ...
+
+    def plot(self) -> None:
+        """Draws the loss curve."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int) -> Journal:
+    """The journal of this process: process 0 writes, the others do not."""
+    return FileJournal(folder, trackers, until) if jax.process_index() == 0 else NullJournal()
+
+
+class FileJournal:
+    """Writes into the run's folder, to its trackers and to the terminal. See `Journal`."""
+
+    def __init__(self, folder: Folder, trackers: Sequence[TrackerConfig], until: int):
+        self._folder, self._until = folder, until
+        self._open = ExitStack()
+        self._trackers: list[Tracker] = [tracker.open(folder.path) for tracker in trackers]
+
+    def begin(self, record: Mapping[str, Any], start: int) -> None:
+        self._metrics = self._open.enter_context(MetricsFile(self._folder.metrics))
+        self._metrics.cut_back(start)
+        for tracker in self._trackers:
+            tracker.start(record, start)
+            self._open.callback(tracker.finish)
+        if start < self._until:
+            self._progress = self._open.enter_context(Progress(self._until))
+
+    def stepped(self, row: Row) -> None:
+        self.evaluated(row)
+        self._progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
+
+    def evaluated(self, row: Row) -> None:
+        self._metrics.append(row)
+        numbers = {name: value for name, value in row.items() if name != "step" and value is not None}
+        for tracker in self._trackers:
+            tracker.log(row["step"], numbers)
+
+    def has_evaluation(self, step: int) -> bool:
+        return any("eval_loss" in row and row["step"] == step for row in read_metrics(self._folder.metrics))
+
+    def plot(self) -> None:
+        plot_loss(read_metrics(self._folder.metrics), self._folder.plot, self._folder.path.name)
+
+    def __enter__(self) -> Self:
+        self._open.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._open.__exit__(kind, error, trace)
+
+
+class NullJournal:
+    """Of the processes that leave writing to process 0. See `Journal`."""
+
+    def begin(self, record: Mapping[str, Any], start: int) -> None:
+        pass
+
+    def stepped(self, row: Row) -> None:
+        pass
+
+    def evaluated(self, row: Row) -> None:
+        pass
+
+    def has_evaluation(self, step: int) -> bool:
+        return False
+
+    def plot(self) -> None:
+        pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        pass

@@ -1,0 +1,110 @@
+"""Continuing a prompt, token by token, with a memory of keys and values."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from axon import axes
+from axon.axes.patterns import base
+from axon.errors import UserError
+from axon.kernels.sampling import sample
+from axon.layout import Placement
+from axon.nn import Inputs
+from axon.train.step import Program
+
+PROMPT_STEP = 64
+"""Prompts are padded to a multiple of this, so that their lengths share one compiled program."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn.
+
+    Args:
+        tokens: how many to add. temperature: divides the logits; 0 takes the likeliest token. top_k: draw from the
+            k likeliest only. top_p: of these, draw from the smallest set that holds this share of their probability
+            (arXiv:1904.09751). min_p: draw only from those with this share of the likeliest token's probability
+            (arXiv:2407.01082). seed: of the draws.
+    """
+
+    tokens: int = 100
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.tokens < 1:
+            raise UserError(f"Sampling.tokens is {self.tokens}; write 1 or more")
+        if self.temperature < 0:
+            raise UserError(f"Sampling.temperature is {self.temperature}; write 0 or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"Sampling.top_k is {self.top_k}; write 1 or more, or None")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"Sampling.top_p is {self.top_p}; write a probability above 0 and up to 1, or None")
+        if self.min_p is not None and not 0 <= self.min_p <= 1:
+            raise UserError(f"Sampling.min_p is {self.min_p}; write a share from 0 to 1, or None")
+
+
+def continue_prompt(program: Program, parameters: Any, prompt: list[int], sampling: Sampling) -> list[int]:
+    """The ids that follow `prompt` (ids, the beginning-of-document token first).
+
+    Runs on the program's own mesh, its parameters where they are; the one row is not split.
+    """
+    padded = -(-len(prompt) // PROMPT_STEP) * PROMPT_STEP
+    tokens = np.zeros((1, padded), np.int32)
+    tokens[0, : len(prompt)] = prompt
+    placement = _whole_rows(program.placement)
+    # A kernel that was asked for by name was asked for training, but for the draw, of which there is none there.
+    kernels = {name: asked for name, asked in program.kernels.items() if name == "sampling"}
+    scope = axes.Scope(placement, program.precision.compute_dtype(placement.platform), kernels=kernels)
+    run, key = jax.jit(partial(_generate, program, sampling)), jax.random.key(sampling.seed)
+    with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
+        made = run(parameters, tokens, np.int32(len(prompt)), key)
+    return np.asarray(made).tolist()
+
+
+def _whole_rows(placement: Placement) -> Placement:
+    """Nothing split along batch, seq or a role of theirs, as `seq.residual`: there is one row, of a token at a time."""
+    layout = placement.layout
+    whole = {name for name in layout.rows if base(name) in ("batch", "seq")}
+    whole |= {"batch", "seq", "vocab.whole", "head_dim.whole"}
+    return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}), placement.mesh)
+
+
+def _generate(program: Program, sampling: Sampling, parameters: Any, tokens: Array, length: Array, key: Array) -> Array:
+    """`tokens[1, padded]`, the first `length` of them real → `sampling.tokens` new ids."""
+    model = program.bind(parameters)
+    memory = model.memory(1, tokens.shape[1] + sampling.tokens)
+    zero = jnp.zeros((), jnp.int32)
+    hidden, memory = model.hidden(_inputs(tokens, zero), memory)
+    last = lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1)
+    keys = jax.random.split(key, sampling.tokens)
+
+    def step(carry, key):
+        last, memory, at = carry
+        token = next_tokens(model.output.logits(last)[:, 0].astype(jnp.float32), key[None], sampling)[0]
+        last, memory = model.hidden(_inputs(token[None, None], at), memory)
+        return (last, memory, at + 1), token
+
+    return lax.scan(step, (last, memory, length), keys)[1]
+
+
+def _inputs(tokens: Array, start: Array) -> Inputs:
+    positions = start + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    return Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq"), start=start)
+
+
+def next_tokens(logits: Array, keys: Array, sampling: Sampling) -> Array:
+    """An id for each row of `logits[batch vocab]`, drawn by the row's own key of `keys[batch]`."""
+    settings = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    given = [None if value is None else jnp.full(keys.shape, value) for value in settings]
+    whole = (PartitionSpec(),) * (2 + len(given))
+    return axes.per_device(sample, whole, PartitionSpec())(axes.shard(logits, "batch vocab.whole"), keys, *given)

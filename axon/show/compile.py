@@ -1,0 +1,87 @@
+"""`axon compile`: a run's whole training step, compiled for a machine that is not here."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from axon.config import load
+from axon.layout import Placement
+from axon.plan.report import Report, compile_step
+from axon.plan.topology import devices
+from axon.run.tree import Train
+
+GIB = 2**30
+
+
+def compile_config(path: Path, target: str, overrides: Sequence[str], text: Path | None) -> Report:
+    """Compile the step that the file at `path` describes for topology `target`; its HLO goes to `text`, if given.
+
+    Raises `ConfigError`, `LayoutError` and `UserError` for what a person has to change, a step that does not fit among
+    them.
+    """
+    train: Train = load(path, overrides).tree
+    report, hlo = compile_step(train.program_on(Placement.of(train.layout, devices(target))), target)
+    if text is not None:
+        text.write_text(hlo)
+    return report
+
+
+def show_report(report: Report) -> None:
+    """Print it for a person."""
+    console = Console(width=None if Console().is_terminal else 120, highlight=False)
+    mesh = " × ".join(f"{axis} {size}" for axis, size in report.mesh.items())
+    console.print(f"{report.target}: mesh {mesh}, compiled in {report.compile_seconds:.0f} s", markup=False)
+    for topic, choice in report.choices.items():
+        console.print(f"{topic}: {choice}", markup=False, soft_wrap=True)
+    console.print(_memory(report), _work(report), _collectives(report), sep="\n")
+    console.print("\n".join(_closing(report)), markup=False, soft_wrap=True)
+
+
+def _memory(report: Report) -> Table:
+    table = _table("memory of a device", "part", "GiB")
+    memory = report.memory
+    for name in ("parameters", "optimizer", "batch"):
+        table.add_row(f"  {name}", _gib(memory[name]))
+    for name in ("arguments", "outputs", "aliased", "temporaries", "code", "total", "available"):
+        table.add_row(name, _gib(memory[name]))
+    return table
+
+
+def _work(report: Report) -> Table:
+    table = _table("a step of a device", "", "")
+    table.add_row("model TFLOP", f"{report.model_flops / 1e12:.1f}")
+    table.add_row("executed TFLOP", f"{report.executed_flops / 1e12:.1f}")
+    for name, count in report.cycles.items():
+        if count:
+            table.add_row(f"Mcycles, {name}", f"{count / 1e6:,.0f}")
+    for name, count in report.kernels.items():
+        table.add_row(name, f"× {count}")
+    return table
+
+
+def _collectives(report: Report) -> Table:
+    table = _table("collectives of a device", "kind", "mesh axes", "times", "GB made", "GB sent", "asynchronous")
+    for one in report.collectives:
+        share = f"{one.asynchronous / one.sent:.0%}" if one.sent else "–"
+        made, sent = f"{one.bytes / 1e9:.3f}", f"{one.sent / 1e9:.3f}"
+        table.add_row(one.kind, " ".join(one.mesh_axes) or "–", f"{one.count}", made, sent, share)
+    return table
+
+
+def _closing(report: Report) -> Iterator[str]:
+    used = report.memory["total"] / report.memory["available"]
+    yield f"fits: {used:.0%} of the device's memory; {report.asynchronous:.0%} of the bytes sent are asynchronous"
+    yield from report.uncounted
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, show_header=any(headings))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number == 0 or heading == "mesh axes" else "right")
+    return table
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.2f}"

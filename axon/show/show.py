@@ -1,0 +1,91 @@
+"""`axon show`: the configuration as it was understood, where every parameter lives, and what a step sends."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from axon.config import load
+from axon.errors import UserError
+from axon.layout import KINDS, ArraySpec, ParameterRow, Placement, explain
+from axon.plan.topology import devices
+from axon.run.tree import Train
+from axon.show.draw import draw
+from axon.show.traffic import print_traffic
+
+COPIES = {"params": 1, "grads": 1, "optimizer": 2}
+"""Arrays of a parameter's size that training holds: itself, its gradient, Adam's two moments."""
+
+
+def show_config(
+    path: Path, overrides: Sequence[str], on: str | None = None, picture: Path | None = None, weight: str | None = None
+) -> None:
+    """Print it all. Raises `ConfigError` and `LayoutError` as a run would; needs none of the mesh's devices.
+
+    Args:
+        on: a topology (see `axon.plan.topology.devices`) for whose devices the step is traced; this machine's
+            platform by default. picture: a file to draw the mesh into, with the shards of `weight`, a parameter's
+            path; the largest by default.
+    """
+    if weight is not None and picture is None:
+        raise UserError("--weight says what to draw: give --draw FILE.png too")
+    resolved = load(path, overrides)
+    train: Train = resolved.tree
+    placement = _placement(train, on)
+    program = train.program_on(placement)  # raises for a layout that cannot hold the model
+    specs = program.parameters
+    console = Console(width=None if Console().is_terminal else 160)
+    console.print("\n".join(resolved.lines), markup=False, highlight=False, soft_wrap=True)
+    rows = list(explain(placement, specs))
+    console.print(_mesh(placement), _table(rows), _totals(placement, specs), sep="\n")
+    console.print(_replicated(rows), soft_wrap=True)
+    if picture is not None:
+        draw(placement, specs, picture, weight)
+        console.print(f"drawn into {picture}", markup=False, soft_wrap=True)
+    print_traffic(console, program)
+
+
+def _placement(train: Train, on: str | None) -> Placement:
+    if on is not None:
+        return Placement.of(train.layout, devices(on))
+    return Placement.described(train.layout, jax.device_count(), jax.default_backend())
+
+
+def _mesh(placement: Placement) -> Table:
+    table = Table(title=f"mesh of {placement.mesh.size} devices", title_justify="left", box=None)
+    for heading in ("mesh axis", "size", *KINDS):
+        table.add_column(heading)
+    for axis, size in placement.mesh.shape.items():
+        splits = [" ".join(n for n, row in placement.tables[kind].items() if axis in row) for kind in KINDS]
+        table.add_row(axis, str(size), *splits)
+    return table
+
+
+def _table(rows: Sequence[ParameterRow]) -> Table:
+    table = Table(title="parameters", title_justify="left", box=None)
+    for heading in ("path", "axes", "shape", "mesh axes"):
+        table.add_column(heading)
+    table.add_column("bytes per device", justify="right")
+    for row in rows:
+        split = " ".join("·".join(axes) or "–" for axes in row.split)
+        shape = " × ".join(map(str, row.shape))
+        table.add_row(row.path, " ".join(row.axes), shape, split, f"{row.bytes_per_device:,}")
+    return table
+
+
+def _totals(placement: Placement, specs: dict[str, ArraySpec]) -> Table:
+    table = Table(title="totals, float32", title_justify="left", box=None)
+    for heading in ("kind", "bytes in all", "bytes per device"):
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
+    for kind, copies in COPIES.items():
+        rows = list(explain(placement, specs, kind))
+        whole, held = (copies * sum(getattr(r, n) for r in rows) for n in ("bytes_in_all", "bytes_per_device"))
+        table.add_row(kind, f"{whole:,}", f"{held:,}")
+    return table
+
+
+def _replicated(rows: Sequence[ParameterRow]) -> str:
+    paths = [row.path for row in rows if row.replicated]
+    return f"held whole by every device: {', '.join(paths)}" if paths else "no parameter is held whole by every device"

@@ -1,0 +1,80 @@
+"""Where JAX is to run and where it keeps what it compiled, unless a person says otherwise."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """nodes("nvidia0"): the device nodes that /dev has."""
+
+    def there(*names):
+        monkeypatch.setattr(Path, "glob", lambda self, pattern: (n for n in names if Path(n).match(pattern)))
+
+    monkeypatch.delenv("JAX_PLATFORMS")
+    return there
+
+
+def test_without_an_accelerator_the_platform_is_cpu(nodes, monkeypatch):
+    nodes("nvidiactl", "null")
+    choose_platform()
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
+
+
+@pytest.mark.parametrize("node", ["nvidia0", "accel3", "vfio/0", "kfd"])
+def test_with_an_accelerator_jax_chooses(nodes, node):
+    nodes(node)
+    choose_platform()
+    assert "JAX_PLATFORMS" not in os.environ
+
+
+def test_what_a_person_says_stays(nodes, monkeypatch):
+    nodes()
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    choose_platform()
+    assert os.environ["JAX_PLATFORMS"] == "tpu"
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "mine")
+    cache_compiled_code(Path("elsewhere"))
+    assert os.environ["JAX_COMPILATION_CACHE_DIR"] == "mine"
+
+
+FAULTS = """
+import json, resource, sys
+from axon.launch.host import keep_freed_memory
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+import jax, jax.numpy as jnp
+square = jax.jit(lambda x: (x @ x) @ (x @ x).T)  # 4,096 pages are made, used and freed
+x = jnp.ones((2048, 2048))
+faults = []
+for _ in range(9):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    square(x).block_until_ready()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(json.dumps(faults))
+"""
+
+
+def test_a_step_finds_the_memory_of_the_step_before():
+    def faults(mode):
+        command = [sys.executable, "-c", FAULTS, mode]
+        made = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, check=True)
+        return min(json.loads(made.stdout)[4:])  # of a few, as XLA's threads may take some of it in between
+
+    assert faults("give") > 4096
+    assert faults("keep") < 512
+
+
+def test_on_an_accelerator_memory_and_dispatch_stay_as_they_are(monkeypatch):
+    import jax
+
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setattr(jax.config, "update", lambda *_: pytest.fail("JAX was told something"))
+    keep_freed_memory()

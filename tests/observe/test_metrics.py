@@ -1,0 +1,86 @@
+"""The metrics file: what was appended is there, whatever killed the run."""
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.errors import UserError
+from axon.observe.metrics import MetricsFile, read_metrics
+
+
+def test_a_row_is_readable_as_soon_as_it_is_appended(tmp_path):
+    loss = float(np.float32(np.random.default_rng().normal()))
+    file = MetricsFile(tmp_path / "run" / "metrics.jsonl")
+    file.append({"step": 1, "loss": loss})
+    file.append({"step": 1, "eval_loss": 2.5, "note": "first"})
+    assert read_metrics(file.path) == [{"step": 1, "loss": loss}, {"step": 1, "eval_loss": 2.5, "note": "first"}]
+    file.close()
+
+
+def test_scalars_of_numpy_and_jax_keep_their_exact_value(tmp_path):
+    value = np.random.default_rng().normal(size=4).astype(np.float32)
+    with MetricsFile(tmp_path / "m.jsonl") as file:
+        file.append({"step": np.int64(3), "a": value[0], "b": jnp.asarray(value[1]), "tokens": jnp.int32(7)})
+    (row,) = read_metrics(tmp_path / "m.jsonl")
+    assert row == {"step": 3, "a": float(value[0]), "b": float(value[1]), "tokens": 7}
+    assert np.float32(row["a"]).tobytes() == value[0].tobytes()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), jnp.float32(jnp.inf)])
+def test_a_float_that_json_does_not_know_is_null(tmp_path, value):
+    with MetricsFile(tmp_path / "m.jsonl") as file:
+        file.append({"step": 1, "loss": value})
+    strict = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert strict == {"step": 1, "loss": None}
+
+
+def test_rows_after_a_step_are_cut(tmp_path):
+    with MetricsFile(tmp_path / "m.jsonl") as file:
+        file.append({"config": "abc"})
+        for step in range(1, 8):
+            file.append({"step": step, "loss": step / 10})
+            if step % 2 == 0:
+                file.append({"step": step, "eval_loss": step / 10})
+        assert file.cut_back(4) == 4
+        file.append({"step": 5, "loss": 9.0})
+    rows = read_metrics(tmp_path / "m.jsonl")
+    assert [row.get("step") for row in rows] == [None, 1, 2, 2, 3, 4, 4, 5]
+    assert rows[-1] == {"step": 5, "loss": 9.0}
+    assert [file.name for file in tmp_path.iterdir()] == ["m.jsonl"]
+
+
+def test_cutting_back_further_than_the_end_changes_nothing(tmp_path):
+    with MetricsFile(tmp_path / "m.jsonl") as file:
+        file.append({"step": 1, "loss": 1.0})
+        before = file.path.stat()
+        assert file.cut_back(100) == 0
+        assert file.path.stat() == before
+
+
+@pytest.mark.parametrize("cut", [1, 5, 14])
+def test_a_torn_last_line_is_left_out_and_does_not_spoil_the_next(tmp_path, cut):
+    path = tmp_path / "m.jsonl"
+    line = '{"step": 2, "loss": 0.5}\n'
+    path.write_text('{"step": 1, "loss": 1.0}\n' + line[:-cut])
+    assert [row["step"] for row in read_metrics(path)] == [1]
+    with MetricsFile(path) as file:
+        file.cut_back(1)
+        file.append({"step": 2, "loss": 0.25})
+    assert read_metrics(path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.25}]
+
+
+def test_a_spoilt_line_in_the_middle_is_an_error_with_its_number(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
+    with pytest.raises(UserError, match=r"m\.jsonl:2: not a line of JSON"):
+        read_metrics(path)
+    path.write_text('{"step": 1}\n17\n')
+    with pytest.raises(UserError, match=r"m\.jsonl:2: expected a JSON object"):
+        read_metrics(path)
+
+
+def test_a_file_that_is_not_there_has_no_rows(tmp_path):
+    assert read_metrics(tmp_path / "none.jsonl") == []

@@ -1,0 +1,88 @@
+"""MFU: the formula, the table of peaks, and the measured one."""
+
+import random
+import time
+from types import SimpleNamespace
+
+import jax
+import pytest
+from jax.experimental import topologies
+
+from axon.observe.mfu import FORMULA, Peak, device_peak, flops_per_token, measured_matmul_peak, mfu, peak
+from axon.plan.flops import count_flops
+
+
+def device(kind: str, **more) -> SimpleNamespace:
+    return SimpleNamespace(device_kind=kind, platform="gpu", process_index=0, **more)
+
+
+def test_the_formula_is_what_a_count_of_products_gives():
+    layers, heads, head_dim, seq, mlp, vocab = (random.randint(1, 4) * 2 for _ in range(6))
+    embed = heads * head_dim
+    shape = lambda *s: jax.ShapeDtypeStruct(s, "float32")  # noqa: E731
+    weights = [(shape(embed, 4 * embed), shape(embed, mlp), shape(mlp, embed))] * layers
+
+    def loss(weights, head, x):
+        for square, up, down in weights:
+            q, k, v, o = (square[:, i * embed : (i + 1) * embed] for i in range(4))
+            q, k, v = ((x @ w).reshape(seq, heads, head_dim).swapaxes(0, 1) for w in (q, k, v))
+            x = ((q @ k.swapaxes(1, 2)) @ v).swapaxes(0, 1).reshape(seq, embed) @ o
+            x = (x @ up) @ down
+        return (x @ head).sum()
+
+    counted = count_flops(jax.grad(loss, (0, 1, 2)), weights, shape(embed, vocab), shape(seq, embed)).flops
+    parameters = layers * (4 * embed**2 + 2 * embed * mlp) + embed * vocab
+    full_attention = 6 * layers * heads * head_dim * seq  # this plain one computes the masked half, too
+    assert counted / seq == flops_per_token(parameters, layers, heads, head_dim, seq) + full_attention
+
+
+def test_mfu_is_achieved_over_peak():
+    assert mfu(1000.0, 2e9, Peak(8e12, "")) == pytest.approx(0.25)
+    assert mfu(1000.0, 2e9, Peak(None, "")) is None
+
+
+def test_a_known_chip_has_its_peak_and_says_where_it_is_from():
+    found = peak([device("NVIDIA H200")] * 8)
+    assert found.flops == pytest.approx(8 * 989.4e12)
+    assert found.source == "8 × 989.4 TFLOP/s, dense bf16, NVIDIA H200"
+
+
+def test_a_device_that_is_one_core_of_a_chip_has_its_share():
+    assert device_peak(device("TPU v5", num_cores=2)) == 459e12
+    assert device_peak(device("TPU v4", num_cores=1)) == 137.5e12
+    assert device_peak(device("TPU7x", num_cores=1)) == 1153.5e12
+
+
+def test_an_unknown_chip_is_said_and_not_guessed():
+    found = peak([device("TPU v99")])
+    assert found.flops is None
+    assert "no peak known for 'TPU v99'" in found.source
+
+
+@pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"])
+def test_the_table_knows_the_names_that_jax_gives_to_tpus(name, monkeypatch):
+    pytest.importorskip("libtpu")
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+    chips = len({tuple(d.coords) for d in devices})
+    total = sum(device_peak(d) or 0 for d in devices)
+    assert total / chips in (275e12, 197e12, 459e12, 918e12, 2307e12)
+
+
+def test_the_cpu_is_measured_quickly_and_once_for_all_its_devices():
+    measured_matmul_peak(size=64, seconds=0.01)
+    begun = time.perf_counter()
+    found = measured_matmul_peak()
+    assert time.perf_counter() - begun < 10
+    assert 1e9 < found < 1e14
+    together, alone = peak(jax.devices()).flops, peak(jax.devices()[:1]).flops
+    assert together is not None
+    assert alone is not None
+    assert 1 / 4 < together / alone < 4
+    assert "measured" in peak(jax.devices()).source
+
+
+def test_the_formula_can_be_printed():
+    assert "causal attention, counted once" in FORMULA
+    assert "\n" not in FORMULA

@@ -1,0 +1,135 @@
+"""Counting FLOPs on the jaxpr."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.sharding import AxisType, PartitionSpec
+
+from axon.plan.flops import Count, count_flops
+
+
+def sizes(n: int) -> list[int]:
+    return [random.randint(1, 9) * 2 for _ in range(n)]
+
+
+def of(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def test_a_product_of_matrices_counts_two_per_multiply_and_add():
+    b, m, k, n = sizes(4)
+    assert count_flops(lambda x, y: x @ y, of(m, k), of(k, n)) == Count(2 * m * k * n)
+    einsum = lambda x, y: jnp.einsum("bmk,bkn->nbm", x, y)  # noqa: E731
+    assert count_flops(einsum, of(b, m, k), of(b, k, n)) == Count(2 * b * m * k * n)
+
+
+def test_the_backward_of_a_product_counts_twice_its_forward():
+    m, k, n = sizes(3)
+    loss = lambda x, w: jnp.sum((x @ w) ** 2)  # noqa: E731
+    assert count_flops(jax.value_and_grad(loss, (0, 1)), of(m, k), of(k, n)).flops == 3 * 2 * m * k * n
+
+
+def test_a_scan_counts_its_body_times_its_length():
+    m, length = sizes(2)
+    scanned = lambda x, w: lax.scan(lambda c, w: (c @ w, None), x, w)[0]  # noqa: E731
+    assert count_flops(jax.jit(scanned), of(m, m), of(length, m, m)).flops == length * 2 * m**3
+
+
+def test_remat_counts_what_is_computed_again():
+    m, length = sizes(2)
+
+    def loss(x, w):
+        block = jax.checkpoint(lambda c, w: (jnp.sin(c @ w) @ w, None))
+        return jnp.sum(lax.scan(block, x, w)[0])
+
+    grad = count_flops(jax.grad(loss, 1), of(m, m), of(length, m, m)).flops
+    # Forward 2 products, 1 of them again for the backward (the last is not needed), backward 4.
+    assert length * 2 * m**3 * 7 <= grad <= length * 2 * m**3 * 8
+
+
+def test_the_dearest_branch_of_a_cond_counts():
+    (m,) = sizes(1)
+    branches = lambda p, x: lax.cond(p, lambda x: x @ x @ x, lambda x: x @ x, x)  # noqa: E731
+    assert count_flops(branches, jax.ShapeDtypeStruct((), jnp.bool_), of(m, m)).flops == 2 * 2 * m**3
+
+
+def test_a_while_loop_counts_nothing_and_says_so():
+    (m,) = sizes(1)
+    loop = lambda x: lax.while_loop(lambda x: x.sum() < 0, lambda x: x @ x, x) @ x  # noqa: E731
+    count = count_flops(loop, of(m, m))
+    assert count.flops == 2 * m**3
+    assert count.uncounted == (f"a while loop runs an unknown number of times ({2 * m**3:,} FLOPs each time)",)
+    assert count_flops(lambda x: lax.while_loop(lambda x: x.sum() < 0, lambda x: x + 1, x), of(m)) == Count()
+
+
+def test_a_loop_of_known_length_is_a_scan():
+    (m,) = sizes(1)
+    assert count_flops(lambda x: lax.fori_loop(0, 5, lambda i, x: x @ x, x), of(m, m)) == Count(5 * 2 * m**3)
+
+
+def test_custom_derivatives_are_looked_into():
+    @jax.custom_vjp
+    def double(x):
+        return x @ x
+
+    double.defvjp(lambda x: (x @ x, x), lambda x, g: (g @ x.T + x.T @ g,))
+    (m,) = sizes(1)
+    assert count_flops(double, of(m, m)).flops == 2 * m**3
+    assert count_flops(jax.grad(lambda x: double(x).sum()), of(m, m)).flops == 3 * 2 * m**3
+    assert count_flops(lambda x: jax.nn.relu(x @ x), of(m, m)).flops == 2 * m**3
+
+
+@pytest.mark.parametrize("manual", [{"data"}, {"data", "tensor"}])
+def test_a_shard_map_counts_once_per_device_of_its_manual_axes(manual):
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    k, n = sizes(2)
+
+    def product(x, w):
+        rows = PartitionSpec(tuple(sorted(manual)))
+        return jax.shard_map(
+            lambda x, w: x @ w,
+            mesh=mesh,
+            in_specs=(rows, PartitionSpec()),
+            out_specs=rows,
+            axis_names=manual,
+            check_vma=False,
+        )(x, w)
+
+    assert count_flops(jax.jit(product), of(16, k), of(k, n)).flops == 2 * 16 * k * n
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_convolution_counts_its_kernel_for_each_output(groups):
+    batch, height, features = sizes(3)
+
+    def conv(x, kernel):
+        return lax.conv_general_dilated(
+            x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=groups
+        )
+
+    count = count_flops(conv, of(batch, height, 4), of(3, 4 // groups, features))
+    assert count.flops == 2 * batch * height * features * 3 * 4 // groups
+
+
+def test_a_ragged_product_counts_each_row_once():
+    m, k, n, groups = sizes(4)
+    count = count_flops(lax.ragged_dot, of(m, k), of(groups, k, n), jax.ShapeDtypeStruct((groups,), jnp.int32))
+    assert count.flops == 2 * m * k * n
+
+
+def test_a_kernel_counts_by_its_estimate_or_by_its_whole_grid_and_is_named():
+    def kernel(x, out):
+        out[...] = x[...] @ x[...]
+
+    def call(x, estimate):
+        return pl.pallas_call(kernel, out_shape=of(8, 8), cost_estimate=estimate, interpret=True, name="squared")(x)
+
+    estimate = pl.CostEstimate(flops=1234, transcendentals=0, bytes_accessed=0)
+    assert count_flops(lambda x: call(x, estimate), of(8, 8)) == Count(1234)
+    count = count_flops(lambda x: call(x, None), of(8, 8))
+    doubt = "the Pallas kernel squared has no cost estimate: all blocks of its grid count, also those that it skips"
+    assert count == Count(2 * 8**3, (doubt,))

@@ -1,0 +1,149 @@
+"""Continuing a prompt: against the full forward pass, without a memory, at every token."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.errors import UserError
+from axon.layout import Layout, sequence_parallel, tensor_3d
+from axon.nn import Inputs
+from axon.serve.generate import Sampling, continue_prompt, next_tokens
+from axon.train.optimizer import AdamW, Constant
+from axon.train.step import Program
+from models.gpt2 import GPT2
+from models.llama import Llama
+
+VOCAB = 64
+
+
+def program(model, devices=1, **layout):
+    optimizer, devices = AdamW(Constant(1e-3)), jax.devices()[:devices]
+    return Program(model, Layout(**layout), optimizer, batch=8, seq=16, devices=devices)
+
+
+def random_values(program, seed):
+    """Parameters, the same for every layout, large enough that no two logits are nearly equal."""
+    rng = np.random.default_rng(seed)
+
+    def make(leaf):
+        return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
+
+    return jax.tree.map(make, program.abstract_state().parameters)
+
+
+def llama(**fields):
+    return Llama(**{"vocab": VOCAB, "embed": 32, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 48, **fields})
+
+
+@pytest.fixture(scope="module")
+def small() -> Program:
+    return program(llama())
+
+
+def likeliest(program, values, ids):
+    """The likeliest id after each of `ids`, by one forward pass over all of them."""
+
+    def last(values, tokens):
+        model = program.bind(values)
+        positions = jnp.arange(tokens.shape[1])[None]
+        hidden, _ = model.hidden(Inputs(tokens, positions, jnp.zeros_like(tokens)))
+        return jnp.argmax(model.output.logits(hidden)[0], axis=-1)
+
+    with program.tracing():
+        return np.asarray(jax.jit(last)(values, np.asarray([ids], np.int32))).tolist()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [llama(layers=2), llama(layers=2, window=5, qk_norm=True, bias=True, tied=True), GPT2(VOCAB, 32, 2, 4, 48, 128)],
+)
+def test_temperature_0_takes_what_the_full_forward_pass_finds_likeliest(model, seed, rng):
+    of = program(model)
+    values = random_values(of, seed)
+    prompt = rng.integers(0, VOCAB, int(rng.integers(1, 20))).tolist()
+    ids = continue_prompt(of, values, prompt, Sampling(tokens=12, temperature=0))
+    assert ids == likeliest(of, values, [*prompt, *ids])[len(prompt) - 1 : -1]
+
+
+def test_a_prompt_may_be_longer_than_the_rows_and_end_on_a_padding_boundary(small, seed, rng):
+    values = random_values(small, seed)
+    for length in (64, 65):
+        prompt = rng.integers(0, VOCAB, length).tolist()
+        ids = continue_prompt(small, values, prompt, Sampling(tokens=3, temperature=0))
+        assert ids == likeliest(small, values, [*prompt, *ids])[length - 1 : -1]
+
+
+def test_the_likeliest_token_alone_is_what_top_k_1_a_tiny_top_p_and_min_p_1_leave(small, seed, rng):
+    values = random_values(small, seed)
+    prompt = rng.integers(0, VOCAB, 7).tolist()
+    greedy = continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=0))
+    assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, top_k=1)) == greedy
+    assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, top_p=1e-6)) == greedy
+    assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, min_p=1.0)) == greedy
+
+
+def test_the_seed_decides(small, seed, rng):
+    values = random_values(small, seed)
+    prompt = rng.integers(0, VOCAB, 7).tolist()
+    texts = [continue_prompt(small, values, prompt, Sampling(20, 5.0, seed=s)) for s in (seed, seed, seed + 1)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"mesh": {"data": 4, "tensor": 2}, "zero": 3},
+        {"mesh": {"tensor": 2}},
+        {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()},
+        {"mesh": {"tensor": 2}, "rows": {"heads": None, "kv_heads": None, "head_dim": "tensor"}},
+        {"mesh": {"z": 2, "x": 2, "y": 2}, **tensor_3d()},
+    ],
+)
+def test_text_does_not_depend_on_the_layout(layout, small, seed, rng):
+    prompt, sampling = rng.integers(0, VOCAB, 9).tolist(), Sampling(tokens=12, temperature=0.7, top_k=20, seed=seed)
+    split = program(llama(), devices=math.prod(layout["mesh"].values()), **layout)
+    texts = [continue_prompt(of, random_values(of, seed), prompt, sampling) for of in (small, split)]
+    assert texts[0] == texts[1]
+
+
+def drawn(logits, sampling, count=4000):
+    keys = jax.random.split(jax.random.key(0), count)
+    rows = np.broadcast_to(logits, (count, len(logits)))
+    return np.asarray(jax.jit(lambda rows, keys: next_tokens(rows, keys, sampling))(rows, keys))
+
+
+def test_tokens_are_drawn_with_the_softmax_of_the_tempered_logits(rng):
+    logits = rng.normal(size=6).astype(np.float32)
+    for temperature in (0.5, 2.0):
+        expected = np.exp(logits / temperature) / np.sum(np.exp(logits / temperature))
+        found = np.bincount(drawn(logits, Sampling(temperature=temperature)), minlength=6) / 4000
+        np.testing.assert_allclose(found, expected, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("rule", "left"),
+    [({"top_k": 2}, {1, 3}), ({"top_p": 0.6}, {1, 3}), ({"min_p": 0.7}, {1, 3}), ({"top_k": 3, "top_p": 0.5}, {1, 3})],
+)
+def test_each_rule_reaches_the_draw(rule, left):
+    logits = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
+    assert set(drawn(logits, Sampling(temperature=1.0, **rule))) == left
+    assert set(drawn(logits, Sampling(temperature=1.0))) == {0, 1, 2, 3}
+
+
+def test_a_text_longer_than_learned_positions_is_refused(seed):
+    of = program(GPT2(VOCAB, 32, 1, 4, 48, positions=70))
+    with pytest.raises(UserError, match="embeddings for 70"):
+        continue_prompt(of, random_values(of, seed), [1, 2], Sampling(tokens=10))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tokens", 0), ("temperature", -0.1), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("min_p", 1.5)],
+)
+def test_what_cannot_be_drawn_by_is_refused(field, value):
+    with pytest.raises(UserError, match=rf"Sampling\.{field} is {value}; write"):
+        dataclasses.replace(Sampling(), **{field: value})

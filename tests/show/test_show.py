@@ -1,0 +1,116 @@
+"""What `axon show` prints."""
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+
+from axon.config import dump
+from axon.errors import UserError
+from axon.layout import LayoutError
+from axon.show.show import show_config
+
+
+@pytest.fixture
+def shown(tiny, tmp_path, capsys):
+    """shown(*overrides, **options of show_config): what is printed of the tiny run's configuration."""
+
+    def of(*overrides, **options):
+        (tmp_path / "tiny.gin").write_text(dump(replace(tiny)))
+        show_config(tmp_path / "tiny.gin", overrides, **options)
+        return capsys.readouterr().out
+
+    return of
+
+
+def numbers(line):
+    return [int(found.replace(",", "")) for found in re.findall(r"\b\d[\d,]*\b", line)]
+
+
+def test_every_value_has_the_place_where_it_was_written(shown):
+    out = shown("Llama.layers=3")
+    assert re.search(r"Llama\.layers = 3 +# --set\n", out)
+    assert re.search(r"Llama\.embed = 32 +# .*tiny\.gin:\d+\n", out)
+
+
+def test_the_mesh_needs_no_devices_and_says_what_each_axis_splits(shown):
+    out = shown("Layout.mesh={'data': 4, 'tensor': 4}", "Layout.zero=3", "Data.batch=16")
+    assert "mesh of 16 devices" in out
+    assert re.search(r"data +4 +batch +batch embed", out)
+    assert re.search(r"tensor +4 +heads kv_heads mlp vocab", out)
+
+
+def test_every_parameter_has_a_row_and_the_totals_are_their_sums(shown, tiny):
+    out = shown("Layout.mesh={'data': 4, 'tensor': 2}", "Layout.zero=1")
+    paths = list(tiny.program.parameters)
+    table = {line.split()[0]: line for line in out.splitlines() if line.split() and line.split()[0] in paths}
+    assert set(table) == set(paths)
+    assert re.search(r"head +embed vocab +32 × 320 +– tensor +20,480", table["head"])
+    held = sum(numbers(line)[-1] for line in table.values())
+    params = next(line for line in out.splitlines() if line.split()[:1] == ["params"])
+    assert numbers(params)[-1] == held
+    whole = numbers(params)[-2]
+    optimizer = next(line for line in out.splitlines() if line.split()[:1] == ["optimizer"])
+    assert numbers(optimizer)[-2] == 2 * whole
+    assert numbers(optimizer)[-1] < 2 * held
+
+
+def test_what_is_replicated_is_told(shown):
+    assert "held whole by every device: layers/block/attention_norm/scale" in shown("Layout.mesh={'tensor': 4}")
+    split = shown("Layout.mesh={'data': 4}", "Layout.zero=3")
+    assert "no parameter is held whole by every device" in split
+
+
+def test_a_layout_that_cannot_hold_the_model_is_refused_as_a_run_would(shown):
+    with pytest.raises(
+        LayoutError, match=r"axis 'heads' of size 4 is not divisible by 3.*: layers/block/attention/query"
+    ):
+        shown("Layout.mesh={'tensor': 3}")
+
+
+def test_each_mesh_axis_is_explained_and_a_steps_collectives_are_listed(shown):
+    out = shown("Layout.mesh={'data': 8, 'tensor': 4}", "Layout.zero=3", "Data.batch=16")
+    assert re.search(r"data +8 +data parallelism: batch; ZeRO-3: embed of stored parameters, gradients and", out)
+    assert re.search(r"tensor +4 +tensor parallelism: heads kv_heads mlp vocab", out)
+    assert "traced for cpu, which computes in float32" in out
+    assert re.search(r"all-gather +[\d,]+ × +[\d.]+ kB +weights, forward +.*\d+%", out)
+    assert re.search(r"data +all +[\d,]+ × +[\d.]+ kB", out)
+    assert "not counted" not in out
+
+
+def test_one_device_sends_nothing(shown):
+    assert "one device: nothing is sent" in shown("Layout.mesh={'data': 1}")
+
+
+def test_of_an_automatic_layout_only_what_the_program_names_is_listed_and_that_is_said(shown):
+    out = shown("Layout.mesh={'data': 4, 'tensor': 2}", "Layout.auto=True")
+    assert "XLA's partitioner adds collectives that the program does not name" in out
+    assert "weights, forward" not in out
+
+
+def test_a_target_is_traced_in_its_own_dtype_and_must_have_the_meshs_devices(shown):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    assert "traced for tpu, which computes in bfloat16" in shown("Layout.mesh={'data': 8}", on="v5e:2x4")
+    with pytest.raises(LayoutError, match=r"asks for data 8 = 8 devices, and there are 16"):
+        shown("Layout.mesh={'data': 8}", on="v5e:4x4")
+
+
+@pytest.mark.parametrize("mesh", [{"data": 4, "tensor": 2}, {"replica": 2, "data": 4, "tensor": 4}, {"data": 512}])
+def test_the_picture_is_drawn_for_any_mesh(shown, tmp_path, mesh):
+    path = tmp_path / "pictures" / "mesh.png"
+    batch = f"Data.batch={math.prod(mesh.values())}"
+    assert f"drawn into {path}" in shown(f"Layout.mesh={mesh}", batch, picture=path)
+    with path.open("rb") as file:
+        assert file.read(8) == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_weight_or_a_picture_that_cannot_be_drawn_is_refused(shown, tmp_path):
+    with pytest.raises(
+        UserError, match=r"no parameter is called 'layers/block/mlp/gat'\. Did you mean 'layers/bl.*gate'"
+    ):
+        shown(picture=tmp_path / "mesh.png", weight="layers/block/mlp/gat")
+    with pytest.raises(UserError, match=r"mesh\.gif1' has no picture's suffix; write FILE\.png"):
+        shown(picture=tmp_path / "mesh.gif1")
+    with pytest.raises(UserError, match=r"give --draw FILE\.png too"):
+        shown(weight="head")

@@ -8,6 +8,7 @@ import pytest
 from axon.axes import shard
 from axon.kernels.cross_entropy import cross_entropy_reference
 from axon.nn import Param, cross_entropy
+from axon.nn.head import Head
 
 SIZES = {"embed": 8, "vocab": 32}
 LAYOUTS = [

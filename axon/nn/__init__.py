@@ -8,7 +8,18 @@ from axon.nn.language_model import LanguageModel
 from axon.nn.loss import cross_entropy
 from axon.nn.mlp import MLP, GatedMLP
 from axon.nn.norm import LayerNorm, RMSNorm
-from axon.nn.param import Dims, Param, constant, fan_in, initialise, normal, parameters
+from axon.nn.param import (
+    Dims,
+    Param,
+    ParamSpec,
+    Variable,
+    constant,
+    fan_in,
+    initialise,
+    normal,
+    parameters,
+    variables,
+)
 from axon.nn.rope import LinearScaling, Llama3Scaling, Rope
 from axon.nn.stack import REMAT_NAMES, Stack
 
@@ -26,13 +37,16 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "Param",
+    "ParamSpec",
     "RMSNorm",
     "Rope",
     "Stack",
+    "Variable",
     "constant",
     "cross_entropy",
     "fan_in",
     "initialise",
     "normal",
     "parameters",
+    "variables",
 ]

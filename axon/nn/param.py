@@ -1,8 +1,9 @@
-"""Parameters: one declaration gives the axes, the shape, the initial values and the sharding."""
+"""Parameters and variables: one declaration gives axes, shape, dtype, initial values and sharding."""
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
@@ -13,9 +14,10 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
+from axon.axes.array_spec import ArraySpec
 from axon.axes.patterns import Names, PatternError, base, parse_names
 from axon.errors import suggest
-from axon.layout import ArraySpec, Placement
+from axon.layout import Placement
 
 Dims = Mapping[str, int]
 """Sizes of the named axes."""
@@ -24,12 +26,31 @@ Initializer = Callable[[Array, Names, tuple[int, ...]], Array]
 """(key, axes, shape) → float32 values."""
 
 
+@dataclass(frozen=True)
+class ParamSpec(ArraySpec):
+    """A parameter before it exists.
+
+    Args:
+        stack: how many of its axes come first and count copies (`layers`). inputs: its own axes that a contraction
+            sums over; the others are outputs. decay: whether weight decay pulls at it.
+    """
+
+    stack: int = 0
+    inputs: Names = ()
+    decay: bool = False
+
+    @property
+    def own(self) -> Names:
+        """Its axes without the stacked ones."""
+        return self.axes[self.stack :]
+
+
 class Param(nnx.Param):
     """A parameter: named axes, sizes from `dims`, initial values from `init`.
 
     `decay` says whether weight decay pulls at it: matrices, unless they are biases that happen to have two axes.
 
-    Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Inside a `Stack` the
+    Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Stacked along a depth, the
     array has the leading axes `stack` besides its own.
     """
 
@@ -38,15 +59,52 @@ class Param(nnx.Param):
     init: Initializer
     decay: bool
 
-    def __init__(self, axes: str, dims: Dims, init: Initializer | None = None, *, decay: bool | None = None):
+    def __init__(
+        self,
+        axes: str,
+        dims: Dims,
+        init: Initializer | None = None,
+        *,
+        decay: bool | None = None,
+        dtype: Any = jnp.float32,
+    ):
         names = parse_names(axes)
-        for name in names:
-            if base(name) not in dims:
-                raise PatternError(f"Param({axes!r}): no size for axis {name!r}.{suggest(base(name), dims)}")
-        shape = tuple(dims[base(n)] for n in names)
-        spec = jax.ShapeDtypeStruct(shape, jnp.float32)
+        spec = _abstract("Param", axes, names, dims, dtype)
         init = fan_in(names[0]) if init is None else init
         super().__init__(spec, axes=names, stack=(), init=init, decay=len(names) > 1 if decay is None else decay)
+
+
+class Variable(nnx.Variable):
+    """State of a module that a step updates without a gradient: a router's bias, the range of an FP8 operand.
+
+    Declared as a `Param` is. After a step it becomes `update(value, statistic)`, where `statistic` is what the module
+    reported under its path in `Auxiliary.statistics`, summed over the global batch; it stays where nothing was.
+    """
+
+    axes: Names
+    stack: Names
+    init: Initializer
+    update: Callable[[Array, Array], Array]
+
+    def __init__(
+        self,
+        axes: str,
+        dims: Dims,
+        update: Callable[[Array, Array], Array],
+        init: Initializer | None = None,
+        *,
+        dtype: Any = jnp.float32,
+    ):
+        names = parse_names(axes)
+        spec = _abstract("Variable", axes, names, dims, dtype)
+        super().__init__(spec, axes=names, stack=(), init=init or constant(0.0), update=update)
+
+
+def _abstract(kind: str, axes: str, names: Names, dims: Dims, dtype: Any) -> jax.ShapeDtypeStruct:
+    for name in names:
+        if base(name) not in dims:
+            raise PatternError(f"{kind}({axes!r}): no size for axis {name!r}.{suggest(base(name), dims)}")
+    return jax.ShapeDtypeStruct(tuple(dims[base(n)] for n in names), dtype)
 
 
 def normal(stddev: float) -> Initializer:
@@ -54,15 +112,17 @@ def normal(stddev: float) -> Initializer:
     return lambda key, axes, shape: stddev * _gaussian(key, shape)
 
 
-def fan_in(names: str, scale: float = 1.0) -> Initializer:
+@dataclass(frozen=True)
+class fan_in:
     """Gaussian of variance scale² / n, n the product of the sizes of the named (summed) axes (LeCun et al., 1998)."""
-    summed = parse_names(names)
 
-    def init(key, axes, shape):
+    names: str
+    scale: float = 1.0
+
+    def __call__(self, key: Array, axes: Names, shape: tuple[int, ...]) -> Array:
+        summed = parse_names(self.names)
         size = math.prod(s for n, s in zip(axes, shape, strict=True) if n in summed)
-        return scale * size**-0.5 * _gaussian(key, shape)
-
-    return init
+        return self.scale * size**-0.5 * _gaussian(key, shape)
 
 
 def _gaussian(key: Array, shape: tuple[int, ...]) -> Array:
@@ -86,33 +146,62 @@ def constant(value: float) -> Initializer:
     return lambda key, axes, shape: jnp.full(shape, value, jnp.float32)
 
 
-def parameters(model: nnx.Module) -> dict[str, ArraySpec]:
-    """Path → axes and shape of every parameter, stacked axes included, in a fixed order."""
-    flat = nnx.to_flat_state(nnx.state(model, Param))
-    return {"/".join(map(str, path)): ArraySpec(p.stack + p.axes, tuple(p.get_value().shape)) for path, p in flat}
+def parameters(model: nnx.Module) -> dict[str, ParamSpec]:
+    """Path → specification of every parameter, stacked axes included, in a fixed order."""
+    return {path: _param_spec(param) for path, param in _declared(model, Param)}
 
 
-def initialise(model: nnx.Module, seed: int, placement: Placement, kind: str = "params") -> dict[str, Any]:
-    """The initial parameters as nested dicts, made sharded, in one jit.
+def variables(model: nnx.Module) -> dict[str, ArraySpec]:
+    """Path → specification of every `Variable`, in a fixed order."""
+    return {
+        path: ArraySpec(v.stack + v.axes, tuple(v.get_value().shape), v.get_value().dtype)
+        for path, v in _declared(model, Variable)
+    }
+
+
+def variable_updates(model: nnx.Module) -> dict[str, Callable[[Array, Array], Array]]:
+    """Path → `update` of every `Variable`."""
+    return {path: variable.update for path, variable in _declared(model, Variable)}
+
+
+def _declared(model: nnx.Module, kind: type[Param] | type[Variable]) -> Iterator[tuple[str, Any]]:
+    for path, variable in nnx.to_flat_state(nnx.state(model, kind)):
+        yield "/".join(map(str, path)), variable
+
+
+def _param_spec(param: Param) -> ParamSpec:
+    value = param.get_value()
+    inputs = parse_names(param.init.names) if isinstance(param.init, fan_in) else param.axes[:1]
+    return ParamSpec(
+        param.stack + param.axes, tuple(value.shape), value.dtype, "params", len(param.stack), inputs, param.decay
+    )
+
+
+def initialise(model: nnx.Module, seed: int, placement: Placement) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The initial parameters and variables as nested dicts, made sharded, in one jit.
 
     A parameter's key is the seed folded with a hash of its path and with its logical layer, so that the values are
     the same bits on every mesh, for any kind of sharding, and for stacked and unstacked layers.
     """
-    state = nnx.state(model, Param)
-    shardings = {path: placement.sharding(p.stack + p.axes, kind) for path, p in nnx.to_flat_state(state)}
+    kinds = {Param: "params", Variable: "activations"}
+    states = [(kind, nnx.to_flat_state(nnx.state(model, kind))) for kind in kinds]
+    shardings = tuple(
+        {path: placement.sharding(v.stack + v.axes, kinds[kind]) for path, v in state} for kind, state in states
+    )
 
     def make():
-        return {path: _values(jax.random.key(seed), path, p) for path, p in nnx.to_flat_state(state)}
+        return tuple({path: _values(jax.random.key(seed), path, v) for path, v in state} for _, state in states)
 
     with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
-        return nnx.traversals.unflatten_mapping(jax.jit(make, out_shardings=shardings)())
+        values, variables = map(nnx.traversals.unflatten_mapping, jax.jit(make, out_shardings=shardings)())
+    return values, variables
 
 
-def _values(key: Array, path: tuple[Any, ...], param: Param) -> Array:
+def _values(key: Array, path: tuple[Any, ...], param: Param | Variable) -> Array:
     key = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
     shape = param.get_value().shape
-    own = shape[len(param.stack) :]
+    own, dtype = shape[len(param.stack) :], param.get_value().dtype
     if not param.stack:
-        return param.init(key, param.axes, own)
+        return param.init(key, param.axes, own).astype(dtype)
     keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(shape[0]))
-    return jax.vmap(lambda k: param.init(k, param.axes, own))(keys)
+    return jax.vmap(lambda k: param.init(k, param.axes, own))(keys).astype(dtype)

@@ -116,7 +116,7 @@ class Program:
 
         `parameters` is a tree like `abstract_state().parameters`.
         """
-        values = initialise(self.module, self.seed, self.placement) if parameters is None else parameters
+        values = initialise(self.module, self.seed, self.placement)[0] if parameters is None else parameters
         shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state())
         with self.tracing():
             return jax.jit(lambda values: self._begin(values), out_shardings=shardings)(values)

@@ -41,19 +41,19 @@ def test_parameters_lists_paths_axes_and_shapes_before_anything_is_made():
 
 
 def test_initial_values_are_the_same_bits_on_every_mesh(seed, placed):
-    one = flat(initialise(Model(), seed, placed()))
+    one = flat(initialise(Model(), seed, placed())[0])
     for mesh, options in [
         ({"data": 8}, {"zero": 3}),
         ({"data": 2, "tensor": 4}, {"zero": 3, "auto": True}),
         ({"replica": 2, "data": 2, "tensor": 2}, {}),
     ]:
-        for path, values in flat(initialise(Model(), seed, placed(mesh, **options))).items():
+        for path, values in flat(initialise(Model(), seed, placed(mesh, **options))[0]).items():
             assert values.tobytes() == one[path].tobytes(), (mesh, path)
 
 
 def test_a_layers_values_are_those_it_has_in_a_deeper_or_shallower_stack_and_alone(seed, placed):
-    stacked = flat(initialise(Model(4), seed, placed()))["layers/block/up"]
-    shallow = flat(initialise(Model(2), seed, placed()))["layers/block/up"]
+    stacked = flat(initialise(Model(4), seed, placed())[0])["layers/block/up"]
+    shallow = flat(initialise(Model(2), seed, placed())[0])["layers/block/up"]
     assert shallow.tobytes() == stacked[:2].tobytes()
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(b"layers/block/up"))
     for layer in range(4):
@@ -62,14 +62,14 @@ def test_a_layers_values_are_those_it_has_in_a_deeper_or_shallower_stack_and_alo
 
 
 def test_paths_layers_and_seeds_have_values_of_their_own(seed, placed):
-    one, other = (flat(initialise(Model(), s, placed())) for s in (seed, seed + 1))
+    one, other = (flat(initialise(Model(), s, placed())[0]) for s in (seed, seed + 1))
     assert not np.array_equal(one["head"], other["head"])
     assert not np.array_equal(one["layers/block/up"][0], one["layers/block/up"][1])
 
 
 def test_arrays_are_made_where_their_kind_is_stored(placed):
     placement = placed({"data": 4, "tensor": 2}, zero=3)
-    up = initialise(Model(), 0, placement)["layers"]["block"]["up"]
+    up = initialise(Model(), 0, placement)[0]["layers"]["block"]["up"]
     assert up.sharding.is_equivalent_to(placement.sharding(("layers", "embed", "mlp"), "params"), 3)
     assert up.addressable_shards[0].data.shape == (4, 6, 20)
 

@@ -1,10 +1,15 @@
 """How a model is held against the same mathematics in plain JAX."""
 
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
 
 from axon.nn import Inputs
+
+sys.path.append(str(Path(__file__).parent))  # reference.py is imported by its name, as fixtures/make.py does
 
 
 @pytest.fixture

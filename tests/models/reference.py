@@ -1,0 +1,88 @@
+"""What `transformers` computes with a tiny random model of each family, stored in fixtures/ by fixtures/make.py.
+
+NumPy alone: the tests import it beside JAX, the script beside torch. Weights are not stored but drawn, each from its
+family, name and shape. Of a gradient `DIRECTIONS` random projections are stored (Johnson & Lindenstrauss, 1984): the
+norm of a sketch's error is that of the gradient's error, give or take a tenth.
+"""
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FOLDER = Path(__file__).parent / "fixtures"
+DIRECTIONS = 64
+PLUS_ONE = ("gemma2", "gemma3")
+"""Families whose norms multiply by 1 + weight."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One family: its config as `transformers` resolved it, and what the model computed in float32.
+
+    Args:
+        shapes: parameter's name → shape. tokens: `batch seq`; logits: `batch seq vocab`.
+        loss: mean of the next token's negative log-likelihood, nats. gradients: parameter's name → `sketch` of it.
+    """
+
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    tokens: np.ndarray
+    logits: np.ndarray
+    loss: float
+    gradients: dict[str, np.ndarray]
+
+
+def load(family: str) -> Reference:
+    """The stored fixture of `family`."""
+    with np.load(FOLDER / f"{family}.npz") as stored:
+        about = json.loads(str(stored["about"]))
+        shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
+        gradients = dict(zip(shapes, stored["gradients"], strict=True))
+        return Reference(about["config"], shapes, stored["tokens"], stored["logits"], float(stored["loss"]), gradients)
+
+
+def save(family: str, made: Reference) -> None:
+    """Store `made`; `load` gives it back."""
+    about = json.dumps({"config": made.config, "shapes": made.shapes})
+    arrays = {"tokens": made.tokens, "logits": made.logits, "loss": np.float64(made.loss)}
+    np.savez_compressed(FOLDER / f"{family}.npz", about=about, gradients=np.stack([*made.gradients.values()]), **arrays)
+
+
+def weights(family: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """A value for every parameter, float32, such that each matters: biases too, and norms' scales are not all one."""
+    return {name: _weight(family, name, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def tokens(family: str, vocab: int, batch: int = 2, seq: int = 24) -> np.ndarray:
+    """Random ids, `batch seq`."""
+    return _generator(family, "tokens").randint(0, vocab, (batch, seq), dtype=np.int32)
+
+
+def sketch(family: str, name: str, gradient: np.ndarray) -> np.ndarray:
+    """`DIRECTIONS` projections of `gradient`, float32, their norm that of the gradient in expectation."""
+    directions = _generator(family, f"{name}/directions").standard_normal((DIRECTIONS, gradient.size))
+    return (directions @ np.ravel(gradient) / DIRECTIONS**0.5).astype(np.float32)
+
+
+def relative_error(one: np.ndarray, other: np.ndarray) -> float:
+    """‖one − other‖ / ‖other‖."""
+    wide = np.asarray(other, np.float64)
+    return float(np.linalg.norm(one - wide) / np.linalg.norm(wide))
+
+
+def _weight(family: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    drawn = _generator(family, name).standard_normal(shape)
+    if len(shape) > 1:
+        return drawn * min(shape) ** -0.5
+    is_scale = name.endswith(".weight")
+    return 0.3 * drawn + (is_scale and family not in PLUS_ONE)
+
+
+def _generator(family: str, name: str) -> np.random.RandomState:
+    """Of the old kind, because its stream is the same in every version of NumPy; a `Generator`'s need not be."""
+    return np.random.RandomState(zlib.crc32(f"{family}/{name}".encode()))

@@ -1,0 +1,208 @@
+"""Each family against `transformers`: its weights put where a table says, its logits, and its gradients by name."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from einops import rearrange
+from flax import nnx
+from reference import load, relative_error, sketch, weights
+
+from axon.nn import Inputs, Llama3Scaling, Rope, parameters
+from models.gpt2 import GPT2
+from models.llama import Llama
+
+Row = tuple[str | tuple[str, ...], str]
+"""Our path, or the paths of what they store as one, and the pattern from their array to ours.
+
+Where there are several paths, the pattern's right side begins with an axis `parts` over them.
+"""
+
+
+def every_layer(config: dict[str, Any]) -> dict[str, Sequence[int]]:
+    """One kind of block."""
+    return {"layers/block": range(config["num_hidden_layers"])}
+
+
+@dataclass(frozen=True)
+class Table:
+    """How a family's parameters are named.
+
+    Args:
+        build: from their config to ours. outer: names outside of the blocks; block: names within one, after `prefix`
+            and the layer's number. kinds: from their config to our path of each kind of block, and the numbers of the
+            layers that are stacked there.
+    """
+
+    build: Callable[[dict[str, Any]], Any]
+    outer: Mapping[str, Row]
+    block: Mapping[str, Row]
+    prefix: str = "model.layers"
+    kinds: Callable[[dict[str, Any]], Mapping[str, Sequence[int]]] = every_layer
+
+
+def llama(config: dict[str, Any]) -> Llama:
+    rope = config["rope_parameters"]
+    scaling = None
+    if rope["rope_type"] == "llama3":
+        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        scaling = Llama3Scaling(*(rope[name] for name in names))
+    return Llama(
+        vocab=config["vocab_size"],
+        embed=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        mlp=config["intermediate_size"],
+        head_dim=config.get("head_dim"),
+        rope=Rope(rope["rope_theta"], scaling),
+        window=config.get("sliding_window"),
+        norm_eps=config["rms_norm_eps"],
+        tied=config["tie_word_embeddings"],
+    )
+
+
+def gpt2(config: dict[str, Any]) -> GPT2:
+    return GPT2(
+        vocab=config["vocab_size"],
+        embed=config["n_embd"],
+        layers=config["n_layer"],
+        heads=config["n_head"],
+        mlp=config["n_inner"],
+        positions=config["n_positions"],
+        norm_eps=config["layer_norm_epsilon"],
+        dropout=0.0,
+    )
+
+
+TIED = {
+    "model.embed_tokens.weight": ("embedding/table", "vocab embed -> vocab embed"),
+    "model.norm.weight": ("norm/scale", "embed -> embed"),
+}
+UNTIED = TIED | {"lm_head.weight": ("head", "vocab embed -> embed vocab")}
+LLAMA = {
+    "input_layernorm.weight": ("attention_norm/scale", "embed -> embed"),
+    "self_attn.q_proj.weight": ("attention/query", "(heads head_dim) embed -> embed heads head_dim"),
+    "self_attn.k_proj.weight": ("attention/key", "(kv_heads head_dim) embed -> embed kv_heads head_dim"),
+    "self_attn.v_proj.weight": ("attention/value", "(kv_heads head_dim) embed -> embed kv_heads head_dim"),
+    "self_attn.o_proj.weight": ("attention/out", "embed (heads head_dim) -> heads head_dim embed"),
+    "post_attention_layernorm.weight": ("mlp_norm/scale", "embed -> embed"),
+    "mlp.gate_proj.weight": ("mlp/gate", "mlp embed -> embed mlp"),
+    "mlp.up_proj.weight": ("mlp/up", "mlp embed -> embed mlp"),
+    "mlp.down_proj.weight": ("mlp/down", "embed mlp -> mlp embed"),
+}
+BIAS = {
+    "self_attn.q_proj.bias": ("attention/query_bias", "(heads head_dim) -> heads head_dim"),
+    "self_attn.k_proj.bias": ("attention/key_bias", "(kv_heads head_dim) -> kv_heads head_dim"),
+    "self_attn.v_proj.bias": ("attention/value_bias", "(kv_heads head_dim) -> kv_heads head_dim"),
+}
+QK_NORM = {
+    "self_attn.q_norm.weight": ("attention/query_norm/scale", "head_dim -> head_dim"),
+    "self_attn.k_norm.weight": ("attention/key_norm/scale", "head_dim -> head_dim"),
+}
+QKV = ("attention/query", "attention/key", "attention/value")
+QKV_BIAS = ("attention/query_bias", "attention/key_bias", "attention/value_bias")
+
+TABLES = {
+    "llama31": Table(llama, UNTIED, LLAMA),
+    "mistral": Table(llama, UNTIED, LLAMA),
+    "qwen2": Table(lambda config: replace(llama(config), bias=True), TIED, LLAMA | BIAS),
+    "qwen3": Table(lambda config: replace(llama(config), qk_norm=True), UNTIED, LLAMA | QK_NORM),
+    "gpt2": Table(
+        gpt2,
+        {
+            "transformer.wte.weight": ("embedding/table", "vocab embed -> vocab embed"),
+            "transformer.wpe.weight": ("positions/table", "positions embed -> positions embed"),
+            "transformer.ln_f.weight": ("norm/scale", "embed -> embed"),
+            "transformer.ln_f.bias": ("norm/bias", "embed -> embed"),
+        },
+        {
+            "ln_1.weight": ("attention_norm/scale", "embed -> embed"),
+            "ln_1.bias": ("attention_norm/bias", "embed -> embed"),
+            "attn.c_attn.weight": (QKV, "embed (parts heads head_dim) -> parts embed heads head_dim"),
+            "attn.c_attn.bias": (QKV_BIAS, "(parts heads head_dim) -> parts heads head_dim"),
+            "attn.c_proj.weight": ("attention/out", "(heads head_dim) embed -> heads head_dim embed"),
+            "attn.c_proj.bias": ("attention/out_bias", "embed -> embed"),
+            "ln_2.weight": ("mlp_norm/scale", "embed -> embed"),
+            "ln_2.bias": ("mlp_norm/bias", "embed -> embed"),
+            "mlp.c_fc.weight": ("mlp/up", "embed mlp -> embed mlp"),
+            "mlp.c_fc.bias": ("mlp/up_bias", "mlp -> mlp"),
+            "mlp.c_proj.weight": ("mlp/down", "mlp embed -> mlp embed"),
+            "mlp.c_proj.bias": ("mlp/down_bias", "embed -> embed"),
+        },
+        prefix="transformer.h",
+        kinds=lambda config: {"layers/block": range(config["n_layer"])},
+    ),
+}
+
+
+def ours(table: Table, config: dict[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Path → value, each of `theirs` used once."""
+    dims, left, flat = table.build(config).dims, dict(theirs), {}
+    for name, row in table.outer.items():
+        flat |= placed_by(row, left.pop(name), dims)
+    for kind, layers in table.kinds(config).items():
+        for name, row in table.block.items():
+            found = [placed_by(row, left.pop(f"{table.prefix}.{layer}.{name}"), dims) for layer in layers]
+            flat |= {f"{kind}/{path}": jnp.stack([one[path] for one in found]) for path in found[0]}
+    assert not left
+    return flat
+
+
+def placed_by(row: Row, value: Any, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Path → value of one of their parameters."""
+    paths, pattern = row
+    value = rearrange(value, pattern, **{name: dims[name] for name in re.findall(r"\w+", pattern) if name in dims})
+    return {paths: value} if isinstance(paths, str) else dict(zip(paths, value, strict=True))
+
+
+def evaluate(model: nnx.Module, tokens: np.ndarray) -> tuple[Any, Any]:
+    """The mean next token's negative log-likelihood, and the logits of `tokens[batch seq]`."""
+    batch, seq = tokens.shape
+    inputs = Inputs(tokens, np.broadcast_to(np.arange(seq, dtype=np.int32), tokens.shape))
+    counted = np.broadcast_to(np.arange(seq) < seq - 1, tokens.shape) / np.float32(batch * (seq - 1))
+    loss, _ = model.loss(inputs, np.roll(tokens, -1, axis=1), counted)
+    return loss, model.logits(model.hidden(inputs)[0])
+
+
+@pytest.mark.parametrize("family", TABLES)
+def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, compiled, bind):
+    table, reference = TABLES[family], load(family)
+    module, theirs = table.build(reference.config).build(), weights(family, reference.shapes)
+
+    def run(theirs):
+        flat = ours(table, reference.config, theirs)
+        assert {path: value.shape for path, value in flat.items()} == shapes(module)
+        return evaluate(bind(module, nested(flat)), reference.tokens)
+
+    (loss, logits), gradients = compiled(placed(), jax.value_and_grad(run, has_aux=True), theirs)
+    np.testing.assert_allclose(logits, reference.logits, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(loss, reference.loss, rtol=1e-5)
+    sketches = {name: sketch(family, name, np.asarray(value)) for name, value in gradients.items()}
+    errors = {name: relative_error(sketches[name], stored) for name, stored in reference.gradients.items()}
+    assert max(errors.values()) < 1e-4, errors
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [("llama31", {"rope": Rope(500.0)}), ("mistral", {"window": None}), ("qwen3", {"norm_eps": 1e-2})],
+)
+def test_a_field_that_is_not_theirs_is_seen(family, change, placed, compiled, bind):
+    table, reference = TABLES[family], load(family)
+    module = replace(table.build(reference.config), **change).build()
+    values = nested(ours(table, reference.config, weights(family, reference.shapes)))
+    _, logits = compiled(placed(), lambda values: evaluate(bind(module, values), reference.tokens), values)
+    assert np.abs(logits - reference.logits).max() > 1e-2
+
+
+def shapes(module: nnx.Module) -> dict[str, tuple[int, ...]]:
+    return {path: spec.shape for path, spec in parameters(module).items()}
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    return nnx.traversals.unflatten_mapping({tuple(path.split("/")): value for path, value in flat.items()})

@@ -1,4 +1,7 @@
-"""Each family against `transformers`: its weights put where a table says, its logits, and its gradients by name."""
+"""Each family against `transformers`: its weights put where a table says, its logits, and its gradients by name.
+
+A further family is a config in fixtures/make.py and a table here.
+"""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -167,7 +170,7 @@ def evaluate(model: nnx.Module, tokens: np.ndarray) -> tuple[Any, Any]:
     inputs = Inputs(tokens, np.broadcast_to(np.arange(seq, dtype=np.int32), tokens.shape))
     counted = np.broadcast_to(np.arange(seq) < seq - 1, tokens.shape) / np.float32(batch * (seq - 1))
     loss, _ = model.loss(inputs, np.roll(tokens, -1, axis=1), counted)
-    return loss, model.logits(model.hidden(inputs)[0])
+    return loss, model.output.logits(model.hidden(inputs)[0])
 
 
 @pytest.mark.parametrize("family", TABLES)

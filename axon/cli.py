@@ -50,10 +50,11 @@ def train(
     keep_freed_memory()
 
     from axon.config import load
+    from axon.run import run
 
     tree = load(config, set_).tree
     folder = run_dir or tree.run_dir or Path("runs") / config.stem
-    replace(tree, run_dir=str(folder)).run(steps=steps, profile=profile, report=typer.echo)
+    run(replace(tree, run_dir=str(folder)), steps=steps, profile=profile, report=typer.echo)
 
 
 @app.command("eval")

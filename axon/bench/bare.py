@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.train.optimizer import AdamW
+from axon.train.optimizers import AdamW
 from models.llama import Llama
 
 BLOCK = 64

@@ -13,7 +13,7 @@ from axon.bench.timing import progress
 from axon.layout import Layout
 from axon.plan.compiled import count_instructions, device_bytes
 from axon.plan.topology import devices
-from axon.train.optimizer import AdamW, Cosine
+from axon.train.optimizers import AdamW, Cosine
 from axon.train.step import Program
 from models.llama import Llama
 

@@ -56,8 +56,8 @@ def no_op(program: Program) -> Callable[[State, Mapping[str, Array]], tuple[Stat
         metrics = {name: jnp.ones(()) for name in names} | {"norms": jnp.ones(parameters)}
         return replace(state, step=state.step + 1), metrics | {"tokens": jnp.sum(batch["weights"])}
 
-    state, batch = program.abstract_state(), program.abstract_batch()
-    with program.tracing():
+    state, batch = program.abstract_state(), program.evaluator.abstract_batch
+    with program.runtime.tracing():
         return jax.jit(step, donate_argnums=0).lower(state, batch).compile()
 
 

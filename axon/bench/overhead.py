@@ -14,7 +14,7 @@ from axon.bench.timing import alternate, median_error, progress
 from axon.layout import Layout
 from axon.plan.compiled import count_instructions
 from axon.plan.flops import count_jaxpr
-from axon.train.optimizer import AdamW
+from axon.train.optimizers import AdamW
 from axon.train.step import Program, State
 from models.llama import Llama
 
@@ -39,10 +39,10 @@ def run(
     program = Program(model, Layout(mesh={"data": 1}), optimizer, batch=batch, seq=seq, devices=jax.devices("cpu")[:1])
     state, placed = program.init(), program.place(reference.random_batch(0, batch, seq, model.vocab))
     progress("compiling")
-    traced = {"axon": program.trace(), "bare": _trace_bare(program, model, state, placed)}
+    traced = {"axon": program.trace(), "bare": _trace_bare(program, model, optimizer, state, placed)}
     compiled = {name: one.lower().compile() for name, one in traced.items()}
     flops = {name: count_jaxpr(one.jaxpr.jaxpr).flops for name, one in traced.items()}
-    again = _trace_bare(program, model, state, placed).lower().compile()
+    again = _trace_bare(program, model, optimizer, state, placed).lower().compile()
     steps = {
         "axon": _stepper(compiled["axon"], (jax.tree.map(jnp.copy, state),), placed),
         "bare": _stepper(compiled["bare"], bare_state(state.parameters, model), placed),
@@ -79,9 +79,9 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _trace_bare(program: Program, model: Llama, state: State, batch: Batch) -> Any:
+def _trace_bare(program: Program, model: Llama, optimizer: AdamW, state: State, batch: Batch) -> Any:
     """Of a fresh function, so that nothing of an earlier compilation is reused."""
-    step = make_step(model, program.optimizer, program.batch, program.seq)
+    step = make_step(model, optimizer, program.batch, program.seq)
     return step.trace(*bare_state(state.parameters, model), batch)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from axon.nn import Llama3Scaling, Rope
-from axon.train.optimizer import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant
 from models.llama import Llama
 
 BATCH, SEQ = 8, 256

@@ -11,7 +11,7 @@ import torch  # pyright: ignore[reportMissingImports]
 import torch.nn.functional as F  # pyright: ignore[reportMissingImports]
 from torch import Tensor, nn  # pyright: ignore[reportMissingImports]
 
-from axon.train.optimizer import AdamW
+from axon.train.optimizers import AdamW
 from models.llama import Llama
 
 Batch = Mapping[str, np.ndarray]

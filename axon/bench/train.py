@@ -11,7 +11,7 @@ import numpy as np
 from axon.bench import reference
 from axon.bench.timing import alternate, progress
 from axon.layout import Layout
-from axon.train.optimizer import AdamW
+from axon.train.optimizers import AdamW
 from axon.train.step import Program
 from models.llama import Llama
 

@@ -1,8 +1,9 @@
 """Reading checkpoints: which steps there are, and the state of one of them. Changes nothing on disk."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 from etils import epath
 
@@ -12,7 +13,6 @@ from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtre
 
 STATE = "state"
 EXTRA = "extra"
-PARAMETERS = "parameters"
 T = TypeVar("T")
 
 
@@ -44,13 +44,14 @@ class Reader:
         check_fits(str(folder), signatures(saved), signatures(flat(abstract_state)))
         return rebuilt(abstract_state, self._load(folder, flat(abstract_state))), extra
 
-    def restore_parameters(self, abstract_parameters: Any, step: int | None = None) -> Any:
-        """Only the `parameters` of the state saved at `step`: nothing else is read. Raises as `restore`."""
+    def restore_parts(self, abstract: Mapping[str, Any], step: int | None = None) -> dict[str, Any]:
+        """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Raises as `restore`."""
         folder = self._folder(step)
         saved, _ = self._metadata(folder)
-        abstract = {PARAMETERS: abstract_parameters}
-        check_fits(str(folder), signatures(subtree(saved, PARAMETERS)), signatures(flat(abstract)))
-        return rebuilt(abstract, self._load(folder, flat(abstract)))[PARAMETERS]
+        parts = {path: leaf for name in abstract for path, leaf in subtree(saved, name).items()}
+        wanted = {name: part for name, part in abstract.items() if jax.tree.leaves(part)}
+        check_fits(str(folder), signatures(parts), signatures(flat(wanted)))
+        return {**abstract, **rebuilt(wanted, self._load(folder, flat(wanted)))}
 
     def extra(self, step: int | None = None) -> dict[str, Any]:
         """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore`."""

@@ -1,8 +1,7 @@
 """What a layout does to each parameter, as rows for a person to read."""
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.patterns import Names
@@ -11,7 +10,7 @@ from axon.layout.placement import Placement
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """One parameter under a layout. `split` has the mesh axes of each axis; bytes are those of float32 storage."""
+    """One parameter under a layout. `split` has the mesh axes of each axis; bytes are those of its dtype."""
 
     path: str
     axes: Names
@@ -26,12 +25,9 @@ class ParameterRow:
         return not any(self.split)
 
 
-def explain(
-    placement: Placement, parameters: Mapping[str, ArraySpec], kind: str = "params", itemsize: int = 4
-) -> Iterator[ParameterRow]:
+def explain(placement: Placement, parameters: Mapping[str, ArraySpec], kind: str = "params") -> Iterator[ParameterRow]:
     """One row for each parameter, in the order given."""
     for path, spec in parameters.items():
         split = tuple(placement.mesh_axes(n, kind) for n in spec.axes)
-        num_shards = math.prod(placement.mesh.shape[a] for axes in split for a in axes)
-        size = math.prod(spec.shape) * itemsize
-        yield ParameterRow(path, spec.axes, spec.shape, split, size // num_shards, size)
+        held = placement.bytes_per_device(replace(spec, kind=kind))
+        yield ParameterRow(path, spec.axes, spec.shape, split, held, spec.nbytes)

@@ -10,9 +10,13 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from axon.axes.array_spec import ArraySpec
 from axon.axes.patterns import Names, base
 from axon.errors import suggest
 from axon.layout.table import KINDS, KV, Layout, LayoutError
+
+DEVICES = "devices"
+"""The named axis of which every device of the mesh holds one."""
 
 TORUS_3D = ("TPU v5", "TPU7x")
 """`jax.Device.device_kind` of the chips that are linked in three dimensions."""
@@ -105,7 +109,14 @@ class Placement:
         return tuple(a for a in self.row(name, kind) if self.mesh.shape.get(a, 1) > 1 and a not in manual)
 
     def row(self, name: str, kind: str = "activations") -> Names:
-        """The table's row for `name`, or for `seq` where `seq.residual` has none of its own."""
+        """The table's row for `name`, or for `seq` where `seq.residual` has none of its own.
+
+        Two kinds of name need none: `_…` is never split, and of `devices` every device of the mesh holds one.
+        """
+        if name.startswith("_"):
+            return ()
+        if name == DEVICES:
+            return tuple(self.mesh.axis_names)
         table = self.tables[kind]
         found = table.get(name, table.get(base(name)))
         if found is None:
@@ -124,6 +135,10 @@ class Placement:
     def sharding(self, names: Names, kind: str = "activations") -> NamedSharding:
         """The sharding of an array with these axes."""
         return NamedSharding(self.mesh, self.spec(names, kind))
+
+    def bytes_per_device(self, spec: ArraySpec) -> int:
+        """Bytes of the shard that each device holds."""
+        return spec.nbytes // math.prod(self.num_shards(name, spec.kind) for name in spec.axes)
 
     def num_shards(self, name: str, kind: str = "activations") -> int:
         """How many parts `name` is cut into."""

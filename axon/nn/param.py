@@ -186,15 +186,19 @@ def initialise(model: nnx.Module, seed: int, placement: Placement) -> tuple[dict
     kinds = {Param: "params", Variable: "activations"}
     states = [(kind, nnx.to_flat_state(nnx.state(model, kind))) for kind in kinds]
     shardings = tuple(
-        {path: placement.sharding(v.stack + v.axes, kinds[kind]) for path, v in state} for kind, state in states
+        {_text(path): placement.sharding(v.stack + v.axes, kinds[kind]) for path, v in state} for kind, state in states
     )
 
     def make():
-        return tuple({path: _values(jax.random.key(seed), path, v) for path, v in state} for _, state in states)
+        return tuple({_text(path): _values(jax.random.key(seed), path, v) for path, v in state} for _, state in states)
 
     with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
         values, variables = map(nnx.traversals.unflatten_mapping, jax.jit(make, out_shardings=shardings)())
     return values, variables
+
+
+def _text(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(map(str, path))
 
 
 def _values(key: Array, path: tuple[Any, ...], param: Param | Variable) -> Array:

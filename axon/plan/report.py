@@ -113,7 +113,7 @@ def _report(program: Program, target: str, module: Module, memory: dict[str, int
         asynchronous=sum(one.asynchronous for one in traffic) / sent if sent else 0.0,
         kernels=kernels(module),
         choices=dict(program.choices),
-        options=dict(program.compiler_options),
+        options=dict(program.runtime.compiler_options),
         compile_seconds=seconds,
         uncounted=(*counted.uncounted, *loops),
     )
@@ -147,7 +147,7 @@ def _memory(program: Program, compiled: Any) -> dict[str, int]:
 def _arguments(program: Program) -> dict[str, int]:
     """Bytes of a step's arguments on each device, without the compiler's padding."""
     state = program.abstract_state()
-    split = {"parameters": state.parameters, "optimizer": state.optimizer, "batch": program.abstract_batch()}
+    split = {"parameters": state.parameters, "optimizer": state.optimizer, "batch": program.evaluator.abstract_batch}
     return {name: sum(map(_held, jax.tree.leaves(tree))) for name, tree in split.items()}
 
 

@@ -84,6 +84,6 @@ def step_communication(program: Program) -> Communication:
     jaxpr = program.trace().jaxpr.jaxpr
     state = jax.tree_util.tree_leaves_with_path(program.abstract_state())
     labels = [WEIGHTS if path[0] == jax.tree_util.GetAttrKey("parameters") else "" for path, _ in state]
-    inputs = labels + [""] * len(program.abstract_batch())
+    inputs = labels + [""] * len(program.evaluator.abstract_batch)
     constants = [""] * (len(jaxpr.invars) - len(inputs))  # which tracing puts first
     return communication(jaxpr, constants + inputs, labels)

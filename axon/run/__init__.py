@@ -1,5 +1,7 @@
 """A run: the tree that describes it, its folder, and doing it."""
 
+from axon.run.build import program
+from axon.run.session import run
 from axon.run.tree import Evaluation, Sample, Train
 
-__all__ = ["Evaluation", "Sample", "Train"]
+__all__ = ["Evaluation", "Sample", "Train", "program", "run"]

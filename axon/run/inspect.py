@@ -12,11 +12,13 @@ from axon.data import TokenizerFile, parse_source
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError
 from axon.run.folder import RunFolder
+from axon.run.restore import restore_evaluated
 from axon.run.session import held_out_loss, sample_text
 from axon.run.tree import Sample, Train
+from axon.runtime import Runtime
 from axon.serve.generate import Sampling
-from axon.train.optimizer import AdamW
-from axon.train.step import Program
+from axon.train.evaluate import Evaluator
+from axon.train.step import check_layout
 
 Report = Callable[[str], None]
 
@@ -29,8 +31,9 @@ def evaluate_run(path: Path, source: str | None, batches: int | None, report: Re
     if source is not None:
         data = replace(data, sources=(parse_source(source),), weights=None, held_out=1.0)
     corpus = data.prepare(report)
-    program, parameters = _restored(folder, train, report)
-    return held_out_loss(program, corpus, parameters, batches)
+    runtime = _runtime(train, report)
+    values, variables = _restored(folder, train, runtime, report)
+    return held_out_loss(Evaluator(runtime, train.objective, data.batch, data.seq), corpus, values, variables, batches)
 
 
 def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -> str:
@@ -38,8 +41,9 @@ def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -
     folder = RunFolder.existing(path)
     train = folder.tree()
     tokenizer = _tokenizer(folder, train).load()
-    program, parameters = _restored(folder, train, report)
-    return sample_text(program, parameters, tokenizer, Sample(prompt, sampling))
+    runtime = _runtime(train, report)
+    values, variables = _restored(folder, train, runtime, report)
+    return sample_text(runtime, values, variables, tokenizer, Sample(prompt, sampling))
 
 
 def _tokenizer(folder: RunFolder, train: Train) -> TokenizerFile:
@@ -50,33 +54,25 @@ def _tokenizer(folder: RunFolder, train: Train) -> TokenizerFile:
     return TokenizerFile(str(folder.tokenizer), trained_with.bos if isinstance(trained_with, TokenizerFile) else None)
 
 
-def _restored(folder: RunFolder, train: Train, report: Report) -> tuple[Program, Any]:
-    """The run's model and its latest parameters."""
-    program = _program(train)
+def _restored(folder: RunFolder, train: Train, runtime: Runtime, report: Report) -> tuple[Any, Any]:
+    """The parameters to evaluate and the variables of the latest checkpoint."""
     reader = Reader(folder.checkpoints)
-    parameters = reader.restore_parameters(program.abstract_state().parameters)
-    count = program.placement.mesh.size
+    values, variables = restore_evaluated(reader, runtime, train.optimizer)
+    count = runtime.placement.mesh.size
     report(f"parameters of step {reader.latest()}, on {count} device{'s' if count > 1 else ''}")
-    return program, parameters
+    return values, variables
 
 
-def _program(train: Train) -> Program:
-    """On the run's mesh where these devices allow it, else on one device."""
+def _runtime(train: Train, report: Report) -> Runtime:
+    """On the run's mesh where these devices allow it, else on one device, which is said."""
     try:
         return _on(train, train.layout, jax.devices())
-    except LayoutError:
-        return _on(train, replace(train.layout, mesh={}), jax.devices()[:1])
+    except LayoutError as error:
+        report(f"on one device, for the run's layout does not hold here: {str(error).splitlines()[0]}")
+        return _on(train, replace(train.layout, mesh={}, replicate_kv=1), jax.devices()[:1])
 
 
-def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Program:
-    data = train.data
-    optimizer = train.optimizer if isinstance(train.optimizer, AdamW) else train.optimizer.adamw
-    return Program(
-        train.model,
-        layout,
-        optimizer,
-        batch=data.batch,
-        seq=data.seq,
-        precision=train.precision,
-        devices=devices,
-    )
+def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Runtime:
+    runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices)
+    check_layout(runtime, train.data.batch, train.data.seq)
+    return runtime

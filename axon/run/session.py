@@ -1,10 +1,10 @@
 """Doing a run: prepare, train or continue, evaluate, save, sample."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +20,34 @@ from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.observe.journal import journal
 from axon.observe.mfu import FORMULA, flops_per_token, mfu, peak
 from axon.observe.record import run_record
+from axon.run.build import program
 from axon.run.folder import RunFolder
-from axon.serve.generate import continue_prompt
+from axon.run.restore import restore_evaluated
+from axon.run.tree import Sample, Train
+from axon.runtime import Runtime
+from axon.serve.generate import Generator
+from axon.train.evaluate import Evaluator
 from axon.train.loop import Loop, Row
-from axon.train.step import Program, State
-
-if TYPE_CHECKING:
-    from axon.run.tree import Train
+from axon.train.state import State
 
 PROFILED_STEPS = 5
 
 
-class Session:
-    """One call of `axon train`: see `Train.run`."""
+def run(
+    train: Train, *, steps: int | None = None, profile: bool = False, report: Callable[[str], None] = print
+) -> State:
+    """All of a run: prepare the data, train or continue, evaluate, sample, save. Returns the last state.
 
-    def __init__(self, train: "Train", report: Callable[[str], None]):
+    `steps` stops earlier, without changing the schedule; `profile` records a few steps for XProf; `report` takes
+    each line of what is going on. Raises `UserError` for what a person has to change, `Interrupted` after saving.
+    """
+    return Session(train, report).run(steps, profile)
+
+
+class Session:
+    """One call of `run`."""
+
+    def __init__(self, train: Train, report: Callable[[str], None]):
         self.train, self.folder = train, RunFolder(train.folder)
         self.first = jax.process_index() == 0
         self.report = report if self.first else _say_nothing
@@ -42,7 +55,7 @@ class Session:
     def run(self, steps: int | None, profile: bool) -> State:
         if jax.process_count() > 1:
             check_mesh(self.train.layout)
-        program = self.train.program  # raises for a layout that cannot hold the model, before any work is done
+        self.program = program(self.train)  # raises for a layout that cannot hold the model, before any work is done
         until = self._last_step(steps)
         with ExitStack() as stack:
             with process_0_first("prepare"):
@@ -58,14 +71,14 @@ class Session:
             self.stop = AgreedStop(self.interrupts)
             self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until))
-            state, start, tokens = self._begin(program, source)
+            state, start, tokens = self._begin(source)
             self._leave_if_asked()
             self.journal.begin(record, start)
             if start < until:
-                state = self._train(program, corpus, state, start, until, tokens, profile, stack)
+                state = self._train(corpus, state, start, until, tokens, profile, stack)
             else:
                 self.report(f"nothing left to train: the checkpoint is of step {start}, and the run ends at {until}")
-            self._finish(program, corpus, state)
+            self._finish(corpus, state)
         return state
 
     # ---- before ---------------------------------------------------------------------------------------------------
@@ -99,30 +112,32 @@ class Session:
             self.report(f"the run ends at step {self.train.steps}, before the {steps} asked for: raise Train.steps")
         return min(steps or self.train.steps, self.train.steps)
 
-    def _begin(self, program: Program, source: RunFolder | None) -> tuple[State, int, int]:
+    def _begin(self, source: RunFolder | None) -> tuple[State, int, int]:
         """The state to start from, its step, and the tokens it has seen."""
-        count = sum(math.prod(spec.shape) for spec in program.parameters.values())
+        program = self.program
+        count = sum(spec.size for spec in program.parameters.values())
         mesh = " × ".join(f"{name} {size}" for name, size in program.placement.mesh.shape.items())
         self.report(f"model: {count:,} parameters on mesh {mesh} ({program.placement.platform})")
         if self.store.latest() is not None:
-            check_replicas_agree(self.store.extra().get("replicas", 1), program.replicas)
+            check_same_mesh(self.store.extra().get("mesh", {}), program.update.mesh)
             state, extra = self.store.restore(program.abstract_state())
             self.report(f"resumed from step {int(state.step)}")
             return state, int(state.step), extra["tokens"]
         if source is None:
             return program.init(), 0, 0
-        values = Reader(source.checkpoints).restore_parameters(program.abstract_state().parameters)
+        values, _ = restore_evaluated(Reader(source.checkpoints), program.runtime, source.tree().optimizer)
         self.report(f"parameters from {self.train.init_from}")
         return program.init(values), 0, 0
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, program, corpus, state, start, until, tokens, profile, stack) -> State:
+    def _train(self, corpus, state, start, until, tokens, profile, stack) -> State:
+        program = self.program
         lowered = program.lower()
         for topic, choice in program.choices.items():
             self.report(f"{topic}: {choice}")
         execute = compile_interruptibly(lowered.compile, self.interrupts)
-        batches = stack.enter_context(corpus.train(self.train.seed, start, program.host_rows))
+        batches = stack.enter_context(corpus.train(self.train.seed, start, program.host_sequences))
         rate = peak(program.placement.devices)
         self.report(f"{FORMULA}; peak: {rate.source}")
 
@@ -139,7 +154,7 @@ class Session:
             tokens,
         )
         if start and self._evaluation_due(start):
-            self._evaluate_if_missing(program, corpus, state)  # it was stopped between saving and evaluating
+            self._evaluate_if_missing(corpus, state)  # it was stopped between saving and evaluating
         step = start
         for end in self._segments(start, until, profile):
             with self._profiled(start, end) if profile and step == start and self.first else nullcontext():
@@ -147,7 +162,7 @@ class Session:
             self._save(step, state, loop.tokens, until)
             self.stop.check()
             if self._evaluation_due(step) and step < until:
-                self._evaluate(program, corpus, state)
+                self._evaluate(corpus, state)
         return state
 
     @contextmanager
@@ -171,7 +186,7 @@ class Session:
     def _save(self, step: int, state: State, tokens: int, until: int) -> None:
         due = step % self.train.checkpoints.every == 0 or step == until or self.stop.requested is not None
         if due and step != self.store.started():
-            extra = {"tokens": tokens, "seed": self.train.seed, "replicas": self.train.program.replicas}
+            extra = {"tokens": tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
             self.store.save(step, state, extra | {"config": dump(self.train)})
         if self.stop.requested is not None:
             self.store.wait()
@@ -183,29 +198,32 @@ class Session:
 
     @cached_property
     def _flops_per_token(self) -> int:
-        module, data = self.train.program.module, self.train.data
+        module, data = self.program.module, self.train.data
         dims = module.dims
         return flops_per_token(module.matmul_parameters, module.depth, dims["heads"], dims["head_dim"], data.seq)
 
     # ---- after ----------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, program: Program, corpus: Corpus, state: State) -> None:
+    def _evaluate(self, corpus: Corpus, state: State) -> None:
         evaluation = self.train.evaluation
         assert evaluation is not None
-        loss, bits = held_out_loss(program, corpus, state.parameters, evaluation.batches)
+        loss, bits = held_out_loss(
+            self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
+        )
         self.journal.evaluated({"step": int(state.step), "eval_loss": loss, "eval_bits_per_byte": bits})
         self.report(f"step {int(state.step)}: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
 
-    def _evaluate_if_missing(self, program: Program, corpus: Corpus, state: State) -> None:
+    def _evaluate_if_missing(self, corpus: Corpus, state: State) -> None:
         if not int(largest(self.journal.has_evaluation(int(state.step)))):
-            self._evaluate(program, corpus, state)
+            self._evaluate(corpus, state)
 
-    def _finish(self, program: Program, corpus: Corpus, state: State) -> None:
+    def _finish(self, corpus: Corpus, state: State) -> None:
         if self.train.evaluation is not None:
-            self._evaluate_if_missing(program, corpus, state)
+            self._evaluate_if_missing(corpus, state)
         self._leave_if_asked()
         if self.train.sample is not None:
-            self.report(sample_text(program, state.parameters, corpus.tokenizer, self.train.sample))
+            values = self.program.evaluated(state)
+            self.report(sample_text(self.program.runtime, values, state.variables, corpus.tokenizer, self.train.sample))
         self._leave_if_asked()
         self.journal.plot()
         self.store.wait()
@@ -213,26 +231,39 @@ class Session:
         self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
 
 
-def check_replicas_agree(saved: int, here: int) -> None:
-    """Raise `UserError` for a checkpoint of `saved` replicas with a state of their own, to be continued on `here`."""
-    if saved != here:
-        raise UserError(
-            f"the checkpoint holds the states of {saved} replicas, and Layout.mesh has {here} here: they differ, and "
-            f"none can be made up or left out. Set 'replica' to {saved} in Layout.mesh, or begin a new run with "
-            "Train.init_from"
-        )
+def check_same_mesh(saved: Mapping[str, int], here: Mapping[str, int]) -> None:
+    """Raise `UserError` for a state whose shape depends on the mesh, to be continued on another one.
+
+    Args:
+        saved, here: those mesh axes, and their sizes, that the update's state was saved for, and is wanted for.
+    """
+    if dict(saved) == dict(here):
+        return
+    axes = [axis for axis in {**saved, **here} if saved.get(axis, 1) != here.get(axis, 1)]
+    told = ", ".join(f"{axis!r} {saved.get(axis, 1)} in the checkpoint and {here.get(axis, 1)} here" for axis in axes)
+    raise UserError(
+        f"the optimizer's state differs from replica to replica or from device to device, and none can be made up or "
+        f"left out: Layout.mesh has {told}. Set Layout.mesh as it was, or begin a new run with Train.init_from"
+    )
 
 
-def held_out_loss(program: Program, corpus: Corpus, parameters: Any, batches: int | None) -> tuple[float, float]:
+def held_out_loss(
+    evaluator: Evaluator, corpus: Corpus, parameters: Any, variables: Any, batches: int | None
+) -> tuple[float, float]:
     """Loss of held-out text: nats per token, and bits per byte of the text that the tokens stand for."""
     nats = tokens = size = 0.0
     count_bytes = jax.jit(jnp.sum)
-    with corpus.held_out(batches, program.host_rows) as held_out:
+    with corpus.held_out(batches, evaluator.host_sequences) as held_out:
         for batch in held_out:
-            made = jax.device_get(program.evaluate(parameters, program.place(batch)))
-            nats, tokens = nats + float(made["nll"]), tokens + float(made["tokens"])
+            total, count = jax.device_get(evaluator(parameters, evaluator.place(batch), variables)["loss"])
+            nats, tokens = nats + float(total), tokens + float(count)
             real = batch["weights"].astype(np.int32) * corpus.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
-            size += float(count_bytes(program.place({"bytes": real})["bytes"]))  # by the devices: over all processes
+            size += float(count_bytes(evaluator.place({"bytes": real})["bytes"]))  # by devices: over all processes
+    if not math.isfinite(nats):
+        raise UserError(
+            f"the loss of held-out text is {nats}: these parameters are damaged, or training had already diverged when "
+            "they were saved. Evaluate an earlier checkpoint"
+        )
     return nats / tokens, nats / math.log(2) / size
 
 
@@ -240,9 +271,9 @@ def _say_nothing(line: str) -> None:
     """What a process other than the first reports."""
 
 
-def sample_text(program: Program, parameters: Any, tokenizer: Any, sample: Any) -> str:
+def sample_text(runtime: Runtime, parameters: Any, variables: Any, tokenizer: Any, sample: Sample) -> str:
     """The prompt of `sample`, continued."""
     prompt = [tokenizer.bos, *tokenizer.encode(sample.prompt)]
-    ids = continue_prompt(program, parameters, prompt, sample.sampling)
+    ids = Generator(runtime)(parameters, prompt, sample.sampling, variables)
     ids = ids[: ids.index(tokenizer.bos)] if tokenizer.bos in ids else ids
     return sample.prompt + tokenizer.decode(ids)

@@ -1,24 +1,22 @@
 """The tree of a training run: the same object from a config file, from a script and from a notebook."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from flax import nnx
 
 from axon.checkpoint import Checkpoints
 from axon.data import Data
 from axon.errors import UserError
-from axon.layout import Layout, Placement
-from axon.nn import LanguageModel
+from axon.layout import Layout
 from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
-from axon.run.session import Session
 from axon.serve.generate import Sampling
-from axon.train.optimizer import AdamW, OneBitAdam
-from axon.train.programs import program
-from axon.train.step import Program, State
+from axon.train.objective import NextToken, Objective
+from axon.train.optimizers import OneBitAdam, Optimizer
 
 
 class Model(Protocol):
@@ -29,7 +27,7 @@ class Model(Protocol):
 
     vocab: int
 
-    def build(self) -> LanguageModel: ...
+    def build(self) -> nnx.Module: ...
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Train:
-    """A training run.
+    """A training run, as data: `axon.run.run` does it, `axon.run.program` makes its compiled functions.
 
     Args:
         model: what is trained, as `Llama(…)`. data: what it reads. optimizer: how it learns.
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
-        layout: where each named axis lives. precision: dtypes. z_loss: weight of the squared log-partition.
+        objective: what is minimised. layout: where each named axis lives. precision: dtypes.
         kernels: implementations asked for by name, as `{'attention': 'xla'}`; others are chosen, and said.
         outer: lets the replicas of a slow link train apart between outer steps, as `DiLoCo(every=50)`; None for none.
         evaluation: loss on held-out text; None for none. checkpoints: when to save and what to keep.
@@ -70,13 +68,13 @@ class Train:
 
     model: Model
     data: Data
-    optimizer: AdamW | OneBitAdam
+    optimizer: Optimizer | OneBitAdam
     steps: int
     seed: int = 0
+    objective: Objective = NextToken()
     layout: Layout = Layout()
     outer: DiLoCo | SlowMo | None = None
     precision: Precision = Precision()
-    z_loss: float = 0.0
     kernels: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
@@ -99,51 +97,8 @@ class Train:
         if self.evaluation is not None and self.data.held_out == 0:
             raise UserError("Train.evaluation needs text: set Data.held_out above 0, or Train.evaluation to None")
 
-    def run(self, *, steps: int | None = None, profile: bool = False, report: Callable[[str], None] = print) -> State:
-        """All of it: prepare the data, train or continue, evaluate, sample, save. Returns the last state.
-
-        `steps` stops earlier, without changing the schedule; `profile` records a few steps for XProf; `report` takes
-        each line of what is going on. Raises `UserError` for what a person has to change, `Interrupted` after saving.
-        """
-        return Session(self, report).run(steps, profile)
-
     @property
     def folder(self) -> Path:
         if self.run_dir is None:
             raise UserError("Train.run_dir is not set: name a folder for this run, as 'runs/first'")
         return Path(self.run_dir)
-
-    # ---- for people who own their loop ----------------------------------------------------------------------------
-
-    @cached_property
-    def program(self) -> Program:
-        """The compiled functions of this run: see `axon.train.step.Program`."""
-        return self.program_on(None)
-
-    def program_on(self, placement: Placement | None) -> Program:
-        """The run's program on another mesh than that of the devices there are: to trace it, or to compile for."""
-        return program(
-            self.model,
-            self.layout,
-            self.optimizer,
-            outer=self.outer,
-            batch=self.data.batch,
-            seq=self.data.seq,
-            precision=self.precision,
-            seed=self.seed,
-            z_loss=self.z_loss,
-            kernels=self.kernels,
-            placement=placement,
-        )
-
-    def init(self) -> State:
-        """The state at step 0."""
-        return self.program.init()
-
-    def step(self, state: State, batch: Mapping[str, Any]) -> tuple[State, dict[str, Any]]:
-        """One step on a batch of NumPy arrays: the next state (the old one's memory is reused) and its metrics."""
-        return self.program.step(state, self.program.place(batch))
-
-    def evaluate(self, state: State, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Summed loss in nats and tokens of a batch of NumPy arrays."""
-        return self.program.evaluate(state.parameters, self.program.place(batch))

@@ -1,7 +1,6 @@
 """Continuing a prompt, token by token, with a memory of keys and values."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from axon.errors import UserError
 from axon.kernels.sampling import sample
 from axon.layout import Placement
 from axon.nn import Inputs
-from axon.train.step import Program
+from axon.runtime import Runtime
 
 PROMPT_STEP = 64
 """Prompts are padded to a multiple of this, so that their lengths share one compiled program."""
@@ -53,22 +52,45 @@ class Sampling:
             raise UserError(f"Sampling.min_p is {self.min_p}; write a share from 0 to 1, or None")
 
 
-def continue_prompt(program: Program, parameters: Any, prompt: list[int], sampling: Sampling) -> list[int]:
-    """The ids that follow `prompt` (ids, the beginning-of-document token first).
+class Generator:
+    """Continues prompts with a runtime's module, on its mesh, the parameters where they are; the one row is not split.
 
-    Runs on the program's own mesh, its parameters where they are; the one row is not split.
+    A program is compiled for each padded length of a prompt and each `Sampling`, whatever its seed, and used again.
     """
-    padded = -(-len(prompt) // PROMPT_STEP) * PROMPT_STEP
-    tokens = np.zeros((1, padded), np.int32)
-    tokens[0, : len(prompt)] = prompt
-    placement = _whole_rows(program.placement)
-    # A kernel that was asked for by name was asked for training, but for the draw, of which there is none there.
-    kernels = {name: asked for name, asked in program.kernels.items() if name == "sampling"}
-    scope = axes.Scope(placement, program.precision.compute_dtype(placement.platform), kernels=kernels)
-    run, key = jax.jit(partial(_generate, program, sampling)), jax.random.key(sampling.seed)
-    with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
-        made = run(parameters, tokens, np.int32(len(prompt)), key)
-    return np.asarray(made).tolist()
+
+    def __init__(self, runtime: Runtime):
+        self.runtime = runtime
+        self._placement = _whole_rows(runtime.placement)
+        # A kernel that was asked for by name was asked for training, but for the draw, of which there is none there.
+        self._kernels = {name: asked for name, asked in runtime.kernels.items() if name == "sampling"}
+        self._compiled = runtime.jit(self._generate, static_argnames="sampling")
+
+    def __call__(self, parameters: Any, prompt: list[int], sampling: Sampling, variables: Any = None) -> list[int]:
+        """The ids that follow `prompt` (ids, the beginning-of-document token first)."""
+        padded = -(-len(prompt) // PROMPT_STEP) * PROMPT_STEP
+        tokens = np.zeros((1, padded), np.int32)
+        tokens[0, : len(prompt)] = prompt
+        key, rules = jax.random.key(sampling.seed), replace(sampling, seed=0)
+        with self.runtime.tracing(self._placement, self._kernels):
+            ids = self._compiled(parameters, variables or {}, tokens, np.int32(len(prompt)), key, sampling=rules)
+        return np.asarray(ids).tolist()
+
+    def _generate(
+        self, parameters: Any, variables: Any, tokens: Array, length: Array, key: Array, sampling: Sampling
+    ) -> Array:
+        """`tokens[1, padded]`, the first `length` of them real → `sampling.tokens` new ids."""
+        model = self.runtime.bind(parameters, variables)
+        memory = model.memory(1, tokens.shape[1] + sampling.tokens)
+        hidden, memory = model.hidden(_inputs(tokens, jnp.zeros((), jnp.int32)), memory)
+        last = lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1)
+
+        def step(carry, key):
+            last, memory, at = carry
+            token = next_tokens(model.output.logits(last)[:, 0].astype(jnp.float32), key[None], sampling)[0]
+            last, memory = model.hidden(_inputs(token[None, None], at), memory)
+            return (last, memory, at + 1), token
+
+        return lax.scan(step, (last, memory, length), jax.random.split(key, sampling.tokens))[1]
 
 
 def _whole_rows(placement: Placement) -> Placement:
@@ -77,24 +99,6 @@ def _whole_rows(placement: Placement) -> Placement:
     whole = {name for name in layout.rows if base(name) in ("batch", "seq")}
     whole |= {"batch", "seq", "vocab.whole", "head_dim.whole"}
     return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}), placement.mesh)
-
-
-def _generate(program: Program, sampling: Sampling, parameters: Any, tokens: Array, length: Array, key: Array) -> Array:
-    """`tokens[1, padded]`, the first `length` of them real → `sampling.tokens` new ids."""
-    model = program.bind(parameters)
-    memory = model.memory(1, tokens.shape[1] + sampling.tokens)
-    zero = jnp.zeros((), jnp.int32)
-    hidden, memory = model.hidden(_inputs(tokens, zero), memory)
-    last = lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1)
-    keys = jax.random.split(key, sampling.tokens)
-
-    def step(carry, key):
-        last, memory, at = carry
-        token = next_tokens(model.output.logits(last)[:, 0].astype(jnp.float32), key[None], sampling)[0]
-        last, memory = model.hidden(_inputs(token[None, None], at), memory)
-        return (last, memory, at + 1), token
-
-    return lax.scan(step, (last, memory, length), keys)[1]
 
 
 def _inputs(tokens: Array, start: Array) -> Inputs:

@@ -10,7 +10,7 @@ from axon.config import load
 from axon.layout import Placement
 from axon.plan.report import Report, compile_step
 from axon.plan.topology import devices
-from axon.run.tree import Train
+from axon.run import Train, program
 
 GIB = 2**30
 
@@ -22,7 +22,7 @@ def compile_config(path: Path, target: str, overrides: Sequence[str], text: Path
     them.
     """
     train: Train = load(path, overrides).tree
-    report, hlo = compile_step(train.program_on(Placement.of(train.layout, devices(target))), target)
+    report, hlo = compile_step(program(train, Placement.of(train.layout, devices(target))), target)
     if text is not None:
         text.write_text(hlo)
     return report

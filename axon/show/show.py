@@ -1,6 +1,7 @@
 """`axon show`: the configuration as it was understood, where every parameter lives, and what a step sends."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -9,14 +10,12 @@ from rich.table import Table
 
 from axon.config import load
 from axon.errors import UserError
-from axon.layout import KINDS, ArraySpec, ParameterRow, Placement, explain
+from axon.layout import KINDS, ParameterRow, Placement, explain
 from axon.plan.topology import devices
-from axon.run.tree import Train
+from axon.run import Train, program
 from axon.show.draw import draw
 from axon.show.traffic import print_traffic
-
-COPIES = {"params": 1, "grads": 1, "optimizer": 2}
-"""Arrays of a parameter's size that training holds: itself, its gradient, Adam's two moments."""
+from axon.train.step import Program
 
 
 def show_config(
@@ -34,17 +33,17 @@ def show_config(
     resolved = load(path, overrides)
     train: Train = resolved.tree
     placement = _placement(train, on)
-    program = train.program_on(placement)  # raises for a layout that cannot hold the model
-    specs = program.parameters
+    made = program(train, placement)  # raises for a layout that cannot hold the model
+    specs = made.parameters
     console = Console(width=None if Console().is_terminal else 160)
     console.print("\n".join(resolved.lines), markup=False, highlight=False, soft_wrap=True)
     rows = list(explain(placement, specs))
-    console.print(_mesh(placement), _table(rows), _totals(placement, specs), sep="\n")
+    console.print(_mesh(placement), _table(rows), _totals(made), sep="\n")
     console.print(_replicated(rows), soft_wrap=True)
     if picture is not None:
         draw(placement, specs, picture, weight)
         console.print(f"drawn into {picture}", markup=False, soft_wrap=True)
-    print_traffic(console, program)
+    print_traffic(console, made)
 
 
 def _placement(train: Train, on: str | None) -> Placement:
@@ -75,14 +74,18 @@ def _table(rows: Sequence[ParameterRow]) -> Table:
     return table
 
 
-def _totals(placement: Placement, specs: dict[str, ArraySpec]) -> Table:
-    table = Table(title="totals, float32", title_justify="left", box=None)
+def _totals(made: Program) -> Table:
+    """What training holds from step to step, and the gradients in between."""
+    table = Table(title="totals", title_justify="left", box=None)
     for heading in ("kind", "bytes in all", "bytes per device"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
-    for kind, copies in COPIES.items():
-        rows = list(explain(placement, specs, kind))
-        whole, held = (copies * sum(getattr(r, n) for r in rows) for n in ("bytes_in_all", "bytes_per_device"))
-        table.add_row(kind, f"{whole:,}", f"{held:,}")
+    state = made.specs
+    gradients = [replace(spec, kind="grads") for spec in made.parameters.values()]
+    parts = {"params": state.parameters, "grads": gradients, "optimizer": state.optimizer, "variables": state.variables}
+    for kind, tree in parts.items():
+        if specs := jax.tree.leaves(tree):
+            whole = sum(spec.nbytes for spec in specs)
+            table.add_row(kind, f"{whole:,}", f"{sum(map(made.placement.bytes_per_device, specs)):,}")
     return table
 
 

@@ -50,7 +50,7 @@ def _roles(program: Program, mesh: dict[str, int]) -> Table:
 
 def _table(program: Program, rows: Sequence[Row]) -> Table:
     platform = program.placement.platform
-    compute = program.precision.compute_dtype(platform).name
+    compute = program.runtime.compute_dtype.name
     title = f"collectives of a step, traced for {platform}, which computes in {compute}"
     table = Table(title=title, title_justify="left", box=None)
     for heading in ("mesh axis", "kind", "times", "each device sends", "what", "of", "beside"):

@@ -1,4 +1,4 @@
-"""From the rows that a process has read to global arrays: each process feeds what its own devices hold."""
+"""From the sequences that a process has read to global arrays: each process feeds what its own devices hold."""
 
 from functools import cache
 from typing import Any
@@ -9,10 +9,10 @@ from jax import Array
 from jax.sharding import NamedSharding
 
 
-def host_rows(sharding: NamedSharding, shape: tuple[int, int]) -> np.ndarray:
-    """The numbers, ascending, of the rows of a global `batch seq` that this process's devices hold.
+def host_sequences(sharding: NamedSharding, shape: tuple[int, int]) -> np.ndarray:
+    """The numbers, ascending, of the sequences of a global `batch seq` that this process's devices hold.
 
-    All of them where the batch is not split over processes. Another process may hold the same rows.
+    All of them where the batch is not split over processes. Another process may hold the same ones.
     """
     held = np.zeros(shape[0], bool)
     for index in sharding.addressable_devices_indices_map(shape).values():
@@ -20,8 +20,8 @@ def host_rows(sharding: NamedSharding, shape: tuple[int, int]) -> np.ndarray:
     return np.flatnonzero(held)
 
 
-def place(sharding: NamedSharding, batch: dict[str, np.ndarray], rows: np.ndarray, count: int) -> dict[str, Array]:
-    """Arrays `batch seq` of `count` rows in all, from this process's `rows` of them, whole along `seq`."""
+def place(sharding: NamedSharding, batch: dict[str, np.ndarray], sequences: np.ndarray, count: int) -> dict[str, Array]:
+    """Arrays `batch seq` of `count` sequences in all, from this process's `sequences` of them, whole along `seq`."""
     if sharding.num_devices == 1:
         return _through_jit(sharding)(batch)
     if jax.process_count() == 1:
@@ -30,7 +30,7 @@ def place(sharding: NamedSharding, batch: dict[str, np.ndarray], rows: np.ndarra
     def placed(value: np.ndarray) -> Array:
         def part(index: Any) -> np.ndarray:
             first, last, _ = index[0].indices(count)
-            return value[slice(*np.searchsorted(rows, (first, last))), *index[1:]]
+            return value[slice(*np.searchsorted(sequences, (first, last))), *index[1:]]
 
         return jax.make_array_from_callback((count, *value.shape[1:]), sharding, part)
 

@@ -1,26 +1,39 @@
-"""Training replicas apart: an outer method as a loop around the step."""
+"""Training replicas apart: an outer method around an optimizer."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import NamedSharding
 
-from axon.layout import Layout
+from axon.axes import ArraySpec
 from axon.parallel.outer import DiLoCo, SlowMo
-from axon.parallel.replicas import REPLICA, check_replicas, mean_over_replicas, per_replica, stacked, stacked_spec
-from axon.train.optimizer import AdamW
-from axon.train.step import Program, State
+from axon.parallel.replicas import (
+    REPLICA,
+    REPLICAS,
+    check_replicas,
+    mean_over_replicas,
+    per_replica,
+    stacked,
+)
+from axon.runtime import Runtime, nested
+from axon.train.gradients import Gradients
+from axon.train.objective import Batch
+from axon.train.optimizers import Optimizer, Parameters
+from axon.train.state import State
+from axon.train.update import Descent, Metrics
 
 
-class OuterProgram(Program):
-    """A `Program` whose replicas take the step apart; every `outer.every` steps an outer step joins them.
+@dataclass(frozen=True)
+class Outer:
+    """Every replica takes the optimizer's step by itself; every `method.every` steps an outer step joins them.
 
-    The state: `parameters` are the outer ones, as of the last outer step: evaluation, generation and export use them.
-    `outer` holds what comes on top: each replica's `parameters` (`replicas …`) and the outer `momentum`, which lies
-    under the `optimizer` rows. `optimizer` is each replica's own, with `replicas` in front.
+    The state: `State.parameters` are the outer ones, as of the last outer step: evaluation, generation and export use
+    them. `State.optimizer` has each replica's own `parameters` and `optimizer`, with `replicas` in front, and the
+    outer `momentum`, which lies under the `optimizer` rows.
 
     The metrics: `tokens` are those of the global batch and `loss` is its mean: nats summed over replicas by tokens
     summed over replicas, each replica's nats by its own parameters. A replica's gradient is that of the mean over its
@@ -31,68 +44,96 @@ class OuterProgram(Program):
     Raises `LayoutError` if the mesh has no `replica` axis of 2 or more.
     """
 
-    def __init__(self, model: Any, layout: Layout, optimizer: AdamW, *, outer: DiLoCo | SlowMo, **options: Any):
-        super().__init__(model, layout, optimizer, **options)
-        self.replicas = check_replicas(self.placement, type(outer).__name__)
-        self.outer = outer
+    runtime: Runtime
+    optimizer: Optimizer
+    method: DiLoCo | SlowMo
 
-    def abstract_state(self) -> State:
-        one = super().abstract_state()
-        momentum = self._tree(lambda spec: self._abstract(spec, "optimizer"))
-        own = jax.tree.map(self._stacked_abstract, (one.parameters, one.optimizer))
-        return State(one.step, one.parameters, own[1], {"parameters": own[0], "momentum": momentum})
+    def __post_init__(self):
+        check_replicas(self.runtime.placement, type(self.method).__name__)
 
-    def _begin(self, values: Any) -> State:
-        one = super()._begin(values)
-        own = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.replicas, *x.shape)), (values, one.optimizer))
-        return State(one.step, values, own[1], {"parameters": own[0], "momentum": jax.tree.map(jnp.zeros_like, values)})
+    @cached_property
+    def replicas(self) -> int:
+        return self.runtime.placement.mesh.shape[REPLICA]
 
-    def _stacked_abstract(self, leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        assert isinstance(leaf.sharding, NamedSharding)
-        sharding = NamedSharding(leaf.sharding.mesh, stacked_spec(leaf.sharding.spec))
-        return jax.ShapeDtypeStruct((self.replicas, *leaf.shape), leaf.dtype, sharding=sharding)
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        return {REPLICA: self.replicas}
 
-    # ---- the step -------------------------------------------------------------------------------------------------
+    @cached_property
+    def _inner(self) -> Descent:
+        return Descent(self.runtime, self.optimizer)
 
-    def _train(self, state: State, batch: Mapping[str, Array]) -> tuple[State, dict[str, Array]]:
-        def inner(step, own, batch):
-            parameters, optimizer = own
-            new, metrics = self._update(State(step, parameters, optimizer), batch)
-            return (new.parameters, new.optimizer), _of_global_batch(metrics)
+    def specs(self, parameters: Parameters) -> Any:
+        own = {"parameters": nested(parameters), "optimizer": self._inner.specs(parameters)}
+        own = jax.tree.map(lambda spec: replicated_spec(spec, self.replicas), own)
+        momentum = {path: ArraySpec(s.axes, s.shape, s.dtype, "optimizer") for path, s in parameters.items()}
+        return own | {"momentum": nested(momentum)}
 
-        own = (state.outer["parameters"], state.optimizer)
-        (local, optimizer), metrics = per_replica(inner)(state.step, own, self._with_rows(batch))
+    def init(self, values: Any) -> Any:
+        own = {"parameters": values, "optimizer": self._inner.init(values)}
+        own = jax.tree.map(lambda x: jnp.broadcast_to(x[None], (self.replicas, *x.shape)), own)
+        return own | {"momentum": jax.tree.map(jnp.zeros_like, values)}
+
+    def evaluated(self, state: State) -> Any:
+        return state.parameters
+
+    def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+        def inner(shared: Any, own: Any, batch: Batch) -> tuple[Any, Any]:
+            step, variables = shared
+            before = State(step, own["parameters"], own["optimizer"], variables)
+            after, metrics, statistics = self._inner.step(gradients, before, batch)
+            common = _of_global_batch(metrics), jax.tree.map(lambda x: lax.psum(x, REPLICA), dict(statistics))
+            return {"parameters": after.parameters, "optimizer": after.optimizer}, common
+
+        own = {name: state.optimizer[name] for name in ("parameters", "optimizer")}
+        own, (metrics, statistics) = per_replica(inner)((state.step, state.variables), own, batch)
         step = state.step + 1
         parameters, momentum, local = lax.cond(
-            step % self.outer.every == 0,
+            step % self.method.every == 0,
             lambda held: self._outer_step(step, *held),
             lambda held: held,
-            (state.parameters, state.outer["momentum"], local),
+            (state.parameters, state.optimizer["momentum"], own["parameters"]),
         )
-        return State(step, parameters, optimizer, {"parameters": local, "momentum": momentum}), metrics
+        optimizer = {"parameters": local, "optimizer": own["optimizer"], "momentum": momentum}
+        return State(step, parameters, optimizer, state.variables), metrics, statistics
 
     def _outer_step(self, step: Array, parameters: Any, momentum: Any, local: Any) -> tuple[Any, Any, Any]:
         """The outer parameters moved, their momentum, and every replica's parameters set to them."""
-        params = self._tree(lambda spec: self.placement.spec(spec.axes, "params"))
-        mean = self._moved(jax.tree.map(mean_over_replicas, local, params), "optimizer")
+        runtime = self.runtime
+        specs = nested({path: runtime.placement.spec(s.axes, "params") for path, s in runtime.parameters.items()})
+        mean = runtime.reshard(jax.tree.map(mean_over_replicas, local, specs), "optimizer")
         rate = self._mean_rate(step)
         moved = jax.tree.map(
-            lambda x, mean, m: self.outer.update(x, mean, m, rate), self._moved(parameters, "optimizer"), mean, momentum
+            lambda x, mean, m: self.method.update(x, mean, m, rate),
+            runtime.reshard(parameters, "optimizer"),
+            mean,
+            momentum,
         )
         values, momentum = jax.tree.transpose(jax.tree.structure(parameters), jax.tree.structure((0, 0)), moved)
-        values = self._moved(values, "params")
-        return values, momentum, jax.tree.map(lambda x, spec: stacked(x, self.replicas, spec), values, params)
+        values = runtime.reshard(values, "params")
+        return values, momentum, jax.tree.map(lambda x, spec: stacked(x, self.replicas, spec), values, specs)
 
     def _mean_rate(self, step: Array) -> Array:
         """The mean learning rate of the round that ends before `step`, above 0."""
-        steps = step - self.outer.every + jnp.arange(self.outer.every)
-        rates = jax.vmap(lambda s: jnp.asarray(self._schedule(s), jnp.float32))(steps)
+        steps = step - self.method.every + jnp.arange(self.method.every)
+        schedule = self.optimizer.schedule.function()
+        rates = jax.vmap(lambda s: jnp.asarray(schedule(s), jnp.float32))(steps)
         return jnp.maximum(jnp.mean(rates), jnp.finfo(jnp.float32).tiny)
 
 
-def _of_global_batch(metrics: Mapping[str, Array]) -> dict[str, Array]:
-    """A replica's metrics as those of all: see `OuterProgram`."""
+def replicated_spec(spec: ArraySpec, replicas: int) -> ArraySpec:
+    """The array of which each replica has its own."""
+    return ArraySpec((REPLICAS, *spec.axes), (replicas, *spec.shape), spec.dtype, spec.kind)
+
+
+def _of_global_batch(metrics: Mapping[str, Array]) -> Metrics:
+    """A replica's metrics as those of all: see `Outer`."""
     own, norms = metrics["tokens"], lax.pmean(metrics["norms"], REPLICA)
     tokens = lax.psum(own, REPLICA)
-    loss = lax.psum(metrics["loss"] * own, REPLICA) / tokens
-    return {**metrics, "loss": loss, "tokens": tokens, "norms": norms, "grad_norm": jnp.sqrt(jnp.sum(norms))}
+    means = {name: lax.psum(value * own, REPLICA) / tokens for name, value in metrics.items() if name not in ASIDE}
+    aside = {"learning_rate": metrics["learning_rate"], "tokens": tokens, "norms": norms}
+    return means | aside | {"grad_norm": jnp.sqrt(jnp.sum(norms))}
+
+
+ASIDE = ("tokens", "norms", "grad_norm", "learning_rate")
+"""Metrics that are not means over tokens."""

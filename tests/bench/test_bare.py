@@ -9,7 +9,7 @@ import pytest
 from axon.bench.bare import bare_state, make_step
 from axon.bench.reference import MODEL, random_batch
 from axon.layout import Layout
-from axon.train.optimizer import AdamW, Cosine
+from axon.train.optimizers import AdamW, Cosine
 from axon.train.step import Program
 
 TINY = replace(MODEL, vocab=96, embed=48, layers=3, heads=6, kv_heads=6, mlp=80)

@@ -9,7 +9,7 @@ import pytest
 from axon.bench.reference import MODEL, random_batch
 from axon.layout import Layout
 from axon.nn import Llama3Scaling, Rope
-from axon.train.optimizer import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 
 torch = pytest.importorskip("torch", reason="torch is not installed: its CPU build is torch==2.13.0 on Python 3.11")

@@ -167,7 +167,9 @@ def test_parameters_alone_can_be_restored(tmp_path):
     state = placed(fresh_state(), 4, 2)
     save_one(tmp_path, state)
     # The optimizer's arrays may even be of a kind that this reader could not name.
-    assert same_bits(Reader(tmp_path).restore_parameters(abstract(state.parameters)), state.parameters)
+    assert same_bits(
+        Reader(tmp_path).restore_parts({"parameters": abstract(state.parameters)})["parameters"], state.parameters
+    )
 
 
 def test_every_difference_is_listed_in_one_error(tmp_path):
@@ -188,7 +190,7 @@ def test_every_difference_is_listed_in_one_error(tmp_path):
     ):
         assert line in text
     with pytest.raises(CheckpointError, match="parameters/layers/gate: missing") as error:
-        Reader(tmp_path).restore_parameters(abstract(other.parameters))
+        Reader(tmp_path).restore_parts({"parameters": abstract(other.parameters)})
     assert "optimizer" not in str(error.value).splitlines()[1:-1]
 
 

@@ -15,7 +15,7 @@ from axon.kernels.grouped_matmul import grouped_matmul
 from axon.kernels.quantized_matmul import TENSOR, quantize, quantized_matmul
 from axon.kernels.sampling import sample
 from axon.layout import Layout
-from axon.train.optimizer import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 

@@ -29,7 +29,7 @@ whole = {"train": corpus.train(3, 11), "held_out": corpus.held_out()}
 whole = {split: [next(batches) for _ in range(2)] for split, batches in whole.items()}
 for number, layout in enumerate(layouts):
     sharding = Placement.of(Layout(**layout)).sharding(BATCH)
-    mine = feed.host_rows(sharding, (rows, seq))
+    mine = feed.host_sequences(sharding, (rows, seq))
     right = True
     for split, batches in {"train": corpus.train(3, 11, mine), "held_out": corpus.held_out(rows=mine)}.items():
         for expected, read in zip(whole[split], batches):

@@ -1,5 +1,7 @@
 """What a layout does to each parameter, counted as devices hold it."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 
@@ -29,4 +31,5 @@ def test_another_kind_has_its_own_rows_and_another_dtype_its_own_bytes(placed):
     (parameter, *_), (state, *_) = (list(explain(placement, PARAMETERS, kind)) for kind in ("params", "optimizer"))
     assert parameter.replicated
     assert not state.replicated
-    assert next(explain(placement, PARAMETERS, itemsize=2)).bytes_in_all * 2 == parameter.bytes_in_all
+    halves = {path: replace(spec, dtype=np.float16) for path, spec in PARAMETERS.items()}
+    assert next(explain(placement, halves)).bytes_in_all * 2 == parameter.bytes_in_all

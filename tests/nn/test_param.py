@@ -9,8 +9,7 @@ import pytest
 from flax import nnx
 
 from axon.axes.patterns import PatternError
-from axon.layout import ArraySpec
-from axon.nn import Param, Stack, constant, fan_in, initialise, normal, parameters
+from axon.nn import Param, ParamSpec, Stack, constant, fan_in, initialise, normal, parameters
 
 DIMS = {"embed": 24, "mlp": 40, "heads": 8, "head_dim": 6}
 
@@ -34,9 +33,11 @@ def flat(values):
 def test_parameters_lists_paths_axes_and_shapes_before_anything_is_made():
     listed = parameters(Model())
     assert listed == {
-        "head": ArraySpec(("heads", "head_dim", "embed"), (8, 6, 24)),
-        "layers/block/scale": ArraySpec(("layers", "embed"), (4, 24)),
-        "layers/block/up": ArraySpec(("layers", "embed", "mlp"), (4, 24, 40)),
+        "head": ParamSpec(("heads", "head_dim", "embed"), (8, 6, 24), jnp.float32, "params", 0, ("heads",), True),
+        "layers/block/scale": ParamSpec(("layers", "embed"), (4, 24), jnp.float32, "params", 1, ("embed",), False),
+        "layers/block/up": ParamSpec(
+            ("layers", "embed", "mlp"), (4, 24, 40), jnp.float32, "params", 1, ("embed",), True
+        ),
     }
 
 

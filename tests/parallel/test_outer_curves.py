@@ -15,7 +15,7 @@ from axon.layout import Layout
 from axon.observe.metrics import read_metrics
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.run import Train
-from axon.train.optimizer import AdamW, Cosine, OneBitAdam
+from axon.train.optimizers import AdamW, Cosine, OneBitAdam
 
 ROOT = Path(__file__).parents[2]
 STEPS = 480
@@ -63,7 +63,7 @@ def curves(tmp_path_factory):
         patch.setattr(jax, "device_count", lambda *_: 2)
         for name, changes in METHODS.items():
             run = folder / name.replace(" ", "_")
-            replace(quickstart(), run_dir=str(run), **changes).run(report=lambda line: None)
+            run(replace(quickstart(), run_dir=str(run), **changes), report=lambda line: None)
             rows = read_metrics(run / "metrics.jsonl")
             tokens = {row["step"]: row["tokens"] for row in rows if "tokens" in row}
             found[name] = [(tokens[row["step"]], row["eval_loss"]) for row in rows if "eval_loss" in row]

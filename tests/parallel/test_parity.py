@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from axon.layout import KINDS, Layout, sequence_parallel, tensor_3d
-from axon.train.optimizer import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 
@@ -106,7 +106,7 @@ def train(program, state, batches):
         state, metrics = program.step(state, program.place(batch))
         curve.append(jax.device_get((metrics["loss"], metrics["grad_norm"])))
         if gradients is None:  # Adam's first moment after one step is (1 − b1) of the gradient
-            moment = state.optimizer[0].mu
+            moment = state.optimizer["direction"].mu
             gradients = jax.tree.map(lambda m: np.asarray(m, np.float64) / (1 - OPTIMIZER.b1), moment)
     return gradients, np.asarray(curve)
 

@@ -11,8 +11,8 @@ from axon.errors import UserError
 from axon.layout import Layout, LayoutError
 from axon.parallel.onebit import message_bytes
 from axon.parallel.outer import DiLoCo, SlowMo
-from axon.train.optimizer import AdamW, Constant, OneBitAdam
-from axon.train.programs import program
+from axon.train.optimizers import AdamW, Constant, OneBitAdam
+from axon.train.step import Program as program
 from models.llama import Llama
 
 MODEL = Llama(vocab=64, embed=32, layers=1, heads=4, kv_heads=4, mlp=48)

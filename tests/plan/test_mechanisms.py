@@ -14,7 +14,7 @@ from axon.layout import Layout, sequence_parallel, tensor_3d
 from axon.plan.report import compile_step
 from axon.plan.topology import devices
 from axon.plan.traffic import step_communication
-from axon.train.optimizer import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from axon import run
 from axon.config import load
 from axon.layout import Placement
 from axon.plan.report import compile_step
@@ -22,7 +23,7 @@ def program(name):
     module, package = ("jax_plugins.xla_cuda13", "CUDA") if "h200" in name else ("libtpu", "TPU")
     pytest.importorskip(module, reason=f"needs the {package} compiler: pip install 'axon[compilers]'")
     train = load(PODS / f"{name}.gin").tree
-    return train.program_on(Placement.of(train.layout, devices(target(name))))
+    return run.program(train, Placement.of(train.layout, devices(target(name))))
 
 
 @pytest.mark.parametrize("name", NAMES)

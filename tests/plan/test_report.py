@@ -9,7 +9,7 @@ from axon.layout import Layout
 from axon.observe.mfu import flops_per_token
 from axon.plan.report import compile_step
 from axon.plan.topology import devices
-from axon.train.optimizer import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 

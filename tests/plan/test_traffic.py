@@ -11,7 +11,7 @@ import pytest
 from axon.layout import Layout, Placement
 from axon.plan.moves import sent
 from axon.plan.traffic import part, step_communication, summary
-from axon.train.optimizer import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 
@@ -64,7 +64,7 @@ def some(names, *fast):
 def check_exact(program):
     traced, compiled = compared(program)
     assert _gathers(traced) == pytest.approx(_gathers(compiled), rel=1e-9)
-    assert traced == pytest.approx(compiled, rel=0, abs=8 * program.layout.microbatches)
+    assert traced == pytest.approx(compiled, rel=0, abs=8 * program.placement.layout.microbatches)
 
 
 @pytest.mark.parametrize("name", some(EXACT, "zero 3", "sequence parallel"))
@@ -93,7 +93,7 @@ def test_a_step_with_sums_over_several_mesh_axes_sends_what_its_program_says_but
     traced, compiled = compared(program)
     assert _gathers(traced) == pytest.approx(_gathers(compiled), rel=1e-9)
     scales = sum(math.prod(spec.shape) for path, spec in program.parameters.items() if path.endswith("scale"))
-    small = 8 * (scales * program.layout.microbatches + 2 * len(program.parameters))
+    small = 8 * (scales * program.placement.layout.microbatches + 2 * len(program.parameters))
     for axes in {axes for _, axes in (*traced, *compiled)}:
         assert traced["all-reduce", axes] == pytest.approx(compiled["all-reduce", axes], abs=small)
     assert small < 0.05 * sum(traced.values())

@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import pytest
 
+import axon.run
 from axon.checkpoint import Checkpoints
 from axon.data import Bpe, Data, Folder
 from axon.layout import Layout
 from axon.run import Evaluation, Sample, Train
 from axon.serve.generate import Sampling
-from axon.train.optimizer import AdamW, Cosine
+from axon.train.optimizers import AdamW, Cosine
 from models.llama import Llama
 
 STEPS = 12
@@ -67,7 +68,7 @@ def do() -> Callable[..., Ran]:
         lines: list[str] = []
         train = replace(train, run_dir=str(folder))
         with only(devices):
-            train.run(report=lines.append, **arguments)
+            axon.run.run(train, report=lines.append, **arguments)
         return Ran(train, folder, lines)
 
     return run

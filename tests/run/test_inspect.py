@@ -13,6 +13,7 @@ from axon.data import TokenizerFile
 from axon.errors import UserError
 from axon.nn import Inputs
 from axon.observe.metrics import read_metrics
+from axon.run import program
 from axon.run.inspect import evaluate_run, generate_text
 from axon.serve.generate import Sampling
 
@@ -25,23 +26,24 @@ def full_logits(program, parameters, batch):
     """`batch seq vocab`, all at once, with none of the loss's own code."""
 
     def logits(parameters, batch):
-        model = program.bind(parameters)
+        model = program.runtime.bind(parameters)
         hidden, _ = model.hidden(Inputs(batch["tokens"], batch["positions"], batch["documents"]))
-        return model.logits(hidden)
+        return model.output.logits(hidden)
 
-    with program.tracing():
+    with program.runtime.tracing():
         return np.asarray(jax.jit(logits)(parameters, program.place(batch)), np.float64)
 
 
 def test_loss_and_bits_per_byte_equal_a_direct_computation(trained, few):
     from axon.checkpoint import Reader
 
-    program = trained.train.program
-    parameters = Reader(trained.folder / "checkpoints").restore_parameters(program.abstract_state().parameters)
+    made = program(trained.train)
+    parts = {"parameters": made.abstract_state().parameters}
+    parameters = Reader(trained.folder / "checkpoints").restore_parts(parts)["parameters"]
     corpus = trained.train.data.prepare(silent)
     nats = tokens = size = 0.0
     for batch in corpus.held_out():
-        logits = full_logits(program, parameters, batch)
+        logits = full_logits(made, parameters, batch)
         likely = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
         real = batch["weights"] > 0
         targets = batch["targets"][real]
@@ -143,6 +145,7 @@ def test_what_is_no_run_or_lacks_a_part_is_said_so(copied, few, tmp_path):
 
 def test_full_logits_have_a_row_for_every_token(trained):
     batch = next(trained.train.data.prepare(silent).held_out(1))
-    values = trained.train.program.init().parameters
-    assert full_logits(trained.train.program, values, batch).shape == (8, 32, trained.train.model.vocab)
+    made = program(trained.train)
+    values = made.init().parameters
+    assert full_logits(made, values, batch).shape == (8, 32, trained.train.model.vocab)
     assert jnp.float32 == jax.tree.leaves(values)[0].dtype

@@ -11,8 +11,9 @@ from axon.errors import UserError
 from axon.layout import Layout, LayoutError
 from axon.observe.metrics import read_metrics
 from axon.parallel.outer import DiLoCo, SlowMo
+from axon.run import program
 from axon.run.inspect import evaluate_run
-from axon.train.optimizer import OneBitAdam
+from axon.train.optimizers import OneBitAdam
 
 METHODS = ["DiLoCo", "OneBitAdam"]
 
@@ -42,7 +43,7 @@ def test_a_run_that_was_stopped_within_a_round_and_continued_is_bit_identical(wh
     assert "resumed from step 6" in continued.lines
     losses = [row for row in rows(tmp_path) if row[1] is not None]
     assert losses == [row for row in rows(whole.folder) if row[1] is not None]
-    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), whole.train.program.abstract_state())
+    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), program(whole.train).abstract_state())
     ours, theirs = (Reader(folder / "checkpoints").restore(abstract)[0] for folder in (tmp_path, whole.folder))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
@@ -56,7 +57,7 @@ def test_evaluation_on_one_device_is_that_of_the_run(whole, few):
 
 def test_another_number_of_replicas_is_refused(whole, do):
     other = replace(whole.train, layout=Layout({"replica": 4}), run_dir=None)
-    with pytest.raises(UserError, match=r"holds the states of 2 replicas, .* has 4 .* Set 'replica' to 2"):
+    with pytest.raises(UserError, match=r"'replica' 2 in the checkpoint and 4 here\. Set Layout.mesh as it was"):
         do(other, whole.folder, devices=4)
 
 

@@ -21,10 +21,11 @@ from axon.launch.signals import Interrupted
 from axon.layout import Layout
 from axon.observe.metrics import read_metrics
 from axon.observe.trackers import TensorBoard
-from axon.run import Evaluation
+from axon.run import Evaluation, program, run
 from axon.run.folder import RunFolder
 from axon.train.loop import Diverged
-from axon.train.optimizer import AdamW, Constant
+from axon.train.objective import NextToken
+from axon.train.optimizers import AdamW, Constant
 
 KEYS = {"step", "loss", "tokens", "tokens_per_second", "step_seconds", "mfu", "grad_norm", "learning_rate"}
 
@@ -39,8 +40,8 @@ def evaluated(folder):
 
 
 def parameters(ran):
-    abstract = ran.train.program.abstract_state().parameters
-    return jax.tree.leaves(Reader(ran.folder / "checkpoints").restore_parameters(abstract))
+    parts = {"parameters": program(ran.train).abstract_state().parameters}
+    return jax.tree.leaves(Reader(ran.folder / "checkpoints").restore_parts(parts))
 
 
 def test_every_step_has_a_row_with_every_number(trained):
@@ -154,7 +155,7 @@ def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, cop
         (lambda t: replace(t, optimizer=replace(t.optimizer, b2=0.9)), "optimizer.b2: 0.95 → 0.9"),
         (lambda t: replace(t, data=replace(t.data, batch=16)), "data.batch: 8 → 16"),
         (lambda t: replace(t, seed=3), "seed: 0 → 3"),
-        (lambda t: replace(t, z_loss=1e-4), "z_loss: 0.0 → 0.0001"),
+        (lambda t: replace(t, objective=NextToken(1e-4)), "objective.z_loss: 0.0 → 0.0001"),
     ],
 )
 def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, difference):
@@ -169,12 +170,12 @@ def test_a_run_begun_from_python_is_the_one_that_its_folder_records(tiny, do, tm
     # A list, a whole number and a path are a tuple, a float and a string when they come back from config.gin.
     folder = Path(tiny.data.sources[0].path)
     data = replace(tiny.data, sources=[Folder(folder)], weights=[1], store=str(tmp_path / "store"))
-    loose = replace(tiny, data=data, z_loss=0)
+    loose = replace(tiny, data=data, objective=NextToken(0))
     do(loose, tmp_path / "run", steps=2)
     ran = do(replace(loose, steps=14), tmp_path / "run", steps=3)
     assert "resumed from step 2" in ran.lines
-    with pytest.raises(UserError, match=r"z_loss: 0\.0 → 1\.0"):
-        do(replace(loose, z_loss=1), tmp_path / "run", steps=4)
+    with pytest.raises(UserError, match=r"objective\.z_loss: 0\.0 → 1\.0"):
+        do(replace(loose, objective=NextToken(1)), tmp_path / "run", steps=4)
 
 
 def test_a_second_run_in_a_folder_is_refused_while_the_first_goes_on(tiny, trained, do, copied):
@@ -260,10 +261,10 @@ def test_divergence_stops_with_step_batch_and_parameter_and_spoils_no_checkpoint
     message = str(stopped.value)
     assert message.startswith(f"step {step}: loss ")
     assert f"batch {step - 1} of seed 0" in message
-    assert any(path in message for path in tiny.program.parameters)
+    assert any(path in message for path in program(tiny).parameters)
     reader = Reader(tmp_path / "checkpoints")
     assert reader.latest() == step - 1
-    state, extra = reader.restore(absurd.program.abstract_state())
+    state, extra = reader.restore(program(absurd).abstract_state())
     assert int(state.step) == step - 1
     assert extra["tokens"] == (step - 1) * 8 * 32
 
@@ -291,7 +292,7 @@ def interrupting(number, when):
 def test_an_interrupt_saves_and_the_run_goes_on_from_there(tiny, trained, do, few, tmp_path, number, when, least):
     begun = replace(tiny, run_dir=str(tmp_path))
     with few(1), pytest.raises(Interrupted) as stopped:
-        begun.run(report=interrupting(number, when))
+        run(begun, report=interrupting(number, when))
     assert stopped.value.exit_code == 128 + number
     seen = rows(tmp_path)[-1][0] if rows(tmp_path) else 0
     assert seen >= least
@@ -327,4 +328,4 @@ def test_a_folder_that_cannot_be_is_said_so(tiny, do, tmp_path):
 
 def test_a_run_without_a_folder_asks_for_one(tiny):
     with pytest.raises(UserError, match=r"Train\.run_dir is not set"):
-        tiny.run()
+        run(tiny)

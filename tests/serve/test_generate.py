@@ -11,8 +11,8 @@ import pytest
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel, tensor_3d
 from axon.nn import Inputs
-from axon.serve.generate import Sampling, continue_prompt, next_tokens
-from axon.train.optimizer import AdamW, Constant
+from axon.serve.generate import Generator, Sampling, next_tokens
+from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.gpt2 import GPT2
 from models.llama import Llama
@@ -48,12 +48,12 @@ def likeliest(program, values, ids):
     """The likeliest id after each of `ids`, by one forward pass over all of them."""
 
     def last(values, tokens):
-        model = program.bind(values)
+        model = program.runtime.bind(values)
         positions = jnp.arange(tokens.shape[1])[None]
         hidden, _ = model.hidden(Inputs(tokens, positions, jnp.zeros_like(tokens)))
         return jnp.argmax(model.output.logits(hidden)[0], axis=-1)
 
-    with program.tracing():
+    with program.runtime.tracing():
         return np.asarray(jax.jit(last)(values, np.asarray([ids], np.int32))).tolist()
 
 
@@ -65,7 +65,7 @@ def test_temperature_0_takes_what_the_full_forward_pass_finds_likeliest(model, s
     of = program(model)
     values = random_values(of, seed)
     prompt = rng.integers(0, VOCAB, int(rng.integers(1, 20))).tolist()
-    ids = continue_prompt(of, values, prompt, Sampling(tokens=12, temperature=0))
+    ids = Generator(of.runtime)(values, prompt, Sampling(tokens=12, temperature=0))
     assert ids == likeliest(of, values, [*prompt, *ids])[len(prompt) - 1 : -1]
 
 
@@ -73,23 +73,23 @@ def test_a_prompt_may_be_longer_than_the_rows_and_end_on_a_padding_boundary(smal
     values = random_values(small, seed)
     for length in (64, 65):
         prompt = rng.integers(0, VOCAB, length).tolist()
-        ids = continue_prompt(small, values, prompt, Sampling(tokens=3, temperature=0))
+        ids = Generator(small.runtime)(values, prompt, Sampling(tokens=3, temperature=0))
         assert ids == likeliest(small, values, [*prompt, *ids])[length - 1 : -1]
 
 
 def test_the_likeliest_token_alone_is_what_top_k_1_a_tiny_top_p_and_min_p_1_leave(small, seed, rng):
     values = random_values(small, seed)
     prompt = rng.integers(0, VOCAB, 7).tolist()
-    greedy = continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=0))
-    assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, top_k=1)) == greedy
-    assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, top_p=1e-6)) == greedy
-    assert continue_prompt(small, values, prompt, Sampling(tokens=10, temperature=3.0, min_p=1.0)) == greedy
+    greedy = Generator(small.runtime)(values, prompt, Sampling(tokens=10, temperature=0))
+    assert Generator(small.runtime)(values, prompt, Sampling(tokens=10, temperature=3.0, top_k=1)) == greedy
+    assert Generator(small.runtime)(values, prompt, Sampling(tokens=10, temperature=3.0, top_p=1e-6)) == greedy
+    assert Generator(small.runtime)(values, prompt, Sampling(tokens=10, temperature=3.0, min_p=1.0)) == greedy
 
 
 def test_the_seed_decides(small, seed, rng):
     values = random_values(small, seed)
     prompt = rng.integers(0, VOCAB, 7).tolist()
-    texts = [continue_prompt(small, values, prompt, Sampling(20, 5.0, seed=s)) for s in (seed, seed, seed + 1)]
+    texts = [Generator(small.runtime)(values, prompt, Sampling(20, 5.0, seed=s)) for s in (seed, seed, seed + 1)]
     assert texts[0] == texts[1] != texts[2]
 
 
@@ -106,7 +106,7 @@ def test_the_seed_decides(small, seed, rng):
 def test_text_does_not_depend_on_the_layout(layout, small, seed, rng):
     prompt, sampling = rng.integers(0, VOCAB, 9).tolist(), Sampling(tokens=12, temperature=0.7, top_k=20, seed=seed)
     split = program(llama(), devices=math.prod(layout["mesh"].values()), **layout)
-    texts = [continue_prompt(of, random_values(of, seed), prompt, sampling) for of in (small, split)]
+    texts = [Generator(of.runtime)(random_values(of, seed), prompt, sampling) for of in (small, split)]
     assert texts[0] == texts[1]
 
 
@@ -137,7 +137,7 @@ def test_each_rule_reaches_the_draw(rule, left):
 def test_a_text_longer_than_learned_positions_is_refused(seed):
     of = program(GPT2(VOCAB, 32, 1, 4, 48, positions=70))
     with pytest.raises(UserError, match="embeddings for 70"):
-        continue_prompt(of, random_values(of, seed), [1, 2], Sampling(tokens=10))
+        Generator(of.runtime)(random_values(of, seed), [1, 2], Sampling(tokens=10))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from axon.config import dump
 from axon.errors import UserError
 from axon.layout import LayoutError
+from axon.run import program
 from axon.show.show import show_config
 
 
@@ -43,7 +44,7 @@ def test_the_mesh_needs_no_devices_and_says_what_each_axis_splits(shown):
 
 def test_every_parameter_has_a_row_and_the_totals_are_their_sums(shown, tiny):
     out = shown("Layout.mesh={'data': 4, 'tensor': 2}", "Layout.zero=1")
-    paths = list(tiny.program.parameters)
+    paths = list(program(tiny).parameters)
     table = {line.split()[0]: line for line in out.splitlines() if line.split() and line.split()[0] in paths}
     assert set(table) == set(paths)
     assert re.search(r"head +embed vocab +32 × 320 +– tensor +20,480", table["head"])

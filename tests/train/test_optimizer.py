@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from axon.errors import UserError
-from axon.train.optimizer import WSD, AdamW, Constant, Cosine, Linear
+from axon.train.optimizers import WSD, AdamW, Constant, Cosine, Linear
 
 
 def rates(schedule, steps):

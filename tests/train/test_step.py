@@ -10,7 +10,8 @@ import pytest
 from axon.layout import Layout, LayoutError, sequence_parallel
 from axon.nn import LanguageModel, Param, RMSNorm, Rope, constant
 from axon.precision import Precision
-from axon.train.optimizer import AdamW, Constant, Linear
+from axon.train.objective import NextToken
+from axon.train.optimizers import AdamW, Constant, Linear
 from axon.train.step import Program
 from models.gpt2 import GPT2
 from models.llama import Block, Llama
@@ -37,7 +38,7 @@ def leaves(tree):
 @pytest.fixture(scope="module")
 def plain():
     """A program without clipping, compiled once for the tests that only look at it."""
-    return program(z_loss=0.3)
+    return program(objective=NextToken(z_loss=0.3))
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +54,16 @@ def place(program, start):
 
 def first_gradients(state, optimizer):
     """Adam's first moment after one step is (1 − b1) of the gradient."""
-    return {path: mu / (1 - optimizer.b1) for path, mu in flat(state.optimizer[0].mu).items()}
+    return {path: mu / (1 - optimizer.b1) for path, mu in flat(state.optimizer["direction"].mu).items()}
 
 
 def test_the_loss_is_the_mean_over_real_tokens_without_the_z_loss(plain, begin, rng, packed_batch):
     batch, state = packed_batch(rng, ROWS, SEQ, 64), begin(plain)
-    evaluated = jax.device_get(plain.evaluate(state.parameters, plain.place(batch)))
+    evaluated = jax.device_get(plain.evaluate(state, plain.place(batch)))
     _, metrics = plain.step(state, plain.place(batch))
-    assert evaluated["tokens"] == metrics["tokens"] == batch["weights"].sum()
-    np.testing.assert_allclose(metrics["loss"], evaluated["nll"] / evaluated["tokens"], rtol=1e-6)
+    nats, tokens = evaluated["loss"]
+    assert tokens == metrics["tokens"] == batch["weights"].sum()
+    np.testing.assert_allclose(metrics["loss"], nats / tokens, rtol=1e-6)
 
 
 def test_padding_holds_whatever_it_likes(plain, begin, rng, packed_batch):
@@ -71,8 +73,8 @@ def test_padding_holds_whatever_it_likes(plain, begin, rng, packed_batch):
     other = {n: v.astype(batch[n].dtype) for n, v in other.items()}
     (one, one_metrics), (two, two_metrics) = (plain.step(begin(plain), plain.place(b)) for b in (batch, other))
     np.testing.assert_allclose(two_metrics["loss"], one_metrics["loss"], rtol=1e-6)
-    for path, value in flat(one.optimizer[0].mu).items():
-        np.testing.assert_allclose(flat(two.optimizer[0].mu)[path], value, atol=1e-6)
+    for path, value in flat(one.optimizer["direction"].mu).items():
+        np.testing.assert_allclose(flat(two.optimizer["direction"].mu)[path], value, atol=1e-6)
 
 
 def test_norms_are_those_of_each_parameters_gradient_in_the_order_of_the_parameters(plain, begin, rng, packed_batch):
@@ -108,7 +110,7 @@ def test_three_steps_are_adamw_by_the_paper_with_decay_on_matrices_only(begin, r
         state, metrics = clipped.step(state, clipped.place(packed_batch(rng, ROWS, SEQ, 64)))
         rate = [0.005, 0.01, 0.01][step]
         np.testing.assert_allclose(metrics["learning_rate"], rate, rtol=1e-6)
-        mu = {path: value.astype(np.float64) for path, value in flat(state.optimizer[0].mu).items()}
+        mu = {path: value.astype(np.float64) for path, value in flat(state.optimizer["direction"].mu).items()}
         g = {path: (mu[path] - 0.8 * before[path]) / 0.2 for path in p}
         before, norm = mu, np.sqrt(sum(np.sum(x**2) for x in g.values()))
         np.testing.assert_allclose(norm, min(0.4, float(metrics["grad_norm"])), rtol=1e-4)
@@ -193,7 +195,7 @@ def test_norms_point_at_the_parameter_whose_gradient_is_not_finite(rng, packed_b
 def test_a_layout_that_cannot_hold_the_model_is_refused_before_tracing():
     with pytest.raises(LayoutError, match=r"parameter layers/block/attention/key: axis 'kv_heads' of size 4 .* 8"):
         program(Layout({"tensor": 8}))
-    with pytest.raises(LayoutError, match="the batch: 8 rows are not divisible by 16"):
+    with pytest.raises(LayoutError, match="the batch: 8 sequences are not divisible by 16"):
         program(Layout({"data": 8}, microbatches=2))
 
 

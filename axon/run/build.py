@@ -1,0 +1,25 @@
+"""From the tree of a run to what is compiled for it."""
+
+from axon.layout import Placement
+from axon.run.tree import Train
+from axon.train.step import Program
+
+
+def program(train: Train, placement: Placement | None = None) -> Program:
+    """The compiled functions of a run: `init`, `step`, `evaluate`.
+
+    `placement`: another mesh than that of the devices there are: to trace the program, or to compile for.
+    """
+    return Program(
+        train.model,
+        train.layout,
+        train.optimizer,
+        batch=train.data.batch,
+        seq=train.data.seq,
+        objective=train.objective,
+        outer=train.outer,
+        precision=train.precision,
+        seed=train.seed,
+        kernels=train.kernels,
+        placement=placement,
+    )

@@ -1,0 +1,148 @@
+"""A module on a mesh, in a precision, with its kernels: what a training step, evaluation and generation stand on."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from flax import nnx
+
+from axon import axes
+from axon.axes import ArraySpec
+from axon.errors import UserError
+from axon.kernels.choice import check_names
+from axon.layout import Layout, Placement
+from axon.nn import Param, Variable, initialise, parameters, variables
+from axon.nn.param import variable_updates
+from axon.precision import Precision
+from axon.runtime.options import compiler_options
+
+LOWERING_PLATFORM = {"gpu": "cuda"}
+"""A described GPU has no backend to ask what "gpu" means there."""
+
+
+class Runtime:
+    """A module with a place for each of its arrays; it knows neither objective nor optimizer.
+
+    Args:
+        model: a config that builds the module, as `models.llama.Llama`.
+        layout: where each named axis lives. precision: dtypes. kernels: implementations asked for by name.
+        devices: those of the mesh, all there are by default; or those of a described topology, to compile for.
+        placement: instead of devices, the layout on a mesh that is only described, to trace for.
+
+    `parameters` and `variables` are the module's, path → specification; `choices` collects what was chosen while
+    tracing.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        layout: Layout,
+        *,
+        precision: Precision = Precision(),
+        kernels: Mapping[str, str] | None = None,
+        devices: Sequence[Any] | None = None,
+        placement: Placement | None = None,
+    ):
+        self.placement = placement or Placement.of(layout, devices)
+        self.module: Any = _built(model)
+        self.precision, self.kernels = precision, dict(kernels or {})
+        check_names(self.kernels)
+        self.compiler_options = compiler_options(self.placement.devices)
+        self.choices = _first_choices(self.placement, self.compiler_options)
+        self.parameters, self.variables = parameters(self.module), variables(self.module)
+        self.updates = variable_updates(self.module)
+        self._graph, *states = nnx.split(self.module, Param, Variable)
+        paths = [path for state in states for path, _ in nnx.to_flat_state(state)]
+        self._paths = {"/".join(map(str, path)): path for path in paths}
+
+    @property
+    def layout(self) -> Layout:
+        return self.placement.layout
+
+    @property
+    def compute_dtype(self) -> Any:
+        """The dtype of a contraction's operands on this mesh's platform."""
+        return self.precision.compute_dtype(self.placement.platform)
+
+    def initialise(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parameters and variables with initial values, nested by path, made sharded: the same bits on every layout."""
+        return initialise(self.module, seed, self.placement)
+
+    def initialise_variables(self, seed: int) -> dict[str, Any]:
+        """The variables alone."""
+        return self.initialise(seed)[1] if self.variables else {}
+
+    def bind(self, values: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> Any:
+        """The module with these parameters and variables, nested by path."""
+        flat = flattened(values) | flattened(variables or {})
+        return nnx.merge(self._graph, nnx.traversals.unflatten_mapping({self._paths[p]: v for p, v in flat.items()}))
+
+    @contextmanager
+    def tracing(self, placement: Placement | None = None, kernels: Mapping[str, str] | None = None) -> Iterator[None]:
+        """This mesh, precision and layout in force; `placement` and `kernels` instead of the runtime's own."""
+        placement = placement or self.placement
+        named = self.kernels if kernels is None else kernels
+        scope = axes.Scope(placement, self.compute_dtype, self.precision.reduce_dtype, named, self.choices)
+        with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
+            yield
+
+    def jit(self, fn: Callable[..., Any], **options: Any) -> Any:
+        """`fn` compiled with the target's options; `options` are `jax.jit`'s. To be called, traced or lowered within
+        `tracing`."""
+        return jax.jit(fn, compiler_options=self.compiler_options, **options)
+
+    def lower(self, traced: Any) -> Any:
+        """A traced function, lowered for the mesh's platform, whichever machine this is."""
+        platform = LOWERING_PLATFORM.get(self.placement.platform, self.placement.platform)
+        with self.tracing():
+            return traced.lower(lowering_platforms=(platform,))
+
+    def abstract(self, specs: Any) -> Any:
+        """A tree of `ArraySpec`s as `jax.ShapeDtypeStruct`s with shardings: what is traced for, and restored into."""
+
+        def leaf(spec: ArraySpec) -> jax.ShapeDtypeStruct:
+            sharding = self.placement.sharding(spec.axes, spec.kind)
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
+
+        return jax.tree.map(leaf, specs)
+
+    def reshard(self, values: Any, kind: str) -> Any:
+        """Parameters, or what is like them, nested by path, each under its row of the table for `kind`."""
+        return jax.tree.map(
+            lambda spec, value: axes.reshard(value, self.placement.spec(spec.axes, kind)),
+            nested(self.parameters),
+            values,
+        )
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Path → value, as dictionaries within dictionaries."""
+    return nnx.traversals.unflatten_mapping({tuple(path.split("/")): value for path, value in flat.items()})
+
+
+def flattened(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Dictionaries within dictionaries, as path → value."""
+    return {"/".join(path): value for path, value in nnx.traversals.flatten_mapping(tree).items()}
+
+
+def _built(model: Any) -> nnx.Module:
+    """The module that `model` describes. Raises `UserError` if it builds something else."""
+    module = model.build()
+    if not isinstance(module, nnx.Module):
+        raise UserError(
+            f"{type(model).__name__}.build() gives a {type(module).__name__}: expected a flax.nnx.Module, as "
+            "axon.nn.LanguageModel around a block of your own"
+        )
+    return module
+
+
+def _first_choices(placement: Placement, options: Mapping[str, Any]) -> dict[str, str]:
+    """What was decided before anything is traced."""
+    choices = {}
+    if options:
+        choices["XLA options"] = ", ".join(f"{name}={value}" for name, value in options.items())
+    zero = placement.layout.zero
+    if zero and placement.mesh.size > 1 and placement.mesh.shape.get("data", 1) == 1:
+        choices["ZeRO"] = f"stage {zero} splits nothing: it splits over 'data', which the mesh has not"
+    return choices

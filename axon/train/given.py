@@ -1,0 +1,41 @@
+"""Parameters that somebody gives: are they those of the model?"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from axon.axes.array_spec import Specs
+from axon.errors import UserError, suggest
+
+SHOWN = 20
+
+
+def check_given(values: Any, parameters: Specs) -> None:
+    """Raise one `UserError` that lists what is missing, unexpected, or of another shape or dtype.
+
+    Args:
+        values: arrays, as dictionaries within dictionaries. parameters: path → specification.
+    """
+    given = _by_path(values)
+    missing = [f"{path}: missing" for path in parameters if path not in given]
+    extra = [f"{path}: not a parameter of the model.{suggest(path, parameters)}" for path in given.keys() - parameters]
+    both = [(path, given[path], spec) for path, spec in parameters.items() if path in given]
+    shapes = [f"{p}: shape {tuple(v.shape)}, the model's is {s.shape}" for p, v, s in both if tuple(v.shape) != s.shape]
+    dtypes = [
+        f"{p}: dtype {np.dtype(v.dtype)}, the model's is {np.dtype(s.dtype)}"
+        for p, v, s in both
+        if tuple(v.shape) == s.shape and np.dtype(v.dtype) != np.dtype(s.dtype)
+    ]
+    if lines := missing + sorted(extra) + shapes + dtypes:
+        more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
+        raise UserError("\n  ".join(["the parameters given are not the model's:", *lines[:SHOWN], *more]))
+
+
+def _by_path(values: Mapping[str, Any]) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_flatten_with_path(values)[0]
+    return {
+        "/".join(str(getattr(key, "key", key)) for key in path): leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+        for path, leaf in leaves
+    }

@@ -1,0 +1,103 @@
+"""How gradients of an objective are made on a layout: accumulated over microbatches, reduced once."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from axon import axes
+from axon.axes.specs import mesh_axes_of
+from axon.runtime import Runtime
+from axon.train.objective import Batch, Objective, Sums, means
+from axon.train.state import State
+
+Counts = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of `objective` on the runtime's layout, which says how many microbatches there are.
+
+    `seed` is the run's: with the step's number it is the key that dropout follows from.
+    """
+
+    runtime: Runtime
+    objective: Objective
+    seed: int
+
+    def counts(self, batch: Batch) -> Counts:
+        """What the sums over this batch are divided by: added up over its microbatches."""
+        if self.runtime.layout.microbatches == 1:
+            return self.objective.counts(batch)
+        counts = jax.lax.map(self.objective.counts, self._microbatches(batch))
+        return jax.tree.map(lambda count: jnp.sum(count, axis=0), counts)
+
+    def __call__(self, state: State, batch: Batch, counts: Counts) -> tuple[Any, Sums]:
+        """Gradients of the mean over `counts`, nested by path, under the `grads` rows; and the sums of `batch`.
+
+        They are reduced over the devices that split the batch once, after the last microbatch. (With ZeRO-3 each
+        microbatch's gradients of the split parameters are: no device ever holds whole ones.)
+        """
+        values = self._with_deferred_gradients(state.parameters)
+        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+
+        def mean(values: Any, part: Batch) -> tuple[Array, Sums]:
+            sums = self.objective.sums(self.runtime.bind(values, state.variables), part, key)
+            return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
+
+        differentiated = jax.value_and_grad(mean, has_aux=True)
+        if self.runtime.layout.microbatches == 1:
+            (_, sums), gradients = differentiated(values, batch)
+        else:
+            gradients, sums = self._accumulated(differentiated, values, batch)
+        self._log_idle_overlap()
+        return self.runtime.reshard(gradients, "grads"), sums
+
+    def _accumulated(self, differentiated: Callable[..., Any], values: Any, batch: Batch) -> tuple[Any, Sums]:
+        """Gradients and sums, added up over the microbatches of `batch`."""
+
+        def accumulate(total: Any, part: Batch) -> tuple[Any, Sums]:
+            (_, sums), gradients = differentiated(values, part)
+            return jax.tree.map(jnp.add, total, gradients), sums
+
+        zeros = jax.tree.map(lambda v: axes.as_cotangent(jnp.zeros(v.shape, v.dtype), v), values)
+        gradients, sums = jax.lax.scan(accumulate, zeros, self._microbatches(batch))
+        return gradients, jax.tree.map(lambda s: jnp.sum(s, axis=0), sums)
+
+    def _microbatches(self, batch: Batch) -> Batch:
+        """`batch …` → `micro batch …`, strided, so that every device keeps its own sequences."""
+        count = self.runtime.layout.microbatches
+
+        def split(x: Array) -> Array:
+            return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
+
+        return {name: split(value) for name, value in batch.items()}
+
+    def _with_deferred_gradients(self, values: Any) -> Any:
+        """Parameters whose gradients stay partial sums over the devices that split the batch, until they are moved."""
+        if not axes.supports_unreduced():
+            return values
+        split = {a for name in ("batch", "seq") for a in self.runtime.placement.mesh_axes(name)}
+
+        def deferred(value: Array) -> Array:
+            spec = jax.typeof(value).sharding.spec
+            return axes.reshard(value, PartitionSpec(*spec, reduced=frozenset(split.difference(mesh_axes_of(spec)))))
+
+        return jax.tree.map(deferred, values)
+
+    def _log_idle_overlap(self) -> None:
+        """Say over which mesh axes of `Layout.overlap` tracing the gradients made no ring."""
+        scope, placement = axes.current(), self.runtime.placement
+        sizes = placement.mesh.shape
+        idle = [a for a in placement.overlap if sizes.get(a, 1) > 1 and scope and a not in scope.rings]
+        if idle:
+            axes.log_choice(
+                "overlap",
+                f"nothing is overlapped over {' and '.join(map(repr, idle))}: no matmul gathers an activation over it, "
+                "or scatters one (a weight's gather, as ZeRO's, makes no ring). Take it out of Layout.overlap; for "
+                "'tensor', add rows=sequence_parallel()",
+            )

@@ -1,0 +1,112 @@
+"""What is minimised: a frozen dataclass that says its batch in axes and its terms as sums and counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon.axes import ArraySpec
+from axon.axes.array_spec import Specs
+from axon.checks import check_range
+from axon.errors import UserError
+from axon.nn import Inputs, LanguageModel, cross_entropy
+
+SEQUENCES = "sequences"
+"""In a batch on its way through a step: the number of each of its sequences in the global batch, `batch` int32."""
+
+Batch = Mapping[str, Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sums:
+    """What an objective sums over a part of a batch; parts, and devices, add up.
+
+    Args:
+        minimised: name → a sum; what is minimised is the sum of their means over the global batch. Each is divided by
+            the count of its name, in nats or whatever the objective's own unit is.
+        metrics: name → a sum that is only reported, as a mean; it carries no gradient.
+        statistics: path of a module's `Variable` → what it is updated from.
+    """
+
+    minimised: dict[str, Array]
+    metrics: dict[str, Array] = field(default_factory=dict)
+    statistics: dict[str, Array] = field(default_factory=dict)
+
+
+class Objective(Protocol):
+    """What a step minimises. The ones there are: `NextToken`.
+
+    A mean over the *global* batch is right for any of them, whatever the layout, the number of microbatches and the
+    padding: sums and counts are added up over parts and devices before one is divided by the other.
+    """
+
+    def specs(self, batch: int, seq: int) -> Specs:
+        """The arrays of a global batch of `batch` sequences of `seq` positions; the first axis of each is `batch`."""
+        ...
+
+    def check(self, module: Any) -> None:
+        """Raise `UserError` for a module that it cannot train."""
+        ...
+
+    def counts(self, batch: Batch) -> dict[str, Array]:
+        """What each sum is divided by, of a part of a batch; the names are those of `sums`. Of the data alone.
+
+        "tokens" is the count that a run reports, and that of every name that is not among them.
+        """
+        ...
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+        """The sums of a part of a batch. With a `key` the module is in training: dropout follows from it and from
+        `batch["sequences"]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """The next token's negative log-likelihood, in nats, over the real tokens of the batch.
+
+    Args:
+        z_loss: weight of the squared log-partition, log² Σ exp(logits) (Chowdhery et al., arXiv:2204.02311, section 5).
+    """
+
+    z_loss: float = 0.0
+
+    def __post_init__(self):
+        check_range(self, "[0, inf)", "z_loss")
+
+    def specs(self, batch: int, seq: int) -> Specs:
+        """`tokens`, `targets`, `positions` in the document, `documents` of the sequence, and `weights`, 0 for padding;
+        each `batch seq`."""
+        dtypes = dict.fromkeys(("tokens", "targets", "positions", "documents"), jnp.int32) | {"weights": jnp.float32}
+        return {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in dtypes.items()}
+
+    def check(self, module: Any) -> None:
+        if not isinstance(module, LanguageModel):
+            raise UserError(
+                f"NextToken trains an axon.nn.LanguageModel, or a class derived from it, made of a block of your own; "
+                f"build() gives a {type(module).__name__}"
+            )
+
+    def counts(self, batch: Batch) -> dict[str, Array]:
+        return {"tokens": jnp.sum(batch["weights"])}
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+        sequences = None if key is None else batch[SEQUENCES]
+        inputs = Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, rows=sequences)
+        x, _ = module.hidden(inputs)
+        loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
+        return Sums({"next_token": loss}, {"loss": nll})
+
+
+def means(sums: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:
+    """Each sum divided by its count; 0 where nothing was counted."""
+
+    def mean(name: str) -> Array:
+        count = counts.get(name, counts["tokens"])
+        return sums[name] / jnp.where(count > 0, count, 1)
+
+    return {name: mean(name) for name in sums}

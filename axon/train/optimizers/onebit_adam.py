@@ -1,0 +1,40 @@
+"""1-bit Adam's numbers."""
+
+from dataclasses import dataclass
+
+from axon.checks import check_range
+from axon.errors import UserError
+from axon.train.optimizers.schedule import AnySchedule
+
+
+@dataclass(frozen=True)
+class OneBitAdam:
+    """1-bit Adam (Tang et al., arXiv:2102.02888) over the mesh axis `replica`.
+
+    For `warmup` steps it is `AdamW`. Then the variance is frozen, each replica adds its own gradient to the common
+    momentum, and the mean of these momenta over replicas travels as signs, with error feedback: see
+    `axon.parallel.onebit`. Within a replica all is as ever.
+
+    Args:
+        schedule: the learning rate. warmup: steps of plain Adam, until the variance is steady: 15 to 25 % of a run in
+            the paper. b1, b2, eps, weight_decay: AdamW's. clip: largest global norm of the gradients; after the
+            warm-up, of each replica's own. None leaves them.
+    """
+
+    schedule: AnySchedule
+    warmup: int
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float | None = 1.0
+
+    def __post_init__(self):
+        if self.warmup < 1:
+            raise UserError(
+                f"OneBitAdam.warmup is {self.warmup}: with no step of plain Adam there is no variance to freeze; write "
+                "1 or more"
+            )
+        check_range(self, "[0, 1)", "b1", "b2")
+        check_range(self, "[0, inf)", "weight_decay")
+        check_range(self, "(0, inf)", "eps", "clip")

@@ -1,0 +1,112 @@
+"""What happens to gradients, and the state that needs: an optimizer, or a method around one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon.runtime import Runtime, flattened, nested
+from axon.train.gradients import Counts, Gradients
+from axon.train.objective import Batch, Sums, means
+from axon.train.optimizers import Averaging, Optimizer, Parameters, Schedule, state_specs
+from axon.train.state import State
+
+Metrics = dict[str, Array]
+
+
+class Update(Protocol):
+    """A step's second half. The ones there are: `Descent`, `axon.train.outer.Outer`, `axon.train.onebit.OneBit`.
+
+    `mesh`: the mesh axes, with their sizes, that the shape of its state depends on.
+    """
+
+    @property
+    def mesh(self) -> Mapping[str, int]: ...
+
+    def specs(self, parameters: Parameters) -> Any:
+        """Its state in axes: a tree, by name, whose leaves are `ArraySpec`s."""
+        ...
+
+    def init(self, values: Any) -> Any:
+        """Its state before the first step, for these parameters, nested by path."""
+        ...
+
+    def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+        """The next state, its variables as they were; the step's metrics; and what the variables are updated from."""
+        ...
+
+    def evaluated(self, state: State) -> Any:
+        """The parameters that evaluation, generation and export use."""
+        ...
+
+
+@dataclass(frozen=True)
+class Descent:
+    """Gradients clipped by their global norm, then the optimizer's update, under the `optimizer` rows."""
+
+    runtime: Runtime
+    optimizer: Optimizer
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        return {}
+
+    def specs(self, parameters: Parameters) -> Any:
+        return state_specs(self.optimizer, parameters)
+
+    def init(self, values: Any) -> Any:
+        return self.optimizer.transform(self.runtime.parameters).init(flattened(values))
+
+    def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+        counts = gradients.counts(batch)
+        found, sums = gradients(state, batch, counts)
+        found, norms = clipped(found, self.optimizer.clip)
+        return (
+            self._applied(state, found),
+            metrics(self.optimizer.schedule, state, sums, counts, norms),
+            sums.statistics,
+        )
+
+    def _applied(self, state: State, gradients: Any) -> State:
+        """The state after one update with these gradients, nested by path, under the `grads` rows."""
+        runtime = self.runtime
+        values, gradients = (flattened(runtime.reshard(x, "optimizer")) for x in (state.parameters, gradients))
+        transform = self.optimizer.transform(runtime.parameters)
+        updates: Any
+        updates, optimizer = transform.update(gradients, state.optimizer, values)
+        moved = {path: (values[path] + updates[path]).astype(values[path].dtype) for path in values}
+        parameters = runtime.reshard(nested(moved), "params")
+        return State(state.step + 1, parameters, optimizer, state.variables)
+
+    def evaluated(self, state: State) -> Any:
+        if not isinstance(self.optimizer, Averaging):
+            return state.parameters
+        return nested(self.optimizer.evaluated(state.optimizer, flattened(state.parameters)))
+
+
+def clipped(gradients: Any, clip: float | None) -> tuple[Any, Array]:
+    """Gradients of a global norm of `clip` at most, and their squared norms by parameter before that."""
+    norms = jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in flattened(gradients).values()])
+    if clip is not None:
+        factor = jnp.minimum(1.0, clip / (jnp.sqrt(jnp.sum(norms)) + 1e-6))
+        gradients = jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
+    return gradients, norms
+
+
+def metrics(schedule: Schedule, state: State, sums: Sums, counts: Counts, norms: Array) -> Metrics:
+    """What a step tells: means of the objective's metrics, and of what is minimised as `objective`.
+
+    `norms` are the squared norms of the gradients by parameter, before clipping, in the order of the parameters.
+    """
+    minimised = sum(means(sums.minimised, counts).values(), jnp.zeros(()))
+    return {
+        "loss": minimised,
+        **means(sums.metrics, counts),
+        "grad_norm": jnp.sqrt(jnp.sum(norms)),
+        "learning_rate": jnp.asarray(schedule.function()(state.step), jnp.float32),
+        "tokens": counts["tokens"],
+        "norms": norms,
+    }

@@ -5,7 +5,9 @@ passes are the same. `XLA_FLAGS=--xla_backend_optimization_level=3 scripts/test`
 """
 
 import os
+import random
 import secrets
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,3 +128,36 @@ def caches(tmp_path_factory):
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         compilation_cache.reset_cache()
         yield folder
+
+
+WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    """A folder of 40 documents of random words."""
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_text(" ".join(random.choices(WORDS, k=400)))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(text):
+    """A run of 12 steps without a folder, for one device."""
+    from axon.checkpoint import Checkpoints
+    from axon.data import Bpe, Data, Folder
+    from axon.run import Evaluation, Sample, Train
+    from axon.serve.generate import Sampling
+    from axon.train.optimizers import AdamW, Cosine
+    from models.llama import Llama
+
+    return Train(
+        model=Llama(vocab=320, embed=32, layers=2, heads=4, kv_heads=4, mlp=64),
+        data=Data(seq=32, batch=8, sources=(Folder(str(text)),), tokenizer=Bpe(vocab=320), held_out=0.2),
+        optimizer=AdamW(Cosine(peak=1e-2, warmup=3, steps=12)),
+        steps=12,
+        evaluation=Evaluation(every=10, batches=3),
+        checkpoints=Checkpoints(every=5),
+        sample=Sample("alpha beta", Sampling(tokens=8)),
+    )

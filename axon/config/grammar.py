@@ -1,4 +1,4 @@
-"""Statements of a gin text: gin-config's parser, with places, and going on after a syntax error.
+"""Statements of a gin text: gin-config's parser (gin-config 0.5), with places, and going on after a syntax error.
 
 Only the grammar comes from gin-config (https://github.com/google/gin-config): nothing is registered with it, and
 none of its state is used.

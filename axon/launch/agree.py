@@ -1,7 +1,7 @@
 """What the processes of a run have to know alike: who goes first, and whether to stop."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -34,13 +34,19 @@ def _finder() -> tuple[NamedSharding, Any]:
     return NamedSharding(mesh, PartitionSpec("process")), find
 
 
+_times: Counter[str] = Counter()
+"""How often each process has gone through `process_0_first` by a name: every process counts alike."""
+
+
 @contextmanager
 def process_0_first(what: str) -> Iterator[None]:
-    """Within, process 0 is alone; the others come in when it has left without an error. `what` is said once a run.
+    """Within, process 0 is alone; the others come in when it has left without an error.
 
-    They wait on the host, for as long as it takes: a collective of the devices would time out.
+    Every process has to come by with the same names in the same order. They wait on the host, for as long as it takes:
+    a collective of the devices would time out.
     """
-    key = f"axon/{what}"
+    _times[what] += 1
+    key = f"axon/{what}/{_times[what]}"
     if jax.process_index() > 0:
         _wait_for(key)
     yield

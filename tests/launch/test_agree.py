@@ -12,10 +12,12 @@ from axon.launch.signals import Interrupts
 
 told["largest"] = [int(largest(value)) for value in (7 * me, 5 - me, 3)]
 
-with process_0_first("a test"):
-    began = time.time()
-    time.sleep(0.5)
-    told["inside"] = [began, time.time()]
+told["inside"] = []
+for _ in range(2):
+    with process_0_first("a test"):
+        began = time.time()
+        time.sleep(0.3)
+        told["inside"].append([began, time.time()])
 
 for behind in (0, 1):
     with Interrupts() as interrupts:
@@ -39,7 +41,8 @@ def test_the_largest_value_is_known_to_all(told):
 
 
 def test_the_others_begin_when_process_0_is_done(told):
-    assert told[1]["inside"][0] >= told[0]["inside"][1]
+    for (_, left), (entered, _) in zip(told[0]["inside"], told[1]["inside"], strict=True):  # and every time anew
+        assert entered >= left
 
 
 @pytest.mark.parametrize("behind", [0, 1])

@@ -1,6 +1,5 @@
 """A run so small that it trains in a second, and one of it that many tests look at."""
 
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,44 +10,13 @@ import jax
 import pytest
 
 import axon.run
-from axon.checkpoint import Checkpoints
-from axon.data import Bpe, Data, Folder
 from axon.layout import Layout
-from axon.run import Evaluation, Sample, Train
-from axon.serve.generate import Sampling
-from axon.train.optimizers import AdamW, Cosine
-from models.llama import Llama
-
-STEPS = 12
-WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
+from axon.run import Train
 
 
 @pytest.fixture(scope="session", autouse=True)
 def kept(caches) -> None:
     """Most tests of this folder train the same model."""
-
-
-@pytest.fixture(scope="session")
-def text(tmp_path_factory) -> Path:
-    """A folder of 40 documents of random words."""
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(40):
-        (folder / f"{number:02}.txt").write_text(" ".join(random.choices(WORDS, k=400)))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def tiny(text) -> Train:
-    """The run without a folder, for one device."""
-    return Train(
-        model=Llama(vocab=320, embed=32, layers=2, heads=4, kv_heads=4, mlp=64),
-        data=Data(seq=32, batch=8, sources=(Folder(str(text)),), tokenizer=Bpe(vocab=320), held_out=0.2),
-        optimizer=AdamW(Cosine(peak=1e-2, warmup=3, steps=STEPS)),
-        steps=STEPS,
-        evaluation=Evaluation(every=10, batches=3),
-        checkpoints=Checkpoints(every=5),
-        sample=Sample("alpha beta", Sampling(tokens=8)),
-    )
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def test_every_parameter_has_a_row_and_the_totals_are_their_sums(shown, tiny):
     assert numbers(params)[-1] == held
     whole = numbers(params)[-2]
     optimizer = next(line for line in out.splitlines() if line.split()[:1] == ["optimizer"])
-    assert numbers(optimizer)[-2] == 2 * whole
+    assert numbers(optimizer)[-2] == 2 * whole + 8  # and two counts of steps
     assert numbers(optimizer)[-1] < 2 * held
 
 

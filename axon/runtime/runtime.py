@@ -52,7 +52,8 @@ class Runtime:
         self.choices = _first_choices(self.placement, self.compiler_options)
         self.parameters, self.variables = parameters(self.module), variables(self.module)
         self.updates = variable_updates(self.module)
-        self._graph, *states = nnx.split(self.module, Param, Variable)
+        self._graph, *states, foreign = nnx.split(self.module, Param, Variable, ...)
+        _refuse_foreign(type(model).__name__, foreign)
         paths = [path for state in states for path, _ in nnx.to_flat_state(state)]
         self._paths = {"/".join(map(str, path)): path for path in paths}
 
@@ -135,6 +136,15 @@ def _built(model: Any) -> nnx.Module:
             "axon.nn.LanguageModel around a block of your own"
         )
     return module
+
+
+def _refuse_foreign(model: str, state: nnx.State) -> None:
+    """Raise `UserError` for variables that have no axes."""
+    if paths := ["/".join(map(str, path)) for path, _ in nnx.to_flat_state(state)]:
+        raise UserError(
+            f"{model}.build() gives a module with variables that have no named axes: {', '.join(paths[:5])}. Declare "
+            "them as axon.nn.Param, or as axon.nn.Variable if no gradient trains them"
+        )
 
 
 def _first_choices(placement: Placement, options: Mapping[str, Any]) -> dict[str, str]:

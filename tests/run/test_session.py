@@ -19,6 +19,7 @@ from axon.data import Folder, TokenizerFile
 from axon.errors import UserError
 from axon.launch.signals import Interrupted
 from axon.layout import Layout
+from axon.nn import Param
 from axon.observe.metrics import read_metrics
 from axon.observe.trackers import TensorBoard
 from axon.run import Evaluation, program, run
@@ -243,13 +244,29 @@ def test_a_checkpoint_says_by_itself_what_was_trained(trained, tmp_path):
     assert load(tmp_path / "config.gin").tree == trained.train
 
 
-def test_a_model_that_builds_something_else_is_said_so(tiny, do, tmp_path):
+class Matrix(nnx.Module):
+    def __init__(self):
+        self.up = Param("embed mlp", {"embed": 2, "mlp": 3})
+
+
+@pytest.mark.parametrize(
+    ("built", "message"),
+    [
+        (
+            lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+            r"variables that have no named axes: bias, kernel.*axon\.nn\.Param",
+        ),
+        (lambda: 3, r"Other\.build\(\) gives a int: expected a flax\.nnx\.Module"),
+        (Matrix, "NextToken trains an axon.nn.LanguageModel.* gives a Matrix"),
+    ],
+)
+def test_a_model_that_builds_something_else_is_said_so(built, message, tiny, do, tmp_path):
     class Other(type(tiny.model)):
         def build(self):
-            return nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+            return built()
 
     model = Other(**{field.name: getattr(tiny.model, field.name) for field in fields(tiny.model)})
-    with pytest.raises(UserError, match=r"Other\.build\(\) gives a Linear: expected an axon.nn.LanguageModel"):
+    with pytest.raises(UserError, match=message):
         do(replace(tiny, model=model), tmp_path)
 
 

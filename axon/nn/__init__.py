@@ -3,9 +3,10 @@
 from axon.nn.attention import Attention
 from axon.nn.dropout import Dropout
 from axon.nn.embedding import Embedding
+from axon.nn.head import Head
 from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
-from axon.nn.loss import cross_entropy
+from axon.nn.loss import cross_entropy, token_nll
 from axon.nn.mlp import MLP, GatedMLP
 from axon.nn.norm import LayerNorm, RMSNorm
 from axon.nn.param import (
@@ -31,6 +32,7 @@ __all__ = [
     "Dropout",
     "Embedding",
     "GatedMLP",
+    "Head",
     "Inputs",
     "LanguageModel",
     "LayerNorm",
@@ -48,5 +50,6 @@ __all__ = [
     "initialise",
     "normal",
     "parameters",
+    "token_nll",
     "variables",
 ]

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.axes import einsum, shard
+from axon.checks import check_range
 from axon.nn.param import Param
 
 
@@ -22,6 +23,9 @@ class Head:
     matrix: Param
     vocab: int | None = None
     soft_cap: float | None = None
+
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "soft_cap")
 
     def logits(self, x: Array) -> Array:
         """`batch seq vocab` of `x[batch seq embed]`, all at once: for generation."""

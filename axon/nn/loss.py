@@ -1,19 +1,20 @@
-"""The training loss, over a vocabulary that may be split over devices."""
-
-from collections.abc import Callable
-from typing import Any
+"""Losses of a head over a vocabulary that may be split over devices: the training objective, and each token's loss."""
 
 import jax
 from jax import Array, lax
-from jax.sharding import PartitionSpec
+from jax.custom_derivatives import SymbolicZero
 
 from axon import axes
-from axon.axes import Scope
 from axon.axes.memory_order import row_major
-from axon.axes.specs import mesh_axes_of, num_shards, partial_spec, without
+from axon.errors import UserError
 from axon.kernels import cross_entropy as kernel
 from axon.kernels.choice import choose
 from axon.nn.head import Head
+from axon.nn.split_vocab import SplitVocab
+
+_INSTEAD = (
+    "Differentiate its first result for x and the head; or use axon.nn.token_nll, whose gradient any function has"
+)
 
 
 @jax.named_scope("loss")
@@ -24,96 +25,82 @@ def cross_entropy(x: Array, head: Head, targets: Array, weights: Array, z_loss: 
         x: `batch seq embed`; head: what makes logits of it.
         targets: `batch seq`, ids; weights: `batch seq`, 0 for padding.
 
-    Only the first result is differentiated. Logits exist for one block of tokens at a time, each device's own tokens
-    and its own columns of the vocabulary.
+    The first result's gradients for `x` and the head are made with it: three products where `token_nll` needs four.
+    The second has none: differentiating it raises `UserError`, as does differentiating for weights. Logits exist for
+    one block of tokens at a time, each device's own tokens and its own columns of the vocabulary.
     """
     scope = axes.current()
-    transposed = head.matrix.axes[0] == "vocab"
     if scope is None:
-        value = head.matrix.get_value().T if transposed else head.matrix.get_value()
-        flat = (x.reshape(-1, x.shape[-1]), value, targets.reshape(-1), weights.reshape(-1))
-        return kernel.cross_entropy_reference(*flat, z_loss, head.vocab)
+        flat = (x.reshape(-1, x.shape[-1]), _embed_by_vocab(head), targets.reshape(-1), weights.reshape(-1))
+        return kernel.cross_entropy_reference(*flat, z_loss, head.vocab, head.soft_cap)
     choose("cross_entropy", {"xla": None}, "in blocks of tokens")
-    split = _Split(scope, head, targets.size, z_loss)
+    split = SplitVocab(scope, head, targets.size)
+
+    @jax.custom_vjp
+    def apply(x, w, weights):
+        return split.sums(x, w, targets, weights, z_loss)
+
+    def forward(x, w, weights):
+        if weights.perturbed:
+            raise UserError(f"cross_entropy: a gradient is asked for its weights, and it makes none. {_INSTEAD}")
+        x, w = x.value, w.value
+        *sums, dx, dw = split.sums_and_gradients(x, w, targets, weights.value, z_loss)
+        # Tied together, or the head's gradient waits unreduced, and whole, until the end of the backward.
+        return tuple(sums), lax.optimization_barrier(_cotangents(dx, x, dw, w))
+
+    def backward(gradients, cotangents):
+        of_objective, of_nll = cotangents
+        if not isinstance(of_nll, SymbolicZero):
+            raise UserError(
+                f"cross_entropy: its second result, nll, has no gradient, and one is asked of it. {_INSTEAD}"
+            )
+        return *(axes.scaled(g, of_objective) for g in gradients), None
+
+    apply.defvjp(forward, backward, symbolic_zeros=True)
+    return apply(x, head.matrix.get_value(), weights)
+
+
+@jax.named_scope("loss")
+def token_nll(x: Array, head: Head, targets: Array) -> tuple[Array, Array]:
+    """`(nll, lse)` of each token in nats, `batch seq` float32: `nll = lse − logit of the target`.
+
+    Args:
+        x: `batch seq embed`; head: what makes logits of it; targets: `batch seq`, ids.
+
+    Differentiable by any cotangent of both. Logits exist for one block of tokens at a time, each device's own tokens
+    and its own columns of the vocabulary; the backward makes them again, so that nothing but `x`, the stored head and
+    `lse` is kept for it.
+    """
+    scope = axes.current()
+    if scope is None:
+        found = kernel.token_nll_reference(
+            x.reshape(-1, x.shape[-1]), _embed_by_vocab(head), targets.reshape(-1), head.vocab, head.soft_cap
+        )
+        return found[0].reshape(targets.shape), found[1].reshape(targets.shape)
+    choose("cross_entropy", {"xla": None}, "token by token, in blocks of tokens")
+    split = SplitVocab(scope, head, targets.size)
 
     @jax.custom_vjp
     def apply(x, w):
-        return split.sums(x, w, targets, weights)
+        return split.token_nll(x, w, targets)
 
     def forward(x, w):
-        objective, nll, dx, dw = split.sums_and_gradients(x, w, targets, weights)
-        dx = axes.reshard(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
-        dw = _row_major(axes.as_cotangent(dw, w))
-        # Tied together, or the head's gradient waits unreduced, and whole, until the end of the backward.
-        return (objective, nll), lax.optimization_barrier((dx.astype(x.dtype), dw))
+        nll, lse = apply(x, w)
+        return (nll, lse), (x, w, lse)
 
-    def backward(kept, cotangents):
-        return tuple(axes.scaled(g, cotangents[0]) for g in kept)
+    def backward(residuals, cotangents):
+        x, w, lse = residuals
+        dx, dw = split.token_nll_gradients(x, w, targets, lse, *cotangents)
+        return _cotangents(dx, x, dw, w)
 
     apply.defvjp(forward, backward)
     return apply(x, head.matrix.get_value())
 
 
-class _Split:
-    """The kernel, run by each device on its own tokens and its own columns of the vocabulary.
-
-    A head that the layout stores apart, on mesh axes that split the tokens (ZeRO-3), is gathered there; but where the
-    vocabulary has more columns than there are tokens on those mesh axes, they split the vocabulary, and the tokens
-    are gathered.
-    """
-
-    def __init__(self, scope: Scope, head: Head, count: int, z_loss: float):
-        matrix = head.matrix
-        self.scope, self.transposed, self.z_loss, self.vocab = scope, matrix.axes[0] == "vocab", z_loss, head.vocab
-        ids = scope.placement.spec(("batch", "seq"))
-        apart = axes.zero3_mesh_axes(scope.placement, "embed", mesh_axes_of(ids))
-        columns = matrix.get_value().shape[matrix.axes.index("vocab")]
-        held = tuple(a for a in scope.placement.mesh_axes("vocab") if a not in mesh_axes_of(ids))
-        together = count // num_shards(a for a in mesh_axes_of(ids) if a not in apart)
-        if together >= columns or columns % num_shards((*held, *apart)):
-            apart = ()
-        self.ids = PartitionSpec(*(without(entry, apart) for entry in ids))
-        self.tokens, self.columns = mesh_axes_of(self.ids), (*held, *apart)
-        split = self.columns or None
-        self.x = PartitionSpec(*self.ids, None)
-        self.head = PartitionSpec(*(split if name == "vocab" else None for name in matrix.axes))
-
-    def sums(self, x: Array, w: Array, targets: Array, weights: Array) -> Any:
-        def local(x, w, targets, weights):
-            flat = self._flat(x, w, targets, weights)
-            sums = kernel.cross_entropy(*flat, z_loss=self.z_loss, vocab=self.vocab, axes=self.columns)
-            return tuple(self._totals(sums))
-
-        return self._run(local, (PartitionSpec(), PartitionSpec()), x, w, targets, weights)
-
-    def sums_and_gradients(self, x: Array, w: Array, targets: Array, weights: Array) -> Any:
-        def local(x, w, targets, weights):
-            sums, dx, dw = kernel.cross_entropy_and_gradients(
-                *self._flat(x, w, targets, weights),
-                z_loss=self.z_loss,
-                vocab=self.vocab,
-                axes=self.columns,
-                accumulate=self.scope.reduce,
-            )
-            return *self._totals(sums), dx.reshape(x.shape), dw.T if self.transposed else dw
-
-        of_x = partial_spec(self.x, self.columns)
-        outputs = (PartitionSpec(), PartitionSpec(), of_x, partial_spec(self.head, self.tokens))
-        return self._run(local, outputs, x, w, targets, weights)
-
-    def _run(self, local: Callable[..., Any], outputs: Any, x: Array, w: Array, targets: Array, weights: Array) -> Any:
-        inputs = (self.x, self.head, self.ids, self.ids)
-        values = (x.astype(self.scope.compute), w.astype(self.scope.compute), targets, weights)
-        return axes.per_device(local, inputs, outputs)(
-            *(axes.reshard(v, s) for v, s in zip(values, inputs, strict=True))
-        )
-
-    def _flat(self, x: Array, w: Array, targets: Array, weights: Array) -> tuple[Array, Array, Array, Array]:
-        """Tokens in one dimension, and the head as `embed vocab`."""
-        return x.reshape(-1, x.shape[-1]), w.T if self.transposed else w, targets.reshape(-1), weights.reshape(-1)
-
-    def _totals(self, sums: kernel.Sums) -> kernel.Sums:
-        return kernel.Sums(*(lax.psum(v, self.tokens) if self.tokens else v for v in sums))
+def _cotangents(dx: Array, x: Array, dw: Array, w: Array) -> tuple[Array, Array]:
+    """Gradients for `x` and the stored head `w`, of which other devices may have a part, where each is wanted."""
+    dx = axes.reshard(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
+    return dx.astype(x.dtype), _row_major(axes.as_cotangent(dw, w))
 
 
 def _row_major(gradient: Array) -> Array:
@@ -123,3 +110,8 @@ def _row_major(gradient: Array) -> Array:
     if scope is None or scope.placement.platform == "cpu":
         return gradient
     return row_major(gradient)
+
+
+def _embed_by_vocab(head: Head) -> Array:
+    value = head.matrix.get_value()
+    return value.T if head.matrix.axes[0] == "vocab" else value

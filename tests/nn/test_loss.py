@@ -1,20 +1,22 @@
-"""The loss over a vocabulary that may be split, and what it never makes."""
+"""Losses over a vocabulary that may be split: the formula's values and gradients, and what they never make."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon import axes
 from axon.axes import shard
-from axon.kernels.cross_entropy import cross_entropy_reference
-from axon.nn import Param, cross_entropy
-from axon.nn.head import Head
+from axon.errors import UserError
+from axon.kernels.cross_entropy import cross_entropy_reference, token_nll_reference
+from axon.nn import Head, Param, cross_entropy, token_nll
 
 SIZES = {"embed": 8, "vocab": 32}
 LAYOUTS = [
     (None, {}),
     ({"tensor": 4}, {}),
     ({"data": 4}, {"zero": 3}),
+    ({"replica": 2, "data": 2}, {"zero": 3}),
     ({"data": 2, "tensor": 4}, {"zero": 3}),
     ({"data": 2, "context": 2}, {"zero": 3}),
     ({"data": 2, "context": 2, "tensor": 2}, {}),
@@ -23,34 +25,73 @@ LAYOUTS = [
 
 
 @pytest.fixture
-def run(rng, bind):
-    """run(axes, z_loss): a function of (x, head) for `compiled`, with gradients of three times the objective."""
-    ids = int(rng.choice([29, 32]))  # of 32 columns: some may be padding
+def drawn(rng):
+    """drawn(seq): what a loss of `4 seq` tokens is given, its head at random tied, padded and capped."""
 
-    def make(names, z_loss, seq=8):
-        targets = rng.integers(0, ids, (4, seq), dtype=np.int32)
-        weights = (rng.random((4, seq)) < 0.7).astype(np.float32)
-
-        def loss(x, head):
-            param = Param(names, SIZES)
-            param.set_value(head)
-            return cross_entropy(shard(x, "batch seq embed"), Head(param, ids), targets, weights, z_loss)
-
-        def both(x, head):
-            return loss(x, head), jax.grad(lambda x, h: 3 * loss(x, h)[0], argnums=(0, 1))(x, head)
-
-        def reference(x, head):
-            head = head if names == "embed vocab" else head.T
-            return cross_entropy_reference(
-                x.reshape(-1, 8), head, targets.reshape(-1), weights.reshape(-1), z_loss, ids
-            )
-
-        def both_of_reference(x, head):
-            return reference(x, head), jax.grad(lambda x, h: 3 * reference(x, h)[0], argnums=(0, 1))(x, head)
-
-        return both, both_of_reference
+    def make(seq=8):
+        names = str(rng.choice(["embed vocab", "vocab embed"]))
+        vocab, soft_cap = int(rng.choice([29, 32])), rng.choice([None, 1.5])
+        print(names, vocab, soft_cap)
+        return {
+            "x": rng.normal(size=(4, seq, 8)).astype(np.float32),
+            "head": rng.normal(size=[SIZES[n] for n in names.split()]).astype(np.float32),
+            "targets": rng.integers(0, vocab, (4, seq), dtype=np.int32),
+            "weights": (rng.random((4, seq)) < 0.7).astype(np.float32),
+            "z_loss": float(rng.choice([0.0, 0.2])),
+            "of_tokens": rng.normal(size=(2, 4, seq)).astype(np.float32),
+            "names": names,
+            "columns": (vocab, soft_cap),
+        }
 
     return make
+
+
+def head_of(value, drawn):
+    matrix = Param(drawn["names"], SIZES)
+    matrix.set_value(value)
+    return Head(matrix, *drawn["columns"])
+
+
+def sums(x, value, drawn):
+    return cross_entropy(
+        shard(x, "batch seq embed"), head_of(value, drawn), drawn["targets"], drawn["weights"], drawn["z_loss"]
+    )
+
+
+def tokens(x, value, drawn):
+    return token_nll(shard(x, "batch seq embed"), head_of(value, drawn), drawn["targets"])
+
+
+def sums_and_gradients(x, value, drawn, sums=sums):
+    """And the gradients of three times the objective."""
+    gradients = jax.grad(lambda x, w: 3 * sums(x, w, drawn)[0], argnums=(0, 1))
+    return sums(x, value, drawn), gradients(x, value)
+
+
+def tokens_and_gradients(x, value, drawn, tokens=tokens):
+    """And the gradients of a random function of both results."""
+    found, backward = jax.vjp(lambda x, w: tokens(x, w, drawn), x, value)
+    return found, backward(tuple(jnp.asarray(v) for v in drawn["of_tokens"]))
+
+
+def flat(x, value, drawn):
+    return x.reshape(-1, 8), value if drawn["names"] == "embed vocab" else value.T, drawn["targets"].reshape(-1)
+
+
+def reference_of_sums(x, value, drawn):
+    rest = drawn["weights"].reshape(-1), drawn["z_loss"], *drawn["columns"]
+    return cross_entropy_reference(*flat(x, value, drawn), *rest)
+
+
+def reference_of_tokens(x, value, drawn):
+    found = token_nll_reference(*flat(x, value, drawn), *drawn["columns"])
+    return tuple(v.reshape(drawn["targets"].shape) for v in found)
+
+
+FORMS = {
+    "sums": (sums_and_gradients, reference_of_sums),
+    "tokens": (tokens_and_gradients, reference_of_tokens),
+}
 
 
 def close(actual, expected):
@@ -58,26 +99,67 @@ def close(actual, expected):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("names", ["embed vocab", "vocab embed"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seq", [8, 4], ids=["head moves", "tokens move"])
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "options"), LAYOUTS)
-def test_the_loss_and_its_gradients_do_not_depend_on_the_layout(
-    mesh, options, auto, seq, names, run, rng, placed, compiled
-):
-    x = rng.normal(size=(4, seq, 8)).astype(np.float32)
-    head = rng.normal(size=[SIZES[n] for n in names.split()]).astype(np.float32)
-    z_loss = float(rng.choice([0.0, 0.2]))
+def test_a_loss_and_its_gradients_do_not_depend_on_the_layout(mesh, options, auto, seq, form, drawn, placed, compiled):
+    given, (ours, reference) = drawn(seq), FORMS[form]
     placement = placed(mesh, auto=auto, **options)
-    ours, reference = run(names, z_loss, seq)
-    stored = jax.device_put(head, placement.sharding(tuple(names.split()), "params"))
-    close(compiled(placement, ours, x, stored), reference(x, head))
+    stored = jax.device_put(given["head"], placement.sharding(tuple(given["names"].split()), "params"))
+    made = compiled(placement, lambda x, w: ours(x, w, given), given["x"], stored)
+    close(made, ours(given["x"], given["head"], given, reference))
+    assert {value.dtype for value in jax.tree.leaves(made)} == {jnp.dtype(jnp.float32)}
 
 
-def test_without_a_layout_it_is_the_reference(run, rng):
-    x, head = rng.normal(size=(4, 8, 8)).astype(np.float32), rng.normal(size=(8, 32)).astype(np.float32)
-    ours, reference = run("embed vocab", 0.2)
-    close(ours(x, head), reference(x, head))
+@pytest.mark.parametrize("form", FORMS)
+def test_without_a_layout_a_loss_is_the_reference(form, drawn):
+    given, (ours, reference) = drawn(), FORMS[form]
+    close(ours(given["x"], given["head"], given), ours(given["x"], given["head"], given, reference))
+
+
+def test_the_objective_is_a_function_of_the_tokens_losses(drawn, placed, compiled):
+    given = drawn()
+
+    def objective(x, value):
+        nll, lse = tokens(x, value, given)
+        return jnp.sum(given["weights"] * (nll + given["z_loss"] * lse**2))
+
+    by_token = lambda x, w: jax.value_and_grad(objective, (0, 1))(x, w)  # noqa: E731
+    fused = lambda x, w: jax.value_and_grad(lambda x, w: sums(x, w, given)[0], (0, 1))(x, w)  # noqa: E731
+    placement, operands = placed({"data": 2, "tensor": 2}, zero=3), (given["x"], given["head"])
+    close(compiled(placement, by_token, *operands), compiled(placement, fused, *operands))
+
+
+@pytest.mark.parametrize("wrapped", [lambda fn: fn, jax.checkpoint, jax.jit], ids=["plain", "remat", "jit"])
+def test_a_gradient_of_the_second_sum_is_an_error_that_names_token_nll(wrapped, drawn, placed, compiled):
+    given = drawn()
+
+    def gradient(function):
+        return lambda x, w: jax.grad(wrapped(lambda x: function(sums(x, w, given))))(x)
+
+    operands = given["x"], given["head"]
+    for wrong in (lambda made: made[1], lambda made: made[0] + made[1]):
+        with pytest.raises(UserError, match=r"second result, nll, has no gradient.*axon\.nn\.token_nll"):
+            compiled(placed({"data": 2}), gradient(wrong), *operands)
+    made = compiled(placed({"data": 2}), gradient(lambda made: made[0] + jax.lax.stop_gradient(made[1])), *operands)
+    close(made, compiled(placed({"data": 2}), gradient(lambda made: made[0]), *operands))
+
+
+def test_a_gradient_for_the_weights_is_an_error_that_names_token_nll(drawn, placed, compiled):
+    given = drawn()
+    gradient = jax.grad(lambda weights: sums(given["x"], given["head"], given | {"weights": weights})[0])
+    with pytest.raises(UserError, match=r"gradient is asked for its weights.*axon\.nn\.token_nll"):
+        compiled(placed(), gradient, given["weights"])
+
+
+def test_a_soft_cap_below_zero_is_refused(drawn):
+    given = drawn() | {"columns": (None, -30.0)}
+    with pytest.raises(UserError, match=r"Head\.soft_cap is -30\.0; must be above 0, or None"):
+        head_of(given["head"], given)
+
+
+# ---- what is never made ---------------------------------------------------------------------------------------------
 
 
 def shapes(jaxpr):
@@ -90,12 +172,35 @@ def shapes(jaxpr):
                 yield from shapes(inner)
 
 
-def test_logits_of_all_tokens_never_exist(run, placed):
-    from axon import axes
-
-    placement, (both, _) = placed(), run("embed vocab", 0.0)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("mesh", "share"), [(None, 1), ({"data": 2, "tensor": 2}, 4)])
+def test_logits_of_all_tokens_never_exist(mesh, share, form, drawn, placed):
+    given, placement = drawn(), placed(mesh)
     with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement, jnp.bfloat16)):
-        jaxpr = jax.make_jaxpr(lambda x, h: both(x, h))(jnp.ones((4, 8, 8)), jnp.ones((8, 32)))
-    found = [(shape, dtype) for shape, dtype in shapes(jaxpr.jaxpr) if shape and 32 in shape]
-    assert ((16, 32), jnp.float32) in found, "a block of half the tokens"
-    assert max(np.prod(shape) for shape, _ in found) < 4 * 8 * 32
+        jaxpr = jax.make_jaxpr(lambda x, w: FORMS[form][0](x, w, given))(given["x"], given["head"])
+    columns = 32 // (2 if mesh else 1)
+    block = 4 * 8 * 32 // share // 2
+    found = [shape for shape, dtype in shapes(jaxpr.jaxpr) if shape and columns in shape and dtype == jnp.float32]
+    assert (block // columns, columns) in found, "a block of half of the device's tokens"
+    assert max(np.prod(shape) for shape in found) <= max(block, 8 * 32)
+
+
+def test_what_a_tokens_loss_keeps_for_its_backward_is_its_input_the_stored_head_and_a_number_a_token(drawn, placed):
+    given, placement = drawn() | {"names": "embed vocab"}, placed({"data": 4}, zero=3)
+    stored = jax.ShapeDtypeStruct((8, 32), jnp.float32, sharding=placement.sharding(("embed", "vocab"), "params"))
+    kept = []
+
+    def run(x, w):
+        kept.extend(jax.tree.leaves(jax.vjp(lambda x, w: tokens(x, w, given), x, w)[1]))
+
+    with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement, jnp.bfloat16)):
+        jax.eval_shape(run, given["x"], stored)
+    types = {
+        (value.shape, str(jax.typeof(value).sharding.spec[0]), value.dtype.name) for value in kept if value.ndim > 1
+    }
+    assert types <= {
+        ((4, 8, 8), "data", "float32"),
+        ((8, 32), "data", "float32"),
+        ((4, 8), "data", "float32"),
+        ((4, 8), "None", "int32"),
+    }

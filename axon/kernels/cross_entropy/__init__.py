@@ -1,6 +1,22 @@
 """Cross-entropy of a linear head over a vocabulary, with its gradients, the logits never all at once."""
 
-from axon.kernels.cross_entropy.reference import cross_entropy_reference
-from axon.kernels.cross_entropy.xla import Sums, cross_entropy, cross_entropy_and_gradients
+from axon.kernels.cross_entropy.columns import Columns
+from axon.kernels.cross_entropy.reference import cross_entropy_reference, token_nll_reference
+from axon.kernels.cross_entropy.xla import (
+    Sums,
+    cross_entropy,
+    cross_entropy_and_gradients,
+    token_nll,
+    token_nll_gradients,
+)
 
-__all__ = ["Sums", "cross_entropy", "cross_entropy_and_gradients", "cross_entropy_reference"]
+__all__ = [
+    "Columns",
+    "Sums",
+    "cross_entropy",
+    "cross_entropy_and_gradients",
+    "cross_entropy_reference",
+    "token_nll",
+    "token_nll_gradients",
+    "token_nll_reference",
+]

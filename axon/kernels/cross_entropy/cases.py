@@ -1,32 +1,32 @@
 """The blocked cross-entropy at the shapes of training: Llama 3's head and the tokens of a v5e's share of a batch."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from axon.kernels.case import Case, Cost
-from axon.kernels.cross_entropy.xla import cross_entropy, cross_entropy_and_gradients
+from axon.kernels.cross_entropy.xla import cross_entropy, cross_entropy_and_gradients, token_nll_gradients
 
 TOKENS, EMBED, VOCAB = 2048, 4096, 128256
 
 
 def cases() -> list[Case]:
-    """Loss alone and with its gradients; and one device's part of a vocabulary that is split over eight, but for the
-    maxima and sums over tokens that the devices would exchange."""
-    operands = _operands(TOKENS, EMBED, VOCAB)
-    part = _operands(TOKENS, EMBED, VOCAB // 8)
+    """Loss alone and with its gradients; one device's part of a vocabulary that is split over eight, but for the maxima
+    and sums over tokens that the devices would exchange; and the gradients of each token's loss."""
+    whole, part = _operands(TOKENS, EMBED, VOCAB), _operands(TOKENS, EMBED, VOCAB // 8)
+    by_token = (*whole, *whole[-1:] * 2)
     return [
-        Case(
-            "cross_entropy", "Llama 3 8B, with gradients", cross_entropy_and_gradients, operands, cost(*_sizes(VOCAB))
-        ),
-        Case("cross_entropy", "Llama 3 8B, loss alone", cross_entropy, operands, cost(*_sizes(VOCAB), products=1)),
-        Case(
-            "cross_entropy",
-            "Llama 3 8B, an eighth of its vocabulary",
-            cross_entropy_and_gradients,
-            part,
-            cost(*_sizes(VOCAB // 8)),
-        ),
+        _case("with gradients", cross_entropy_and_gradients, whole, cost(*_sizes(VOCAB))),
+        _case("loss alone", cross_entropy, whole, cost(*_sizes(VOCAB), products=1)),
+        _case("an eighth of its vocabulary", cross_entropy_and_gradients, part, cost(*_sizes(VOCAB // 8))),
+        _case("gradients of each token's loss", token_nll_gradients, by_token, cost(*_sizes(VOCAB))),
     ]
+
+
+def _case(name: str, function: Callable[..., Any], operands: tuple[jax.ShapeDtypeStruct, ...], cost: Cost) -> Case:
+    return Case("cross_entropy", f"Llama 3 8B, {name}", function, operands, cost)
 
 
 def cost(tokens: int, embed: int, vocab: int, products: int = 3) -> Cost:

@@ -6,17 +6,25 @@ import numpy as np
 import pytest
 
 from axon.kernels.cross_entropy import (
+    Columns,
+    blocks,
     cross_entropy,
     cross_entropy_and_gradients,
     cross_entropy_reference,
-    xla,
+    products,
+    token_nll,
+    token_nll_gradients,
+    token_nll_reference,
 )
+
+CAPS = [None, 1.5]
+"""Of logits whose standard deviation is about 3: 1.5 bends nearly all of them."""
 
 
 def draw(rng, tokens, embed=8, vocab=24):
     x = rng.normal(size=(tokens, embed)).astype(np.float32)
     head = rng.normal(size=(embed, vocab)).astype(np.float32)
-    targets = rng.integers(0, vocab, tokens, dtype=np.int32)
+    targets = rng.integers(0, vocab - 3, tokens, dtype=np.int32)
     weights = (rng.random(tokens) < 0.8).astype(np.float32)
     return x, head, targets, weights
 
@@ -26,47 +34,93 @@ def close(actual, expected, tolerance=2e-6):
     assert np.linalg.norm(actual - expected) <= tolerance * max(np.linalg.norm(expected), 1e-3)
 
 
-def formula(x, head, targets, weights, z_loss):
-    """float64: `(objective, nll, dx, dhead)`."""
-    logits = x.astype(np.float64) @ head
+def all_close(actual, expected, tolerance=2e-6):
+    for one, other in zip(actual, expected, strict=True):
+        close(one, other, tolerance)
+
+
+def formula(x, head, targets, soft_cap=None, vocab=None):
+    """float64: `nll`, `lse`, and a function of their cotangents to `(dx, dhead)`."""
+    x, head = x.astype(np.float64), head.astype(np.float64)
+    logits = (x @ head)[:, :vocab]
+    slope = np.ones_like(logits)
+    if soft_cap is not None:
+        logits, slope = soft_cap * np.tanh(logits / soft_cap), 1 / np.cosh(logits / soft_cap) ** 2
     lse = np.log(np.exp(logits).sum(-1))
-    nll = lse - np.take_along_axis(logits, targets[:, None], 1)[:, 0]
-    hot = np.eye(head.shape[1])[targets]
-    slope = weights[:, None] * (np.exp(logits - lse[:, None]) * (1 + 2 * z_loss * lse[:, None]) - hot)
+    hot = np.eye(logits.shape[1])[targets]
+
+    def gradients(of_nll, of_lse):
+        bent = np.zeros((len(x), head.shape[1]))
+        probabilities = np.exp(logits - lse[:, None])
+        bent[:, :vocab] = slope * ((of_nll + of_lse)[:, None] * probabilities - of_nll[:, None] * hot)
+        return bent @ head.T, x.T @ bent
+
+    return lse - (logits * hot).sum(-1), lse, gradients
+
+
+def formula_of_sums(x, head, targets, weights, z_loss, soft_cap=None, vocab=None):
+    """float64: `(objective, nll, dx, dhead)`."""
+    nll, lse, gradients = formula(x, head, targets, soft_cap, vocab)
     objective = np.sum(weights * (nll + z_loss * lse**2))
-    return objective, np.sum(weights * nll), slope @ head.T, x.T @ slope
+    return objective, np.sum(weights * nll), *gradients(weights, 2 * z_loss * weights * lse)
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.3])
-def test_the_reference_is_the_formula(z_loss, rng):
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of seven tokens at 24 columns, and a head's gradient that is added to in three parts."""
+    monkeypatch.setattr(blocks, "CPU_BLOCK", 7 * 24 * 4)
+    monkeypatch.setattr(blocks, "CPU_TOKENS", 1)
+    monkeypatch.setattr(products, "CPU_PART", 300)
+
+
+@pytest.mark.parametrize("soft_cap", CAPS)
+@pytest.mark.parametrize("vocab", [None, 21])
+def test_the_references_are_the_formula(vocab, soft_cap, rng):
     x, head, targets, weights = draw(rng, 20)
-    objective, nll, dx, dhead = formula(x, head, targets, weights, z_loss)
-    gradients = jax.grad(lambda x, h: cross_entropy_reference(x, h, targets, weights, z_loss)[0], (0, 1))
-    made = cross_entropy_reference(x, head, targets, weights, z_loss)
-    close(made[0], objective)
-    close(made[1], nll)
-    for one, other in zip(gradients(x, head), (dx, dhead), strict=True):
-        close(one, other)
+    z_loss, of_nll, of_lse = 0.3, *rng.normal(size=(2, 20)).astype(np.float32)
+    sums = lambda x, h: cross_entropy_reference(x, h, targets, weights, z_loss, vocab, soft_cap)  # noqa: E731
+    made = *sums(x, head), *jax.grad(lambda x, h: sums(x, h)[0], (0, 1))(x, head)
+    all_close(made, formula_of_sums(x, head, targets, weights, z_loss, soft_cap, vocab))
+    tokens, backward = jax.vjp(lambda x, h: token_nll_reference(x, h, targets, vocab, soft_cap), x, head)
+    nll, lse, gradients = formula(x, head, targets, soft_cap, vocab)
+    all_close((*tokens, *backward((of_nll, of_lse))), (nll, lse, *gradients(of_nll, of_lse)))
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("tokens", [1, 2, 24, 37, 101])
-def test_blocks_of_any_number_of_tokens_are_the_formula(tokens, z_loss, rng, monkeypatch):
+def test_blocks_of_any_number_of_tokens_are_the_formula(tokens, z_loss, rng, small_blocks):
     x, head, targets, weights = draw(rng, tokens)
-    monkeypatch.setattr(xla, "CPU_BLOCK", 7 * head.shape[1] * 4)
-    monkeypatch.setattr(xla, "CPU_TOKENS", 1)
-    monkeypatch.setattr(xla, "CPU_PART", 300)  # so that the head's gradient is added to in three parts
-    expected = formula(x, head, targets, weights, z_loss)
-    sums, *gradients = cross_entropy_and_gradients(x, head, targets, weights, z_loss=z_loss)
-    for one, other in zip((*sums, *gradients), expected, strict=True):
-        close(one, other)
-    for one, other in zip(cross_entropy(x, head, targets, weights, z_loss=z_loss), expected[:2], strict=True):
-        close(one, other)
+    expected = formula_of_sums(x, head, targets, weights, z_loss)
+    sums, *gradients = cross_entropy_and_gradients(x, head, targets, weights, z_loss)
+    all_close((*sums, *gradients), expected)
+    all_close(cross_entropy(x, head, targets, weights, z_loss), expected[:2])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 24, 37, 101])
+def test_each_tokens_loss_and_the_gradients_of_any_function_of_it_are_the_formula(tokens, rng, small_blocks):
+    x, head, targets, _ = draw(rng, tokens)
+    of_nll, of_lse = rng.normal(size=(2, tokens)).astype(np.float32)
+    nll, lse, gradients = formula(x, head, targets)
+    made = token_nll(x, head, targets)
+    all_close(made, (nll, lse))
+    all_close(token_nll_gradients(x, head, targets, made[1], of_nll, of_lse), gradients(of_nll, of_lse))
+
+
+@pytest.mark.parametrize("vocab", [None, 21])
+def test_a_soft_cap_and_padded_columns_are_the_formula_in_both_forms(vocab, rng, small_blocks):
+    x, head, targets, weights = draw(rng, 40)
+    columns, of_nll, of_lse = Columns(vocab, soft_cap=1.5), *rng.normal(size=(2, 40)).astype(np.float32)
+    sums, *made = cross_entropy_and_gradients(x, head, targets, weights, 0.3, columns)
+    all_close((*sums, *made), formula_of_sums(x, head, targets, weights, 0.3, 1.5, vocab))
+    nll, lse, gradients = formula(x, head, targets, 1.5, vocab)
+    all_close(token_nll(x, head, targets, columns), (nll, lse))
+    made = token_nll_gradients(x, head, targets, lse.astype(np.float32), of_nll, of_lse, columns)
+    all_close(made, gradients(of_nll, of_lse))
 
 
 def test_a_prime_number_of_tokens_is_cut_into_few_blocks():
     for tokens in (509, 8191, 32749):
-        assert xla._count(tokens, 32000) <= 2 * max(2, tokens * 32000 * 4 // xla.CPU_BLOCK + 1)
+        assert blocks._count(tokens, 32000) <= 2 * max(2, tokens * 32000 * 4 // blocks.CPU_BLOCK + 1)
 
 
 @pytest.mark.parametrize("tokens", [1024, 4096])
@@ -82,6 +136,17 @@ def test_at_a_vocabulary_of_128k_the_temporaries_are_an_eighth_of_the_formulas_a
 
     assert temporaries(cross_entropy_and_gradients) <= temporaries(naive) / 8
     assert temporaries(cross_entropy) <= temporaries(cross_entropy_reference) / 4
+
+    def by_token(x, head, targets, *of_results):
+        nll, lse = token_nll(x, head, targets)
+        return nll, lse, token_nll_gradients(x, head, targets, lse, *of_results)
+
+    def naive_by_token(x, head, targets, *of_results):
+        found, backward = jax.vjp(lambda x, h: token_nll_reference(x, h, targets), x, head)
+        return *found, backward(of_results)
+
+    operands.append(operands[-1])
+    assert temporaries(by_token) <= temporaries(naive_by_token) / 8
 
 
 def test_tokens_of_weight_zero_count_for_nothing_whatever_they_hold(rng):
@@ -107,6 +172,5 @@ def test_bf16_operands_accumulate_the_heads_gradient_in_float32(rng):
     sums, dx, dhead = cross_entropy_and_gradients(x16, head16, targets, weights)
     assert dx.dtype == jnp.bfloat16
     assert dhead.dtype == jnp.float32
-    expected = formula(np.asarray(x16, np.float32), np.asarray(head16, np.float32), targets, weights, 0.0)
-    for one, other in zip((*sums, dx, dhead), expected, strict=True):
-        close(one, other, 1e-2)
+    expected = formula_of_sums(np.asarray(x16, np.float32), np.asarray(head16, np.float32), targets, weights, 0.0)
+    all_close((*sums, dx, dhead), expected, 1e-2)

@@ -89,10 +89,13 @@ class Program:
         self.placement = placement or Placement.of(layout, devices)
         self.module = _built(model)
         self.parameters = parameters(self.module)
-        residual = ArraySpec(parse_names(RESIDUAL), (batch, seq, self.module.dims["embed"]))
-        validate(self.placement, self.parameters, ArraySpec(BATCH, (batch, seq)), residual)
+        self._graph, declared = nnx.split(self.module, Param)
+        declared = nnx.to_flat_state(declared)
+        self._paths = dict(zip(self.parameters, (path for path, _ in declared), strict=True))
         self.layout, self.optimizer, self.seed, self.z_loss = layout, optimizer, seed, z_loss
         self.batch, self.seq = batch, seq
+        residual = ArraySpec(parse_names(RESIDUAL), (batch, seq, self.module.dims["embed"]))
+        validate(self.placement, self.parameters, ArraySpec(BATCH, (batch, seq)), residual, lambda: self.axes_used)
         self.precision = precision or Precision()
         self.kernels = dict(kernels or {})
         check_names(self.kernels)
@@ -102,9 +105,6 @@ class Program:
             self.choices["XLA options"] = ", ".join(f"{n}={v}" for n, v in self.compiler_options.items())
         if layout.zero and self.placement.mesh.size > 1 and self.placement.mesh.shape.get("data", 1) == 1:
             self.choices["ZeRO"] = f"stage {layout.zero} splits nothing: it splits over 'data', which the mesh has not"
-        self._graph, declared = nnx.split(self.module, Param)
-        declared = nnx.to_flat_state(declared)
-        self._paths = dict(zip(self.parameters, (path for path, _ in declared), strict=True))
         self._decayed = _nested({path: p.decay for path, p in declared})
         self._transform = optimizer.transform(self._decayed)
         self._schedule = optimizer.schedule.function()
@@ -189,6 +189,20 @@ class Program:
     def host_rows(self) -> np.ndarray:
         """Numbers of the rows of the global batch that this process has to read: all of them in a run of one."""
         return feed.host_rows(self.placement.sharding(BATCH), (self.batch, self.seq))
+
+    @cached_property
+    def axes_used(self) -> frozenset[str]:
+        """The axes of parameters and batch, and all that the model's patterns name: it is traced to see them."""
+
+        def loss(values, tokens, weights):
+            key, rows = jax.random.key(self.seed), jnp.arange(self.batch)
+            inputs = Inputs(tokens, tokens, tokens, key=key, rows=rows)
+            return self.bind(values).loss(inputs, tokens, weights)
+
+        values = self._tree(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype))
+        tokens, weights = (jax.ShapeDtypeStruct((self.batch, self.seq), dtype) for dtype in (jnp.int32, jnp.float32))
+        declared = {name for spec in self.parameters.values() for name in spec.axes}.union(BATCH)
+        return axes.axes_used(loss, values, tokens, weights) | declared
 
     # ---- the step -------------------------------------------------------------------------------------------------
 

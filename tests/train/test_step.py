@@ -194,7 +194,7 @@ def test_norms_point_at_the_parameter_whose_gradient_is_not_finite(rng, packed_b
 def test_a_layout_that_cannot_hold_the_model_is_refused_before_tracing():
     with pytest.raises(LayoutError, match=r"parameter layers/block/attention/key: axis 'kv_heads' of size 4 .* 8"):
         program(Layout({"tensor": 8}))
-    with pytest.raises(LayoutError, match="the batch: 8 rows are not divisible by 16"):
+    with pytest.raises(LayoutError, match="the batch: 8 sequences are not divisible by 16"):
         program(Layout({"data": 8}, microbatches=2))
 
 

@@ -42,7 +42,8 @@ def cross_entropy(x: Array, head: Head, targets: Array, weights: Array, z_loss: 
 
     def forward(x, w):
         objective, nll, dx, dw = split.sums_and_gradients(x, w, targets, weights)
-        dx = axes.reshard(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
+        with jax.named_scope("gradients"):  # made already here, in the forward: so `axon show` says
+            dx = axes.reshard(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
         dw = _row_major(axes.as_cotangent(dw, w))
         # Tied together, or the head's gradient waits unreduced, and whole, until the end of the backward.
         return (objective, nll), lax.optimization_barrier((dx.astype(x.dtype), dw))

@@ -194,7 +194,7 @@ def test_a_mistake_gets_one_clear_message_and_exit_code_2(axon, message, argumen
 UNFIT = [
     (7, "Layout.mesh={'tensor': 7}", r"layers/block/attention/out: axis 'heads' of size 4 is not divisible by 7"),
     (3, "Layout.mesh={'data': 3}", r"the batch: axis 'batch' of size 8 is not divisible by 3"),
-    (1, "Layout.microbatches=3", r"8 rows are not divisible by 3, which is Layout.microbatches = 3"),
+    (1, "Layout.microbatches=3", r"8 sequences are not divisible by 3, which is Layout.microbatches = 3"),
     (2, "Layout.mesh={'pipe': 2}", "'layers'"),
 ]
 

@@ -20,6 +20,7 @@ from axon.axes.placing import (
     zero3_mesh_axes,
 )
 from axon.axes.scope import Placement, Scope, activate, current, log_choice
+from axon.axes.used import axes_used
 
 __all__ = [
     "ArraySpec",
@@ -31,6 +32,7 @@ __all__ = [
     "activate",
     "add",
     "as_cotangent",
+    "axes_used",
     "base",
     "current",
     "current_explicit",

@@ -1,11 +1,11 @@
 """What each mesh axis is for, in the words of the field: read from the layout's table."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 
 from axon.axes.patterns import Names, base
 from axon.layout.placement import Placement
-from axon.layout.table import DEFAULT_ROWS, KINDS
+from axon.layout.table import KINDS
 
 MODEL_AXES = ("heads", "kv_heads", "mlp", "vocab", "embed", "head_dim")
 
@@ -19,14 +19,13 @@ HELD = {
 }
 
 
-def roles(placement: Placement, parameters: Iterable[Names]) -> dict[str, list[str]]:
+def roles(placement: Placement, used: Collection[str]) -> dict[str, list[str]]:
     """Mesh axis → what it does, a line each: `data` → ["data parallelism: batch", "ZeRO-3: embed of …"].
 
     Args:
-        parameters: the axes of each parameter; rows for axes that nothing has are left out.
+        used: the axes that the model names, roles included; rows for others are left out.
     """
-    used = {"batch", "seq", "kv_seq", *(base(n) for names in parameters for n in names)}
-    tables = {kind: _used(placement.tables[kind], used) for kind in KINDS}
+    tables = {kind: _effective(placement.tables[kind], used) for kind in KINDS}
     found = {axis: list(_roles(axis, tables)) for axis in placement.mesh.shape}
     sharded = [axis for axis, lines in found.items() if any(line.startswith("ZeRO") for line in lines)]
     if sharded and len(found.get("replica", ())) == 1:
@@ -54,5 +53,7 @@ def _roles(axis: str, tables: Mapping[str, Mapping[str, Names]]) -> Iterator[str
             yield f"{ZERO[kind]}: {' '.join(more)} of {HELD[kind]}"
 
 
-def _used(table: Mapping[str, Names], used: set[str]) -> dict[str, Names]:
-    return {name: row for name, row in table.items() if base(name) in used or name not in DEFAULT_ROWS}
+def _effective(table: Mapping[str, Names], used: Collection[str]) -> dict[str, Names]:
+    """The rows that some axis in `used` has: its own, or, for a role without one, that of its axis."""
+    found = {name if name in table else base(name) for name in used}
+    return {name: row for name, row in table.items() if name in found}

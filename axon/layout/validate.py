@@ -1,23 +1,30 @@
 """Whether a layout can hold a model, said before anything is traced."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.patterns import base
 from axon.errors import suggest
 from axon.layout.placement import Placement, check_once
-from axon.layout.table import DEFAULT_ROWS, KINDS, LayoutError
+from axon.layout.table import KINDS, LayoutError
+from axon.layout.unused import without_effect
 
 
 def validate(
-    placement: Placement, parameters: Mapping[str, ArraySpec], batch: ArraySpec, residual: ArraySpec | None = None
+    placement: Placement,
+    parameters: Mapping[str, ArraySpec],
+    batch: ArraySpec,
+    residual: ArraySpec | None = None,
+    axes_used: Callable[[], Collection[str]] = tuple,
 ) -> None:
     """Raise one `LayoutError` with everything that is wrong.
 
     Args:
         parameters: path → axes and shape, stacked axes included.
         batch: the axes and the shape of the *global* batch of tokens; residual: of the stream between blocks.
+        axes_used: gives all axes that the model names, `seq.residual` among them; asked only where a row or a mesh axis
+            has no effect on the arrays above.
     """
     microbatches = placement.layout.microbatches
     arrays = {**{f"parameter {path}": spec for path, spec in parameters.items()}, "the batch": batch}
@@ -26,9 +33,9 @@ def validate(
     streams = _array_problems(placement, residual, KINDS[:1]) if residual else ()
     found += [(problem, "the residual stream") for problem in streams if problem not in known]
     problems = [_told(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
-    problems += list(_mistyped(placement, {n for spec in arrays.values() for n in spec.axes}))
     problems += list(_batch_problems(placement, batch, microbatches))
-    problems += list(_unused(placement, {n for spec in arrays.values() for n in spec.axes}))
+    activations = {*batch.axes, *(residual.axes if residual else ())}
+    problems += without_effect(placement, {n for s in parameters.values() for n in s.axes}, activations, axes_used)
     if problems:
         raise LayoutError("\n".join(problems))
 
@@ -86,16 +93,6 @@ def _way_out(placement: Placement, name: str, size: int, kind: str) -> str:
     return f"Layout.{'rows' if kind == 'activations' else kind} = {{{name!r}: None}}"
 
 
-def _mistyped(placement: Placement, names: set[str]) -> Iterator[str]:
-    """Rows for a name that no parameter has and that is nearly one of those there are. (Others may be activations'.)"""
-    layout = placement.layout
-    known = set(DEFAULT_ROWS) | {base(n) for n in names}
-    for where, rows in (("rows", layout.rows), *((kind, getattr(layout, kind)) for kind in KINDS[1:])):
-        for name in rows:
-            if base(name) not in known and "Did you mean" in (hint := suggest(base(name), known)):
-                yield f"Layout.{where}: no array has an axis {name!r}.{hint}"
-
-
 def _batch_problems(placement: Placement, batch: ArraySpec, microbatches: int) -> Iterator[str]:
     rows = dict(zip(batch.axes, batch.shape, strict=True))["batch"]
     num_shards = placement.num_shards("batch") * microbatches
@@ -104,24 +101,3 @@ def _batch_problems(placement: Placement, batch: ArraySpec, microbatches: int) -
             f"the batch: {rows} sequences are not divisible by {num_shards}, which is "
             f"Layout.microbatches = {microbatches} × {placement.num_shards('batch')} devices along 'batch'"
         )
-
-
-def _unused(placement: Placement, names: set[str]) -> Iterator[str]:
-    used = {axis for kind in KINDS for name in names for axis in _rows(placement, name, kind)}
-    for axis, size in placement.mesh.shape.items():
-        if size > 1 and axis not in used:
-            rows = sorted(n for n, row in placement.tables["activations"].items() if axis in row)
-            reason = (
-                f"its rows are for {', '.join(map(repr, rows))}, which this model has not"
-                if rows
-                else "no row names it"
-            )
-            yield (
-                f"mesh axis {axis!r} = {size} is not used: {reason}, so {size} groups of devices would repeat "
-                f"one work. Take it out, or give it a row, as in Layout.rows = {{'batch': ('data', {axis!r})}}"
-            )
-
-
-def _rows(placement: Placement, name: str, kind: str) -> Sequence[str]:
-    table = placement.tables[kind]
-    return table.get(name, table.get(name.partition(".")[0], ()))

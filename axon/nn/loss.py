@@ -99,7 +99,8 @@ def token_nll(x: Array, head: Head, targets: Array) -> tuple[Array, Array]:
 
 def _cotangents(dx: Array, x: Array, dw: Array, w: Array) -> tuple[Array, Array]:
     """Gradients for `x` and the stored head `w`, of which other devices may have a part, where each is wanted."""
-    dx = axes.reshard(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
+    with jax.named_scope("gradients"):  # which `cross_entropy` makes in the forward already: so `axon show` says
+        dx = axes.reshard(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
     return dx.astype(x.dtype), _row_major(axes.as_cotangent(dw, w))
 
 

@@ -15,12 +15,13 @@ from jax.extend import core
 from axon.axes.patterns import Names
 from axon.plan.equations import MANUAL, num_shards, owes, sends
 from axon.plan.flops import bodies_of, count_equation
+from axon.plan.origin import CARRIERS, MADE_EARLY, becoming_results, phase
 
-GRADIENTS = "gradients"
-"""The source of sums over devices that were put off: partial gradients of weights."""
-
-CARRIERS = ("reshard", "mesh_cast", "convert_element_type", "reshape", "transpose", "squeeze", "slice", "split", "copy")
-"""Primitives whose result is their operand, placed or cut otherwise: a weight stays a weight."""
+WEIGHT_GRADIENTS = "gradients of weights"
+ACTIVATION_GRADIENTS = "gradients of activations"
+UPDATES = "gradients and updates"
+"""Sources of what is no input: what becomes a result of the step, of which a part is made by the backward, and what
+the backward makes besides."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Transfer:
 
     Args:
         kind, mesh_axes, bytes: as of `Move`, each time. times: how often a step does it.
-        source: what is moved: a label of the program's inputs, `GRADIENTS`, or "" for what lies between.
+        source: what is moved: a label of the program's inputs or results, `WEIGHT_GRADIENTS`, `ACTIVATION_GRADIENTS`,
+            `UPDATES`, or "" for what the forward makes.
         stack: the name stack of the operation, as `jvp(attention)/…`.
         beside: share of the FLOPs of the matrix products in the same loop body that neither make its operand nor
             need its result. The compiler may run these at the same time.
@@ -59,7 +61,7 @@ def communication(jaxpr: core.Jaxpr, inputs: Sequence[str] = (), outputs: Sequen
         inputs, outputs: a label for each of the program's arguments and results, "" for those of no interest.
             A collective of an argument, or one that makes a result, has its label as `source`.
     """
-    walk = _Walk()
+    walk = _Walk(becoming_results(jaxpr, [bool(label) for label in outputs] or [True] * len(jaxpr.outvars)))
     body = _Body(1)
     made = walk.inline(jaxpr, [walk.fresh(label) for label in inputs or [""] * len(jaxpr.invars)], body, "")
     labels = {value.number: label for value, label in zip(made, outputs, strict=False) if label}
@@ -100,7 +102,10 @@ class _Body:
 
 
 class _Walk:
-    def __init__(self):
+    """Reads a program in its order; `results` are the variables that become one of its results."""
+
+    def __init__(self, results: set[core.Var]):
+        self.results = results
         self.transfers: list[Transfer] = []
         self.uncounted: list[str] = []
         self._numbers = itertools.count()
@@ -112,7 +117,7 @@ class _Walk:
     def close(self, body: _Body, labels: dict[int, str]) -> None:
         """Hand over what a body sends, now that all of it has been seen."""
         for node, number, transfer in body.found:
-            source = transfer.source or labels.get(number, "")
+            source = labels.get(number, UPDATES) if transfer.source == UPDATES else transfer.source
             self.transfers.append(replace(transfer, source=source, beside=body.beside(node)))
 
     def inline(self, jaxpr: core.Jaxpr, values: Iterable[_Value], body: _Body, stack: str) -> list[_Value]:
@@ -137,8 +142,7 @@ class _Walk:
             return self._control(equation, inner, values, body, stack)
         if len(inner) == 1 and len(inner[0].invars) == len(values) and name != "pallas_call":
             values = [v._replace(number=next(self._numbers)) for v in values] if params.get("prevent_cse") else values
-            made = self.inline(inner[0], values, body, stack)
-            return [v._replace(source=GRADIENTS) if owes(o) else v for v, o in zip(made, equation.outvars, strict=True)]
+            return self.inline(inner[0], values, body, stack)
         if name not in CARRIERS:
             return self._node(equation, values, body, stack)
         # The partitioner moves one value to one place once, however often the program asks for it.
@@ -149,19 +153,33 @@ class _Walk:
 
     def _node(self, equation: core.JaxprEqn, values: list[_Value], body: _Body, stack: str) -> list[_Value]:
         needs = _union(v.needs for v in values)
-        name = equation.primitive.name
-        source = values[0].source if name in CARRIERS or name in MANUAL else ""
+        sources = self._sources(equation, values, stack)
         if flops := count_equation(equation).flops:
             needs |= body.node(flops / num_shards(equation), needs)
         found, unclear = sends(equation)
         self.uncounted += unclear
-        source = source or (GRADIENTS if any(map(owes, (*equation.invars, *equation.outvars))) else "")
-        made = [self.fresh(source) for _ in equation.outvars]
+        made = [self.fresh(source) for source in sources]
         for one in found:
             needs |= body.node(0.0, needs)
+            source = self._moved(equation, sources[0], stack)
             transfer = Transfer(one.kind, one.mesh_axes, one.bytes, body.times, source, stack, 0.0)
             body.found.append((len(body.flops) - 1, made[0].number, transfer))
         return [value._replace(needs=needs) for value in made]
+
+    def _sources(self, equation: core.JaxprEqn, values: list[_Value], stack: str) -> list[str]:
+        """Where each of an equation's results comes from: carried on, or made here."""
+        if equation.primitive.name not in CARRIERS and equation.primitive.name not in MANUAL:
+            return [ACTIVATION_GRADIENTS if phase(stack) == "backward" else ""] * len(equation.outvars)
+        given = [v.source for v in values]
+        return given if len(given) == len(equation.outvars) else given[:1] * len(equation.outvars)
+
+    def _moved(self, equation: core.JaxprEqn, source: str, stack: str) -> str:
+        """What a collective carries, by where it comes from and where it goes."""
+        if source not in ("", ACTIVATION_GRADIENTS):
+            return source
+        if equation.outvars[0] in self.results:
+            return WEIGHT_GRADIENTS if phase(stack) or any(map(owes, equation.invars)) else UPDATES
+        return ACTIVATION_GRADIENTS if MADE_EARLY in stack.split("/") else source
 
     def _control(self, equation, inner: list[core.Jaxpr], values: list[_Value], body: _Body, stack: str):
         """Bodies that run on their own, and stand in the outer one as a single node."""
@@ -179,7 +197,8 @@ class _Walk:
             work += times * sum(own.flops)
         if work:
             needs |= body.node(work, needs)
-        return [self.fresh("", needs) for _ in equation.outvars]
+        source = ACTIVATION_GRADIENTS if phase(stack) == "backward" else ""
+        return [self.fresh(source, needs) for _ in equation.outvars]
 
 
 def _union(sets: Iterable[int]) -> int:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import jax
 
 from axon.axes.patterns import Names
-from axon.plan.communication import GRADIENTS, Communication, Transfer, communication
+from axon.plan.communication import UPDATES, Communication, Transfer, communication
+from axon.plan.origin import phase
 from axon.train.step import Program
 
-WEIGHTS = "weights"
+WEIGHTS, STATE, BATCH = "weights", "optimizer state", "batch"
 
 _TRANSFORMED = re.compile(r"\w+\(|\)")
 
@@ -56,21 +57,11 @@ def _row(mesh_axes: Names, kind: str, what: str, group: Sequence[Transfer]) -> R
 def content(one: Transfer) -> str:
     """What a transfer carries, and in which phase of the step."""
     moment = phase(one.stack)
-    if one.source == GRADIENTS:
-        return GRADIENTS
-    if one.source:
-        moment = "backward" if moment == "recomputed" else moment or "after the update"
-        return f"{one.source}, {moment}"
-    if moment:
-        return f"activations, {moment}"
-    return "norms and metrics" if one.kind == "all-reduce" else "gradients and updates"
-
-
-def phase(stack: str) -> str:
-    """forward, recomputed or backward; "" for what is outside of the differentiated function."""
-    if "rematted_computation" in stack:
-        return "recomputed"
-    return "backward" if "transpose(" in stack else "forward" if "jvp(" in stack else ""
+    if one.source == WEIGHTS:
+        return f"weights, {'backward' if moment == 'recomputed' else moment or 'after the update'}"
+    if one.source or moment:
+        return one.source or f"activations, {moment}"
+    return "norms and metrics" if one.kind == "all-reduce" else UPDATES
 
 
 def part(stack: str) -> str:
@@ -80,10 +71,11 @@ def part(stack: str) -> str:
 
 
 def step_communication(program: Program) -> Communication:
-    """The collectives of a program's training step, its parameters' labelled as `WEIGHTS`."""
+    """The collectives of a program's training step, those of parameters and batch labelled as such."""
     jaxpr = program.trace().jaxpr.jaxpr
     state = jax.tree_util.tree_leaves_with_path(program.abstract_state())
-    labels = [WEIGHTS if path[0] == jax.tree_util.GetAttrKey("parameters") else "" for path, _ in state]
-    inputs = labels + [""] * len(program.evaluator.abstract_batch)
+    labels = [WEIGHTS if path[0] == jax.tree_util.GetAttrKey("parameters") else STATE for path, _ in state]
+    inputs = labels + [BATCH] * len(program.evaluator.abstract_batch)
     constants = [""] * (len(jaxpr.invars) - len(inputs))  # which tracing puts first
-    return communication(jaxpr, constants + inputs, labels)
+    metrics = [""] * (len(jaxpr.outvars) - len(labels))
+    return communication(jaxpr, constants + inputs, labels + metrics)

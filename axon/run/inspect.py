@@ -18,7 +18,6 @@ from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
 from axon.serve.generate import Sampling
 from axon.train.evaluate import Evaluator
-from axon.train.step import check_layout
 
 Report = Callable[[str], None]
 
@@ -74,5 +73,5 @@ def _runtime(train: Train, report: Report) -> Runtime:
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Runtime:
     runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices)
-    check_layout(runtime, train.data.batch, train.data.seq)
+    Evaluator(runtime, train.objective, train.data.batch, train.data.seq).check_layout()
     return runtime

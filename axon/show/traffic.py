@@ -42,7 +42,7 @@ def _roles(program: Program, mesh: dict[str, int]) -> Table:
     table = Table(title="what each mesh axis carries", title_justify="left", box=None)
     for heading in ("mesh axis", "size", "for"):
         table.add_column(heading)
-    said = roles(program.placement, [spec.axes for spec in program.parameters.values()])
+    said = roles(program.placement, program.evaluator.axes_used())
     for axis, size in mesh.items():
         table.add_row(axis, str(size), "; ".join(said[axis]) if size > 1 else "–")
     return table

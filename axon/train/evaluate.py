@@ -6,12 +6,16 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from axon.runtime import Runtime
+from axon.axes import ArraySpec, axes_used, parse_names
+from axon.layout import validate
+from axon.nn.language_model import RESIDUAL
+from axon.runtime import Runtime, nested
 from axon.train import feed
-from axon.train.objective import Batch, Objective
+from axon.train.objective import SEQUENCES, Batch, Objective
 
 BATCH = ("batch", "seq")
 
@@ -24,6 +28,27 @@ class Evaluator:
     objective: Objective
     batch: int
     seq: int
+
+    def check_layout(self) -> None:
+        """Raise `LayoutError` unless the runtime's layout holds the parameters and batches of this shape."""
+        runtime, shape = self.runtime, (self.batch, self.seq)
+        residual = ArraySpec(parse_names(RESIDUAL), (*shape, runtime.module.dims["embed"]))
+        validate(runtime.placement, runtime.parameters, ArraySpec(BATCH, shape), residual, self.axes_used)
+
+    def axes_used(self) -> frozenset[str]:
+        """The axes of parameters and batch, and all that the module's patterns name: it is traced to see them."""
+        runtime = self.runtime
+
+        def sums(values: Any, variables: Any, batch: Batch) -> Any:
+            sequences = jnp.arange(self.batch, dtype=jnp.int32)
+            return self.objective.sums(
+                runtime.bind(values, variables), {**batch, SEQUENCES: sequences}, jax.random.key(0)
+            )
+
+        declared = [*runtime.parameters.values(), *runtime.variables.values()]
+        parts = nested(runtime.parameters), nested(runtime.variables), dict(self.objective.specs(self.batch, self.seq))
+        abstract = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), parts)
+        return axes_used(sums, *abstract) | {name for spec in declared for name in spec.axes} | set(BATCH)
 
     def __call__(self, parameters: Any, batch: Batch, variables: Any = None) -> dict[str, tuple[Array, Array]]:
         """Name of each metric → (sum, count) over a batch: `loss` in nats, and its tokens."""

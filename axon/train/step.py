@@ -10,10 +10,9 @@ import numpy as np
 from jax import Array
 
 from axon import axes
-from axon.axes import ArraySpec, parse_names
+from axon.axes import ArraySpec
 from axon.errors import UserError
-from axon.layout import Layout, Placement, validate
-from axon.nn.language_model import RESIDUAL
+from axon.layout import Layout, Placement
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
@@ -61,9 +60,9 @@ class Program:
             model, layout, precision=precision, kernels=kernels, devices=devices, placement=placement
         )
         objective.check(self.runtime.module)
-        check_layout(self.runtime, batch, seq)
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
         self.evaluator = Evaluator(self.runtime, objective, batch, seq)
+        self.evaluator.check_layout()
         self.gradients = Gradients(self.runtime, objective, seed)
         self.update = _update(self.runtime, optimizer, outer)
 
@@ -168,12 +167,6 @@ class Program:
     def host_sequences(self) -> np.ndarray:
         """Numbers of the sequences of the global batch that this process has to read: all of them in a run of one."""
         return self.evaluator.host_sequences
-
-
-def check_layout(runtime: Runtime, batch: int, seq: int) -> None:
-    """Raise `LayoutError` unless the runtime's layout holds its parameters and batches of this shape."""
-    residual = ArraySpec(parse_names(RESIDUAL), (batch, seq, runtime.module.dims["embed"]))
-    validate(runtime.placement, runtime.parameters, ArraySpec(("batch", "seq"), (batch, seq)), residual)
 
 
 def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo | SlowMo | None) -> Update:

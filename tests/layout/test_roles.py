@@ -2,11 +2,11 @@
 
 from axon.layout import Layout, Placement, roles
 
-PARAMETERS = [("vocab", "embed"), ("layers", "embed", "mlp"), ("layers", "embed", "heads", "head_dim")]
+USED = {"batch", "seq", "seq.residual", "vocab", "embed", "layers", "mlp", "heads", "head_dim"}
 
 
-def said(mesh, **layout):
-    return roles(Placement.described(Layout(mesh, **layout), 1), PARAMETERS)
+def said(mesh, *more, **layout):
+    return roles(Placement.described(Layout(mesh, **layout), 1), {*USED, *more})
 
 
 def test_each_stage_of_zero_has_its_name_and_what_it_cuts():
@@ -30,6 +30,12 @@ def test_the_residual_streams_own_row_is_sequence_parallelism():
     assert "sequence parallelism: seq.residual" in found["tensor"]
 
 
+def test_no_parallelism_is_announced_for_axes_that_the_model_does_not_name():
+    rows = {"seq.residul": ("context", "tensor"), "kv_seq": "context"}
+    found = said({"context": 2, "tensor": 2}, rows=rows)
+    assert found == {"context": ["context parallelism: seq"], "tensor": ["tensor parallelism: heads mlp vocab"]}
+
+
 def test_replicas_around_zero_are_hybrid():
     assert said({"replica": 2, "data": 4}, zero=3)["replica"][-1] == "copies of what data cut (HSDP)"
     assert len(said({"replica": 2, "data": 4})["replica"]) == 1
@@ -37,6 +43,8 @@ def test_replicas_around_zero_are_hybrid():
 
 def test_a_mesh_axis_of_ones_own_is_told_by_the_axes_it_cuts_and_one_that_cuts_none_as_nothing():
     order = ("data", "mine", "tensor")
-    found = said({"data": 2, "mine": 2}, rows={"state": "mine"}, order=order)
-    assert found["mine"] == ["also splits: state"]
+    layout = {"rows": {"state": "mine"}, "order": order}
+    assert said({"data": 2, "mine": 2}, "state", **layout)["mine"] == ["also splits: state"]
+    assert said({"data": 2, "mine": 2}, "state.inner", **layout)["mine"] == ["also splits: state"]
+    assert said({"data": 2, "mine": 2}, **layout)["mine"] == ["nothing"]
     assert said({"data": 2, "expert": 2}, rows={"batch": "data"})["expert"] == ["nothing"]

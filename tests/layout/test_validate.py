@@ -54,14 +54,6 @@ def test_a_mesh_axis_used_twice_in_one_parameter_is_refused_even_on_one_device(m
     assert "Layout.rows = {'head_dim': None}" in message
 
 
-def test_a_mesh_axis_that_splits_nothing_is_refused(placed):
-    (message,) = problems(placed({"data": 2, "expert": 2}, rows={"batch": "data"}), UP)
-    assert "mesh axis 'expert' = 2 is not used: its rows are for 'experts', which this model has not" in message
-    assert "Layout.rows = {'batch': ('data', 'expert')}" in message
-    (message,) = problems(placed({"data": 2, "mine": 2}, order=("data", "mine")), UP)
-    assert "mesh axis 'mine' = 2 is not used: no row names it" in message
-
-
 def test_an_axis_without_a_row_is_refused_with_the_nearest_name(placed):
     (message,) = problems(placed(), {"a/b": ArraySpec(("embed", "mpl"), (4, 4))})
     assert message.startswith("parameter a/b: axis 'mpl' is not in the layout's table. Did you mean 'mlp'?")
@@ -78,13 +70,6 @@ def test_microbatches_divide_the_rows_of_each_device(placed):
     validate(placed({"data": 4}, microbatches=4), UP, BATCH)
     (message,) = problems(placed({"data": 4}, microbatches=8), UP)
     assert "the batch: 16 sequences are not divisible by 32, which is Layout.microbatches = 8 × 4 devices" in message
-
-
-@pytest.mark.parametrize("where", ["rows", "params", "optimizer"])
-def test_a_row_for_a_mistyped_axis_is_told_from_one_of_the_persons_own(where, placed):
-    (message,) = problems(placed({"data": 4}, **{where: {"mpl": None}}), UP)
-    assert message == f"Layout.{where}: no array has an axis 'mpl'. Did you mean 'mlp'?"
-    validate(placed({"data": 4}, **{where: {"state_space": None}}), UP, BATCH)
 
 
 def test_the_stream_between_blocks_has_to_be_divisible_too(placed):

@@ -6,8 +6,8 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from axon.plan.communication import GRADIENTS, communication
-from axon.plan.traffic import WEIGHTS
+from axon.plan.communication import ACTIVATION_GRADIENTS, UPDATES, WEIGHT_GRADIENTS, communication
+from axon.plan.traffic import WEIGHTS, content
 
 P = PartitionSpec
 MESH = AbstractMesh((4, 2), ("data", "tensor"), axis_types=(AxisType.Explicit,) * 2)
@@ -41,10 +41,54 @@ def test_a_product_over_a_split_axis_is_summed_where_its_result_says(sizes):
     assert told(later) == []
 
 
-def test_a_sum_that_is_put_off_is_a_gradients(sizes):
-    m, k, _ = sizes
-    result = found(lambda a: jax.sharding.reshard(a, P("data")), ((m, k), P(unreduced={"data"})))
-    assert [(one.kind, one.source) for one in result.transfers] == [("reduce-scatter", GRADIENTS)]
+def layer(x, up, down):
+    """Two matrix products, the first split over `tensor`, the second summed over it."""
+    inner = jnp.einsum("bd,df->bf", x, up, out_sharding=P("data", "tensor"))
+    return jnp.einsum("bf,fd->bd", jnp.sin(inner), down, out_sharding=P("data"))
+
+
+def trained(layers, x):
+    """A step of gradient descent through a loop of layers."""
+
+    def loss(layers):
+        with jax.named_scope("model"):
+            return jnp.sum(jnp.square(lax.scan(lambda x, own: (layer(x, *own), None), x, layers)[0]))
+
+    gradients = jax.grad(loss)(layers)
+    norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in gradients))
+    return tuple(w - 0.1 * jnp.sign(g) / norm for w, g in zip(layers, gradients, strict=True))
+
+
+def test_a_sum_is_told_by_where_it_comes_from_and_where_it_goes(sizes):
+    b, d, f = sizes
+    count = 3
+    split = ((count, d, f), P(None, None, "tensor")), ((count, f, d), P(None, "tensor"))
+
+    result = found(
+        lambda up, down, x: trained((up, down), x), *split, ((b, d), P("data")), inputs=(WEIGHTS, WEIGHTS, "batch")
+    )
+    sums = {(one.mesh_axes, content(one)): one.bytes * one.times for one in result.transfers}
+    assert sums.pop((("tensor",), "activations, forward")) == count * 2 * 1 / 2 * 4 * b // 4 * d
+    assert sums.pop((("tensor",), ACTIVATION_GRADIENTS)) == count * 2 * 1 / 2 * 4 * b // 4 * d
+    of_weights = 2 * 3 / 4 * 4 * d * f // 2
+    assert sums.pop((("data",), WEIGHT_GRADIENTS)) == count * of_weights
+    assert {what for _, what in sums} <= {"norms and metrics", "activations, forward"}, "single numbers"
+    assert max(sums.values()) <= 2 * 8
+
+
+def test_a_weight_that_is_moved_is_a_weight_wherever_and_what_replaces_it_an_update(sizes):
+    _, m, n = sizes
+
+    def step(w, x):
+        gradient = jax.grad(lambda w: jnp.sum(jnp.einsum("mn,m->n", jax.sharding.reshard(w, P()), x)))(w)
+        return jax.sharding.reshard(w, P("tensor")), jax.sharding.reshard(w * gradient, P(None, "data"))
+
+    result = found(step, ((m, n), P("data")), ((m,), P()), inputs=(WEIGHTS, ""))
+    assert [content(one) for one in result.transfers if one.bytes > 8] == [
+        "weights, forward",
+        "weights, after the update",
+        UPDATES,
+    ]
 
 
 def test_a_loops_collectives_count_as_often_as_it_runs_and_one_move_twice_asked_for_counts_once(sizes):

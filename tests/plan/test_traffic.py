@@ -10,12 +10,13 @@ import pytest
 
 from axon.layout import Layout, Placement
 from axon.plan.moves import sent
-from axon.plan.traffic import part, step_communication, summary
+from axon.plan.traffic import WEIGHTS, part, step_communication, summary
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 
 SEQUENCE_PARALLEL = {"seq.residual": ("context", "tensor")}
+BACKWARD = "gradients of activations"
 
 # Layouts whose sums run over one mesh axis each: XLA sends what the program says, but for the sum of the objective over
 # devices, a number that nobody reads.
@@ -115,7 +116,7 @@ def test_zero_3_gathers_each_weight_twice_and_scatters_each_gradient_once(rng):
     rows = {(row.kind, row.content): row for row in summary(step_communication(program).transfers, ["data"])}
     forward, backward = rows["all-gather", "weights, forward"], rows["all-gather", "weights, backward"]
     assert forward.bytes == pytest.approx(7 / 8 * sum(sizes.values()))
-    assert rows["reduce-scatter", "gradients"].bytes == pytest.approx(7 / 8 * sum(sizes.values()))
+    assert rows["reduce-scatter", "gradients of weights"].bytes == pytest.approx(7 / 8 * sum(sizes.values()))
     # The loss has the gradients of the head from its forward, the table's need no table, and the last norm's is kept.
     once = ("embedding/table", "head", "norm/scale")
     assert backward.bytes == pytest.approx(7 / 8 * sum(size for path, size in sizes.items() if path not in once))
@@ -125,6 +126,51 @@ def test_zero_3_gathers_each_weight_twice_and_scatters_each_gradient_once(rng):
     vectors = rows.get(("all-to-all", "activations, forward"))
     embed = program.parameters["head"].shape[0]
     assert (vectors.bytes if vectors else 0) == (7 / 8 * 2 * 16 * 4 * embed if apart else 0)
+
+
+def contents(program, mesh_axis):
+    """(kind, content) → row, of what one mesh axis carries."""
+    mesh = list(program.placement.mesh.shape)
+    rows = summary(step_communication(program).transfers, mesh)
+    return {(row.kind, row.content): row for row in rows if row.mesh_axes == (mesh_axis,)}
+
+
+def test_tensor_parallelism_sums_activations_forward_and_their_gradients_backward(rng):
+    program = random_program(rng, EXACT["tensor"], remat="none")
+    layers, embed = program.module.depth, program.module.dims["embed"]
+    rows, stream, token = contents(program, "tensor"), 2 * 3 / 4 * 4 * 16 * 16 * embed, 2 * 3 / 4 * 4 * 16 * 16
+    forward, backward = rows.pop(("all-reduce", "activations, forward")), rows.pop(("all-reduce", BACKWARD))
+    # The look-up, two sums a layer, three numbers a token for the loss. Back: query, key, value, gate, up; the loss.
+    assert forward.bytes == pytest.approx((1 + 2 * layers) * stream + 3 * token)
+    assert backward.bytes == pytest.approx((5 * layers + 1) * stream)
+    assert set(forward.parts) == {"embedding", "attention", "mlp", "loss"}
+    assert set(backward.parts) == {"attention", "mlp", "loss"}
+    assert [content for _, content in rows] == ["norms and metrics"]
+
+
+def test_sequence_parallelism_scatters_the_same_and_sums_the_gradients_of_norms_alone(rng):
+    program = random_program(rng, Layout({"tensor": 4}, rows=SEQUENCE_PARALLEL))
+    layers, embed = program.module.depth, program.module.dims["embed"]
+    rows, stream = contents(program, "tensor"), 3 / 4 * 4 * 16 * 16 * embed
+    assert rows["reduce-scatter", "activations, forward"].bytes == pytest.approx((1 + 2 * layers) * stream)
+    assert rows["all-gather", "activations, forward"].bytes == pytest.approx((1 + 2 * layers) * stream)
+    assert rows["reduce-scatter", "activations, recomputed"].bytes == pytest.approx(layers * stream)
+    assert rows["reduce-scatter", BACKWARD].bytes == pytest.approx((5 * layers + 1) * stream)
+    assert rows["all-gather", BACKWARD].bytes == pytest.approx((2 * layers + 1) * stream)
+    norms = rows["all-reduce", "gradients of weights"]
+    assert norms.parts == ("norm",)
+    assert norms.bytes == pytest.approx((2 * layers + 1) * 2 * 3 / 4 * 4 * embed)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_data_parallelism_sends_gradients_of_weights_and_zero_the_new_weights(rng, stage):
+    rows = contents(program := random_program(rng, Layout({"data": 8}, zero=stage)), "data")
+    size = 7 / 8 * sum(4 * math.prod(spec.shape) for spec in program.parameters.values())
+    gradients = {kind: row.bytes for (kind, content), row in rows.items() if content == "gradients of weights"}
+    assert gradients == pytest.approx({"reduce-scatter": size} if stage == 2 else {"all-reduce": 2 * size})
+    new = rows.get(("all-gather", "weights, after the update"))
+    assert (new.bytes if new else 0) == (pytest.approx(size) if stage else 0)
+    assert not any(content == BACKWARD for _, content in rows)
 
 
 def test_a_mesh_of_devices_that_are_not_there_is_traced_as_one_of_devices_that_are(seed):
@@ -140,7 +186,7 @@ def test_on_auto_axes_only_the_collectives_of_manual_regions_are_in_the_program(
     layout = Layout({"data": 4, "tensor": 2}, zero=3, auto=True)
     result = step_communication(random_program(rng, layout))
     assert {part(one.stack) for one in result.transfers} <= {"embedding", "loss"}
-    assert not any(one.source for one in result.transfers)
+    assert WEIGHTS not in {one.source for one in result.transfers}
 
 
 # ---- reading a compiled program's text -----------------------------------------------------------------------------

@@ -57,6 +57,13 @@ def test_every_parameter_has_a_row_and_the_totals_are_their_sums(shown, tiny):
     assert numbers(optimizer)[-1] < 2 * held
 
 
+def test_a_mistyped_role_announces_nothing(shown):
+    mesh, row = "Layout.mesh={'tensor': 2}", "('context', 'tensor')"
+    assert "sequence parallelism: seq.residual" in shown(mesh, f"Layout.rows={{'seq.residual': {row}}}")
+    with pytest.raises(LayoutError, match=r"no axis 'seq\.residul'.* Did you mean 'seq\.residual'\?"):
+        shown(mesh, f"Layout.rows={{'seq.residul': {row}}}")
+
+
 def test_what_is_replicated_is_told(shown):
     assert "held whole by every device: layers/block/attention_norm/scale" in shown("Layout.mesh={'tensor': 4}")
     split = shown("Layout.mesh={'data': 4}", "Layout.zero=3")

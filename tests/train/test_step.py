@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon.axes import shard
 from axon.layout import Layout, LayoutError, sequence_parallel
 from axon.nn import LanguageModel, Param, RMSNorm, Rope, constant
 from axon.precision import Precision
@@ -197,6 +198,31 @@ def test_a_layout_that_cannot_hold_the_model_is_refused_before_tracing():
         program(Layout({"tensor": 8}))
     with pytest.raises(LayoutError, match="the batch: 8 sequences are not divisible by 16"):
         program(Layout({"data": 8}, microbatches=2))
+
+
+class Cut(LanguageModel):
+    """A model that gives the width of what it looks up a role of its own."""
+
+    def __init__(self, config):
+        options = {"tied": True, "rope": Rope(), "embedding_stddev": 1.0}
+        super().__init__(config.dims, Block(config), 1, RMSNorm("embed", config.dims), **options)
+
+    def embed(self, inputs):
+        return shard(super().embed(inputs), "batch seq.residual embed.looked_up")
+
+
+class CutConfig:
+    def build(self):
+        return Cut(MODEL)
+
+
+def test_a_mesh_axis_may_be_for_a_role_that_only_the_models_own_patterns_name():
+    layout = Layout({"data": 2, "mine": 2}, rows={"embed.looked_up": "mine"}, order=("data", "mine"))
+    assert "embed.looked_up" in program(layout, model=CutConfig()).evaluator.axes_used()
+    with pytest.raises(LayoutError, match=r"no axis 'embed\.looked_up'.*\n.*'mine' = 2 is not used"):
+        program(layout)
+    with pytest.raises(LayoutError, match=r"no axis 'embed\.lookup', .* Did you mean 'embed\.looked_up'"):
+        program(Layout({"data": 2}, rows={"embed.lookup": None}), model=CutConfig())
 
 
 @pytest.mark.parametrize("mesh", [{"replica": 2, "tensor": 2}, {"data": 2, "tensor": 2}])

@@ -1,0 +1,64 @@
+"""Rows and mesh axes of a layout that would have no effect on a model: names mistyped, devices that repeat one work."""
+
+from collections.abc import Callable, Collection, Iterator
+
+from axon.axes.patterns import Names, base
+from axon.errors import suggest
+from axon.layout.placement import Placement
+from axon.layout.table import DEFAULT_ROWS, KINDS
+
+
+def without_effect(
+    placement: Placement,
+    parameters: Collection[str],
+    activations: Collection[str],
+    axes_used: Callable[[], Collection[str]],
+) -> list[str]:
+    """What is wrong, a line each.
+
+    Args:
+        parameters: the axes that any parameter has. activations: some of those that other arrays have.
+        axes_used: all axes that the model names, for which it has to be traced: asked for only where it may matter.
+    """
+    if not [*_rows(placement, parameters, activations), *_mesh_axes(placement, parameters, activations)]:
+        return []
+    activations = {*activations, *axes_used()}
+    return [*_rows(placement, parameters, activations), *_mesh_axes(placement, parameters, activations)]
+
+
+def _rows(placement: Placement, parameters: Collection[str], activations: Collection[str]) -> Iterator[str]:
+    """Rows for axes that are not there. Those of the default table may be for another model."""
+    layout = placement.layout
+    yield from _unknown("rows", layout.rows, "this model has no axis", {*parameters, *activations})
+    for kind in KINDS[1:]:
+        yield from _unknown(kind, getattr(layout, kind), "no parameter has an axis", parameters)
+
+
+def _unknown(where: str, rows: Collection[str], absence: str, names: Collection[str]) -> Iterator[str]:
+    known = {*DEFAULT_ROWS, *names, *map(base, names)}
+    for name in rows:
+        if name not in known:
+            yield f"Layout.{where}: {absence} {name!r}, so its row has no effect.{suggest(name, known)}"
+
+
+def _mesh_axes(placement: Placement, parameters: Collection[str], activations: Collection[str]) -> Iterator[str]:
+    """Mesh axes that split no array."""
+    used = {axis for kind in KINDS for name in parameters for axis in _row(placement, name, kind)}
+    used |= {axis for name in activations for axis in _row(placement, name, "activations")}
+    for axis, size in placement.mesh.shape.items():
+        if size > 1 and axis not in used:
+            rows = sorted(n for n, row in placement.tables["activations"].items() if axis in row)
+            reason = (
+                f"its rows are for {', '.join(map(repr, rows))}, which this model has not"
+                if rows
+                else "no row names it"
+            )
+            yield (
+                f"mesh axis {axis!r} = {size} is not used: {reason}, so {size} groups of devices would repeat "
+                f"one work. Take it out, or give it a row, as in Layout.rows = {{'batch': ('data', {axis!r})}}"
+            )
+
+
+def _row(placement: Placement, name: str, kind: str) -> Names:
+    table = placement.tables[kind]
+    return table.get(name, table.get(base(name), ()))

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from axon.checks import check_range
 from axon.data.records import files_below, files_key, fingerprint, text_of
 from axon.errors import UserError, suggest
 
@@ -58,8 +59,7 @@ class HuggingFace:
     documents: int | None = None
 
     def __post_init__(self):
-        if self.documents is not None and self.documents < 1:
-            raise UserError(f"HuggingFace.documents = {self.documents}: expected at least 1, or None for all of them.")
+        check_range(self, "[1, inf)", "documents")
 
     def key(self) -> str:
         local = files_key(self.name, "**/*") if Path(self.name).exists() else None

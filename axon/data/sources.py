@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from axon.checks import check_range
 from axon.data.columns import HuggingFace, Parquet
 from axon.data.records import files_below, files_key, fingerprint, text_of
 from axon.errors import UserError
@@ -121,9 +122,8 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("vocab", "documents", "length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Synthetic.{name} = {getattr(self, name)}: expected at least 1.")
+        check_range(self, "[1, 2**31)", "vocab", "documents", "length")
+        check_range(self, "[0, inf)", "seed")
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from axon.checks import check_range
 from axon.errors import UserError, suggest
 
 BOS = "<|endoftext|>"
@@ -70,10 +71,8 @@ class Bpe:
     sample: int = 64 * 2**20
 
     def __post_init__(self):
-        if self.vocab <= BYTES:
-            raise UserError(f"Bpe.vocab = {self.vocab}: expected at least {BYTES + 1}, 256 bytes and {BOS}.")
-        if self.sample < 1:
-            raise UserError(f"Bpe.sample = {self.sample}: expected a number of bytes, at least 1.")
+        check_range(self, f"[{BYTES + 1}, 2**24]", "vocab")
+        check_range(self, "[1, inf)", "sample")
 
     def train(self, texts: Iterator[str]) -> Tokenizer:
         """Fits the merges to `texts`; fewer than `vocab` ids come out where the text has no more pairs to merge."""

@@ -91,7 +91,7 @@ def test_a_tokenizer_file_that_cannot_be_used_says_why(tmp_path, trained):
             file.load()
 
 
-@pytest.mark.parametrize("fields", [{"vocab": 256}, {"sample": 0}])
+@pytest.mark.parametrize("fields", [{"vocab": 256}, {"vocab": 2**64}, {"vocab": 2**28}, {"sample": 0}])
 def test_a_bpe_that_cannot_be_is_refused(fields):
     with pytest.raises(UserError, match=f"Bpe.{next(iter(fields))}"):
         Bpe(**fields)

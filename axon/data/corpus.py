@@ -70,7 +70,9 @@ class Data:
         stored = [write_tokens(source, tokenizer, self.held_out, root, report) for source in self.sources]
         rows = {
             split: Rows(
-                [one.source for one in stored], [open_tokens(root, f"{one.part}/{split}") for one in stored], self.seq
+                [one.source for one in stored],
+                [open_tokens(root, f"{one.part}/{split}", one.splits[split], tokenizer.vocab) for one in stored],
+                self.seq,
             )
             for split in SPLITS
         }

@@ -46,11 +46,11 @@ def writing(path: str | Path, advice: str = "") -> Iterator[None]:
         raise UserError(f"cannot write {_path(error, path)}: {reason(error)}{'. ' if help_ else ''}{help_}") from error
 
 
-def reason(error: OSError | UnicodeDecodeError) -> str:
+def reason(error: OSError | ValueError) -> str:
     """What went wrong with a file, in a few words."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start:,})"
-    return error.strerror or str(error)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def _path(error: Exception, path: str | Path) -> str:

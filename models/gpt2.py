@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from flax import nnx
 
+from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import MLP, Attention, Dropout, Embedding, Inputs, LanguageModel, LayerNorm
 from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_sizes, padded
+from axon.nn.sizes import padded
 from axon.nn.stack import check_remat
 
 __all__ = ["GPT2"]
@@ -38,11 +39,11 @@ class GPT2:
     unroll: bool | None = None
 
     def __post_init__(self):
-        check_sizes(self, ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions"))
+        check_range(self, "[1, 2**31)", "vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions")
+        check_range(self, "[0, inf)", "norm_eps")
+        check_range(self, "[0, 1)", "dropout")
         if self.embed % self.heads:
             raise UserError(f"GPT2: embed {self.embed} does not divide by heads {self.heads}")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"GPT2.dropout is {self.dropout}; write a share of at least 0 and below 1")
         check_remat(self.remat)
 
     @property

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from flax import nnx
 
+from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, GatedMLP, LanguageModel, RMSNorm, Rope
 from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_sizes, padded
+from axon.nn.sizes import padded
 from axon.nn.stack import check_remat
 
 __all__ = ["Llama"]
@@ -46,8 +47,9 @@ class Llama:
     unroll: bool | None = None
 
     def __post_init__(self):
-        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp")
-        check_sizes(self, sizes if self.head_dim is None else (*sizes, "head_dim"))
+        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
+        check_range(self, "[1, 2**31)", *sizes)
+        check_range(self, "[0, inf)", "norm_eps")
         if self.head_dim is None and self.embed % self.heads:
             raise UserError(f"Llama: embed {self.embed} does not divide by heads {self.heads}; give a head_dim")
         if self.dims["head_dim"] % 2:

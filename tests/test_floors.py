@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = [
-    {"errors", "checks"},
+    {"errors", "checks", "disk"},
     {"axes"},
     {"layout"},
     {"kernels", "precision"},

@@ -76,7 +76,6 @@ def _batches(program: Program, folder: str) -> Batches:
     writer = TokenWriter(root, "tokens", np.dtype(np.uint16))
     random = np.random.default_rng(0)
     writer.append(random.integers(0, 2**15, ROWS * program.seq + 1, np.uint16))
-    writer.finish()
-    rows = Rows(["random"], [open_tokens(root, "tokens")], program.seq)
+    rows = Rows(["random"], [open_tokens(root, "tokens", writer.finish(), vocab=2**15)], program.seq)
     order = training_order(rows, None, program.batch, seed=0)
     return Batches(order, rows, 0, program.batch, slice(None), Data.threads)

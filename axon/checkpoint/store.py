@@ -12,7 +12,7 @@ from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.orbax import training
 from axon.checkpoint.reader import EXTRA, STATE, Reader
 from axon.checkpoint.tree import flat, nested, storable
-from axon.errors import UserError
+from axon.checks import check_range
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,7 @@ class Checkpoints:
     asynchronous: bool = True
 
     def __post_init__(self):
-        for name in ("every", "keep"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Checkpoints.{name} is {getattr(self, name)}; expected at least 1")
+        check_range(self, "[1, inf)", "every", "keep")
 
 
 class Store(Reader):

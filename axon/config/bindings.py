@@ -26,6 +26,7 @@ class Bindings:
         self.unknown = False
         self.macros: dict[str, Binding] = {}
         self._statements, self._names = statements, names
+        self._missing: set[str] = set()  # names of modules that are not imported: each is said once
         self._bound: dict[tuple[str, Any], dict[str, Binding]] = {}
         for binding in statements.bindings:
             self._check_names(binding)
@@ -100,8 +101,11 @@ class Bindings:
                 self._note(binding, error)
 
     def _note(self, binding: Binding, error: UserError, hint: str = "") -> None:
-        if not (self.partial and isinstance(error, UnknownName) and "Did you mean" not in str(error)):
-            self.mistakes.append(Mistake(binding.place, f"{binding.key}: {error}{hint}"))
+        if isinstance(error, UnknownName) and not error.mistyped:
+            if self.partial or error.name in self._missing:
+                return
+            self._missing.add(error.name)
+        self.mistakes.append(Mistake(binding.place, f"{binding.key}: {error}{hint}"))
 
     def _path_hint(self, binding: Binding) -> str:
         """For `Train.model.layers`: fields are bound by class."""

@@ -1,11 +1,13 @@
 """All statements of a configuration: a file, what it includes, and the command line's overrides."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from axon.config.grammar import Binding, Import, Include, parse
 from axon.config.mistakes import Mistake, Place
+from axon.disk import reason
 from axon.errors import suggest
 
 OVERRIDE = Place("--set")
@@ -36,8 +38,8 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Statements:
 
 def _read_file(path: Path, place: Place, inside: tuple[Path, ...], into: Statements) -> None:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte-order mark
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or no path
         into.mistakes.append(Mistake(place, _unreadable(path, error)))
         return
     for statement in parse(text, _shown(path)):
@@ -53,7 +55,7 @@ def _read_file(path: Path, place: Place, inside: tuple[Path, ...], into: Stateme
 
 def _include(statement: Include, including: Path, inside: tuple[Path, ...], into: Statements) -> None:
     candidates = [including.parent / statement.path, Path(statement.path)]
-    found = next((candidate for candidate in candidates if candidate.exists()), None)
+    found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)
     if found is None:
         text = f"there is no file {statement.path!r}, neither beside {_shown(including)} nor in the working directory."
         into.mistakes.append(Mistake(statement.place, text + _similar_file(candidates[0])))
@@ -76,10 +78,10 @@ def _read_override(text: str, into: Statements) -> None:
     into.mistakes.append(Mistake(OVERRIDE, f'{reason} Write --set "Name.field=value", strings in quotes.'))
 
 
-def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
+def _unreadable(path: Path, error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         return f"there is no file {str(path)!r}.{_similar_file(path)}"
-    return f"{str(path)!r} cannot be read: {error.strerror if isinstance(error, OSError) else 'it is not UTF-8 text'}."
+    return f"{str(path)!r} cannot be read: {reason(error)}."
 
 
 def _similar_file(path: Path) -> str:

@@ -16,6 +16,7 @@ from gin import config_parser
 from axon.config.mistakes import Mistake, Place
 
 _STATEMENT = re.compile(r"(include|import|from)\s|[A-Za-z_][\w./]*\s*[=:]")
+_UNQUOTED = re.compile(r"include\s+([^'\"\s]+)")
 _NOT_A_LITERAL = re.compile(r"Failed to parse token '(.*)'", re.DOTALL)
 
 
@@ -116,7 +117,9 @@ def _mistake(error: SyntaxError | tokenize.TokenError, lines: list[str], start: 
         mistake = Mistake(Place(file, start), f"cannot read `{lines[start - 1].strip()}`: a bracket is never closed.")
         return mistake, _next_statement(lines, start)
     source = lines[line - 1].strip()
-    return Mistake(Place(file, line), f"cannot read `{source}`: {_reason(error)}"), _next_statement(lines, line)
+    unquoted = _UNQUOTED.fullmatch(source)
+    why = f"the file's name is quoted: include '{unquoted[1]}'." if unquoted else _reason(error)
+    return Mistake(Place(file, line), f"cannot read `{source}`: {why}"), _next_statement(lines, line)
 
 
 def _unclosed(source: str) -> bool:

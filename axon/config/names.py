@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import pkgutil
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -10,13 +11,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import models
 from axon.config.grammar import Import
 from axon.config.mistakes import Mistake
 from axon.errors import UserError, suggest
 
 
 class UnknownName(UserError):
-    """No module that can be used has the name."""
+    """No module that can be used has the name; `mistyped` says that one has a name like it."""
+
+    def __init__(self, name: str, known: Iterable[str]):
+        hint = suggest(name, known)
+        self.name, self.mistyped = name, "Did you mean" in hint
+        if not self.mistyped:
+            hint = "" if "." in name else f" Import it above: from {_model_with(name) or 'MODULE'} import {name}"
+        super().__init__(f"unknown name {name!r}.{hint}")
 
 
 class Names:
@@ -46,7 +55,7 @@ class Names:
             return self._full[name]
         found = {full: target for full, target in self._full.items() if full.endswith("." + name)}
         if not found:
-            raise UnknownName(f"unknown name {name!r}.{suggest(name, self.known())}")
+            raise UnknownName(name, self.known())
         first, *others = found.values()
         if any(other is not first for other in others):
             raise UserError(f"{name!r} is ambiguous: write {' or '.join(sorted(found))}.")
@@ -96,6 +105,12 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
         own = f"{target.__module__}.".startswith(f"{module.__name__}.") or dataclasses.is_dataclass(target)
         if listed is not None or (own and not name.startswith("_")):
             yield name, target
+
+
+def _model_with(name: str) -> str | None:
+    """The one of our own model families that offers this name."""
+    families = (f"models.{found.name}" for found in pkgutil.iter_modules(models.__path__))
+    return next((family for family in families if name in _import_module(family).__all__), None)
 
 
 def _import_module(name: str) -> ModuleType:

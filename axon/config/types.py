@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,7 +93,7 @@ def _fit_mapping(value: Any, hint: Any, at: str) -> dict:
 def _fit_class(value: Any, wanted: Any, at: str) -> Any:
     if wanted is None:
         wanted = type(None)
-    if wanted is float and type(value) is int:
+    if wanted is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if wanted is Path and isinstance(value, str):
         return Path(value)

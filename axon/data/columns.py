@@ -2,12 +2,15 @@
 
 import importlib
 import itertools
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from axon.checks import check_range
 from axon.data.records import files_below, files_key, fingerprint, text_of
+from axon.disk import named
 from axon.errors import UserError, suggest
 
 
@@ -17,6 +20,9 @@ class Parquet:
 
     path: str
     field: str = "text"
+
+    def __post_init__(self):
+        named(self.path, "Parquet.path")
 
     @property
     def name(self) -> str:
@@ -33,15 +39,14 @@ class Parquet:
     def _column(self, path: Path) -> Iterator[Any]:
         pyarrow, parquet = _needed("pyarrow", "Parquet"), _needed("pyarrow.parquet", "Parquet")
         try:
-            file = parquet.ParquetFile(path)
-        except pyarrow.ArrowInvalid as error:
+            with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+                names = file.schema_arrow.names
+                if self.field not in names:
+                    raise UserError(f"{path}: there is no column {self.field!r}.{suggest(self.field, names)}")
+                for batch in file.iter_batches(batch_size=1024, columns=[self.field]):
+                    yield from batch.column(0).to_pylist()
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read as Parquet: {error}") from None
-        with file:
-            names = file.schema_arrow.names
-            if self.field not in names:
-                raise UserError(f"{path}: there is no column {self.field!r}.{suggest(self.field, names)}")
-            for batch in file.iter_batches(batch_size=1024, columns=[self.field]):
-                yield from batch.column(0).to_pylist()
 
 
 @dataclass(frozen=True)
@@ -58,24 +63,26 @@ class HuggingFace:
     documents: int | None = None
 
     def __post_init__(self):
-        if self.documents is not None and self.documents < 1:
-            raise UserError(f"HuggingFace.documents = {self.documents}: expected at least 1, or None for all of them.")
+        check_range(self, "[1, inf)", "documents")
+        if not self.name:
+            raise UserError("HuggingFace.name is ''; expected the name of a dataset, as in hf:OWNER/NAME")
 
     def key(self) -> str:
-        local = files_key(self.name, "**/*") if Path(self.name).exists() else None
+        local = files_key(self.name, "**/*") if os.path.exists(self.name) else None
         return fingerprint("hf", asdict(self), local)
 
     def texts(self) -> Iterator[str]:
-        for number, record in enumerate(itertools.islice(self._stream(), self.documents)):
+        for number, record in enumerate(self._records()):
             yield text_of(record, self.field, f"{self.name} ({self.split}) record {number}")
 
-    def _stream(self) -> Any:
+    def _records(self) -> Iterator[Any]:
         datasets = _needed("datasets", "HuggingFace")
         try:
-            return datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
-        except (ValueError, OSError) as error:
+            stream = datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)
+            yield from itertools.islice(stream, self.documents)
+        except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
             wanted = f"dataset {self.name!r} (config {self.config!r}, split {self.split!r})"
-            raise UserError(f"Hugging Face {wanted} cannot be opened: {error}") from None
+            raise UserError(f"Hugging Face {wanted} cannot be read: {error}") from None
 
 
 def _needed(module: str, source: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from axon.checks import check_range
 from axon.data.batches import Batches, RowNumbers, Rows, held_out_order, training_order
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
 from axon.data.sources import Source, Stdlib
@@ -44,11 +45,9 @@ class Data:
     threads: int = 2
 
     def __post_init__(self):
-        for name, least in (("seq", 1), ("batch", 1), ("threads", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"Data.{name} = {getattr(self, name)}: expected at least {least}.")
-        if not 0 <= self.held_out <= 1:
-            raise UserError(f"Data.held_out = {self.held_out}: expected a share of the documents, from 0 to 1.")
+        check_range(self, "[1, 2**31)", "seq", "batch")
+        check_range(self, "[0, 256]", "threads")
+        check_range(self, "[0, 1]", "held_out")
         if self.held_out == 1 and isinstance(self.tokenizer, Bpe):
             raise UserError("Data.held_out = 1 leaves no text to train a Bpe on: lower it, or give a TokenizerFile.")
         _check_sources(self.sources)
@@ -71,7 +70,9 @@ class Data:
         stored = [write_tokens(source, tokenizer, self.held_out, root, report) for source in self.sources]
         rows = {
             split: Rows(
-                [one.source for one in stored], [open_tokens(root, f"{one.part}/{split}") for one in stored], self.seq
+                [one.source for one in stored],
+                [open_tokens(root, f"{one.part}/{split}", one.splits[split], tokenizer.vocab) for one in stored],
+                self.seq,
             )
             for split in SPLITS
         }

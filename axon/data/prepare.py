@@ -18,20 +18,27 @@ from axon.data.tokenizer import BOS, Bpe, Tokenizer, read_tokenizer
 from axon.data.tokens import TokenWriter
 from axon.errors import UserError
 
-FORMAT = 1
+TOKENIZER_FORMAT = 1
+FORMAT = 2
 BLOCK = 4 * 2**20
 PROGRESS_SECONDS = 10.0
 SPLITS = ("train", "held_out")
+COUNTS = ("documents", "replaced", "bytes", "token_bytes")
+_UNPAIRED = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # the rest of the surrogates are bytes of PEP 383
 
 Report = Callable[[str], None]
 
 
 class Document(NamedTuple):
-    """One document, its size in UTF-8 bytes, and the split that the hash of its text puts it in."""
+    """One document, its size in UTF-8 bytes, and the split that the hash of its text puts it in.
+
+    `replaced` says that some of what the source gave was not UTF-8, and is U+FFFD in `text`.
+    """
 
     text: str
     bytes: int
     split: str
+    replaced: bool
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Stored:
 
     source: str
     part: str
-    splits: dict[str, dict[str, Any]]  # split → documents, tokens, bytes, digest
+    splits: dict[str, dict[str, Any]]  # split → documents, replaced, bytes, token_bytes, tokens, digest, crc32
 
 
 def documents(source: Source, held_out: float) -> Iterator[Document]:
@@ -50,30 +57,41 @@ def documents(source: Source, held_out: float) -> Iterator[Document]:
         UserError: there is not one.
     """
     empty = True
-    for text in source.texts():
-        raw = text.encode("utf-8", "replace")  # lone surrogates, which JSON can spell, have no bytes
-        if raw:
+    for given in source.texts():
+        if raw := _utf8(given):
             share = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest()) / 2**64
-            yield Document(raw.decode(), len(raw), "held_out" if share < held_out else "train")
+            text = raw.decode()
+            yield Document(text, len(raw), "held_out" if share < held_out else "train", text != given)
             empty = False
     if empty:
         raise UserError(f"The source {source.name} ({source}) has no documents with text in them.")
 
 
+def _utf8(text: str) -> bytes:
+    """`text`, with U+FFFD for what has no UTF-8: a file's own bytes (PEP 383), surrogates that JSON can spell."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        escaped = _UNPAIRED.sub("\ufffd", text).encode("utf-8", "surrogateescape")
+        return escaped.decode("utf-8", "replace").encode()
+
+
 def train_tokenizer(bpe: Bpe, sources: Iterable[Source], held_out: float, root: Root, report: Report) -> Tokenizer:
     """The BPE for these sources, fitted to an equal share of training text from each, or the one fitted before."""
     sources = tuple(sources)
-    spec = fingerprint(FORMAT, bpe.vocab, bpe.sample, held_out, [source.key() for source in sources])
+    spec = fingerprint(TOKENIZER_FORMAT, bpe.vocab, bpe.sample, held_out, [source.key() for source in sources])
     key = f"tokenizers/bpe-{bpe.vocab}-{spec}/tokenizer.json"
     began = time.perf_counter()
     made = []
 
     def make(part: str) -> str:
         texts = (_sample(source, held_out, bpe.sample // len(sources)) for source in sources)
-        made.append(bpe.train(itertools.chain.from_iterable(texts)))
+        made.append(bpe.train(itertools.chain.from_iterable(texts), report))
         return made[0].to_json()
 
-    tokenizer = read_tokenizer(root.once(key, make, report), BOS, key)
+    text = root.once(key, make, report)
+    with root.intact(key.rpartition("/")[0]):
+        tokenizer = read_tokenizer(text, BOS)
     done = f"trained in {time.perf_counter() - began:.1f} s" if made else "reused"
     fewer = f" ({bpe.vocab:,} asked for, the text has no more to merge)" if tokenizer.vocab < bpe.vocab else ""
     report(f"tokenizer: BPE of {tokenizer.vocab:,}{fewer}, {done}: {root.location}/{key}")
@@ -92,7 +110,7 @@ def _sample(source: Source, held_out: float, budget: int) -> Iterator[str]:
 def write_tokens(source: Source, tokenizer: Tokenizer, held_out: float, root: Root, report: Report) -> Stored:
     """The source's tokens, as written now or found from before; equal keys hold equal tokens."""
     spec = fingerprint(FORMAT, source.key(), tokenizer.to_json(), tokenizer.bos, held_out)
-    folder = f"tokens/{re.sub(r'[^A-Za-z0-9.-]+', '-', source.name)}-{spec}"
+    folder = f"tokens/{re.sub(r'[^A-Za-z0-9.-]+', '-', source.name)[:100]}-{spec}"
     began = time.perf_counter()
     made = []
 
@@ -101,10 +119,14 @@ def write_tokens(source: Source, tokenizer: Tokenizer, held_out: float, root: Ro
         splits = _tokenise(source, tokenizer, held_out, root, part, report)
         return json.dumps({"format": FORMAT, "source": repr(source), "part": part, "splits": splits}, indent=1)
 
-    manifest = json.loads(root.once(f"{folder}/manifest.json", make, report))
-    stored = Stored(source.name, manifest["part"], manifest["splits"])
-    done = f"written in {time.perf_counter() - began:.1f} s" if manifest["part"] in made else "reused"
-    report(f"{source.name}: {_summary(stored)}, {done}: {root.location}/{folder}")
+    text = root.once(f"{folder}/manifest.json", make, report)
+    with root.intact(folder):
+        manifest = json.loads(text)
+        stored = Stored(source.name, manifest["part"], manifest["splits"])
+        summary = _summary(stored)
+    done = f"written in {time.perf_counter() - began:.1f} s" if stored.part in made else "reused"
+    report(f"{source.name}: {summary}, {done}: {root.location}/{folder}")
+    _warn_about_text(stored, report)
     _warn_about_bytes(stored, report)
     return stored
 
@@ -114,7 +136,7 @@ def _tokenise(
 ) -> dict[str, dict[str, Any]]:
     dtype = np.dtype(np.uint16 if tokenizer.vocab <= 2**16 else np.uint32)
     writers = {split: TokenWriter(root, f"{part}/{split}", dtype) for split in SPLITS}
-    splits: dict[str, dict[str, Any]] = {split: {"documents": 0, "bytes": 0, "token_bytes": 0} for split in SPLITS}
+    splits: dict[str, dict[str, Any]] = {split: dict.fromkeys(COUNTS, 0) for split in SPLITS}
     said = time.perf_counter()
     for block in _blocks(documents(source, held_out)):
         for document, ids in zip(block, tokenizer.encode_batch([one.text for one in block]), strict=True):
@@ -122,13 +144,14 @@ def _tokenise(
             writers[document.split].append(tokens)
             counts = splits[document.split]
             counts["documents"] += 1
+            counts["replaced"] += document.replaced
             counts["bytes"] += document.bytes
             counts["token_bytes"] += int(tokenizer.byte_lengths[tokens].sum())
         if time.perf_counter() - said > PROGRESS_SECONDS:
             said = time.perf_counter()
             report(f"{source.name}: {sum(counts['documents'] for counts in splits.values()):,} documents so far")
     for split, writer in writers.items():
-        splits[split] |= {"digest": writer.finish(), "tokens": writer.count}
+        splits[split] |= writer.finish()
     return splits
 
 
@@ -152,6 +175,15 @@ def _summary(stored: Stored) -> str:
         f"{total['documents']:,} documents, {total['bytes'] / 1e6:.1f} MB, "
         f"{total['tokens']:,} tokens ({held:,} held out)"
     )
+
+
+def _warn_about_text(stored: Stored, report: Report) -> None:
+    documents, replaced = (sum(counts[key] for counts in stored.splits.values()) for key in ("documents", "replaced"))
+    if replaced:
+        report(
+            f"{stored.source}: {replaced:,} of {documents:,} documents are not UTF-8 throughout; U+FFFD stands in the "
+            "tokens for what is not"
+        )
 
 
 def _warn_about_bytes(stored: Stored, report: Report) -> None:

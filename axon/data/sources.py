@@ -1,6 +1,7 @@
 """Where text comes from: each source names itself, keys its content and yields its documents in a fixed order."""
 
 import json
+import os
 import string
 import sys
 import sysconfig
@@ -11,8 +12,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from axon.checks import check_range
 from axon.data.columns import HuggingFace, Parquet
-from axon.data.records import files_below, files_key, fingerprint, text_of
+from axon.data.records import files_below, files_key, fingerprint, text_in, text_of
+from axon.disk import named, reading
 from axon.errors import UserError
 
 
@@ -30,7 +33,10 @@ class Source(Protocol):
         ...
 
     def texts(self) -> Iterator[str]:
-        """Every document, in the same order every time, a few in memory at once."""
+        """Every document, in the same order every time, a few in memory at once.
+
+        A lone surrogate stands for a byte that is no UTF-8.
+        """
         ...
 
 
@@ -49,7 +55,7 @@ class Stdlib:
         return fingerprint("stdlib", sys.version, sizes)
 
     def texts(self) -> Iterator[str]:
-        return (path.read_bytes().decode("utf-8", "replace") for path in self._files())
+        return map(text_in, self._files())
 
     def _files(self) -> list[Path]:
         foreign = {"site-packages", "dist-packages", "__pycache__"}
@@ -68,6 +74,9 @@ class Folder:
     path: str
     pattern: str = "**/*.txt"
 
+    def __post_init__(self):
+        named(self.path, "Folder.path")
+
     @property
     def name(self) -> str:
         return Path(self.path).expanduser().absolute().name
@@ -76,7 +85,7 @@ class Folder:
         return fingerprint("folder", files_key(self.path, self.pattern))
 
     def texts(self) -> Iterator[str]:
-        return (path.read_bytes().decode("utf-8", "replace") for path in files_below(self.path, self.pattern))
+        return map(text_in, files_below(self.path, self.pattern))
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,9 @@ class JsonLines:
 
     path: str
     field: str = "text"
+
+    def __post_init__(self):
+        named(self.path, "JsonLines.path")
 
     @property
     def name(self) -> str:
@@ -95,7 +107,7 @@ class JsonLines:
 
     def texts(self) -> Iterator[str]:
         for path in files_below(self.path, "**/*.jsonl"):
-            with path.open("rb") as lines:
+            with reading(path), path.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
                     if line.strip():
                         yield text_of(_json_object(line, f"{path}:{number}"), self.field, f"{path}:{number}")
@@ -104,7 +116,7 @@ class JsonLines:
 def _json_object(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON ({error}); expected one JSON object on each line.") from None
     if not isinstance(record, dict):
         raise UserError(f"{where}: expected a JSON object on each line, found {type(record).__name__}.")
@@ -121,9 +133,8 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("vocab", "documents", "length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"Synthetic.{name} = {getattr(self, name)}: expected at least 1.")
+        check_range(self, "[1, 2**31)", "vocab", "documents", "length")
+        check_range(self, "[0, inf)", "seed")
 
     @property
     def name(self) -> str:
@@ -155,7 +166,7 @@ def parse_source(text: str) -> Source:
         return Stdlib()
     if text.startswith("hf:"):
         return HuggingFace(text.removeprefix("hf:"))
-    path = Path(text).expanduser()
-    if not path.exists():
+    path = named(text, "source")
+    if not os.path.exists(path):
         raise UserError(f"There is no source {text!r}: expected 'stdlib', 'hf:NAME', or the path of a folder or file.")
     return {".jsonl": JsonLines, ".parquet": Parquet}.get(path.suffix, Folder)(text)

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 import tensorstore as ts
 
+from axon.disk import named
 from axon.errors import UserError
 
 
@@ -30,7 +31,7 @@ class Root:
     """
 
     def __init__(self, location: str | None):
-        text = location or str(cache_folder())
+        text = str(cache_folder()) if location is None else location
         self.local: Path | None = _local_path(text)
         # One context: a `memory://` store lives as long as it, and remote shards keep their indexes in its cache.
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": 2**26}})
@@ -53,10 +54,22 @@ class Root:
                 "(file://, s3://, gs://), or $AXON_CACHE to a folder."
             ) from None
 
+    @contextlib.contextmanager
+    def intact(self, folder: str) -> Iterator[None]:
+        """Within, what was written below `folder` is read; where that fails, the `UserError` says what to delete."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise UserError(
+                f"{self.location}/{folder} cannot be read: {error}. If it is damaged, delete that folder and run the "
+                "same command again: it is made anew"
+            ) from error
+
     def read(self, key: str) -> str | None:
         """The text under `key`, or None."""
         found = self.ask(lambda: self._keys.read(key).result())
-        return found.value.decode() if found.state == "value" else None
+        with self.intact(key.rpartition("/")[0]):
+            return found.value.decode() if found.state == "value" else None
 
     def write_once(self, key: str, text: str) -> str:
         """Writes `text` under `key` unless something is there; returns what is there then."""
@@ -67,9 +80,9 @@ class Root:
         return self.read(key) or text
 
     def array(self, key: str, **options: Any) -> ts.TensorStore:
-        """The zarr3 array at `key`; `options` go to `tensorstore.open`."""
+        """The zarr3 array at `key`; `options` go to `tensorstore.open`, which raises `ValueError` if it fails."""
         spec = {"driver": "zarr3", "kvstore": (self._keys / f"{key}/").spec().to_json(), **options.pop("spec", {})}
-        return self.ask(lambda: ts.open(spec, context=self._context, **options).result())
+        return ts.open(spec, context=self._context, **options).result()
 
     def delete(self, prefix: str) -> None:
         """Removes everything below `prefix`."""
@@ -121,7 +134,7 @@ class Root:
             return
         path = self.local / folder
         self.ask(lambda: path.mkdir(parents=True, exist_ok=True))
-        with (path / "lock").open("w") as lock:
+        with self.ask(lambda: (path / "lock").open("w")) as lock:
             _lock(lock.fileno(), lambda: report(f"waiting for another process that is writing {path}"))
             yield
 
@@ -137,9 +150,11 @@ def _lock(file: int, when_taken: Callable[[], None]) -> None:
     except BlockingIOError:
         when_taken()
         fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        pass  # a file system that knows no locks: the first to finish counts, as on a remote root
 
 
 def _local_path(location: str) -> Path | None:
     if location.startswith("file://"):
         return Path(unquote(urlsplit(location).path))
-    return None if "://" in location else Path(location).expanduser().absolute()
+    return None if "://" in location else named(location, "Data.store")

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,16 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from axon.checks import check_range
+from axon.data.background import in_background
+from axon.disk import named, reading, writing
 from axon.errors import UserError, suggest
 
 BOS = "<|endoftext|>"
+PIECE = 1024
+"""Bytes of the pieces in which a longer word is counted: merging within one word takes the square of its length."""
+_UNBROKEN = re.compile(rf"\S{{{PIECE}}}|\s{{{PIECE}}}")
+_LONG_WORD = re.compile(rf"[^\W\d_]{{{PIECE}}}|\d{{{PIECE}}}|[^\w\s]{{{PIECE}}}|\s{{{PIECE}}}")
 KNOWN_BOS = (BOS, "<|begin_of_text|>", "<|startoftext|>", "<bos>", "<s>")
 BYTES = 256
 
@@ -39,12 +46,16 @@ class Tokenizer:
         self.vocab = len(self.byte_lengths)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with no special tokens added."""
-        return self._inner.encode(text, add_special_tokens=False).ids
+        """The ids of `text`, with no special tokens added. Raises `UserError` for what it cannot encode."""
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each of `texts`, on all cores."""
-        return [one.ids for one in self._inner.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """The ids of each of `texts`, on all cores. Raises as `encode`."""
+        try:
+            encoded = in_background(lambda: self._inner.encode_batch_fast(list(texts), add_special_tokens=False))
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"The tokenizer cannot encode this text: {error}") from error
+        return [one.ids for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens shown; bytes that are no whole character become U+FFFD."""
@@ -56,7 +67,8 @@ class Tokenizer:
 
     def save(self, path: str | Path) -> None:
         """Writes `tokenizer.json`."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        with writing(path):
+            Path(path).write_text(self.to_json(), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -70,24 +82,32 @@ class Bpe:
     sample: int = 64 * 2**20
 
     def __post_init__(self):
-        if self.vocab <= BYTES:
-            raise UserError(f"Bpe.vocab = {self.vocab}: expected at least {BYTES + 1}, 256 bytes and {BOS}.")
-        if self.sample < 1:
-            raise UserError(f"Bpe.sample = {self.sample}: expected a number of bytes, at least 1.")
+        check_range(self, f"[{BYTES + 1}, 2**24]", "vocab")
+        check_range(self, "[1, inf)", "sample")
 
-    def train(self, texts: Iterator[str]) -> Tokenizer:
-        """Fits the merges to `texts`; fewer than `vocab` ids come out where the text has no more pairs to merge."""
+    def train(self, texts: Iterator[str], report: Callable[[str], None] = print) -> Tokenizer:
+        """Fits the merges to `texts`; fewer than `vocab` ids come out where the text has no more pairs to merge.
+
+        `report` is given a line before the work, and one if some words are so long that they are trained on in pieces.
+        """
+        # A list, for the library reads an iterator in threads of its own, where Ctrl-C does not reach a slow source.
+        sample = list(texts)
+        report(f"tokenizer: training a BPE of {self.vocab:,} on {sum(map(len, sample)) / 1e6:.1f} million characters")
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner = tokenizers.Tokenizer(models.BPE())
-        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        inner.decoder = decoders.ByteLevel()
+        inner.pre_tokenizer, inner.decoder = words, decoders.ByteLevel()
+        if any(_UNBROKEN.search(text) and _LONG_WORD.search(text) for text in sample):
+            report(f"tokenizer: the text has words of {PIECE:,} characters and more; it is trained on pieces of them")
+            pieces = pre_tokenizers.Split(tokenizers.Regex(f".{{{PIECE}}}"), "isolated")
+            inner.pre_tokenizer = pre_tokenizers.Sequence([words, pieces])
         trainer = trainers.BpeTrainer(
             vocab_size=self.vocab,
             special_tokens=[BOS],
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        # A list, for the library reads an iterator in threads of its own, where Ctrl-C does not reach a slow source.
-        inner.train_from_iterator(list(texts), trainer)
+        in_background(lambda: inner.train_from_iterator(sample, trainer))
+        inner.pre_tokenizer = words
         return Tokenizer(inner, inner.get_vocab()[BOS])
 
 
@@ -104,35 +124,32 @@ class TokenizerFile:
         Raises:
             UserError: the file is missing or no tokenizer, or `bos` is not in its vocabulary.
         """
-        path = Path(self.path).expanduser()
-        if not path.is_file():
-            raise UserError(f"TokenizerFile.path: there is no file {path}; expected a Hugging Face tokenizer.json.")
-        try:
+        path = named(self.path, "TokenizerFile.path")
+        with reading(path):
             text = path.read_text(encoding="utf-8")
-            json.loads(text)
+        try:
+            return read_tokenizer(text, self.bos)
         except ValueError as error:
-            raise UserError(f"{path} is not a tokenizer.json: {error}") from None
-        return read_tokenizer(text, self.bos, str(path))
+            raise UserError(f"{path}: {error}") from error
 
 
-def read_tokenizer(text: str, bos: str | None, where: str) -> Tokenizer:
-    """A tokenizer from the text of a tokenizer.json, which errors call `where`.
+def read_tokenizer(text: str, bos: str | None) -> Tokenizer:
+    """A tokenizer from the text of a tokenizer.json.
 
     Raises:
-        UserError: the library cannot read it, or it has no token `bos`.
+        ValueError: the library cannot read it, or it has no token `bos`.
     """
     try:
+        json.loads(text)  # it says better than the library what is wrong with JSON
         inner = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{where} is not a tokenizer.json that the tokenizers library reads: {error}") from None
+        raise ValueError(f"it is not a tokenizer.json that the tokenizers library reads: {error}") from error
     ids = [inner.token_to_id(name) for name in ([bos] if bos else KNOWN_BOS)]
     found = [number for number in ids if number is not None]
     if not found:
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         wanted = f"no token {bos!r}" if bos else f"none of {', '.join(KNOWN_BOS)}"
-        raise UserError(
-            f"{where} has {wanted} to open documents with: set TokenizerFile.bos.{suggest(bos or '', special)}"
-        )
+        raise ValueError(f"it has {wanted} to open documents with: set TokenizerFile.bos.{suggest(bos or '', special)}")
     return Tokenizer(inner, found[0])
 
 

@@ -1,22 +1,32 @@
 """Token arrays: uncompressed sharded zarr3, read through TensorStore anywhere and memory-mapped on a local disk.
 
 Without compression a shard's file is its tokens, chunk after chunk, and then an index. So one format serves both: any
-zarr3 reader opens it, and a local shard is mapped as the flat array that it is.
+zarr3 reader opens it, and a local shard is mapped as the flat array that it is. What a disk flips is noticed: a local
+shard has its checksum in the manifest, a remote chunk its own beside it, where TensorStore looks.
 """
 
 import hashlib
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorstore as ts
 
 from axon.data.store import Root
-from axon.errors import UserError
 
 SHARD = 16 * 2**20
 CHUNK = 64 * 2**10
 MISSING = 2**64 - 1
+CHECKED_AT_ONCE = 2 * 2**30
+"""Bytes of a split up to which its checksums are compared when it is opened; above, when a shard is first read."""
+
+
+Guard = Callable[[], AbstractContextManager[None]]
+"""See `Root.intact`."""
 
 
 class TokenWriter:
@@ -24,11 +34,13 @@ class TokenWriter:
 
     def __init__(self, root: Root, key: str, dtype: np.dtype, shard: int = SHARD, chunk: int = CHUNK):
         self._root = root
-        self._array = root.array(key, spec=_spec(dtype, shard, chunk), create=True)
+        spec = _spec(dtype, shard, chunk, checksums=root.local is None)
+        self._array = root.ask(lambda: root.array(key, spec=spec, create=True))
         self._waiting = np.empty(shard, dtype)
         self._filled = 0
         self._hash = hashlib.blake2b(digest_size=16)
         self.count = 0
+        self._crc32: list[int] = []
 
     def append(self, tokens: np.ndarray) -> None:
         """Adds `tokens`, of any length, at the end."""
@@ -40,27 +52,29 @@ class TokenWriter:
             if self._filled == len(self._waiting):
                 self._flush()
 
-    def finish(self) -> str:
-        """Writes what is left; returns a digest of all tokens."""
+    def finish(self) -> dict[str, Any]:
+        """Writes what is left; returns what `open_tokens` needs: the count, a digest of all, each shard's checksum."""
         if self._filled:
             self._flush()
-        return self._hash.hexdigest()
+        return {"tokens": self.count, "digest": self._hash.hexdigest(), "crc32": self._crc32}
 
     def _flush(self) -> None:
         shard = self._waiting[: self._filled]
         end = self.count + self._filled
         self._array = self._root.ask(self._array.resize(exclusive_max=[end]).result)
         self._root.ask(self._array[self.count : end].write(shard).result)
-        self._hash.update(shard.tobytes())
+        raw = shard.astype(shard.dtype.newbyteorder("<")).tobytes()
+        self._hash.update(raw)
+        self._crc32.append(zlib.crc32(raw))
         self.count, self._filled = end, 0
 
 
-def _spec(dtype: np.dtype, shard: int, chunk: int) -> dict:
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
+def _spec(dtype: np.dtype, shard: int, chunk: int, checksums: bool) -> dict:
+    little, checked = {"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}
     sharding = {
         "chunk_shape": [chunk],
-        "codecs": [little],
-        "index_codecs": [little, {"name": "crc32c"}],
+        "codecs": [little, checked] if checksums else [little],
+        "index_codecs": [little, checked],
         "index_location": "end",
     }
     metadata = {
@@ -84,40 +98,73 @@ class Tokens(Protocol):
 
 
 class StoredTokens:
-    """Windows read through TensorStore, all at once: for remote stores."""
+    """Windows read through TensorStore, all at once: for remote stores. TensorStore compares each chunk's checksum."""
 
-    def __init__(self, array: ts.TensorStore):
-        self._array = array
+    def __init__(self, array: ts.TensorStore, vocab: int, intact: Guard):
+        self._array, self._vocab, self._intact = array, vocab, intact
         self.count: int = array.shape[0]
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """int32 `window length`: the tokens from each of `starts` on."""
-        waiting = [self._array[start : start + length].read() for start in starts.tolist()]
-        return np.array([future.result() for future in waiting], np.int32).reshape(len(starts), length)
+        with self._intact():
+            waiting = [self._array[start : start + length].read() for start in starts.tolist()]
+            windows = np.array([future.result() for future in waiting]).reshape(len(starts), length)
+            _check_ids(windows, self._vocab, "the array")
+        return windows.astype(np.int32)
 
 
 class MappedTokens:
-    """Windows, of at most a shard's length, copied from the memory-mapped shards of a local store."""
+    """Windows, of at most a shard's length, copied from the memory-mapped shards of a local store.
 
-    def __init__(self, folder: Path, array: ts.TensorStore):
+    A shard is compared with its checksum once: all of them now, or in a large store each when it is first read.
+    """
+
+    def __init__(self, folder: Path, array: ts.TensorStore, crc32: Sequence[int], vocab: int, intact: Guard):
+        self._folder, self._crc32, self._vocab, self._intact = folder, crc32, vocab, intact
         self.count: int = array.shape[0]
         self._shard, chunk = _grid(array)
         dtype = array.dtype.numpy_dtype
         self._shards = [
-            _mapped_shard(folder / "c" / str(number), dtype, chunk, self._shard // chunk, self.count - start)
+            _mapped_shard(self._path(number), dtype, chunk, self._shard // chunk, self.count - start)
             for number, start in enumerate(range(0, self.count, self._shard))
         ]
+        self._unchecked = set(range(len(self._shards)))
+        if self.count * dtype.itemsize <= CHECKED_AT_ONCE:
+            for number in range(len(self._shards)):
+                self._whole(number)
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """int32 `window length`: the tokens from each of `starts` on."""
         windows = np.empty((len(starts), length), np.int32)
         for window, start in zip(windows, starts.tolist(), strict=True):
             number, offset = divmod(start, self._shard)
-            head = self._shards[number][offset : offset + length]
+            head = self._whole(number)[offset : offset + length]
             window[: len(head)] = head
             if len(head) < length:
-                window[len(head) :] = self._shards[number + 1][: length - len(head)]
+                window[len(head) :] = self._whole(number + 1)[: length - len(head)]
         return windows
+
+    def _whole(self, number: int) -> np.ndarray:
+        """A shard whose bytes are those that were written."""
+        if number in self._unchecked:
+            with self._intact():
+                self._check(number)
+            self._unchecked.discard(number)
+        return self._shards[number]
+
+    def _check(self, number: int) -> None:
+        tokens = self._shards[number][: self.count - number * self._shard]
+        if zlib.crc32(tokens.view(np.uint8)) != self._crc32[number]:
+            raise ValueError(f"the token shard {self._path(number)} has another checksum than when it was written")
+        _check_ids(tokens, self._vocab, f"the token shard {self._path(number)}")
+
+    def _path(self, number: int) -> Path:
+        return self._folder / "c" / str(number)
+
+
+def _check_ids(tokens: np.ndarray, vocab: int, where: str) -> None:
+    if tokens.size and tokens.max() >= vocab:
+        raise ValueError(f"{where} holds the id {tokens.max()}, and the tokenizer has {vocab} ids")
 
 
 def _grid(array: ts.TensorStore) -> tuple[int, int]:
@@ -133,17 +180,26 @@ def _mapped_shard(path: Path, dtype: np.dtype, chunk: int, chunks: int, left: in
     size = chunk * dtype.itemsize
     expected = np.full((chunks, 2), MISSING, "<u8")
     expected[:used] = np.arange(used)[:, None] * [size, 0] + [0, size]
-    try:
-        index = np.fromfile(path, "<u8", count=2 * chunks, offset=used * size).reshape(-1, 2)
-        flat = np.memmap(path, dtype.newbyteorder("<"), "r", shape=(used * chunk,))
-    except (OSError, ValueError) as error:
-        raise UserError(f"The token shard {path} cannot be read ({error}): delete its folder and run again.") from None
-    if not np.array_equal(index, expected):
-        raise UserError(f"The token shard {path} is damaged: its index is not the one written. Delete its folder.")
+    index = np.fromfile(path, "<u8", count=2 * chunks, offset=used * size)
+    if not np.array_equal(index, expected.ravel()):
+        raise ValueError(f"the token shard {path} has another index than when it was written")
+    flat = np.memmap(path, dtype.newbyteorder("<"), "r", shape=(used * chunk,))
     return np.asarray(flat)  # slicing a memmap object itself is three times slower
 
 
-def open_tokens(root: Root, key: str) -> Tokens:
-    """The tokens at `key`: mapped where the root is a local folder, else through TensorStore."""
-    array = root.array(key, open=True, read=True)
-    return MappedTokens(root.local / key, array) if root.local else StoredTokens(array)
+def open_tokens(root: Root, key: str, counts: Mapping[str, Any], vocab: int) -> Tokens:
+    """The tokens at `key`: mapped where the root is a local folder, else through TensorStore.
+
+    `counts` is what the manifest says of them; `vocab` is above every id.
+
+    Raises:
+        UserError: they are damaged, as far as was read; it names the folder that has to be made anew.
+    """
+    intact = partial(root.intact, key.rsplit("/", 2)[0])  # above the part and the split
+    with intact():
+        array = root.array(key, open=True, read=True)
+        if array.shape[0] != counts["tokens"]:
+            raise ValueError(f"{key} has {array.shape[0]:,} tokens, and its manifest says {counts['tokens']:,}")
+        if root.local is None:
+            return StoredTokens(array, vocab, intact)
+        return MappedTokens(root.local / key, array, counts["crc32"], vocab, intact)

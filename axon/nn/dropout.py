@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.axes import shard
-from axon.errors import UserError
+from axon.checks import check_range
 from axon.nn.inputs import Inputs
 
 
@@ -23,8 +23,7 @@ class Dropout:
     name: str
 
     def __post_init__(self):
-        if not 0 <= self.rate < 1:
-            raise UserError(f"dropout rate is {self.rate}; write a share of at least 0 and below 1")
+        check_range(self, "[0, 1)", "rate")
 
     def __call__(self, x: Array, inputs: Inputs) -> Array:  # batch seq.residual embed
         if self.rate == 0 or inputs.key is None or inputs.rows is None:

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from axon.checks import check_range
+from axon.errors import UserError
 from axon.kernels.choice import platform
 
 
@@ -15,6 +17,9 @@ class LinearScaling:
     """Positions divided by `factor` (Chen et al., arXiv:2306.15595)."""
 
     factor: float
+
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "factor")
 
     def apply(self, frequencies: np.ndarray) -> np.ndarray:
         return frequencies / self.factor
@@ -29,6 +34,11 @@ class Llama3Scaling:
     high: float = 4.0
     original: int = 8192
 
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "factor", "low", "high", "original")
+        if self.low >= self.high:
+            raise UserError(f"Llama3Scaling.low is {self.low}; must be below Llama3Scaling.high, which is {self.high}")
+
     def apply(self, frequencies: np.ndarray) -> np.ndarray:
         turns = self.original * frequencies / (2 * math.pi)
         kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
@@ -41,6 +51,9 @@ class Rope:
 
     theta: float = 10000.0
     scaling: LinearScaling | Llama3Scaling | None = None
+
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "theta")
 
     def angles(self, positions: Array, head_dim: int) -> tuple[Array, Array]:
         """Cosine and sine, `batch seq head_dim/2` float32, of `positions` (`batch seq`)."""

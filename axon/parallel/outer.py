@@ -9,7 +9,7 @@ from typing import Any
 
 from jax import Array
 
-from axon.errors import UserError
+from axon.checks import check_range
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,6 @@ class SlowMo:
 
 
 def _check(method: DiLoCo | SlowMo) -> None:
-    name = type(method).__name__
-    if method.every < 1:
-        raise UserError(f"{name}.every is {method.every}; write a number of inner steps, 1 or more")
-    if method.learning_rate <= 0:
-        raise UserError(f"{name}.learning_rate is {method.learning_rate}; write a rate above 0")
-    if not 0 <= method.momentum < 1:
-        raise UserError(f"{name}.momentum is {method.momentum}; write a share of at least 0 and below 1")
+    check_range(method, "[1, inf)", "every")
+    check_range(method, "(0, inf)", "learning_rate")
+    check_range(method, "[0, 1)", "momentum")

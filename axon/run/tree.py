@@ -8,6 +8,7 @@ from typing import Protocol
 from flax import nnx
 
 from axon.checkpoint import Checkpoints
+from axon.checks import check_range
 from axon.data import Data
 from axon.errors import UserError
 from axon.layout import Layout
@@ -38,8 +39,7 @@ class Evaluation:
     batches: int | None = 20
 
     def __post_init__(self):
-        if self.every < 1 or (self.batches is not None and self.batches < 1):
-            raise UserError(f"Evaluation: every is {self.every} and batches {self.batches}; write 1 or more")
+        check_range(self, "[1, inf)", "every", "batches")
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Train:
     run_dir: str | None = None
 
     def __post_init__(self):
-        if self.steps < 1:
-            raise UserError(f"Train.steps is {self.steps}; write 1 or more")
+        check_range(self, "[1, 2**31)", "steps")
+        check_range(self, "[0, 2**32)", "seed")
         if self.outer is not None and self.steps % self.outer.every:
             name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every
             raise UserError(

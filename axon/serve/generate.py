@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes.patterns import base
-from axon.errors import UserError
+from axon.checks import check_range
 from axon.kernels.sampling import sample
 from axon.layout import Placement
 from axon.nn import Inputs
@@ -40,16 +40,11 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self):
-        if self.tokens < 1:
-            raise UserError(f"Sampling.tokens is {self.tokens}; write 1 or more")
-        if self.temperature < 0:
-            raise UserError(f"Sampling.temperature is {self.temperature}; write 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"Sampling.top_k is {self.top_k}; write 1 or more, or None")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"Sampling.top_p is {self.top_p}; write a probability above 0 and up to 1, or None")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise UserError(f"Sampling.min_p is {self.min_p}; write a share from 0 to 1, or None")
+        check_range(self, "[1, 2**31)", "tokens", "top_k")
+        check_range(self, "[0, inf)", "temperature")
+        check_range(self, "(0, 1]", "top_p")
+        check_range(self, "[0, 1]", "min_p")
+        check_range(self, "[0, 2**32)", "seed")
 
 
 class Generator:

@@ -15,6 +15,8 @@ Data.batch = 8
 
 CASES = {
     "unknown name": ("Layuot.zero = 1", "6: Layuot.zero: unknown name 'Layuot'. Did you mean 'Layout'?"),
+    "no name like it": ("Zyx.zero = 1", "6: Zyx.zero: unknown name 'Zyx'. Import it above: from MODULE import Zyx"),
+    "not imported": ("Train.model = @GPT2()\nGPT2.layers = 1\nGPT2.heads = 2", "6: Train.model: unknown name 'GPT2'."),
     "unknown reference": ("Train.layout = @Layuot()", "6: Train.layout: unknown name 'Layuot'. Did you mean"),
     "unknown field": ("Layout.msh = {}", "6: Layout.msh: Layout has no field 'msh'. Did you mean 'mesh'?"),
     "field in a block": ("Layout:\n  zero = 1\n  atuo = True", "8: Layout.atuo: Layout has no field 'atuo'."),
@@ -47,6 +49,7 @@ CASES = {
     "open string": ("Net.kind = 'gated\nTrain.steps = 3", "6: cannot read `Net.kind = 'gated`: "),
     "key twice": ("Layout.mesh = {\n  'data': 2,\n  'data': 4}", "6: cannot read `Layout.mesh = {`: the key 'data' is"),
     "key that is a list": ("Train.extra = {[1]: 2}", "6: cannot read `Train.extra = {[1]: 2}`: [1] cannot"),
+    "bare include": ("include nope.gin", "6: cannot read `include nope.gin`: the file's name is quoted: include 'no"),
     "missing include": ("include 'missing.gin'", "6: there is no file 'missing.gin', neither beside main.gin nor"),
     "circular include": ("include 'main.gin'", "6: circular include: main.gin → main.gin."),
     "no such module": ("import no_such.thing", "6: there is no module 'no_such': neither installed nor in"),
@@ -126,6 +129,27 @@ def test_a_file_that_does_not_exist_is_named_with_a_similar_one(write):
         load("nosuch.gin", ["Net.layers=2"], modules=("toy_house",))
     with pytest.raises(ConfigError, match=r"Did you mean 'quickstart.gin'\?"):
         load("quickstrat.gin", modules=("toy_house",))
+
+
+def test_a_model_of_ours_that_was_not_imported_is_named_with_its_module(mistakes):
+    data = "Train.data = @Data()\nData.seq = 8\nData.batch = 8\n"
+    (message,) = mistakes("Train.model = @Llama()\nLlama.layers = 1\nLlama.heads = 2\n" + data)
+    assert message == "main.gin:1: Train.model: unknown name 'Llama'. Import it above: from models.llama import Llama"
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(folder, resolved):
+    (folder / "marked.gin").write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load("marked.gin", modules=("toy_house",)).tree == resolved(GOOD).tree
+
+
+def test_paths_that_the_system_refuses_are_named(folder, mistakes):
+    (folder / "loop.gin").symlink_to("loop.gin")
+    found = mistakes(f"include 'loop.gin'\ninclude '{'x' * 300}'\n")
+    assert "there is no file 'loop.gin'" in found[0]
+    assert f"there is no file '{'x' * 300}'" in found[1]
+    for path, said in [("loop.gin", "Too many levels"), ("x" * 300, "File name too long"), ("a\0b", "null")]:
+        with pytest.raises(ConfigError, match=f"cannot be read: .*{said}"):
+            load(path, modules=("toy_house",))
 
 
 def test_files_that_cannot_be_read_are_named(folder, mistakes):

@@ -77,6 +77,7 @@ MISFITS = [
     (1.0, int, "expected int, got 1.0."),
     (True, float, "expected float, got True."),
     ("3", float, "expected float, got '3'."),
+    (10**400, float, "expected float, got 1000"),
     (0, bool, "expected bool, got 0."),
     (0, None, "expected None, got 0."),
     ("a", int | None, "expected int | None, got 'a'."),

@@ -180,11 +180,13 @@ def test_two_sources_of_one_name_are_told_apart(folder, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"seq": 0}, "Data.seq = 0"),
-        ({"batch": 0}, "Data.batch = 0"),
-        ({"threads": -1}, "Data.threads = -1"),
-        ({"held_out": 1.5}, "Data.held_out = 1.5"),
-        ({"held_out": -0.1}, "Data.held_out = -0.1"),
+        ({"seq": 0}, "Data.seq is 0; must be at least 1"),
+        ({"seq": 2**31}, "Data.seq is 2147483648; must be in [1, 2**31)"),
+        ({"batch": 0}, "Data.batch is 0; must be at least 1"),
+        ({"threads": -1}, "Data.threads is -1; must be in [0, 256]"),
+        ({"threads": 100000}, "Data.threads is 100000; must be in [0, 256]"),
+        ({"held_out": 1.5}, "Data.held_out is 1.5; must be in [0, 1]"),
+        ({"held_out": -0.1}, "Data.held_out is -0.1; must be in [0, 1]"),
         ({"held_out": 1}, "leaves no text to train a Bpe on"),
         ({"sources": ()}, "at least one source"),
         ({"sources": Synthetic()}, "expected a tuple"),

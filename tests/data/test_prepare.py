@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def source(folder):
 
 
 def documents_in(root, stored, split, tokenizer):
-    tokens = open_tokens(root, f"{stored.part}/{split}")
+    tokens = open_tokens(root, f"{stored.part}/{split}", stored.splits[split], tokenizer.vocab)
     flat = tokens.read(np.array([0]), tokens.count)[0]
     starts = np.flatnonzero(flat == tokenizer.bos)
     return [tokenizer.decode(ids[1:]) for ids in np.split(flat, starts)[1:]]
@@ -76,9 +77,11 @@ def test_the_second_time_all_is_reused(source, said):
     for _ in range(2):
         tokenizer = train_tokenizer(Bpe(300), [source], 0.1, Root(None), said.append)
         write_tokens(source, tokenizer, 0.1, Root(None), said.append)
-    assert re.search(r"trained in \d+\.\d s", said[0])
-    assert re.search(r"written in \d+\.\d s", said[1])
-    assert all("reused" in line for line in said[2:])
+    assert said[0].startswith("tokenizer: training a BPE of 300 on 0.")
+    assert re.search(r"trained in \d+\.\d s", said[1])
+    assert re.search(r"written in \d+\.\d s", said[2])
+    assert all("reused" in line for line in said[3:])
+    assert len(said) == 5
 
 
 def test_changed_text_is_prepared_anew(source, said, tmp_path):
@@ -101,7 +104,7 @@ def test_another_share_held_out_or_tokenizer_is_another_store(source, said):
 
 def test_the_tokenizer_never_sees_what_is_held_out(tmp_path, said):
     class Seen(Bpe):
-        def train(self, texts):
+        def train(self, texts, report=print):
             self_seen.extend(texts)
             return Bpe(300).train(iter(self_seen))
 
@@ -122,7 +125,7 @@ def test_the_tokenizer_is_fitted_to_no_more_than_its_sample_of_each_source(said)
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_said(said):
     train_tokenizer(Bpe(8192), [Synthetic(3, 3, 3)], 0.0, Root(None), said.append)
-    assert "8,192 asked for" in said[0]
+    assert "8,192 asked for" in said[-1]
 
 
 def test_large_vocabularies_take_wider_tokens(said, source, monkeypatch):
@@ -146,10 +149,24 @@ def test_a_tokenizer_that_loses_bytes_is_said_so_each_time(tmp_path, said, sourc
     assert sum("bits per byte will be off by +" in line for line in said) == 2
 
 
-def test_lone_surrogates_do_not_stop_the_run(tmp_path, said):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "fine \ud800 still"}) + "\n")
+def test_text_that_is_not_utf8_is_replaced_and_counted_each_time(tmp_path, said):
+    texts = {"good": "naïve".encode(), "latin": "na\xefve".encode("latin-1"), "torn": "漢字".encode()[:-1]}
+    for name, raw in texts.items():
+        (tmp_path / f"{name}.txt").write_bytes(raw)
+    source = Folder(str(tmp_path))
+    found = {one.text: one.replaced for one in documents(source, 0.0)}
+    assert found == {"naïve": False, "na\ufffdve": True, "漢\ufffd": True}
+    for _ in range(2):
+        write_tokens(source, Bpe(300).train(iter(["a"])), 0.1, Root(None), said.append)
+    assert sum("2 of 3 documents are not UTF-8 throughout" in line for line in said) == 2
+
+
+def test_lone_surrogates_that_json_can_spell_are_replaced_and_counted(tmp_path):
+    given = ["fine \ud800 still", "\udfff\udcff", "\ud83d\ude42"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in given))
     source = JsonLines(str(tmp_path / "a.jsonl"))
-    assert [(one.text, one.bytes) for one in documents(source, 0.0)] == [("fine ? still", 12)]
+    expected = [("fine \ufffd still", 14, True), ("\ufffd\ufffd", 6, True), ("🙂", 4, False)]
+    assert [(one.text, one.bytes, one.replaced) for one in documents(source, 0.0)] == expected
 
 
 def test_an_empty_source_is_refused(tmp_path, said):
@@ -164,3 +181,34 @@ def test_long_work_says_how_far_it_is(source, said, monkeypatch):
     monkeypatch.setattr(module, "PROGRESS_SECONDS", 0.0)
     write_tokens(source, tokenizer, 0.1, Root(None), said.append)
     assert sum("documents so far" in line for line in said) > 3
+
+
+@pytest.mark.parametrize("harm", [lambda raw: raw[: len(raw) // 2], lambda raw: b"\xff" + raw, lambda raw: b"{}"])
+@pytest.mark.parametrize("part", ["tokenizers", "tokens"])
+def test_what_was_prepared_and_is_damaged_says_which_folder_to_delete(source, said, cache, part, harm):
+    def prepare():
+        tokenizer = train_tokenizer(Bpe(300), [source], 0.1, Root(None), said.append)
+        return write_tokens(source, tokenizer, 0.1, Root(None), said.append)
+
+    before = prepare()
+    (folder,) = (cache / part).iterdir()
+    (file,) = folder.glob("*.json")
+    file.write_bytes(harm(file.read_bytes()))
+    with pytest.raises(UserError, match=f"^{folder} cannot be read: .*delete that folder"):
+        prepare()
+    shutil.rmtree(folder)
+    assert prepare().splits == before.splits
+
+
+def test_a_tokenizer_that_cannot_encode_a_text_is_the_persons_to_change(tmp_path, said, source):
+    inner = tokenizers.Tokenizer(models.WordLevel({"<s>": 0, "a": 1}))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TokenizerFile(str(tmp_path / "tokenizer.json")).load()
+    with pytest.raises(UserError, match=r"The tokenizer cannot encode this text: .*Missing \[UNK\]"):
+        write_tokens(source, tokenizer, 0.1, Root(None), said.append)
+
+
+def test_a_source_with_a_very_long_name_is_stored(tmp_path, said):
+    (tmp_path / ("x" * 250)).write_text("some text")
+    write_tokens(Folder(str(tmp_path / ("x" * 250))), Bpe(300).train(iter(["a"])), 0.1, Root(None), said.append)
+    assert "written in" in said[-1]

@@ -1,8 +1,11 @@
 """Sources: the same documents in the same order, a key that follows the content, and clear mistakes."""
 
+import errno
 import json
 import os
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +71,7 @@ def test_a_folder_of_jsonl_is_read_file_after_file(tmp_path, texts):
         ('{"text": 3}', "holds int"),
         ("{nonsense", "not valid JSON"),
         ("[1, 2]", "found list"),
+        ("[" * 100_000, "not valid JSON"),
     ],
 )
 def test_a_bad_line_of_jsonl_is_named_by_file_and_line(tmp_path, line, said):
@@ -100,6 +104,17 @@ def test_parquet_says_what_is_wrong_with_a_file(tmp_path):
             list(source.texts())
 
 
+def test_a_parquet_file_with_a_damaged_page_is_named(tmp_path, texts):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": texts(200)}), path, write_page_checksum=True)
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 3] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=f"^{path} cannot be read as Parquet"):
+        list(Parquet(str(path)).texts())
+
+
 def test_a_hugging_face_dataset_is_streamed(tmp_path, texts):
     pytest.importorskip("datasets")
     written = texts(30)
@@ -114,7 +129,8 @@ def test_a_hugging_face_dataset_that_cannot_be_opened_says_why(tmp_path):
     for source, said in [
         (HuggingFace(str(tmp_path), split="tran"), "Bad split: tran"),
         (HuggingFace(str(tmp_path), config="none"), "'none' not found"),
-        (HuggingFace(str(tmp_path / "absent")), "cannot be opened"),
+        (HuggingFace(str(tmp_path / "absent")), "cannot be read"),
+        (HuggingFace("x" * 300), "cannot be read"),
         (HuggingFace(str(tmp_path)), "no field 'text'.*'?body"),
     ]:
         with pytest.raises(UserError, match=said):
@@ -156,6 +172,62 @@ def test_a_folder_with_no_match_says_its_pattern(tmp_path):
         Folder(str(tmp_path), "*.md").key()
 
 
+@pytest.mark.parametrize("pattern", ["", "/etc/*.txt"])
+def test_a_pattern_that_is_none_is_refused(tmp_path, pattern):
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(UserError, match=f"pattern '{re.escape(pattern)}'"):
+        Folder(str(tmp_path), pattern).key()
+
+
+@pytest.mark.parametrize("make", [Folder, JsonLines, Parquet])
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_path_that_is_none_is_refused_by_its_field(make, path):
+    with pytest.raises(UserError, match=rf"{make.__name__}\.path is "):
+        make(path)
+
+
+def refusing(monkeypatch, name, refused):
+    """Has the system refuse the file or folder `refused`, as it does for anyone but root."""
+    real = getattr(os, name)
+
+    def call(path, *more, **options):
+        if str(path) == str(refused):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *more, **options)
+
+    monkeypatch.setattr(os, name, call)
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_left_out(folder, monkeypatch):
+    path = folder("words", 3)
+    (path / "closed").mkdir()
+    refusing(monkeypatch, "scandir", path / "closed")
+    with pytest.raises(UserError, match=rf"{path}/closed cannot be read: Permission denied"):
+        Folder(str(path)).key()
+    assert Folder(str(path), "*.txt").key()  # nothing below it is asked for
+    refusing(monkeypatch, "scandir", path)
+    with pytest.raises(UserError, match=rf"{path} cannot be read: Permission denied"):
+        Folder(str(path), "*.txt").key()
+
+
+@pytest.mark.parametrize(("make", "name"), [(Folder, "a.txt"), (JsonLines, "a.jsonl"), (Parquet, "a.parquet")])
+def test_a_file_that_cannot_be_opened_is_named(tmp_path, monkeypatch, make, name):
+    if make is Parquet:
+        pytest.importorskip("pyarrow")
+    (tmp_path / name).mkdir()  # opened as a file, it is refused to root too
+    monkeypatch.setattr(Path, "is_file", lambda self: True)
+    with pytest.raises(UserError, match=rf"{tmp_path / name} cannot be read"):
+        list(make(str(tmp_path / name)).texts())
+
+
+@pytest.mark.parametrize("make", [Folder, JsonLines, Parquet])
+def test_a_circle_of_links_and_a_name_too_long_are_errors_that_say_so(tmp_path, make):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path, said in [(tmp_path / "loop", "Too many levels"), (tmp_path / ("x" * 300), "File name too long")]:
+        with pytest.raises(UserError, match=f"{path} cannot be read: {said}"):
+            make(str(path)).key()
+
+
 def test_a_source_is_named_in_one_word(tmp_path):
     (tmp_path / "a.jsonl").touch()
     (tmp_path / "a.parquet").touch()
@@ -166,6 +238,10 @@ def test_a_source_is_named_in_one_word(tmp_path):
     assert parse_source(str(tmp_path / "a.parquet")) == Parquet(str(tmp_path / "a.parquet"))
     with pytest.raises(UserError, match="no source 'stdlb'"):
         parse_source("stdlb")
+    with pytest.raises(UserError, match="source is ''"):
+        parse_source("")
+    with pytest.raises(UserError, match=r"HuggingFace\.name is ''; expected the name of a dataset"):
+        parse_source("hf:")
 
 
 def test_every_source_has_what_a_source_needs():

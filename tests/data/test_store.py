@@ -1,10 +1,13 @@
 """A root holds a thing whole or not at all, whoever else writes and whenever a process dies."""
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +116,24 @@ def test_a_second_process_waits_for_the_first_and_takes_its_work(tmp_path):
 
 
 def test_a_location_that_cannot_be_used_says_what_to_set():
-    for location in ("x3://bucket/a", "s3://", "/proc/nowhere/at/all"):
+    for location in ("x3://bucket/a", "s3://", "/proc/nowhere/at/all", ""):
         with pytest.raises(UserError, match=r"Data\.store"):
             Root(location).once("things/one/manifest.json", lambda part: part, print)
+
+
+def test_a_full_disk_is_said_for_the_lock_too(tmp_path, monkeypatch):
+    def full(self, *_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self))
+
+    root = Root(str(tmp_path))
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(UserError, match=r"No space left on device: .*things/one/lock"):
+        root.once("things/one/manifest.json", lambda part: part, print)
+
+
+def test_a_file_system_without_locks_is_no_reason_to_stop(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert Root(str(tmp_path)).once("things/one/manifest.json", lambda part: "made", print) == "made"

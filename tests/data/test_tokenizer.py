@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from axon.data import Bpe, TokenizerFile
+from axon.data import tokenizer as module
 from axon.errors import UserError
 
 
@@ -81,9 +83,15 @@ def test_a_tokenizer_file_that_cannot_be_used_says_why(tmp_path, trained):
     trained.save(tmp_path / "good.json")
     (tmp_path / "torn.json").write_text(trained.to_json()[:500])
     (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "latin.json").write_bytes(b"caf\xe9")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     for file, said in [
-        (TokenizerFile(str(tmp_path / "none.json")), "there is no file"),
-        (TokenizerFile(str(tmp_path / "torn.json")), "is not a tokenizer.json"),
+        (TokenizerFile(str(tmp_path / "none.json")), "There is no file or folder .*none.json"),
+        (TokenizerFile(str(tmp_path)), "cannot be read: Is a directory"),
+        (TokenizerFile(""), "TokenizerFile.path is ''"),
+        (TokenizerFile(str(tmp_path / "latin.json")), "latin.json cannot be read: it is not UTF-8"),
+        (TokenizerFile(str(tmp_path / "deep.json")), "deep.json: it is not a tokenizer.json"),
+        (TokenizerFile(str(tmp_path / "torn.json")), "it is not a tokenizer.json"),
         (TokenizerFile(str(tmp_path / "other.json")), "is not a tokenizer.json"),
         (TokenizerFile(str(tmp_path / "good.json"), bos="<|endoftxt|>"), r"Did you mean '<\|endoftext\|>'"),
     ]:
@@ -91,7 +99,31 @@ def test_a_tokenizer_file_that_cannot_be_used_says_why(tmp_path, trained):
             file.load()
 
 
-@pytest.mark.parametrize("fields", [{"vocab": 256}, {"sample": 0}])
+@pytest.mark.parametrize("fields", [{"vocab": 256}, {"vocab": 2**64}, {"vocab": 2**28}, {"sample": 0}])
 def test_a_bpe_that_cannot_be_is_refused(fields):
     with pytest.raises(UserError, match=f"Bpe.{next(iter(fields))}"):
         Bpe(**fields)
+
+
+@pytest.mark.parametrize("unbroken", ["abcdefghij", "0123456789", "+-*/!?%&", " "])
+def test_one_unbroken_word_takes_no_longer_to_train_on_than_many(unbroken):
+    said = []
+    tokenizer = Bpe(2000).train(iter(["".join(random.choices(unbroken, k=200_000))]), said.append)
+    assert "words of 1,024 characters and more" in said[-1]
+    text = "".join(random.choices(unbroken, k=5000))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_text_without_long_words_is_trained_on_as_it_is(texts):
+    said = []
+    written = [*texts(20), "漢字，" * 2000, "a1+" * 2000]  # unbroken, but not one word
+    Bpe(400).train(iter(written), said.append)
+    assert len(said) == 1
+
+
+def test_pieces_change_nothing_where_no_word_is_cut(texts, monkeypatch):
+    written = texts(100)
+    plain = Bpe(500).train(iter(written))
+    monkeypatch.setattr(module, "_UNBROKEN", re.compile(""))
+    monkeypatch.setattr(module, "_LONG_WORD", re.compile(""))
+    assert Bpe(500).train(iter(written)).to_json() == plain.to_json()

@@ -64,5 +64,5 @@ def test_dropout_does_not_depend_on_the_mesh(mesh, auto, seed, placed, compiled)
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
 def test_a_rate_that_is_no_share_is_refused(rate):
-    with pytest.raises(UserError, match="dropout rate is"):
+    with pytest.raises(UserError, match=r"Dropout\.rate is"):
         Dropout(rate, "here")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon.errors import UserError
 from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, rotate
 
 
@@ -80,3 +81,18 @@ def test_a_cpu_computes_sines_once_however_many_use_them():
     x = jnp.ones((2, 32, 3, 64))
     text = four_layers.lower(x, x, jnp.zeros((2, 32), jnp.int32)).compile().as_text()
     assert text.count(" sine(") == text.count(" cosine(") == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Rope(theta=0.0), "Rope.theta is 0.0; must be above 0"),
+        (lambda: Rope(theta=math.inf), "Rope.theta is inf; must be in (0, inf)"),
+        (lambda: LinearScaling(-2.0), "LinearScaling.factor is -2.0; must be above 0"),
+        (lambda: Llama3Scaling(low=4.0), "Llama3Scaling.low is 4.0; must be below Llama3Scaling.high, which is 4.0"),
+    ],
+)
+def test_frequencies_that_cannot_be_are_refused(wrong, message):
+    with pytest.raises(UserError) as caught:
+        wrong()
+    assert str(caught.value) == message

@@ -224,9 +224,9 @@ def test_slowmo_counts_in_units_of_the_inner_rate_and_diloco_is_nesterov(rng):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: DiLoCo(0), "DiLoCo.every is 0; write a number of inner steps"),
-        (lambda: SlowMo(5, momentum=1.0), "SlowMo.momentum is 1.0; write a share"),
-        (lambda: DiLoCo(5, learning_rate=0.0), "DiLoCo.learning_rate is 0.0; write a rate above 0"),
+        (lambda: DiLoCo(0), "DiLoCo.every is 0; must be at least 1"),
+        (lambda: SlowMo(5, momentum=1.0), r"SlowMo.momentum is 1.0; must be in \[0, 1\)"),
+        (lambda: DiLoCo(5, learning_rate=0.0), "DiLoCo.learning_rate is 0.0; must be above 0"),
         (lambda: onebit(0), "OneBitAdam.warmup is 0: with no step of plain Adam there is no variance to freeze"),
     ],
 )

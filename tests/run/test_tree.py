@@ -35,8 +35,14 @@ def test_a_split_that_will_be_asked_for_must_have_a_share_of_the_text(tiny):
 
 
 def test_sizes_below_one_are_refused(tiny):
-    with pytest.raises(UserError, match=r"Train\.steps is 0; write 1 or more"):
+    with pytest.raises(UserError, match=r"Train\.steps is 0; must be at least 1"):
         Train(tiny.model, tiny.data, tiny.optimizer, steps=0)
-    for wrong in ({"every": 0}, {"batches": 0}):
-        with pytest.raises(UserError, match=r"Evaluation: every is .* write 1 or more"):
-            Evaluation(**wrong)
+    for field in ("every", "batches"):
+        with pytest.raises(UserError, match=rf"Evaluation\.{field} is 0; must be at least 1"):
+            Evaluation(**{field: 0})
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32, 2**64])
+def test_a_seed_that_would_give_the_values_of_another_is_refused(tiny, wrong):
+    with pytest.raises(UserError, match=rf"Train\.seed is {wrong}; must be"):
+        replace(tiny, seed=wrong)

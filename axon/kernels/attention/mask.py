@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from axon.checks import check_range
 from axon.errors import UserError
 
 Documents = tuple[Array, Array] | None
@@ -92,8 +93,7 @@ class Window(Mask):
     size: int
 
     def __post_init__(self):
-        if self.size < 1:
-            raise UserError(f"Window.size is {self.size}; a query sees at least itself, so write 1 or more")
+        check_range(self, "[1, inf)", "size")  # a query sees at least itself
 
     def low(self, query):
         return query - self.size + 1
@@ -109,8 +109,7 @@ class Prefix(Mask):
     size: int
 
     def __post_init__(self):
-        if self.size < 0:
-            raise UserError(f"Prefix.size is {self.size}; write how many keys every query sees, 0 or more")
+        check_range(self, "[0, inf)", "size")
 
     def high(self, query):
         return _larger(query + 1, self.size)

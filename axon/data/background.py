@@ -1,0 +1,25 @@
+"""Long calls into compiled code, from which Ctrl-C still gets out."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_background(work: Callable[[], T]) -> T:
+    """`work()`, run by a thread: Python heeds signals while the main thread waits, but not inside a call of Rust's.
+
+    Raises what `work` raises, or `KeyboardInterrupt`; then the thread goes on, and ends with the process.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # handed over whole to the waiting thread
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    return future.result()

@@ -1,0 +1,66 @@
+"""Files that a person names: what the system refuses of them becomes one message with the path in it."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from axon.errors import UserError, suggest
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def named(path: str | Path, where: str) -> Path:
+    """The absolute path that a person wrote, `~` expanded. `where` is what they wrote it for: `Folder.path`.
+
+    Raises:
+        UserError: it is empty, which would be the working directory, or no path can be written so.
+    """
+    if not str(path) or "\0" in str(path):
+        raise UserError(f"{where} is {str(path)!r}; expected a path (. is the working directory)")
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:  # ~nobody
+        raise UserError(f"{where} is {str(path)!r}: {error}") from None
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Within, a file or folder that is not there, cannot be read or is not UTF-8 becomes a `UserError`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        missing = Path(error.filename or path)
+        raise UserError(f"There is no file or folder {missing}.{suggest(missing.name, _beside(missing))}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{_path(error, path)} cannot be read: {reason(error)}.") from error
+
+
+@contextmanager
+def writing(path: str | Path, advice: str = "") -> Iterator[None]:
+    """Within, a file or folder that cannot be written becomes a `UserError`; `advice` is what may help."""
+    try:
+        yield
+    except OSError as error:
+        help_ = "Free some space and run the same command again" if error.errno in _FULL else advice
+        raise UserError(f"cannot write {_path(error, path)}: {reason(error)}{'. ' if help_ else ''}{help_}") from error
+
+
+def reason(error: OSError | ValueError) -> str:
+    """What went wrong with a file, in a few words."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start:,})"
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _path(error: Exception, path: str | Path) -> str:
+    """The file that failed: `path`, or one that the error knows better."""
+    found = getattr(error, "filename", None)
+    return str(path if found is None or isinstance(found, int) else found)
+
+
+def _beside(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return []

@@ -1,0 +1,63 @@
+"""Files that cannot be read or written: which one, why, and what helps."""
+
+import errno
+import os
+
+import pytest
+
+from axon.disk import named, reading, writing
+from axon.errors import UserError
+
+
+def refused(number: int, path=None) -> OSError:
+    """What the system raises; tests may run as root, whom it refuses little."""
+    return OSError(number, os.strerror(number), path)
+
+
+@pytest.mark.parametrize("wrong", ["", "a\0b", "~no_such_person/text"])
+def test_what_is_no_path_is_refused_by_what_it_was_written_for(wrong):
+    with pytest.raises(UserError, match=r"Folder\.path is '"):
+        named(wrong, "Folder.path")
+
+
+def test_a_path_is_made_absolute_and_its_home_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert named("~/text", "Folder.path") == named("text", "Folder.path") == tmp_path / "text"
+
+
+def test_a_missing_file_is_named_with_its_neighbour(tmp_path):
+    (tmp_path / "corpus.jsonl").touch()
+    missing = tmp_path / "corpis.jsonl"
+    with pytest.raises(UserError, match=rf"There is no file or folder {missing}\. Did you mean"), reading(missing):
+        missing.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.EACCES, "Permission denied"), (errno.EIO, "Input/output error"), (errno.ELOOP, "Too")]
+)
+def test_a_file_that_the_system_refuses_is_named_with_the_reason(number, said):
+    with pytest.raises(UserError, match=rf"^a\.txt cannot be read: {said}"), reading("a.txt"):
+        raise refused(number)
+    with pytest.raises(UserError, match=rf"^in/b\.txt cannot be read: {said}"), reading("in"):
+        raise refused(number, "in/b.txt")
+
+
+def test_a_name_that_is_too_long_is_an_error_that_says_so(tmp_path):
+    long = tmp_path / ("x" * 300)
+    with pytest.raises(UserError, match="cannot be read: File name too long"), reading(long):
+        long.read_bytes()
+
+
+def test_text_that_is_not_utf8_is_an_error_that_says_where(tmp_path):
+    file = tmp_path / "latin.json"
+    file.write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match=rf"{file} cannot be read: it is not UTF-8 .*0xe9 at 3"), reading(file):
+        file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("number", "advice"), [(errno.ENOSPC, "Free some space"), (errno.ENOTDIR, "Another folder")])
+def test_a_full_disk_is_told_apart_from_a_wrong_path(number, advice):
+    said = f"^cannot write run/lock: {os.strerror(number)}. {advice}"
+    with pytest.raises(UserError, match=said), writing("run/lock", "Another folder"):
+        raise refused(number)

@@ -166,7 +166,7 @@ MISTAKES = [
     ("data 64 = 64 devices, and there are 1", ["train", "tiny.gin", "--set", "Layout.mesh={'data': 64}"]),
     ("Llama.layers.*six", ["train", "tiny.gin", "--set", "Llama.layers='six'"]),
     ("Llama.layers", ["train", "tiny.gin", "--set", "Llama.layers"]),
-    ("Llama.layers is 0; write 1 or more", ["train", "tiny.gin", "--set", "Llama.layers=0"]),
+    ("Llama.layers is 0; must be at least 1", ["train", "tiny.gin", "--set", "Llama.layers=0"]),
     ("AdamW.schedule", ["train", "tiny.gin", "--set", "AdamW.schedule=3"]),
     ("steps", ["train", "tiny.gin", "--steps", "-3"]),
     ("steps", ["train", "tiny.gin", "--steps", "many"]),

@@ -68,8 +68,8 @@ def test_dropout_falls_in_training_only_and_in_three_places(rng, seed, placed, c
     ("fields", "message"),
     [
         ({"heads": 5}, "GPT2: embed 24 does not divide by heads 5"),
-        ({"dropout": 1.0}, "GPT2.dropout is 1.0"),
-        ({"positions": 0}, "GPT2.positions is 0; write 1 or more"),
+        ({"dropout": 1.0}, "GPT2.dropout is 1.0; must be in [0, 1)"),
+        ({"positions": 0}, "GPT2.positions is 0; must be at least 1"),
     ],
 )
 def test_a_shape_that_is_none_is_refused(fields, message):
@@ -78,11 +78,10 @@ def test_a_shape_that_is_none_is_refused(fields, message):
     assert message in str(caught.value)
 
 
-def test_rows_longer_than_the_positions_it_knows_are_refused(bind, random_parameters, rng):
+def test_sequences_longer_than_the_positions_it_knows_are_refused(bind, random_parameters, rng):
     module = GPT2(**SMALL).build()
     model = bind(module, random_parameters(module, rng))
     ids = jnp.zeros((1, 21), jnp.int32)
-    with pytest.raises(UserError, match=r"rows of 21 positions, and it has embeddings for 20; raise GPT2.positions"):
+    message = r"sequences of 21 positions, and it has embeddings for 20; raise GPT2.positions"
+    with pytest.raises(UserError, match=message):
         model.hidden(Inputs(ids, ids))
-    with pytest.raises(UserError, match="rows of 21 positions"):
-        model.memory(1, 21)

@@ -118,8 +118,10 @@ def test_published_shapes_have_the_published_number_of_parameters(config, count)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"layers": 0}, "Llama.layers is 0; write 1 or more"),
-        ({"head_dim": 0}, "Llama.head_dim is 0; write 1 or more"),
+        ({"layers": 0}, "Llama.layers is 0; must be at least 1"),
+        ({"head_dim": 0}, "Llama.head_dim is 0; must be at least 1, or None"),
+        ({"window": 0}, "Llama.window is 0; must be at least 1, or None"),
+        ({"norm_eps": -1.0}, "Llama.norm_eps is -1.0; must be above 0"),
         ({"embed": 26}, "Llama: embed 26 does not divide by heads 4; give a head_dim"),
         ({"head_dim": 5}, "Llama: head_dim 5 is odd"),
         ({"kv_heads": 3}, "Llama: heads 4 is not a multiple of kv_heads 3"),
@@ -130,8 +132,3 @@ def test_a_shape_that_is_none_is_refused(fields, message):
     with pytest.raises(UserError) as caught:
         Llama(**BASE | fields)
     assert message in str(caught.value)
-
-
-def test_a_window_without_a_key_is_refused():
-    with pytest.raises(UserError, match=r"Window.size is 0"):
-        Llama(**BASE, window=0).build()

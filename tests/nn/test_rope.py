@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon.errors import UserError
 from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, rotate
 
 
@@ -59,13 +60,14 @@ def test_llama3_scaling_is_the_published_rule(rng):
 def test_linear_scaling_divides_positions(rng):
     positions = jnp.asarray(rng.integers(0, 100, (1, 4)))
     scaled = Rope(scaling=LinearScaling(4.0)).angles(4 * positions, 8)
-    for one, other in zip(scaled, Rope().angles(positions, 8), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+    plain = Rope().angles(positions, 8)
+    np.testing.assert_allclose(scaled.cos, plain.cos, atol=1e-5)
+    np.testing.assert_allclose(scaled.sin, plain.sin, atol=1e-5)
 
 
 def test_rotation_keeps_the_dtype_and_angles_are_float32():
     angles = Rope().angles(jnp.arange(3)[None], 8)
-    assert angles[0].dtype == jnp.float32
+    assert angles.cos.dtype == jnp.float32
     assert rotate(jnp.ones((1, 3, 1, 8), jnp.bfloat16), angles).dtype == jnp.bfloat16
 
 
@@ -80,3 +82,12 @@ def test_a_cpu_computes_sines_once_however_many_use_them():
     x = jnp.ones((2, 32, 3, 64))
     text = four_layers.lower(x, x, jnp.zeros((2, 32), jnp.int32)).compile().as_text()
     assert text.count(" sine(") == text.count(" cosine(") == 1
+
+
+def test_a_rope_that_cannot_be_is_refused():
+    with pytest.raises(UserError, match=r"Rope\.theta is 0\.0; must be above 0"):
+        Rope(0.0)
+    with pytest.raises(UserError, match=r"LinearScaling\.factor is 0\.0; must be above 0"):
+        LinearScaling(0.0)
+    with pytest.raises(UserError, match=r"Llama3Scaling\.low is 4\.0; must be below high, which is 4\.0"):
+        Llama3Scaling(low=4.0)

@@ -7,10 +7,10 @@ from flax import nnx
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument
-from axon.nn import MLP, Attention, Dropout, Embedding, Inputs, LanguageModel, LayerNorm
+from axon.nn import MLP, Attention, Auxiliary, Depth, Dropout, Embedding, Inputs, LanguageModel, LayerNorm, Segment
 from axon.nn.language_model import RESIDUAL
+from axon.nn.remat import check_remat
 from axon.nn.sizes import padded
-from axon.nn.stack import check_remat
 
 __all__ = ["GPT2"]
 
@@ -23,7 +23,7 @@ class GPT2:
         vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. norm_eps: of LayerNorm.
         dropout: share of activations dropped after the embedding and after each half of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Stack`.
+        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int = 50257
@@ -44,7 +44,7 @@ class GPT2:
         check_range(self, "[0, 1)", "dropout")
         if self.embed % self.heads:
             raise UserError(f"GPT2: embed {self.embed} does not divide by heads {self.heads}")
-        check_remat(self.remat)
+        check_remat(self.remat, Attention.remat_names + MLP.remat_names)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -66,33 +66,24 @@ class GPT2Model(LanguageModel):
         dims = config.dims
         super().__init__(
             dims,
-            Block(config),
-            config.layers,
+            Depth(Segment(config.layers, block=Block(config)), remat=config.remat, unroll=config.unroll),
             LayerNorm("embed", dims, config.norm_eps),
             tied=True,
-            rope=None,
             embedding_stddev=0.02,
             vocab=config.vocab,
-            remat=config.remat,
-            unroll=config.unroll,
         )
         self.positions = Embedding("positions", dims, 0.01)
         self.dropout = Dropout(config.dropout, "embedding")
+        self.max_length = config.positions
 
     def embed(self, inputs: Inputs):
-        self._check_length(inputs.tokens.shape[1])
-        return self.dropout(super().embed(inputs) + self.positions(inputs.positions), inputs)
-
-    def memory(self, batch: int, length: int):
-        self._check_length(length)
-        return super().memory(batch, length)
-
-    def _check_length(self, length: int) -> None:
+        length = inputs.tokens.shape[1]
         if length > self.dims["positions"]:
             raise UserError(
-                f"GPT2: rows of {length} positions, and it has embeddings for {self.dims['positions']}; raise "
-                "GPT2.positions, or shorten the rows (Data.seq)"
+                f"GPT2: sequences of {length} positions, and it has embeddings for {self.dims['positions']}; raise "
+                "GPT2.positions, or shorten the sequences (Data.seq)"
             )
+        return self.dropout(super().embed(inputs) + self.positions(inputs.positions), inputs)
 
 
 class Block(nnx.Module):
@@ -107,8 +98,11 @@ class Block(nnx.Module):
         self.attention_dropout = Dropout(config.dropout, "attention")
         self.mlp_dropout = Dropout(config.dropout, "mlp")
 
-    def __call__(self, x, inputs, angles, memory=None):  # batch seq.residual embed
-        out, memory = self.attention(self.attention_norm(x, RESIDUAL), inputs, angles, memory)
+    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
+        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
         x = x + self.attention_dropout(out, inputs)
         out = self.mlp(self.mlp_norm(x, RESIDUAL))
-        return x + self.mlp_dropout(out, inputs), memory
+        return x + self.mlp_dropout(out, inputs), cache, Auxiliary()
+
+    def cache_specs(self, batch, length):
+        return self.attention.cache_specs(batch, length)

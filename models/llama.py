@@ -1,16 +1,17 @@
 """Llama 2 and 3, and the models that differ from it by a field: Mistral, Qwen 2 and 3."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from flax import nnx
 
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument, Window
-from axon.nn import Attention, GatedMLP, LanguageModel, RMSNorm, Rope
+from axon.nn import Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
 from axon.nn.language_model import RESIDUAL
+from axon.nn.remat import check_remat
 from axon.nn.sizes import padded
-from axon.nn.stack import check_remat
 
 __all__ = ["Llama"]
 
@@ -26,7 +27,7 @@ class Llama:
         bias: on queries, keys and values. qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for
             embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Stack`.
+        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int
@@ -53,10 +54,10 @@ class Llama:
         if self.head_dim is None and self.embed % self.heads:
             raise UserError(f"Llama: embed {self.embed} does not divide by heads {self.heads}; give a head_dim")
         if self.dims["head_dim"] % 2:
-            raise UserError(f"Llama: head_dim {self.dims['head_dim']} is odd, and rotary embedding turns pairs")
+            raise UserError(f"Llama: head_dim {self.dims['head_dim']} is odd, and rotary embedding rotates pairs")
         if self.heads % self.kv_heads:
             raise UserError(f"Llama: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        check_remat(self.remat)
+        check_remat(self.remat, Attention.remat_names + GatedMLP.remat_names)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -69,15 +70,11 @@ class Llama:
         """The module, its parameters not yet made."""
         return LanguageModel(
             self.dims,
-            Block(self),
-            self.layers,
+            Depth(Segment(self.layers, block=Block(self)), remat=self.remat, unroll=self.unroll),
             RMSNorm("embed", self.dims, self.norm_eps),
             tied=self.tied,
-            rope=self.rope,
             embedding_stddev=self.embed**-0.5,
             vocab=self.vocab,
-            remat=self.remat,
-            unroll=self.unroll,
         )
 
 
@@ -89,15 +86,17 @@ class Block(nnx.Module):
         mask = Causal() & SameDocument()
         if config.window is not None:
             mask = mask & Window(config.window)
+        qk_norm = partial(RMSNorm, "head_dim", dims, config.norm_eps) if config.qk_norm else None
         self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
-        self.attention = Attention(
-            dims, mask, bias=config.bias, qk_norm=config.qk_norm, norm_eps=config.norm_eps, out_scale=scale
-        )
+        self.attention = Attention(dims, mask, rope=config.rope, bias=config.bias, qk_norm=qk_norm, out_scale=scale)
         self.mlp_norm = RMSNorm("embed", dims, config.norm_eps)
         self.mlp = GatedMLP(dims, out_scale=scale)
 
-    def __call__(self, x, inputs, angles, memory=None):  # batch seq.residual embed
-        out, memory = self.attention(self.attention_norm(x, RESIDUAL), inputs, angles, memory)
+    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
+        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
         x = x + out
         x = x + self.mlp(self.mlp_norm(x, RESIDUAL))
-        return x, memory
+        return x, cache, Auxiliary()
+
+    def cache_specs(self, batch, length):
+        return self.attention.cache_specs(batch, length)

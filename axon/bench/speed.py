@@ -9,7 +9,7 @@ import numpy as np
 from axon.bench.reference import OPTIMIZER, random_batch
 from axon.bench.timing import alternate
 from axon.layout import Layout
-from axon.observe.mfu import flops_per_token, mfu, peak
+from axon.observe.mfu import mfu, peak
 from axon.precision import Precision
 from axon.train.step import Program
 from models.llama import Llama
@@ -80,7 +80,5 @@ def _tokens_per_second(step: Callable[[], Any], tokens: int, rounds: int) -> flo
 
 
 def _mfu(program: Program, rate: float, device: Any) -> Figures:
-    module, limit = program.module, peak([device])
-    dims = module.dims
-    flops = flops_per_token(module.matmul_parameters, module.depth, dims["heads"], dims["head_dim"], program.seq)
+    flops, limit = program.module.flops_per_token(program.seq), peak([device])
     return {"mfu": mfu(rate, flops, limit), "peak": limit.source, "flops_per_token": flops}

@@ -73,7 +73,7 @@ def _indivisible(placement: Placement, spec: ArraySpec, kind: str) -> Iterator[t
         if name == "layers" and num_shards > 1:
             yield (
                 name,
-                f"mesh axis {over} would split 'layers' into stages, and a Stack runs whole on every "
+                f"mesh axis {over} would split 'layers' into stages, and a Depth runs whole on every "
                 "device: give those devices to 'data' or 'tensor'",
             )
         elif size % num_shards:

@@ -1,13 +1,15 @@
 """Modules that speak in named axes; Flax NNX holds their state."""
 
 from axon.nn.attention import Attention
+from axon.nn.auxiliary import Auxiliary
+from axon.nn.depth import Depth, Segment
 from axon.nn.dropout import Dropout
 from axon.nn.embedding import Embedding
 from axon.nn.head import Head
 from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.loss import cross_entropy, token_nll
-from axon.nn.mlp import MLP, GatedMLP
+from axon.nn.mlp import MLP, GatedMLP, gelu
 from axon.nn.norm import LayerNorm, RMSNorm
 from axon.nn.param import (
     Dims,
@@ -22,12 +24,12 @@ from axon.nn.param import (
     variables,
 )
 from axon.nn.rope import LinearScaling, Llama3Scaling, Rope
-from axon.nn.stack import REMAT_NAMES, Stack
 
 __all__ = [
     "MLP",
-    "REMAT_NAMES",
     "Attention",
+    "Auxiliary",
+    "Depth",
     "Dims",
     "Dropout",
     "Embedding",
@@ -42,11 +44,12 @@ __all__ = [
     "ParamSpec",
     "RMSNorm",
     "Rope",
-    "Stack",
+    "Segment",
     "Variable",
     "constant",
     "cross_entropy",
     "fan_in",
+    "gelu",
     "initialise",
     "normal",
     "parameters",

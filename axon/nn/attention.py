@@ -1,6 +1,6 @@
 """Multi-head attention with grouped keys and values."""
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,43 +10,48 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import add, einsum
+from axon.axes import ArraySpec, add, einsum
 from axon.axes.patterns import parse_names
-from axon.kernels import attention as kernel
-from axon.kernels.attention import Mask
+from axon.kernels.attention import AttentionConfig, AttentionInputs, Mask, attention_and_lse, mean_keys
+from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
-from axon.nn.memory import QUERIES, recall
+from axon.nn.kv_cache import QUERIES, KVCache, cached_attention, kv_cache_specs
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, constant, fan_in
-from axon.nn.rope import rotate
+from axon.nn.rope import Rope, rotate
 
 
 class Attention(nnx.Module):
-    """Attention over the tokens of a row, and over those in `memory` (Vaswani et al., arXiv:1706.03762).
+    """Attention over the tokens of a sequence, and over those in a cache (Vaswani et al., arXiv:1706.03762).
 
     Args:
         dims: sizes of embed, heads, kv_heads and head_dim.
         mask: which keys a query sees.
+        rope: rotates queries and keys by their positions; None for none.
+        scale: of the scores, 1/√head_dim by default. soft_cap: c of c·tanh(score / c) (Gemma 2, arXiv:2408.00118).
         bias: of queries, keys and values (Qwen2), out_bias: of the output (GPT-2).
-        qk_norm: RMSNorm of each head's queries and keys (Qwen3; Henry et al., arXiv:2010.04245); its eps is norm_eps.
+        qk_norm: makes the norm of each head's queries and that of its keys (Qwen3; Henry et al., arXiv:2010.04245).
         out_scale: of the output projection's initial values.
     """
 
     remat_names = ("query", "key", "value", "attention")
-    """The activations that `Stack` can keep by name."""
+    """The activations that a remat policy can keep by name."""
 
     def __init__(
         self,
         dims: Dims,
         mask: Mask,
         *,
+        rope: Rope | None = None,
+        scale: float | None = None,
+        soft_cap: float | None = None,
         bias: bool = False,
         out_bias: bool = False,
-        qk_norm: bool = False,
-        norm_eps: float = 1e-5,
+        qk_norm: Callable[[], RMSNorm] | None = None,
         out_scale: float = 1.0,
     ):
-        self.mask = mask
+        self.rope, self.heads, self.kv_heads, self.head_dim = rope, dims["heads"], dims["kv_heads"], dims["head_dim"]
+        self.config = AttentionConfig(mask, self.head_dim**-0.5 if scale is None else scale, soft_cap)
         self.query = Param("embed heads head_dim", dims)
         self.key = Param("embed kv_heads head_dim", dims)
         self.value = Param("embed kv_heads head_dim", dims)
@@ -57,30 +62,42 @@ class Attention(nnx.Module):
             self.value_bias = Param("kv_heads head_dim", dims, constant(0.0), decay=False)
         if out_bias:
             self.out_bias = Param("embed", dims, constant(0.0))
-        if qk_norm:
-            self.query_norm = RMSNorm("head_dim", dims, norm_eps)
-            self.key_norm = RMSNorm("head_dim", dims, norm_eps)
-        self.bias, self.has_out_bias, self.qk_norm = bias, out_bias, qk_norm
+        if qk_norm is not None:
+            self.query_norm, self.key_norm = qk_norm(), qk_norm()
+        self.bias, self.has_out_bias, self.qk_norm = bias, out_bias, qk_norm is not None
 
     @jax.named_scope("attention")
-    def __call__(
-        self, x: Array, inputs: Inputs, angles: tuple[Array, Array] | None, memory: Any = None
-    ) -> tuple[Array, Any]:
-        """`x[batch seq embed]` → `batch seq.residual embed`, and the memory with this row's keys and values in it."""
+    def __call__(self, x: Array, inputs: Inputs, cache: KVCache | None = None) -> tuple[Array, KVCache | None]:
+        """`x[batch seq embed]` → `batch seq.residual embed`, and the cache with the keys and values of `x` in it."""
         q, k, v = self._project(x)
-        if angles is not None:
+        if self.rope is not None:
+            angles = inputs.angles_of(self.rope, self.head_dim)
             q, k = rotate(q, angles), rotate(k, angles)
         q, k, v = (checkpoint_name(a, n) for a, n in ((q, "query"), (k, "key"), (v, "value")))
-        if memory is not None:
-            if inputs.start is None:
-                raise ValueError("Attention: a memory of keys and values needs Inputs.start, where to write to it")
-            out, memory = recall(q, k, v, self.mask, memory, inputs.start)
+        if cache is None:
+            out = attend(q, k, v, self.config, inputs)
+        elif inputs.start is None:
+            raise ValueError("Attention: a cache of keys and values needs Inputs.start, where to write to it")
         else:
-            out = attend(q, k, v, self.mask, inputs)
+            out, cache = cached_attention(q, k, v, self.config, cache, inputs.start)
         out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq.residual embed", out, self.out)
         if self.has_out_bias:
             out = add("batch seq.residual embed, embed -> batch seq.residual embed", out, self.out_bias)
-        return out, memory
+        return out, cache
+
+    @property
+    def ropes(self) -> tuple[tuple[Rope, int], ...]:
+        """The (rope, head_dim) whose angles it uses."""
+        return () if self.rope is None else ((self.rope, self.head_dim),)
+
+    def cache_specs(self, batch: int, length: int) -> dict[str, ArraySpec]:
+        """A cache of the keys and values of `length` tokens a sequence."""
+        return kv_cache_specs(batch, length, self.kv_heads, self.head_dim)
+
+    def flops(self, seq: int) -> int:
+        """Forward FLOPs of one token: its projections, and two products with the keys that it sees on average."""
+        products = 4 * self.heads * self.head_dim * mean_keys(self.config.mask, seq)
+        return matmul_flops(self) + round(products)
 
     def _project(self, x: Array) -> tuple[Array, Array, Array]:
         query = "batch seq heads head_dim"
@@ -97,18 +114,19 @@ class Attention(nnx.Module):
         return q, k, v
 
 
-def attend(q: Array, k: Array, v: Array, mask: Mask, inputs: Inputs) -> Array:
-    """The kernel, run by each device on its own batch rows, heads and queries.
+def attend(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs) -> Array:
+    """The kernel, run by each device on its own sequences, heads and queries.
 
     `q[batch seq heads head_dim]`, `k, v[batch kv_seq kv_heads head_dim]` → `batch seq heads head_dim`. Whatever the
-    rows of `kv_seq` and `head_dim` say, the keys and values of a whole row, and whole heads, are brought to the device
-    first; and where `kv_heads` is split less than `heads` is, each device takes those it needs of what it has.
+    layout's rows of `kv_seq` and `head_dim` say, the keys and values of a whole sequence, and whole heads, are brought
+    to the device first; and where `kv_heads` is split less than `heads` is, each device takes those it needs of what
+    it has.
     """
     pairs = None if inputs.documents is None else (inputs.documents, inputs.documents)
     scope = axes.current()
     if scope is None:
-        return kernel.attention(q, k, v, mask, documents=pairs)
-    rows, queries, heads, _ = scope.placement.spec(parse_names(QUERIES))
+        return attention_and_lse(q, k, v, config, AttentionInputs(pairs))[0]
+    sequences, queries, heads, _ = scope.placement.spec(parse_names(QUERIES))
     split, own = scope.placement.mesh_axes("seq"), scope.placement.mesh_axes("heads")
     shared = scope.placement.mesh_axes("kv_heads")
     shared = shared if own[: len(shared)] == shared else ()
@@ -119,11 +137,11 @@ def attend(q: Array, k: Array, v: Array, mask: Mask, inputs: Inputs) -> Array:
             wanted = _kv_heads(lax.axis_index(others) * q.shape[2], q.shape[2], group)
             k, v = jnp.take(k, wanted, axis=2), jnp.take(v, wanted, axis=2)
         start = lax.axis_index(split) * q.shape[1] if split else 0
-        return kernel.attention(q, k, v, mask, documents=documents, start=start)
+        return attention_and_lse(q, k, v, config, AttentionInputs(documents, start))[0]
 
-    of_queries = PartitionSpec(rows, queries, heads, None)
-    of_keys = PartitionSpec(rows, None, shared or None, None)
-    of_pairs = pairs and (PartitionSpec(rows, queries), PartitionSpec(rows, None))
+    of_queries = PartitionSpec(sequences, queries, heads, None)
+    of_keys = PartitionSpec(sequences, None, shared or None, None)
+    of_pairs = pairs and (PartitionSpec(sequences, queries), PartitionSpec(sequences, None))
     specs = (of_queries, of_keys, of_keys, of_pairs)
     values = jax.tree.map(axes.reshard, (q, k, v, pairs), specs)
     return axes.per_device(local, specs, of_queries)(*values)

@@ -1,9 +1,12 @@
-"""What a language model is given for each row of tokens."""
+"""What a language model is given for each sequence of tokens."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import jax
 from jax import Array
+
+from axon.nn.rope import Angles, Rope
 
 
 @jax.tree_util.register_dataclass
@@ -13,10 +16,11 @@ class Inputs:
 
     Args:
         tokens: ids, `batch seq` int32. positions: place within the document, `batch seq` int32.
-        documents: which document of the row, `batch seq` int32; None where rows hold one each.
-        start: index of the first token in the memory of keys and values; None without a memory.
-        key, rows: the key from which dropout follows, and each row's place in the global batch, `batch` int32; None
-            where nothing is dropped.
+        documents: which document of the sequence, `batch seq` int32; None where sequences hold one each.
+        start: index of the first token in the cache of keys and values; None without a cache.
+        key, rows: the key from which dropout follows, and each sequence's place in the global batch, `batch` int32;
+            None where nothing is dropped.
+        angles: those of the positions that were computed before the layers, once for all.
     """
 
     tokens: Array
@@ -25,7 +29,17 @@ class Inputs:
     start: Array | None = None
     key: Array | None = None
     rows: Array | None = None
+    angles: tuple[Angles, ...] = ()
 
     def in_layer(self, layer: Array | int) -> "Inputs":
         """The same, with a key of the layer's own, so that no two layers drop the same elements."""
         return self if self.key is None else replace(self, key=jax.random.fold_in(self.key, layer))
+
+    def with_angles(self, ropes: Iterable[tuple[Rope, int]]) -> "Inputs":
+        """The same, with the angles of each (rope, head_dim): computed in a layer, they would be in every layer."""
+        return replace(self, angles=tuple(self.angles_of(*one) for one in dict.fromkeys(ropes)))
+
+    def angles_of(self, rope: Rope, head_dim: int) -> Angles:
+        """Those of `angles`, or computed here."""
+        found = (a for a in self.angles if (a.rope, a.head_dim) == (rope, head_dim))
+        return next(found, None) or rope.angles(self.positions, head_dim)

@@ -1,5 +1,7 @@
 """Feed-forward networks."""
 
+from collections.abc import Callable
+
 import jax
 from flax import nnx
 from jax import Array
@@ -12,13 +14,19 @@ UP = "batch seq embed, embed mlp -> batch seq mlp"
 DOWN = "batch seq mlp, mlp embed -> batch seq.residual embed"
 
 
+def gelu(x: Array) -> Array:
+    """By its tanh form (Hendrycks & Gimpel, arXiv:1606.08415)."""
+    return jax.nn.gelu(x, approximate=True)
+
+
 class GatedMLP(nnx.Module):
-    """down(silu(gate(x)) · up(x)): SwiGLU (Shazeer, arXiv:2002.05202)."""
+    """down(activation(gate(x)) · up(x)): SwiGLU, or GeGLU with `gelu` (Shazeer, arXiv:2002.05202)."""
 
     remat_names = ("gate", "up")
-    """The activations that `Stack` can keep by name."""
+    """The activations that a remat policy can keep by name."""
 
-    def __init__(self, dims: Dims, out_scale: float = 1.0):
+    def __init__(self, dims: Dims, *, activation: Callable[[Array], Array] = jax.nn.silu, out_scale: float = 1.0):
+        self.activation = activation
         self.gate = Param("embed mlp", dims)
         self.up = Param("embed mlp", dims)
         self.down = Param("mlp embed", dims, fan_in("mlp", out_scale))
@@ -27,14 +35,14 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: Array) -> Array:  # batch seq embed
         gate = checkpoint_name(einsum(UP, x, self.gate), "gate")
         up = checkpoint_name(einsum(UP, x, self.up), "up")
-        return einsum(DOWN, jax.nn.silu(gate) * up, self.down)
+        return einsum(DOWN, self.activation(gate) * up, self.down)
 
 
 class MLP(nnx.Module):
-    """down(gelu(up(x))) with biases, gelu by its tanh form (Hendrycks & Gimpel, arXiv:1606.08415): GPT-2's."""
+    """down(gelu(up(x))) with biases: GPT-2's."""
 
     remat_names = ("up",)
-    """The activations that `Stack` can keep by name."""
+    """The activations that a remat policy can keep by name."""
 
     def __init__(self, dims: Dims, out_scale: float = 1.0):
         self.up = Param("embed mlp", dims)
@@ -46,5 +54,5 @@ class MLP(nnx.Module):
     def __call__(self, x: Array) -> Array:  # batch seq embed
         up = checkpoint_name(einsum(UP, x, self.up), "up")
         up = add("batch seq mlp, mlp -> batch seq mlp", up, self.up_bias)
-        down = einsum(DOWN, jax.nn.gelu(up, approximate=True), self.down)
+        down = einsum(DOWN, gelu(up), self.down)
         return add("batch seq.residual embed, embed -> batch seq.residual embed", down, self.down_bias)

@@ -10,11 +10,14 @@ from axon.nn.param import Dims, Param, constant
 
 
 class RMSNorm(nnx.Module):
-    """x / √(mean(x²) + eps) · scale over the last axis (Zhang & Sennrich, arXiv:1910.07467)."""
+    """x / √(mean(x²) + eps) · scale over the last axis (Zhang & Sennrich, arXiv:1910.07467).
 
-    def __init__(self, axis: str, dims: Dims, eps: float = 1e-5):
-        self.scale = Param(axis, dims, constant(1.0))
-        self.axis, self.eps = axis, eps
+    `zero_centered`: the factor is 1 + scale, and scale is 0 at first (Gemma).
+    """
+
+    def __init__(self, axis: str, dims: Dims, eps: float = 1e-5, zero_centered: bool = False):
+        self.scale = Param(axis, dims, constant(0.0 if zero_centered else 1.0))
+        self.axis, self.eps, self.zero_centered = axis, eps, zero_centered
 
     @jax.named_scope("norm")
     def __call__(self, x: Array, pattern: str) -> Array:
@@ -22,7 +25,8 @@ class RMSNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
         normed = (wide * lax.rsqrt(mean + self.eps)).astype(x.dtype)
-        return einsum(f"{pattern}, {self.axis} -> {pattern}", normed, self.scale)
+        product = einsum(f"{pattern}, {self.axis} -> {pattern}", normed, self.scale)
+        return normed + product if self.zero_centered else product
 
 
 class LayerNorm(nnx.Module):

@@ -51,11 +51,12 @@ class Param(nnx.Param):
     `decay` says whether weight decay pulls at it: matrices, unless they are biases that happen to have two axes.
 
     Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Stacked along a depth, the
-    array has the leading axes `stack` besides its own.
+    array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the layers there.
     """
 
     axes: Names
     stack: Names
+    layers: tuple[int, ...]
     init: Initializer
     decay: bool
 
@@ -71,7 +72,8 @@ class Param(nnx.Param):
         names = parse_names(axes)
         spec = _abstract("Param", axes, names, dims, dtype)
         init = fan_in(names[0]) if init is None else init
-        super().__init__(spec, axes=names, stack=(), init=init, decay=len(names) > 1 if decay is None else decay)
+        decay = len(names) > 1 if decay is None else decay
+        super().__init__(spec, axes=names, stack=(), layers=(), init=init, decay=decay)
 
 
 class Variable(nnx.Variable):
@@ -83,6 +85,7 @@ class Variable(nnx.Variable):
 
     axes: Names
     stack: Names
+    layers: tuple[int, ...]
     init: Initializer
     update: Callable[[Array, Array], Array]
 
@@ -97,7 +100,7 @@ class Variable(nnx.Variable):
     ):
         names = parse_names(axes)
         spec = _abstract("Variable", axes, names, dims, dtype)
-        super().__init__(spec, axes=names, stack=(), init=init or constant(0.0), update=update)
+        super().__init__(spec, axes=names, stack=(), layers=(), init=init or constant(0.0), update=update)
 
 
 def _abstract(kind: str, axes: str, names: Names, dims: Dims, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -207,5 +210,5 @@ def _values(key: Array, path: tuple[Any, ...], param: Param | Variable) -> Array
     own, dtype = shape[len(param.stack) :], param.get_value().dtype
     if not param.stack:
         return param.init(key, param.axes, own).astype(dtype)
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(shape[0]))
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(param.layers))
     return jax.vmap(lambda k: param.init(k, param.axes, own))(keys).astype(dtype)

@@ -2,7 +2,9 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -27,7 +29,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's: long wavelengths divided by `factor`, short ones kept, a ramp between (arXiv:2407.21783)."""
+    """Llama 3.1's: long wavelengths divided by `factor`, short ones as they are, a ramp between (arXiv:2407.21783)."""
 
     factor: float = 8.0
     low: float = 1.0
@@ -47,7 +49,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class Rope:
-    """Which frequencies `positions` turn at: theta^(−2i/head_dim), scaled."""
+    """The frequencies at which `positions` rotate: theta^(−2i/head_dim), scaled."""
 
     theta: float = 10000.0
     scaling: LinearScaling | Llama3Scaling | None = None
@@ -55,25 +57,36 @@ class Rope:
     def __post_init__(self):
         check_range(self, "(0, inf)", "theta")
 
-    def angles(self, positions: Array, head_dim: int) -> tuple[Array, Array]:
-        """Cosine and sine, `batch seq head_dim/2` float32, of `positions` (`batch seq`)."""
+    def angles(self, positions: Array, head_dim: int) -> "Angles":
+        """Those of `positions[batch seq]`."""
         frequencies = self.theta ** (-np.arange(0, head_dim, 2) / head_dim)
         if self.scaling is not None:
             frequencies = self.scaling.apply(frequencies)
-        turned = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
+        radians = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
         if platform() != "cpu":
-            return jnp.cos(turned), jnp.sin(turned)
+            return Angles(self, head_dim, jnp.cos(radians), jnp.sin(radians))
 
         def wave(of_sine):
-            return jnp.where(of_sine, jnp.sin(turned), jnp.cos(turned))
+            return jnp.where(of_sine, jnp.sin(radians), jnp.cos(radians))
 
         # In a loop: outside of one, XLA for CPUs computes both anew in each fusion that uses them, head by head.
         cos, sin = lax.map(wave, jnp.array([False, True]))
-        return cos, sin
+        return Angles(self, head_dim, cos, sin)
 
 
-def rotate(x: Array, angles: tuple[Array, Array]) -> Array:
-    """`x[batch seq heads head_dim]` turned by `angles[batch seq head_dim/2]`."""
-    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in angles)
+@partial(jax.tree_util.register_dataclass, data_fields=["cos", "sin"], meta_fields=["rope", "head_dim"])
+@dataclass(frozen=True)
+class Angles:
+    """Cosine and sine, `batch seq head_dim/2` float32, by which `rope` rotates heads of `head_dim`."""
+
+    rope: Rope
+    head_dim: int
+    cos: Array
+    sin: Array
+
+
+def rotate(x: Array, angles: Angles) -> Array:
+    """`x[batch seq heads head_dim]` rotated by `angles`."""
+    cos, sin = (a[:, :, None, :].astype(x.dtype) for a in (angles.cos, angles.sin))
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 FORMULA = (
     "MFU = tokens/s × FLOPs per token ÷ (peak FLOP/s per device × devices);  "
     "FLOPs per token = 6 · matmul parameters (with the output head, without the embedding look-up) "
-    "+ 6 · layers · heads · head_dim · seq (causal attention, counted once)"
+    "+ 12 · heads · head_dim · keys seen, summed over layers (causal attention, counted once: seq / 2; windows less)"
 )
 
 # Dense bf16 FLOP/s of a chip, without sparsity, and how many TensorCores it has: JAX shows a chip of several cores as
@@ -94,16 +94,9 @@ def measured_matmul_peak(size: int = 1024, seconds: float = 0.3) -> float:
     return 2 * size**3 / best
 
 
-def flops_per_token(matmul_parameters: int, layers: int, heads: int, head_dim: int, seq: int) -> int:
-    """The model's training FLOPs per token, forward and backward, by `FORMULA`; what remat repeats is not counted.
-
-    A parameter in a matmul takes part in one multiply and one add forward, two of each backward: 6. Attention's two
-    products are 4 · heads · head_dim · seq forward per layer, thrice that with the backward, half of it under the
-    causal mask: 6.
-    """
-    return 6 * matmul_parameters + 6 * layers * heads * head_dim * seq
-
-
 def mfu(tokens_per_second: float, flops_per_token: float, peak: Peak) -> float | None:
-    """Model FLOPs utilisation, a fraction of 1, by `FORMULA`; None where the peak is not known."""
+    """Model FLOPs utilisation, a fraction of 1, by `FORMULA`; None where the peak is not known.
+
+    `flops_per_token` is the model's own count, as `axon.nn.LanguageModel.flops_per_token`.
+    """
     return None if peak.flops is None else tokens_per_second * flops_per_token / peak.flops

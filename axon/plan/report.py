@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from axon.errors import UserError
-from axon.observe.mfu import flops_per_token
 from axon.plan.collectives import Collective, collectives
 from axon.plan.compiled import cycles, kernels, largest_arrays, memory_parts, total_bytes
 from axon.plan.flops import count_jaxpr
@@ -157,6 +156,4 @@ def _held(array: Any) -> int:
 
 
 def _model_flops(program: Program) -> int:
-    module, dims = program.module, program.module.dims
-    each = flops_per_token(module.matmul_parameters, module.depth, dims["heads"], dims["head_dim"], program.seq)
-    return each * program.batch * program.seq
+    return program.module.flops_per_token(program.seq) * program.batch * program.seq

@@ -18,14 +18,14 @@ from axon.launch.agree import AgreedStop, largest, process_0_first
 from axon.launch.mesh import check_mesh
 from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.observe.journal import journal
-from axon.observe.mfu import FORMULA, flops_per_token, mfu, peak
+from axon.observe.mfu import FORMULA, mfu, peak
 from axon.observe.record import run_record
 from axon.run.build import program
 from axon.run.folder import RunFolder
 from axon.run.restore import restore_evaluated
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
-from axon.serve.generate import Generator
+from axon.serve.generate import Generator, check_length
 from axon.train.evaluate import Evaluator
 from axon.train.loop import Loop, Row
 from axon.train.state import State
@@ -64,6 +64,9 @@ class Session:
                 corpus = self._corpus()
                 if source is not None:
                     source.check_same_tokens(corpus.tokenizer.to_json())
+                if self.train.sample is not None:  # said now, not when all steps are trained
+                    ids = prompt_ids(corpus.tokenizer, self.train.sample.prompt)
+                    check_length(self.program.module, len(ids), self.train.sample.sampling)
                 if self.first:
                     stack.enter_context(self.folder.held())
                 record = self._claim_folder(corpus)
@@ -198,9 +201,7 @@ class Session:
 
     @cached_property
     def _flops_per_token(self) -> int:
-        module, data = self.program.module, self.train.data
-        dims = module.dims
-        return flops_per_token(module.matmul_parameters, module.depth, dims["heads"], dims["head_dim"], data.seq)
+        return self.program.module.flops_per_token(self.train.data.seq)
 
     # ---- after ----------------------------------------------------------------------------------------------------
 
@@ -271,9 +272,13 @@ def _say_nothing(line: str) -> None:
     """What a process other than the first reports."""
 
 
+def prompt_ids(tokenizer: Any, prompt: str) -> list[int]:
+    """The ids of a document that begins with `prompt`."""
+    return [tokenizer.bos, *tokenizer.encode(prompt)]
+
+
 def sample_text(runtime: Runtime, parameters: Any, variables: Any, tokenizer: Any, sample: Sample) -> str:
     """The prompt of `sample`, continued."""
-    prompt = [tokenizer.bos, *tokenizer.encode(sample.prompt)]
-    ids = Generator(runtime)(parameters, prompt, sample.sampling, variables)
+    ids = Generator(runtime)(parameters, prompt_ids(tokenizer, sample.prompt), sample.sampling, variables)
     ids = ids[: ids.index(tokenizer.bos)] if tokenizer.bos in ids else ids
     return sample.prompt + tokenizer.decode(ids)

@@ -1,4 +1,4 @@
-"""Continuing a prompt, token by token, with a memory of keys and values."""
+"""Continuing a prompt, token by token, with a cache of keys and values."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec
 from axon import axes
 from axon.axes.patterns import base
 from axon.checks import check_range
+from axon.errors import UserError
 from axon.kernels.sampling import sample
 from axon.layout import Placement
-from axon.nn import Inputs
+from axon.nn import Inputs, LanguageModel
 from axon.runtime import Runtime
 
 PROMPT_STEP = 64
@@ -62,8 +63,8 @@ class Generator:
 
     def __call__(self, parameters: Any, prompt: list[int], sampling: Sampling, variables: Any = None) -> list[int]:
         """The ids that follow `prompt` (ids, the beginning-of-document token first)."""
-        padded = -(-len(prompt) // PROMPT_STEP) * PROMPT_STEP
-        tokens = np.zeros((1, padded), np.int32)
+        check_length(self.runtime.module, len(prompt), sampling)
+        tokens = np.zeros((1, _padded(self.runtime.module, len(prompt))), np.int32)
         tokens[0, : len(prompt)] = prompt
         key, rules = jax.random.key(sampling.seed), replace(sampling, seed=0)
         with self.runtime.tracing(self._placement, self._kernels):
@@ -75,17 +76,33 @@ class Generator:
     ) -> Array:
         """`tokens[1, padded]`, the first `length` of them real → `sampling.tokens` new ids."""
         model = self.runtime.bind(parameters, variables)
-        memory = model.memory(1, tokens.shape[1] + sampling.tokens)
-        hidden, memory = model.hidden(_inputs(tokens, jnp.zeros((), jnp.int32)), memory)
+        cache = model.cache(1, tokens.shape[1] + sampling.tokens)
+        hidden, cache, _ = model.hidden(_inputs(tokens, jnp.zeros((), jnp.int32)), cache)
         last = lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1)
 
         def step(carry, key):
-            last, memory, at = carry
+            last, cache, at = carry
             token = next_tokens(model.output.logits(last)[:, 0].astype(jnp.float32), key[None], sampling)[0]
-            last, memory = model.hidden(_inputs(token[None, None], at), memory)
-            return (last, memory, at + 1), token
+            last, cache, _ = model.hidden(_inputs(token[None, None], at), cache)
+            return (last, cache, at + 1), token
 
-        return lax.scan(step, (last, memory, length), jax.random.split(key, sampling.tokens))[1]
+        return lax.scan(step, (last, cache, length), jax.random.split(key, sampling.tokens))[1]
+
+
+def check_length(model: LanguageModel, prompt: int, sampling: Sampling) -> None:
+    """Raise `UserError` where a prompt of so many ids and what is added make more positions than `model` has."""
+    total = prompt + sampling.tokens
+    if model.max_length is not None and total > model.max_length:
+        raise UserError(
+            f"a prompt of {prompt} tokens and {sampling.tokens} more need {total} positions, and this model has "
+            f"{model.max_length}: shorten the prompt, or lower Sampling.tokens"
+        )
+
+
+def _padded(model: LanguageModel, length: int) -> int:
+    """A prompt's length with its padding, which has no more positions than the model."""
+    padded = -(-length // PROMPT_STEP) * PROMPT_STEP
+    return padded if model.max_length is None else min(padded, model.max_length)
 
 
 def _whole_rows(placement: Placement) -> Placement:

@@ -97,9 +97,10 @@ class NextToken:
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         sequences = None if key is None else batch[SEQUENCES]
         inputs = Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, rows=sequences)
-        x, _ = module.hidden(inputs)
+        x, _, auxiliary = module.hidden(inputs)
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
-        return Sums({"next_token": loss}, {"loss": nll})
+        reported = {"loss": nll} | jax.lax.stop_gradient(auxiliary.losses)
+        return Sums({"next_token": loss} | auxiliary.losses, reported, auxiliary.statistics)
 
 
 def means(sums: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:

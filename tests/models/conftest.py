@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from axon.nn import Inputs
+from axon.nn import Inputs, cross_entropy
 
 sys.path.append(str(Path(__file__).parent))  # reference.py is imported by its name, as fixtures/make.py does
 
@@ -21,8 +21,9 @@ def agrees(rng, placed, compiled, bind, packed_batch, random_parameters):
         values, batch = random_parameters(module, rng), packed_batch(rng, 2, 18, config.vocab)
 
         def loss(values):
-            inputs = Inputs(batch["tokens"], batch["positions"], batch["documents"])
-            return bind(module, values).loss(inputs, batch["targets"], batch["weights"] / batch["weights"].sum())[0]
+            model, weights = bind(module, values), batch["weights"] / batch["weights"].sum()
+            x, *_ = model.hidden(Inputs(batch["tokens"], batch["positions"], batch["documents"]))
+            return cross_entropy(x, model.output, batch["targets"], weights)[0]
 
         value, gradients = compiled(placed(), lambda v: jax.value_and_grad(loss)(v), values)
         plain, plain_gradients = jax.jit(jax.value_and_grad(lambda v: plain_loss(config, v, batch)))(values)

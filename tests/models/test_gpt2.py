@@ -79,11 +79,10 @@ def test_a_shape_that_is_none_is_refused(fields, message):
     assert message in str(caught.value)
 
 
-def test_rows_longer_than_the_positions_it_knows_are_refused(bind, random_parameters, rng):
+def test_sequences_longer_than_the_positions_it_knows_are_refused(bind, random_parameters, rng):
     module = GPT2(**SMALL).build()
     model = bind(module, random_parameters(module, rng))
     ids = jnp.zeros((1, 21), jnp.int32)
-    with pytest.raises(UserError, match=r"rows of 21 positions, and it has embeddings for 20; raise GPT2.positions"):
+    message = r"sequences of 21 positions, and it has embeddings for 20; raise GPT2.positions"
+    with pytest.raises(UserError, match=message):
         model.hidden(Inputs(ids, ids))
-    with pytest.raises(UserError, match="rows of 21 positions"):
-        model.memory(1, 21)

@@ -16,7 +16,7 @@ from einops import rearrange
 from flax import nnx
 from reference import load, relative_error, sketch, weights
 
-from axon.nn import Inputs, Llama3Scaling, Rope, parameters
+from axon.nn import Inputs, Llama3Scaling, Rope, cross_entropy, parameters
 from models.gpt2 import GPT2
 from models.llama import Llama
 
@@ -169,8 +169,9 @@ def evaluate(model: nnx.Module, tokens: np.ndarray) -> tuple[Any, Any]:
     batch, seq = tokens.shape
     inputs = Inputs(tokens, np.broadcast_to(np.arange(seq, dtype=np.int32), tokens.shape))
     counted = np.broadcast_to(np.arange(seq) < seq - 1, tokens.shape) / np.float32(batch * (seq - 1))
-    loss, _ = model.loss(inputs, np.roll(tokens, -1, axis=1), counted)
-    return loss, model.output.logits(model.hidden(inputs)[0])
+    x, *_ = model.hidden(inputs)
+    loss, _ = cross_entropy(x, model.output, np.roll(tokens, -1, axis=1), counted)
+    return loss, model.output.logits(x)
 
 
 @pytest.mark.parametrize("family", TABLES)

@@ -1,4 +1,4 @@
-"""The attention module: its formula, its memory, and independence of how heads and positions are split."""
+"""The attention module: its formula, its cache, its FLOPs, and independence of how heads and positions are split."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,7 @@ import pytest
 
 from axon.axes import shard
 from axon.kernels.attention import Causal, SameDocument, Window
-from axon.nn import Attention, Inputs, Rope
-from axon.nn.memory import empty
+from axon.nn import Attention, Inputs, RMSNorm, Rope
 
 DIMS = {"embed": 16, "heads": 8, "kv_heads": 4, "head_dim": 4}
 MASK = Causal() & SameDocument() & Window(9)
@@ -24,17 +23,17 @@ LAYOUTS = [
 ]
 
 
-def module(mask=MASK, dims=DIMS):
-    return Attention(dims, mask, bias=True, out_bias=True, qk_norm=True)
+def module(mask=MASK, dims=DIMS, **options):
+    qk_norm = lambda: RMSNorm("head_dim", dims)  # noqa: E731
+    return Attention(dims, mask, rope=Rope(), bias=True, out_bias=True, qk_norm=qk_norm, **options)
 
 
 def run(bind, attention, values, x, documents, positions):
     """Output, and gradients of its sum of squares for `values` and `x`."""
 
     def call(values, x):
-        inputs = Inputs(documents, positions, shard(documents, "batch seq"))
-        angles = Rope().angles(shard(positions, "batch seq"), DIMS["head_dim"])
-        return bind(attention, values)(shard(x, "batch seq embed"), inputs, angles)[0]
+        inputs = Inputs(documents, shard(positions, "batch seq"), shard(documents, "batch seq"))
+        return bind(attention, values)(shard(x, "batch seq embed"), inputs)[0]
 
     return call(values, x), jax.grad(lambda v, x: jnp.sum(call(v, x) ** 2), argnums=(0, 1))(values, x)
 
@@ -83,48 +82,67 @@ def test_the_module_is_the_formula_with_dense_matrices(rng, bind, random_paramet
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
     inputs = Inputs(jnp.zeros((2, 16), jnp.int32), jnp.zeros((2, 16), jnp.int32))
-    close(bind(attention, w)(x, inputs, None)[0], np.einsum("bshd,hde->bse", mixed, w["out"]), 2e-6)
+    close(bind(attention, w)(x, inputs)[0], np.einsum("bshd,hde->bse", mixed, w["out"]), 2e-6)
 
 
-def one_layer(memory):
-    return {name: pages[0] for name, pages in memory.items()}
+def empty_cache(attention, batch, length):
+    specs = attention.cache_specs(batch, length)
+    return {name: shard(jnp.zeros(spec.shape), " ".join(spec.axes)) for name, spec in specs.items()}
 
 
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
-def test_a_memory_of_keys_gives_token_by_token_what_the_whole_row_gives(
-    mesh, rng, placed, compiled, bind, random_parameters
+@pytest.mark.parametrize("options", [{}, {"scale": 0.9, "soft_cap": 0.8}], ids=["plain", "scaled and capped"])
+def test_a_cache_gives_token_by_token_what_the_whole_sequence_gives(
+    mesh, options, rng, placed, compiled, bind, random_parameters
 ):
-    attention = module(Causal() & Window(9))
+    attention = module(Causal() & Window(9), **options)
     values, (x, _, positions) = random_parameters(attention, rng), draw(rng)
     first = int(rng.integers(1, 8))
 
     def call(values, x):
         attend = bind(attention, values)
-        angles = lambda p: Rope().angles(p, DIMS["head_dim"])  # noqa: E731
-        whole, _ = attend(x, Inputs(positions, positions), angles(jnp.asarray(positions)))
-        memory = one_layer(empty(1, 2, 20, 4, 4))
-        parts = []
+        whole, _ = attend(x, Inputs(positions, jnp.asarray(positions)))
+        cache, parts = empty_cache(attention, 2, 20), []
         for begin, end in [(0, first), *((i, i + 1) for i in range(first, 16))]:
             at = jnp.asarray(positions[:, begin:end])
-            part, memory = attend(x[:, begin:end], Inputs(at, at, start=jnp.int32(begin)), angles(at), memory)
+            part, cache = attend(x[:, begin:end], Inputs(at, at, start=jnp.int32(begin)), cache)
             parts.append(part)
         return whole, jnp.concatenate(parts, axis=1)
 
     close(*compiled(placed(mesh), call, values, x))
 
 
-def test_a_memory_may_be_split_by_positions_of_the_queries(rng, placed, compiled, bind, random_parameters):
+def test_a_cache_may_be_split_by_positions_of_the_queries(rng, placed, compiled, bind, random_parameters):
     attention = module(Causal())
     values, (x, _, positions) = random_parameters(attention, rng), draw(rng)
 
     def call(values, x):
-        angles = Rope().angles(jnp.asarray(positions), DIMS["head_dim"])
-        memory = one_layer(empty(1, 2, 32, 4, 4))
-        inputs = Inputs(positions, positions, start=jnp.int32(5))
-        return bind(attention, values)(shard(x, "batch seq embed"), inputs, angles, memory)
+        inputs = Inputs(positions, jnp.asarray(positions), start=jnp.int32(5))
+        return bind(attention, values)(shard(x, "batch seq embed"), inputs, empty_cache(attention, 2, 32))
 
     ours, theirs = (compiled(placed(mesh), call, values, x) for mesh in ({"context": 4}, None))
     close(ours, theirs)
+
+
+def test_a_scale_and_a_soft_cap_reach_the_scores(rng, bind, random_parameters):
+    attention = Attention(DIMS, Causal(), scale=0.7, soft_cap=0.4)
+    w, (x, *_) = random_parameters(attention, rng), draw(rng)
+    q, k, v = (np.einsum("bse,ehd->bshd", x, w[n]) for n in ("query", "key", "value"))
+    k, v = (np.repeat(a, 2, axis=2) for a in (k, v))
+    scores = 0.4 * np.tanh(0.7 * np.einsum("bqhd,bkhd->bhqk", q, k) / 0.4)
+    weights = np.exp(np.where(np.tri(16, dtype=bool), scores, -np.inf))
+    mixed = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+    inputs = Inputs(jnp.zeros((2, 16), jnp.int32), jnp.zeros((2, 16), jnp.int32))
+    close(bind(attention, w)(x, inputs)[0], np.einsum("bshd,hde->bse", mixed, w["out"]), 2e-6)
+
+
+@pytest.mark.parametrize("seq", [1, 8, 33])
+@pytest.mark.parametrize("window", [None, 1, 7, 32, 100])
+def test_flops_count_the_projections_and_the_keys_that_a_query_sees(seq, window):
+    mask = Causal() & SameDocument() if window is None else Causal() & SameDocument() & Window(window)
+    projections = 2 * (2 * 16 * 8 * 4 + 2 * 16 * 4 * 4)
+    keys = sum(1 for q in range(seq) for k in range(seq) if k <= q and (window is None or k > q - window)) / seq
+    assert module(mask).flops(seq) == projections + round(4 * 8 * 4 * min(keys, seq / 2))
 
 
 def test_biases_are_never_decayed():

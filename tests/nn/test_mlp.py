@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from axon.nn import MLP, GatedMLP, parameters
+from axon.nn import MLP, GatedMLP, gelu, parameters
 
 DIMS = {"embed": 6, "mlp": 10}
 
@@ -15,6 +15,10 @@ def filled(module, rng):
     for name, value in values.items():
         getattr(module, name).set_value(jnp.asarray(value))
     return values
+
+
+def plain_gelu(x):
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
 def test_the_gated_mlp_is_swiglu(rng):
@@ -29,5 +33,13 @@ def test_the_mlp_is_gpt2s_with_biases_and_the_tanh_form_of_gelu(rng):
     module, x = MLP(DIMS), rng.normal(size=(2, 3, 6)).astype(np.float32)
     w = filled(module, rng)
     up = x @ w["up"] + w["up_bias"]
-    gelu = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
-    np.testing.assert_allclose(module(jnp.asarray(x)), gelu @ w["down"] + w["down_bias"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        module(jnp.asarray(x)), plain_gelu(up) @ w["down"] + w["down_bias"], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_the_gated_mlp_with_gelu_is_geglu(rng):
+    module, x = GatedMLP(DIMS, activation=gelu), rng.normal(size=(2, 3, 6)).astype(np.float32)
+    w = filled(module, rng)
+    expected = (plain_gelu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
+    np.testing.assert_allclose(module(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)

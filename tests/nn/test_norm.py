@@ -50,3 +50,12 @@ def test_statistics_of_bf16_activations_are_made_in_float32(kind, rng):
     assert np.linalg.norm(np.asarray(norm(x, "batch seq embed"), np.float64) - expected) < 1e-2 * np.linalg.norm(
         expected
     )
+
+
+def test_a_zero_centered_norm_multiplies_by_one_more_than_its_scale(rng):
+    plain, centered = RMSNorm("embed", DIMS), RMSNorm("embed", DIMS, zero_centered=True)
+    scale, x = rng.normal(size=16).astype(np.float32), rng.normal(size=(2, 3, 16)).astype(np.float32)
+    plain.scale.set_value(jnp.asarray(1 + scale))
+    centered.scale.set_value(jnp.asarray(scale))
+    np.testing.assert_allclose(centered(x, "batch seq embed"), plain(x, "batch seq embed"), rtol=1e-5, atol=1e-5)
+    assert not centered.scale.init(jax.random.key(0), ("embed",), (16,)).any()

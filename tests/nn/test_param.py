@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from axon.axes.patterns import PatternError
-from axon.nn import Param, ParamSpec, Stack, constant, fan_in, initialise, normal, parameters
+from axon.nn import Depth, Param, ParamSpec, Segment, constant, fan_in, initialise, normal, parameters
 
 DIMS = {"embed": 24, "mlp": 40, "heads": 8, "head_dim": 6}
 
@@ -23,7 +23,7 @@ class Block(nnx.Module):
 class Model(nnx.Module):
     def __init__(self, layers=4):
         self.head = Param("heads head_dim embed", DIMS, normal(0.02))
-        self.layers = Stack(Block(), layers)
+        self.layers = Depth(Segment(layers, block=Block()))
 
 
 def flat(values):
@@ -60,6 +60,21 @@ def test_a_layers_values_are_those_it_has_in_a_deeper_or_shallower_stack_and_alo
     for layer in range(4):
         alone = jax.jit(lambda i: fan_in("embed")(jax.random.fold_in(key, i), ("embed", "mlp"), (24, 40)))(layer)
         assert np.asarray(alone).tobytes() == stacked[layer].tobytes()
+
+
+def test_values_follow_the_logical_layer_whatever_the_order_and_the_period_of_storage(seed, placed):
+    plain = flat(initialise(Model(4), seed, placed())[0])["layers/block/up"]
+    permuted = Model(4)
+    permuted.layers.block.up.set_metadata(layers=(2, 0, 3, 1))
+    stored = flat(initialise(permuted, seed, placed())[0])["layers/block/up"]
+    assert stored.tobytes() == plain[[2, 0, 3, 1]].tobytes()
+
+    class Alternating(nnx.Module):
+        def __init__(self):
+            self.layers = Depth(Segment(2, other=Block(), block=Block()))
+
+    alternating = flat(initialise(Alternating(), seed, placed())[0])["layers/block/up"]
+    assert alternating.tobytes() == plain[[1, 3]].tobytes()
 
 
 def test_paths_layers_and_seeds_have_values_of_their_own(seed, placed):

@@ -27,7 +27,7 @@ def full_logits(program, parameters, batch):
 
     def logits(parameters, batch):
         model = program.runtime.bind(parameters)
-        hidden, _ = model.hidden(Inputs(batch["tokens"], batch["positions"], batch["documents"]))
+        hidden, *_ = model.hidden(Inputs(batch["tokens"], batch["positions"], batch["documents"]))
         return model.output.logits(hidden)
 
     with program.runtime.tracing():

@@ -22,11 +22,13 @@ from axon.layout import Layout
 from axon.nn import Param
 from axon.observe.metrics import read_metrics
 from axon.observe.trackers import TensorBoard
-from axon.run import Evaluation, program, run
+from axon.run import Evaluation, Sample, program, run
 from axon.run.folder import RunFolder
+from axon.serve.generate import Sampling
 from axon.train.loop import Diverged
 from axon.train.objective import NextToken
 from axon.train.optimizers import AdamW, Constant
+from models.gpt2 import GPT2
 
 KEYS = {"step", "loss", "tokens", "tokens_per_second", "step_seconds", "mfu", "grad_norm", "learning_rate"}
 
@@ -80,6 +82,14 @@ def test_the_folder_holds_all_that_describes_the_run(trained):
     assert record["hardware"]["devices"] == 1
     assert record["command"]
     assert record["data"]["digests"]
+
+
+def test_a_sample_that_the_model_has_no_positions_for_is_refused_before_a_step_is_trained(tiny, do, tmp_path):
+    short = GPT2(vocab=320, embed=32, layers=1, heads=4, mlp=48, positions=32)
+    sample = Sample("alpha beta", Sampling(tokens=32))
+    with pytest.raises(UserError, match=r"tokens and 32 more need \d+ positions, and this model has 32"):
+        do(replace(tiny, model=short, sample=sample), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_the_end_says_where_everything_is_and_continues_the_sample(trained):

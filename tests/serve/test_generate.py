@@ -1,4 +1,4 @@
-"""Continuing a prompt: against the full forward pass, without a memory, at every token."""
+"""Continuing a prompt: against the full forward pass, without a cache, at every token."""
 
 import dataclasses
 import math
@@ -50,7 +50,7 @@ def likeliest(program, values, ids):
     def last(values, tokens):
         model = program.runtime.bind(values)
         positions = jnp.arange(tokens.shape[1])[None]
-        hidden, _ = model.hidden(Inputs(tokens, positions, jnp.zeros_like(tokens)))
+        hidden, *_ = model.hidden(Inputs(tokens, positions, jnp.zeros_like(tokens)))
         return jnp.argmax(model.output.logits(hidden)[0], axis=-1)
 
     with program.runtime.tracing():
@@ -134,10 +134,15 @@ def test_each_rule_reaches_the_draw(rule, left):
     assert set(drawn(logits, Sampling(temperature=1.0))) == {0, 1, 2, 3}
 
 
-def test_a_text_longer_than_learned_positions_is_refused(seed):
+def test_a_text_may_have_as_many_tokens_as_there_are_learned_positions_and_no_more(seed, rng):
     of = program(GPT2(VOCAB, 32, 1, 4, 48, positions=70))
-    with pytest.raises(UserError, match="embeddings for 70"):
-        Generator(of.runtime)(random_values(of, seed), [1, 2], Sampling(tokens=10))
+    values, generate = random_values(of, seed), Generator(of.runtime)
+    for length in (3, 60):  # both padded beyond
+        prompt = rng.integers(0, VOCAB, length).tolist()
+        ids = generate(values, prompt, Sampling(tokens=70 - length, temperature=0))
+        assert ids == likeliest(of, values, [*prompt, *ids])[length - 1 : -1]
+        with pytest.raises(UserError, match=rf"a prompt of {length} tokens and {71 - length} more need 71 positions"):
+            generate(values, prompt, Sampling(tokens=71 - length))
 
 
 @pytest.mark.parametrize(

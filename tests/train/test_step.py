@@ -9,7 +9,7 @@ import pytest
 
 from axon.axes import shard
 from axon.layout import Layout, LayoutError, sequence_parallel
-from axon.nn import LanguageModel, Param, RMSNorm, Rope, constant
+from axon.nn import Depth, LanguageModel, Param, RMSNorm, Segment, constant
 from axon.precision import Precision
 from axon.train.objective import NextToken
 from axon.train.optimizers import AdamW, Constant, Linear
@@ -172,8 +172,8 @@ class Spoilt(LanguageModel):
     """A model with one parameter whose gradient, and nothing else, is NaN."""
 
     def __init__(self, config):
-        options = {"tied": True, "rope": Rope(), "embedding_stddev": 1.0}
-        super().__init__(config.dims, Block(config), 1, RMSNorm("embed", config.dims), **options)
+        depth, norm = Depth(Segment(1, block=Block(config))), RMSNorm("embed", config.dims)
+        super().__init__(config.dims, depth, norm, tied=True, embedding_stddev=1.0)
         self.probe = Param("mlp", config.dims, constant(1.0))
 
     def embed(self, inputs):
@@ -204,8 +204,8 @@ class Cut(LanguageModel):
     """A model that gives the width of what it looks up a role of its own."""
 
     def __init__(self, config):
-        options = {"tied": True, "rope": Rope(), "embedding_stddev": 1.0}
-        super().__init__(config.dims, Block(config), 1, RMSNorm("embed", config.dims), **options)
+        depth, norm = Depth(Segment(1, block=Block(config))), RMSNorm("embed", config.dims)
+        super().__init__(config.dims, depth, norm, tied=True, embedding_stddev=1.0)
 
     def embed(self, inputs):
         return shard(super().embed(inputs), "batch seq.residual embed.looked_up")
@@ -252,5 +252,5 @@ def test_an_overlap_that_makes_no_ring_is_said(mesh, options, idle, microbatches
 
 def test_choices_made_while_tracing_are_noticed(plain):
     plain.lower()
-    assert plain.choices["layers"] == "2 blocks written out, remat none"
+    assert plain.choices["layers"] == "2 × block written out, remat none"
     assert plain.choices["attention"] == "xla, causal & same document"

@@ -160,8 +160,22 @@ def causal_window(mask: Mask) -> int | None:
     """
     rules = list(_rules(mask))
     if not any(isinstance(rule, Causal) for rule in rules) or any(isinstance(rule, Prefix) for rule in rules):
-        raise UserError(f"a memory of keys and values grows token by token, for causal masks; this one is {mask}")
+        raise UserError(f"a cache of keys and values grows token by token, for causal masks; this one is {mask}")
     return min((rule.size for rule in rules if isinstance(rule, Window)), default=None)
+
+
+def mean_keys(mask: Mask, seq: int) -> float:
+    """How many keys a query sees, on average over the queries of a sequence of `seq` tokens that is one document.
+
+    Causal masks see seq / 2: of a query's own key half is left out, as formulas of model FLOPs have it (PaLM,
+    arXiv:2204.02311, appendix B). A window sees at most as many.
+    """
+    queries = np.arange(seq)
+    low, high = mask.low(queries), mask.high(queries)
+    low = np.zeros(seq) if low is None else np.maximum(low, 0)
+    high = np.full(seq, seq) if high is None else np.minimum(high, seq)
+    exact = float(np.sum(np.maximum(high - low, 0))) / seq
+    return min(exact, seq / 2) if np.all(high <= queries + 1) else exact
 
 
 def _rules(mask: Mask) -> Iterator[Mask]:

@@ -1,0 +1,216 @@
+"""Depth: segments of blocks, a kind's parameters stacked along the axis `layers`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from axon import axes
+from axon.axes import ArraySpec
+from axon.errors import UserError
+from axon.nn.auxiliary import Auxiliary, over_layers
+from axon.nn.flops import forward_flops
+from axon.nn.inputs import Inputs
+from axon.nn.remat import Remat, remat_by_kind, with_remat
+
+UNROLLED_ON_CPU = 16
+"""Layers up to which a CPU runs them written out: it is faster than a loop, and does not take long to compile."""
+
+
+class Segment:
+    """A period of one or more kinds of block, repeated `times`: `Segment(13, local=Block(…), full=Block(…))`.
+
+    A block is a module `block(x, inputs, cache=None) -> (x, cache, auxiliary)`: `x` is `batch seq.residual embed`,
+    `cache` the arrays that it declares in `cache_specs(batch, length)`, `auxiliary` an `axon.nn.Auxiliary`. It knows
+    nothing of depth.
+    """
+
+    def __init__(self, times: int, **kinds: nnx.Module):
+        if times < 1 or not kinds:
+            raise UserError(f"Segment: {len(kinds)} kinds of block, {times} times; there must be at least one of both")
+        self.times, self.kinds = times, kinds
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A segment's layers: `times` periods of `kinds`, from the logical layer `start` on."""
+
+    start: int
+    times: int
+    kinds: tuple[str, ...]
+
+    @property
+    def end(self) -> int:
+        return self.start + self.times * len(self.kinds)
+
+    def layers(self, kind: str) -> tuple[int, ...]:
+        """The logical layers of a kind."""
+        return tuple(range(self.start + self.kinds.index(kind), self.end, len(self.kinds)))
+
+
+class Depth(nnx.Module):
+    """Segments of blocks, one after the other.
+
+    A kind's name is unique, and its parameters are this module's at `<kind>/…`, stacked along `layers`. Layers have
+    logical numbers, in which the blocks run: a parameter carries those of its stack (`Param.layers`).
+
+    Args:
+        remat: what the backward recomputes, of all kinds, or by kind.
+        unroll: write the layers out one by one, rather than scan a segment's periods; None: on CPU up to 16 layers.
+            A segment of one period is always written out.
+    """
+
+    def __init__(self, *segments: Segment, remat: Remat | Mapping[str, Remat] = "none", unroll: bool | None = None):
+        self.spans, self.unroll, blocks = _spans(segments), unroll, {}
+        for segment in segments:
+            blocks |= segment.kinds
+        self.remat = remat_by_kind(remat, blocks)
+        for span in self.spans:
+            for kind in span.kinds:
+                if hasattr(self, kind):
+                    raise UserError(f"Depth: a kind of block cannot be named {kind!r}: give it another name")
+                setattr(self, kind, _stacked(blocks[kind], span.layers(kind)))
+
+    @property
+    def num_layers(self) -> int:
+        """How many blocks run, one after the other."""
+        return self.spans[-1].end
+
+    @property
+    def blocks(self) -> dict[str, nnx.Module]:
+        """Kind → its block, parameters stacked."""
+        return {kind: getattr(self, kind) for span in self.spans for kind in span.kinds}
+
+    def __call__(self, x: Array, inputs: Inputs, cache: Any = None) -> tuple[Array, Any, Auxiliary]:
+        """`x` through every block; `cache`, if any, as `cache_specs` declares it, comes back updated.
+
+        Auxiliary losses are summed over layers; statistics are at `<kind>/<path>`, with a leading axis `layers`.
+        """
+        self._log()
+        ropes = (rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
+        inputs, caches, auxiliaries = inputs.with_angles(ropes), {}, {}
+        for span in self.spans:
+            x, (own_caches, own_auxiliaries) = self._run(span, x, inputs, cache)
+            caches |= own_caches
+            auxiliaries |= own_auxiliaries
+        return x, None if cache is None else caches, over_layers(auxiliaries)
+
+    def cache_specs(self, batch: int, length: int) -> dict[str, dict[str, ArraySpec]]:
+        """Kind → what its blocks remember of `length` tokens a sequence."""
+        blocks: dict[str, Any] = self.blocks
+        return {
+            kind: {
+                name: replace(spec, axes=("layers", *spec.axes), shape=(span.times, *spec.shape))
+                for name, spec in blocks[kind].cache_specs(batch, length).items()
+            }
+            for span in self.spans
+            for kind in span.kinds
+        }
+
+    def flops(self, seq: int) -> int:
+        """Forward FLOPs of one token in a sequence of `seq`."""
+        return sum(span.times * forward_flops(self.blocks[kind], seq) for span in self.spans for kind in span.kinds)
+
+    # ---- one segment ----------------------------------------------------------------------------------------------
+
+    def _run(self, span: _Span, x: Array, inputs: Inputs, cache: Any) -> tuple[Array, Any]:
+        """`x` through a segment: and by kind the new cache and the auxiliary terms, with a leading axis `layers`."""
+        in_scan = not self._unrolled(span)
+        layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
+        parts = {
+            kind: (
+                nnx.to_pure_dict(nnx.state(self.blocks[kind])),
+                cache and cache[kind],
+                jnp.asarray(span.layers(kind)),
+            )
+            for kind in span.kinds
+        }
+
+        def period(x, parts):
+            caches, auxiliaries = {}, {}
+            for kind, layer in layers.items():
+                x, caches[kind], auxiliaries[kind] = layer(x, parts[kind])
+            return x, (caches, auxiliaries)
+
+        return lax.scan(period, x, parts) if in_scan else _write_out(period, x, parts, span.times)
+
+    def _unrolled(self, span: _Span) -> bool:
+        scope = axes.current()
+        if span.times == 1:
+            return True
+        if self.unroll is None:
+            return scope is not None and scope.placement.platform == "cpu" and self.num_layers <= UNROLLED_ON_CPU
+        return self.unroll
+
+    def _layer(self, kind: str, inputs: Inputs, in_scan: bool) -> Callable[..., tuple[Array, Any, Auxiliary]]:
+        """One layer of a kind, as a function of `x` and of its own parameters, cache and logical number."""
+        block = self.blocks[kind]
+        graph = nnx.graphdef(block)
+
+        def layer(x, part):
+            parameters, cache, number = part
+            result = nnx.merge(graph, parameters)(x, inputs.in_layer(number), cache)
+            return _checked(result, kind, block)
+
+        return with_remat(layer, self.remat[kind], block, in_scan)
+
+    def _log(self) -> None:
+        """Leave word of how each segment runs."""
+        how = [f"{s.times} × {' + '.join(s.kinds)} {('scanned', 'written out')[self._unrolled(s)]}" for s in self.spans]
+        policies = set(self.remat.values())
+        remat = ", ".join(f"{p} of {k}" for k, p in self.remat.items()) if len(policies) > 1 else next(iter(policies))
+        axes.log_choice("layers", f"{', '.join(how)}, remat {remat}")
+
+
+def _spans(segments: tuple[Segment, ...]) -> tuple[_Span, ...]:
+    spans, start, kinds = [], 0, set()
+    for segment in segments:
+        spans.append(_Span(start, segment.times, tuple(segment.kinds)))
+        start = spans[-1].end
+        if twice := kinds.intersection(segment.kinds):
+            raise UserError(f"Depth: two segments have a kind named {min(twice)!r}: give each kind a name of its own")
+        kinds.update(segment.kinds)
+    if not spans:
+        raise UserError("Depth: no segments; there must be at least one")
+    return tuple(spans)
+
+
+def _stacked(block: nnx.Module, layers: tuple[int, ...]) -> nnx.Module:
+    """`block`, all that it declares once for each of `layers`."""
+    for _, variable in nnx.to_flat_state(nnx.state(block)):
+        if variable.stack:
+            raise UserError(f"Depth: this {type(block).__name__} stands elsewhere already: each kind needs its own")
+        spec = variable.get_value()
+        variable.set_value(jax.ShapeDtypeStruct((len(layers), *spec.shape), spec.dtype))
+        variable.set_metadata(stack=("layers",), layers=layers)
+    return block
+
+
+def _checked(result: Any, kind: str, block: nnx.Module) -> tuple[Array, Any, Auxiliary]:
+    if isinstance(result, tuple) and len(result) == 3 and isinstance(result[2], Auxiliary):
+        return result
+    found = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    raise UserError(
+        f"{type(block).__name__}, the block of kind {kind!r}, returned {found}: a block returns (x, cache, "
+        "auxiliary), of which the last is axon.nn.Auxiliary() where there is nothing to add"
+    )
+
+
+def _write_out(period: Callable[..., Any], x: Array, parts: Any, times: int) -> tuple[Array, Any]:
+    """`lax.scan(period, x, parts)`, its body once for each period."""
+    results = []
+    for one in _unstacked(parts, times):
+        x, result = period(x, one)
+        results.append(result)
+    return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
+
+
+def _unstacked(parts: Any, times: int) -> list[Any]:
+    """One tree for each period. A split, not slices: its transpose is one concatenation, not a sum of padded arrays."""
+    leaves, tree = jax.tree.flatten(parts)
+    split = [lax.split(leaf, (1,) * times) for leaf in leaves]
+    return [tree.unflatten(lax.squeeze(each[i], (0,)) for each in split) for i in range(times)]

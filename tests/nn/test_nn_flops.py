@@ -1,0 +1,88 @@
+"""FLOPs that a model says of itself, against counts of traced products and against the field's formula."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from axon.nn import Param, parameters
+from axon.nn.flops import forward_flops
+from axon.plan.flops import count_flops
+from models.gpt2 import GPT2
+from models.llama import Llama
+
+LLAMA = Llama(vocab=64, embed=24, layers=3, heads=4, kv_heads=2, mlp=40)
+CONFIGS = [
+    LLAMA,
+    Llama(
+        vocab=61, vocab_multiple=64, embed=16, layers=2, heads=4, kv_heads=4, head_dim=6, mlp=24, tied=True, bias=True
+    ),
+    GPT2(vocab=64, embed=16, layers=2, heads=4, mlp=24, positions=32),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=["llama", "tied, biases", "gpt2"])
+def test_a_causal_model_is_6_times_its_matrices_and_6_times_its_attention(config, rng):
+    """PaLM's formula (arXiv:2204.02311, appendix B), causal attention counted once."""
+    seq, dims = int(rng.integers(2, 64)), config.dims
+    matrices = [spec.size for path, spec in parameters(config.build()).items() if is_matrix(path)]
+    head = dims["vocab"] * dims["embed"]
+    attention = 6 * config.layers * dims["heads"] * dims["head_dim"] * seq
+    assert config.build().flops_per_token(seq) == 6 * (sum(matrices) + head) + attention
+
+
+def is_matrix(path):
+    return path.startswith("layers/") and path.split("/")[-1] in ("query", "key", "value", "out", "gate", "up", "down")
+
+
+def test_the_count_is_that_of_the_products_of_a_plain_model(rng):
+    layers, heads, head_dim, seq, mlp, vocab = (int(n) for n in 2 * rng.integers(1, 5, 6))
+    embed = heads * head_dim
+    shape = lambda *s: jax.ShapeDtypeStruct(s, "float32")  # noqa: E731
+    weights = [(shape(embed, 4 * embed), shape(embed, mlp), shape(mlp, embed))] * layers
+
+    def loss(weights, head, x):
+        for square, up, down in weights:
+            q, k, v, o = (square[:, i * embed : (i + 1) * embed] for i in range(4))
+            q, k, v = ((x @ w).reshape(seq, heads, head_dim).swapaxes(0, 1) for w in (q, k, v))
+            x = ((q @ k.swapaxes(1, 2)) @ v).swapaxes(0, 1).reshape(seq, embed) @ o
+            x = (x @ up) @ down
+        return (x @ head).sum()
+
+    counted = count_flops(jax.grad(loss, (0, 1, 2)), weights, shape(embed, vocab), shape(seq, embed)).flops
+    model = GPT2(vocab=vocab, embed=embed, layers=layers, heads=heads, mlp=mlp).build()
+    hidden_half = 6 * layers * heads * head_dim * seq  # this plain one computes the masked half, too
+    assert counted / seq == model.flops_per_token(seq) + hidden_half
+
+
+def test_a_window_saves_what_it_hides():
+    counts = [Llama(**vars(LLAMA) | {"window": w}).build().flops_per_token(64) for w in (1, 8, 63, 64, 1000, None)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[1] < counts[2] == counts[3] == counts[4] == counts[5]
+    seen = np.mean([min(i + 1, 8) for i in range(64)])
+    assert counts[-1] - counts[1] == round(3 * 3 * 4 * 4 * 6 * (32 - seen))
+
+
+class Half(nnx.Module):
+    """A matrix, a bias with two axes, and something that counts its own."""
+
+    def __init__(self):
+        dims = {"embed": 4, "mlp": 6, "heads": 2, "head_dim": 3}
+        self.up, self.bias, self.scale = (
+            Param("embed mlp", dims),
+            Param("heads head_dim", dims, decay=False),
+            Param("mlp", dims),
+        )
+        self.inner, self.several = Sparse(), nnx.List([Param("embed mlp", dims), Param("mlp embed", dims)])
+
+
+class Sparse(nnx.Module):
+    def __init__(self):
+        self.huge = Param("embed mlp", {"embed": 1000, "mlp": 1000})
+
+    def flops(self, seq):
+        return 7 * seq
+
+
+def test_a_module_counts_its_matrices_and_its_children_unless_they_say_otherwise():
+    assert forward_flops(Half(), 5) == 3 * 2 * 4 * 6 + 7 * 5

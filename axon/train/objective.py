@@ -94,10 +94,13 @@ class NextToken:
     def counts(self, batch: Batch) -> dict[str, Array]:
         return {"tokens": jnp.sum(batch["weights"])}
 
-    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+    def inputs(self, batch: Batch, key: Array | None = None) -> Inputs:
+        """What a language model is given of a batch; in training, with a `key`."""
         sequences = None if key is None else batch[SEQUENCES]
-        inputs = Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, rows=sequences)
-        x, _, auxiliary = module.hidden(inputs)
+        return Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, rows=sequences)
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+        x, _, auxiliary = module.hidden(self.inputs(batch, key))
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
         reported = {"loss": nll} | jax.lax.stop_gradient(auxiliary.losses)
         return Sums({"next_token": loss} | auxiliary.losses, reported, auxiliary.statistics)

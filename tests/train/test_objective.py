@@ -95,7 +95,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("model, objective", [(PenalisedLlama(), NextToken(0.01)), (MODEL, Preference())])
+@pytest.mark.parametrize(("model", "objective"), [(PenalisedLlama(), NextToken(0.01)), (MODEL, Preference())])
 def test_terms_are_means_over_the_global_batch(layout, model, objective, rng, packed_batch):
     batch = packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)
     one, metrics, variables = first_step(batch, Layout({"data": 1}), model, objective)

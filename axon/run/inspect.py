@@ -30,7 +30,7 @@ def evaluate_run(path: Path, source: str | None, batches: int | None, report: Re
     if source is not None:
         data = replace(data, sources=(parse_source(source),), weights=None, held_out=1.0)
     corpus = data.prepare(report)
-    runtime = _runtime(train, report)
+    runtime = runtime_of(train, report)
     values, variables = _restored(folder, train, runtime, report)
     return held_out_loss(Evaluator(runtime, train.objective, data.batch, data.seq), corpus, values, variables, batches)
 
@@ -40,7 +40,7 @@ def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -
     folder = RunFolder.existing(path)
     train = folder.tree()
     tokenizer = _tokenizer(folder, train).load()
-    runtime = _runtime(train, report)
+    runtime = runtime_of(train, report)
     values, variables = _restored(folder, train, runtime, report)
     return sample_text(runtime, values, variables, tokenizer, Sample(prompt, sampling))
 
@@ -62,7 +62,7 @@ def _restored(folder: RunFolder, train: Train, runtime: Runtime, report: Report)
     return values, variables
 
 
-def _runtime(train: Train, report: Report) -> Runtime:
+def runtime_of(train: Train, report: Report = print) -> Runtime:
     """On the run's mesh where these devices allow it, else on one device, which is said."""
     try:
         return _on(train, train.layout, jax.devices())

@@ -2,8 +2,12 @@
 
 from typing import Any
 
-from axon.checkpoint import Reader
-from axon.runtime import Runtime, nested
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from axon.checkpoint import CheckpointError, Reader
+from axon.runtime import Runtime, flattened, nested
 from axon.train.optimizers import Averaging
 from axon.train.state import State
 from axon.train.update import Descent
@@ -12,15 +16,30 @@ from axon.train.update import Descent
 def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple[Any, Any]:
     """The parameters to evaluate, and the variables, that a run with `optimizer` saved last.
 
-    Of the optimizer's state only what an average is made of is read, where the optimizer keeps one.
+    Of the optimizer's state only what an average is made of is read, where the optimizer keeps one. Raises
+    `CheckpointError` for parameters that are not finite: none was saved so.
     """
     wanted = {"parameters": nested(runtime.parameters), "variables": nested(runtime.variables)}
-    if not isinstance(optimizer, Averaging):
-        found = reader.restore_parts(runtime.abstract(wanted))
-        return found["parameters"], found["variables"]
-    update = Descent(runtime, optimizer)
-    wanted["optimizer"] = update.specs(runtime.parameters)
+    update = Descent(runtime, optimizer) if isinstance(optimizer, Averaging) else None
+    if update is not None:
+        wanted["optimizer"] = update.specs(runtime.parameters)
     found = reader.restore_parts(runtime.abstract(wanted))
+    check_finite(reader, runtime, found["parameters"])
+    if update is None:
+        return found["parameters"], found["variables"]
     with runtime.tracing():
         values = update.evaluated(State(0, found["parameters"], found["optimizer"], found["variables"]))
     return values, found["variables"]
+
+
+def check_finite(reader: Reader, runtime: Runtime, parameters: Any) -> None:
+    """Raise `CheckpointError` for restored parameters, nested by path, that are not finite, with their paths."""
+    with runtime.tracing():
+        finite = runtime.jit(lambda values: jax.tree.map(lambda v: jnp.all(jnp.isfinite(v)), values))(parameters)
+    bad = [path for path, good in flattened(jax.device_get(finite)).items() if not np.asarray(good)]
+    if bad:
+        raise CheckpointError(
+            f"the checkpoint of step {reader.latest()} in {reader.directory} has parameters that are not finite: "
+            f"{', '.join(bad[:5])}{' …' if len(bad) > 5 else ''}. "
+            "None is saved so: its files are damaged. Delete or move its folder to go on from the one before it"
+        )

@@ -22,7 +22,7 @@ from axon.observe.mfu import FORMULA, mfu, peak
 from axon.observe.record import run_record
 from axon.run.build import program
 from axon.run.folder import RunFolder
-from axon.run.restore import restore_evaluated
+from axon.run.restore import check_finite, restore_evaluated
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
 from axon.serve.generate import Generator, check_length
@@ -124,6 +124,7 @@ class Session:
         if self.store.latest() is not None:
             check_same_mesh(self.store.extra().get("mesh", {}), program.update.mesh)
             state, extra = self.store.restore(program.abstract_state())
+            check_finite(self.store, program.runtime, state.parameters)
             self.report(f"resumed from step {int(state.step)}")
             return state, int(state.step), extra["tokens"]
         if source is None:

@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon.checkpoint import Reader
 from axon.data import TokenizerFile
 from axon.errors import UserError
+from axon.layout import Layout
 from axon.nn import Inputs
 from axon.observe.metrics import read_metrics
 from axon.run import program
-from axon.run.inspect import evaluate_run, generate_text
+from axon.run.inspect import evaluate_run, generate_text, runtime_of
 from axon.serve.generate import Sampling
 
 
@@ -35,8 +37,6 @@ def full_logits(program, parameters, batch):
 
 
 def test_loss_and_bits_per_byte_equal_a_direct_computation(trained, few):
-    from axon.checkpoint import Reader
-
     made = program(trained.train)
     parts = {"parameters": made.abstract_state().parameters}
     parameters = Reader(trained.folder / "checkpoints").restore_parts(parts)["parameters"]
@@ -149,3 +149,36 @@ def test_full_logits_have_a_row_for_every_token(trained):
     values = made.init().parameters
     assert full_logits(made, values, batch).shape == (8, 32, trained.train.model.vocab)
     assert jnp.float32 == jax.tree.leaves(values)[0].dtype
+
+
+def test_on_fewer_devices_the_reason_is_said_and_kernels_and_layout_rows_stay(tiny, do, few, tmp_path):
+    layout = Layout({"tensor": 8}, replicate_kv=2)
+    train = replace(tiny, model=replace(tiny.model, heads=8), layout=layout, kernels={"attention": "reference"})
+    do(train, tmp_path, devices=8, steps=2)
+    lines = []
+    with few(8):
+        whole, _ = evaluate_run(tmp_path, None, 2, lines.append)
+    assert not any("does not hold here" in line for line in lines)
+    with few(1):
+        alone, _ = evaluate_run(tmp_path, None, 2, lines.append)
+    assert alone == pytest.approx(whole, rel=1e-5)
+    assert any("one device, for the run's layout does not hold here: Layout.mesh asks for" in line for line in lines)
+    assert runtime_of(replace(train, layout=Layout({}))).kernels == {"attention": "reference"}
+
+
+def test_a_loss_that_is_no_number_is_an_error(trained, few, copied, monkeypatch):
+    monkeypatch.setattr(Reader, "restore_parts", spoiled(Reader.restore_parts))
+    with few(1), pytest.raises(UserError, match=r"not finite: .*/.*damaged"):
+        evaluate_run(copied, None, 1, silent)
+
+
+def spoiled(restore):
+    """`restore`, with one number of the first parameter that is none."""
+
+    def restored(self, *arguments):
+        parts = restore(self, *arguments)
+        leaves, tree = jax.tree.flatten(parts["parameters"])
+        leaves[0] = leaves[0].at[(0,) * leaves[0].ndim].set(jnp.nan)
+        return parts | {"parameters": jax.tree.unflatten(tree, leaves)}
+
+    return restored

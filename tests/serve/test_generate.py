@@ -159,3 +159,18 @@ def test_a_text_may_have_as_many_tokens_as_there_are_learned_positions_and_no_mo
 def test_what_cannot_be_drawn_by_is_refused(field, value):
     with pytest.raises(UserError, match=rf"Sampling\.{field} is {value}; must be"):
         dataclasses.replace(Sampling(), **{field: value})
+
+
+def test_another_prompt_or_seed_compiles_nothing_anew(small, seed, rng):
+    generate, values = Generator(small.runtime), random_values(small, seed)
+    for other in range(3):
+        generate(values, rng.integers(0, VOCAB, 5 + other).tolist(), Sampling(tokens=4, temperature=0.5, seed=other))
+    assert generate._compiled._cache_size() == 1
+
+
+def test_generation_is_compiled_with_the_targets_options(small, monkeypatch):
+    asked = []
+    monkeypatch.setattr(jax, "jit", lambda fn, **options: asked.append(options["compiler_options"]))
+    monkeypatch.setattr(small.runtime, "compiler_options", {"an_option": "true"})
+    Generator(small.runtime)
+    assert asked == [{"an_option": "true"}]

@@ -96,9 +96,7 @@ def check(name, layout, drawn, on_one_device):
     ours, expected = trained(OPTIMIZERS[name], layout, drawn), on_one_device(name)
     np.testing.assert_allclose(ours.curve, expected.curve, rtol=1e-5)
     for made, wanted in ((ours.parameters, expected.parameters), (ours.evaluated, expected.evaluated)):
-        for (path, one), other in zip(
-            jax.tree_util.tree_leaves_with_path(made), jax.tree.leaves(wanted), strict=True
-        ):
+        for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(made), jax.tree.leaves(wanted), strict=True):
             error = np.linalg.norm(one - other) / np.linalg.norm(other)
             assert error <= 1e-5, (jax.tree_util.keystr(path), error)
 

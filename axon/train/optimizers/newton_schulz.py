@@ -30,8 +30,7 @@ def orthogonalize(x: Array, steps: int) -> Array:
     """
     norm = jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2), keepdims=True))
     x = (x / jnp.maximum(norm * SAFETY, jnp.finfo(jnp.float32).tiny)).astype(x.dtype)
-    coefficients = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in POLAR_EXPRESS[: steps - 1]]
-    coefficients.append(POLAR_EXPRESS[steps - 1])
+    coefficients = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in POLAR_EXPRESS[:steps]]
     if x.dtype == jnp.float32 and x.shape[2] >= 2 * x.shape[1]:
         return _by_gram_matrix(x, coefficients)
     for a, b, c in coefficients:

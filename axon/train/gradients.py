@@ -1,6 +1,6 @@
 """How gradients of an objective are made on a layout: accumulated over microbatches, reduced once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes.specs import mesh_axes_of
-from axon.runtime import Runtime
+from axon.runtime import Runtime, flattened, nested
 from axon.train.objective import Batch, Objective, Sums, means
 from axon.train.state import State
 
@@ -36,17 +36,19 @@ class Gradients:
         counts = jax.lax.map(self.objective.counts, self._microbatches(batch))
         return jax.tree.map(lambda count: jnp.sum(count, axis=0), counts)
 
-    def __call__(self, state: State, batch: Batch, counts: Counts) -> tuple[Any, Sums]:
+    def __call__(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str] = ()) -> tuple[Any, Sums]:
         """Gradients of the mean over `counts`, nested by path, under the `grads` rows; and the sums of `batch`.
 
         They are reduced over the devices that split the batch once, after the last microbatch. (With ZeRO-3 each
-        microbatch's gradients of the split parameters are: no device ever holds whole ones.)
+        microbatch's gradients of the split parameters are: no device ever holds whole ones.) Those of the paths that
+        are `frozen` are zeros, and not computed.
         """
-        values = self._with_deferred_gradients(state.parameters)
+        values = flattened(self._with_deferred_gradients(state.parameters))
+        still = {path: values.pop(path) for path in frozen}
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
 
         def mean(values: Any, part: Batch) -> tuple[Array, Sums]:
-            sums = self.objective.sums(self.runtime.bind(values, state.variables), part, key)
+            sums = self.objective.sums(self.runtime.bind(nested(values | still), state.variables), part, key)
             return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
 
         differentiated = jax.value_and_grad(mean, has_aux=True)
@@ -55,7 +57,8 @@ class Gradients:
         else:
             gradients, sums = self._accumulated(differentiated, values, batch)
         self._log_idle_overlap()
-        return self.runtime.reshard(gradients, "grads"), sums
+        zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
+        return self.runtime.reshard(nested(gradients | zeros), "grads"), sums
 
     def _accumulated(self, differentiated: Callable[..., Any], values: Any, batch: Batch) -> tuple[Any, Sums]:
         """Gradients and sums, added up over the microbatches of `batch`."""

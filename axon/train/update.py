@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from axon import axes
 from axon.runtime import Runtime, flattened, nested
 from axon.train.gradients import Counts, Gradients
 from axon.train.objective import Batch, Sums, means
-from axon.train.optimizers import Averaging, Optimizer, Parameters, Schedule, state_specs
+from axon.train.optimizers import Averaging, Optimizer, Parameters, Schedule, frozen_paths, state_specs
 from axon.train.state import State
 
 Metrics = dict[str, Array]
@@ -62,7 +64,7 @@ class Descent:
 
     def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
         counts = gradients.counts(batch)
-        found, sums = gradients(state, batch, counts)
+        found, sums = gradients(state, batch, counts, self._frozen)
         found, norms = clipped(found, self.optimizer.clip)
         return (
             self._applied(state, found),
@@ -77,14 +79,35 @@ class Descent:
         transform = self.optimizer.transform(runtime.parameters)
         updates: Any
         updates, optimizer = transform.update(gradients, state.optimizer, values)
-        moved = {path: (values[path] + updates[path]).astype(values[path].dtype) for path in values}
-        parameters = runtime.reshard(nested(moved), "params")
-        return State(state.step + 1, parameters, optimizer, state.variables)
+        moved = {path: (values[path] + step).astype(values[path].dtype) for path, step in updates.items()}
+        parameters = runtime.reshard(nested(values | moved), "params")
+        return State(state.step + 1, parameters, self._placed(optimizer), state.variables)
+
+    @cached_property
+    def _frozen(self) -> frozenset[str]:
+        return frozen_paths(self.optimizer, self.runtime.parameters)
+
+    def _placed(self, optimizer: Any) -> Any:
+        """The optimizer's state where its specs say, whatever its arithmetic made of it."""
+        placement = self.runtime.placement
+        specs = self.specs(self.runtime.parameters)
+        return jax.tree.map(lambda s, x: axes.reshard(x, placement.spec(s.axes, s.kind)), specs, optimizer)
 
     def evaluated(self, state: State) -> Any:
         if not isinstance(self.optimizer, Averaging):
             return state.parameters
-        return nested(self.optimizer.evaluated(state.optimizer, flattened(state.parameters)))
+        return self._average(state.optimizer, state.parameters)
+
+    @cached_property
+    def _average(self) -> Any:
+        averaging, runtime = self.optimizer, self.runtime
+        assert isinstance(averaging, Averaging)
+
+        def average(optimizer: Any, parameters: Any) -> Any:
+            values = flattened(runtime.reshard(parameters, "optimizer"))
+            return runtime.reshard(nested(averaging.evaluated(optimizer, values)), "params")
+
+        return runtime.jit(average)
 
 
 def clipped(gradients: Any, clip: float | None) -> tuple[Any, Array]:

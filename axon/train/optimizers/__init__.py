@@ -1,23 +1,41 @@
 """Optimizers and learning rates, as data."""
 
+from axon.train.optimizers.adafactor import Adafactor
 from axon.train.optimizers.adamw import AdamW
-from axon.train.optimizers.base import Averaging, Group, Optimizer, Parameters, descend, state_specs
+from axon.train.optimizers.base import Averaging, Freezing, Optimizer, Rule, frozen_paths
+from axon.train.optimizers.descend import descend
+from axon.train.optimizers.ema import EMA
+from axon.train.optimizers.from_optax import Optax
+from axon.train.optimizers.groups import Group, Parameters
+from axon.train.optimizers.lion import Lion
+from axon.train.optimizers.muon import Muon
 from axon.train.optimizers.onebit_adam import OneBitAdam
 from axon.train.optimizers.schedule import WSD, AnySchedule, Constant, Cosine, Linear, Schedule
+from axon.train.optimizers.sgd import SGD
+from axon.train.optimizers.state import state_specs
 
 __all__ = [
+    "EMA",
+    "SGD",
     "WSD",
+    "Adafactor",
     "AdamW",
     "AnySchedule",
     "Averaging",
     "Constant",
     "Cosine",
+    "Freezing",
     "Group",
     "Linear",
+    "Lion",
+    "Muon",
     "OneBitAdam",
+    "Optax",
     "Optimizer",
     "Parameters",
+    "Rule",
     "Schedule",
     "descend",
+    "frozen_paths",
     "state_specs",
 ]

@@ -6,12 +6,13 @@ from typing import Literal
 import optax
 
 from axon.checks import check_range
-from axon.train.optimizers.base import Group, Parameters, descend
+from axon.train.optimizers.base import Rule
+from axon.train.optimizers.groups import Group, Parameters
 from axon.train.optimizers.schedule import AnySchedule
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Rule):
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101).
 
     Args:
@@ -34,9 +35,6 @@ class AdamW:
         check_range(self, "[0, inf)", "weight_decay")
         check_range(self, "(0, inf)", "eps", "clip")
 
-    def direction(self) -> optax.GradientTransformation:
+    def direction(self, parameters: Parameters) -> optax.GradientTransformation:
         """Momentum over the root of the squares' mean."""
         return optax.scale_by_adam(self.b1, self.b2, self.eps, mu_dtype=self.momentum_dtype)
-
-    def transform(self, parameters: Parameters) -> optax.GradientTransformation:
-        return descend(self.direction(), parameters, self.schedule, self.weight_decay, self.groups)

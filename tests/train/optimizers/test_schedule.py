@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from axon.errors import UserError
-from axon.train.optimizers import WSD, AdamW, Constant, Cosine, Linear
+from axon.train.optimizers import WSD, Constant, Cosine, Linear
 
 
 def rates(schedule, steps):
@@ -52,8 +52,6 @@ def test_warm_up_stable_decay_holds_the_peak_until_its_last_steps():
         (lambda: Linear(0.3, 20, 10), r"Linear.steps is 10, and warm-up"),
         (lambda: WSD(0.3, 5, 10, decay=6), r"WSD.steps is 10, and warm-up and decay alone take 11"),
         (lambda: Constant(0.3, warmup=-1), r"Constant.warmup is -1; must be at least 0"),
-        (lambda: AdamW(Constant(0.3), clip=0.0), r"AdamW.clip is 0.0; must be above 0, or None"),
-        (lambda: AdamW(Constant(0.3), b2=1.0), r"AdamW.b2 is 1.0; must be in \[0, 1\)"),
     ],
 )
 def test_what_cannot_be_is_refused(make, message):

@@ -1,0 +1,88 @@
+"""From a direction to updates: learning rate, weight decay, and the parameters that stay as they are."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+from jax import Array
+
+from axon.nn import ParamSpec
+from axon.train.optimizers.groups import Group, Parameters, group_of_each
+from axon.train.optimizers.schedule import Schedule
+
+
+def descend(
+    direction: optax.GradientTransformation,
+    parameters: Parameters,
+    schedule: Schedule,
+    weight_decay: float,
+    groups: Sequence[Group],
+) -> optax.GradientTransformation:
+    """Steps of −rate·(direction + decay·value), rate and decay by group; frozen parameters have neither state nor
+    update.
+
+    `direction` turns the gradients of all that is trained into what is followed, before rate and decay. Parameters
+    narrower than float32 are worked with in float32, and so is their state; the caller casts the sum of value and
+    update.
+    """
+    group = group_of_each(parameters, groups)
+    rate = schedule.function()
+
+    def init(params: Any) -> Any:
+        return {"count": jnp.zeros((), jnp.int32), "direction": direction.init(widened(params))}
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        values, now = widened(params), jnp.asarray(rate(state["count"]))
+        followed: Any
+        followed, inner = direction.update(widened(updates), state["direction"], values)
+
+        def step(path: str) -> Array:
+            decay = _decay(parameters[path], group[path], weight_decay)
+            towards = followed[path] + decay * values[path] if decay else followed[path]
+            return -now * group[path].rate * towards
+
+        return {path: step(path) for path in followed}, {"count": state["count"] + 1, "direction": inner}
+
+    trained = [path for path in parameters if not group[path].frozen]
+    return restricted(optax.GradientTransformation(init, update), trained)
+
+
+def restricted(transformation: optax.GradientTransformation, paths: Collection[str]) -> optax.GradientTransformation:
+    """The transformation of these parameters only: others have neither state nor update."""
+
+    def only(values: Any) -> dict[str, Array]:
+        return {path: values[path] for path in paths}
+
+    def init(params: Any) -> Any:
+        return transformation.init(only(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return transformation.update(only(updates), state, only(params))
+
+    return optax.GradientTransformation(init, update)
+
+
+def joined(parts: Mapping[str, optax.GradientTransformation]) -> optax.GradientTransformation:
+    """Transformations of different parameters as one, whose state has a part for each by name."""
+
+    def init(params: Any) -> Any:
+        return {name: part.init(params) for name, part in parts.items()}
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        made: dict[str, Any] = {name: part.update(updates, state[name], params) for name, part in parts.items()}
+        moved = {path: step for steps, _ in made.values() for path, step in steps.items()}
+        return moved, {name: after for name, (_, after) in made.items()}
+
+    return optax.GradientTransformation(init, update)
+
+
+def widened(values: Mapping[str, Array]) -> dict[str, Array]:
+    """Values in float32 at least: what small steps are added up in."""
+    return {path: value.astype(jnp.promote_types(value.dtype, jnp.float32)) for path, value in values.items()}
+
+
+def _decay(spec: ParamSpec, group: Group, weight_decay: float) -> float:
+    if group.weight_decay is not None:
+        return group.weight_decay
+    return weight_decay if spec.decay else 0.0

@@ -1,0 +1,52 @@
+"""Parameters that learn in their own way: rates, decay and freezing by path, in one ordered list."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from axon.checks import check_range
+from axon.errors import UserError, suggest
+from axon.nn import ParamSpec
+
+Parameters = Mapping[str, ParamSpec]
+"""Path → specification."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that learn in their own way. Of several groups the first whose pattern matches holds.
+
+    Args:
+        paths: a pattern of shell's kind for paths of parameters, as "embedding/*" or "*/attention/*".
+        rate: times the schedule. weight_decay: instead of the optimizer's, and on whatever matches, vectors too; None
+            for the optimizer's. frozen: whether they stay as they are, bit for bit: they have no state, and no
+            gradient of theirs is computed.
+    """
+
+    paths: str
+    rate: float = 1.0
+    weight_decay: float | None = None
+    frozen: bool = False
+
+    def __post_init__(self):
+        check_range(self, "[0, inf)", "rate", "weight_decay")
+
+
+REST = Group("*")
+"""The parameters that no group matches."""
+
+
+def group_of_each(parameters: Parameters, groups: Sequence[Group]) -> dict[str, Group]:
+    """Path → the group that holds for it. Raises `UserError` for a pattern that matches none of these parameters."""
+    for group in groups:
+        if not any(fnmatch.fnmatchcase(path, group.paths) for path in parameters):
+            raise UserError(
+                f"Group.paths = {group.paths!r} matches none of the parameters that this optimizer moves."
+                f"{suggest(group.paths, parameters)}"
+            )
+    return {path: next((g for g in groups if fnmatch.fnmatchcase(path, g.paths)), REST) for path in parameters}
+
+
+def frozen_in(parameters: Parameters, groups: Sequence[Group]) -> frozenset[str]:
+    """The parameters that a group freezes."""
+    return frozenset(path for path, group in group_of_each(parameters, groups).items() if group.frozen)

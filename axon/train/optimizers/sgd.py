@@ -1,0 +1,45 @@
+"""Stochastic gradient descent with momentum."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import optax
+
+from axon.checks import check_range
+from axon.errors import UserError
+from axon.train.optimizers.base import Rule
+from axon.train.optimizers.groups import Group, Parameters
+from axon.train.optimizers.schedule import AnySchedule
+
+
+@dataclass(frozen=True)
+class SGD(Rule):
+    """Gradient descent with momentum: m ← momentum·m + gradient (Sutskever et al., 2013), weight decay decoupled.
+
+    Args:
+        schedule: the learning rate. momentum: how much of it stays from step to step; 0 for none, and no state.
+            nesterov: step along gradient + momentum·m. weight_decay: on matrices only. clip: largest global norm of
+            the gradients; None leaves them. groups: parameters with a rate or decay of their own. momentum_dtype: of
+            the momentum.
+    """
+
+    schedule: AnySchedule
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    groups: tuple[Group, ...] = ()
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self):
+        check_range(self, "[0, 1)", "momentum")
+        check_range(self, "[0, inf)", "weight_decay")
+        check_range(self, "(0, inf)", "clip")
+        if self.nesterov and not self.momentum:
+            raise UserError("SGD.nesterov = True looks ahead along a momentum, and SGD.momentum is 0; set it, as 0.9")
+
+    def direction(self, parameters: Parameters) -> optax.GradientTransformation:
+        """The momentum, or the gradient where there is none."""
+        if not self.momentum:
+            return optax.identity()
+        return optax.trace(self.momentum, self.nesterov, accumulator_dtype=self.momentum_dtype)

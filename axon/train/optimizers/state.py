@@ -1,0 +1,50 @@
+"""An optimizer's state in axes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from axon.axes import ArraySpec, Names
+from axon.nn import ParamSpec
+from axon.train.optimizers.base import Optimizer
+from axon.train.optimizers.groups import Parameters
+
+
+def state_specs(optimizer: Optimizer, parameters: Parameters) -> Any:
+    """An optimizer's state in axes: a tree like that of its transformation, whose leaves are `ArraySpec`s.
+
+    What stands under a parameter's path and has its shape has its axes; so has what has its shape but for dimensions of
+    1 (a factored moment), or without some dimensions. All else is unnamed (`_0`, …), and lies whole on every device.
+    """
+    values = {path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in parameters.items()}
+    state = jax.eval_shape(optimizer.transform(parameters).init, values)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _spec(path, leaf, parameters), state)
+
+
+def _spec(path: Sequence[Any], leaf: Any, parameters: Parameters) -> ArraySpec:
+    owner = next((key.key for key in path if getattr(key, "key", None) in parameters), None)
+    axes = None if owner is None else _axes(parameters[owner], leaf.shape)
+    unnamed = tuple(f"_{i}" for i in range(len(leaf.shape)))
+    return ArraySpec(unnamed if axes is None else axes, tuple(leaf.shape), leaf.dtype, "optimizer")
+
+
+def _axes(spec: ParamSpec, shape: Sequence[int]) -> Names | None:
+    """The axes of an array of this shape that belongs to the parameter; None where they cannot be told."""
+    if len(shape) == len(spec.shape) and all(n in (1, size) for n, size in zip(shape, spec.shape, strict=True)):
+        named = zip(shape, spec.shape, spec.axes, strict=True)
+        return tuple(name if n == size else f"_{i}" for i, (n, size, name) in enumerate(named))
+    return _in_order(spec, shape)
+
+
+def _in_order(spec: ParamSpec, shape: Sequence[int]) -> Names | None:
+    """The axes of `spec` whose sizes are `shape`, in order; None if there are none."""
+    left = list(zip(spec.axes, spec.shape, strict=True))
+    axes = []
+    for size in shape:
+        while left and left[0][1] != size:
+            left.pop(0)
+        if not left:
+            return None
+        axes.append(left.pop(0)[0])
+    return tuple(axes)

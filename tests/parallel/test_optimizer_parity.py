@@ -1,0 +1,181 @@
+"""The numerics contract for every optimizer: what it makes of gradients, and a whole training, do not depend on the
+layout."""
+
+import math
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from axon.axes import ArraySpec
+from axon.layout import Layout, sequence_parallel
+from axon.runtime import Runtime, flattened, nested
+from axon.train.objective import Sums
+from axon.train.optimizers import EMA, SGD, Adafactor, AdamW, Constant, Group, Lion, Muon, Optax
+from axon.train.state import State
+from axon.train.step import Program
+from axon.train.update import Descent
+from models.llama import Llama
+
+MODEL = Llama(vocab=61, vocab_multiple=64, embed=32, layers=2, heads=8, kv_heads=4, mlp=64)
+SEQUENCES, SEQ, STEPS = 8, 16, 4
+
+REST = AdamW(Constant(3e-3))
+OPTIMIZERS: dict[str, Any] = {
+    "Lion": Lion(Constant(1e-3)),
+    "SGD": SGD(Constant(0.1), nesterov=True),
+    "Adafactor": Adafactor(Constant(1e-2), b1=0.9),
+    "Muon": Muon(Constant(1e-2), REST),
+    "Muon by head": Muon(Constant(1e-2), REST, scale="rms", steps=3, separate=("heads", "kv_heads")),
+    "EMA": EMA(AdamW(Constant(3e-3), groups=(Group("embedding/*", frozen=True),)), decay=0.5),
+    "Optax": Optax(optax.adabelief, Constant(1e-3)),
+}
+LAYOUTS = {
+    "zero 0": Layout({"data": 4}),
+    "zero 1": Layout({"data": 4}, zero=1),
+    "zero 2": Layout({"data": 4}, zero=2),
+    "zero 3": Layout({"data": 4}, zero=3),
+    "tensor": Layout({"tensor": 4}),
+    "auto": Layout({"data": 2, "tensor": 2}, zero=3, auto=True),
+    "replica": Layout({"replica": 2, "data": 2, "tensor": 2}, zero=3, microbatches=2),
+    "composed": Layout({"data": 2, "tensor": 4}, zero=3),
+    "sequence": Layout({"data": 4, "tensor": 2}, zero=1, rows=sequence_parallel(), microbatches=2),
+}
+ONE = Layout({"data": 1})
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What some steps made: losses and gradient norms, and the parameters and the evaluated ones after them."""
+
+    curve: np.ndarray
+    parameters: Any
+    evaluated: Any
+
+
+def devices(layout):
+    return jax.devices()[: math.prod(layout.mesh.values())]
+
+
+def check(ours: Trained, expected: Trained):
+    np.testing.assert_allclose(ours.curve, expected.curve, rtol=1e-5)
+    pairs = ((ours.parameters, expected.parameters), (ours.evaluated, expected.evaluated))
+    for made, wanted in pairs:
+        for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(made), jax.tree.leaves(wanted), strict=True):
+            error = np.linalg.norm(one - other) / np.linalg.norm(other)
+            assert error <= 1e-5, (jax.tree_util.keystr(path), error)
+
+
+# ---- given gradients, all else of a step: clipping, the update, its state -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """Gradients that are the batch."""
+
+    runtime: Runtime
+
+    def counts(self, batch):
+        return {"tokens": jnp.ones(())}
+
+    def __call__(self, state, batch, counts, frozen=()):
+        given = {path: jnp.zeros_like(g) if path in frozen else g for path, g in batch.items()}
+        return self.runtime.reshard(nested(given), "grads"), Sums({"loss": jnp.zeros(())})
+
+
+@pytest.fixture(scope="module")
+def gradients():
+    """Initial values and the gradients of some steps, by path, drawn once."""
+    rng = np.random.default_rng(secrets.randbits(31))
+    parameters = Runtime(MODEL, ONE, devices=devices(ONE)).parameters
+
+    def draw():
+        return {path: rng.normal(size=spec.shape).astype(np.float32) * 0.1 for path, spec in parameters.items()}
+
+    return draw(), [draw() for _ in range(STEPS)]
+
+
+def begun(optimizer, gradients) -> State:
+    """The state before the first step, wherever it will lie."""
+    update = Descent(Runtime(MODEL, ONE, devices=devices(ONE)), optimizer)
+    values = nested(gradients[0])
+    return jax.device_get(State(jnp.int32(0), values, jax.jit(update.init)(values)))
+
+
+def updated(optimizer, layout, start, gradients) -> Trained:
+    runtime = Runtime(MODEL, layout, devices=devices(layout))
+    update, given = Descent(runtime, optimizer), Given(runtime)
+    specs = State(ArraySpec((), (), jnp.int32), nested(runtime.parameters), update.specs(runtime.parameters))
+    places = runtime.abstract(specs)
+    state = jax.device_put(start, jax.tree.map(lambda a: a.sharding, places))
+    with runtime.tracing():
+        step = runtime.jit(lambda state, batch: update.step(given, state, batch)[:2])
+        norms = []
+        for batch in gradients[1]:
+            state, metrics = step(state, batch)
+            norms.append(float(metrics["grad_norm"]))
+        evaluated = update.evaluated(state)
+    for made, promised in zip(jax.tree.leaves(state), jax.tree.leaves(places), strict=True):
+        assert made.sharding.is_equivalent_to(promised.sharding, made.ndim)
+        assert made.dtype == promised.dtype
+    return Trained(np.asarray(norms), *jax.device_get((flattened(state.parameters), flattened(evaluated))))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_is_made_of_gradients_does_not_depend_on_the_layout(name, gradients):
+    optimizer = OPTIMIZERS[name]
+    start = begun(optimizer, gradients)
+    expected = updated(optimizer, ONE, start, gradients)
+    for layout in ("composed", "auto"):
+        check(updated(optimizer, LAYOUTS[layout], start, gradients), expected)
+
+
+# ---- a whole training ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawn(packed_batch):
+    """Seed and batches, drawn once."""
+    seed = secrets.randbits(31)
+    rng = np.random.default_rng(seed)
+    return seed, [packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab) for _ in range(STEPS)]
+
+
+@pytest.fixture(scope="module")
+def on_one_device(drawn):
+    """on_one_device(name): what an optimizer makes of them there."""
+    done: dict[str, Trained] = {}
+
+    def train(name: str) -> Trained:
+        if name not in done:
+            done[name] = trained(OPTIMIZERS[name], ONE, drawn)
+        return done[name]
+
+    return train
+
+
+def trained(optimizer, layout, drawn) -> Trained:
+    seed, batches = drawn
+    print(f"seed {seed}")
+    program = Program(MODEL, layout, optimizer, batch=SEQUENCES, seq=SEQ, seed=seed, devices=devices(layout))
+    state, curve = program.init(), []
+    for batch in batches:
+        state, metrics = program.step(state, program.place(batch))
+        curve.append(jax.device_get((metrics["loss"], metrics["grad_norm"])))
+    return Trained(np.asarray(curve), *jax.device_get((state.parameters, program.evaluated(state))))
+
+
+def test_training_with_muon_does_not_depend_on_a_composed_layout(drawn, on_one_device):
+    check(trained(OPTIMIZERS["Muon"], LAYOUTS["composed"], drawn), on_one_device("Muon"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_does_not_depend_on_any_layout(name, layout, drawn, on_one_device):
+    check(trained(OPTIMIZERS[name], LAYOUTS[layout], drawn), on_one_device(name))

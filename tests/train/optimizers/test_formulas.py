@@ -1,0 +1,150 @@
+"""Three steps of each optimizer by its paper, in NumPy and float64."""
+
+import math
+
+import numpy as np
+import optax
+import pytest
+
+from axon.train.optimizers import EMA, SGD, Adafactor, AdamW, Constant, Linear, Lion, Muon, Optax
+
+SCHEDULE = Linear(0.02, warmup=2, steps=5)
+RATES = [0.01, 0.02, 0.02]
+DECAY = 0.3
+STACKED = {"layers/query": (1, 2), "layers/out": (2, 1), "layers/up": (1, 1), "layers/down": (1, 1)}
+"""Path → how many axes are inputs, and how many outputs."""
+
+
+@pytest.fixture
+def steps(parameters, draw, moved):
+    """steps(optimizer, direction, decay=DECAY): its three steps are −rate·(direction + decay·value), where
+    direction(path, t, gradient, memory, value) keeps what it likes in memory."""
+
+    def run(optimizer, direction, decay=DECAY):
+        values, gradients = draw(), [draw() for _ in RATES]
+        made = moved(optimizer, parameters, values, gradients).values
+        expected = {path: value.astype(np.float64) for path, value in values.items()}
+        memory = {path: {} for path in values}
+        for t, (rate, gradient) in enumerate(zip(RATES, gradients, strict=True)):
+            for path, value in expected.items():
+                towards = direction(path, t, gradient[path].astype(np.float64), memory[path], value)
+                expected[path] = value - rate * (towards + decay * parameters[path].decay * value)
+        for path, value in expected.items():
+            np.testing.assert_allclose(made[path], value, rtol=1e-5, atol=1e-5, err_msg=path)
+
+    return run
+
+
+def test_lion(steps):
+    def direction(path, t, g, memory, value):
+        m = memory.get("m", np.zeros_like(g))
+        memory["m"] = 0.8 * m + 0.2 * g
+        return np.sign(0.7 * m + 0.3 * g)
+
+    steps(Lion(SCHEDULE, b1=0.7, b2=0.8, weight_decay=DECAY), direction)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd(steps, nesterov):
+    def direction(path, t, g, memory, value):
+        memory["m"] = 0.7 * memory.get("m", 0.0) + g
+        return g + 0.7 * memory["m"] if nesterov else memory["m"]
+
+    steps(SGD(SCHEDULE, momentum=0.7, nesterov=nesterov, weight_decay=DECAY), direction)
+
+
+def test_an_optax_transformation(steps):
+    def direction(path, t, g, memory, value):
+        memory["m"] = 0.9 * memory.get("m", 0.0) + 0.1 * g
+        memory["v"] = 0.99 * memory.get("v", 0.0) + 0.01 * g**2
+        return memory["m"] / (1 - 0.9 ** (t + 1)) / (np.sqrt(memory["v"] / (1 - 0.99 ** (t + 1))) + 1e-8)
+
+    steps(Optax(lambda rate: optax.adam(rate, b2=0.99), SCHEDULE), direction, decay=0.0)
+
+
+def test_adafactor(steps, parameters):
+    optimizer = Adafactor(SCHEDULE, b1=0.6, decay_power=0.7, threshold=0.9, floor=0.05, weight_decay=DECAY)
+
+    def of_matrix(g, memory, past):
+        rows, columns = np.mean(g**2, 1, keepdims=True), np.mean(g**2, 0, keepdims=True)
+        memory["r"] = past * memory.get("r", 0.0) + (1 - past) * rows
+        memory["c"] = past * memory.get("c", 0.0) + (1 - past) * columns
+        return g / np.sqrt(memory["r"] * memory["c"] / np.mean(memory["r"]))
+
+    def of_vector(g, memory, past):
+        memory["v"] = past * memory.get("v", 0.0) + (1 - past) * g**2
+        return g / np.sqrt(memory["v"])
+
+    def one(path, t, g, memory, value):
+        rule = of_matrix if parameters[path].decay else of_vector
+        u = rule(g, memory, 1 - (t + 1) ** -0.7)
+        u = u / max(1.0, rms(u) / 0.9)
+        memory["m"] = 0.6 * memory.get("m", 0.0) + 0.4 * u
+        return memory["m"] * max(0.05, rms(value))
+
+    steps(optimizer, by_matrix(one, parameters))
+
+
+def rms(x):
+    return np.sqrt(np.mean(x**2))
+
+
+def by_matrix(one, parameters):
+    """The direction of a parameter whose layers and experts each have theirs, matrices as inputs × outputs."""
+
+    def direction(path, t, g, memory, value):
+        spec = parameters[path]
+        count = sum(name in ("layers", "experts") for name in spec.axes)
+        inside = spec.axes[count:]
+        inputs = math.prod(s for n, s in zip(inside, spec.shape[count:], strict=True) if n in spec.inputs)
+        shape = (-1, inputs, math.prod(spec.shape[count:]) // inputs) if spec.decay else (-1, *spec.shape[count:])
+        parts = zip(g.reshape(shape), value.reshape(shape), strict=True)
+        made = [one(path, t, g, memory.setdefault(i, {}), v) for i, (g, v) in enumerate(parts)]
+        return np.stack(made).reshape(g.shape)
+
+    return direction
+
+
+@pytest.mark.parametrize("scale", ["fan", "rms"])
+def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw(parameters, draw, moved, scale):
+    """Where one step's momentum is the gradient: u vᵀ of each, by NumPy's own decomposition; AdamW's step is a sign."""
+    optimizer = Muon(Constant(0.02), AdamW(Constant(0.05), weight_decay=0.0), scale=scale, steps=8, weight_decay=DECAY)
+    values, gradient = draw(), draw()
+    made = moved(optimizer, parameters, values, [gradient]).values
+    size = {"fan": lambda i, o: max(1.0, o / i) ** 0.5, "rms": lambda i, o: 0.2 * max(i, o) ** 0.5}[scale]
+
+    def orthogonal(path, t, g, memory, value):
+        u, _, v = np.linalg.svd(g, full_matrices=False)
+        return size(*g.shape) * u @ v
+
+    for path, value in values.items():
+        if path.startswith("layers/") and parameters[path].decay:
+            towards = by_matrix(orthogonal, parameters)(path, 0, gradient[path].astype(np.float64), {}, value)
+            expected = value - 0.02 * (towards + DECAY * value)
+        else:
+            expected = value - 0.05 * np.sign(gradient[path])
+        np.testing.assert_allclose(made[path], expected, atol=1e-4, err_msg=path)
+
+
+def test_muons_momentum_looks_ahead(parameters, draw, moved):
+    """Of gradients along one direction, Nesterov's update is that of the plain momentum of 0.9·m + g."""
+    first, second, values = draw(), draw(), draw()
+    rest = AdamW(Constant(0.02))
+    made = moved(Muon(Constant(0.02), rest, momentum=0.9), parameters, values, [first, second]).values
+    after = moved(Muon(Constant(0.02), rest, momentum=0.9), parameters, values, [first]).values
+    ahead = {path: g + 0.9 * (g + 0.9 * first[path]) for path, g in second.items()}
+    expected = moved(Muon(Constant(0.02), rest, momentum=0.0, nesterov=False), parameters, after, [ahead]).values
+    for path in STACKED:
+        np.testing.assert_allclose(made[path], expected[path], atol=1e-5, err_msg=path)
+
+
+def test_a_moving_average_weighs_the_values_after_each_step_and_not_the_initial_ones(parameters, draw, moved):
+    inner, values, gradients = SGD(Constant(0.1), momentum=0.5), draw(), [draw() for _ in range(4)]
+    optimizer = EMA(inner, decay=0.7)
+    after = [moved(inner, parameters, values, gradients[: n + 1]).values for n in range(4)]
+    made = moved(optimizer, parameters, values, gradients)
+    weights = np.array([0.7**3, 0.7**2, 0.7, 1.0])
+    for path, value in optimizer.evaluated(made.state, made.values).items():
+        np.testing.assert_array_equal(made.values[path], after[-1][path], err_msg="training is the optimizer's alone")
+        mean = np.average([np.asarray(one[path], np.float64) for one in after], axis=0, weights=weights)
+        np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6, err_msg=path)

@@ -1,0 +1,44 @@
+"""Numbers and names that an optimizer refuses."""
+
+import pytest
+
+from axon.errors import UserError
+from axon.train.optimizers import EMA, SGD, Adafactor, AdamW, Constant, Group, Lion, Muon, Optax
+
+RATE = Constant(0.3)
+REST = AdamW(RATE)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AdamW(RATE, clip=0.0), r"AdamW.clip is 0.0; must be in \(0, inf\), or None|AdamW.clip is 0.0"),
+        (lambda: AdamW(RATE, b2=1.0), r"AdamW.b2 is 1.0; must be in \[0, 1\)"),
+        (lambda: Lion(RATE, b1=1.5), r"Lion.b1 is 1.5; must be in \[0, 1\)"),
+        (lambda: SGD(RATE, momentum=1.0), r"SGD.momentum is 1.0; must be in \[0, 1\)"),
+        (lambda: SGD(RATE, momentum=0.0, nesterov=True), r"SGD.nesterov = True .* SGD.momentum is 0"),
+        (lambda: Adafactor(RATE, decay_power=0.0), r"Adafactor.decay_power is 0.0; must be in \(0, 1\]"),
+        (lambda: Adafactor(RATE, b1=-0.1), r"Adafactor.b1 is -0.1; must be in \[0, 1\), or None"),
+        (lambda: Muon(RATE, REST, steps=9), r"Muon.steps is 9; must be in \[1, 8\]"),
+        (lambda: Muon(RATE, REST, momentum=-1.0), r"Muon.momentum is -1.0; must be in \[0, 1\)"),
+        (lambda: EMA(REST, decay=1.0), r"EMA.decay is 1.0; must be in \[0, 1\)"),
+        (lambda: EMA(EMA(REST)), r"EMA.optimizer is EMA, which averages by itself"),
+        (lambda: Optax(lambda rate: None, RATE, clip=-1.0), r"Optax.clip is -1.0"),
+        (lambda: Group("*", rate=-1.0), r"Group.rate is -1.0; must be at least 0"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_muon_refuses_a_name_that_separates_nothing(parameters):
+    with pytest.raises(UserError, match=r"Muon.separate: 'head' is an output of none.* Did you mean 'heads'"):
+        Muon(RATE, REST, separate=("head",)).transform(parameters)
+
+
+def test_a_group_of_muon_matches_matrices_and_one_of_the_rest_the_rest(parameters):
+    with pytest.raises(UserError, match=r"'embedding/\*' matches none of the parameters that this optimizer moves"):
+        Muon(RATE, REST, groups=(Group("embedding/*"),)).transform(parameters)
+    with pytest.raises(UserError, match=r"'layers/up' matches none of the parameters that this optimizer moves"):
+        Muon(RATE, AdamW(RATE, groups=(Group("layers/up"),))).transform(parameters)

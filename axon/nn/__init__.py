@@ -23,7 +23,7 @@ from axon.nn.param import (
     parameters,
     variables,
 )
-from axon.nn.rope import LinearScaling, Llama3Scaling, Rope
+from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 __all__ = [
     "MLP",
@@ -46,6 +46,7 @@ __all__ = [
     "Rope",
     "Segment",
     "Variable",
+    "YarnScaling",
     "constant",
     "cross_entropy",
     "fan_in",

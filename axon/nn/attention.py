@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from axon import axes
 from axon.axes import ArraySpec, add, einsum
 from axon.axes.patterns import parse_names
+from axon.axes.specs import entries, num_shards
 from axon.kernels.attention import AttentionConfig, AttentionInputs, Mask, attention_and_lse, mean_keys
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
@@ -29,6 +30,8 @@ class Attention(nnx.Module):
         mask: which keys a query sees.
         rope: rotates queries and keys by their positions; None for none.
         scale: of the scores, 1/√head_dim by default. soft_cap: c of c·tanh(score / c) (Gemma 2, arXiv:2408.00118).
+        sinks: whether each head has a learned score that takes part in the softmax and has no value (gpt-oss; Xiao et
+            al., arXiv:2309.17453).
         bias: of queries, keys and values (Qwen2), out_bias: of the output (GPT-2).
         qk_norm: makes the norm of each head's queries and that of its keys (Qwen3; Henry et al., arXiv:2010.04245).
         out_scale: of the output projection's initial values.
@@ -45,6 +48,7 @@ class Attention(nnx.Module):
         rope: Rope | None = None,
         scale: float | None = None,
         soft_cap: float | None = None,
+        sinks: bool = False,
         bias: bool = False,
         out_bias: bool = False,
         qk_norm: Callable[[], RMSNorm] | None = None,
@@ -56,6 +60,8 @@ class Attention(nnx.Module):
         self.key = Param("embed kv_heads head_dim", dims)
         self.value = Param("embed kv_heads head_dim", dims)
         self.out = Param("heads head_dim embed", dims, fan_in("heads head_dim", out_scale))
+        if sinks:
+            self.sinks = Param("heads", dims, constant(0.0))
         if bias:
             self.query_bias = Param("heads head_dim", dims, constant(0.0), decay=False)
             self.key_bias = Param("kv_heads head_dim", dims, constant(0.0), decay=False)
@@ -64,7 +70,7 @@ class Attention(nnx.Module):
             self.out_bias = Param("embed", dims, constant(0.0))
         if qk_norm is not None:
             self.query_norm, self.key_norm = qk_norm(), qk_norm()
-        self.bias, self.has_out_bias, self.qk_norm = bias, out_bias, qk_norm is not None
+        self.bias, self.has_out_bias, self.qk_norm, self.has_sinks = bias, out_bias, qk_norm is not None, sinks
 
     @jax.named_scope("attention")
     def __call__(self, x: Array, inputs: Inputs, cache: KVCache | None = None) -> tuple[Array, KVCache | None]:
@@ -74,12 +80,13 @@ class Attention(nnx.Module):
             angles = inputs.angles_of(self.rope, self.head_dim)
             q, k = rotate(q, angles), rotate(k, angles)
         q, k, v = (checkpoint_name(a, n) for a, n in ((q, "query"), (k, "key"), (v, "value")))
+        sinks = _per_shard(self.sinks) if self.has_sinks else None
         if cache is None:
-            out = attend(q, k, v, self.config, inputs)
+            out = attend(q, k, v, self.config, inputs, sinks)
         elif inputs.start is None:
             raise ValueError("Attention: a cache of keys and values needs Inputs.start, where to write to it")
         else:
-            out, cache = cached_attention(q, k, v, self.config, cache, inputs.start)
+            out, cache = cached_attention(q, k, v, self.config, cache, inputs.start, sinks)
         out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq.residual embed", out, self.out)
         if self.has_out_bias:
             out = add("batch seq.residual embed, embed -> batch seq.residual embed", out, self.out_bias)
@@ -114,36 +121,51 @@ class Attention(nnx.Module):
         return q, k, v
 
 
-def attend(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs) -> Array:
+def _per_shard(sinks: Param) -> Array:
+    """`batch seq heads`: the sinks once for each part that the layout cuts `batch` and `seq` into, each on its device.
+
+    So a device's gradient is of its own part, and `einsum` sums it over devices as it does any weight's: with one copy
+    for all the kernel's own transpose would, in each layer and each microbatch.
+    """
+    scope = axes.current()
+    parts = (None, None) if scope is None else scope.placement.spec(("batch", "seq"))
+    return einsum("batch seq, heads -> batch seq heads", jnp.ones([num_shards(entries(p)) for p in parts]), sinks)
+
+
+def attend(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs, sinks: Array | None = None) -> Array:
     """The kernel, run by each device on its own sequences, heads and queries.
 
     `q[batch seq heads head_dim]`, `k, v[batch kv_seq kv_heads head_dim]` → `batch seq heads head_dim`. Whatever the
     layout's rows of `kv_seq` and `head_dim` say, the keys and values of a whole sequence, and whole heads, are brought
     to the device first; and where `kv_heads` is split less than `heads` is, each device takes those it needs of what
-    it has.
+    it has. `sinks`: as `_per_shard` gives them.
     """
     pairs = None if inputs.documents is None else (inputs.documents, inputs.documents)
     scope = axes.current()
     if scope is None:
-        return attention_and_lse(q, k, v, config, AttentionInputs(pairs))[0]
+        return attention_and_lse(q, k, v, config, AttentionInputs(pairs, sinks=None if sinks is None else sinks[0, 0]))[
+            0
+        ]
     sequences, queries, heads, _ = scope.placement.spec(parse_names(QUERIES))
     split, own = scope.placement.mesh_axes("seq"), scope.placement.mesh_axes("heads")
     shared = scope.placement.mesh_axes("kv_heads")
     shared = shared if own[: len(shared)] == shared else ()
     others, group = own[len(shared) :], q.shape[2] // k.shape[2]  # `others`: those among whom keys are shared
 
-    def local(q, k, v, documents):
+    def local(q, k, v, documents, sinks):
         if others:
             wanted = _kv_heads(lax.axis_index(others) * q.shape[2], q.shape[2], group)
             k, v = jnp.take(k, wanted, axis=2), jnp.take(v, wanted, axis=2)
         start = lax.axis_index(split) * q.shape[1] if split else 0
-        return attention_and_lse(q, k, v, config, AttentionInputs(documents, start))[0]
+        own = None if sinks is None else sinks[0, 0]
+        return attention_and_lse(q, k, v, config, AttentionInputs(documents, start, own))[0]
 
     of_queries = PartitionSpec(sequences, queries, heads, None)
     of_keys = PartitionSpec(sequences, None, shared or None, None)
     of_pairs = pairs and (PartitionSpec(sequences, queries), PartitionSpec(sequences, None))
-    specs = (of_queries, of_keys, of_keys, of_pairs)
-    values = jax.tree.map(axes.reshard, (q, k, v, pairs), specs)
+    of_sinks = None if sinks is None else PartitionSpec(sequences, queries, heads)
+    specs = (of_queries, of_keys, of_keys, of_pairs, of_sinks)
+    values = jax.tree.map(axes.reshard, (q, k, v, pairs, sinks), specs)
     return axes.per_device(local, specs, of_queries)(*values)
 
 

@@ -48,11 +48,52 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class YarnScaling:
+    """YaRN: long wavelengths divided by `factor`, short ones as they are, a ramp between (arXiv:2309.00071).
+
+    Args:
+        original: positions that a model was trained on before. fast, slow: how often a frequency rotates over these
+            where the ramp begins, and where it ends.
+        attention_factor: of cosine and sine, whose square multiplies the scores; 0.1·ln(factor) + 1 by default.
+        truncate: whether the ramp begins and ends at frequencies that there are, rather than between two.
+    """
+
+    factor: float
+    original: int = 4096
+    fast: float = 32.0
+    slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    def __post_init__(self):
+        check_range(self, "[1, inf)", "factor")
+        check_range(self, "(0, inf)", "original", "fast", "slow", "attention_factor")
+        if self.slow >= self.fast:
+            raise UserError(f"YarnScaling.slow is {self.slow}; must be below YarnScaling.fast, which is {self.fast}")
+
+    @property
+    def magnitude(self) -> float:
+        """What cosine and sine are multiplied by."""
+        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
+
+    def apply(self, frequencies: np.ndarray) -> np.ndarray:
+        index, logs = np.arange(len(frequencies)), np.log(frequencies)
+        step = (logs[0] - logs[-1]) / max(len(logs) - 1, 1) or 1.0
+        rotations = np.log([self.fast, self.slow]) + math.log(2 * math.pi / self.original)
+        first, last = (logs[0] - rotations) / step  # indices of the frequencies that rotate so often
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * len(frequencies) - 1)
+        scaled = np.clip((index - first) / max(last - first, 1e-3), 0, 1)
+        return frequencies * (1 - scaled + scaled / self.factor)
+
+
+@dataclass(frozen=True)
 class Rope:
     """The frequencies at which `positions` rotate: theta^(−2i/head_dim), scaled."""
 
     theta: float = 10000.0
-    scaling: LinearScaling | Llama3Scaling | None = None
+    scaling: LinearScaling | Llama3Scaling | YarnScaling | None = None
 
     def __post_init__(self):
         check_range(self, "(0, inf)", "theta")
@@ -62,16 +103,22 @@ class Rope:
         frequencies = self.theta ** (-np.arange(0, head_dim, 2) / head_dim)
         if self.scaling is not None:
             frequencies = self.scaling.apply(frequencies)
-        radians = positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32)
-        if platform() != "cpu":
-            return Angles(self, head_dim, jnp.cos(radians), jnp.sin(radians))
-
-        def wave(of_sine):
-            return jnp.where(of_sine, jnp.sin(radians), jnp.cos(radians))
-
-        # In a loop: outside of one, XLA for CPUs computes both anew in each fusion that uses them, head by head.
-        cos, sin = lax.map(wave, jnp.array([False, True]))
+        cos, sin = _cos_and_sin(positions[..., None].astype(jnp.float32) * frequencies.astype(np.float32))
+        if isinstance(self.scaling, YarnScaling):
+            cos, sin = cos * self.scaling.magnitude, sin * self.scaling.magnitude
         return Angles(self, head_dim, cos, sin)
+
+
+def _cos_and_sin(radians: Array) -> tuple[Array, Array]:
+    if platform() != "cpu":
+        return jnp.cos(radians), jnp.sin(radians)
+
+    def wave(of_sine):
+        return jnp.where(of_sine, jnp.sin(radians), jnp.cos(radians))
+
+    # In a loop: outside of one, XLA for CPUs computes both anew in each fusion that uses them, head by head.
+    cos, sin = lax.map(wave, jnp.array([False, True]))
+    return cos, sin
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["cos", "sin"], meta_fields=["rope", "head_dim"])

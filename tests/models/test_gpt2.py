@@ -68,7 +68,7 @@ def test_dropout_falls_in_training_only_and_in_three_places(rng, seed, placed, c
     ("fields", "message"),
     [
         ({"heads": 5}, "GPT2: embed 24 does not divide by heads 5"),
-        ({"dropout": 1.0}, "GPT2.dropout is 1.0"),
+        ({"dropout": 1.0}, "GPT2.dropout is 1.0; must be in [0, 1)"),
         ({"positions": 0}, "GPT2.positions is 0; must be at least 1"),
         ({"norm_eps": -1e-5}, "GPT2.norm_eps is -1e-05; must be at least 0"),
     ],

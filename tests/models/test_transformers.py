@@ -16,8 +16,10 @@ from einops import rearrange
 from flax import nnx
 from reference import load, relative_error, sketch, weights
 
-from axon.nn import Inputs, Llama3Scaling, Rope, cross_entropy, parameters
+from axon.nn import Inputs, LinearScaling, Llama3Scaling, Rope, YarnScaling, cross_entropy, parameters
+from models.gemma import Gemma
 from models.gpt2 import GPT2
+from models.gpt_oss import GptOss
 from models.llama import Llama
 
 Row = tuple[str | tuple[str, ...], str]
@@ -83,6 +85,59 @@ def gpt2(config: dict[str, Any]) -> GPT2:
     )
 
 
+def rope_of(described: dict[str, Any]) -> Rope:
+    scaling = LinearScaling(described["factor"]) if described["rope_type"] == "linear" else None
+    return Rope(described["rope_theta"], scaling)
+
+
+def gemma(config: dict[str, Any]) -> Gemma:
+    ropes, kinds = config["rope_parameters"], config["layer_types"]
+    return Gemma(
+        vocab=config["vocab_size"],
+        embed=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        mlp=config["intermediate_size"],
+        head_dim=config["head_dim"],
+        window=config["sliding_window"],
+        local_layers=kinds.index("full_attention"),
+        local_rope=rope_of(ropes.get("sliding_attention", ropes)),
+        rope=rope_of(ropes.get("full_attention", ropes)),
+        query_pre_attn_scalar=config["query_pre_attn_scalar"],
+        soft_cap=config.get("attn_logit_softcapping"),
+        logit_soft_cap=config.get("final_logit_softcapping"),
+        norm_eps=config["rms_norm_eps"],
+    )
+
+
+def gpt_oss(config: dict[str, Any]) -> GptOss:
+    rope = config["rope_parameters"]
+    names = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+    return GptOss(
+        vocab=config["vocab_size"],
+        embed=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        mlp=config["intermediate_size"],
+        head_dim=config["head_dim"],
+        window=config["sliding_window"],
+        rope=Rope(rope["rope_theta"], YarnScaling(*(rope[name] for name in names), truncate=rope["truncate"])),
+        norm_eps=config["rms_norm_eps"],
+    )
+
+
+def kinds_of(build: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Mapping[str, Sequence[int]]]:
+    """Each kind of block, and its logical layers, as the model that `build` describes says them."""
+
+    def kinds(config: dict[str, Any]) -> dict[str, Sequence[int]]:
+        blocks = build(config).build().layers.blocks
+        return {f"layers/{kind}": block.mlp.up.layers for kind, block in blocks.items()}
+
+    return kinds
+
+
 TIED = {
     "model.embed_tokens.weight": ("embedding/table", "vocab embed -> vocab embed"),
     "model.norm.weight": ("norm/scale", "embed -> embed"),
@@ -108,6 +163,13 @@ QK_NORM = {
     "self_attn.q_norm.weight": ("attention/query_norm/scale", "head_dim -> head_dim"),
     "self_attn.k_norm.weight": ("attention/key_norm/scale", "head_dim -> head_dim"),
 }
+OUT_BIAS = {"self_attn.o_proj.bias": ("attention/out_bias", "embed -> embed")}
+SINKS = {"self_attn.sinks": ("attention/sinks", "heads -> heads")}
+FOUR_NORMS = {
+    "post_attention_layernorm.weight": ("attention_post_norm/scale", "embed -> embed"),
+    "pre_feedforward_layernorm.weight": ("mlp_norm/scale", "embed -> embed"),
+    "post_feedforward_layernorm.weight": ("mlp_post_norm/scale", "embed -> embed"),
+}
 QKV = ("attention/query", "attention/key", "attention/value")
 QKV_BIAS = ("attention/query_bias", "attention/key_bias", "attention/value_bias")
 
@@ -116,6 +178,14 @@ TABLES = {
     "mistral": Table(llama, UNTIED, LLAMA),
     "qwen2": Table(lambda config: replace(llama(config), bias=True), TIED, LLAMA | BIAS),
     "qwen3": Table(lambda config: replace(llama(config), qk_norm=True), UNTIED, LLAMA | QK_NORM),
+    "gemma2": Table(gemma, TIED, LLAMA | FOUR_NORMS, kinds=kinds_of(gemma)),
+    "gemma3": Table(
+        lambda config: replace(gemma(config), qk_norm=True),
+        TIED,
+        LLAMA | FOUR_NORMS | QK_NORM,
+        kinds=kinds_of(gemma),
+    ),
+    "gpt_oss": Table(gpt_oss, UNTIED, LLAMA | BIAS | OUT_BIAS | SINKS, kinds=kinds_of(gpt_oss)),
     "gpt2": Table(
         gpt2,
         {
@@ -194,7 +264,15 @@ def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, com
 
 @pytest.mark.parametrize(
     ("family", "change"),
-    [("llama31", {"rope": Rope(500.0)}), ("mistral", {"window": None}), ("qwen3", {"norm_eps": 1e-2})],
+    [
+        ("llama31", {"rope": Rope(500.0)}),
+        ("mistral", {"window": None}),
+        ("qwen3", {"norm_eps": 1e-2}),
+        ("gemma2", {"soft_cap": None}),
+        ("gemma2", {"query_pre_attn_scalar": None}),
+        ("gemma3", {"rope": Rope(1e6)}),
+        ("gpt_oss", {"rope": Rope(1000.0)}),
+    ],
 )
 def test_a_field_that_is_not_theirs_is_seen(family, change, placed, compiled, bind):
     table, reference = TABLES[family], load(family)

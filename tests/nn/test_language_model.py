@@ -10,7 +10,7 @@ from flax import nnx
 
 from axon.axes import einsum
 from axon.layout import Layout
-from axon.nn import Auxiliary, Depth, Inputs, LanguageModel, Param, RMSNorm, Segment, cross_entropy
+from axon.nn import Auxiliary, Depth, Inputs, LanguageModel, Param, RMSNorm, Segment, Variable, cross_entropy
 from axon.nn.language_model import RESIDUAL
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
@@ -88,15 +88,17 @@ def test_padding_of_the_vocabulary_is_never_predicted_and_never_counted(
 
 
 class Mixer(nnx.Module):
-    """A block with nothing that attends: one matrix, a loss and a statistic."""
+    """A block with nothing that attends: one matrix, a loss, and a variable that adds up its activations."""
 
     def __init__(self):
-        self.norm, self.mix = RMSNorm("embed", {"embed": 8}), Param("embed embed_out", {"embed": 8, "embed_out": 8})
+        dims = {"embed": 8, "embed_out": 8}
+        self.norm, self.mix = RMSNorm("embed", dims), Param("embed embed_out", dims)
+        self.load = Variable("embed_out", dims, update=lambda load, statistic: load + statistic)
 
     def __call__(self, x, inputs, cache=None):
         h = einsum("batch seq embed, embed embed_out -> batch seq embed_out", self.norm(x, RESIDUAL), self.mix)
         x = einsum("batch seq embed, batch seq -> batch seq embed", x, jnp.tanh(jnp.sum(h, axis=-1)))
-        return x, cache, Auxiliary({"size": jnp.sum(h**2)}, {"mix/load": jnp.sum(h, axis=(0, 1))})
+        return x, cache, Auxiliary({"size": 1e-3 * jnp.sum(h**2)}, {"load": jnp.sum(h**2, axis=(0, 1))})
 
 
 class Mixers:
@@ -105,24 +107,28 @@ class Mixers:
     def build(self):
         dims = {"vocab": 16, "embed": 8}
         depth = Depth(Segment(2, mixer=Mixer()))
-        return LanguageModel(dims, depth, RMSNorm("embed", dims), tied=True, embedding_stddev=1.0)
+        return LanguageModel(dims, depth, RMSNorm("embed", dims), tied=True, embedding_stddev=0.1)
 
 
 def test_a_model_without_heads_trains_and_counts_its_flops(rng, packed_batch):
     layout = Layout({"data": 2}, zero=3, rows={"embed_out": None})
     program = Program(Mixers(), layout, AdamW(Constant(1e-2)), batch=4, seq=8, devices=jax.devices()[:2])
     state, batch, losses = program.init(), program.place(packed_batch(rng, 4, 8, 16)), []
-    for _ in range(3):
+    for _ in range(20):
         state, metrics = program.step(state, batch)
         losses.append(float(metrics["loss"]))
-    assert losses[2] < losses[0]
+    assert losses[-1] < losses[0]
+    load = state.variables["layers"]["mixer"]["load"]
+    assert load.shape == (2, 8)
+    assert (load > 0).all()
     assert program.module.flops_per_token(8) == 6 * (2 * 8 * 8 + 16 * 8)
 
 
-def test_auxiliary_terms_of_the_layers_come_with_hidden_by_path(rng, bind, random_parameters):
-    module = Mixers().build()
-    ids = jnp.asarray(rng.integers(0, 16, (2, 8)), jnp.int32)
-    _, cache, auxiliary = bind(module, random_parameters(module, rng)).hidden(Inputs(ids, ids))
+def test_auxiliary_terms_of_the_layers_come_with_hidden_by_path(rng, random_parameters):
+    module, ids = Mixers().build(), jnp.asarray(rng.integers(0, 16, (2, 8)), jnp.int32)
+    values = random_parameters(module, rng)
+    values["layers"]["mixer"]["load"] = jnp.zeros((2, 8))
+    _, cache, auxiliary = nnx.merge(nnx.graphdef(module), values).hidden(Inputs(ids, ids))
     assert cache is None
     assert auxiliary.losses["size"].shape == ()
-    assert {path: x.shape for path, x in auxiliary.statistics.items()} == {"layers/mixer/mix/load": (2, 8)}
+    assert {path: x.shape for path, x in auxiliary.statistics.items()} == {"layers/mixer/load": (2, 8)}

@@ -27,6 +27,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     scale: float | None = None,
+    sinks: Array | None = None,
     splits: int = 1,
     checked: bool = False,
 ) -> tuple[Array, Cache]:
@@ -45,13 +46,14 @@ def paged_attention(
             entries past a length are not read for their meaning. cu_q_lens: int32 `sequences + 1`, from 0, not falling.
         window: keys that a query sees, itself included; all before it by default.
         soft_cap: c of c·tanh(score/c); none by default. scale: of the scores; 1/√head_dim by default.
+        sinks: `heads`, a score of each head that takes part in the softmax and has no value (arXiv:2309.17453).
         splits: parts of a sequence's pages that the TPU kernel attends over apart, for a chip with several cores; the
             others ignore it.
         checked: also check the values of kv_lens, page_table and cu_q_lens; see `axon.kernels.paged_attention.check`.
 
     Returns: `tokens heads head_dim` in the dtype of `q`, and the cache. Raises `UserError` where shapes do not fit.
     """
-    inputs = AttentionInputs(kv_lens, page_table, cu_q_lens)
+    inputs = AttentionInputs(kv_lens, page_table, cu_q_lens, sinks)
     validate_constants(window, soft_cap, splits)
     validate(q, k, v, cache, inputs)
     if checked:

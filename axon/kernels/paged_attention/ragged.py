@@ -10,11 +10,12 @@ from jax import Array
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AttentionInputs:
-    """What a call says of its sequences; see `axon.kernels.paged_attention.paged_attention`."""
+    """What a call says of its sequences and heads; see `axon.kernels.paged_attention.paged_attention`."""
 
     kv_lens: Array
     page_table: Array
     cu_q_lens: Array
+    sinks: Array | None = None
 
     @property
     def sequences(self) -> int:

@@ -26,8 +26,12 @@ def paged_attention_reference(
     made = config.finish(jnp.einsum("tkgd,tskd->tkgs", grouped, keys))
     seen = (config.seen(where.positions[:, None], positions) & where.real[:, None])[:, None, None]
     top = jnp.max(made, axis=-1, keepdims=True, where=seen, initial=jnp.finfo(wide).min)
+    sinks = jnp.full(heads, -jnp.inf) if inputs.sinks is None else inputs.sinks
+    sinks = sinks.astype(wide).reshape(cache.kv_heads, -1, 1)
+    top = jnp.maximum(top, sinks)
     weights = jnp.where(seen, jnp.exp(made - top), 0)
-    weights = weights / jnp.maximum(weights.sum(axis=-1, keepdims=True), jnp.finfo(wide).tiny)
+    total = weights.sum(axis=-1, keepdims=True) + jnp.exp(sinks - top)
+    weights = weights / jnp.maximum(total, jnp.finfo(wide).tiny)
     out = jnp.einsum("tkgs,tskd->tkgd", weights, values)
     return out.reshape(tokens, heads, head_dim).astype(q.dtype), cache
 

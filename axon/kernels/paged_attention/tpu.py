@@ -38,6 +38,8 @@ SCALARS = 512 * 1024
 
 def unfit(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
     """Why the kernel cannot do this attention; None if it can."""
+    if inputs.sinks is not None:
+        return "the kernel has no sinks"
     if cache.head_dim not in HEAD_DIMS:
         return f"the kernel wants a head_dim of {' or '.join(map(str, HEAD_DIMS))}, not {cache.head_dim}"
     if cache.page_size % TILE:

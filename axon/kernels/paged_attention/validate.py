@@ -15,6 +15,11 @@ def validate(q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs
     kept = (cache.kv_heads, cache.head_dim)
     _demand(k.shape[1:] == kept, f"new keys have (kv_heads, head_dim) {k.shape[1:]}, the cache's are {kept}")
     _validate_ragged(inputs)
+    heads, sinks = q.shape[1], inputs.sinks
+    fits = sinks is None or sinks.shape == (heads,)
+    _demand(
+        fits, f"sinks are of shape {None if sinks is None else sinks.shape}; there are {heads} heads, one number each"
+    )
 
 
 def validate_constants(window: int | None, soft_cap: float | None, splits: int) -> None:

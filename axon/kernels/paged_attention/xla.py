@@ -75,10 +75,18 @@ def _attend(q: Array, cache: Cache, made: Blocks, inputs: AttentionInputs, confi
         finished = jnp.where(seen, config.finish(products), MASKED)
         return index + 1, _update(running, finished, seen, values, value_scales)
 
-    shape = q.shape[:3]
-    start = _Running(jnp.full(shape, MASKED, q.dtype), jnp.zeros(shape, q.dtype), jnp.zeros_like(q))
+    start = _begin(q, inputs.sinks, made.queries)
     _, end = lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.int32(0), start))
     return end.values / jnp.where(end.total == 0, 1, end.total)[..., None]
+
+
+def _begin(q: Array, sinks: Array | None, queries: int) -> _Running:
+    """Before any key: nothing seen, or of each row its head's sink, whose weight is 1 and whose value is 0."""
+    shape = q.shape[:3]
+    if sinks is None:
+        return _Running(jnp.full(shape, MASKED, q.dtype), jnp.zeros(shape, q.dtype), jnp.zeros_like(q))
+    top = jnp.tile(sinks.astype(q.dtype).reshape(shape[1], -1), (1, queries))
+    return _Running(jnp.broadcast_to(top, shape), jnp.ones(shape, q.dtype), jnp.zeros_like(q))
 
 
 def _gather(kept: Array, pages: Array) -> Array:

@@ -1,0 +1,140 @@
+"""Gemma 2 and 3: layers that see a window between layers that see everything, norms before and after."""
+
+from dataclasses import dataclass
+from functools import partial
+
+import jax.numpy as jnp
+from flax import nnx
+
+from axon.checks import check_range
+from axon.errors import UserError
+from axon.kernels.attention import Causal, Mask, SameDocument, Window
+from axon.nn import Attention, Auxiliary, Depth, GatedMLP, Inputs, LanguageModel, RMSNorm, Rope, Segment, gelu
+from axon.nn.language_model import RESIDUAL
+from axon.nn.remat import check_remat
+from axon.nn.sizes import padded
+
+__all__ = ["Gemma"]
+
+
+@dataclass(frozen=True)
+class Gemma:
+    """Gemma team, Gemma 2 (arXiv:2408.00118) and Gemma 3 (2503.19786).
+
+    Args:
+        vocab, embed, layers, heads, kv_heads, mlp, head_dim: sizes.
+        local_layers: layers that see a window before each that sees everything: 1 in Gemma 2, 5 in Gemma 3.
+        window: keys that a query of a local layer sees. local_rope, rope: frequencies of local and of full layers.
+        query_pre_attn_scalar: scores are divided by its square root; head_dim unless said.
+        soft_cap, logit_soft_cap: c of c·tanh(score / c), and of the logits; None for none (Gemma 3).
+        qk_norm: RMSNorm of each head's queries and keys (Gemma 3). norm_eps: of RMSNorm.
+        vocab_multiple: the embedding is padded to a multiple of it, with ids that are never predicted.
+        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
+    """
+
+    vocab: int
+    embed: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    head_dim: int
+    window: int
+    local_layers: int = 1
+    local_rope: Rope = Rope()
+    rope: Rope = Rope()
+    query_pre_attn_scalar: float | None = None
+    soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    qk_norm: bool = False
+    norm_eps: float = 1e-6
+    vocab_multiple: int = 1
+    remat: str | tuple[str, ...] = "none"
+    unroll: bool | None = None
+
+    def __post_init__(self):
+        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim")
+        check_range(self, "[1, 2**31)", *sizes, "window", "local_layers")
+        check_range(self, "(0, inf)", "query_pre_attn_scalar", "soft_cap", "logit_soft_cap")
+        check_range(self, "[0, inf)", "norm_eps")
+        if self.head_dim % 2:
+            raise UserError(f"Gemma: head_dim {self.head_dim} is odd, and rotary embedding rotates pairs")
+        if self.heads % self.kv_heads:
+            raise UserError(f"Gemma: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        check_remat(self.remat, Attention.remat_names + GatedMLP.remat_names)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named axes."""
+        names = ("embed", "heads", "kv_heads", "mlp", "head_dim")
+        return {n: getattr(self, n) for n in names} | {"vocab": padded(self.vocab, self.vocab_multiple)}
+
+    @property
+    def norm(self) -> partial[RMSNorm]:
+        """Every norm, but for its axis."""
+        return partial(RMSNorm, dims=self.dims, eps=self.norm_eps, zero_centered=True)
+
+    def build(self) -> "GemmaModel":
+        """The module, its parameters not yet made."""
+        return GemmaModel(self)
+
+    def segments(self) -> list[Segment]:
+        """Periods of `local…, full`, and as many local layers, `last`, as remain: fewer than a period has."""
+        periods, rest = divmod(self.layers, self.local_layers + 1)
+        names = ["local", *(f"local_{i}" for i in range(2, self.local_layers + 1))]
+        seen = Causal() & SameDocument()
+        local = partial(Block, self, seen & Window(self.window), self.local_rope)
+        found = []
+        if periods:
+            found.append(Segment(periods, **{name: local() for name in names}, full=Block(self, seen, self.rope)))
+        if rest:
+            found.append(Segment(rest, last=local()))
+        return found
+
+
+class GemmaModel(LanguageModel):
+    """A language model that scales its embeddings by √embed."""
+
+    def __init__(self, config: Gemma):
+        super().__init__(
+            config.dims,
+            Depth(*config.segments(), remat=config.remat, unroll=config.unroll),
+            config.norm("embed"),
+            tied=True,
+            embedding_stddev=config.embed**-0.5,
+            vocab=config.vocab,
+            soft_cap=config.logit_soft_cap,
+        )
+
+    def embed(self, inputs: Inputs):
+        x = super().embed(inputs)
+        # Rounded to the compute dtype, as the models were trained: in bfloat16 √1152 is 34.
+        return x * jnp.asarray(self.dims["embed"] ** 0.5, x.dtype)
+
+
+class Block(nnx.Module):
+    """Attention and a gated MLP, each between two norms on its way from the residual stream and back."""
+
+    def __init__(self, config: Gemma, mask: Mask, rope: Rope):
+        dims, scale = config.dims, (2 * config.layers) ** -0.5
+        self.attention_norm, self.attention_post_norm = config.norm("embed"), config.norm("embed")
+        self.attention = Attention(
+            dims,
+            mask,
+            rope=rope,
+            scale=(config.query_pre_attn_scalar or config.head_dim) ** -0.5,
+            soft_cap=config.soft_cap,
+            qk_norm=partial(config.norm, "head_dim") if config.qk_norm else None,
+            out_scale=scale,
+        )
+        self.mlp_norm, self.mlp_post_norm = config.norm("embed"), config.norm("embed")
+        self.mlp = GatedMLP(dims, activation=gelu, out_scale=scale)
+
+    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
+        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
+        x = x + self.attention_post_norm(out, RESIDUAL)
+        out = self.mlp(self.mlp_norm(x, RESIDUAL))
+        return x + self.mlp_post_norm(out, RESIDUAL), cache, Auxiliary()
+
+    def cache_specs(self, batch, length):
+        return self.attention.cache_specs(batch, length)

@@ -1,0 +1,96 @@
+"""gpt-oss: attention sinks, and layers that see a window between layers that see everything.
+
+Of its feed-forward layers only the place is here: a dense gated MLP stands where the experts belong, so published
+weights do not load.
+"""
+
+from dataclasses import dataclass
+
+from flax import nnx
+
+from axon.checks import check_range
+from axon.errors import UserError
+from axon.kernels.attention import Causal, Mask, SameDocument, Window
+from axon.nn import Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment, YarnScaling
+from axon.nn.language_model import RESIDUAL
+from axon.nn.remat import check_remat
+from axon.nn.sizes import padded
+
+__all__ = ["GptOss"]
+
+
+@dataclass(frozen=True)
+class GptOss:
+    """OpenAI, gpt-oss-120b & gpt-oss-20b Model Card (arXiv:2508.10925), with a dense MLP for its experts.
+
+    Args:
+        vocab, embed, layers, heads, kv_heads, mlp, head_dim: sizes.
+        window: keys that a query of every other layer, the first one's, sees. rope: rotary frequencies.
+        norm_eps: of RMSNorm.
+        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
+        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
+    """
+
+    vocab: int = 201_088
+    embed: int = 2880
+    layers: int = 24
+    heads: int = 64
+    kv_heads: int = 8
+    mlp: int = 2880
+    head_dim: int = 64
+    window: int = 128
+    rope: Rope = Rope(150_000.0, YarnScaling(32.0, original=4096, truncate=False))
+    norm_eps: float = 1e-5
+    vocab_multiple: int = 1
+    remat: str | tuple[str, ...] = "none"
+    unroll: bool | None = None
+
+    def __post_init__(self):
+        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
+        check_range(self, "[1, 2**31)", *sizes)
+        check_range(self, "[0, inf)", "norm_eps")
+        if self.head_dim % 2:
+            raise UserError(f"GptOss: head_dim {self.head_dim} is odd, and rotary embedding rotates pairs")
+        if self.heads % self.kv_heads:
+            raise UserError(f"GptOss: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        if self.layers % 2:
+            raise UserError(f"GptOss: layers {self.layers} is odd, and they come in pairs of a local and a full one")
+        check_remat(self.remat, Attention.remat_names + GatedMLP.remat_names)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named axes."""
+        names = ("embed", "heads", "kv_heads", "mlp", "head_dim")
+        return {n: getattr(self, n) for n in names} | {"vocab": padded(self.vocab, self.vocab_multiple)}
+
+    def build(self) -> LanguageModel:
+        """The module, its parameters not yet made."""
+        seen = Causal() & SameDocument()
+        pair = {"local": Block(self, seen & Window(self.window)), "full": Block(self, seen)}
+        return LanguageModel(
+            self.dims,
+            Depth(Segment(self.layers // 2, **pair), remat=self.remat, unroll=self.unroll),
+            RMSNorm("embed", self.dims, self.norm_eps),
+            tied=False,
+            embedding_stddev=self.embed**-0.5,
+            vocab=self.vocab,
+        )
+
+
+class Block(nnx.Module):
+    """Attention with sinks and a gated MLP, each on the normalised residual stream and added to it."""
+
+    def __init__(self, config: GptOss, mask: Mask):
+        dims, scale = config.dims, (2 * config.layers) ** -0.5
+        self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.attention = Attention(dims, mask, rope=config.rope, sinks=True, bias=True, out_bias=True, out_scale=scale)
+        self.mlp_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.mlp = GatedMLP(dims, out_scale=scale)
+
+    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
+        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
+        x = x + out
+        return x + self.mlp(self.mlp_norm(x, RESIDUAL)), cache, Auxiliary()
+
+    def cache_specs(self, batch, length):
+        return self.attention.cache_specs(batch, length)

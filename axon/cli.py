@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from axon.disk import named
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
 
@@ -30,7 +31,9 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .gin file.")]
 def train(
     config: Config,
     set_: Set = [],  # noqa: B006 - typer reads it, nobody writes it
-    run_dir: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME-OF-CONFIG by default.")] = None,
+    run_dir: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The run's folder; runs/NAME-OF-CONFIG by default.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Train on so many processes of this machine.")] = 1,
@@ -52,6 +55,8 @@ def train(
     from axon.config import load
     from axon.run import run
 
+    if run_dir is not None:
+        named(run_dir, "--run-dir")
     tree = load(config, set_).tree
     folder = run_dir or tree.run_dir or Path("runs") / config.stem
     run(replace(tree, run_dir=str(folder)), steps=steps, profile=profile, report=typer.echo)

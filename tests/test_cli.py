@@ -179,7 +179,13 @@ MISTAKES = [
     ("prompt", ["generate", "runs/tiny"]),
     ("top_p is 2.0", ["generate", "runs/tiny", "--prompt", "x", "--top-p", "2"]),
     ("min_p is -0.5", ["generate", "runs/tiny", "--prompt", "x", "--min-p", "-0.5"]),
-    ("cannot write the run's folder tiny.gin", ["train", "tiny.gin", "--run-dir", "tiny.gin"]),
+    ("cannot write tiny.gin: File exists. Give another --run-dir", ["train", "tiny.gin", "--run-dir", "tiny.gin"]),
+    ("--run-dir is ''; expected a path", ["train", "tiny.gin", "--run-dir", ""]),
+    ("Train.run_dir is ''; expected a path", ["train", "tiny.gin", "--set", "Train.run_dir=''"]),
+    ("seed", ["train", "tiny.gin", "--set", "Train.seed=18446744073709551616"]),
+    ("Sampling.seed is 1267650600228229401496703205376", ["generate", "x", "--prompt", "y", "--seed", str(2**100)]),
+    ("Sampling.tokens is 1267650600228229401496703205376", ["generate", "x", "--prompt", "y", "--tokens", str(2**100)]),
+    ("File name too long", ["train", "tiny.gin", "--run-dir", "x" * 300]),
 ]
 
 

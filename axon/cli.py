@@ -1,6 +1,5 @@
 """The command line: thin commands over the same objects that Python code builds."""
 
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from axon.disk import named
+from axon.disk import cache_folder, named
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
 
@@ -207,7 +206,7 @@ def _say(line: str) -> None:
 def main() -> None:
     """Run a command; exit with 0, 2 (the person's mistake), 1 (ours), or 130 and 143 (interrupted)."""
     choose_platform()
-    cache_compiled_code(Path(os.environ.get("AXON_CACHE", Path.home() / ".cache" / "axon")) / "xla")
+    cache_compiled_code(cache_folder() / "xla")
     sys.exit(_exit_code())
 
 

@@ -197,6 +197,16 @@ def test_a_mistake_gets_one_clear_message_and_exit_code_2(axon, message, argumen
     assert "Traceback" not in out
 
 
+@pytest.mark.parametrize("name", ["AXON_PROCESS", "AXON_PROCESSES", "AXON_COORDINATOR", "AXON_LAUNCHER"])
+def test_a_wrong_variable_of_the_environment_is_named(axon, monkeypatch, name):
+    right = {"AXON_PROCESS": "0", "AXON_PROCESSES": "2", "AXON_COORDINATOR": "node3:4000", "AXON_LAUNCHER": "1"}
+    for variable, value in (right | {name: "nonsense"}).items():
+        monkeypatch.setenv(variable, value)
+    code, out = axon("train", "tiny.gin")
+    assert code == 2, out
+    assert out.startswith(f"axon: the environment variable {name} is 'nonsense'; expected")
+
+
 UNFIT = [
     (7, "Layout.mesh={'tensor': 7}", r"layers/block/attention/out: axis 'heads' of size 4 is not divisible by 7"),
     (3, "Layout.mesh={'data': 3}", r"the batch: axis 'batch' of size 8 is not divisible by 3"),

@@ -1,6 +1,5 @@
 """The command line: thin commands over the same objects that Python code builds."""
 
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from axon.disk import cache_folder, named
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
 
@@ -30,7 +30,9 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .gin file.")]
 def train(
     config: Config,
     set_: Set = [],  # noqa: B006 - typer reads it, nobody writes it
-    run_dir: Annotated[Path | None, typer.Option(help="The run's folder; runs/NAME-OF-CONFIG by default.")] = None,
+    run_dir: Annotated[
+        str | None, typer.Option(metavar="PATH", help="The run's folder; runs/NAME-OF-CONFIG by default.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Train on so many processes of this machine.")] = 1,
@@ -52,6 +54,8 @@ def train(
     from axon.config import load
     from axon.run import run
 
+    if run_dir is not None:
+        named(run_dir, "--run-dir")
     tree = load(config, set_).tree
     folder = run_dir or tree.run_dir or Path("runs") / config.stem
     run(replace(tree, run_dir=str(folder)), steps=steps, profile=profile, report=typer.echo)
@@ -202,7 +206,7 @@ def _say(line: str) -> None:
 def main() -> None:
     """Run a command; exit with 0, 2 (the person's mistake), 1 (ours), or 130 and 143 (interrupted)."""
     choose_platform()
-    cache_compiled_code(Path(os.environ.get("AXON_CACHE", Path.home() / ".cache" / "axon")) / "xla")
+    cache_compiled_code(cache_folder() / "xla")
     sys.exit(_exit_code())
 
 

@@ -1,6 +1,7 @@
 """Files that a person names: what the system refuses of them becomes one message with the path in it."""
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,11 @@ from pathlib import Path
 from axon.errors import UserError, suggest
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def cache_folder() -> Path:
+    """`$AXON_CACHE`, else `~/.cache/axon`."""
+    return Path(os.environ.get("AXON_CACHE") or "~/.cache/axon").expanduser()
 
 
 def named(path: str | Path, where: str) -> Path:

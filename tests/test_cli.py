@@ -179,7 +179,13 @@ MISTAKES = [
     ("prompt", ["generate", "runs/tiny"]),
     ("top_p is 2.0", ["generate", "runs/tiny", "--prompt", "x", "--top-p", "2"]),
     ("min_p is -0.5", ["generate", "runs/tiny", "--prompt", "x", "--min-p", "-0.5"]),
-    ("cannot write the run's folder tiny.gin", ["train", "tiny.gin", "--run-dir", "tiny.gin"]),
+    ("cannot write tiny.gin: File exists. Give another --run-dir", ["train", "tiny.gin", "--run-dir", "tiny.gin"]),
+    ("--run-dir is ''; expected a path", ["train", "tiny.gin", "--run-dir", ""]),
+    ("Train.run_dir is ''; expected a path", ["train", "tiny.gin", "--set", "Train.run_dir=''"]),
+    ("seed", ["train", "tiny.gin", "--set", "Train.seed=18446744073709551616"]),
+    ("Sampling.seed is 1267650600228229401496703205376", ["generate", "x", "--prompt", "y", "--seed", str(2**100)]),
+    ("Sampling.tokens is 1267650600228229401496703205376", ["generate", "x", "--prompt", "y", "--tokens", str(2**100)]),
+    ("File name too long", ["train", "tiny.gin", "--run-dir", "x" * 300]),
 ]
 
 
@@ -189,6 +195,16 @@ def test_a_mistake_gets_one_clear_message_and_exit_code_2(axon, message, argumen
     assert code == 2, out
     assert re.search(message, out), out
     assert "Traceback" not in out
+
+
+@pytest.mark.parametrize("name", ["AXON_PROCESS", "AXON_PROCESSES", "AXON_COORDINATOR", "AXON_LAUNCHER"])
+def test_a_wrong_variable_of_the_environment_is_named(axon, monkeypatch, name):
+    right = {"AXON_PROCESS": "0", "AXON_PROCESSES": "2", "AXON_COORDINATOR": "node3:4000", "AXON_LAUNCHER": "1"}
+    for variable, value in (right | {name: "nonsense"}).items():
+        monkeypatch.setenv(variable, value)
+    code, out = axon("train", "tiny.gin")
+    assert code == 2, out
+    assert out.startswith(f"axon: the environment variable {name} is 'nonsense'; expected")
 
 
 UNFIT = [

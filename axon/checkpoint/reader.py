@@ -10,6 +10,7 @@ from etils import epath
 from axon.checkpoint.compare import CheckpointError, check_fits, signatures
 from axon.checkpoint.orbax import ocp
 from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree
+from axon.disk import reading
 
 STATE = "state"
 EXTRA = "extra"
@@ -26,7 +27,8 @@ class Reader:
         """The steps that were saved whole, ascending. What a killed save left behind is not among them."""
         if not self.directory.is_dir():
             return []
-        return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(self.directory))
+        with reading(str(self.directory)):
+            return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(self.directory))
 
     def latest(self) -> int | None:
         """The last step that was saved whole, or None."""

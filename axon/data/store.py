@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import glob
-import os
 import secrets
 import shutil
 import socket
@@ -14,13 +13,8 @@ from urllib.parse import unquote, urlsplit
 
 import tensorstore as ts
 
-from axon.disk import named
+from axon.disk import cache_folder, named
 from axon.errors import UserError
-
-
-def cache_folder() -> Path:
-    """`$AXON_CACHE`, else `~/.cache/axon`."""
-    return Path(os.environ.get("AXON_CACHE") or "~/.cache/axon").expanduser()
 
 
 class Root:

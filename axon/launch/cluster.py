@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ HEARTBEAT_SECONDS = 15
 """A process that was silent for so long is dead; JAX then ends the others with a message that names it."""
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+_ADDRESS = re.compile(r"\S+:(?P<port>\d{1,5})")
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -36,12 +38,11 @@ class Process:
     def found(cls, environ: Mapping[str, str]) -> "Process | None":
         """What `AXON_PROCESS` and its like say, else what Slurm says in a step of several tasks, else None."""
         if "AXON_PROCESS" in environ:
-            launcher = environ.get("AXON_LAUNCHER")
             return cls(
                 _number(environ, "AXON_PROCESS"),
                 _number(environ, "AXON_PROCESSES"),
-                environ.get("AXON_COORDINATOR"),
-                None if launcher is None else int(launcher),
+                _address(environ, "AXON_COORDINATOR") if "AXON_COORDINATOR" in environ else None,
+                _number(environ, "AXON_LAUNCHER") if "AXON_LAUNCHER" in environ else None,
             )
         if all(name in environ for name in _SLURM) and _number(environ, "SLURM_NTASKS") > 1:
             return cls(_number(environ, "SLURM_PROCID"), _number(environ, "SLURM_NTASKS"))
@@ -82,6 +83,13 @@ class Process:
             "cluster_detection_method": "deactivate",
             **own,
         }
+
+
+def _address(environ: Mapping[str, str], name: str) -> str:
+    found = _ADDRESS.fullmatch(environ[name])
+    if not found or not 0 < int(found["port"]) < 2**16:
+        raise UserError(f"the environment variable {name} is {environ[name]!r}; expected host:port, as in node3:4000")
+    return environ[name]
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -1,6 +1,6 @@
 """What a run writes down as it goes: metrics, trackers, the line of progress, the curve at the end."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 import jax
 
-from axon.observe.metrics import MetricsFile, Row, read_metrics
+from axon.observe.metrics import MetricsFile, Row, missing_steps, read_metrics
 from axon.observe.plot import plot_loss
 from axon.observe.progress import Progress
 from axon.observe.trackers import Tracker, TrackerConfig
@@ -52,22 +52,25 @@ class Journal(Protocol):
     ) -> None: ...
 
 
-def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int) -> Journal:
-    """The journal of this process: process 0 writes, the others do not."""
-    return FileJournal(folder, trackers, until) if jax.process_index() == 0 else NullJournal()
+def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]) -> Journal:
+    """The journal of this process: process 0 writes, the others do not. `report` is told if metrics are missing."""
+    return FileJournal(folder, trackers, until, report) if jax.process_index() == 0 else NullJournal()
 
 
 class FileJournal:
     """Writes into the run's folder, to its trackers and to the terminal. See `Journal`."""
 
-    def __init__(self, folder: Folder, trackers: Sequence[TrackerConfig], until: int):
-        self._folder, self._until = folder, until
+    def __init__(self, folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]):
+        self._folder, self._until, self._report = folder, until, report
         self._open = ExitStack()
         self._trackers: list[Tracker] = [tracker.open(folder.path) for tracker in trackers]
 
     def begin(self, record: Mapping[str, Any], start: int) -> None:
         self._metrics = self._open.enter_context(MetricsFile(self._folder.metrics))
         self._metrics.cut_back(start)
+        if missing := missing_steps(read_metrics(self._folder.metrics), start):
+            which = ", ".join(map(str, missing[:3])) + (", …" if len(missing) > 3 else "")
+            self._report(f"{self._folder.metrics} lacks {len(missing):,} of the {start:,} steps so far: {which}")
         for tracker in self._trackers:
             tracker.start(record, start)
             self._open.callback(tracker.finish)

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from axon.disk import writing
 from axon.errors import UserError
 
 _TRAIN, _EVALUATION, _INK, _GRID = "#3b6fb6", "#d1495b", "#3c4043", "#e3e5e8"
@@ -33,7 +34,8 @@ def plot_loss(rows: Sequence[dict[str, Any]], path: str | Path, title: str = "")
     bits = _series(rows, "eval_bits_per_byte")[1]
     if len(bits) and len(bits) == len(evaluation[1]):
         _bits_axis(axes, float(np.median(bits / evaluation[1])))
-    figure.savefig(path)
+    with writing(path):
+        figure.savefig(path)
 
 
 def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -5,13 +5,14 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from axon.checkpoint import Reader
 from axon.config import differences, dump, load
+from axon.disk import reading, writing
 from axon.errors import UserError
 
 FREE = ("layout", "steps", "checkpoints", "trackers", "evaluation", "sample", "run_dir", "data.store", "data.threads")
@@ -55,7 +56,9 @@ class RunFolder:
 
     def check_same_tokens(self, tokenizer: str) -> None:
         """Raise `UserError` if this run's ids stand for other tokens than those of `tokenizer`, a tokenizer.json."""
-        if self.tokenizer.read_text(encoding="utf-8") != tokenizer:
+        with reading(self.tokenizer):
+            same = self.tokenizer.read_text(encoding="utf-8") == tokenizer
+        if not same:
             raise UserError(
                 f"Train.init_from = {str(self.path)!r}: its tokens are others than this run's, so its embeddings would "
                 f"stand for other text. Set Data.tokenizer = @TokenizerFile() and TokenizerFile.path = "
@@ -64,8 +67,7 @@ class RunFolder:
 
     def check_same_text(self, data_identity: Mapping[str, Any]) -> None:
         """Raise `UserError` if the run that is recorded here was trained on other text."""
-        recorded = json.loads(self.record.read_text()) if self._trained() and self.record.is_file() else {}
-        before, now = recorded.get("data", {}).get("digests"), data_identity["digests"]
+        before, now = self._recorded_digests(), data_identity["digests"]
         if before not in (None, now):
             self._refuse([f"data: the text itself has changed (digests {before} → {now})"])
 
@@ -77,21 +79,21 @@ class RunFolder:
         """
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = self.lock.open("a+")
+            lock = self.lock.open("ab+", buffering=0)
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.seek(0)
+                owner = lock.read().decode() or "another process"
                 raise UserError(
-                    f"{self.path} is being trained in by {lock.read() or 'another process'}: wait for it, stop it, or "
-                    "give another --run-dir"
+                    f"{self.path} is locked by {owner}: wait for it, stop it, or give another --run-dir"
                 ) from None
             except OSError:
                 pass  # a file system that knows no locks
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}")
-            lock.flush()
+            with self._writing():
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
             yield
 
     def write(self, train: Any, record: Mapping[str, Any]) -> None:
@@ -101,17 +103,27 @@ class RunFolder:
             _replace(self.record, json.dumps(record, indent=2, default=str) + "\n")
             _replace(self.config, dump(train))
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"cannot write the run's folder {self.path}: {error}. Give another --run-dir") from error
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self.path, "Give another --run-dir")
 
     def _trained(self) -> bool:
         """Whether there is anything to continue: a run that did not come to its first step may be begun anew."""
-        rows = self.metrics.is_file() and self.metrics.stat().st_size > 0
-        return self.config.is_file() and (rows or Reader(self.checkpoints).latest() is not None)
+        with reading(self.path):
+            rows = self.metrics.is_file() and self.metrics.stat().st_size > 0
+            return self.config.is_file() and (rows or Reader(self.checkpoints).latest() is not None)
+
+    def _recorded_digests(self) -> list[str] | None:
+        """Of the text that the run was trained on, as run.json says; None if it does not."""
+        if not (self._trained() and self.record.is_file()):
+            return None
+        with reading(self.record):
+            text = self.record.read_text(encoding="utf-8")
+        try:
+            return json.loads(text).get("data", {}).get("digests")
+        except (ValueError, AttributeError) as error:
+            raise UserError(
+                f"{self.record} is damaged ({error}): delete it to go on without the check that the text is the same"
+            ) from error
 
     def _refuse(self, found: Sequence[str]) -> None:
         if found:
@@ -128,11 +140,11 @@ def _as_recorded(train: Any) -> Any:
     a float."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "config.gin"
-        path.write_text(dump(train))
+        path.write_text(dump(train), encoding="utf-8")
         return load(path).tree
 
 
 def _replace(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text)
+    fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)

@@ -39,10 +39,10 @@ def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -
     """`prompt` and what the latest checkpoint of a run continues it with."""
     folder = RunFolder.existing(path)
     train = folder.tree()
-    tokenizer = _tokenizer(folder, train).load()
+    tokenizer, sample = _tokenizer(folder, train).load(), Sample(prompt, sampling)
     runtime = runtime_of(train, report)
     values, variables = _restored(folder, train, runtime, report)
-    return sample_text(runtime, values, variables, tokenizer, Sample(prompt, sampling))
+    return sample_text(runtime, values, variables, tokenizer, sample)
 
 
 def _tokenizer(folder: RunFolder, train: Train) -> TokenizerFile:
@@ -50,7 +50,11 @@ def _tokenizer(folder: RunFolder, train: Train) -> TokenizerFile:
     if not folder.tokenizer.is_file():
         raise UserError(f"there is no file {folder.tokenizer}: `axon train` on this run writes it again")
     trained_with = train.data.tokenizer
-    return TokenizerFile(str(folder.tokenizer), trained_with.bos if isinstance(trained_with, TokenizerFile) else None)
+    bos = trained_with.bos if isinstance(trained_with, TokenizerFile) else None
+    file, vocab = TokenizerFile(str(folder.tokenizer), bos), train.model.vocab
+    if (ids := file.load().vocab) > vocab:
+        raise UserError(f"{folder.tokenizer} has {ids} ids, and the run's model has {vocab}: it is another run's")
+    return file
 
 
 def _restored(folder: RunFolder, train: Train, runtime: Runtime, report: Report) -> tuple[Any, Any]:

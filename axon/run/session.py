@@ -73,7 +73,7 @@ class Session:
             self.interrupts = stack.enter_context(Interrupts())
             self.stop = AgreedStop(self.interrupts)
             self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
-            self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until))
+            self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             state, start, tokens = self._begin(source)
             self._leave_if_asked()
             self.journal.begin(record, start)

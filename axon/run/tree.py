@@ -10,6 +10,7 @@ from flax import nnx
 from axon.checkpoint import Checkpoints
 from axon.checks import check_range
 from axon.data import Data
+from axon.disk import named
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.observe.trackers import TrackerConfig
@@ -49,6 +50,12 @@ class Sample:
     prompt: str
     sampling: Sampling = Sampling()
 
+    def __post_init__(self):
+        try:
+            self.prompt.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"Sample.prompt is {self.prompt!r}; must be text, and some of it is not UTF-8") from None
+
 
 @dataclass(frozen=True)
 class Train:
@@ -86,6 +93,8 @@ class Train:
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "steps")
         check_range(self, "[0, 2**32)", "seed")
+        if self.run_dir is not None:
+            named(self.run_dir, "Train.run_dir")
         if self.outer is not None and self.steps % self.outer.every:
             name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every
             raise UserError(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from axon.data.store import Root, cache_folder
+from axon.data.store import Root
+from axon.disk import cache_folder
 from axon.errors import UserError
 
 LOCATIONS = ["memory://bucket/a", "folder", "file"]

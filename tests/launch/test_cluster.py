@@ -47,3 +47,19 @@ def test_a_launcher_inside_of_slurm_counts_before_slurm():
 def test_a_variable_that_is_no_number_is_a_mistake_that_names_it():
     with pytest.raises(UserError, match="AXON_PROCESSES is 'two'"):
         Process.found({"AXON_PROCESS": "0", "AXON_PROCESSES": "two"})
+
+
+@pytest.mark.parametrize(
+    "address", ["nonsense", "", "node3", "node3:", "node3:70000", "node3:0", "no de:4000", ":4000"]
+)
+def test_an_address_that_is_none_is_a_mistake_that_names_its_variable(address):
+    environ = {"AXON_PROCESS": "0", "AXON_PROCESSES": "2", "AXON_COORDINATOR": address}
+    with pytest.raises(UserError, match=f"AXON_COORDINATOR is '{address}'; expected host:port"):
+        Process.found(environ)
+
+
+@pytest.mark.parametrize("address", ["node3:4000", "127.0.0.1:1", "[::1]:65535"])
+def test_an_address_is_a_host_and_a_port(address):
+    assert Process.found({"AXON_PROCESS": "0", "AXON_PROCESSES": "2", "AXON_COORDINATOR": address}) == Process(
+        0, 2, address
+    )

@@ -2,13 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.observe.metrics import MetricsFile, read_metrics
+from axon.observe.metrics import MetricsFile, missing_steps, read_metrics
 
 
 def test_a_row_is_readable_as_soon_as_it_is_appended(tmp_path):
@@ -35,6 +36,36 @@ def test_a_float_that_json_does_not_know_is_null(tmp_path, value):
         file.append({"step": 1, "loss": value})
     strict = json.loads((tmp_path / "m.jsonl").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert strict == {"step": 1, "loss": None}
+
+
+def test_a_row_that_a_disk_takes_in_parts_is_whole(tmp_path, monkeypatch):
+    with MetricsFile(tmp_path / "m.jsonl") as file:
+        monkeypatch.setattr(file, "_file", Slow(file._file))
+        file.append({"step": 1, "loss": 2.5})
+    assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1, "loss": 2.5}]
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
+    with MetricsFile(tmp_path / "m.jsonl") as file, Path("/dev/full").open("wb", buffering=0) as full:
+        monkeypatch.setattr(file, "_file", Slow(full))
+        with pytest.raises(UserError, match=rf"cannot write {file.path}: No space left on device\. Free some space"):
+            file.append({"step": 1, "loss": 2.5})
+
+
+class Slow:
+    """A file that takes three bytes at a time."""
+
+    def __init__(self, inner):
+        self.inner, self.close = inner, inner.close
+
+    def write(self, data):
+        return self.inner.write(data[:3])
+
+
+def test_steps_without_a_row_are_found():
+    rows = [{"step": 1, "loss": 1.0}, {"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 1.0}, {"note": "x", "loss": 1}]
+    assert missing_steps(rows, 5) == [2, 4, 5]
+    assert missing_steps(rows, 1) == missing_steps([], 0) == []
 
 
 def test_rows_after_a_step_are_cut(tmp_path):

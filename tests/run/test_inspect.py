@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from axon.checkpoint import Reader
-from axon.data import TokenizerFile
+from axon.data import Bpe, TokenizerFile
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn import Inputs
@@ -141,6 +141,22 @@ def test_what_is_no_run_or_lacks_a_part_is_said_so(copied, few, tmp_path):
     (copied / "tokenizer.json").unlink()
     with pytest.raises(UserError, match=r"there is no file .*tokenizer\.json"):
         evaluate_run(copied, None, None, silent)
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(copied, rng):
+    other = Bpe(vocab=400).train(iter([rng.integers(0, 10**18, 1000).astype(str).tobytes().decode("utf-32")]))
+    other.save(copied / "tokenizer.json")
+    said = rf"{copied / 'tokenizer.json'} has {other.vocab} ids, and the run's model has 320"
+    assert other.vocab > 320
+    with pytest.raises(UserError, match=said):
+        evaluate_run(copied, None, None, silent)
+    with pytest.raises(UserError, match=said):
+        generate_text(copied, "alpha", Sampling(), silent)
+
+
+def test_a_prompt_that_is_not_text_is_refused(copied):
+    with pytest.raises(UserError, match=r"Sample.prompt is 'a\\udcff'; must be text"):
+        generate_text(copied, "a\udcff", Sampling(), silent)
 
 
 def test_full_logits_have_a_row_for_every_token(trained):

@@ -1,5 +1,7 @@
 """Doing a run: all that a run directory holds afterwards, stopping, continuing, and what must not be continued."""
 
+import errno
+import io
 import json
 import math
 import os
@@ -191,7 +193,7 @@ def test_a_run_begun_from_python_is_the_one_that_its_folder_records(tiny, do, tm
 
 def test_a_second_run_in_a_folder_is_refused_while_the_first_goes_on(tiny, trained, do, copied):
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != "lock"}
-    with RunFolder(copied).held(), pytest.raises(UserError, match=rf"trained in by process {os.getpid()} on .*: wait"):
+    with RunFolder(copied).held(), pytest.raises(UserError, match=rf"locked by process {os.getpid()} on .*: wait"):
         do(trained.train, copied)
     assert all(path.read_bytes() == content for path, content in before.items())
     assert "nothing left to train" in " ".join(do(trained.train, copied).lines)
@@ -349,8 +351,46 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(tiny, do, tmp_path):
 def test_a_folder_that_cannot_be_is_said_so(tiny, do, tmp_path):
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file/below"):
-        with pytest.raises(UserError, match=r"cannot write the run's folder .* Give another --run-dir"):
+        with pytest.raises(UserError, match=rf"cannot write {folder}: .* Give another --run-dir"):
             do(tiny, folder)
+
+
+def test_metrics_that_are_shortened_or_gone_are_said_so(trained, do, copied):
+    lines = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for kept, lacking in [(lines[2:], "2 of the 12 steps so far: 1, 2"), ([], "12 of the 12 steps so far: 1, 2, 3, …")]:
+        (copied / "metrics.jsonl").write_text("".join(kept))
+        again = do(trained.train, copied)
+        assert f"{copied / 'metrics.jsonl'} lacks {lacking}" in again.lines
+    assert not [line for line in trained.lines if "lacks" in line]
+
+
+@pytest.mark.parametrize("torn", ['{"data": {"dig', "[]", "\x00"], ids=["torn", "a list", "no text"])
+def test_a_torn_record_is_an_error_that_says_what_to_delete(trained, do, copied, torn):
+    (copied / "run.json").write_text(torn)
+    with pytest.raises(UserError, match=rf"{copied / 'run.json'} is damaged .*: delete it to go on"):
+        do(trained.train, copied)
+    (copied / "run.json").unlink()
+    do(trained.train, copied)
+
+
+@pytest.mark.parametrize("part", ["run.json.new", "config.gin.new", "tokenizer.json", "loss.png"])
+def test_a_full_disk_is_no_fault_of_ours(tiny, do, tmp_path, part):
+    (tmp_path / part).symlink_to("/dev/full")
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}.*: No space left on device\. Free some space"):
+        do(replace(tiny, evaluation=None, sample=None), tmp_path, steps=2)
+
+
+class Full(io.BytesIO):
+    """A file on a disk that is full."""
+
+    def write(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_said_of_the_lock_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "open", lambda *_, **__: Full())
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}: No space"), RunFolder(tmp_path).held():
+        pytest.fail("it was not held")
 
 
 def test_a_run_without_a_folder_asks_for_one(tiny):

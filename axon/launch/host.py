@@ -18,9 +18,14 @@ def choose_platform() -> None:
 
     With the TPU's or CUDA's compiler installed and no chip, JAX would otherwise look for one and print tracebacks.
     """
-    nodes = (Path("/dev").glob(pattern) for pattern in ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*", "kfd"))
-    if not any(True for found in nodes for _ in found):
+    if not has_accelerator():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def has_accelerator() -> bool:
+    """Whether this machine has the device node of a GPU or TPU."""
+    nodes = (Path("/dev").glob(pattern) for pattern in ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*", "kfd"))
+    return any(True for found in nodes for _ in found)
 
 
 def keep_freed_memory() -> None:

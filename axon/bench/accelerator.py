@@ -7,7 +7,7 @@ Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16, be
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from axon.bench import reference
 from axon.bench.numerics import Compute, difference, first_step
 from axon.bench.speed import axon_speed, torch_speed
 from axon.bench.timing import progress
+from axon.launch.host import has_accelerator
 from models.llama import Llama
 
 TOLERANCES: Mapping[Compute, float] = {"float32": 1e-4, "bfloat16": 3e-2}
@@ -47,12 +48,13 @@ SMALL_CASES = {"small": Case(SMALL, (2,), 32), "small tied": Case(replace(SMALL,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the check; 0 if the numerics are within tolerance, else 1."""
+    """Run the check; 0 if the numerics are within tolerance, else 1; 2 where there is no accelerator to check."""
     options = _options(arguments)
-    if options.platform:
-        jax.config.update("jax_platforms", {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[options.platform])
+    if not (options.small or (has_accelerator() and _elsewhere(_runs_on_one, options.platform))):
+        print(_absent(options.platform), file=sys.stderr)
+        return 2
+    _choose(options.platform)
     cases = SMALL_CASES if options.small else CASES
-    # Torch first, in processes of their own: JAX takes the GPU's memory, and does not give it back.
     torch = {name: _torch(case, options) for name, case in cases.items()}
     device = jax.devices()[0]
     result = {
@@ -108,9 +110,35 @@ def _torch(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     if options.platform == "tpu" or find_spec("torch") is None:
         return {"torch_compile": None}
     progress("speed: torch.compile")
+    return {"torch_compile": _elsewhere(torch_speed, case.model, case.batches, case.seq, options.rounds)}
+
+
+def _elsewhere(fn: Callable[..., Any], *arguments: Any) -> Any:
+    """`fn(*arguments)` in a process of its own: JAX and torch take the GPU's memory, and do not give it back."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        made = pool.submit(torch_speed, case.model, case.batches, case.seq, options.rounds).result()
-    return {"torch_compile": made}
+        return pool.submit(fn, *arguments).result()
+
+
+def _choose(platform: str | None) -> None:
+    if platform:
+        jax.config.update("jax_platforms", {"gpu": "cuda,cpu", "tpu": "tpu,cpu", "cpu": "cpu"}[platform])
+
+
+def _runs_on_one(asked: str | None) -> bool:
+    """Whether JAX runs on an accelerator here, on one like that asked for."""
+    _choose(asked)
+    try:
+        return jax.devices()[0].platform != "cpu"
+    except RuntimeError:
+        return False
+
+
+def _absent(asked: str | None) -> str:
+    wanted = {"gpu": "GPU", "tpu": "TPU"}.get(asked or "", "GPU or TPU")
+    return (
+        f"accelerator_check: JAX finds no {wanted} on this machine, and this is a check of one: on a CPU its models "
+        "take hours, and more memory than most have. --small runs tiny models, to see that the check itself works"
+    )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

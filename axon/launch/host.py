@@ -4,6 +4,10 @@ import ctypes
 import os
 from pathlib import Path
 
+_MEMINFO = Path("/proc/meminfo")
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""What the system says of its memory, and where a container's limit stands (control groups 2 and 1)."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """glibc's options: from how much free memory on some is given back (-1: never), and how many arrays may be mappings of
 their own, which are given back when freed."""
@@ -14,9 +18,14 @@ def choose_platform() -> None:
 
     With the TPU's or CUDA's compiler installed and no chip, JAX would otherwise look for one and print tracebacks.
     """
-    nodes = (Path("/dev").glob(pattern) for pattern in ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*", "kfd"))
-    if not any(True for found in nodes for _ in found):
+    if not has_accelerator():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def has_accelerator() -> bool:
+    """Whether this machine has the device node of a GPU or TPU."""
+    nodes = (Path("/dev").glob(pattern) for pattern in ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*", "kfd"))
+    return any(True for found in nodes for _ in found)
 
 
 def keep_freed_memory() -> None:
@@ -41,3 +50,13 @@ def cache_compiled_code(folder: Path) -> None:
     """Keep compiled programs in `folder`, unless `JAX_COMPILATION_CACHE_DIR` names another."""
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+
+
+def free_memory() -> int | None:
+    """Bytes that programs can still take on this machine, swap included, and within its container; None if unknown."""
+    if not _MEMINFO.is_file():
+        return None
+    told = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
+    free = sum(1024 * int(told[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
+    limits = [path.read_text().strip() for path in _LIMITS if path.is_file()]
+    return min([free, *(int(limit) for limit in limits if limit.isdecimal())])

@@ -1,81 +1,105 @@
-"""What is told of a program that is too large for its chips."""
+"""Training that is too large for its devices: told before it starts, when it has happened, or by a compiler."""
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from jax.extend import core
+import jax
 
-from axon.axes.specs import mesh_axes_of
+from axon.errors import UserError
+from axon.plan.compiled import memory_parts
+from axon.plan.largest import largest_parameters, largest_traced
+from axon.plan.memory import available, gib, held, local_devices
+from axon.plan.remedies import more, remedies, zero
+from axon.train.step import Program
 
 _EXCEEDED = re.compile(r"required for ([\w ]+) \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-CURE = (
-    "More devices, Layout.zero=3, remat='full', a smaller Data.batch or Data.seq, or more Layout.microbatches may help"
-)
+_ASKED = re.compile(r"allocat\w* ([\d.]+) ?(bytes|[KMGT])")
+_UNITS = {"bytes": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+"""What XLA says: the TPU's compiler of a program, an allocator of one array."""
 
 
-def did_not_fit(target: str, message: str, held: Mapping[str, int], largest: Sequence[str]) -> str:
-    """The TPU compiler's RESOURCE_EXHAUSTED, for a person; `held` and `largest`: see `too_large`."""
+def check_memory(program: Program) -> None:
+    """Raise `UserError` if parameters, gradients and optimizer state alone are too much; nothing is traced."""
+    room, needed = available(program.placement), sum(held(program).values())
+    if room is not None and needed > room:
+        needs = f"training needs {gib(needed)} GiB of memory on each device, before any activation"
+        advice = [*zero(program), f"a smaller model, or {more(program)}"]
+        what = f"{needs}, and {_where(program)} has {gib(room)}"
+        raise UserError(_message(program, what, "parameters", largest_parameters(program), advice))
+
+
+def check_step(program: Program, compiled: Any) -> None:
+    """Raise `UserError` if a compiled step's temporaries are more than the machine of a CPU has left.
+
+    Linux would end the process without a word; an accelerator says so itself: see `memory_explained`.
+    """
+    if program.placement.platform != "cpu":
+        return
+    room, parts = available(program.placement), memory_parts(compiled)
+    needed = parts["temporaries"] + parts["outputs"] - parts["aliased"]
+    if room is not None and needed > room:
+        needs = f"a step needs {gib(needed)} GiB of memory more on each device"
+        what = f"{needs}, and {_where(program)} has {gib(room)} left"
+        raise UserError(_of_a_step(program, what, times=needed / max(room, 1)))
+
+
+@contextmanager
+def memory_explained(program: Program) -> Iterator[None]:
+    """Within, memory that runs out while training is a `UserError`: what takes it, and what would help."""
+    try:
+        yield
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, MemoryError) or is_out_of_memory(error):
+            raise UserError(_of_a_step(program, f"out of memory on {_where(program)}{_asked(str(error))}")) from error
+        raise
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of XLA's is about memory: other things can be exhausted, too."""
+    text = str(error)
+    return "RESOURCE_EXHAUSTED" in text and re.search(r"memory|allocat|hbm", text, re.IGNORECASE) is not None
+
+
+def _asked(message: str) -> str:
+    found = _ASKED.search(message)
+    return f", where {gib(float(found[1]) * _UNITS[found[2]])} GiB more were asked for" if found else ""
+
+
+def _where(program: Program) -> str:
+    if program.placement.platform != "cpu":
+        return f"each {program.placement.chip}"
+    count = len(local_devices(program.placement))
+    return "this machine" if count == 1 else f"each of this machine's {count} devices"
+
+
+def did_not_fit(program: Program, target: str, message: str) -> str:
+    """What the TPU compiler's RESOURCE_EXHAUSTED is for a person."""
     told = _EXCEEDED.search(message)
     if told is None:
         first = next(line for line in message.splitlines() if "RESOURCE_EXHAUSTED" in line)
-        return f"the step does not fit {target}: {first}. {CURE}"
-    needed, available = (float(told[i]) * _UNITS[told[i + 1]] for i in (2, 4))
+        return _of_a_step(program, f"the step does not fit {target}: {first}")
+    needed, room = (float(told[i]) * _UNITS[told[i + 1]] for i in (2, 4))
     what = told[1].replace("HLO temporaries", "temporaries alone")
-    return too_large(target, what, needed, available, held, largest)
+    return too_large(program, target, f"{what} {gib(needed)}", needed, room)
 
 
 def too_large(
-    target: str, what: str, needed: float, available: float, held: Mapping[str, int], largest: Sequence[str]
+    program: Program, target: str, what: str, needed: float, room: float, largest: Sequence[str] | None = None
 ) -> str:
-    """By how much `what` is too large, what the arguments `held` take, and which arrays are largest."""
-    gib = 2**30
-    arguments = ", ".join(f"{name} {size / gib:.2f}" for name, size in held.items())
-    listed = [f"  {number}. {line}" for number, line in enumerate(largest, 1)]
-    return "\n".join(
-        (
-            f"the step does not fit {target}: {what} {needed / gib:.2f} GiB on each device, which has "
-            f"{available / gib:.2f}: {(needed - available) / gib:.2f} GiB too little. "
-            f"Its arguments, in GiB: {arguments}. The largest arrays that it makes:",
-            *listed,
-            CURE,
-        )
-    )
+    """By how much a compiled step is too large for a target; `largest` are the arrays that it makes, if known."""
+    short = f"{what} GiB on each device, which has {gib(room)}: {gib(needed - room)} GiB too little"
+    return _of_a_step(program, f"the step does not fit {target}: {short}", largest)
 
 
-def largest_traced(jaxpr: core.Jaxpr, count: int = 5) -> list[str]:
-    """The largest arrays of a traced step, as one device holds them, each with the operation that makes it.
-
-    What the compiler fuses away is among them.
-    """
-    made = {text: size for equation in _equations(jaxpr) for text, size in _results(equation)}
-    ranked = sorted(made.items(), key=lambda item: -item[1])[:count]
-    return [f"{size / 2**30:.2f} GiB {text}" for text, size in ranked]
+def _of_a_step(program: Program, what: str, largest: Sequence[str] | None = None, times: float = 2) -> str:
+    arrays = largest_traced(program.trace().jaxpr.jaxpr) if largest is None else largest
+    return _message(program, what, "arrays that a step makes", arrays, remedies(program, times))
 
 
-def _equations(jaxpr: core.Jaxpr) -> Iterator[Any]:
-    for equation in jaxpr.eqns:
-        bodies = [b for value in equation.params.values() for b in (value if isinstance(value, tuple) else (value,))]
-        inner = [body for b in bodies if isinstance(body := getattr(b, "jaxpr", b), core.Jaxpr)]
-        if equation.primitive.name == "pallas_call":
-            inner = []
-        yield from (found for body in inner for found in _equations(body))
-        if not inner:
-            yield equation
-
-
-def _results(equation: Any) -> Iterator[tuple[str, int]]:
-    """Text and bytes on a device of each result: a global array is divided by what splits it."""
-    for variable in equation.outvars:
-        array = variable.aval
-        if hasattr(array, "sharding") and hasattr(array.dtype, "itemsize"):
-            sizes = array.sharding.mesh.shape
-            num_shards = math.prod(sizes[axis] for axis in mesh_axes_of(array.sharding.spec.partitions))
-            shape = ",".join(map(str, array.shape))
-            text = f"{array.dtype}[{shape}] of {equation.primitive.name}" + (
-                f", split {num_shards}-way" if num_shards > 1 else ""
-            )
-            yield text, array.size * array.dtype.itemsize // num_shards
+def _message(program: Program, what: str, kind: str, largest: Sequence[str], advice: Sequence[str]) -> str:
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in held(program).items())
+    ranked = [f"  {number}. {line}" for number, line in enumerate(largest, 1)]
+    lines = (f"{what}.", f"In GiB on each device: {parts}. The largest {kind}:", *ranked, "What would help:")
+    return "\n".join((*lines, *(f"  {line}" for line in advice)))

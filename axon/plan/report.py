@@ -1,6 +1,5 @@
 """A training step compiled for a machine that is not here: does it fit, what does it do, what does it send?"""
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,7 +12,8 @@ from axon.plan.collectives import Collective, collectives
 from axon.plan.compiled import cycles, kernels, largest_arrays, memory_parts, total_bytes
 from axon.plan.flops import count_jaxpr
 from axon.plan.hlo import Module
-from axon.plan.out_of_memory import did_not_fit, largest_traced, too_large
+from axon.plan.memory import arguments, gib
+from axon.plan.out_of_memory import did_not_fit, too_large
 from axon.plan.topology import device_memory
 from axon.train.step import Program
 
@@ -81,15 +81,14 @@ def compile_step(program: Program, target: str) -> tuple[Report, str]:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        largest = largest_traced(program.trace().jaxpr.jaxpr)
-        raise UserError(did_not_fit(target, str(error), _arguments(program), largest)) from None
+        raise UserError(did_not_fit(program, target, str(error))) from None
     seconds = time.perf_counter() - begun
     text = compiled.as_text()
     module = Module.of(text)
     memory = _memory(program, compiled)
     if memory["total"] > memory["available"]:
-        needed, available = memory["total"], memory["available"]
-        raise UserError(too_large(target, "it needs", needed, available, _arguments(program), largest_arrays(module)))
+        needed, room = memory["total"], memory["available"]
+        raise UserError(too_large(program, target, f"it needs {gib(needed)}", needed, room, largest_arrays(module)))
     return _report(program, target, module, memory, seconds), text
 
 
@@ -140,19 +139,7 @@ def summed(found: list[Collective], mesh: Mapping[str, int]) -> tuple[Traffic, .
 def _memory(program: Program, compiled: Any) -> dict[str, int]:
     parts = memory_parts(compiled)
     available = device_memory(program.placement.devices[0])
-    return parts | _arguments(program) | {"total": total_bytes(parts), "available": available}
-
-
-def _arguments(program: Program) -> dict[str, int]:
-    """Bytes of a step's arguments on each device, without the compiler's padding."""
-    state = program.abstract_state()
-    split = {"parameters": state.parameters, "optimizer": state.optimizer, "batch": program.evaluator.abstract_batch}
-    return {name: sum(map(_held, jax.tree.leaves(tree))) for name, tree in split.items()}
-
-
-def _held(array: Any) -> int:
-    """Bytes of an array's shard."""
-    return math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
+    return parts | arguments(program) | {"total": total_bytes(parts), "available": available}
 
 
 def _model_flops(program: Program) -> int:

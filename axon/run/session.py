@@ -20,6 +20,7 @@ from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.observe.journal import journal
 from axon.observe.mfu import FORMULA, mfu, peak
 from axon.observe.record import run_record
+from axon.plan.out_of_memory import check_memory, check_step, memory_explained
 from axon.run.build import program
 from axon.run.folder import RunFolder
 from axon.run.restore import check_finite, restore_evaluated
@@ -56,6 +57,7 @@ class Session:
         if jax.process_count() > 1:
             check_mesh(self.train.layout)
         self.program = program(self.train)  # raises for a layout that cannot hold the model, before any work is done
+        check_memory(self.program)
         until = self._last_step(steps)
         with ExitStack() as stack:
             with process_0_first("prepare"):
@@ -74,6 +76,7 @@ class Session:
             self.stop = AgreedStop(self.interrupts)
             self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
+            stack.enter_context(memory_explained(self.program))
             state, start, tokens = self._begin(source)
             self._leave_if_asked()
             self.journal.begin(record, start)
@@ -141,6 +144,7 @@ class Session:
         for topic, choice in program.choices.items():
             self.report(f"{topic}: {choice}")
         execute = compile_interruptibly(lowered.compile, self.interrupts)
+        check_step(program, execute)
         batches = stack.enter_context(corpus.train(self.train.seed, start, program.host_sequences))
         rate = peak(program.placement.devices)
         self.report(f"{FORMULA}; peak: {rate.source}")

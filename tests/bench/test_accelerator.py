@@ -35,6 +35,16 @@ def test_it_needs_nothing_but_jax_flax_optax_and_einops_to_begin(tmp_path):
     assert "--platform" in done.stdout
 
 
+@pytest.mark.parametrize(("asked", "missing"), [((), "GPU or TPU"), (("--platform", "gpu"), "GPU")])
+def test_without_an_accelerator_it_says_so_and_offers_tiny_models(tmp_path, asked, missing):
+    done = check(tmp_path, *asked)
+    assert done.returncode == 2, done.stderr
+    assert f"finds no {missing} on this machine" in done.stderr
+    assert "--small" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
 @pytest.mark.slow
 def test_it_runs_on_a_cpu_with_nothing_but_jax_flax_optax_and_einops(tmp_path):
     done = check(tmp_path, "--platform", "cpu", "--small", "--rounds", "2", "--json", str(tmp_path / "made.json"))

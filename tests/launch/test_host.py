@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
+from axon.launch import host
+from axon.launch.host import cache_compiled_code, choose_platform, free_memory, keep_freed_memory
 
 
 @pytest.fixture
@@ -78,3 +79,16 @@ def test_on_an_accelerator_memory_and_dispatch_stay_as_they_are(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setattr(jax.config, "update", lambda *_: pytest.fail("JAX was told something"))
     keep_freed_memory()
+
+
+def test_memory_is_free_as_far_as_the_system_and_the_container_allow(tmp_path, monkeypatch):
+    meminfo, *limits = (tmp_path / name for name in ("meminfo", "max", "limit"))
+    monkeypatch.setattr(host, "_MEMINFO", meminfo)
+    monkeypatch.setattr(host, "_LIMITS", limits)
+    assert free_memory() is None
+    meminfo.write_text("MemTotal:  900 kB\nMemAvailable:   500 kB\nSwapTotal: 100 kB\nSwapFree:     70 kB\n")
+    assert free_memory() == 570 * 1024
+    limits[0].write_text("max\n")
+    assert free_memory() == 570 * 1024
+    limits[1].write_text("4096\n")
+    assert free_memory() == 4096

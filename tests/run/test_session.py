@@ -396,3 +396,31 @@ def test_a_full_disk_is_said_of_the_lock_too(tmp_path, monkeypatch):
 def test_a_run_without_a_folder_asks_for_one(tiny):
     with pytest.raises(UserError, match=r"Train\.run_dir is not set"):
         run(tiny)
+
+
+def test_memory_that_runs_out_in_a_step_is_explained(tiny, tmp_path, monkeypatch):
+    def exhausted(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")
+
+    class Compiled:
+        """A step that compiles, and does not run."""
+
+        __call__ = exhausted
+
+        def memory_analysis(self):
+            return jax.jit(lambda x: x).lower(1.0).compile().memory_analysis()
+
+    monkeypatch.setattr("axon.run.session.compile_interruptibly", lambda *_: Compiled())
+    with pytest.raises(UserError) as caught:
+        run(replace(tiny, run_dir=str(tmp_path / "run")), report=lambda _: None)
+    told = str(caught.value)
+    assert told.startswith("out of memory on each of this machine's 8 devices, where 8.00 GiB more were asked for.")
+    assert "the model's remat = 'full' ('none' now)" in told
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_any_work(tiny, tmp_path):
+    lines, model = [], replace(tiny.model, vocab=10**9)
+    with pytest.raises(UserError, match=r"training needs 9\d\d\.\d\d GiB of memory .*(.|\n)*1\. 119\.21 GiB .*vocab"):
+        run(replace(tiny, model=model, run_dir=str(tmp_path / "run")), report=lines.append)
+    assert not lines
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,56 @@
+"""What training holds on each device from step to step, by its declarations; and how much memory a device has."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from axon.axes import ArraySpec
+from axon.launch.host import free_memory
+from axon.layout import Placement
+from axon.train.step import Program
+
+
+def arguments(program: Program, placement: Placement | None = None) -> dict[str, int]:
+    """Bytes of a step's arguments on each device, by what they are, without the compiler's padding.
+
+    `placement`: the program's own, or another layout on its mesh.
+    """
+    state = program.specs
+    batch = program.evaluator.objective.specs(program.batch, program.seq)
+    parts = {"parameters": state.parameters, "optimizer": state.optimizer, "variables": state.variables, "batch": batch}
+    used = {name: jax.tree.leaves(tree) for name, tree in parts.items()}
+    return {name: _bytes(specs, placement or program.placement) for name, specs in used.items() if specs}
+
+
+def held(program: Program, placement: Placement | None = None) -> dict[str, int]:
+    """The same with the gradients of a whole batch: the least that training takes, between backward and update."""
+    gradients = (replace(spec, kind="grads") for spec in program.parameters.values())
+    return arguments(program, placement) | {"gradients": _bytes(gradients, placement or program.placement)}
+
+
+def _bytes(specs: Iterable[ArraySpec], placement: Placement) -> int:
+    return sum(map(placement.bytes_per_device, specs))
+
+
+def available(placement: Placement) -> int | None:
+    """Bytes that programs can have on each device; None where nobody knows.
+
+    The CPU devices of a process share what is free on its machine.
+    """
+    local = local_devices(placement)
+    if placement.platform == "cpu":
+        free = free_memory()
+        return None if free is None else free // len(local)
+    return (local[0].memory_stats() or {}).get("bytes_limit")
+
+
+def local_devices(placement: Placement) -> list[Any]:
+    """Those of the mesh that are this process's."""
+    return [device for device in placement.devices if device.process_index == jax.process_index()]
+
+
+def gib(size: float) -> str:
+    """Bytes in GiB."""
+    return f"{size / 2**30:.2f}"

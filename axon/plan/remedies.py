@@ -1,0 +1,67 @@
+"""Settings of a run by which its training would take less memory."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from flax import nnx
+
+from axon.plan.memory import gib, held
+from axon.train.step import Program
+
+SPLIT = {
+    1: "the optimizer's state",
+    2: "gradients and the optimizer's state",
+    3: "parameters, gradients and the optimizer's state",
+}
+"""ZeRO's stage → what it splits."""
+
+WORTHWHILE = 2**30 // 100
+"""Bytes a device that a stage has to save to be told."""
+
+
+def remedies(program: Program, times: float = 2) -> list[str]:
+    """What to set, a line each; those that change no loss first. `times`: by how much activations are to shrink."""
+    changes = f"a smaller Data.batch, Data.seq or model, which train differently; or {more(program)}"
+    return [*microbatches(program, times), *remat(program), *zero(program), changes]
+
+
+def more(program: Program) -> str:
+    """What else has more memory."""
+    return "a machine with more memory" if program.placement.platform == "cpu" else "more devices"
+
+
+def microbatches(program: Program, times: float = 2) -> Iterator[str]:
+    """So many more microbatches, as far as a device has several sequences in each."""
+    now = program.placement.layout.microbatches
+    sequences = program.batch // program.placement.num_shards("batch") // now
+    if sequences > 1:
+        parts = next(n for n in range(2, sequences + 1) if sequences % n == 0 and n >= min(times, sequences))
+        yield (
+            f"Layout.microbatches = {now * parts} ({now} now): activations of {sequences // parts} of a device's "
+            f"{sequences * now} sequences at a time, not of {sequences}"
+        )
+
+
+def remat(program: Program) -> Iterator[str]:
+    """Full rematerialisation, where the model has not got it."""
+    policies = (getattr(module, "remat", None) for _, module in nnx.iter_modules(program.module))
+    if now := next((policy for policy in policies if policy not in (None, "full")), None):
+        yield (
+            f"the model's remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
+            "computes the rest again"
+        )
+
+
+def zero(program: Program) -> Iterator[str]:
+    """Each stage of ZeRO that would take less than those before it."""
+    placement = program.placement
+    layout = placement.layout
+    least = now = sum(held(program).values())
+    for stage in range(layout.zero + 1, 4):
+        other = sum(held(program, replace(placement, layout=replace(layout, zero=stage))).values())
+        if least - other >= WORTHWHILE:
+            least = other
+            yield (
+                f"Layout.zero = {stage} ({layout.zero} now): {gib(now - other)} GiB less on each device, with "
+                f"{SPLIT[stage]} split over the {placement.mesh.shape['data']} devices along 'data'"
+            )

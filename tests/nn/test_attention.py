@@ -55,7 +55,7 @@ def close(actual, expected, tolerance=5e-6):
 def test_attention_does_not_depend_on_how_heads_and_positions_are_split(
     mesh, rows, auto, rng, placed, compiled, bind, random_parameters
 ):
-    attention = module()
+    attention = module(sinks=True)
     values, drawn = random_parameters(attention, rng), draw(rng)
     call = lambda values, x: run(bind, attention, values, x, *drawn[1:])  # noqa: E731
     ours = compiled(placed(mesh, rows=rows, auto=auto), call, values, drawn[0])
@@ -91,7 +91,9 @@ def empty_cache(attention, batch, length):
 
 
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
-@pytest.mark.parametrize("options", [{}, {"scale": 0.9, "soft_cap": 0.8}], ids=["plain", "scaled and capped"])
+@pytest.mark.parametrize(
+    "options", [{}, {"scale": 0.9, "soft_cap": 0.8}, {"sinks": True}], ids=["plain", "scaled and capped", "sinks"]
+)
 def test_a_cache_gives_token_by_token_what_the_whole_sequence_gives(
     mesh, options, rng, placed, compiled, bind, random_parameters
 ):
@@ -124,14 +126,15 @@ def test_a_cache_may_be_split_by_positions_of_the_queries(rng, placed, compiled,
     close(ours, theirs)
 
 
-def test_a_scale_and_a_soft_cap_reach_the_scores(rng, bind, random_parameters):
-    attention = Attention(DIMS, Causal(), scale=0.7, soft_cap=0.4)
+def test_a_scale_a_soft_cap_and_sinks_reach_the_scores(rng, bind, random_parameters):
+    attention = Attention(DIMS, Causal(), scale=0.7, soft_cap=0.4, sinks=True)
     w, (x, *_) = random_parameters(attention, rng), draw(rng)
     q, k, v = (np.einsum("bse,ehd->bshd", x, w[n]) for n in ("query", "key", "value"))
     k, v = (np.repeat(a, 2, axis=2) for a in (k, v))
     scores = 0.4 * np.tanh(0.7 * np.einsum("bqhd,bkhd->bhqk", q, k) / 0.4)
     weights = np.exp(np.where(np.tri(16, dtype=bool), scores, -np.inf))
-    mixed = np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), v)
+    total = weights.sum(-1, keepdims=True) + np.exp(w["sinks"])[:, None, None]
+    mixed = np.einsum("bhqk,bkhd->bqhd", weights / total, v)
     inputs = Inputs(jnp.zeros((2, 16), jnp.int32), jnp.zeros((2, 16), jnp.int32))
     close(bind(attention, w)(x, inputs)[0], np.einsum("bshd,hde->bse", mixed, w["out"]), 2e-6)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, rotate
+from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling, rotate
 
 
 def turned(x, positions, theta, width):
@@ -57,6 +57,36 @@ def test_llama3_scaling_is_the_published_rule(rng):
     assert Llama3Scaling() == Llama3Scaling(8.0, 1.0, 4.0, 8192)
 
 
+def yarn(theta, width, factor, original, fast, slow, truncate):
+    """The published code's rule (github.com/jquesnelle/yarn), frequency by frequency."""
+    index = lambda rotations: width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))  # noqa: E731
+    first, last = index(fast), index(slow)
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, width - 1)
+    found = []
+    for i in range(width // 2):
+        plain = theta ** (-2 * i / width)
+        ramp = min(max((i - first) / (last - first), 0.0), 1.0)
+        found.append(plain / factor * ramp + plain * (1 - ramp))
+    return found
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_yarn_scaling_is_the_published_rule_and_multiplies_by_its_attention_factor(truncate, rng):
+    theta, factor, original = float(rng.uniform(500, 2e5)), float(rng.uniform(2, 40)), int(rng.integers(512, 16384))
+    scaling = YarnScaling(factor, original, truncate=truncate)
+    frequencies = theta ** (-np.arange(0, 64, 2) / 64)
+    expected = yarn(theta, 64, factor, original, 32.0, 1.0, truncate)
+    np.testing.assert_allclose(scaling.apply(frequencies), expected, rtol=1e-9)
+    positions = jnp.asarray(rng.integers(0, 50, (1, 4)), jnp.int32)
+    angles = Rope(theta, scaling).angles(positions, 64)
+    radians = np.asarray(positions)[..., None] * np.asarray(expected)
+    np.testing.assert_allclose(angles.cos, (0.1 * math.log(factor) + 1) * np.cos(radians), atol=1e-4)
+    half = Rope(theta, YarnScaling(factor, original, attention_factor=0.5, truncate=truncate)).angles(positions, 64)
+    np.testing.assert_allclose(half.sin, 0.5 * np.sin(radians), atol=1e-4)
+
+
 def test_linear_scaling_divides_positions(rng):
     positions = jnp.asarray(rng.integers(0, 100, (1, 4)))
     scaled = Rope(scaling=LinearScaling(4.0)).angles(4 * positions, 8)
@@ -90,6 +120,11 @@ def test_a_cpu_computes_sines_once_however_many_use_them():
         (lambda: Rope(theta=0.0), "Rope.theta is 0.0; must be above 0"),
         (lambda: Rope(theta=math.inf), "Rope.theta is inf; must be in (0, inf)"),
         (lambda: LinearScaling(-2.0), "LinearScaling.factor is -2.0; must be above 0"),
+        (lambda: YarnScaling(0.5), "YarnScaling.factor is 0.5; must be at least 1"),
+        (
+            lambda: YarnScaling(2.0, slow=32.0),
+            "YarnScaling.slow is 32.0; must be below YarnScaling.fast, which is 32.0",
+        ),
         (lambda: Llama3Scaling(low=4.0), "Llama3Scaling.low is 4.0; must be below Llama3Scaling.high, which is 4.0"),
     ],
 )

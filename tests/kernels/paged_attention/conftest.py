@@ -56,6 +56,7 @@ def draw_problem():
         columns=4,
         dtype="float32",
         q="float32",
+        sinks=False,
     ):
         pages = len(lengths) * columns + 3
         table = 1 + rng.permutation(pages - 1)[: len(lengths) * columns].reshape(len(lengths), columns)
@@ -63,6 +64,7 @@ def draw_problem():
             jnp.asarray([kv for _, kv in lengths], jnp.int32),
             jnp.asarray(table, jnp.int32),
             jnp.asarray(np.cumsum([0, *(n for n, _ in lengths)]), jnp.int32),
+            jnp.asarray(rng.normal(size=heads), jnp.float32) if sinks else None,
         )
         shape = (pages, kv_heads, page_size, head_dim)
         parts = []
@@ -109,8 +111,10 @@ def formula():
                 v = np.array([values[page, head // group, slot] for page, slot in seen])
                 s = k @ q[row, head] * config.scale
                 s = s if config.soft_cap is None else config.soft_cap * np.tanh(s / config.soft_cap)
-                weights = np.exp(s - s.max())
-                out[row, head] = weights @ v / weights.sum()
+                sink = -np.inf if problem.inputs.sinks is None else float(problem.inputs.sinks[head])
+                top = max(s.max(), sink)
+                weights = np.exp(s - top)
+                out[row, head] = weights @ v / (weights.sum() + np.exp(sink - top))
         return out
 
     return attend

@@ -84,6 +84,19 @@ def test_edges_give_the_formula(implementation, lengths, rng, draw_problem, form
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("config", VARIANTS[1:], ids=str)
+def test_a_sink_takes_its_share_of_the_softmax_and_has_no_value(
+    implementation, config, rng, draw_problem, formula, check_cache
+):
+    for lengths in ([(1, 9), (6, 6), (3, 14)], [(1, 1), (1, 16), (1, 7)], [(0, 0), (2, 5), (0, 0)]):
+        problem = draw_problem(rng, lengths, sinks=True)
+        out, after = run(implementation, problem, config)
+        check_cache(problem, after)
+        assert relative(out, formula(problem, after, config)) < 1e-6
+        np.testing.assert_array_equal(out[sum(n for n, _ in lengths) :], 0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_as_many_rows_as_sequences_need_not_be_one_row_each(implementation, rng, draw_problem, formula, check_cache):
     problem = draw_problem(rng, [(2, 9), (0, 4), (1, 3)], tokens=3)
     out, after = run(implementation, problem, VARIANTS[2])

@@ -49,6 +49,7 @@ INT8 = Cache.empty(13, 2, 4, 8, "int8")
         ({"page_table": zeros(12, dtype=jnp.int32)}, r"page_table has shape \(12,\); 2 dimensions were expected"),
         ({"page_table": zeros(3, 0, dtype=jnp.int32)}, "no sequence has room for a page"),
         ({"cu_q_lens": zeros(3, dtype=jnp.int32)}, "3 kv_lens want 4 cu_q_lens, not 3"),
+        ({"sinks": zeros(3)}, r"sinks are of shape \(3,\); there are 4 heads, one number each"),
         ({"window": 0}, "window is 0; a query sees at least itself"),
         ({"soft_cap": 0.0}, "soft_cap is 0.0; give a number above 0"),
         ({"splits": 0}, "splits is 0; give 1 or more"),
@@ -128,7 +129,7 @@ def test_a_kernel_of_another_platform_is_not_to_be_had_by_name():
 
 def test_the_options_reach_the_implementation_and_are_said(rng, draw_problem, formula):
     problem = draw_problem(rng, [(1, 9), (6, 6), (3, 14)])
-    inputs = problem.ragged
+    inputs = problem.inputs
     with scope("cpu") as active:
         out, after = paged_attention(
             problem.q,

@@ -9,6 +9,7 @@ from etils import epath
 
 from axon.checkpoint.compare import CheckpointError, check_fits, signatures
 from axon.checkpoint.orbax import ocp
+from axon.checkpoint.quiet import quiet_log, quiet_read
 from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree
 from axon.disk import reading
 
@@ -27,7 +28,7 @@ class Reader:
         """The steps that were saved whole, ascending. What a killed save left behind is not among them."""
         if not self.directory.is_dir():
             return []
-        with reading(str(self.directory)):
+        with reading(str(self.directory)), quiet_log():
             return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(self.directory))
 
     def latest(self) -> int | None:
@@ -68,14 +69,15 @@ class Reader:
         return self.directory / str(steps[-1] if step is None else step)
 
     def _metadata(self, folder: epath.Path) -> tuple[Flat, dict[str, Any]]:
-        found = self._readable(folder, lambda: ocp.checkpointables_metadata(folder))
-        state = (found.metadata or {}).get(STATE)
-        extra = found.custom_metadata.get(EXTRA) if isinstance(found.custom_metadata, dict) else None
-        if state is None or not isinstance(
-            extra, dict
-        ):  # Orbax logs what it could not read, and goes on with nothing in its place
-            raise self._unreadable(folder, "its metadata is missing or damaged")
-        return flat(state), extra
+        def read() -> tuple[Flat, dict[str, Any]]:
+            found = ocp.checkpointables_metadata(folder)
+            state = (found.metadata or {}).get(STATE)
+            extra = found.custom_metadata.get(EXTRA) if isinstance(found.custom_metadata, dict) else None
+            if state is None or not isinstance(extra, dict):  # Orbax puts nothing in the place of what it cannot read
+                raise ValueError("its metadata is missing or damaged")
+            return flat(state), extra
+
+        return self._readable(folder, read)
 
     def _load(self, folder: epath.Path, abstract: Flat) -> Flat:
         wanted = {path: restorable(leaf) for path, leaf in abstract.items()}
@@ -88,12 +90,13 @@ class Reader:
 
     def _readable(self, folder: epath.Path, read: Callable[[], T]) -> T:
         try:
-            return read()
+            with quiet_read():
+                return read()
         except (OSError, ValueError, KeyError) as error:
             root: BaseException = error
             while root.__cause__ is not None:
                 root = root.__cause__
-            raise self._unreadable(folder, f"{type(root).__name__}: {str(root)[:300]}") from error
+            raise self._unreadable(folder, str(root)[:300] or type(root).__name__) from error
 
     def _unreadable(self, folder: epath.Path, why: str) -> CheckpointError:
         earlier = [step for step in self.steps() if str(step) != folder.name]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +11,7 @@ from etils import epath
 
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.orbax import training
+from axon.checkpoint.quiet import quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, Reader
 from axon.checkpoint.tree import flat, nested, storable
 from axon.checks import check_range
@@ -41,6 +43,8 @@ class Store(Reader):
             raise CheckpointError(f"cannot keep checkpoints in {self.directory}: it is not a folder")
         policy = training.preservation_policies.LatestN(checkpoints.keep)
         self._orbax = _opened(self.directory, policy)
+        self._quiet = ExitStack()
+        self._quiet.enter_context(quiet_log())
         self._started = self.latest()
 
     def __enter__(self) -> Self:
@@ -87,12 +91,14 @@ class Store(Reader):
         try:
             self.wait()
         finally:
-            self._orbax.close()
+            with self._quiet:
+                self._orbax.close()
 
     def _unwritten(self, step: int | None, why: Any) -> CheckpointError:
+        latest = self.latest()
+        before = "There is none before it" if latest is None else f"The last whole one is of step {latest}"
         return CheckpointError(
-            f"checkpoint {step} could not be written in {self.directory}: {str(why)[:300]}\n"
-            f"The last whole one is of step {self.latest()}. Is the disk full?"
+            f"checkpoint {step} could not be written in {self.directory}: {str(why)[:300]}\n{before}. Is the disk full?"
         )
 
 

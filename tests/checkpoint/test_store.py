@@ -1,5 +1,7 @@
 """Saving, restoring, and what happens when either goes wrong."""
 
+import errno
+import logging
 import os
 import random
 import signal
@@ -214,11 +216,9 @@ def test_a_step_that_is_not_there_says_which_are(tmp_path):
         Reader(tmp_path).restore({}, step=8)
 
 
-# Orbax's readers are left half-way when a read fails, and say so when they are collected.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "gone"])
 @pytest.mark.parametrize("part", ["_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "state/d"])
-def test_a_damaged_checkpoint_is_an_error_that_names_it(tmp_path, part, damage):
+def test_a_damaged_checkpoint_is_an_error_that_names_it_and_all_that_is_said(tmp_path, part, damage, capfd, caplog):
     state = placed(fresh_state(), 4, 2)
     with Store(tmp_path, Checkpoints()) as store:
         store.save(3, state, {"a": 1})
@@ -233,6 +233,8 @@ def test_a_damaged_checkpoint_is_an_error_that_names_it(tmp_path, part, damage):
         Reader(tmp_path).restore(abstract(state))
     assert str(tmp_path / "7") in str(error.value)
     assert "continue from step 3" in str(error.value)
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
     assert same_bits(Reader(tmp_path).restore(abstract(state), step=3)[0], state)
 
 
@@ -317,4 +319,27 @@ def test_a_save_that_cannot_be_written_is_an_error_at_the_next_wait(tmp_path):
     done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert f"checkpoint 2 could not be written in {tmp_path}" in done.stdout, done.stderr
     assert "The last whole one is of step 1" in done.stdout
+    assert done.stderr == ""
     assert Reader(tmp_path).latest() == 1
+
+
+def test_a_first_save_that_cannot_be_written_says_that_there_is_none_before_it(tmp_path, monkeypatch):
+    with Store(tmp_path, Checkpoints()) as store:
+
+        def fail():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store._orbax, "wait", fail)
+            with pytest.raises(CheckpointError, match=r"No space left on device\nThere is none before it"):
+                store.wait()
+
+
+def test_what_others_log_is_still_heard_while_a_store_is_open(tmp_path, caplog):
+    with Store(tmp_path, Checkpoints()) as store:
+        store.save(1, {"w": jnp.ones(3)}, {})
+        store.wait()
+        store.extra()
+        logging.getLogger("absl").warning("grain has something to say")
+    assert [record.getMessage() for record in caplog.records] == ["grain has something to say"]
+    assert not logging.getLogger("absl").filters

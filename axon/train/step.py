@@ -21,7 +21,7 @@ from axon.train.given import check_given
 from axon.train.gradients import Gradients
 from axon.train.objective import SEQUENCES, Batch, NextToken, Objective
 from axon.train.onebit import OneBit
-from axon.train.optimizers import OneBitAdam, Optimizer
+from axon.train.optimizers import Averaging, OneBitAdam, Optimizer
 from axon.train.outer import Outer
 from axon.train.state import State
 from axon.train.update import Descent, Metrics, Update
@@ -178,4 +178,10 @@ def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo |
                 "train apart: choose one. Set Train.outer to None, or use AdamW"
             )
         return OneBit(runtime, optimizer)
+    if outer is not None and isinstance(optimizer, Averaging):
+        method, name = type(outer).__name__, type(optimizer).__name__
+        raise UserError(
+            f"{name} averages the parameters of one training, and {method} trains replicas apart and evaluates what "
+            f"joins them: choose one. Set Train.outer to None, or use an optimizer that does not average"
+        )
     return Descent(runtime, optimizer) if outer is None else Outer(runtime, optimizer, outer)

@@ -1,0 +1,70 @@
+"""What a run leaves to evaluation and generation where its optimizer averages."""
+
+from dataclasses import replace
+from itertools import islice
+
+import jax
+import numpy as np
+import pytest
+
+from axon.checkpoint import Reader
+from axon.run import Sample, program
+from axon.run.inspect import evaluate_run, generate_text
+from axon.run.restore import restore_evaluated
+from axon.run.session import sample_text
+from axon.runtime import flattened, nested
+from axon.serve.generate import Sampling
+from axon.train.optimizers import EMA
+
+
+def silent(line):
+    pass
+
+
+@pytest.fixture(scope="module")
+def averaged(tiny, do, tmp_path_factory):
+    """The tiny run with an average far from its last values."""
+    return do(replace(tiny, optimizer=EMA(tiny.optimizer, decay=0.99)), tmp_path_factory.mktemp("runs") / "averaged")
+
+
+@pytest.fixture(scope="module")
+def left(averaged, few):
+    """The program, and the state of its last checkpoint."""
+    with few(1):
+        made = program(averaged.train)
+        return made, Reader(averaged.folder / "checkpoints").restore(made.abstract_state())[0]
+
+
+def test_the_average_is_restored_where_there_is_one(averaged, left):
+    made, state = left
+    values, _ = restore_evaluated(Reader(averaged.folder / "checkpoints"), made.runtime, averaged.train.optimizer)
+    for path, value in flattened(values).items():
+        np.testing.assert_array_equal(value, state.optimizer["average"][path], err_msg=path)
+        assert value.sharding.is_equivalent_to(flattened(made.abstract_state().parameters)[path].sharding, value.ndim)
+
+
+def test_evaluation_uses_the_average(averaged, left, few):
+    made, state = left
+    with few(1):
+        loss, _ = evaluate_run(averaged.folder, None, 2, silent)
+    batches = [made.place(batch) for batch in islice(averaged.train.data.prepare(silent).held_out(), 2)]
+
+    def mean(parameters):
+        sums = [jax.device_get(made.evaluator(parameters, batch)["loss"]) for batch in batches]
+        return np.sum(sums, axis=0)[0] / np.sum(sums, axis=0)[1]
+
+    assert loss == pytest.approx(mean(nested(state.optimizer["average"])), rel=1e-6)
+    assert loss != pytest.approx(mean(state.parameters), rel=1e-3)
+
+
+def test_generation_uses_the_average(averaged, left, few):
+    made, state = left
+    sample = Sample("alpha", Sampling(tokens=30, temperature=1.0))
+    tokenizer = averaged.train.data.prepare(silent).tokenizer
+    ours, trained = (
+        sample_text(made.runtime, values, state.variables, tokenizer, sample)
+        for values in (nested(state.optimizer["average"]), state.parameters)
+    )
+    with few(1):
+        assert generate_text(averaged.folder, "alpha", sample.sampling, silent) == ours
+    assert ours != trained

@@ -1,0 +1,122 @@
+"""docs/extend.md: its files, written out of the page, train as it says."""
+
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from axon.config import load
+from axon.layout import Layout, Placement
+from axon.nn import Inputs
+from axon.run import program, run
+from axon.train.optimizers import AdamW, Constant
+from axon.train.step import Program
+
+PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
+ALONE = Layout({"data": 1}, rows={"taps": None})
+
+
+def blocks() -> list[tuple[str, str]]:
+    """(language, text) of each fenced block of the page."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def named(text: str) -> str:
+    """The file that a block is, as its first line says."""
+    found = re.match(r"# (\w+\.(py|gin))\n", text)
+    return found[1] if found else ""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The working directory, with all files of the page."""
+    folder = tmp_path_factory.mktemp("page")
+    for _, text in blocks():
+        if name := named(text):
+            (folder / name).write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.syspath_prepend(folder)
+        patch.setenv("AXON_CACHE", str(folder / "cache"))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def train(folder):
+    return runpy.run_path("train.py")["train"]
+
+
+def losses(train, layout, batches):
+    """Loss of each of the first steps on as many devices as `layout` has."""
+    train = replace(train, layout=layout)
+    made = program(train, Placement.of(layout, jax.devices()[: int(np.prod(list(layout.mesh.values())))]))
+    state, found = made.init(), []
+    for batch in batches:
+        state, metrics = made.step(state, made.place(batch))
+        found.append(float(metrics["loss"]))
+    return found
+
+
+def test_every_block_of_the_page_is_a_file_or_a_command():
+    assert {language for language, text in blocks() if not named(text)} <= {"bash"}
+    names = [named(text) for _, text in blocks() if named(text)]
+    assert len(names) == len(set(names)) >= 7
+
+
+def test_the_config_file_builds_the_tree_that_python_builds(train):
+    assert load("mine.gin").tree == train
+
+
+def test_a_run_of_the_config_file_is_that_of_one_device_in_python(folder, train):
+    split = ["Layout.mesh = {'data': 4, 'tensor': 2}", "Layout.zero = 3"]
+    lines = []
+    run(load("mine.gin", split).tree, report=lines.append)
+    logged = (folder / train.run_dir / "loss.csv").read_text().split()
+    with train.data.prepare(str).train(train.seed) as batches:
+        expected = losses(train, ALONE, [next(batches) for _ in range(train.steps)])
+    steps, found = zip(*(map(float, line.split(",")) for line in logged), strict=True)
+    assert steps == tuple(range(1, train.steps + 1))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    assert expected[-1] < expected[0]
+    assert any(line.startswith("layers: 2 × local + full") for line in lines)
+
+
+def test_tokens_that_come_one_by_one_are_mixed_as_they_are_at_once(train, bind, random_parameters, rng):
+    model = replace(train.model, layers=2).build()
+    values = jax.tree.map(jnp.asarray, random_parameters(model, rng))
+    tokens, count = jnp.asarray(rng.integers(0, 300, (2, 6)), jnp.int32), 6
+    positions = jnp.broadcast_to(jnp.arange(count), (2, count))
+
+    @jax.jit
+    def one_by_one():
+        def step(cache, at):
+            part = (lax.dynamic_slice_in_dim(x, at, 1, axis=1) for x in (tokens, positions))
+            hidden, cache, _ = bind(model, values).hidden(Inputs(*part, start=at), cache)
+            return cache, hidden[:, 0]
+
+        return lax.scan(step, model.cache(2, count), jnp.arange(count))[1].swapaxes(0, 1)
+
+    at_once = jax.jit(lambda: bind(model, values).hidden(Inputs(tokens, positions))[0])
+    np.testing.assert_allclose(one_by_one(), at_once(), atol=1e-5)
+
+
+def test_a_variable_follows_the_global_batch(folder, rng, packed_batch):
+    model = runpy.run_path("running.py")["ScaledLlama"](vocab=32, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
+    batch, found = packed_batch(rng, 4, 8, 32), []
+    for layout in (Layout({"data": 1}), Layout({"data": 2, "tensor": 2}, zero=3)):
+        devices = jax.devices()[: int(np.prod(list(layout.mesh.values())))]
+        made = Program(model, layout, AdamW(Constant(1e-2)), batch=4, seq=8, devices=devices)
+        state = made.init()
+        for _ in range(2):
+            state, metrics = made.step(state, made.place(batch))
+        found.append(jax.device_get((metrics["loss"], metrics["squares"], state.variables)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5), *found)
+    seen = found[0][2]["layers"]["block"]["mean_square"]
+    assert seen.shape == (2,)
+    assert (seen != 1).all()

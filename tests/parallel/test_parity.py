@@ -13,11 +13,28 @@ import numpy as np
 import pytest
 
 from axon.layout import KINDS, Layout, sequence_parallel, tensor_3d
+from axon.nn import Rope
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.gemma import Gemma
 from models.llama import Llama
 
 MODEL = Llama(vocab=61, vocab_multiple=64, embed=32, layers=2, heads=8, kv_heads=4, mlp=64, tied=True)
+KINDS_OF_BLOCK = Gemma(
+    vocab=61,
+    vocab_multiple=64,
+    embed=32,
+    heads=8,
+    kv_heads=4,
+    mlp=64,
+    head_dim=4,
+    layers=3,
+    window=9,
+    local_rope=Rope(100.0),
+    soft_cap=2.0,
+    logit_soft_cap=3.0,
+    qk_norm=True,
+)
 ROWS, SEQ, STEPS = 16, 32, 10
 DEVICES = 8
 OPTIMIZER = AdamW(Constant(1e-3), clip=None)
@@ -111,15 +128,24 @@ def train(program, state, batches):
     return gradients, np.asarray(curve)
 
 
-@pytest.fixture(scope="module")
-def expected(packed_batch):
-    """Seed, batches and initial state, drawn once for all layouts, and what one device makes of them."""
+def on_one_device(model, packed_batch, steps):
+    """Model, seed, batches and initial state, drawn once for all layouts, and what one device makes of them."""
     seed = secrets.randbits(31)
     rng = np.random.default_rng(seed)
-    batches = [packed_batch(rng, ROWS, SEQ, MODEL.vocab) for _ in range(STEPS)]
-    one = Program(MODEL, Layout({"data": 1}), OPTIMIZER, batch=ROWS, seq=SEQ, seed=seed, devices=jax.devices()[:1])
+    batches = [packed_batch(rng, ROWS, SEQ, model.vocab) for _ in range(steps)]
+    one = Program(model, Layout({"data": 1}), OPTIMIZER, batch=ROWS, seq=SEQ, seed=seed, devices=jax.devices()[:1])
     start = jax.device_get(one.init())
-    return seed, batches, start, *train(one, one.init(), batches)
+    return model, seed, batches, start, *train(one, one.init(), batches)
+
+
+@pytest.fixture(scope="module")
+def expected(packed_batch):
+    return on_one_device(MODEL, packed_batch, STEPS)
+
+
+@pytest.fixture(scope="module")
+def expected_of_kinds(packed_batch):
+    return on_one_device(KINDS_OF_BLOCK, packed_batch, 3)
 
 
 def assert_zero_splits(placement):
@@ -128,10 +154,10 @@ def assert_zero_splits(placement):
 
 
 def check(layout, expected):
-    seed, batches, start, gradients, curve = expected
+    model, seed, batches, start, gradients, curve = expected
     print(f"seed {seed}")
     devices = jax.devices()[: math.prod(layout.mesh.values())]
-    program = Program(MODEL, layout, OPTIMIZER, batch=ROWS, seq=SEQ, devices=devices)
+    program = Program(model, layout, OPTIMIZER, batch=ROWS, seq=SEQ, devices=devices)
     assert_zero_splits(program.placement)
     state = jax.device_put(start, jax.tree.map(lambda a: a.sharding, program.abstract_state()))
     ours, our_curve = train(program, state, batches)
@@ -148,6 +174,11 @@ def check(layout, expected):
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_gradients_and_ten_steps_do_not_depend_on_a_mechanism(name, expected):
     check(combined(name), expected)
+
+
+@pytest.mark.parametrize("names", [("zero 3", "tensor"), ("zero 3", "sequence", "context")], ids=joined)
+def test_gradients_and_steps_of_several_kinds_of_block_do_not_depend_on_the_layout(names, expected_of_kinds):
+    check(combined(*names), expected_of_kinds)
 
 
 @pytest.mark.parametrize("layout", AUTO, ids=described)

@@ -14,6 +14,7 @@ from axon.nn import Inputs
 from axon.serve.generate import Generator, Sampling, next_tokens
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.gemma import Gemma
 from models.gpt2 import GPT2
 from models.llama import Llama
 
@@ -59,7 +60,13 @@ def likeliest(program, values, ids):
 
 @pytest.mark.parametrize(
     "model",
-    [llama(layers=2), llama(layers=2, window=5, qk_norm=True, bias=True, tied=True), GPT2(VOCAB, 32, 2, 4, 48, 128)],
+    [
+        llama(layers=2),
+        llama(layers=2, window=5, qk_norm=True, bias=True, tied=True),
+        GPT2(VOCAB, 32, 2, 4, 48, 128),
+        Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0, unroll=False),
+    ],
+    ids=["llama", "window", "gpt2", "alternating windows"],
 )
 def test_temperature_0_takes_what_the_full_forward_pass_finds_likeliest(model, seed, rng):
     of = program(model)

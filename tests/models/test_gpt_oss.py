@@ -1,0 +1,40 @@
+"""gpt-oss: sizes of its attention, sinks, and what cannot be."""
+
+import pytest
+
+from axon.errors import UserError
+from axon.nn import parameters
+from models.gpt_oss import GptOss
+
+SMALL = {"vocab": 40, "embed": 24, "layers": 4, "heads": 4, "kv_heads": 2, "mlp": 32, "head_dim": 6}
+
+
+def test_attention_has_the_sizes_of_the_published_20b_and_a_sink_for_each_head():
+    attention = {p: s for p, s in parameters(GptOss().build()).items() if "/attention/" in p}
+    weights = 2 * 2880 * 64 * 64 + 2 * 2880 * 8 * 64
+    biases = 64 * 64 + 2 * 8 * 64 + 2880
+    assert sum(spec.size for spec in attention.values()) == 24 * (weights + biases + 64)
+    assert attention["layers/local/attention/sinks"].shape == (12, 64)
+
+
+def test_the_first_of_each_pair_of_layers_sees_a_window():
+    blocks = GptOss(**SMALL).build().layers.blocks
+    assert [(b.mlp.up.layers, str(b.attention.config.mask)) for b in blocks.values()] == [
+        ((0, 2), "causal & same document & window 128"),
+        ((1, 3), "causal & same document"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"window": 0}, "GptOss.window is 0; must be at least 1"),
+        ({"layers": 3}, "GptOss: layers 3 is odd"),
+        ({"head_dim": 5}, "GptOss: head_dim 5 is odd"),
+        ({"kv_heads": 3}, "GptOss: heads 4 is not a multiple of kv_heads 3"),
+    ],
+)
+def test_a_shape_that_is_none_is_refused(fields, message):
+    with pytest.raises(UserError) as caught:
+        GptOss(**SMALL | fields)
+    assert message in str(caught.value)

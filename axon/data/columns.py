@@ -1,4 +1,4 @@
-"""The sources that need `pip install "axon[data]"`: Parquet files, and datasets of the Hugging Face hub."""
+"""The sources that need `scripts/setup data`: Parquet files, and datasets of the Hugging Face hub."""
 
 import importlib
 import itertools
@@ -90,4 +90,4 @@ def _needed(module: str, source: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UserError(f'{source} needs the package {error.name!r}: pip install "axon[data]"') from None
+        raise UserError(f"{source} needs the package {error.name!r}: run scripts/setup data") from None

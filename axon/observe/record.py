@@ -13,7 +13,14 @@ from typing import Any
 
 import jax
 
-_PACKAGES = ("axon", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+_DISTRIBUTIONS = {
+    "axon": "axon-jax",  # `axon` alone is another project's on the public registry
+    "jax": "jax",
+    "jaxlib": "jaxlib",
+    "flax": "flax",
+    "optax": "optax",
+    "orbax": "orbax-checkpoint",
+}
 
 
 def run_record(command: Sequence[str] | None = None, folder: str | Path = ".") -> dict[str, Any]:
@@ -32,9 +39,8 @@ def run_record(command: Sequence[str] | None = None, folder: str | Path = ".") -
 
 def versions() -> dict[str, str | None]:
     """Versions of Python and of the packages that decide a run's numbers; None for one that is not installed."""
-    return {"python": platform.python_version()} | {
-        name.removesuffix("-checkpoint"): _version(name) for name in _PACKAGES
-    }
+    found = {name: _version(distribution) for name, distribution in _DISTRIBUTIONS.items()}
+    return {"python": platform.python_version()} | found
 
 
 def _version(package: str) -> str | None:

@@ -67,7 +67,7 @@ def _imported(package: str, what: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise UserError(
-            f'{what} needs the package {package}, which cannot be imported ({error}): pip install "axon[track]"'
+            f"{what} needs the package {package}, which cannot be imported ({error}): run scripts/setup track"
         ) from error
 
 

@@ -98,7 +98,7 @@ def _gpus(name: str, target: str, count: str) -> list[Any]:
 def _need(package: str, name: str) -> None:
     if find_spec(package) is None:
         raise UserError(
-            f"topology {name!r} needs its compiler, and {package} is not installed: pip install 'axon[compilers]'"
+            f"topology {name!r} needs its compiler, and {package} is not installed: run scripts/setup compilers"
         )
 
 

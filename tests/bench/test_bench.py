@@ -68,7 +68,7 @@ def test_data_compares_the_pipeline_with_what_training_takes(tmp_path):
 
 @pytest.mark.slow
 def test_compile_gives_times_and_operations_for_each_depth():
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     layout = Layout(mesh={"data": 4}, zero=3)
     result = compile_bench.run(TINY, (2, 4), "v5e:2x2", layout, batch=4, seq=32)
     json.dumps(result, allow_nan=False)

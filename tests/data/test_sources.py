@@ -143,7 +143,7 @@ def test_a_missing_optional_package_is_named_with_its_extra(tmp_path, monkeypatc
     (tmp_path / "a.parquet").touch()
     with pytest.raises(UserError) as caught:
         list(make(str(tmp_path / "a.parquet")).texts())
-    assert 'pip install "axon[data]"' in str(caught.value)
+    assert "run scripts/setup data" in str(caught.value)
     assert package in str(caught.value)
 
 

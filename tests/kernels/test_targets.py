@@ -18,7 +18,7 @@ QUICK += attention.cases(shorter=64)
 
 @pytest.fixture(autouse=True)
 def compiler():
-    pytest.importorskip("libtpu", reason="needs its compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("libtpu", reason="needs its compiler: scripts/setup compilers")
 
 
 @pytest.mark.parametrize("chip", CHIPS)

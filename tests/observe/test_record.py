@@ -1,12 +1,16 @@
 """What `run.json` says of a run."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from datetime import UTC, datetime
+from pathlib import Path
 
 import jax
 
+from axon.observe import record
 from axon.observe.record import git_state, hardware, run_record, versions
 
 
@@ -29,6 +33,20 @@ def test_versions_are_those_that_run():
     assert found["jax"] == jax.__version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert set(found) == {"python", "jax", "jaxlib", "flax", "optax", "orbax", "axon"}
+
+
+def test_the_version_of_axon_is_that_of_the_distribution_that_we_build():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert record._DISTRIBUTIONS["axon"] == project["name"]
+
+
+def test_what_a_message_advises_to_set_up_there_is():
+    root = Path(__file__).parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    advised = {
+        name for file in root.glob("axon/**/*.py") for name in re.findall(r"scripts/setup (\w+)", file.read_text())
+    }
+    assert {"compilers", "data", "track"} <= advised <= set(extras)
 
 
 def test_the_commit_is_recorded_and_whether_the_files_differ_from_it(tmp_path):

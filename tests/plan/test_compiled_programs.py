@@ -23,14 +23,14 @@ H200_MEMORY = 141e9
 
 def v5e_step(layers, seq=256):
     """FSDP over 16 TPU v5e."""
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     model, layout = replace(LLAMA3_8B, layers=layers), Layout(mesh={"data": 16}, zero=3)
     return Program(model, layout, OPTIMIZER, batch=TOKENS // seq, seq=seq, devices=devices("v5e:4x4"))
 
 
 def h200_step(layers, seq=256):
     """FSDP 4 × tensor 2 on 8 H200."""
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
     model, layout = replace(LLAMA3_8B, layers=layers), Layout(mesh={"data": 4, "tensor": 2}, zero=3)
     return Program(model, layout, OPTIMIZER, batch=TOKENS // seq, seq=seq, devices=devices("h200:8"))
 

@@ -57,7 +57,7 @@ def some(pairs, *fast):
     some([(name, target) for name in MECHANISMS for target in TARGETS], ("sequence", "h200:8")),
 )
 def test_a_compiled_step_sends_what_its_program_says_and_keeps_what_its_layout_says(name, target):
-    pytest.importorskip(COMPILERS[target[0]], reason="needs its compiler: pip install 'axon[compilers]'")
+    pytest.importorskip(COMPILERS[target[0]], reason="needs its compiler: scripts/setup compilers")
     layout = split("data", TARGETS[target], **MECHANISMS[name])
     program = Program(MODEL, layout, AdamW(Constant(1e-3)), batch=BATCH, seq=SEQ, devices=devices(target))
     report, _ = compile_step(program, target)

@@ -21,7 +21,7 @@ def target(name):
 
 def program(name):
     module, package = ("jax_plugins.xla_cuda13", "CUDA") if "h200" in name else ("libtpu", "TPU")
-    pytest.importorskip(module, reason=f"needs the {package} compiler: pip install 'axon[compilers]'")
+    pytest.importorskip(module, reason=f"needs the {package} compiler: scripts/setup compilers")
     train = load(PODS / f"{name}.gin").tree
     return run.program(train, Placement.of(train.layout, devices(target(name))))
 

@@ -19,7 +19,7 @@ COMPILERS = {"v": "libtpu", "h": "jax_plugins.xla_cuda13"}
 
 
 def program(target, mesh, model=MODEL, batch=BATCH, **layout):
-    pytest.importorskip(COMPILERS[target[0]], reason="needs its compiler: pip install 'axon[compilers]'")
+    pytest.importorskip(COMPILERS[target[0]], reason="needs its compiler: scripts/setup compilers")
     return Program(
         model, Layout(mesh=mesh, **layout), AdamW(Constant(1e-3)), batch=batch, seq=SEQ, devices=devices(target)
     )

@@ -19,7 +19,7 @@ def test_a_cpu_and_no_device_get_none():
     [("v5p:2x2x1", "TPU v5"), ("v5e:2x2", "TPU v5 lite"), ("v6e:2x2", "TPU v6 lite"), ("tpu7x:2x2x1", "")],
 )
 def test_a_chip_gets_its_row_of_the_table_and_its_compiler_takes_it(target, kind):
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     placement = Placement.of(Layout({"data": -1}), devices(target))
     assert options(placement.devices) == tuple(TABLE.get(kind, ()))
     stored = NamedSharding(placement.mesh, PartitionSpec("data"))

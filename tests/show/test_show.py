@@ -98,7 +98,7 @@ def test_of_an_automatic_layout_only_what_the_program_names_is_listed_and_that_i
 
 
 def test_a_target_is_traced_in_its_own_dtype_and_must_have_the_meshs_devices(shown):
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     assert "traced for tpu, which computes in bfloat16" in shown("Layout.mesh={'data': 8}", on="v5e:2x4")
     with pytest.raises(LayoutError, match=r"asks for data 8 = 8 devices, and there are 16"):
         shown("Layout.mesh={'data': 8}", on="v5e:4x4")

@@ -149,7 +149,7 @@ FEW = {"decode, bfloat16, pages of 16", "prefill, bfloat16, pages of 64"}
     "case", [c if c.name in FEW else pytest.param(c, marks=pytest.mark.slow) for c in cases()], ids=str
 )
 def test_cases_compile_and_leave_the_cache_where_it_is(case, chip, monkeypatch):
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     from axon.plan.topology import devices
 
     monkeypatch.setattr(tpu, "KEYS", 512)

@@ -18,7 +18,7 @@ from axon.plan.topology import devices
 @pytest.fixture(scope="module")
 def compiled_for():
     """compiled_for(chips, batch, vocab): the program, and what was chosen."""
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
 
     def compile_(chips, batch, vocab):
         placement = Placement.of(Layout(mesh={"data": 1}), devices(chips)[:1])

@@ -7,27 +7,31 @@ declarations of parameters; what a name means on the device mesh is said by the 
 """
 
 from axon.axes.array_spec import ArraySpec
-from axon.axes.einsum import Weight, add, einsum, is_weight
+from axon.axes.einsum import add, einsum
+from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
-from axon.axes.placing import (
-    as_cotangent,
-    current_explicit,
-    per_device,
-    reshard,
-    scaled,
-    shard,
-    supports_unreduced,
-    zero3_mesh_axes,
-)
+from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
 from axon.axes.scope import Placement, Scope, activate, current, log_choice
 from axon.axes.used import axes_used
+from axon.axes.weight import (
+    CompositeWeight,
+    Operation,
+    StoredWeight,
+    Weight,
+    is_weight,
+    stored_array,
+    use_weight,
+)
 
 __all__ = [
     "ArraySpec",
+    "CompositeWeight",
     "Names",
+    "Operation",
     "PatternError",
     "Placement",
     "Scope",
+    "StoredWeight",
     "Weight",
     "activate",
     "add",
@@ -38,14 +42,19 @@ __all__ = [
     "current_explicit",
     "einsum",
     "is_weight",
+    "like_operand",
     "log_choice",
     "parse_einsum",
     "parse_names",
     "per_device",
+    "reduce_gradient",
+    "refuse_gradient",
     "reshard",
     "scaled",
     "shard",
+    "stored_array",
     "strip_roles",
     "supports_unreduced",
+    "use_weight",
     "zero3_mesh_axes",
 ]

@@ -1,6 +1,7 @@
 """`einsum` and `add`: contraction and sum by name, each operand moved to where the output's names put it."""
 
-from typing import Any, Protocol, TypeGuard
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,135 +10,157 @@ from jax.sharding import PartitionSpec
 
 from axon.axes.contraction import broadcast_to_axes, contract
 from axon.axes.patterns import Contraction, Names, PatternError, parse_einsum, strip_roles
-from axon.axes.placing import as_cotangent, check_rank, current_explicit, reshard, supports_unreduced
+from axon.axes.placing import check_rank, current_explicit, reshard, supports_unreduced
 from axon.axes.scope import Placement, Scope, current
-from axon.axes.sharded_contraction import Operand, _placed, sharded_contract
+from axon.axes.sharded_contraction import Operand, contract_in_place, sharded_contract
 from axon.axes.specs import entries, mesh_axes_of, partial_spec, without
+from axon.axes.weight import CompositeWeight, Operation, StoredWeight, Weight, is_weight, stored_array, use_weight
 
 
-class Weight(Protocol):
-    """An operand that knows its own axes: a parameter."""
-
-    axes: Names
-
-    def get_value(self) -> Array: ...
-
-
-def is_weight(operand: Any) -> TypeGuard[Weight]:
-    """Whether an operand is a parameter. (`isinstance` with a protocol does not see an NNX variable's metadata.)"""
-    return hasattr(operand, "axes")
-
-
-def einsum(pattern: str, x: Array, y: Array | Weight) -> Array:
+def einsum(pattern: str, x: Array, y: Array | Weight | CompositeWeight) -> Array:
     """Contract two operands by name, each moved to where the output's names put it.
 
-    Axes kept in the output take the output's mesh axes; contracted axes take the activations' row, less mesh axes
-    that the output already uses. The second operand may be a parameter: then only `(x, the stored parameter)` is
-    kept for the backward, the gathered copy never is, and its gradient is a partial sum until `as_cotangent`.
+    Axes kept in the output take the output's mesh axes; contracted axes take the activations' row, without the mesh
+    axes that the output already uses. The second operand may be a parameter (see `axon.axes.weight.use_weight`), or
+    a weight that brings its own contraction.
 
     Shapes: as the pattern says. Raises `PatternError` where pattern and operands disagree.
     """
     parsed = parse_einsum(pattern)
-    value = _value(parsed, y)
+    _check_operands(parsed, x, y)
+    if isinstance(y, CompositeWeight):
+        return y.contract(parsed, x)
+    value: Any = stored_array(y, "einsum") if is_weight(y) else y
     _check_sizes(parsed, x, value)
     scope = current()
     if scope is None:
         return contract(x, strip_roles(parsed.left), value, strip_roles(parsed.right), strip_roles(parsed.out))
     if is_weight(y):
-        return _weighted(parsed, scope, x, value)
+        return use_weight(scope, _Product(scope, parsed, *_specs(parsed, scope.placement)), value, x)
     left, right, out = _specs(parsed, scope.placement)
     a, b = reshard(x.astype(scope.compute), left), reshard(value.astype(scope.compute), right)
-    result = _placed(scope, a, parsed.left, b, parsed.right, parsed.out, out)
+    result = contract_in_place(
+        scope, a, strip_roles(parsed.left), b, strip_roles(parsed.right), strip_roles(parsed.out), out
+    )
     return reshard(result, scope.placement.spec(parsed.out))
 
 
 def add(pattern: str, x: Array, bias: Weight) -> Array:
     """`x` plus a parameter with some of its axes: `add("batch seq mlp, mlp -> batch seq mlp", x, self.bias)`."""
     parsed = parse_einsum(pattern)
-    value = _value(parsed, bias)
+    _check_operands(parsed, x, bias)
+    value = stored_array(bias, f"add({pattern!r})")
     _check_sizes(parsed, x, value)
     scope = current()
-    names, target = strip_roles(parsed.right), strip_roles(parsed.left)
     if scope is None:
-        return x + broadcast_to_axes(value, names, target)
-    left, right, out = _specs(parsed, scope.placement)
-    came = jax.typeof(x).sharding.spec
-
-    @jax.custom_vjp
-    def apply(x, w):
-        return reshard(x, out) + broadcast_to_axes(reshard(w.astype(x.dtype), right), names, target)
-
-    def backward(w, dy):
-        ones = jnp.ones((), scope.reduce)
-        spec = _partial(parsed, left, right)
-        dw = _placed(scope, dy, parsed.left, ones, (), parsed.right, spec, scope.reduce)
-        return reshard(dy, came) if current_explicit() else dy, as_cotangent(dw, w)
-
-    apply.defvjp(lambda x, w: (apply(x, w), w), backward)
-    return apply(x, value)
+        return x + broadcast_to_axes(value, strip_roles(parsed.right), strip_roles(parsed.left))
+    return use_weight(scope, _Sum(scope, parsed, *_specs(parsed, scope.placement)), value, x)
 
 
-def _weighted(parsed: Contraction, scope: Scope, x: Array, weight: Array) -> Array:
-    """A parameter's contraction, differentiated by hand: see `einsum`."""
-    left, right, out = _specs(parsed, scope.placement)
-    result = scope.placement.spec(parsed.out)
+@dataclass(frozen=True)
+class _Product(Operation):
+    """The contraction of `x` with a weight; specs of both and of the result, while the work is done."""
 
-    def operands(x, w):
-        a = Operand(x.astype(scope.compute), strip_roles(parsed.left), left)
-        return a, Operand(w.astype(scope.compute), strip_roles(parsed.right), right).resharded()
+    scope: Scope
+    parsed: Contraction
+    left: PartitionSpec
+    right: PartitionSpec
+    out: PartitionSpec
 
-    @jax.custom_vjp
-    def apply(x, w):
-        a, b = operands(x, w)
-        return sharded_contract(scope, a, b, strip_roles(parsed.out), out, result)[0]
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Array]:
+        (x,) = operands
+        result = self.scope.placement.spec(self.parsed.out)
+        a, b = self._operands(weight, x)
+        return sharded_contract(self.scope, a, b, strip_roles(self.parsed.out), self.out, result)[0], x
 
-    def backward(kept, dy):
-        x, w = kept
-        a, b = operands(x, w)
-        d = Operand(dy, strip_roles(parsed.out), out)
-        came = jax.typeof(x).sharding.spec if current_explicit() else left
-        dx, d = sharded_contract(scope, d, b, strip_roles(parsed.left), left, came)
-        spec = _partial(parsed, left, right)
-        dw, _ = sharded_contract(scope, a, d.resharded(), strip_roles(parsed.right), spec, spec, scope.reduce)
-        return dx.astype(x.dtype), as_cotangent(dw, w)
+    def backward(self, weight: StoredWeight, saved: Array, cotangent: Array) -> tuple[Array | None, Array]:
+        x = saved
+        left, right, out = _bare(self.parsed)
+        a, b = self._operands(weight, x)
+        d = Operand(cotangent, out, self.out)
+        dx, d = sharded_contract(self.scope, d, b, left, self.left, _spec_of(x, self.left))
+        if not weight.trained:
+            return None, dx
+        spec = _partial(self.parsed, self.left, self.right)
+        dw, _ = sharded_contract(self.scope, a, d.resharded(), right, spec, spec, self.scope.reduce)
+        return dw, dx
 
-    apply.defvjp(lambda x, w: (apply(x, w), (x, w)), backward)
-    return apply(x, weight)
+    def _operands(self, weight: StoredWeight, x: Array) -> tuple[Operand, Operand]:
+        left, right, _ = _bare(self.parsed)
+        a = Operand(x.astype(self.scope.compute), left, self.left)
+        return a, Operand(weight.gathered(self.right), right, self.right)
+
+
+@dataclass(frozen=True)
+class _Sum(Operation):
+    """The sum of `x` and a weight with some of its axes; specs as of `_Product`."""
+
+    scope: Scope
+    parsed: Contraction
+    left: PartitionSpec
+    right: PartitionSpec
+    out: PartitionSpec
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, None]:
+        (x,) = operands
+        left, right, _ = _bare(self.parsed)
+        bias = broadcast_to_axes(weight.gathered(self.right).astype(x.dtype), right, left)
+        return reshard(x, self.out) + bias, None
+
+    def backward(self, weight: StoredWeight, saved: None, cotangent: Array) -> tuple[Array | None, Array]:
+        if not weight.trained:
+            return None, cotangent
+        # Contracted with a scalar one, not summed: a plain sum would be in the dtype of the cotangent, and its type
+        # would have it reduced over devices at once, for each microbatch and before it is cut for ZeRO.
+        one = jnp.ones((), self.scope.reduce)
+        spec, (left, right, _) = _partial(self.parsed, self.left, self.right), _bare(self.parsed)
+        return contract_in_place(self.scope, cotangent, left, one, (), right, spec, self.scope.reduce), cotangent
+
+
+def _bare(parsed: Contraction) -> tuple[Names, Names, Names]:
+    """The names of both operands and of the output, without roles."""
+    return strip_roles(parsed.left), strip_roles(parsed.right), strip_roles(parsed.out)
+
+
+def _spec_of(x: Array, default: PartitionSpec) -> PartitionSpec:
+    """Where `x` lies; `default` on Auto mesh axes, where its type does not say."""
+    return jax.typeof(x).sharding.spec if current_explicit() else default
 
 
 def _specs(parsed: Contraction, placement: Placement) -> tuple[PartitionSpec, PartitionSpec, PartitionSpec]:
     """Where the two operands and the output of a contraction are while it is done, by the rule in `einsum`."""
     work = parsed.without_ambiguous_roles
     out = placement.spec(work.out)
-    kept = dict(zip(work.out, out, strict=True))
+    row_of = dict(zip(work.out, out, strict=True))
     used = set(mesh_axes_of(out))
 
     def of(names: Names) -> PartitionSpec:
         rows = placement.spec(names)
-        return PartitionSpec(*(kept.get(n, without(row, used)) for n, row in zip(names, rows, strict=True)))
+        return PartitionSpec(*(row_of.get(n, without(row, used)) for n, row in zip(names, rows, strict=True)))
 
     return of(work.left), of(work.right), out
 
 
 def _partial(parsed: Contraction, left: PartitionSpec, right: PartitionSpec) -> PartitionSpec:
     """`right`, for a sum over the axes of the left operand only, which leaves each device with a part of it."""
-    kept = strip_roles(parsed.right)
-    summed = [
-        a for n, entry in zip(strip_roles(parsed.left), left, strict=True) if n not in kept for a in entries(entry)
-    ]
+    names, own, _ = _bare(parsed)
+    summed = [a for name, entry in zip(names, left, strict=True) if name not in own for a in entries(entry)]
     return partial_spec(right, summed if supports_unreduced() else ())
 
 
-def _value(parsed: Contraction, y: Any) -> Array:
-    if not is_weight(y):
-        return y
-    if strip_roles(y.axes) != strip_roles(parsed.right):
+def _check_operands(parsed: Contraction, x: Any, y: Any) -> None:
+    if is_weight(x):
+        swapped = f"{' '.join(parsed.right)}, {' '.join(parsed.left)} -> {' '.join(parsed.out)}"
+        raise PatternError(
+            f"the first operand of {parsed.text!r} is a parameter (its axes are {' '.join(x.axes)!r}), and a parameter "
+            f"comes second: swap the two and write {swapped!r}"
+        )
+    check_rank(x, parsed.left, parsed.text)
+    if is_weight(y) and strip_roles(y.axes) != strip_roles(parsed.right):
         raise PatternError(f"{parsed.text!r}: this parameter's axes are {' '.join(y.axes)!r}")
-    return y.get_value()
 
 
 def _check_sizes(parsed: Contraction, x: Array, y: Array) -> None:
-    check_rank(x, parsed.left, parsed.text)
     check_rank(y, parsed.right, parsed.text)
     sizes = dict(zip(strip_roles(parsed.left), x.shape, strict=True))
     for name, size in zip(strip_roles(parsed.right), y.shape, strict=True):

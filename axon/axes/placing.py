@@ -54,27 +54,6 @@ def check_rank(x: Array, names: Names, pattern: str) -> None:
         raise PatternError(f"pattern {pattern!r} names {len(names)} axes, but the array has shape {x.shape}")
 
 
-def as_cotangent(gradient: Array, weight: Array) -> Array:
-    """`gradient` summed over devices as far as the type of `weight` asks.
-
-    A weight that is *reduced* over a mesh axis receives a gradient that is *unreduced* over it, so that the sum over
-    devices happens once, after the last microbatch. Where the weight is sharded and the gradient is partial, the
-    move is a reduce-scatter: the transpose of the gather.
-    """
-    if not current_explicit():
-        return gradient.astype(weight.dtype)
-    kept = jax.typeof(weight).sharding.spec
-    return reshard(gradient, PartitionSpec(*kept.partitions, unreduced=kept.reduced)).astype(weight.dtype)
-
-
-def scaled(gradient: Array, factor: Array) -> Array:
-    """`gradient`, perhaps a partial sum, times a scalar."""
-    if current_explicit():
-        owed = jax.typeof(gradient).sharding.spec.unreduced
-        factor = reshard(factor, PartitionSpec(reduced=owed)) if owed else factor
-    return (gradient * factor).astype(gradient.dtype)
-
-
 def per_device(fn: Callable[..., Any], inputs: Sequence[Any], outputs: Any) -> Callable[..., Any]:
     """`fn` run by each device on its own shards, all mesh axes manual; just `fn` where there is one device.
 

@@ -1,5 +1,6 @@
 """A contraction of operands with specs: what is gathered before it, and what is reduced and scattered after it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from axon.axes import ring
 from axon.axes.contraction import contract
-from axon.axes.patterns import Names, strip_roles
+from axon.axes.patterns import Names
 from axon.axes.placing import current_explicit, per_device, reshard, supports_unreduced
 from axon.axes.scope import Scope
 from axon.axes.specs import entries, partial_spec, single_split, split
@@ -27,60 +28,87 @@ class Operand:
     def resharded(self) -> "Operand":
         return replace(self, value=reshard(self.value, self.spec))
 
+    def sums_over(self, out: Names) -> list[str]:
+        """The mesh axes that split those of its axes that a contraction to `out` sums over."""
+        named = zip(self.names, self.spec.partitions, strict=True)
+        return [axis for name, entry in named if name not in out for axis in entries(entry)]
+
 
 def sharded_contract(
     scope: Scope, a: Operand, b: Operand, out: Names, spec: PartitionSpec, to: PartitionSpec, dtype: Any = None
 ) -> tuple[Array, Operand]:
-    """The contraction of `a` and `b`, which is made under `spec`, moved to `to`; and `a` as it was worked with.
+    """The contraction of `a` and `b`, done under `spec` and moved to `to`; and `a` as it was worked with.
 
-    `b` is in place. What `a` still lacks is gathered, and what `to` splits further is reduced and scattered: in a
-    ring, with compute in between, over the mesh axes in `scope.placement.overlap`, otherwise before and after.
+    `b` is in place. What `a` still lacks is gathered, and what `to` splits beyond `spec` is reduced and scattered: in
+    a ring, with compute in between, over the mesh axes in `scope.placement.overlap`, otherwise before and after.
     """
-    product = partial(_contract, scope, a.names, b.names, out, dtype)
     if not current_explicit():
         a = a.resharded()
-        return reshard(product(a.value, b.value), to), a
-    ways = scope.placement.overlap
-    if found := single_split(jax.typeof(a.value).sharding.spec, a.spec, ways):
-        dimension, mesh_axes = found
-        scope.rings.update(mesh_axes)
-        name = a.names[dimension]
-        held = jax.typeof(a.value).sharding.spec
-        made = partial_spec(PartitionSpec(*spec.partitions), _summed(a.names, a.spec, out))
-        run = per_device(
-            lambda x, y: ring.all_gather_matmul(product, x, a.names, y, b.names, out, name, mesh_axes),
-            (held, b.spec),
-            (made, a.spec),
-        )
-        result, whole = run(a.value, b.value)
-        return reshard(result, to), replace(a, value=whole)
+        result = contract_in_place(scope, a.value, a.names, b.value, b.names, out, None, dtype)
+        return reshard(result, to), a
+    product = partial(_product, scope, a.names, b.names, out, dtype)
+    overlap = scope.placement.overlap
+    if found := single_split(jax.typeof(a.value).sharding.spec, a.spec, overlap):
+        scope.rings.update(found[1])
+        result, a = _gathering(product, a, b, out, spec, *found)
+        return reshard(result, to), a
     a = a.resharded()
-    owed = _summed(a.names, a.spec, out)
-    if (found := single_split(to, spec, ways)) and set(found[1]) <= set(owed) and out[found[0]] in a.names:
-        dimension, mesh_axes = found
-        scope.rings.update(mesh_axes)
-        made = partial_spec(split(spec, dimension, mesh_axes), [m for m in owed if m not in mesh_axes])
-        run = per_device(
-            lambda x, y: ring.matmul_reduce_scatter(product, x, a.names, y, out[dimension], mesh_axes),
-            (a.spec, b.spec),
-            made,
-        )
-        return reshard(run(a.value, b.value), to), a
-    told = spec if spec.unreduced or to == spec or not supports_unreduced() else partial_spec(spec, owed)
-    return reshard(product(a.value, b.value, told), to), a
+    summed = a.sums_over(out)
+    if (found := single_split(to, spec, overlap)) and set(found[1]) <= set(summed) and out[found[0]] in a.names:
+        scope.rings.update(found[1])
+        return reshard(_scattering(product, a, b, out, spec, *found), to), a
+    # Left partial where a move follows: the move then sums, and scatters what it splits, in one collective.
+    deferred = not spec.unreduced and to != spec and supports_unreduced()
+    result = product(a.value, b.value, partial_spec(spec, summed) if deferred else spec)
+    return reshard(result, to), a
 
 
-def _contract(scope: Scope, a_names: Names, b_names: Names, out: Names, dtype: Any, a, b, spec=None) -> Array:
-    return contract(a, a_names, b, b_names, out, spec, dtype, scope.placement.platform == "cpu")
+def contract_in_place(
+    scope: Scope, a: Array, a_names: Names, b: Array, b_names: Names, out: Names, spec: Any, dtype: Any = None
+) -> Array:
+    """`contract` of arrays in their places, the result under `spec`; names carry no roles."""
+    result = _product(scope, a_names, b_names, out, dtype, a, b, spec if current_explicit() else None)
+    return result if spec is None or current_explicit() else reshard(result, spec)
 
 
-def _placed(scope: Scope, a, a_names: Names, b, b_names: Names, out: Names, spec, dtype: Any = None) -> Array:
-    """`contract`, with the result under `spec`."""
-    told = spec if current_explicit() else None
-    result = _contract(scope, strip_roles(a_names), strip_roles(b_names), strip_roles(out), dtype, a, b, told)
-    return result if current_explicit() else reshard(result, spec)
+def _product(scope: Scope, a_names: Names, b_names: Names, out: Names, dtype: Any, a, b, spec=None) -> Array:
+    return contract(a, a_names, b, b_names, out, spec, dtype, flatten=scope.placement.platform == "cpu")
 
 
-def _summed(names: Names, spec: PartitionSpec, out: Names) -> list[str]:
-    """The mesh axes that split those of `names` that a contraction sums over."""
-    return [a for n, entry in zip(names, spec.partitions, strict=True) if n not in out for a in entries(entry)]
+def _gathering(
+    product: Callable[..., Array],
+    a: Operand,
+    b: Operand,
+    out: Names,
+    spec: PartitionSpec,
+    dimension: int,
+    mesh_axes: Names,
+) -> tuple[Array, Operand]:
+    """The product, with `a` gathered meanwhile in a ring; and the whole of `a`."""
+    chunks = jax.typeof(a.value).sharding.spec
+    run = per_device(
+        lambda x, y: ring.all_gather_matmul(product, x, a.names, y, b.names, out, a.names[dimension], mesh_axes),
+        (chunks, b.spec),
+        (partial_spec(PartitionSpec(*spec.partitions), a.sums_over(out)), a.spec),
+    )
+    result, whole = run(a.value, b.value)
+    return result, replace(a, value=whole)
+
+
+def _scattering(
+    product: Callable[..., Array],
+    a: Operand,
+    b: Operand,
+    out: Names,
+    spec: PartitionSpec,
+    dimension: int,
+    mesh_axes: Names,
+) -> Array:
+    """The product, meanwhile summed over the mesh axes and scattered along a dimension of `out`, in a ring."""
+    left = [axis for axis in a.sums_over(out) if axis not in mesh_axes]
+    run = per_device(
+        lambda x, y: ring.matmul_reduce_scatter(product, x, a.names, y, out[dimension], mesh_axes),
+        (a.spec, b.spec),
+        partial_spec(split(spec, dimension, mesh_axes), left),
+    )
+    return run(a.value, b.value)

@@ -7,7 +7,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import Scope
+from axon.axes import Scope, StoredWeight
 from axon.axes.specs import mesh_axes_of, num_shards, partial_spec, without
 from axon.nn.param import Dims, Param, normal
 
@@ -21,12 +21,14 @@ class Embedding(nnx.Module):
     @jax.named_scope("embedding")
     def __call__(self, ids: Array) -> Array:
         """`ids[batch seq]` → `batch seq.residual embed`, in the compute dtype."""
-        table = self.table.get_value()
+        table = axes.stored_array(self.table, "Embedding")
         scope = axes.current()
-        return table[ids] if scope is None else _lookup(scope, self.table.axes[0], table, ids)
+        if scope is None:
+            return table[ids]
+        return axes.use_weight(scope, _LookUp(scope, self.table.axes[0], table.shape[0], ids.size), table, ids)
 
 
-def _lookup(scope: Scope, rows: str, table: Array, ids: Array) -> Array:
+class _LookUp(axes.Operation):
     """Each device looks up the rows and columns that it holds, and the sum over devices has all rows (Megatron-LM,
     1909.08053).
 
@@ -34,43 +36,51 @@ def _lookup(scope: Scope, rows: str, table: Array, ids: Array) -> Array:
     of a device's tokens are fewer than the table's rows: the vectors then change hands, not the table.
 
     The gradient of the table is a sum over tokens: partial on each device until it is needed.
+
+    Args:
+        rows: the name of the table's first axis; size: of it. tokens: how many are looked up, on all devices.
     """
-    out = scope.placement.spec(("batch", "seq", "embed"))
-    residual = scope.placement.spec(("batch", "seq.residual", "embed"))
-    tokens = mesh_axes_of(out)
-    held = tuple(a for a in scope.placement.mesh_axes(rows) if a not in tokens)
-    own = axes.zero3_mesh_axes(scope.placement, "embed", tokens)
-    own = own if ids.size // num_shards(tokens) < table.shape[0] else ()
-    ids_spec = PartitionSpec(*(without(entry, own) for entry in out[:2]))
-    table_spec = PartitionSpec(held or None, own or out[2])
-    found_spec = PartitionSpec(*ids_spec, table_spec[1])
 
-    def place(ids, size):
-        index = ids - (lax.axis_index(held) * size if held else 0)
-        return jnp.where((index >= 0) & (index < size), index, size)
+    def __init__(self, scope: Scope, rows: str, size: int, tokens: int):
+        self.scope = scope
+        self.out = scope.placement.spec(("batch", "seq", "embed"))
+        self.residual = scope.placement.spec(("batch", "seq.residual", "embed"))
+        of_tokens = mesh_axes_of(self.out)
+        self.row_axes = tuple(a for a in scope.placement.mesh_axes(rows) if a not in of_tokens)
+        self.rows = size // num_shards(self.row_axes)
+        apart = axes.zero3_mesh_axes(scope.placement, "embed", of_tokens)
+        self.apart = apart if tokens // num_shards(of_tokens) < size else ()
+        self.ids = PartitionSpec(*(without(entry, self.apart) for entry in self.out[:2]))
+        self.table = PartitionSpec(self.row_axes or None, self.apart or self.out[2])
+        self.found = PartitionSpec(*self.ids, self.table[1])
 
-    def read(table, ids):
-        return table.at[place(ids, table.shape[0])].get(mode="fill", fill_value=0)
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Array]:
+        (ids,) = operands
 
-    @jax.custom_vjp
-    def apply(table):
-        stored = axes.reshard(table.astype(scope.compute), table_spec)
-        found = axes.per_device(read, (table_spec, ids_spec), partial_spec(found_spec, held))
-        vectors = found(stored, axes.reshard(ids, ids_spec))
-        if own:
-            vectors = axes.reshard(vectors, partial_spec(out, held if axes.supports_unreduced() else ()))
-        return axes.reshard(vectors, residual)
+        def read(table: Array, ids: Array) -> Array:
+            return table.at[self._place(ids)].get(mode="fill", fill_value=0)
 
-    def backward(table, dy):
-        def add(dy, ids):
-            size = table.shape[0] // num_shards(held)
-            zeros = jnp.zeros((size, dy.shape[-1]), scope.reduce)
-            return zeros.at[place(ids, size)].add(dy.astype(scope.reduce), mode="drop")
+        look_up = axes.per_device(read, (self.table, self.ids), partial_spec(self.found, self.row_axes))
+        vectors = look_up(weight.gathered(self.table), axes.reshard(ids, self.ids))
+        if self.apart:
+            # Exchanged while the sum over rows is still to be made, so that one collective makes it of fewer vectors.
+            deferred = self.row_axes if axes.supports_unreduced() else ()
+            vectors = axes.reshard(vectors, partial_spec(self.out, deferred))
+        return axes.reshard(vectors, self.residual), ids
 
-        summed = partial_spec(table_spec, mesh_axes_of(ids_spec))
-        of_vectors = axes.reshard(axes.reshard(dy, out), found_spec)
-        dtable = axes.per_device(add, (found_spec, ids_spec), summed)(of_vectors, axes.reshard(ids, ids_spec))
-        return (axes.as_cotangent(dtable, table),)
+    def backward(self, weight: StoredWeight, saved: Array, cotangent: Array) -> tuple[Array | None, None]:
+        if not weight.trained:
+            return None, None
 
-    apply.defvjp(lambda table: (apply(table), table), backward)
-    return apply(table)
+        def add(vectors: Array, ids: Array) -> Array:
+            zeros = jnp.zeros((self.rows, vectors.shape[-1]), self.scope.reduce)
+            return zeros.at[self._place(ids)].add(vectors.astype(self.scope.reduce), mode="drop")
+
+        added = axes.per_device(add, (self.found, self.ids), partial_spec(self.table, mesh_axes_of(self.ids)))
+        vectors = axes.reshard(axes.reshard(cotangent, self.out), self.found)
+        return added(vectors, axes.reshard(saved, self.ids)), None
+
+    def _place(self, ids: Array) -> Array:
+        """The row of each id in this device's part of the table; `rows`, which is none, where it is not there."""
+        index = ids - (lax.axis_index(self.row_axes) * self.rows if self.row_axes else 0)
+        return jnp.where((index >= 0) & (index < self.rows), index, self.rows)

@@ -1,12 +1,14 @@
 """Losses of a head over a vocabulary that may be split over devices: the training objective, and each token's loss."""
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
-from jax.custom_derivatives import SymbolicZero
 
 from axon import axes
+from axon.axes import StoredWeight
 from axon.axes.memory_order import row_major
-from axon.errors import UserError
 from axon.kernels import cross_entropy as kernel
 from axon.kernels.choice import choose
 from axon.nn.head import Head
@@ -29,35 +31,19 @@ def cross_entropy(x: Array, head: Head, targets: Array, weights: Array, z_loss: 
     The second has none: differentiating it raises `UserError`, as does differentiating for weights. Logits exist for
     one block of tokens at a time, each device's own tokens and its own columns of the vocabulary.
     """
-    scope = axes.current()
+    matrix, scope = axes.stored_array(head.matrix, "cross_entropy"), axes.current()
     if scope is None:
-        flat = (x.reshape(-1, x.shape[-1]), _embed_by_vocab(head), targets.reshape(-1), weights.reshape(-1))
-        return kernel.cross_entropy_reference(*flat, z_loss, head.vocab, head.soft_cap)
+        flat = _flat(x, matrix, head, targets, weights)
+        return kernel.cross_entropy_reference(*flat, z_loss=z_loss, vocab=head.vocab, soft_cap=head.soft_cap)
     choose("cross_entropy", {"xla": None}, "in blocks of tokens")
-    split = SplitVocab(scope, head, targets.size)
-
-    @jax.custom_vjp
-    def apply(x, w, weights):
-        return split.sums(x, w, targets, weights, z_loss)
-
-    def forward(x, w, weights):
-        if weights.perturbed:
-            raise UserError(f"cross_entropy: a gradient is asked for its weights, and it makes none. {_INSTEAD}")
-        x, w = x.value, w.value
-        *sums, dx, dw = split.sums_and_gradients(x, w, targets, weights.value, z_loss)
-        # Tied together, or the head's gradient waits unreduced, and whole, until the end of the backward.
-        return tuple(sums), lax.optimization_barrier(_cotangents(dx, x, dw, w))
-
-    def backward(gradients, cotangents):
-        of_objective, of_nll = cotangents
-        if not isinstance(of_nll, SymbolicZero):
-            raise UserError(
-                f"cross_entropy: its second result, nll, has no gradient, and one is asked of it. {_INSTEAD}"
-            )
-        return *(axes.scaled(g, of_objective) for g in gradients), None
-
-    apply.defvjp(forward, backward, symbolic_zeros=True)
-    return apply(x, head.matrix.get_value(), weights)
+    weights = axes.refuse_gradient(
+        weights, f"cross_entropy: a gradient is asked for its weights, and it makes none. {_INSTEAD}"
+    )
+    operation = _CrossEntropy(SplitVocab(scope, head, targets.size), z_loss)
+    objective, nll = axes.use_weight(scope, operation, matrix, x, targets, weights)
+    return objective, axes.refuse_gradient(
+        nll, f"cross_entropy: its second result, nll, has no gradient, and one is asked of it. {_INSTEAD}"
+    )
 
 
 @jax.named_scope("loss")
@@ -71,37 +57,61 @@ def token_nll(x: Array, head: Head, targets: Array) -> tuple[Array, Array]:
     and its own columns of the vocabulary; the backward makes them again, so that nothing but `x`, the stored head and
     `lse` is kept for it.
     """
-    scope = axes.current()
+    matrix, scope = axes.stored_array(head.matrix, "token_nll"), axes.current()
     if scope is None:
-        found = kernel.token_nll_reference(
-            x.reshape(-1, x.shape[-1]), _embed_by_vocab(head), targets.reshape(-1), head.vocab, head.soft_cap
-        )
+        flat = _flat(x, matrix, head, targets)
+        found = kernel.token_nll_reference(*flat, vocab=head.vocab, soft_cap=head.soft_cap)
         return found[0].reshape(targets.shape), found[1].reshape(targets.shape)
     choose("cross_entropy", {"xla": None}, "token by token, in blocks of tokens")
-    split = SplitVocab(scope, head, targets.size)
-
-    @jax.custom_vjp
-    def apply(x, w):
-        return split.token_nll(x, w, targets)
-
-    def forward(x, w):
-        nll, lse = apply(x, w)
-        return (nll, lse), (x, w, lse)
-
-    def backward(residuals, cotangents):
-        x, w, lse = residuals
-        dx, dw = split.token_nll_gradients(x, w, targets, lse, *cotangents)
-        return _cotangents(dx, x, dw, w)
-
-    apply.defvjp(forward, backward)
-    return apply(x, head.matrix.get_value())
+    return axes.use_weight(scope, _TokenNLL(SplitVocab(scope, head, targets.size)), matrix, x, targets)
 
 
-def _cotangents(dx: Array, x: Array, dw: Array, w: Array) -> tuple[Array, Array]:
-    """Gradients for `x` and the stored head `w`, of which other devices may have a part, where each is wanted."""
-    with jax.named_scope("gradients"):  # which `cross_entropy` makes in the forward already: so `axon show` says
-        dx = axes.reshard(dx, jax.typeof(x).sharding.spec) if axes.current_explicit() else dx
-    return dx.astype(x.dtype), _row_major(axes.as_cotangent(dw, w))
+class _CrossEntropy(axes.Operation):
+    """The sums over all tokens; what is kept for the backward are the gradients of the first."""
+
+    def __init__(self, split: SplitVocab, z_loss: float):
+        self.split, self.z_loss = split, z_loss
+
+    def result(self, weight: StoredWeight, *operands: Array) -> Any:
+        x, targets, weights = operands
+        return self.split.sums(x, weight, targets, weights, self.z_loss)
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Any, Any]:
+        x, targets, weights = operands
+        *sums, dx, dw = self.split.sums_and_gradients(x, weight, targets, weights, self.z_loss)
+        with jax.named_scope("gradients"):  # made in the forward already: so `axon show` tells them apart
+            dx = axes.like_operand(dx, jax.typeof(x))
+        # Tied together, or the head's gradient waits unreduced, and whole, until the end of the backward.
+        gradients = lax.optimization_barrier((dx, _row_major(weight.cotangent(dw))))
+        return tuple(sums), (*gradients, jnp.zeros_like(weights))
+
+    def backward(self, weight: StoredWeight, saved: Any, cotangent: Any) -> Any:
+        dx, dw, none = saved
+        return axes.scaled(dw, cotangent[0]), axes.scaled(dx, cotangent[0]), None, none
+
+
+class _TokenNLL(axes.Operation):
+    """The loss of each token."""
+
+    def __init__(self, split: SplitVocab):
+        self.split = split
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Any, Any]:
+        x, targets = operands
+        nll, lse = self.split.token_nll(x, weight, targets)
+        return (nll, lse), (x, targets, lse)
+
+    def backward(self, weight: StoredWeight, saved: Any, cotangent: Any) -> Any:
+        x, targets, lse = saved
+        of_nll, of_lse = (jnp.zeros_like(lse) if ct is None else ct for ct in cotangent)
+        dx, dw = self.split.token_nll_gradients(x, weight, targets, lse, of_nll, of_lse)
+        return _row_major(weight.cotangent(dw)), dx, None
+
+
+def _flat(x: Array, matrix: Array, head: Head, *by_token: Array) -> tuple[Array, ...]:
+    """`tokens embed`, `embed vocab`, and each of `by_token` as `tokens`."""
+    matrix = matrix.T if head.matrix.axes[0] == "vocab" else matrix
+    return x.reshape(-1, x.shape[-1]), matrix, *(value.reshape(-1) for value in by_token)
 
 
 def _row_major(gradient: Array) -> Array:
@@ -111,8 +121,3 @@ def _row_major(gradient: Array) -> Array:
     if scope is None or scope.placement.platform == "cpu":
         return gradient
     return row_major(gradient)
-
-
-def _embed_by_vocab(head: Head) -> Array:
-    value = head.matrix.get_value()
-    return value.T if head.matrix.axes[0] == "vocab" else value

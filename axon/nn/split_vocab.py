@@ -7,7 +7,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import Scope
+from axon.axes import Scope, StoredWeight
 from axon.axes.specs import mesh_axes_of, num_shards, partial_spec, without
 from axon.kernels import cross_entropy as kernel
 from axon.kernels.cross_entropy import Columns
@@ -15,7 +15,7 @@ from axon.nn.head import Head
 
 
 class SplitVocab:
-    """The kernels of `axon.kernels.cross_entropy`, run by every device; arrays are `batch seq …` and the stored head.
+    """The kernels of `axon.kernels.cross_entropy`, run by every device; arrays are `batch seq …`, and the head.
 
     A head that the layout stores apart, on mesh axes that split the tokens (ZeRO-3), is gathered there; but where the
     vocabulary has more columns than there are tokens on those mesh axes, they split the vocabulary, and the tokens
@@ -41,7 +41,7 @@ class SplitVocab:
         split = self.columns.mesh_axes or None
         self.head = PartitionSpec(*(split if name == "vocab" else None for name in matrix.axes))
 
-    def sums(self, x: Array, w: Array, targets: Array, weights: Array, z_loss: float) -> Any:
+    def sums(self, x: Array, w: StoredWeight, targets: Array, weights: Array, z_loss: float) -> Any:
         """`kernel.Sums` over all tokens."""
 
         def local(x, w, *by_token):
@@ -49,7 +49,7 @@ class SplitVocab:
 
         return self._run(local, (PartitionSpec(), PartitionSpec()), x, w, targets, weights)
 
-    def sums_and_gradients(self, x: Array, w: Array, targets: Array, weights: Array, z_loss: float) -> Any:
+    def sums_and_gradients(self, x: Array, w: StoredWeight, targets: Array, weights: Array, z_loss: float) -> Any:
         """`(objective, nll, dx, dw)`, the gradients as partial sums where other devices have a part."""
 
         def local(x, w, *by_token):
@@ -60,7 +60,7 @@ class SplitVocab:
 
         return self._run(local, (PartitionSpec(), PartitionSpec(), *self._gradients), x, w, targets, weights)
 
-    def token_nll(self, x: Array, w: Array, targets: Array) -> tuple[Array, Array]:
+    def token_nll(self, x: Array, w: StoredWeight, targets: Array) -> tuple[Array, Array]:
         """`(nll, lse)` of each token."""
 
         def local(x, w, targets):
@@ -70,7 +70,7 @@ class SplitVocab:
         nll, lse = self._run(local, (self.ids, self.ids), x, w, targets)
         return axes.reshard(nll, self.by_token), axes.reshard(lse, self.by_token)
 
-    def token_nll_gradients(self, x: Array, w: Array, *by_token: Array) -> Any:
+    def token_nll_gradients(self, x: Array, w: StoredWeight, *by_token: Array) -> Any:
         """`(dx, dw)`, partial sums as of `sums_and_gradients`; `by_token` as of the kernel."""
 
         def local(x, w, *by_token):
@@ -85,9 +85,11 @@ class SplitVocab:
     def _gradients(self) -> tuple[PartitionSpec, PartitionSpec]:
         return partial_spec(self.x, self.columns.mesh_axes), partial_spec(self.head, mesh_axes_of(self.ids))
 
-    def _run(self, local: Callable[..., Any], outputs: Sequence[PartitionSpec], x: Array, w: Array, *by_token: Array):
+    def _run(
+        self, local: Callable[..., Any], outputs: Sequence[PartitionSpec], x: Array, w: StoredWeight, *by_token: Array
+    ):
         inputs = (self.x, self.head, *(self.ids for _ in by_token))
-        values = (x.astype(self.scope.compute), w.astype(self.scope.compute), *by_token)
+        values = (x.astype(self.scope.compute), w.gathered(self.head), *by_token)
         placed = (axes.reshard(value, spec) for value, spec in zip(values, inputs, strict=True))
         return axes.per_device(local, inputs, tuple(outputs))(*placed)
 

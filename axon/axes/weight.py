@@ -1,0 +1,141 @@
+"""The one door through which a weight is used, whatever is done with it.
+
+A weight is stored under the `params` rows of the layout and in its own dtype, and used elsewhere, in the compute dtype.
+The move there is ZeRO-3's all-gather; that of its gradient back is the reduce-scatter.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+import jax
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+from jax.sharding import PartitionSpec
+
+from axon.axes.gradients import as_cotangent, like_operand
+from axon.axes.patterns import Contraction, Names, PatternError
+from axon.axes.placing import reshard
+from axon.axes.scope import Scope
+
+
+class Weight(Protocol):
+    """An operand that knows its own axes: a parameter."""
+
+    axes: Names
+
+    def get_value(self) -> Array: ...
+
+
+@runtime_checkable
+class CompositeWeight(Protocol):
+    """A weight that is more than an array: LoRA's pair, quantised values and their scales, experts' matrices.
+
+    It stands for an array with these `axes`, and `einsum` leaves the contraction to it: `x·W + (x·A)·B`, written with
+    `einsum` on its own arrays, or `use_weight` with an `Operation` of its own.
+    """
+
+    axes: Names
+
+    def contract(self, contraction: Contraction, x: Array) -> Array:
+        """`x`, whose axes are `contraction.left`, contracted with this weight to `contraction.out`."""
+        ...
+
+
+def is_weight(operand: Any) -> TypeGuard[Weight | CompositeWeight]:
+    """Whether an operand is a weight. (`isinstance` with a protocol does not see an NNX variable's metadata.)"""
+    return hasattr(operand, "axes")
+
+
+def stored_array(weight: Weight | CompositeWeight, user: str) -> Array:
+    """The array that a weight is. Raises `PatternError`, in the name of `user`, for a weight that is more than that."""
+    if isinstance(weight, CompositeWeight):
+        raise PatternError(
+            f"{user} is given a {type(weight).__name__}, a weight that brings its own contraction: only einsum can use "
+            "one. Give the parameter itself"
+        )
+    return weight.get_value()
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight as it is stored, while an operation uses it. `trained` says whether a gradient for it is wanted."""
+
+    scope: Scope
+    value: Array
+    trained: bool = False
+
+    def gathered(self, spec: PartitionSpec) -> Array:
+        """The weight under `spec` in the compute dtype; it moves in its own dtype where that is narrower."""
+        compute = jax.numpy.dtype(self.scope.compute)
+        narrow = self.value.dtype.itemsize < compute.itemsize
+        return reshard(self.value if narrow else self.value.astype(compute), spec).astype(compute)
+
+    def cotangent(self, gradient: Array) -> Array:
+        """A gradient, of which other devices may have a part, as the weight is stored: see `as_cotangent`."""
+        return as_cotangent(gradient, self.value)
+
+
+class Operation(ABC):
+    """Something that is done with a weight and other operands, and its gradients.
+
+    Gradients may be partial sums, of which other devices have a part; that for the weight is to be accumulated in
+    `scope.reduce`.
+    """
+
+    def result(self, weight: StoredWeight, *operands: Array) -> Any:
+        """The result where nothing is differentiated."""
+        return self.forward(weight, *operands)[0]
+
+    @abstractmethod
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Any, Any]:
+        """The result, and what `backward` needs besides the stored weight."""
+
+    @abstractmethod
+    def backward(self, weight: StoredWeight, saved: Any, cotangent: Any) -> tuple[Array | None, ...]:
+        """The gradients for the weight, if it is trained, and for each operand; None for an operand that has none.
+
+        In `cotangent` a part of the result that nothing depends on is None.
+        """
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Residuals:
+    """What is kept from the forward for the backward."""
+
+    weight: Array
+    saved: Any
+    trained: bool = field(metadata={"static": True})
+
+
+def use_weight(scope: Scope, operation: Operation, weight: Array, *operands: Array) -> Any:
+    """`operation` with a stored weight and other operands, differentiable for all of them.
+
+    - What is kept for the backward is the stored weight, and what the operation asks for, whatever the remat policy:
+      the gathered copy never is, but gathered again.
+    - The weight's gradient is summed over devices in the dtype that the operation made it in, and where its type says:
+      see `as_cotangent`. A weight that is not trained has none made.
+
+    The functions that JAX is given are closures made in each call: it caches traces by a function's identity, and one
+    that outlived the scope in force would give another layout's program.
+    """
+    types = [jax.typeof(x) for x in operands]
+
+    @jax.custom_vjp
+    def use(w, *operands):
+        return operation.result(StoredWeight(scope, w), *operands)
+
+    def forward(w, *operands):
+        result, saved = operation.forward(StoredWeight(scope, w.value, w.perturbed), *(x.value for x in operands))
+        return result, _Residuals(w.value, saved, w.perturbed)
+
+    def backward(residuals, cotangent):
+        stored = StoredWeight(scope, residuals.weight, residuals.trained)
+        cotangent = jax.tree.map(lambda ct: None if isinstance(ct, SymbolicZero) else ct, cotangent)
+        dw, *gradients = operation.backward(stored, residuals.saved, cotangent)
+        placed = [None if dx is None else like_operand(dx, of) for dx, of in zip(gradients, types, strict=True)]
+        return None if dw is None else stored.cotangent(dw), *placed
+
+    use.defvjp(forward, backward, symbolic_zeros=True)
+    return use(weight, *operands)

@@ -11,8 +11,10 @@ class Precision:
     """The dtype policy. Parameters and the optimizer's state are float32 throughout.
 
     Args:
-        compute: dtype of matmul operands, and so of a weight's gather; "auto" is float32 on CPU, bfloat16 elsewhere.
-        reduce: dtype in which a weight's gradient is accumulated, and reduced over devices.
+        compute: dtype of matmul operands, and so of a weight's gather (unless it is stored in a narrower one); "auto"
+            is float32 on CPU, bfloat16 elsewhere.
+        reduce: dtype in which a weight's gradient is accumulated, and summed over devices. (Gradients of several
+            microbatches add up in the weight's own, before a sum over devices that waits for all of them.)
     """
 
     compute: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -108,10 +108,10 @@ class Runtime:
 
         return jax.tree.map(leaf, specs)
 
-    def reshard(self, values: Any, kind: str) -> Any:
+    def reshard(self, values: Any, kind: str, move: Callable[..., Any] = axes.reshard) -> Any:
         """Parameters, or what is like them, nested by path, each under its row of the table for `kind`."""
         return jax.tree.map(
-            lambda spec, value: axes.reshard(value, self.placement.spec(spec.axes, kind)),
+            lambda spec, value: move(value, self.placement.spec(spec.axes, kind)),
             nested(self.parameters),
             values,
         )

@@ -58,7 +58,7 @@ class Gradients:
             gradients, sums = self._accumulated(differentiated, values, batch)
         self._log_idle_overlap()
         zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
-        return self.runtime.reshard(nested(gradients | zeros), "grads"), sums
+        return self.runtime.reshard(nested(gradients | zeros), "grads", axes.reduce_gradient), sums
 
     def _accumulated(self, differentiated: Callable[..., Any], values: Any, batch: Batch) -> tuple[Any, Sums]:
         """Gradients and sums, added up over the microbatches of `batch`."""

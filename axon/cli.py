@@ -10,6 +10,7 @@ import typer
 from axon.disk import cache_folder, named
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
+from axon.own_code import at_own_code, in_own_code
 
 app = typer.Typer(
     help="Train language models on named axes. Every command has an example under --help.",
@@ -203,6 +204,9 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
+OURS = "this is a fault of Axon's, not of yours; please report it with the text above"
+
+
 def main() -> None:
     """Run a command; exit with 0, 2 (the person's mistake), 1 (ours), or 130 and 143 (interrupted)."""
     choose_platform()
@@ -221,7 +225,7 @@ def _exit_code() -> int:
         raise
     except UserError as error:
         wait_for_root_cause(error)
-        typer.echo(f"axon: {error}", err=True)
+        typer.echo(f"axon: {error}{at_own_code(error)}", err=True)
         exit_without_waiting(2)
         return 2
     except Interrupted as stop:
@@ -231,8 +235,11 @@ def _exit_code() -> int:
         exit_at_once(stop.exit_code)
     except Exception as error:
         wait_for_root_cause(error)
-        traceback.print_exc()
-        typer.echo("axon: this is a fault of Axon's, not of yours; please report it with the text above", err=True)
-        exit_without_waiting(1)
-        return 1
+        theirs = in_own_code(error)
+        if theirs is None or os.environ.get("AXON_TRACEBACK"):
+            traceback.print_exc()
+        typer.echo(f"axon: {theirs or OURS}", err=True)
+        code = 1 if theirs is None else 2
+        exit_without_waiting(code)
+        return code
     return 0

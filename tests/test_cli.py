@@ -254,15 +254,76 @@ def test_mistakes_in_a_file_are_told_with_their_lines(axon, here, text, message)
 
 
 def test_our_own_mistakes_have_a_traceback_and_exit_code_1(axon, monkeypatch):
-    def broken(*_):
-        raise RuntimeError("oh no")
-
-    monkeypatch.setattr("axon.show.show.show_config", broken)
+    monkeypatch.setattr("axon.show.show.show_config", None)
     code, out = axon("show", "tiny.gin")
     assert code == 1
     assert "Traceback" in out
-    assert "oh no" in out
+    assert "'NoneType' object is not callable" in out
     assert "fault of Axon's" in out
+
+
+OWN = """\
+from dataclasses import dataclass
+
+from axon.axes import einsum
+from models.llama import Block as Theirs, Llama
+
+
+@dataclass(frozen=True)
+class Mine(Llama):
+    def build(self):
+        model = super().build()
+        {build}
+        model.layers.block.__class__ = Block
+        return model
+
+
+class Block(Theirs):
+    def __call__(self, x, inputs, cache=None):
+        x, cache, auxiliary = super().__call__(x, inputs, cache)
+        {call}
+        return x, cache, auxiliary
+"""
+PATTERN = 'x = einsum("batch seq embed, embed mlp -> batch seq", x, self.mlp.up)'
+OWN_MISTAKES = [
+    ("build", "model.no_such_thing", r"mine\.py:11 in build: AttributeError: 'LanguageModel' .*\n    model\.no_such"),
+    ("call", PATTERN, r"mine\.py:19 in __call__: PatternError: 'mlp' in one operand of .*\n    x = einsum"),
+    ("call", "x = x[:, : sequence]", r"mine\.py:19 in __call__: NameError: name 'sequence' is not defined"),
+    ("call", "return x", r"Block \(mine\.py:16\), .*returned one array: a block returns \(x, cache, auxiliary\)"),
+    ("build", "return 3", r"Mine\.build\(\) \(mine\.py:9\) gives a int: expected a flax\.nnx\.Module"),
+]
+
+
+@pytest.fixture
+def own(here, monkeypatch):
+    """own(build=…, call=…): a model file of a person's own with a line put into it; own.gin trains it."""
+
+    def write(**lines: str) -> None:
+        (here / "mine.py").write_text(OWN.format(**{"build": "pass", "call": "pass"} | lines))
+        (here / "own.gin").write_text(TINY.replace("models.llama", "mine").replace("Llama", "Mine"))
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    return write
+
+
+@pytest.mark.parametrize(("where", "line", "message"), OWN_MISTAKES)
+def test_a_mistake_in_a_persons_own_model_is_told_with_their_file_and_line(axon, own, where, line, message):
+    own(**{where: line})
+    code, out = axon("train", "own.gin", "--steps", "1")
+    assert code == 2, out
+    assert re.search(f"^axon: {message}", out, re.MULTILINE), out
+    assert "Traceback" not in out
+    assert "fault of Axon's" not in out
+
+
+def test_the_traceback_of_a_persons_own_mistake_is_there_for_the_asking(axon, own, monkeypatch):
+    own(build="model.no_such_thing")
+    monkeypatch.setenv("AXON_TRACEBACK", "1")
+    code, out = axon("train", "own.gin", "--steps", "1")
+    assert code == 2, out
+    assert "Traceback" in out
+    assert re.search(r"^axon: mine\.py:11 in build", out, re.MULTILINE), out
 
 
 # ---- kills and interrupts -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from axon.nn.auxiliary import Auxiliary, over_layers
 from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
 from axon.nn.remat import Remat, remat_by_kind, with_remat
+from axon.own_code import written_at
 
 UNROLLED_ON_CPU = 16
 """Layers up to which a CPU runs them written out: it is faster than a loop, and does not take long to compile."""
@@ -193,10 +194,11 @@ def _stacked(block: nnx.Module, layers: tuple[int, ...]) -> nnx.Module:
 def _checked(result: Any, kind: str, block: nnx.Module) -> tuple[Array, Any, Auxiliary]:
     if isinstance(result, tuple) and len(result) == 3 and isinstance(result[2], Auxiliary):
         return result
-    found = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+    single = "one array" if isinstance(result, Array) else f"a {type(result).__name__}"
+    found = f"{len(result)} values" if isinstance(result, tuple) else single
     raise UserError(
-        f"{type(block).__name__}, the block of kind {kind!r}, returned {found}: a block returns (x, cache, "
-        "auxiliary), of which the last is axon.nn.Auxiliary() where there is nothing to add"
+        f"{type(block).__name__} ({written_at(type(block))}), the block of kind {kind!r}, returned {found}: a block "
+        "returns (x, cache, auxiliary), of which the last is axon.nn.Auxiliary() where there is nothing to add"
     )
 
 

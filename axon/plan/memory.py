@@ -9,6 +9,7 @@ import jax
 from axon.axes import ArraySpec
 from axon.launch.host import free_memory
 from axon.layout import Placement
+from axon.train.optimizers.base import frozen_paths
 from axon.train.step import Program
 
 
@@ -25,8 +26,9 @@ def arguments(program: Program, placement: Placement | None = None) -> dict[str,
 
 
 def held(program: Program, placement: Placement | None = None) -> dict[str, int]:
-    """The same with the gradients of a whole batch: the least that training takes, between backward and update."""
-    gradients = (replace(spec, kind="grads") for spec in program.parameters.values())
+    """The same with the gradients of what is trained: the least that training takes, between backward and update."""
+    frozen = frozen_paths(program.optimizer, program.parameters)
+    gradients = (replace(spec, kind="grads") for path, spec in program.parameters.items() if path not in frozen)
     return arguments(program, placement) | {"gradients": _bytes(gradients, placement or program.placement)}
 
 

@@ -15,7 +15,7 @@ from axon.plan.remedies import more, remedies, zero
 from axon.train.step import Program
 
 _EXCEEDED = re.compile(r"required for ([\w ]+) \(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)")
-_ASKED = re.compile(r"allocat\w* ([\d.]+) ?(bytes|[KMGT])")
+_ASKED = re.compile(r"(?:allocat\w*|reserve) ([\d.]+) ?(bytes|[KMGT])")
 _UNITS = {"bytes": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """What XLA says: the TPU's compiler of a program, an allocator of one array."""
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from flax import nnx
 
+from axon.nn import Depth
 from axon.plan.memory import gib, held
 from axon.train.step import Program
 
@@ -44,8 +45,10 @@ def microbatches(program: Program, times: float = 2) -> Iterator[str]:
 
 def remat(program: Program) -> Iterator[str]:
     """Full rematerialisation, where the model has not got it."""
-    policies = (getattr(module, "remat", None) for _, module in nnx.iter_modules(program.module))
-    if now := next((policy for policy in policies if policy not in (None, "full")), None):
+    depths = (module for _, module in nnx.iter_modules(program.module) if isinstance(module, Depth))
+    policies = {kind: policy for depth in depths for kind, policy in depth.remat.items() if policy != "full"}
+    if policies:
+        now = next(iter(policies.values())) if len(set(policies.values())) == 1 else policies
         yield (
             f"the model's remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
             "computes the rest again"

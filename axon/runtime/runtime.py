@@ -14,6 +14,7 @@ from axon.kernels.choice import check_names
 from axon.layout import Layout, Placement
 from axon.nn import Param, Variable, initialise, parameters, variables
 from axon.nn.param import variable_updates
+from axon.own_code import written_at
 from axon.precision import Precision
 from axon.runtime.options import compiler_options
 
@@ -132,8 +133,8 @@ def _built(model: Any) -> nnx.Module:
     module = model.build()
     if not isinstance(module, nnx.Module):
         raise UserError(
-            f"{type(model).__name__}.build() gives a {type(module).__name__}: expected a flax.nnx.Module, as "
-            "axon.nn.LanguageModel around a block of your own"
+            f"{type(model).__name__}.build() ({written_at(model.build)}) gives a {type(module).__name__}: expected a "
+            "flax.nnx.Module, as axon.nn.LanguageModel around a block of your own"
         )
     return module
 

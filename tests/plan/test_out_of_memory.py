@@ -12,11 +12,12 @@ from axon.plan.compiled import memory_parts
 from axon.plan.memory import available, held
 from axon.plan.out_of_memory import check_memory, check_step, memory_explained
 from axon.plan.remedies import WORTHWHILE, microbatches, remedies
-from axon.train.optimizers import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant, Group
 from axon.train.step import Program
 from models.llama import Llama
 
 GIB = 2**30
+RESERVED = "RESOURCE_EXHAUSTED: Attempting to reserve 9.50G at the bottom of memory. That was not possible."
 EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate {}"
 
 
@@ -46,6 +47,17 @@ def test_what_training_holds_is_what_its_arrays_take(layout):
     assert parts["optimizer"] == on_each_device(state.optimizer)
     assert parts["gradients"] == parts["parameters"]  # of the same dtype; ZeRO-1 leaves both whole
     assert parts["batch"] == 5 * 4 * 16 * 16 // 2
+
+
+def test_frozen_parameters_have_neither_gradient_nor_state():
+    layout, devices = Layout({"data": 1}), jax.devices()[:1]
+    optimizer = AdamW(Constant(1e-3), groups=(Group("*/mlp/*", frozen=True),))
+    model = Llama(vocab=64, embed=32, layers=2, heads=4, kv_heads=4, mlp=64)
+    made = Program(model, layout, optimizer, batch=16, seq=16, devices=devices)
+    whole, parts, mlp = held(program()), held(made), 2 * 3 * 4 * 32 * 64
+    assert parts["parameters"] == whole["parameters"]
+    assert parts["gradients"] == whole["gradients"] - mlp
+    assert parts["optimizer"] == on_each_device(made.init().optimizer) == whole["optimizer"] - 2 * mlp
 
 
 def test_a_model_that_is_too_large_is_refused_before_it_is_traced(free, monkeypatch):
@@ -133,6 +145,7 @@ def test_a_steps_temporaries_are_compared_with_what_is_left(free):
         (jax.errors.JaxRuntimeError(EXHAUSTED.format("12884901888 bytes.")), ", where 12.00 GiB more were asked for"),
         (jax.errors.JaxRuntimeError(EXHAUSTED.format("12.50GiB (rounded).")), ", where 12.50 GiB more were asked for"),
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm"), ""),
+        (jax.errors.JaxRuntimeError(RESERVED), ", where 9.50 GiB more were asked for"),
         (MemoryError(), ""),
     ],
 )

@@ -1,0 +1,84 @@
+"""Where an error left code that a person wrote: a model file of theirs, a source, an optimizer.
+
+Axon runs such code, and cannot know what it should have done. On the command line an error inside it is theirs: it is
+told with their file and line. From Python nothing is hidden.
+"""
+
+import inspect
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_AXON = Path(__file__).parent
+_PYTHON = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+_NOT_OWN = (_AXON, _AXON.parent / "models", *(Path(sysconfig.get_path(name)) for name in _PYTHON))
+"""Folders of Axon's own code, of Python's and of what is installed."""
+
+HINTS = {
+    "ShardingTypeError": "Arrays are split over devices here: axon.axes.einsum multiplies them by name, moved to where "
+    "they have to be, and axon.axes.shard places one"
+}
+"""Kind of error, of JAX or Python → what Axon has to say about it."""
+
+
+def in_own_code(error: BaseException) -> str | None:
+    """`mine.py:12 in build: AttributeError: …` and the line itself, if a person's code stands in an error's traceback.
+
+    Of several places the innermost, which called what failed.
+    """
+    frame = _innermost(error)
+    if frame is None:
+        return None
+    kind = type(error).__name__
+    told = f"{_named(frame.filename)}:{frame.lineno} in {frame.name}: {kind}: {error}\n    {frame.line}"
+    own = "That is code of your own. AXON_TRACEBACK=1 shows every call"
+    return "\n  ".join(filter(None, (told, HINTS.get(kind), own)))
+
+
+def at_own_code(error: BaseException) -> str:
+    """The place alone, as lines to put after an error's own message; nothing where there is none."""
+    frame = _innermost(error)
+    return "" if frame is None else f"\n  at {_named(frame.filename)}:{frame.lineno} in {frame.name}\n    {frame.line}"
+
+
+def written_at(target: Any) -> str:
+    """`mine.py:12`, where a class or a function begins; its name where no file is known."""
+    try:
+        return f"{_named(inspect.getfile(target))}:{inspect.getsourcelines(target)[1]}"
+    except (OSError, TypeError):
+        return target.__qualname__
+
+
+def _innermost(error: BaseException) -> traceback.FrameSummary | None:
+    """The innermost frame of a person's code, in the error's traceback, else in that of what it was raised from.
+
+    JAX puts the traceback of what it was transforming there.
+    """
+    for one in _chain(error):
+        own = [frame for frame in traceback.extract_tb(one.__traceback__) if _is_own(frame.filename)]
+        if own:
+            return own[-1]
+    return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _is_own(file: str) -> bool:
+    path = Path(file)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return path.is_file() and not installed and not any(path.is_relative_to(folder) for folder in _NOT_OWN)
+
+
+def _named(file: str) -> str:
+    """A file as a person would call it from here."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -185,7 +185,10 @@ MISTAKES = [
     ("seed", ["train", "tiny.gin", "--set", "Train.seed=18446744073709551616"]),
     ("Sampling.seed is 1267650600228229401496703205376", ["generate", "x", "--prompt", "y", "--seed", str(2**100)]),
     ("Sampling.tokens is 1267650600228229401496703205376", ["generate", "x", "--prompt", "y", "--tokens", str(2**100)]),
+    ("Train.init_from is ''; expected a path", ["train", "tiny.gin", "--set", "Train.init_from=''"]),
     ("File name too long", ["train", "tiny.gin", "--run-dir", "x" * 300]),
+    ("File name too long", ["eval", "x" * 300]),
+    ("File name too long", ["show", "tiny.gin", "--draw", "x" * 300 + ".png"]),
 ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from axon.disk import writing
 from axon.errors import UserError
 
 
@@ -77,7 +78,8 @@ class _TensorBoardTracker:
 
     def start(self, info: Mapping[str, Any], step: int = 0) -> None:
         # A resumed run logs some steps again: `purge_step` takes the first time's out of the curves.
-        self._writer = self._package.SummaryWriter(str(self._folder), purge_step=step or None)
+        with writing(self._folder):
+            self._writer = self._package.SummaryWriter(str(self._folder), purge_step=step or None)
         self._writer.add_text("run", "\n".join(f"- **{name}**: `{value}`" for name, value in info.items()), step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -115,7 +117,8 @@ class _WandBTracker:
 
     def _id(self) -> str:
         file = self._run_dir / "wandb" / "id"
-        if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(secrets.token_hex(4))
+        with writing(file):
+            if not file.exists():
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(secrets.token_hex(4))
         return file.read_text().strip()

@@ -36,7 +36,9 @@ class RunFolder:
     def existing(cls, path: Path | str) -> "RunFolder":
         """The folder of a run that was begun; `UserError` if `path` is none."""
         folder = cls(path)
-        if not folder.config.is_file():
+        with reading(folder.config):
+            begun = folder.config.is_file()
+        if not begun:
             raise UserError(f"{path} is not the folder of a run: it has no config.gin. `axon train` makes one")
         return folder
 

@@ -93,8 +93,9 @@ class Train:
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "steps")
         check_range(self, "[0, 2**32)", "seed")
-        if self.run_dir is not None:
-            named(self.run_dir, "Train.run_dir")
+        for name in ("run_dir", "init_from"):
+            if (path := getattr(self, name)) is not None:
+                named(path, f"Train.{name}")
         if self.outer is not None and self.steps % self.outer.every:
             name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every
             raise UserError(

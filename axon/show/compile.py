@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from axon.config import load
+from axon.disk import writing
 from axon.layout import Placement
 from axon.plan.report import Report, compile_step
 from axon.plan.topology import devices
@@ -24,7 +25,8 @@ def compile_config(path: Path, target: str, overrides: Sequence[str], text: Path
     train: Train = load(path, overrides).tree
     report, hlo = compile_step(program(train, Placement.of(train.layout, devices(target))), target)
     if text is not None:
-        text.write_text(hlo)
+        with writing(text):
+            text.write_text(hlo)
     return report
 
 

@@ -10,6 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
+from axon.disk import writing
 from axon.errors import UserError, suggest
 from axon.layout import ArraySpec, Placement
 from axon.show.shards import Index, Shards, Side, shown
@@ -40,8 +41,9 @@ def draw(placement: Placement, parameters: Mapping[str, ArraySpec], path: Path, 
     _draw_mesh(figure.add_axes((0.02, 0.10, 0.42, 0.74)), shards)
     _draw_weight(figure.add_axes((0.57, 0.13, 0.41, 0.60)), shards)
     _titles(figure, weight, shards)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
 
 
 def _titles(figure: Figure, weight: str, shards: Shards) -> None:

@@ -1,12 +1,13 @@
 """The whole way from a `Data` to its batches: exact continuation, hosts, splits, and a person's mistakes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from axon.data import Bpe, Data, Folder, Synthetic, TokenizerFile
+from axon.data import Bpe, Data, Folder, Synthetic, TokenizerFile, tokens
 from axon.errors import UserError
 
 SMALL = Bpe(vocab=300)
@@ -51,6 +52,18 @@ def test_batches_are_the_same_from_a_corpus_prepared_elsewhere(data, tmp_path):
     first, *others = [take(one.prepare(quiet).train(7), 5) for one in (data, elsewhere, remote)]
     for other in others:
         assert all(same(one, two) for one, two in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_shard_found_damaged_while_reading_is_said_as_it_is(data, cache, monkeypatch, threads):
+    monkeypatch.setattr(tokens, "CHECKED_AT_ONCE", 0)
+    data.prepare(quiet)
+    for shard in cache.glob("tokens/first-*/part-*/train/c/0"):
+        raw = shard.read_bytes()
+        shard.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
+    damaged = replace(data, threads=threads).prepare(quiet)
+    with pytest.raises(UserError, match=rf"{cache}/tokens/first-\w+ cannot be read: .*checksum"):
+        take(damaged.train(0), 50)
 
 
 def test_another_seed_is_another_order(corpus):

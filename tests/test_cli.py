@@ -138,7 +138,7 @@ def test_show_prints_the_configuration_the_mesh_and_every_parameter(axon):
     assert "mesh of 8 devices" in out
     assert re.search(r"head +embed vocab +32 × 300 +data tensor +4,800", out)
     assert "totals" in out
-    assert "no parameter is held whole by every device" in out
+    assert "no parameter is replicated on every device" in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)

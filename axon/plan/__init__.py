@@ -1,1 +1,1 @@
-"""Machines that are not here: their compilers, and what a compiled program says of itself."""
+"""What a traced and a compiled program says: memory, collectives, FLOPs; and compiling for what is not here."""

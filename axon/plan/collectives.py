@@ -24,7 +24,7 @@ class Collective:
     """One collective, as one device sees it.
 
     Args:
-        kind: one of `COLLECTIVES`. made: dtype and shape of each result.
+        kind: one of `COLLECTIVES`. arrays: dtype and shape of each result.
         source: the traced operation that it comes from, as `jit(_train)/…/dot_general`.
         times: how often it runs in one execution. groups: lists of devices that exchange with each other.
         axes: the mesh axes by name, where the program says them. asynchronous: whether other work may run meanwhile.
@@ -69,7 +69,7 @@ def collectives(program: str | Module) -> list[Collective]:
     """Every collective of a program's text, each with how often it runs.
 
     The TPU compiler spreads one transfer over several fusions, in copies: its start is counted. It writes some
-    reduce-scatters as a fusion `all-reduce-scatter`, an all-reduce and a slice inside: told here by that name.
+    reduce-scatters as a fusion `all-reduce-scatter`, an all-reduce and a slice inside: recognised here by that name.
     """
     module = Module.of(program) if isinstance(program, str) else program
     found = []
@@ -77,7 +77,7 @@ def collectives(program: str | Module) -> list[Collective]:
         if one.instruction.opcode == "fusion":
             found += _fused(module, one)
         elif kind := _kind(one.instruction):
-            found.append(_collective(one.instruction, kind, one.times, one.beside or _started(one.instruction)))
+            found.append(_collective(one.instruction, kind, one.times, one.asynchronous or _started(one.instruction)))
     return found
 
 
@@ -103,15 +103,17 @@ def _fused(module: Module, scheduled: Scheduled) -> Iterator[Collective]:
         if kind is None or copy:
             continue
         scattered = kind == "all-reduce" and scatters
-        made = fusion.type if scattered else None
+        result_type = fusion.type if scattered else None
         kind = "reduce-scatter" if scattered else kind
-        yield _collective(one, kind, scheduled.times, start or scheduled.beside, made)
+        yield _collective(one, kind, scheduled.times, start or scheduled.asynchronous, result_type)
 
 
-def _collective(one: Instruction, kind: str, times: int, asynchronous: bool, made: str | None = None) -> Collective:
+def _collective(
+    one: Instruction, kind: str, times: int, asynchronous: bool, result_type: str | None = None
+) -> Collective:
     source = _SOURCE.search(one.attributes)
     groups, axes, size = _partners(one.attributes)
-    results = _results(one) if made is None else arrays_of(made)
+    results = _results(one) if result_type is None else arrays_of(result_type)
     return Collective(kind, results, source[1] if source else "", times, groups, axes, size, asynchronous)
 
 

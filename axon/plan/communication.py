@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from axon.axes.patterns import Names
-from axon.plan.equations import MANUAL, num_shards, owes, sends
+from axon.plan.equations import MANUAL, is_unreduced, num_shards, sends
 from axon.plan.flops import bodies_of, count_equation
 from axon.plan.origin import CARRIERS, MADE_EARLY, becoming_results, phase
 
@@ -33,7 +33,7 @@ class Transfer:
         source: what is moved: a label of the program's inputs or results, `WEIGHT_GRADIENTS`, `ACTIVATION_GRADIENTS`,
             `UPDATES`, or "" for what the forward makes.
         stack: the name stack of the operation, as `jvp(attention)/…`.
-        beside: share of the FLOPs of the matrix products in the same loop body that neither make its operand nor
+        overlappable: share of the FLOPs of the matrix products in the same loop body that neither make its operand nor
             need its result. The compiler may run these at the same time.
     """
 
@@ -43,7 +43,7 @@ class Transfer:
     times: int
     source: str
     stack: str
-    beside: float
+    overlappable: float
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def communication(jaxpr: core.Jaxpr, inputs: Sequence[str] = (), outputs: Sequen
     """
     walk = _Walk(becoming_results(jaxpr, [bool(label) for label in outputs] or [True] * len(jaxpr.outvars)))
     body = _Body(1)
-    made = walk.inline(jaxpr, [walk.fresh(label) for label in inputs or [""] * len(jaxpr.invars)], body, "")
-    labels = {value.number: label for value, label in zip(made, outputs, strict=False) if label}
+    results = walk.inline(jaxpr, [walk.fresh(label) for label in inputs or [""] * len(jaxpr.invars)], body, "")
+    labels = {value.number: label for value, label in zip(results, outputs, strict=False) if label}
     walk.close(body, labels)
     return Communication(tuple(walk.transfers), tuple(dict.fromkeys(walk.uncounted)))
 
@@ -92,7 +92,7 @@ class _Body:
         self.needs.append(needs)
         return 1 << len(self.flops) - 1
 
-    def beside(self, node: int) -> float:
+    def overlappable(self, node: int) -> float:
         """Share of all FLOPs in nodes that `node` does not need and that do not need it."""
         own = self.needs[node]
         free = sum(
@@ -109,7 +109,7 @@ class _Walk:
         self.transfers: list[Transfer] = []
         self.uncounted: list[str] = []
         self._numbers = itertools.count()
-        self._made: dict[Any, list[_Value]] = {}
+        self._resharded: dict[Any, list[_Value]] = {}
 
     def fresh(self, source: str = "", needs: int = 0) -> _Value:
         return _Value(next(self._numbers), source, needs)
@@ -118,7 +118,7 @@ class _Walk:
         """Hand over what a body sends, now that all of it has been seen."""
         for node, number, transfer in body.found:
             source = labels.get(number, UPDATES) if transfer.source == UPDATES else transfer.source
-            self.transfers.append(replace(transfer, source=source, beside=body.beside(node)))
+            self.transfers.append(replace(transfer, source=source, overlappable=body.overlappable(node)))
 
     def inline(self, jaxpr: core.Jaxpr, values: Iterable[_Value], body: _Body, stack: str) -> list[_Value]:
         """Walk a jaxpr as a part of `body`; the values of its results."""
@@ -131,8 +131,8 @@ class _Walk:
 
         for equation in jaxpr.eqns:
             where = f"{stack}/{equation.source_info.name_stack}"
-            made = self._equation(equation, [read(v) for v in equation.invars], body, where)
-            known.update(zip(equation.outvars, made, strict=True))
+            results = self._equation(equation, [read(v) for v in equation.invars], body, where)
+            known.update(zip(equation.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     def _equation(self, equation: core.JaxprEqn, values: list[_Value], body: _Body, stack: str) -> list[_Value]:
@@ -147,9 +147,9 @@ class _Walk:
             return self._node(equation, values, body, stack)
         # The partitioner moves one value to one place once, however often the program asks for it.
         key = (name, *(v.number for v in values), repr(params))
-        if key not in self._made:
-            self._made[key] = self._node(equation, values, body, stack)
-        return self._made[key]
+        if key not in self._resharded:
+            self._resharded[key] = self._node(equation, values, body, stack)
+        return self._resharded[key]
 
     def _node(self, equation: core.JaxprEqn, values: list[_Value], body: _Body, stack: str) -> list[_Value]:
         needs = _union(v.needs for v in values)
@@ -158,16 +158,16 @@ class _Walk:
             needs |= body.node(flops / num_shards(equation), needs)
         found, unclear = sends(equation)
         self.uncounted += unclear
-        made = [self.fresh(source) for source in sources]
+        results = [self.fresh(source) for source in sources]
         for one in found:
             needs |= body.node(0.0, needs)
             source = self._moved(equation, sources[0], stack)
             transfer = Transfer(one.kind, one.mesh_axes, one.bytes, body.times, source, stack, 0.0)
-            body.found.append((len(body.flops) - 1, made[0].number, transfer))
-        return [value._replace(needs=needs) for value in made]
+            body.found.append((len(body.flops) - 1, results[0].number, transfer))
+        return [value._replace(needs=needs) for value in results]
 
     def _sources(self, equation: core.JaxprEqn, values: list[_Value], stack: str) -> list[str]:
-        """Where each of an equation's results comes from: carried on, or made here."""
+        """Where each of an equation's results comes from: carried on, or computed here."""
         if equation.primitive.name not in CARRIERS and equation.primitive.name not in MANUAL:
             return [ACTIVATION_GRADIENTS if phase(stack) == "backward" else ""] * len(equation.outvars)
         given = [v.source for v in values]
@@ -178,7 +178,7 @@ class _Walk:
         if source not in ("", ACTIVATION_GRADIENTS):
             return source
         if equation.outvars[0] in self.results:
-            return WEIGHT_GRADIENTS if phase(stack) or any(map(owes, equation.invars)) else UPDATES
+            return WEIGHT_GRADIENTS if phase(stack) or any(map(is_unreduced, equation.invars)) else UPDATES
         return ACTIVATION_GRADIENTS if MADE_EARLY in stack.split("/") else source
 
     def _control(self, equation, inner: list[core.Jaxpr], values: list[_Value], body: _Body, stack: str):

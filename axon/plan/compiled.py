@@ -64,12 +64,12 @@ def count_instructions(text: str) -> int:
 def cycles(module: Module) -> dict[str, int]:
     """The TPU compiler's estimates × how often each runs, in operations with a matrix product, and in others.
 
-    It estimates neither Pallas kernels, nor collectives, nor copies: they are not in it. Nor is what runs beside.
+    It estimates neither Pallas kernels, nor collectives, nor copies: they are not in it, nor is what is asynchronous.
     """
-    made = {"matmul": 0, "other": 0}
-    for one in (one for one in module.scheduled if not one.beside):
-        made["matmul" if _multiplies(module, one.instruction) else "other"] += one.instruction.cycles * one.times
-    return made
+    total = {"matmul": 0, "other": 0}
+    for one in (one for one in module.scheduled if not one.asynchronous):
+        total["matmul" if _multiplies(module, one.instruction) else "other"] += one.instruction.cycles * one.times
+    return total
 
 
 def _multiplies(module: Module, one: Instruction) -> bool:
@@ -95,15 +95,15 @@ def _kernel(name: str) -> str:
 
 def largest_arrays(module: Module, count: int = 5) -> list[str]:
     """The largest arrays that a program makes, each with its bytes and the traced operation that it comes from."""
-    made: dict[tuple[str, str], int] = {}
+    sizes: dict[tuple[str, str], int] = {}
     for one in module.scheduled:
         if one.instruction.opcode not in _VIEWS:
-            made |= _made(one)
-    ranked = sorted(made.items(), key=lambda item: -item[1])[:count]
+            sizes |= _sizes(one)
+    ranked = sorted(sizes.items(), key=lambda item: -item[1])[:count]
     return [f"{size / 2**30:.2f} GiB {array} {source}".rstrip() for (array, source), size in ranked]
 
 
-def _made(one: Scheduled) -> dict[tuple[str, str], int]:
+def _sizes(one: Scheduled) -> dict[tuple[str, str], int]:
     source = _SOURCE.search(one.instruction.attributes)
     return {
         (f"{dtype}[{','.join(map(str, shape))}]", source[1] if source else ""): array_bytes(((dtype, shape),))

@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.extend import core
 
-from axon.plan.moves import Held, Move, moves, sent
+from axon.plan.moves import ArraySharding, Move, moves, sent
 
 MANUAL = {
     "psum": "all-reduce",
@@ -33,14 +33,16 @@ def sends(equation: core.JaxprEqn) -> tuple[list[Move], list[str]]:
     if name in MANUAL:
         return _manual(equation, mesh), []
     out, given = equation.outvars[0], equation.invars
-    after = held(out)
+    after = sharding_of(out)
     if name == "reshard":
-        return moves(size_of(given[0]), held(given[0]), after, mesh), []
+        return moves(size_of(given[0]), sharding_of(given[0]), after, mesh), []
     if name == "dot_general":
         return moves(size_of(out), _product(equation), after, mesh), []
     if name in REDUCTIONS:
-        return moves(size_of(out), _reduced(held(given[0]), equation.params["axes"]), after, mesh), []
-    lost = {axis for v in given for axis in held(v).axes} - {axis for v in equation.outvars for axis in held(v).axes}
+        return moves(size_of(out), _reduced(sharding_of(given[0]), equation.params["axes"]), after, mesh), []
+    lost = {axis for v in given for axis in sharding_of(v).axes} - {
+        axis for v in equation.outvars for axis in sharding_of(v).axes
+    }
     return [], [f"{name} of an array split over {', '.join(sorted(lost))}: the compiler decides"] if lost else []
 
 
@@ -51,35 +53,35 @@ def _manual(equation: core.JaxprEqn, mesh: dict[str, int]) -> list[Move]:
     groups = params.get("axis_index_groups")
     num_shards = len(groups[0]) if groups else math.prod(mesh[a] for a in axes)
     whole = equation.outvars if kind == "all-gather" else equation.invars
-    size = sum(size_of(v) / math.prod(mesh[a] for a in held(v).axes) for v in whole)
+    size = sum(size_of(v) / math.prod(mesh[a] for a in sharding_of(v).axes) for v in whole)
     return [Move(kind, axes, sent(kind, size, num_shards))] if num_shards > 1 else []
 
 
-def _product(equation: core.JaxprEqn) -> Held:
-    """How the result of a matrix product lies before anything is sent."""
+def _product(equation: core.JaxprEqn) -> ArraySharding:
+    """The sharding of a matrix product's result before anything is sent."""
     (contracted, batched) = equation.params["dimension_numbers"]
-    operands = [held(v) for v in equation.invars[:2]]
-    gone = [set(c) | set(b) for c, b in zip(contracted, batched, strict=True)]
+    operands = [sharding_of(v) for v in equation.invars[:2]]
+    removed = [set(c) | set(b) for c, b in zip(contracted, batched, strict=True)]
     free = [
         axes
-        for operand, dimensions in zip(operands, gone, strict=True)
+        for operand, dimensions in zip(operands, removed, strict=True)
         for i, axes in enumerate(operand.split)
         if i not in dimensions
     ]
-    kept = [operands[0].split[i] for i in batched[0]]
-    owed = {a for operand, dims in zip(operands, contracted, strict=True) for i in dims for a in operand.split[i]}
-    return Held((*kept, *free), frozenset(owed).union(*(operand.owed for operand in operands)))
+    batch = [operands[0].split[i] for i in batched[0]]
+    unreduced = {a for operand, dims in zip(operands, contracted, strict=True) for i in dims for a in operand.split[i]}
+    return ArraySharding((*batch, *free), frozenset(unreduced).union(*(operand.unreduced for operand in operands)))
 
 
-def _reduced(operand: Held, dimensions: Sequence[int]) -> Held:
-    kept = tuple(axes for i, axes in enumerate(operand.split) if i not in dimensions)
-    return Held(kept, operand.owed | {a for i in dimensions for a in operand.split[i]})
+def _reduced(operand: ArraySharding, dimensions: Sequence[int]) -> ArraySharding:
+    split = tuple(axes for i, axes in enumerate(operand.split) if i not in dimensions)
+    return ArraySharding(split, operand.unreduced | {a for i in dimensions for a in operand.split[i]})
 
 
 def num_shards(equation: core.JaxprEqn) -> int:
     """Over how many devices an equation's work is split."""
     mesh = mesh_of(equation) or {}
-    return math.prod(mesh[a] for a in {a for v in equation.invars for a in held(v).axes})
+    return math.prod(mesh[a] for a in {a for v in equation.invars for a in sharding_of(v).axes})
 
 
 def mesh_of(equation: core.JaxprEqn) -> dict[str, int] | None:
@@ -91,14 +93,14 @@ def mesh_of(equation: core.JaxprEqn) -> dict[str, int] | None:
     return None
 
 
-def held(variable: Any) -> Held:
+def sharding_of(variable: Any) -> ArraySharding:
     sharding = getattr(variable.aval, "sharding", None)
-    return Held(()) if sharding is None else Held.of(sharding.spec, variable.aval.ndim)
+    return ArraySharding(()) if sharding is None else ArraySharding.of(sharding.spec, variable.aval.ndim)
 
 
-def owes(variable: Any) -> bool:
+def is_unreduced(variable: Any) -> bool:
     """Whether a variable's true value is a sum over devices that is still to be made."""
-    return bool(held(variable).owed)
+    return bool(sharding_of(variable).unreduced)
 
 
 def size_of(variable: Any) -> int:

@@ -1,7 +1,7 @@
 """FLOPs of a traced function, counted on its jaxpr: every matrix product and convolution, loops times their length.
 
 The compiler's own count (`cost_analysis`) takes the body of a loop once, whatever its length. Element-wise work is
-not counted: beside the products it is nothing, and a count of products is what hardware peaks are quoted for.
+not counted: next to the products it is nothing, and a count of products is what hardware peaks are quoted for.
 """
 
 import math
@@ -66,7 +66,7 @@ def bodies_of(params: dict[str, Any]) -> Iterator[core.Jaxpr]:
     """The jaxprs inside an equation."""
     for value in params.values():
         for item in value if isinstance(value, tuple | list) else (value,):
-            body = getattr(item, "jaxpr", item)  # a closed jaxpr holds its constants beside it
+            body = getattr(item, "jaxpr", item)  # a closed jaxpr holds its constants too
             if isinstance(body, core.Jaxpr):
                 yield body
 

@@ -63,13 +63,14 @@ class Instruction:
 class Scheduled:
     """An instruction where it runs, and how often in one execution of the program.
 
-    `beside`: whether it is started and waited for, as what a TPU's SparseCores do, and other work may run meanwhile.
+    `asynchronous`: whether it is started and waited for, as what a TPU's SparseCores do, and other work
+    may run meanwhile.
     """
 
     instruction: Instruction
     computation: str
     times: int
-    beside: bool = False
+    asynchronous: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,13 @@ class Module:
         """Every instruction that is scheduled by itself (those inside a fusion are not), and how often it runs."""
         return tuple(self._run(self.entry, 1))
 
-    def _run(self, computation: str, times: int, beside: bool = False) -> Iterator[Scheduled]:
+    def _run(self, computation: str, times: int, asynchronous: bool = False) -> Iterator[Scheduled]:
         for one in self.computations.get(computation, ()):
-            yield Scheduled(one, computation, times, beside)
+            yield Scheduled(one, computation, times, asynchronous)
             if one.opcode != "fusion":
                 trips = self.trips(one) if one.opcode == "while" else 1
                 for name in one.called:
-                    yield from self._run(name, times * trips, beside or one.opcode.endswith("-start"))
+                    yield from self._run(name, times * trips, asynchronous or one.opcode.endswith("-start"))
 
     def inside(self, fusion: Instruction) -> Iterator[Instruction]:
         """The instructions of a fusion, and of fusions in it."""
@@ -130,8 +131,8 @@ class Module:
         return self._bound(one.instruction) is None
 
     def _bound(self, loop: Instruction) -> int | None:
-        if told := _TRIPS.search(loop.attributes):
-            return int(told[1])
+        if match := _TRIPS.search(loop.attributes):
+            return int(match[1])
         lines = {one.name: one for one in self.computations.get(loop.attribute("condition") or "", ())}
         compared = [one for one in lines.values() if one.opcode in ("compare", "fusion")]
         constants = [lines[name] for one in compared for name in one.operands if name in lines]

@@ -1,4 +1,4 @@
-"""What is largest, as one device holds it: of a model's parameters, and of the arrays of a traced program."""
+"""What is largest, on one device: of a model's parameters, and of the arrays of a traced program."""
 
 import math
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ from axon.train.step import Program
 def largest_parameters(program: Program, count: int = 3) -> list[str]:
     """The largest parameters, each with its sizes."""
 
-    def told(path: str) -> str:
+    def described(path: str) -> str:
         spec = program.parameters[path]
         shape = " × ".join(f"{name} {size:,}" for name, size in zip(spec.axes, spec.shape, strict=True))
         return f"{gib(sizes[path])} GiB {path}: {shape}"
 
     sizes = {path: program.placement.bytes_per_device(spec) for path, spec in program.parameters.items()}
-    return [told(path) for path in sorted(sizes, key=sizes.__getitem__, reverse=True)[:count]]
+    return [described(path) for path in sorted(sizes, key=sizes.__getitem__, reverse=True)[:count]]
 
 
 def largest_traced(jaxpr: core.Jaxpr, count: int = 5) -> list[str]:
@@ -28,8 +28,8 @@ def largest_traced(jaxpr: core.Jaxpr, count: int = 5) -> list[str]:
 
     What the compiler fuses away is among them.
     """
-    made = {text: size for equation in _equations(jaxpr) for text, size in _results(equation)}
-    ranked = sorted(made.items(), key=lambda item: -item[1])[:count]
+    sizes_by_text = {text: size for equation in _equations(jaxpr) for text, size in _results(equation)}
+    ranked = sorted(sizes_by_text.items(), key=lambda item: -item[1])[:count]
     return [f"{gib(size)} GiB {text}" for text, size in ranked]
 
 

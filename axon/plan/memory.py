@@ -1,4 +1,4 @@
-"""What training holds on each device from step to step, by its declarations; and how much memory a device has."""
+"""What training keeps on each device from step to step, by its declarations; and how much memory a device has."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -25,7 +25,7 @@ def arguments(program: Program, placement: Placement | None = None) -> dict[str,
     return {name: _bytes(specs, placement or program.placement) for name, specs in used.items() if specs}
 
 
-def held(program: Program, placement: Placement | None = None) -> dict[str, int]:
+def least_memory(program: Program, placement: Placement | None = None) -> dict[str, int]:
     """The same with the gradients of what is trained: the least that training takes, between backward and update."""
     frozen = frozen_paths(program.optimizer, program.parameters)
     gradients = (replace(spec, kind="grads") for path, spec in program.parameters.items() if path not in frozen)

@@ -24,14 +24,14 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Held:
-    """How an array lies on a mesh: the mesh axes of each dimension, and those over which a sum is still owed."""
+class ArraySharding:
+    """How an array lies on a mesh: the mesh axes of each dimension, and those over which a sum is still to be made."""
 
     split: tuple[Names, ...]
-    owed: frozenset[str] = frozenset()
+    unreduced: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, spec: PartitionSpec, rank: int) -> "Held":
+    def of(cls, spec: PartitionSpec, rank: int) -> "ArraySharding":
         split = tuple(map(entries, spec.partitions))
         return cls(split + ((),) * (rank - len(split)), spec.unreduced)
 
@@ -50,7 +50,7 @@ def sent(kind: str, size: float, num_shards: int) -> float:
     return RINGS[kind] * size * (num_shards - 1) / num_shards if kind in RINGS else size
 
 
-def moves(size: float, before: Held, after: Held, mesh: Mapping[str, int]) -> list[Move]:
+def moves(size: float, before: ArraySharding, after: ArraySharding, mesh: Mapping[str, int]) -> list[Move]:
     """The collectives that take an array from one sharding to another, in the order in which least is sent.
 
     Sums come first, scattered where the result is split further, then what only cuts, then exchanges, then gathers.
@@ -58,15 +58,15 @@ def moves(size: float, before: Held, after: Held, mesh: Mapping[str, int]) -> li
     Args:
         size: bytes of the whole array; mesh: mesh axis → its size.
     """
-    summed = before.owed - after.owed
+    summed = before.unreduced - after.unreduced
     removed, added = before.axes - after.axes, after.axes - before.axes
     local = size / _num_shards(before.axes, mesh)
-    made: list[Move] = []
+    result: list[Move] = []
 
     def add(kind: str, axes: Sequence[str]) -> None:
         num_shards = _num_shards(axes, mesh)
         if num_shards > 1:
-            made.append(Move(kind, tuple(a for a in mesh if a in axes), sent(kind, local, num_shards)))
+            result.append(Move(kind, tuple(a for a in mesh if a in axes), sent(kind, local, num_shards)))
 
     for axes in after.split:
         scattered = [a for a in axes if a in added & summed]
@@ -80,20 +80,20 @@ def moves(size: float, before: Held, after: Held, mesh: Mapping[str, int]) -> li
         gathered = [a for a in axes if a in removed]
         local *= _num_shards(gathered, mesh)
         add("all-gather", gathered)
-    return made
+    return result
 
 
 def _num_shards(axes: Any, mesh: Mapping[str, int]) -> int:
     return math.prod(mesh[a] for a in axes)
 
 
-def _exchanged(before: Held, after: Held) -> list[str]:
+def _exchanged(before: ArraySharding, after: ArraySharding) -> list[str]:
     """Mesh axes that split another dimension than before."""
     where = {axis: i for i, axes in enumerate(before.split) for axis in axes}
     return [axis for i, axes in enumerate(after.split) for axis in axes if where.get(axis, i) != i]
 
 
-def _displaced(before: Held, after: Held) -> list[str]:
+def _displaced(before: ArraySharding, after: ArraySharding) -> list[str]:
     """Mesh axes that split the dimension they did, in another order."""
     found: list[str] = []
     for old, new in zip(before.split, after.split, strict=True):

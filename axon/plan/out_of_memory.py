@@ -1,4 +1,4 @@
-"""Training that is too large for its devices: told before it starts, when it has happened, or by a compiler."""
+"""Training that is too large for its devices: reported before it starts, when it runs out, or by a compiler."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ import jax
 from axon.errors import UserError
 from axon.plan.compiled import memory_parts
 from axon.plan.largest import largest_parameters, largest_traced
-from axon.plan.memory import available, gib, held, local_devices
+from axon.plan.memory import available, gib, least_memory, local_devices
 from axon.plan.remedies import more, remedies, zero
 from axon.train.step import Program
 
@@ -22,7 +22,7 @@ _UNITS = {"bytes": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 def check_memory(program: Program) -> None:
     """Raise `UserError` if parameters, gradients and optimizer state alone are too much; nothing is traced."""
-    room, needed = available(program.placement), sum(held(program).values())
+    room, needed = available(program.placement), sum(least_memory(program).values())
     if room is not None and needed > room:
         needs = f"training needs {gib(needed)} GiB of memory on each device, before any activation"
         advice = [*zero(program), f"a smaller model, or {more(program)}"]
@@ -33,7 +33,7 @@ def check_memory(program: Program) -> None:
 def check_step(program: Program, compiled: Any) -> None:
     """Raise `UserError` if a compiled step's temporaries are more than the machine of a CPU has left.
 
-    Linux would end the process without a word; an accelerator says so itself: see `memory_explained`.
+    Linux would end the process without a message; an accelerator says so itself: see `memory_explained`.
     """
     if program.placement.platform != "cpu":
         return
@@ -76,12 +76,12 @@ def _where(program: Program) -> str:
 
 def did_not_fit(program: Program, target: str, message: str) -> str:
     """What the TPU compiler's RESOURCE_EXHAUSTED is for a person."""
-    told = _EXCEEDED.search(message)
-    if told is None:
+    match = _EXCEEDED.search(message)
+    if match is None:
         first = next(line for line in message.splitlines() if "RESOURCE_EXHAUSTED" in line)
         return _of_a_step(program, f"the step does not fit {target}: {first}")
-    needed, room = (float(told[i]) * _UNITS[told[i + 1]] for i in (2, 4))
-    what = told[1].replace("HLO temporaries", "temporaries alone")
+    needed, room = (float(match[i]) * _UNITS[match[i + 1]] for i in (2, 4))
+    what = match[1].replace("HLO temporaries", "temporaries alone")
     return too_large(program, target, f"{what} {gib(needed)}", needed, room)
 
 
@@ -99,7 +99,7 @@ def _of_a_step(program: Program, what: str, largest: Sequence[str] | None = None
 
 
 def _message(program: Program, what: str, kind: str, largest: Sequence[str], advice: Sequence[str]) -> str:
-    parts = ", ".join(f"{name} {gib(size)}" for name, size in held(program).items())
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in least_memory(program).items())
     ranked = [f"  {number}. {line}" for number, line in enumerate(largest, 1)]
     lines = (f"{what}.", f"In GiB on each device: {parts}. The largest {kind}:", *ranked, "What would help:")
     return "\n".join((*lines, *(f"  {line}" for line in advice)))

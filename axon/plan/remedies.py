@@ -6,7 +6,7 @@ from dataclasses import replace
 from flax import nnx
 
 from axon.nn import Depth
-from axon.plan.memory import gib, held
+from axon.plan.memory import gib, least_memory
 from axon.train.step import Program
 
 SPLIT = {
@@ -17,7 +17,7 @@ SPLIT = {
 """ZeRO's stage → what it splits."""
 
 WORTHWHILE = 2**30 // 100
-"""Bytes a device that a stage has to save to be told."""
+"""Bytes a device that a stage has to save to be worth a line."""
 
 
 def remedies(program: Program, times: float = 2) -> list[str]:
@@ -59,9 +59,9 @@ def zero(program: Program) -> Iterator[str]:
     """Each stage of ZeRO that would take less than those before it."""
     placement = program.placement
     layout = placement.layout
-    least = now = sum(held(program).values())
+    least = now = sum(least_memory(program).values())
     for stage in range(layout.zero + 1, 4):
-        other = sum(held(program, replace(placement, layout=replace(layout, zero=stage))).values())
+        other = sum(least_memory(program, replace(placement, layout=replace(layout, zero=stage))).values())
         if least - other >= WORTHWHILE:
             least = other
             yield (

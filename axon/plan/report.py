@@ -24,8 +24,8 @@ GIB = 2**30
 class Traffic:
     """The collectives of one kind along the same mesh axes, in one step of one device.
 
-    `bytes`: of their results; `sent`: what a device sends in a ring; `asynchronous`: the part of `sent` beside which
-    other work may run.
+    `bytes`: of their results; `sent`: what a device sends in a ring; `asynchronous`: the part of `sent` during
+    which other work may run.
     """
 
     kind: str
@@ -38,14 +38,14 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Report:
-    """What a compiled step says of itself; bytes, FLOPs and cycles are those of one device and one step.
+    """What the compiler reports of a step; bytes, FLOPs and cycles are those of one device and one step.
 
     Args:
         memory: `arguments` (of which `parameters`, `optimizer` and `batch`, unpadded), `outputs`, `aliased`,
             `temporaries`, `code`, their `total`, and `available`: the device's memory.
         cycles: the TPU compiler's estimates × loop trip counts: see `axon.plan.compiled.cycles`.
         model_flops: by `axon.observe.mfu.FORMULA`; executed_flops: of the traced step, what remat repeats included.
-        asynchronous: share of the bytes sent beside which other work may run.
+        asynchronous: share of the bytes sent during which other work may run.
         uncounted: what could not be counted exactly.
     """
 

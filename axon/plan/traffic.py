@@ -1,4 +1,4 @@
-"""A step's collectives summed up for a person: what each mesh axis carries, how often, how much, and beside what."""
+"""A step's collectives summed up for a person: what each mesh axis carries, how often and how much."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,13 @@ _TRANSFORMED = re.compile(r"\w+\(|\)")
 
 
 @dataclass(frozen=True)
-class Row:
+class TransferGroup:
     """The transfers of one kind over one mesh axis (or several together) of one content.
 
     Args:
         content: as "weights, forward". times: collectives per step. bytes: that one device sends per step.
         parts: the parts of the model they belong to, those that send most first.
-        beside: see `Transfer`; the mean over bytes.
+        overlappable: see `Transfer`; the mean over bytes.
     """
 
     mesh_axes: Names
@@ -32,26 +32,26 @@ class Row:
     times: int
     bytes: float
     parts: tuple[str, ...]
-    beside: float
+    overlappable: float
 
 
-def summary(transfers: Iterable[Transfer], order: Sequence[str]) -> list[Row]:
-    """Rows by mesh axis, in the mesh's `order`, and by bytes."""
+def summary(transfers: Iterable[Transfer], order: Sequence[str]) -> list[TransferGroup]:
+    """Groups by mesh axis, in the mesh's `order`, and by bytes."""
     groups: dict[tuple[Names, str, str], list[Transfer]] = {}
     for one in transfers:
         groups.setdefault((one.mesh_axes, one.kind, content(one)), []).append(one)
-    rows = [_row(*key, group) for key, group in groups.items()]
-    return sorted(rows, key=lambda row: ([order.index(a) for a in row.mesh_axes], -row.bytes))
+    found = [_group(*key, transfers) for key, transfers in groups.items()]
+    return sorted(found, key=lambda one: ([order.index(a) for a in one.mesh_axes], -one.bytes))
 
 
-def _row(mesh_axes: Names, kind: str, what: str, group: Sequence[Transfer]) -> Row:
+def _group(mesh_axes: Names, kind: str, what: str, group: Sequence[Transfer]) -> TransferGroup:
     parts: dict[str, float] = {}
     for one in group:
         parts[part(one.stack)] = parts.get(part(one.stack), 0) + one.bytes * one.times
     total = sum(parts.values())
-    beside = sum(one.beside * one.bytes * one.times for one in group) / total if total else 0.0
+    overlappable = sum(one.overlappable * one.bytes * one.times for one in group) / total if total else 0.0
     named = tuple(sorted(filter(None, parts), key=lambda name: -parts[name]))
-    return Row(mesh_axes, kind, what, sum(one.times for one in group), total, named, beside)
+    return TransferGroup(mesh_axes, kind, what, sum(one.times for one in group), total, named, overlappable)
 
 
 def content(one: Transfer) -> str:

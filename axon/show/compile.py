@@ -64,11 +64,11 @@ def _work(report: Report) -> Table:
 
 
 def _collectives(report: Report) -> Table:
-    table = _table("collectives of a device", "kind", "mesh axes", "times", "GB made", "GB sent", "asynchronous")
+    table = _table("collectives of a device", "kind", "mesh axes", "times", "GB of results", "GB sent", "asynchronous")
     for one in report.collectives:
         share = f"{one.asynchronous / one.sent:.0%}" if one.sent else "–"
-        made, sent = f"{one.bytes / 1e9:.3f}", f"{one.sent / 1e9:.3f}"
-        table.add_row(one.kind, " ".join(one.mesh_axes) or "–", f"{one.count}", made, sent, share)
+        result, sent = f"{one.bytes / 1e9:.3f}", f"{one.sent / 1e9:.3f}"
+        table.add_row(one.kind, " ".join(one.mesh_axes) or "–", f"{one.count}", result, sent, share)
     return table
 
 

@@ -22,7 +22,7 @@ GAP = 0.5
 
 
 def draw(placement: Placement, parameters: Mapping[str, ArraySpec], path: Path, weight: str | None = None) -> None:
-    """Draw the mesh, and beside it `weight` cut into shards, in the colours of the devices that hold them.
+    """Draw the mesh, and next to it `weight` cut into shards, in the colours of the devices that hold them.
 
     Args:
         weight: a parameter's path; the largest by default. path: of the file; its suffix says the format.
@@ -37,7 +37,9 @@ def draw(placement: Placement, parameters: Mapping[str, ArraySpec], path: Path, 
     figure = Figure(figsize=(11, 5), dpi=100, facecolor="white")
     canvas = FigureCanvasAgg(figure)
     if path.suffix.removeprefix(".") not in canvas.get_supported_filetypes():
-        raise UserError(f"--draw: {str(path)!r} has no picture's suffix; write FILE.png, .svg or .pdf")
+        raise UserError(
+            f"--draw: unsupported image format {path.suffix!r} of {str(path)!r}; write FILE.png, .svg or .pdf"
+        )
     _draw_mesh(figure.add_axes((0.02, 0.10, 0.42, 0.74)), shards)
     _draw_weight(figure.add_axes((0.57, 0.13, 0.41, 0.60)), shards)
     _titles(figure, weight, shards)
@@ -149,22 +151,22 @@ def _label_mesh_axis(
 ) -> None:
     """A mesh axis by name and size along its direction, and its places; an outer mesh axis stands further out."""
     length = step - (GAP if step > 1 else 0)
-    _write_along(axes, ((len(places) - 1) * step + length) / 2, out + 0.42 * line, across, label, INK, 10, turned=True)
+    _write_along(axes, ((len(places) - 1) * step + length) / 2, out + 0.42 * line, across, label, INK, 10, rotated=True)
     for i, place in enumerate(places):
         if place is not None:
             _write_along(axes, i * step + length / 2, out, across, str(place), FAINT, 8)
 
 
 def _write_along(
-    axes: Axes, along: float, out: float, across: bool, text: str, colour: str, size: float, turned: bool = False
+    axes: Axes, along: float, out: float, across: bool, text: str, colour: str, size: float, rotated: bool = False
 ) -> None:
     """Text outside of the mesh, at its top or its left edge."""
     x, y = (along, out) if across else (-out, -along)
-    _write(axes, x, y, text, colour, size, turned=turned and not across)
+    _write(axes, x, y, text, colour, size, rotated=rotated and not across)
 
 
-def _write(axes: Axes, x: float, y: float, text: str, colour: str, size: float, turned: bool = False) -> None:
-    axes.text(x, y, text, color=colour, fontsize=size, ha="center", va="center", rotation=90 if turned else 0)
+def _write(axes: Axes, x: float, y: float, text: str, colour: str, size: float, rotated: bool = False) -> None:
+    axes.text(x, y, text, color=colour, fontsize=size, ha="center", va="center", rotation=90 if rotated else 0)
 
 
 # ---- the weight -------------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ def _label_sides(axes: Axes, shards: Shards, rows: Sequence[Index], columns: Seq
         at = (j + 0.5) / len(columns)
         axes.text(at, 0.02, _places(shards.columns, column), color=FAINT, fontsize=8, ha="center", va="bottom")
     _write(axes, 0.5, 0.1 + 0.05 * max(1, len(shards.columns.cuts)), _side(shards.columns), INK, 10)
-    _write(axes, -0.175, -0.5, _side(shards.rows), INK, 10, turned=True)
+    _write(axes, -0.175, -0.5, _side(shards.rows), INK, 10, rotated=True)
 
 
 def _side(side: Side) -> str:

@@ -53,7 +53,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Shards:
-    """A weight as a rectangle: the two axes that are cut most are its sides, `others` are told in words."""
+    """A weight as a rectangle: the two axes that are cut most are its sides, `others` are named below."""
 
     mesh: Mapping[str, int]
     rows: Side

@@ -1,4 +1,4 @@
-"""`axon show`: the configuration as it was understood, where every parameter lives, and what a step sends."""
+"""`axon show`: the configuration as it was read, where every parameter lives, and what a step sends."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,17 +33,17 @@ def show_config(
     resolved = load(path, overrides)
     train: Train = resolved.tree
     placement = _placement(train, on)
-    made = program(train, placement)  # raises for a layout that cannot hold the model
-    specs = made.parameters
+    compiled = program(train, placement)  # raises for a layout that cannot hold the model
+    specs = compiled.parameters
     console = Console(width=None if Console().is_terminal else 160)
     console.print("\n".join(resolved.lines), markup=False, highlight=False, soft_wrap=True)
     rows = list(explain(placement, specs))
-    console.print(_mesh(placement), _table(rows), _totals(made), sep="\n")
+    console.print(_mesh(placement), _table(rows), _totals(compiled), sep="\n")
     console.print(_replicated(rows), soft_wrap=True)
     if picture is not None:
         draw(placement, specs, picture, weight)
         console.print(f"drawn into {picture}", markup=False, soft_wrap=True)
-    print_traffic(console, made)
+    print_traffic(console, compiled)
 
 
 def _placement(train: Train, on: str | None) -> Placement:
@@ -74,21 +74,21 @@ def _table(rows: Sequence[ParameterRow]) -> Table:
     return table
 
 
-def _totals(made: Program) -> Table:
-    """What training holds from step to step, and the gradients in between."""
+def _totals(compiled: Program) -> Table:
+    """What training keeps from step to step, and the gradients in between."""
     table = Table(title="totals", title_justify="left", box=None)
     for heading in ("kind", "bytes in all", "bytes per device"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
-    state = made.specs
-    gradients = [replace(spec, kind="grads") for spec in made.parameters.values()]
+    state = compiled.specs
+    gradients = [replace(spec, kind="grads") for spec in compiled.parameters.values()]
     parts = {"params": state.parameters, "grads": gradients, "optimizer": state.optimizer, "variables": state.variables}
     for kind, tree in parts.items():
         if specs := jax.tree.leaves(tree):
             whole = sum(spec.nbytes for spec in specs)
-            table.add_row(kind, f"{whole:,}", f"{sum(map(made.placement.bytes_per_device, specs)):,}")
+            table.add_row(kind, f"{whole:,}", f"{sum(map(compiled.placement.bytes_per_device, specs)):,}")
     return table
 
 
 def _replicated(rows: Sequence[ParameterRow]) -> str:
     paths = [row.path for row in rows if row.replicated]
-    return f"held whole by every device: {', '.join(paths)}" if paths else "no parameter is held whole by every device"
+    return f"replicated on every device: {', '.join(paths)}" if paths else "no parameter is replicated on every device"

@@ -93,7 +93,7 @@ ON_A_SPARSECORE = """
 """
 
 
-def test_what_a_sparsecore_does_runs_beside_and_none_of_it_is_the_tensorcores_work():
+def test_what_a_sparsecore_does_is_asynchronous_and_none_of_it_is_the_tensorcores_work():
     text = program(
         '((), (), (s32[1]{0})) call-start(), async_execution_thread="sparsecore", to_apply=%called',
         "((f32[1]{0}), f32[8]{0}) call-update(%x.0, %a)",

@@ -128,7 +128,7 @@ def test_collectives_inside_a_shard_map_count_with_local_shapes(sizes):
     ]
 
 
-def test_a_collective_stands_beside_the_products_that_neither_make_it_nor_need_it(sizes):
+def test_a_collective_can_overlap_the_products_that_neither_make_it_nor_need_it(sizes):
     m, k, _ = sizes
 
     def fn(x, v, w):
@@ -137,8 +137,8 @@ def test_a_collective_stands_beside_the_products_that_neither_make_it_nor_need_i
         return before @ gathered, jax.sharding.reshard(before, P(None, None))
 
     weight, result = found(fn, ((m, k), P("tensor")), ((k, k), P()), ((k, k), P("data"))).transfers
-    assert (weight.mesh_axes, weight.beside) == (("data",), 0.5)  # the product before it; the one after it waits
-    assert (result.mesh_axes, result.beside) == (("tensor",), 0.5)  # the one after it; it waits for the one before
+    assert (weight.mesh_axes, weight.overlappable) == (("data",), 0.5)  # the product before it; the one after it waits
+    assert (result.mesh_axes, result.overlappable) == (("tensor",), 0.5)  # the one after it; the one before makes it
 
 
 def test_a_while_loop_is_told_as_not_counted(sizes):

@@ -25,7 +25,7 @@ COMPILERS = {"v": "libtpu", "h": "jax_plugins.xla_cuda13"}
 
 
 def split(outer, count, **layout):
-    """The rest of `count` devices on the mesh axis `outer`, beside those that the layout names."""
+    """The rest of `count` devices on the mesh axis `outer`, besides those that the layout names."""
     mesh = layout.pop("mesh", {})
     return Layout({outer: count // math.prod(mesh.values()), **mesh}, **layout)
 

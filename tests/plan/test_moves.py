@@ -5,7 +5,7 @@ import math
 import pytest
 from jax.sharding import PartitionSpec
 
-from axon.plan.moves import Held, Move, moves, sent
+from axon.plan.moves import ArraySharding, Move, moves, sent
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def drawn(rng):
 
 def moved(drawn, before, after):
     mesh, size = drawn
-    return moves(size, Held.of(before, 2), Held.of(after, 2), mesh)
+    return moves(size, ArraySharding.of(before, 2), ArraySharding.of(after, 2), mesh)
 
 
 def test_a_gather_sends_all_but_the_own_shard_of_what_it_makes(drawn):

@@ -9,7 +9,7 @@ import pytest
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.plan.compiled import memory_parts
-from axon.plan.memory import available, held
+from axon.plan.memory import available, least_memory
 from axon.plan.out_of_memory import check_memory, check_step, memory_explained
 from axon.plan.remedies import WORTHWHILE, microbatches, remedies
 from axon.train.optimizers import AdamW, Constant, Group
@@ -42,7 +42,7 @@ def on_each_device(tree):
 @pytest.mark.parametrize("layout", [{}, {"zero": 1}, {"zero": 3, "rows": {"seq.residual": ("context", "tensor")}}])
 def test_what_training_holds_is_what_its_arrays_take(layout):
     made = program(Layout({"data": 2, "tensor": 2}, **layout))
-    state, parts = made.init(), held(made)
+    state, parts = made.init(), least_memory(made)
     assert parts["parameters"] == on_each_device(state.parameters)
     assert parts["optimizer"] == on_each_device(state.optimizer)
     assert parts["gradients"] == parts["parameters"]  # of the same dtype; ZeRO-1 leaves both whole
@@ -54,7 +54,7 @@ def test_frozen_parameters_have_neither_gradient_nor_state():
     optimizer = AdamW(Constant(1e-3), groups=(Group("*/mlp/*", frozen=True),))
     model = Llama(vocab=64, embed=32, layers=2, heads=4, kv_heads=4, mlp=64)
     made = Program(model, layout, optimizer, batch=16, seq=16, devices=devices)
-    whole, parts, mlp = held(program()), held(made), 2 * 3 * 4 * 32 * 64
+    whole, parts, mlp = least_memory(program()), least_memory(made), 2 * 3 * 4 * 32 * 64
     assert parts["parameters"] == whole["parameters"]
     assert parts["gradients"] == whole["gradients"] - mlp
     assert parts["optimizer"] == on_each_device(made.init().optimizer) == whole["optimizer"] - 2 * mlp
@@ -63,7 +63,7 @@ def test_frozen_parameters_have_neither_gradient_nor_state():
 def test_a_model_that_is_too_large_is_refused_before_it_is_traced(free, monkeypatch):
     made = program(scale=1_000_000)
     monkeypatch.setattr(Program, "trace", lambda _: pytest.fail("traced"))
-    needed = sum(held(made).values())
+    needed = sum(least_memory(made).values())
     free(needed)
     check_memory(made)
     free(None)
@@ -73,7 +73,7 @@ def test_a_model_that_is_too_large_is_refused_before_it_is_traced(free, monkeypa
         check_memory(made)
     told = str(caught.value)
     assert re.search(r"needs \d+\.\d\d GiB of memory on each device, before any activation", told)
-    assert f"parameters {held(made)['parameters'] / GIB:.2f}" in told
+    assert f"parameters {least_memory(made)['parameters'] / GIB:.2f}" in told
     assert re.search(
         rf"  1\. {2 * 64e6 * 32 * 4 / GIB:.2f} GiB layers/block/mlp/\w+: layers 2 × .*mlp 64,000,000", told
     )
@@ -83,18 +83,18 @@ def test_a_model_that_is_too_large_is_refused_before_it_is_traced(free, monkeypa
 
 def test_the_devices_of_a_cpu_share_its_memory(free):
     made = program(Layout({"data": 4}), scale=10_000)
-    free(4 * sum(held(made).values()))
+    free(4 * sum(least_memory(made).values()))
     check_memory(made)
-    free(4 * sum(held(made).values()) - 4)
+    free(4 * sum(least_memory(made).values()) - 4)
     with pytest.raises(UserError, match=r"each of this machine's 4 devices has \d"):
         check_memory(made)
-    assert available(made.placement) == sum(held(made).values()) - 1
+    assert available(made.placement) == sum(least_memory(made).values()) - 1
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_each_stage_of_zero_is_told_with_what_it_would_save(stage):
     def needs(zero):
-        return sum(held(program(Layout({"data": 4}, zero=zero), scale=1_000_000)).values())
+        return sum(least_memory(program(Layout({"data": 4}, zero=zero), scale=1_000_000)).values())
 
     told = [line for line in remedies(program(Layout({"data": 4}, zero=stage), scale=1_000_000)) if "zero" in line]
     assert len(told) == 3 - stage
@@ -102,7 +102,7 @@ def test_each_stage_of_zero_is_told_with_what_it_would_save(stage):
         assert line.startswith(f"Layout.zero = {better} ({stage} now): {(needs(stage) - needs(better)) / GIB:.2f} GiB")
         assert "over the 4 devices along 'data'" in line
     small = program(Layout({"data": 4}))
-    assert sum(held(small).values()) < WORTHWHILE
+    assert sum(least_memory(small).values()) < WORTHWHILE
     assert not [line for line in remedies(small) if "zero" in line]
 
 

@@ -137,7 +137,7 @@ def contents(program, mesh_axis):
 
 def test_tensor_parallelism_sums_activations_forward_and_their_gradients_backward(rng):
     program = random_program(rng, EXACT["tensor"], remat="none")
-    layers, embed = program.module.depth, program.module.dims["embed"]
+    layers, embed = program.module.layers.num_layers, program.module.dims["embed"]
     rows, stream, token = contents(program, "tensor"), 2 * 3 / 4 * 4 * 16 * 16 * embed, 2 * 3 / 4 * 4 * 16 * 16
     forward, backward = rows.pop(("all-reduce", "activations, forward")), rows.pop(("all-reduce", BACKWARD))
     # The look-up, two sums a layer, three numbers a token for the loss. Back: query, key, value, gate, up; the loss.
@@ -150,7 +150,7 @@ def test_tensor_parallelism_sums_activations_forward_and_their_gradients_backwar
 
 def test_sequence_parallelism_scatters_the_same_and_sums_the_gradients_of_norms_alone(rng):
     program = random_program(rng, Layout({"tensor": 4}, rows=SEQUENCE_PARALLEL))
-    layers, embed = program.module.depth, program.module.dims["embed"]
+    layers, embed = program.module.layers.num_layers, program.module.dims["embed"]
     rows, stream = contents(program, "tensor"), 3 / 4 * 4 * 16 * 16 * embed
     assert rows["reduce-scatter", "activations, forward"].bytes == pytest.approx((1 + 2 * layers) * stream)
     assert rows["all-gather", "activations, forward"].bytes == pytest.approx((1 + 2 * layers) * stream)

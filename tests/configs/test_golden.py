@@ -14,7 +14,7 @@ from axon.config import load
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
-INCLUDED = {"llama3"}
+INCLUDED = {"gemma", "llama3"}
 """Parts of other files, no runs of their own."""
 
 NAMES = sorted(
@@ -22,6 +22,8 @@ NAMES = sorted(
 )
 
 PARAMETERS = {
+    "gemma2_2b": 2_614_341_888,
+    "gemma3_1b": 999_885_952,
     "gpt2_small": 124_439_808,
     "llama3_8b": 8_030_261_248,
     "llama3_70b": 70_553_706_496,

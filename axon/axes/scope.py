@@ -76,7 +76,7 @@ def log_choice(topic: str, text: str) -> None:
     """Leave word of a choice made while tracing (which kernel, which policy); who traces prints it, once.
 
     A topic keeps each different text, in the order in which they came: two kinds of attention in one model are both
-    told, and layers that repeat are not.
+    logged, and layers that repeat once.
     """
     scope = current()
     if scope is not None:

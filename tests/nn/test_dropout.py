@@ -13,7 +13,7 @@ from axon.nn import Dropout, Inputs
 def given(seed, rows=8, seq=16, first=0, key=True):
     ids = jnp.zeros((rows, seq), jnp.int32)
     index = jnp.arange(first, first + rows, dtype=jnp.int32)
-    return Inputs(ids, ids, key=jax.random.key(seed) if key else None, rows=index)
+    return Inputs(ids, ids, key=jax.random.key(seed) if key else None, sequences=index)
 
 
 def test_the_rest_is_scaled_so_that_the_mean_stays(seed):
@@ -55,7 +55,7 @@ def test_dropout_does_not_depend_on_the_mesh(mesh, auto, seed, placed, compiled)
 
     def run(x, rows):
         inputs = given(seed)
-        inputs = Inputs(inputs.tokens, inputs.tokens, key=jax.random.key(seed), rows=shard(rows, "batch"))
+        inputs = Inputs(inputs.tokens, inputs.tokens, key=jax.random.key(seed), sequences=shard(rows, "batch"))
         return Dropout(0.5, "here")(shard(x, "batch seq embed"), inputs)
 
     rows = np.arange(8, dtype=np.int32)

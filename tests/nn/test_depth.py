@@ -259,7 +259,8 @@ def test_a_block_that_returns_something_else_is_named(result, found):
             return result(x)
 
     ids = jnp.zeros((2, 4), jnp.int32)
-    with pytest.raises(UserError, match=rf"Mistaken \(.*\), the block of kind 'odd', returned {found}: .*axon.nn.Auxiliary"):
+    message = rf"Mistaken \(.*\), the block of kind 'odd', returned {found}: .*axon.nn.Auxiliary"
+    with pytest.raises(UserError, match=message):
         Depth(Segment(2, odd=Mistaken()))(jnp.ones((2, 4, 8)), Inputs(ids, ids))
 
 

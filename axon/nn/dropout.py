@@ -16,7 +16,7 @@ from axon.nn.inputs import Inputs
 class Dropout:
     """Zero a share `rate` of the elements and scale up the rest (Srivastava et al., JMLR 15, 2014).
 
-    `name` tells its places in a block apart: it is folded into the key, beside the sequence's place in the global
+    `name` tells its places in a block apart: it is folded into the key, and so is the sequence's number in the global
     batch.
     """
 
@@ -27,10 +27,10 @@ class Dropout:
         check_range(self, "[0, 1)", "rate")
 
     def __call__(self, x: Array, inputs: Inputs) -> Array:  # batch seq.residual embed
-        if self.rate == 0 or inputs.key is None or inputs.rows is None:
+        if self.rate == 0 or inputs.key is None or inputs.sequences is None:
             return x
         key = jax.random.fold_in(inputs.key, zlib.crc32(self.name.encode()))
-        words = _words(key, inputs.rows, x.shape[1], x.shape[2])
+        words = _words(key, inputs.sequences, x.shape[1], x.shape[2])
         limit = min(round((1 - self.rate) * 2**32), 2**32 - 1)
         return jnp.where(words < jnp.uint32(limit), x / (1 - self.rate), 0).astype(x.dtype)
 

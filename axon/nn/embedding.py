@@ -27,6 +27,10 @@ class Embedding(nnx.Module):
             return table[ids]
         return axes.use_weight(scope, _LookUp(scope, self.table.axes[0], table.shape[0], ids.size), table, ids)
 
+    def flops(self, seq: int) -> int:
+        """None: a look-up multiplies nothing."""
+        return 0
+
 
 class _LookUp(axes.Operation):
     """Each device looks up the rows and columns that it holds, and the sum over devices has all rows (Megatron-LM,

@@ -18,7 +18,7 @@ from axon.plan.compiled import collectives
 def given(seed, rows=8, seq=16, first=0, key=True):
     ids = jnp.zeros((rows, seq), jnp.int32)
     index = jnp.arange(first, first + rows, dtype=jnp.int32)
-    return Inputs(ids, ids, key=jax.random.key(seed) if key else None, rows=index)
+    return Inputs(ids, ids, key=jax.random.key(seed) if key else None, sequences=index)
 
 
 def test_the_rest_is_scaled_so_that_the_mean_stays(seed):
@@ -68,7 +68,7 @@ def drop(seed):
 
     def run(x, sequences):
         inputs = Inputs(
-            *[jnp.zeros(x.shape[:2], jnp.int32)] * 2, key=jax.random.key(seed), rows=shard(sequences, "batch")
+            *[jnp.zeros(x.shape[:2], jnp.int32)] * 2, key=jax.random.key(seed), sequences=shard(sequences, "batch")
         )
         return Dropout(0.5, "here")(shard(x, "batch seq.residual embed"), inputs)
 

@@ -1,0 +1,43 @@
+"""Pipelines as data: schedules that are checked, drawn and executed from one table."""
+
+from axon.parallel.pipeline.check import check
+from axon.parallel.pipeline.chunks import Chunks
+from axon.parallel.pipeline.dual_pipe import DualPipeV
+from axon.parallel.pipeline.figures import Costs, Figures, figures
+from axon.parallel.pipeline.interleaved import Interleaved
+from axon.parallel.pipeline.lockstep import lockstep
+from axon.parallel.pipeline.one_f_one_b import GPipe, OneFOneB, TwoBW
+from axon.parallel.pipeline.periodic import ages, unrolled
+from axon.parallel.pipeline.schedule import Schedule
+from axon.parallel.pipeline.slots import NONE, SHIFTS, Slots, slots
+from axon.parallel.pipeline.table import Action, Cell, Table, Work
+from axon.parallel.pipeline.text import FromFile
+from axon.parallel.pipeline.zero_bubble import ZeroBubbleH1, ZeroBubbleV
+
+__all__ = [
+    "NONE",
+    "SHIFTS",
+    "Action",
+    "Cell",
+    "Chunks",
+    "Costs",
+    "DualPipeV",
+    "Figures",
+    "FromFile",
+    "GPipe",
+    "Interleaved",
+    "OneFOneB",
+    "Schedule",
+    "Slots",
+    "Table",
+    "TwoBW",
+    "Work",
+    "ZeroBubbleH1",
+    "ZeroBubbleV",
+    "ages",
+    "check",
+    "figures",
+    "lockstep",
+    "slots",
+    "unrolled",
+]

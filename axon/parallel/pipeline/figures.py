@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from axon.checks import check_range
 from axon.parallel.pipeline.periodic import unrolled
 from axon.parallel.pipeline.table import Action, Table, Work
 from axon.parallel.pipeline.timeline import Piece, Timed, timeline
@@ -23,6 +24,9 @@ class Costs:
     backward_input: float = 1.0
     backward_weight: float = 1.0
     pair: float | None = None
+
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "forward", "backward_input", "backward_weight", "pair")
 
     def of_actions(self, virtual: int) -> np.ndarray:
         """The time of one cell, indexed by `Action`."""

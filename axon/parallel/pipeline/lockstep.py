@@ -83,5 +83,6 @@ def _period(table: Table) -> Table:
         for tick, stage, (action, microbatch, chunk) in many.cells()
         if action == Action.FORWARD and stage == chunk == microbatch % table.microbatches == 0
     ]
-    arrays = (many.action, many.microbatch % table.microbatches, many.chunk)
-    return Table(*(array[begins[2] : begins[3]] for array in arrays), table.microbatches, table.chunks, flush=False)
+    period = slice(begins[2], begins[3])
+    microbatch = many.microbatch[period] % table.microbatches
+    return Table(many.action[period], microbatch, many.chunk[period], table.microbatches, table.chunks, flush=False)

@@ -52,8 +52,8 @@ class FromFile:
         for name, wanted in {"stages": stages, "microbatches": microbatches}.items():
             if found[name] != wanted:
                 raise UserError(
-                    f"{self.path} is a schedule for {found[name]} {name}, and this run has {wanted}. Change the run, or "
-                    f"write a table for it"
+                    f"{self.path} is a schedule for {found[name]} {name}, and this run has {wanted}. Change the run, "
+                    f"or write a table for it"
                 )
         return table
 
@@ -122,8 +122,8 @@ def _table(settings: dict[str, str], lines: list[tuple[int, list[str]]], where: 
 
 def _count(settings: dict[str, str], name: str, where: str) -> int:
     if not re.fullmatch(r"[1-9]\d{0,5}", settings[name]):
-        got = f"; got {settings[name]!r}" if settings[name] else ", and is not there"
-        raise UserError(f"{where}: expected `{name} NUMBER`, at least 1, before the first tick{got}")
+        got = f"got {settings[name]!r}" if settings[name] else "there is no such line"
+        raise UserError(f"{where}: expected `{name} NUMBER`, at least 1, before the first tick; {got}")
     return int(settings[name])
 
 

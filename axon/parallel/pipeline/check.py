@@ -33,7 +33,7 @@ def check(table: Table, memory: Slots | None = None) -> None:
 def _check_arrays(table: Table) -> None:
     chunks = table.chunks
     if chunks.placement not in PLACEMENTS:
-        raise UserError(f"unknown placement {chunks.placement!r} ; known: {', '.join(PLACEMENTS)}")
+        raise UserError(f"unknown placement {chunks.placement!r}; known: {', '.join(PLACEMENTS)}")
     if min(chunks.stages, chunks.virtual, table.microbatches) < 1:
         raise UserError(
             f"a schedule needs at least one stage, chunk and microbatch; "

@@ -12,10 +12,11 @@ class DualPipeV:
     """DualPipe (DeepSeek-V3, arXiv:2412.19437, section 3.2.1) cut in half into a V, by the order of its authors'
     program (github.com/deepseek-ai/DualPipe, `dualpipe/dualpipev.py`).
 
-    Time lost `(p − 1)·(F&B + B − 3W)` for p stages (PP/2 in the authors' table) and `m ≥ 2p`, where a stage has two
-    chunks, all costs are those of one chunk, B is a whole backward and F&B a forward and a backward together. In the
-    table the two of a pair follow each other, and F&B = F + B; what an overlap saves beyond is the compiler's. A stage
-    keeps up to 2p + 1 pairs of microbatch and chunk.
+    Time lost `(p − 1)·(F&B + B − 3W)` on p stages (PP/2 in the authors' table), for m ≥ 2p. All costs are those of one
+    chunk, of which a stage has two; B is a whole backward, and F&B a forward and a backward that run as one, after
+    which the results of both are there (`Costs.pair`). So for W ≤ F ≤ B − W. In the table the two of a pair follow
+    each other: run one after the other, they pass on the forward's result at once, and if all parts cost the same only
+    half as much time is lost. A stage keeps up to 2p + 1 pairs of microbatch and chunk.
     """
 
     @property

@@ -11,8 +11,8 @@ from axon.parallel.pipeline.table import Action, Table, Work
 class ZeroBubbleH1:
     """1F1B with split backwards, in the memory of 1F1B's first stage (Qi et al., arXiv:2401.10241, section 2.3.1).
 
-    Time lost `(p − 1)·(F + I − W)`, where I and W are the two parts of a backward: a third of 1F1B's if all three
-    cost the same. Every stage keeps `min(m, p)` microbatches.
+    Time lost `(p − 1)·(F + I − W)`, where I and W are the two parts of a backward, for m ≥ p, W ≤ F and W ≤ I: a third
+    of 1F1B's if all three cost the same. Every stage keeps `min(m, p)` microbatches.
     """
 
     @property

@@ -8,6 +8,7 @@ from axon.parallel.pipeline.interleaved import Interleaved
 from axon.parallel.pipeline.lockstep import lockstep
 from axon.parallel.pipeline.one_f_one_b import GPipe, OneFOneB, TwoBW
 from axon.parallel.pipeline.periodic import ages, unrolled
+from axon.parallel.pipeline.phases import Phase, phases
 from axon.parallel.pipeline.schedule import Schedule
 from axon.parallel.pipeline.slots import NONE, SHIFTS, Slots, slots
 from axon.parallel.pipeline.table import Action, Cell, Table, Work
@@ -27,6 +28,7 @@ __all__ = [
     "GPipe",
     "Interleaved",
     "OneFOneB",
+    "Phase",
     "Schedule",
     "Slots",
     "Table",
@@ -38,6 +40,7 @@ __all__ = [
     "check",
     "figures",
     "lockstep",
+    "phases",
     "slots",
     "unrolled",
 ]

@@ -17,14 +17,16 @@ def lockstep(table: Table) -> Table:
 
     Stages that wait for each other after every tick, as those of one SPMD program do, lose nothing then to a stage
     with a longer action, and a collective in an action is met by all. How forwards, backwards and weights take turns
-    is new. Each action has as few ticks as the order allows, so that no uniform table of these orders takes less time,
-    whatever the costs; of those with the same time, this one has each backward, and each backward for weights, at its
-    earliest, so as to keep little. A table with some backward split has all split.
+    is new. Each has as few ticks as its order allows, so that no uniform table with these orders takes less time,
+    whatever the costs; and a backward comes when its inputs are there, with one round of forwards between one and the
+    next, so as to keep little. So ticks repeat: 1F1B and interleaved are forwards, then a backward and a forward in
+    turn, then backwards (see `phases`). A table with some backward split has all split.
 
-    For p stages, m microbatches, v chunks placed in a loop: `v·m + p − 1` ticks of forwards, as many of backwards,
-    and `v·m` of weights if split. So 1F1B and interleaved lose no time, and 1F1B's stage s keeps
-    `min(m, 2(p − 1 − s) + 1)` microbatches; split backwards gain only `(p − 1)·W/v`, since no stage can do weights
-    while another does inputs. In a V, forwards take `2m + 2(p − 1)` ticks or more: it has no advantage here.
+    For p stages, m microbatches, v chunks placed in a loop there are `v·m + p − 1` ticks of forwards, as many of
+    backwards, and `v·m` of weights if split. 1F1B and interleaved lose no time by it; 1F1B's stage s keeps
+    `min(m, 2(p − 1 − s) + 1)` microbatches, and interleaved no more than before. Split backwards lose
+    `(p − 1)·(F + I)/v`, which is `(p − 1)·W/v` less than whole ones, since no stage can do weights while another does
+    inputs. In a V forwards take `2m + 2(p − 1)` ticks at least, and so it loses as much as H1.
     """
     if not table.flush:
         return _period(table)
@@ -49,18 +51,17 @@ def _rounds(orders: Orders, table: Table) -> list[Round]:
 
 
 def _merged(kinds: Sequence[list[Round]]) -> list[Cell]:
-    """The kinds' rounds in turn, each kind's as soon as the kind before has done what its next round needs."""
-    after = [_rounds_needed(*pair) for pair in itertools.pairwise(kinds)]
+    """A round of each kind in turn: forwards last, and each other kind if the one before has done what it needs."""
+    after = [[0] * len(kinds[0]), *(_rounds_needed(*pair) for pair in itertools.pairwise(kinds))]
     done = [0] * len(kinds)
-    cells = []
-    for tick in range(sum(map(len, kinds))):
-        kind = next(
-            kind
-            for kind in reversed(range(len(kinds)))
-            if done[kind] < len(kinds[kind]) and (kind == 0 or after[kind - 1][done[kind]] <= done[kind - 1])
-        )
-        cells += [cell._replace(tick=tick) for cell in kinds[kind][done[kind]]]
-        done[kind] += 1
+    cells, tick = [], 0
+    for kind in itertools.cycle([*range(1, len(kinds)), 0]):
+        if done[kind] < len(kinds[kind]) and after[kind][done[kind]] <= done[kind - 1]:
+            cells += [cell._replace(tick=tick) for cell in kinds[kind][done[kind]]]
+            done[kind] += 1
+            tick += 1
+        if tick == sum(map(len, kinds)):
+            return cells
     return cells
 
 

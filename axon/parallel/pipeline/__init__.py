@@ -1,4 +1,9 @@
-"""Pipelines as data: schedules that are checked, drawn and executed from one table."""
+"""Pipelines as data: schedules that are checked, drawn and executed from one table.
+
+A schedule makes a `Table` for a number of stages and microbatches: what each stage does in each tick. `lockstep` gives
+it ticks that are the same action on every stage, `slots` says where values wait and which stage they go to, `phases`
+which ticks are loops, and `check` proves all of it. `figures` says what it costs. All are NumPy, without jax.
+"""
 
 from axon.parallel.pipeline.check import check
 from axon.parallel.pipeline.chunks import Chunks

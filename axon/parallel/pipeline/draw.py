@@ -26,7 +26,7 @@ COLOURS = {
 
 
 def draw(table: Table, path: Path, costs: Costs = Costs(), title: str = "") -> None:
-    """Draw a schedule as a Gantt chart, with each stage's bubble and the most microbatches it keeps.
+    """Draw a schedule as a Gantt chart, with each stage's bubble, and its peak stash in microbatches.
 
     Args:
         path: of the file; its suffix says the format. costs: in any unit of time, which is that of the picture.

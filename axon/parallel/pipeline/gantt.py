@@ -11,7 +11,7 @@ LEGEND = "F3 forward of microbatch 3, B3 backward, I3 of inputs, W3 of weights; 
 
 
 def gantt(table: Table, costs: Costs = Costs(), width: int = 160) -> str:
-    """Each stage's work in time, its bubble, and the most microbatches it keeps; at most `width` letters of time.
+    """Each stage's work in time, its bubble, and its peak stash in microbatches; at most `width` letters of time.
 
     Idle time is `·`. A table with uniform ticks is drawn in lockstep. Without a flush there are two batches.
     """
@@ -43,11 +43,11 @@ def placed(table: Table, costs: Costs) -> list[Timed]:
 
 
 def summary(table: Table, costs: Costs) -> list[tuple[str, str]]:
-    """Of each stage its bubble and what it keeps, in words."""
+    """Of each stage its bubble and its peak stash, in words."""
     found = figures(table, costs)
     time = found.lockstep if table.uniform else found.time
-    bubbles, kept = time / found.busy - 1, found.stash / table.chunks.virtual
-    return [(f"bubble {bubble:.1%}", f"keeps {count:g}") for bubble, count in zip(bubbles, kept, strict=True)]
+    bubbles, stashes = time / found.busy - 1, found.stash / table.chunks.virtual
+    return [(f"bubble {bubble:.1%}", f"peak stash {count:g}") for bubble, count in zip(bubbles, stashes, strict=True)]
 
 
 def _columns(table: Table, lines: list[str], costs: Costs) -> list[list[str]]:

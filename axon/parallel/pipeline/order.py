@@ -68,7 +68,7 @@ def _with_late_forwards(cells: list[Cell], chunks: Chunks) -> list[Cell]:
     for cell in reversed(cells):
         if cell.work.action == Action.FORWARD:
             step = step_of(cell.stage, cell.work, chunks)
-            use = used.get(step._replace(depth=step.depth + 1), following[cell.stage])
+            use = used.get(step._replace(logical=step.logical + 1), following[cell.stage])
             cell = cell._replace(tick=min(following[cell.stage], use) - 1)
             used[step] = cell.tick
         following[cell.stage] = cell.tick

@@ -30,7 +30,7 @@ def _in_order(microbatches: int, chunks: Chunks, split: bool) -> list[Step]:
     """All results of a batch, each after what it needs."""
     down, up = range(chunks.total), range(chunks.total - 1, -1, -1)
     kinds = [(Action.FORWARD, down), (Action.BACKWARD_INPUT, up), *([(Action.BACKWARD_WEIGHT, up)] if split else [])]
-    return [Step(kind, i, depth) for kind, depths in kinds for i in range(microbatches) for depth in depths]
+    return [Step(kind, i, logical) for kind, depths in kinds for i in range(microbatches) for logical in depths]
 
 
 def unrolled(table: Table, periods: int) -> Table:

@@ -17,10 +17,12 @@ class _Name(NamedTuple):
 
     batch: int
     microbatch: int
-    depth: int
+    logical: int
 
     def __str__(self) -> str:
-        return f"microbatch {self.microbatch} at depth {self.depth}" + (f", batch {self.batch}" if self.batch else "")
+        return f"microbatch {self.microbatch} of logical chunk {self.logical}" + (
+            f", batch {self.batch}" if self.batch else ""
+        )
 
 
 def replay(table: Table, slots: Slots) -> None:
@@ -55,20 +57,20 @@ class _Memory:
         """Let a cell read, and write what it makes for itself; the name of what it makes for the next or the last."""
         action, microbatch, chunk = cell.work
         last = self.table.chunks.total - 1
-        name = _Name(batch, microbatch, self.table.chunks.depth(cell.stage, chunk))
-        if action == Action.FORWARD and name.depth == 0:
+        name = _Name(batch, microbatch, self.table.chunks.logical(cell.stage, chunk))
+        if action == Action.FORWARD and name.logical == 0:
             self._write(INPUT, cell.tick, cell.stage, self.slots.input[cell.tick, cell.stage], name)
         else:
             self._read(INPUT, cell, self.slots.input, name)
         if action == Action.FORWARD:
-            return name._replace(depth=name.depth + 1) if name.depth < last else None
-        if name.depth < last or action == Action.BACKWARD_WEIGHT:
+            return name._replace(logical=name.logical + 1) if name.logical < last else None
+        if name.logical < last or action == Action.BACKWARD_WEIGHT:
             self._read(GRADIENT, cell, self.slots.gradient, name)
         elif action == Action.BACKWARD_INPUT:
             self._write(GRADIENT, cell.tick, cell.stage, self.slots.gradient[cell.tick, cell.stage], name)
         if action != Action.BACKWARD_INPUT:
             self.finished.add(name)
-        return name._replace(depth=name.depth - 1) if name.depth and action != Action.BACKWARD_WEIGHT else None
+        return name._replace(logical=name.logical - 1) if name.logical and action != Action.BACKWARD_WEIGHT else None
 
     def receive(self, tick: int, sent: dict[int, _Name | None]) -> None:
         """Write what arrives. A slot for which nothing was sent is written all the same, with nothing."""

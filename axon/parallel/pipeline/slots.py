@@ -26,10 +26,10 @@ class Slots:
     written at its end. Arrays of ints, `NONE` where there is nothing:
 
     Attributes:
-        input: `[tick, stage]`, the slot of the input that the work reads. A forward at depth 0 writes it: its input is
-            made on the stage.
-        gradient: `[tick, stage]`, the slot of the output's gradient that a backward reads. At the last depth it is
-            made on the stage: by a backward of the inputs, which writes it for that of the weights.
+        input: `[tick, stage]`, the slot of the input that the work reads. The forward of logical chunk 0 writes it,
+            since its input is made on the stage.
+        gradient: `[tick, stage]`, the slot of the output's gradient that a backward reads. That of the last
+            chunk is made on the stage: by a backward of the inputs, which writes it for that of the weights.
         shift: `[tick, stage]`, how far the work's result travels, one of `SHIFTS`; 0 too if nobody needs it.
         input_arrives, gradient_arrives: `[tick, shift, stage]`, the slot that is written with the result of the stage
             `SHIFTS[shift]` before this one (modulo the stages) in this tick.
@@ -95,22 +95,22 @@ def _distance(source: int, target: int, stages: int) -> int:
 def _inputs(table: Table, when: dict[Step, int]) -> Iterator[_Value]:
     for step, tick in when.items():
         if step.action == Action.FORWARD:
-            source = step._replace(depth=step.depth - 1) if step.depth else None
+            source = step._replace(logical=step.logical - 1) if step.logical else None
             yield _value(table, when, source, tick, _uses(step, when, *Action))
 
 
 def _gradients(table: Table, when: dict[Step, int]) -> Iterator[_Value]:
     backward = (Action.BACKWARD, Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
     for step, tick in when.items():
-        last = step.depth == table.chunks.total - 1
+        last = step.logical == table.chunks.total - 1
         if step.action == Action.BACKWARD_INPUT or (step.action == Action.BACKWARD and not last):
-            after = step._replace(depth=step.depth + 1)
+            after = step._replace(logical=step.logical + 1)
             source = None if last else _uses(after, when, *backward[:2])[0]
             yield _value(table, when, source, tick, _uses(step, when, *backward))
 
 
 def _uses(step: Step, when: dict[Step, int], *actions: Action) -> tuple[Step, ...]:
-    """Of the same microbatch and depth, what is done of these actions."""
+    """Of the same microbatch and chunk, what is done of these actions."""
     same = (step._replace(action=action) for action in actions)
     return tuple(one for one in same if one in when)
 
@@ -122,7 +122,7 @@ def _value(table: Table, when: dict[Step, int], source: Step | None, tick: int, 
         if wait >= table.ticks:
             raise UserError(f"{users[0]} waits for {wait} ticks, and a period has {table.ticks}: use more microbatches")
         first %= table.ticks
-    return _Value(first, first + wait, table.chunks.home(users[0].depth)[0], source, users)
+    return _Value(first, first + wait, table.chunks.home(users[0].logical)[0], source, users)
 
 
 def _allocated(values: Iterable[_Value], table: Table) -> Iterator[tuple[_Value, int]]:

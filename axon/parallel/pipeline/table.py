@@ -51,11 +51,11 @@ class Cell(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Work, named by the depth of its chunk in the model, whichever stage does it."""
+    """Work, with the logical number of its chunk: whichever stage does it."""
 
     action: Action
     microbatch: int
-    depth: int
+    logical: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ class Table:
 
 
 def step_of(stage: int, work: Work, chunks: Chunks) -> Step:
-    return Step(work.action, work.microbatch, chunks.depth(stage, work.chunk))
+    return Step(work.action, work.microbatch, chunks.logical(stage, work.chunk))
 
 
 def result(step: Step) -> Step:
@@ -133,10 +133,10 @@ def result(step: Step) -> Step:
 
 def needs(step: Step, chunks: Chunks) -> list[Step]:
     """The results that a step waits for."""
-    action, microbatch, depth = step
+    action, microbatch, logical = step
     if action == Action.FORWARD:
-        return [Step(Action.FORWARD, microbatch, depth - 1)] if depth else []
+        return [Step(Action.FORWARD, microbatch, logical - 1)] if logical else []
     if action == Action.BACKWARD_WEIGHT:
-        return [Step(Action.BACKWARD_INPUT, microbatch, depth)]
-    after = [Step(Action.BACKWARD_INPUT, microbatch, depth + 1)] if depth < chunks.total - 1 else []
-    return [Step(Action.FORWARD, microbatch, depth), *after]
+        return [Step(Action.BACKWARD_INPUT, microbatch, logical)]
+    after = [Step(Action.BACKWARD_INPUT, microbatch, logical + 1)] if logical < chunks.total - 1 else []
+    return [Step(Action.FORWARD, microbatch, logical), *after]

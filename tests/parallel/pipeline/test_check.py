@@ -197,9 +197,9 @@ def in_order(table: Table) -> bool:
     when = {}
     for tick, stage, (action, microbatch, chunk) in table.cells():
         parts = (Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT) if action == Action.BACKWARD else (action,)
-        when |= {(part, microbatch, table.chunks.depth(stage, chunk)): tick for part in parts}
+        when |= {(part, microbatch, table.chunks.logical(stage, chunk)): tick for part in parts}
     forward, inputs, weights = (
-        np.array([[when[kind, i, depth] for depth in range(table.chunks.total)] for i in range(table.microbatches)])
+        np.array([[when[kind, i, logical] for logical in range(table.chunks.total)] for i in range(table.microbatches)])
         for kind in (Action.FORWARD, Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
     )
     down, up = (np.diff(forward, axis=1) > 0).all(), (np.diff(inputs, axis=1) < 0).all()
@@ -213,7 +213,9 @@ def test_work_that_reads_another_slot_is_refused():
     memory = slots(PLAIN)
     at = find(PLAIN, 0, "B2")
     memory.input[at] = (memory.input[at] + 1) % memory.inputs[0]
-    with pytest.raises(UserError, match=rf"tick {at[0]}, stage 0: B2 reads the input of microbatch 2 at depth 0 from"):
+    with pytest.raises(
+        UserError, match=rf"tick {at[0]}, stage 0: B2 reads the input of microbatch 2 of logical chunk 0 from"
+    ):
         check(PLAIN, memory)
 
 
@@ -221,7 +223,7 @@ def test_a_gradient_from_another_slot_is_refused():
     memory = slots(HALVES)
     at = find(HALVES, 1, "W2")
     memory.gradient[at] += 1
-    with pytest.raises(UserError, match="stage 1: W2 reads the gradient of microbatch 2 at depth 1 from slot"):
+    with pytest.raises(UserError, match="stage 1: W2 reads the gradient of microbatch 2 of logical chunk 1 from slot"):
         check(HALVES, memory)
 
 
@@ -230,7 +232,9 @@ def test_a_slot_that_is_written_while_it_is_needed_is_refused(pool, rng):
     memory = slots(HALVES)
     arrives = getattr(memory, pool)
     arrives[arrives != NONE] = 0
-    with pytest.raises(UserError, match=r"tick \d+, stage \d: the \w+ of microbatch \d at depth \d overwrites that of"):
+    with pytest.raises(
+        UserError, match=r"tick \d+, stage \d: the \w+ of microbatch \d of logical chunk \d overwrites that of"
+    ):
         check(HALVES, memory)
 
 
@@ -238,7 +242,7 @@ def test_what_is_sent_the_wrong_way_does_not_arrive():
     memory = slots(BOTH_WAYS)
     memory.shift[find(BOTH_WAYS, 0, "F2")] = -1
     with pytest.raises(
-        UserError, match=r"stage 1: F2 reads the input of microbatch 2 at depth 1 from slot ., which has n"
+        UserError, match=r"stage 1: F2 reads the input of microbatch 2 of logical chunk 1 from slot ., which has n"
     ):
         check(BOTH_WAYS, memory)
 
@@ -247,6 +251,6 @@ def test_what_arrives_and_is_not_written_is_missed():
     memory = slots(PLAIN)
     memory.gradient_arrives[:, :, 2] = NONE
     with pytest.raises(
-        UserError, match="stage 2: B0 reads the gradient of microbatch 0 at depth 2 from slot 0, which has n"
+        UserError, match="stage 2: B0 reads the gradient of microbatch 0 of logical chunk 2 from slot 0, which has n"
     ):
         check(PLAIN, memory)

@@ -28,10 +28,10 @@ def test_the_picture_is_a_png_with_a_box_for_every_cell(tmp_path, drawn):
     assert len(boxes) == 3 * 4 * 2 * 3 + 3  # and the background of each stage
 
 
-def test_every_stage_has_its_bubble_and_what_it_keeps(tmp_path, drawn):
+def test_every_stage_has_its_bubble_and_its_peak_stash(tmp_path, drawn):
     draw(GPipe().table(3, 4), tmp_path / "schedule.png")
     texts = [text.get_text() for text in drawn[0].axes[0].texts]
-    assert texts.count("bubble 50.0%   keeps 4") == 3
+    assert texts.count("bubble 50.0%   peak stash 4") == 3
 
 
 def test_colours_are_explained(tmp_path, drawn):

@@ -6,15 +6,15 @@ from axon.parallel.pipeline.gantt import gantt
 
 def test_the_picture_of_two_stages():
     assert gantt(OneFOneB().table(2, 2), Costs(1, 1, 1)).splitlines()[:2] == [
-        "stage 0 F0 F1 ······B0    ···B1     bubble 50.0% keeps 2",
-        "stage 1 ···F0 B0    F1 B1    ······ bubble 50.0% keeps 1",
+        "stage 0 F0 F1 ······B0    ···B1     bubble 50.0% peak stash 2",
+        "stage 1 ···F0 B0    F1 B1    ······ bubble 50.0% peak stash 1",
     ]
 
 
 def test_uniform_ticks_are_drawn_in_lockstep():
     assert gantt(lockstep(OneFOneB().table(2, 2))).splitlines()[:2] == [
-        "stage 0 F0 F1 ·········B0    B1     bubble 50.0% keeps 2",
-        "stage 1 ···F0 B0    F1 B1    ······ bubble 50.0% keeps 1",
+        "stage 0 F0 F1 ·········B0    B1     bubble 50.0% peak stash 2",
+        "stage 1 ···F0 B0    F1 B1    ······ bubble 50.0% peak stash 1",
     ]
 
 

@@ -1,5 +1,7 @@
 """Uniform ticks: what one program for all stages takes."""
 
+import heapq
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from axon.parallel.pipeline import (
     GPipe,
     Interleaved,
     OneFOneB,
+    Table,
     TwoBW,
     ZeroBubbleH1,
     ZeroBubbleV,
@@ -18,10 +21,7 @@ from axon.parallel.pipeline import (
     figures,
     lockstep,
 )
-
-
-def ticks(table, action):
-    return int((table.action == action).any(axis=1).sum())
+from axon.parallel.pipeline.table import needs, result, step_of
 
 
 def drawn(rng):
@@ -74,11 +74,42 @@ def done(order, kind):
     return [work[1:] for work in order if work.action in kinds]
 
 
-def test_no_uniform_order_of_1f1b_takes_fewer_ticks(rng):
-    """Each stage has m forwards, and the last begins p − 1 ticks after the first: so of backwards."""
-    stages, microbatches, _ = drawn(rng)
-    table = lockstep(OneFOneB().table(stages, microbatches))
-    assert ticks(table, Action.FORWARD) == ticks(table, Action.BACKWARD) == microbatches + stages - 1
+@pytest.mark.parametrize("schedule", [OneFOneB(), Interleaved(2), ZeroBubbleH1(), ZeroBubbleV()], ids=str)
+def test_no_other_turn_of_actions_takes_less_time(schedule, rng):
+    """By search of all of them, each with the work that any stage can do at that time."""
+    table, costs = schedule.table(int(rng.integers(1, 4)), int(rng.integers(1, 4))), Costs(*rng.uniform(0.5, 2, 3))
+    uniform = lockstep(table)
+    assert figures(uniform, costs).lockstep == pytest.approx(least_time(uniform, costs))
+
+
+def least_time(table: Table, costs: Costs) -> float:
+    """Dijkstra over how far each stage is with each action."""
+    kinds = [kind for kind in Action if kind and (table.action == kind).any()]
+    orders = [[[work for work in order if work.action == kind] for order in table.orders()] for kind in kinds]
+    cost = costs.of_actions(table.chunks.virtual)
+    queue, seen = [(0.0, tuple((0,) * table.stages for _ in kinds))], set()
+    while queue:
+        time, at = heapq.heappop(queue)
+        if all(n == len(order) for row, of in zip(at, orders, strict=True) for n, order in zip(row, of, strict=True)):
+            return time
+        if at not in seen:
+            seen.add(at)
+            for kind, row in enumerate(at):
+                after = tuple(n + can_do(table, orders, at, kind, stage) for stage, n in enumerate(row))
+                if after != row:
+                    heapq.heappush(queue, (time + float(cost[kinds[kind]]), (*at[:kind], after, *at[kind + 1 :])))
+    raise AssertionError("the table cannot be done")
+
+
+def can_do(table: Table, orders, at, kind: int, stage: int) -> bool:
+    done = {
+        result(step_of(stage, work, table.chunks))
+        for row, of in zip(at, orders, strict=True)
+        for stage, (n, order) in enumerate(zip(row, of, strict=True))
+        for work in order[:n]
+    }
+    todo = orders[kind][stage][at[kind][stage] :][:1]
+    return any(done.issuperset(needs(step_of(stage, work, table.chunks), table.chunks)) for work in todo)
 
 
 def test_without_a_flush_there_is_no_bubble_in_lockstep_either(rng):

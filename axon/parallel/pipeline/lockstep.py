@@ -55,13 +55,12 @@ def _merged(kinds: Sequence[list[Round]]) -> list[Cell]:
     after = [[0] * len(kinds[0]), *(_rounds_needed(*pair) for pair in itertools.pairwise(kinds))]
     done = [0] * len(kinds)
     cells, tick = [], 0
-    for kind in itertools.cycle([*range(1, len(kinds)), 0]):
-        if done[kind] < len(kinds[kind]) and after[kind][done[kind]] <= done[kind - 1]:
-            cells += [cell._replace(tick=tick) for cell in kinds[kind][done[kind]]]
-            done[kind] += 1
-            tick += 1
-        if tick == sum(map(len, kinds)):
-            return cells
+    while tick < sum(map(len, kinds)):
+        for kind in (*range(1, len(kinds)), 0):
+            if done[kind] < len(kinds[kind]) and after[kind][done[kind]] <= done[kind - 1]:
+                cells += [cell._replace(tick=tick) for cell in kinds[kind][done[kind]]]
+                done[kind] += 1
+                tick += 1
     return cells
 
 

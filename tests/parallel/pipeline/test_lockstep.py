@@ -44,6 +44,12 @@ def test_1f1b_keeps_what_goes_to_the_last_stage_and_back(rng):
     np.testing.assert_array_equal(found.stash, wanted)
 
 
+def test_h1_waits_for_weights_until_every_stage_has_some(rng):
+    stages, microbatches, _ = drawn(rng)
+    found = figures(lockstep(ZeroBubbleH1().table(stages, microbatches)))
+    np.testing.assert_array_equal(found.stash, np.minimum(microbatches, 2 * stages - 1 - np.arange(stages)))
+
+
 def test_interleaved_keeps_no_more_than_without(rng):
     stages, rounds = int(rng.integers(1, 7)), int(rng.integers(1, 4))
     table = Interleaved(2).table(stages, stages * rounds)

@@ -353,6 +353,7 @@ def test_interrupted_and_killed_at_random_the_losses_are_those_of_an_undisturbed
     assert losses(cut) == losses(here / "whole")
 
 
+@pytest.mark.full
 def test_an_interrupt_while_compiling_ends_with_130_and_the_run_can_begin_again(start, here):
     process = start("train", "tiny.gin", "--steps", "2", JAX_COMPILATION_CACHE_DIR=str(here / "empty"))
     assert process.stdout is not None

@@ -20,7 +20,7 @@ def contractions(draw):
     return tuple(left), tuple(right), tuple(out)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(contractions(), st.booleans(), st.integers(0, 2**31))
 def test_contract_is_numpys_einsum(names, flatten, seed):
     left, right, out = names

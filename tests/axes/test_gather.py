@@ -53,6 +53,7 @@ def test_what_is_no_gather_over_the_whole_mesh_comes_back_as_it_is(spec, line):
         jax.jit(run)(jax.device_put(np.ones((8, 8)), NamedSharding(mesh, spec)))
 
 
+@pytest.mark.few(target=("v6e:4x4",))
 @pytest.mark.parametrize(("target", "line"), [("v5p:4x4x4", 4), ("v5p:2x2x4", 1), ("v6e:4x4", 1), ("tpu7x:4x4x4", 2)])
 def test_over_the_whole_torus_too_a_gather_stays_a_gather_and_a_reduce_scatter_one(target, line):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")

@@ -35,6 +35,7 @@ def test_it_needs_nothing_but_jax_flax_optax_and_einops_to_begin(tmp_path):
     assert "--platform" in done.stdout
 
 
+@pytest.mark.few(missing=("GPU or TPU",))
 @pytest.mark.parametrize(("asked", "missing"), [((), "GPU or TPU"), (("--platform", "gpu"), "GPU")])
 def test_without_an_accelerator_it_says_so_and_offers_tiny_models(tmp_path, asked, missing):
     done = check(tmp_path, *asked)

@@ -109,6 +109,7 @@ def test_neighbouring_seeds_do_not_share_epochs(rows):
     assert numbers_of(first, 1) != numbers_of(second, 0)
 
 
+@pytest.mark.few(weights=[(0.7, 0.2, 0.1)])
 @pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 1, 1), (30, 1, 9)])
 def test_a_mixture_follows_its_weights(rows, weights):
     order = training_order(rows, weights, 50, seed=2)

@@ -15,12 +15,16 @@ SLOW = re.compile("Mixtral 8x7B|Llama 3 8B, (with )?gradients|decode, .*, pages 
 QUICK = [case for case in all_cases() if case.operation != "attention" and not SLOW.search(case.name)]
 QUICK += attention.cases(shorter=64)
 
+FEW = [case for case in QUICK if not re.search("in blocks|prefill, int8|verification|eighth|fp8 a row", case.name)]
+"""Each operation, forward and backward, in at least one configuration."""
+
 
 @pytest.fixture(autouse=True)
 def compiler():
     pytest.importorskip("libtpu", reason="needs its compiler: scripts/setup compilers")
 
 
+@pytest.mark.few(chip=("v5e",), case=FEW)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_every_configuration_compiles_for_every_chip(case, chip):

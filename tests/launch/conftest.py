@@ -9,21 +9,7 @@ from typing import Any
 
 import pytest
 
-MEMBER = """
-import json, os, sys
-from axon.launch.local import launch
-if "AXON_PROCESS" not in os.environ:
-    sys.exit(launch(2))
-from axon.launch.cluster import Process
-Process.found(os.environ).join()
-import jax
-import numpy as np
-me = jax.process_index()
-told = {}
-exec(sys.argv[1])
-with open(f"{sys.argv[2]}/{me}.json", "w") as file:
-    json.dump(told, file)
-"""
+sys.path.append(str(Path(__file__).parent))  # member.py is imported by its name
 
 
 @pytest.fixture(scope="session")
@@ -38,14 +24,10 @@ def environment(caches) -> Callable[[int], dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def two_processes(environment, tmp_path_factory) -> Callable[[str], list[dict[str, Any]]]:
-    """two_processes(script): run in each of two processes of two devices; the dictionaries `told` that they made."""
-
-    def run(script: str) -> list[dict[str, Any]]:
-        folder: Path = tmp_path_factory.mktemp("told")
-        command = [sys.executable, "-c", MEMBER, script, str(folder)]
-        done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
-
-    return run
+def told(environment, tmp_path_factory) -> list[dict[str, Any]]:
+    """What each of two processes of two devices found out: see `member.py`."""
+    folder: Path = tmp_path_factory.mktemp("told")
+    command = [sys.executable, str(Path(__file__).parent / "member.py"), str(folder)]
+    done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]

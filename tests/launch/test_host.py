@@ -63,6 +63,7 @@ print(json.dumps(faults))
 """
 
 
+@pytest.mark.full
 def test_a_step_finds_the_memory_of_the_step_before():
     def faults(mode):
         command = [sys.executable, "-c", FAULTS, mode]

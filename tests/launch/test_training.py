@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from member import tell_training
 
 from axon.checkpoint import Reader
 from axon.observe.metrics import read_metrics
@@ -85,22 +86,33 @@ def children(process: subprocess.Popen) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def test_two_processes_give_the_numbers_of_one(start, here, whole):
-    done = start(1, "one", "--steps", "10", "--set", "Evaluation.every=10")
-    out = done.communicate(timeout=200)[0]
-    assert done.returncode == 0, out
-    one, two = (np.array(numbers(folder, "loss", "grad_norm", "tokens")) for folder in (here / "one", whole))
-    np.testing.assert_allclose(one, two[:10], rtol=1e-5)
+def test_steps_of_two_processes_have_the_numbers_of_one(told):
+    assert told[0]["training"] == told[1]["training"]
+    np.testing.assert_allclose(told[0]["training"], tell_training(0), rtol=1e-5)
 
 
+@pytest.mark.full
+def test_a_run_of_two_processes_has_the_numbers_of_one(start, here):
+    runs = {count: start(count, f"by {count}", "--steps", "10") for count in (1, 2)}
+    for done in runs.values():
+        out = done.communicate(timeout=200)[0]
+        assert done.returncode == 0, out
+    assert '"processes": 2' in (here / "by 2/run.json").read_text()
+    one, two = (numbers(here / f"by {count}", "loss", "grad_norm", "tokens") for count in runs)
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+    one, two = (numbers(here / f"by {count}", "eval_loss", "eval_bits_per_byte") for count in runs)
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+@pytest.mark.full
 def test_what_is_written_once_is_whole(whole):
     assert [step for step, _ in numbers(whole, "loss")] == list(range(1, 61))
     assert [step for step, _ in numbers(whole, "eval_loss")] == [50, 60]
     assert Reader(whole / "checkpoints").steps() == [56, 60]
     assert {"config.gin", "run.json", "loss.png", "tokenizer.json"} <= {path.name for path in whole.iterdir()}
-    assert '"processes": 2' in (whole / "run.json").read_text()
 
 
+@pytest.mark.full
 def test_a_killed_process_ends_the_run_and_the_same_command_resumes_bit_for_bit(start, here, whole):
     process = start(2, "cut")
     wait_for_step(random.randint(8, 40), here / "cut", process)

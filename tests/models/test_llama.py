@@ -83,6 +83,7 @@ def plain_loss(config, values, batch):
     return total / batch["weights"].sum()
 
 
+@pytest.mark.few(name=("scanned",))
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow) if name == "tied" else name for name in VARIANTS],  # as qwen2 is

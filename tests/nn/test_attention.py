@@ -50,6 +50,7 @@ def close(actual, expected, tolerance=5e-6):
         assert np.linalg.norm(one - other) <= tolerance * max(np.linalg.norm(other), 1.0)
 
 
+@pytest.mark.few(auto=(False,), mesh=[{"context": 4, "tensor": 2}, {"tensor": 8}, {"tensor": 2}])
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "rows"), LAYOUTS)
 def test_attention_does_not_depend_on_how_heads_and_positions_are_split(
@@ -90,6 +91,7 @@ def empty_cache(attention, batch, length):
     return {name: shard(jnp.zeros(spec.shape), " ".join(spec.axes)) for name, spec in specs.items()}
 
 
+@pytest.mark.few(mesh=[{"data": 2, "tensor": 2}], options=[{"scale": 0.9, "soft_cap": 0.8}])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
 @pytest.mark.parametrize(
     "options", [{}, {"scale": 0.9, "soft_cap": 0.8}, {"sinks": True}], ids=["plain", "scaled and capped", "sinks"]

@@ -117,6 +117,7 @@ def test_scanned_and_written_out_are_the_same(run):
         close(run(make(unroll=False), with_cache=False), run(make(unroll=True), with_cache=False))
 
 
+@pytest.mark.few(unroll=(False,), remat=("full", {"full": "full", "last": ("up",)}))
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("remat", ["full", "minimal", ("up",), (), {"full": "full", "last": ("up",)}])
 def test_what_is_recomputed_does_not_change_gradients_cache_or_auxiliary(remat, unroll, run):

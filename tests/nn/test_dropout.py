@@ -75,6 +75,7 @@ def drop(seed):
     return run
 
 
+@pytest.mark.few(auto=(False,))
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "options"), LAYOUTS)
 def test_dropout_does_not_depend_on_the_layout(mesh, options, auto, drop, placed, compiled):
@@ -84,6 +85,7 @@ def test_dropout_does_not_depend_on_the_layout(mesh, options, auto, drop, placed
     np.testing.assert_array_equal(made, drop(*operands))
 
 
+@pytest.mark.few(auto=(False,))
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "options"), LAYOUTS)
 def test_each_device_draws_for_its_own_elements_alone(mesh, options, auto, drop, placed):

@@ -40,6 +40,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.few(mesh=[{"data": 2, "tensor": 2}], config=(MODELS[1], MODELS[3]))
 @pytest.mark.parametrize("config", MODELS, ids=["tied", "window, scanned", "gpt2", "gemma", "gpt-oss"])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
 def test_logits_token_by_token_are_those_of_the_whole_row_and_give_its_loss(
@@ -72,6 +73,7 @@ def test_logits_token_by_token_are_those_of_the_whole_row_and_give_its_loss(
     np.testing.assert_allclose([nll, objective], expected, rtol=1e-5)
 
 
+@pytest.mark.few(mesh=[{"data": 2, "tensor": 4}])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 4}])
 def test_padding_of_the_vocabulary_is_never_predicted_and_never_counted(

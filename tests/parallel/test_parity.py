@@ -171,16 +171,19 @@ def check(layout, expected):
     np.testing.assert_allclose(our_curve, curve, rtol=1e-5)
 
 
+@pytest.mark.few(name=("zero 1", "context", "overlap", "three-dimensional"))
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_gradients_and_ten_steps_do_not_depend_on_a_mechanism(name, expected):
     check(combined(name), expected)
 
 
+@pytest.mark.few(names=(("zero 3", "tensor"),))
 @pytest.mark.parametrize("names", [("zero 3", "tensor"), ("zero 3", "sequence", "context")], ids=joined)
 def test_gradients_and_steps_of_several_kinds_of_block_do_not_depend_on_the_layout(names, expected_of_kinds):
     check(combined(*names), expected_of_kinds)
 
 
+@pytest.mark.few(layout=AUTO[1:])
 @pytest.mark.parametrize("layout", AUTO, ids=described)
 def test_gradients_and_ten_steps_do_not_depend_on_the_mode(layout, expected):
     check(layout, expected)

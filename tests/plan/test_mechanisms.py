@@ -52,6 +52,7 @@ def some(pairs, *fast):
     return [pair if pair in fast else pytest.param(*pair, marks=pytest.mark.slow) for pair in pairs]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "target"),
     some([(name, target) for name in MECHANISMS for target in TARGETS], ("sequence", "h200:8")),

@@ -49,6 +49,7 @@ def summed_over_data(program):
     return found
 
 
+@pytest.mark.few(zero=(0, 3))
 @pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
 @pytest.mark.parametrize("zero", range(4))
 def test_every_gradient_is_summed_once_in_the_dtype_that_was_asked_for(zero, reduce):

@@ -11,7 +11,8 @@ import pytest
 
 import axon.run
 from axon.layout import Layout
-from axon.run import Train
+from axon.run import Sample, Train
+from axon.serve.generate import Sampling
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -66,8 +67,9 @@ def few() -> Callable[[int], Any]:
 
 @pytest.fixture(scope="session")
 def trained(tiny, do, tmp_path_factory) -> Ran:
-    """The run, done whole and never disturbed. To be looked at only: see `copied`."""
-    return do(tiny, tmp_path_factory.mktemp("runs") / "whole")
+    """The run with a sample, done whole and never disturbed. To be looked at only: see `copied`."""
+    sample = Sample("alpha beta", Sampling(tokens=8))
+    return do(replace(tiny, sample=sample), tmp_path_factory.mktemp("runs") / "whole")
 
 
 @pytest.fixture

@@ -168,11 +168,11 @@ def test_full_logits_have_a_row_for_every_token(trained):
 
 
 def test_on_fewer_devices_the_reason_is_said_and_kernels_and_layout_rows_stay(tiny, do, few, tmp_path):
-    layout = Layout({"tensor": 8}, replicate_kv=2)
-    train = replace(tiny, model=replace(tiny.model, heads=8), layout=layout, kernels={"attention": "reference"})
-    do(train, tmp_path, devices=8, steps=2)
+    layout = Layout({"tensor": 4}, replicate_kv=2)
+    train = replace(tiny, model=replace(tiny.model, kv_heads=2), layout=layout, kernels={"attention": "reference"})
+    do(train, tmp_path, devices=4, steps=2)
     lines = []
-    with few(8):
+    with few(4):
         whole, _ = evaluate_run(tmp_path, None, 2, lines.append)
     assert not any("does not hold here" in line for line in lines)
     with few(1):

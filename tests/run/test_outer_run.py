@@ -36,6 +36,7 @@ def whole(request, tiny, do, tmp_path_factory):
     return do(with_method(tiny, request.param), tmp_path_factory.mktemp("whole"), devices=2)
 
 
+@pytest.mark.few(whole=("OneBitAdam",))
 def test_a_run_that_was_stopped_within_a_round_and_continued_is_bit_identical(whole, do, few, tmp_path):
     tree = replace(whole.train, run_dir=None)
     do(tree, tmp_path, devices=2, steps=6)
@@ -50,6 +51,7 @@ def test_a_run_that_was_stopped_within_a_round_and_continued_is_bit_identical(wh
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
+@pytest.mark.few(whole=("OneBitAdam",))
 def test_evaluation_on_one_device_is_that_of_the_run(whole, few):
     with few(1):
         loss, _ = evaluate_run(whole.folder, None, whole.train.evaluation.batches, lambda line: None)
@@ -57,6 +59,7 @@ def test_evaluation_on_one_device_is_that_of_the_run(whole, few):
     assert loss == pytest.approx(last, rel=1e-5)
 
 
+@pytest.mark.few(whole=("OneBitAdam",))
 def test_another_number_of_replicas_is_refused(whole, do):
     other = replace(whole.train, layout=Layout({"replica": 4}), run_dir=None)
     with pytest.raises(UserError, match=r"'replica' 2 in the checkpoint and 4 here\. Set Layout.mesh as it was"):

@@ -309,6 +309,7 @@ def interrupting(number, when):
     return report
 
 
+@pytest.mark.few(when=("attention:", "MFU ="))
 @pytest.mark.parametrize(
     ("number", "when", "least"),
     [
@@ -364,6 +365,7 @@ def test_metrics_that_are_shortened_or_gone_are_said_so(trained, do, copied):
     assert not [line for line in trained.lines if "lacks" in line]
 
 
+@pytest.mark.few(torn=("[]",))
 @pytest.mark.parametrize("torn", ['{"data": {"dig', "[]", "\x00"], ids=["torn", "a list", "no text"])
 def test_a_torn_record_is_an_error_that_says_what_to_delete(trained, do, copied, torn):
     (copied / "run.json").write_text(torn)

@@ -58,18 +58,18 @@ def likeliest(program, values, ids):
         return np.asarray(jax.jit(last)(values, np.asarray([ids], np.int32))).tolist()
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        llama(layers=2),
-        llama(layers=2, window=5, qk_norm=True, bias=True, tied=True),
-        GPT2(VOCAB, 32, 2, 4, 48, 128),
-        Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0, unroll=False),
-    ],
-    ids=["llama", "window", "gpt2", "alternating windows"],
-)
+MODELS = {
+    "llama": llama(layers=2),
+    "window": llama(layers=2, window=5, qk_norm=True, bias=True, tied=True),
+    "gpt2": GPT2(VOCAB, 32, 2, 4, 48, 128),
+    "alternating windows": Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0, unroll=False),
+}
+
+
+@pytest.mark.few(model=("window", "gpt2"))
+@pytest.mark.parametrize("model", MODELS)
 def test_temperature_0_takes_what_the_full_forward_pass_finds_likeliest(model, seed, rng):
-    of = program(model)
+    of = program(MODELS[model])
     values = random_values(of, seed)
     prompt = rng.integers(0, VOCAB, int(rng.integers(1, 20))).tolist()
     ids = Generator(of.runtime)(values, prompt, Sampling(tokens=12, temperature=0))
@@ -84,6 +84,7 @@ def test_a_prompt_may_be_longer_than_the_rows_and_end_on_a_padding_boundary(smal
         assert ids == likeliest(small, values, [*prompt, *ids])[length - 1 : -1]
 
 
+@pytest.mark.full
 def test_the_likeliest_token_alone_is_what_top_k_1_a_tiny_top_p_and_min_p_1_leave(small, seed, rng):
     values = random_values(small, seed)
     prompt = rng.integers(0, VOCAB, 7).tolist()
@@ -100,6 +101,7 @@ def test_the_seed_decides(small, seed, rng):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.few(layout=[{"mesh": {"data": 4, "tensor": 2}, "zero": 3}])
 @pytest.mark.parametrize(
     "layout",
     [

@@ -230,6 +230,7 @@ def test_zero_on_a_mesh_where_it_splits_nothing_is_said(mesh):
     assert ("ZeRO" in program(Layout(mesh, zero=2)).choices) == ("data" not in mesh)
 
 
+@pytest.mark.few(microbatches=(1,))
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.parametrize(
     ("mesh", "options", "idle"),

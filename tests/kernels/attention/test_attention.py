@@ -89,6 +89,7 @@ def test_attention_is_the_formula(implementation, mask, length, rng):
     assert relative(made, dense(q, k, v, mask, (documents, documents), 0, 0.4)) < 1e-6
 
 
+@pytest.mark.few(kv_heads=(2,))
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_group_of_heads_shares_one_head_of_keys(implementation, kv_heads, rng):
@@ -105,6 +106,7 @@ def test_queries_that_start_later_see_the_keys_before_them(implementation, mask,
     assert relative(made, dense(q, k, v, mask, None, start, 0.4)) < 1e-6
 
 
+@pytest.mark.few(length=(BLOCK + 13,), mask=MASKS[-3:])
 @pytest.mark.parametrize("kept", [True, False], ids=["weights kept", "weights made again"])
 @pytest.mark.parametrize("length", [24, BLOCK + 13])
 @pytest.mark.parametrize("mask", MASKS[1:], ids=str)
@@ -230,6 +232,7 @@ FEATURES = [
 ]
 
 
+@pytest.mark.few(features=FEATURES[-1:])
 @pytest.mark.parametrize("kept", [True, False], ids=["weights kept", "weights made again"])
 @pytest.mark.parametrize("features", FEATURES, ids=str)
 def test_caps_sinks_and_slopes_and_the_log_sum_exp_have_the_gradients_of_the_formula(features, kept, rng, monkeypatch):

@@ -71,6 +71,7 @@ def check(rng, operands, config, inputs, tiles=SMALL, bound=3e-6, interpret=True
         assert relative(one, other) < bound
 
 
+@pytest.mark.few(mask=(MASKS[0], MASKS[-1]))
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_values_log_sum_exps_and_gradients_are_those_of_the_reference(mask, rng):
     q, k, v, documents = draw(rng)
@@ -92,6 +93,7 @@ def test_every_shape_has_the_reference_s_values_and_gradients(name, rng):
     check(rng, (q, k, v), AttentionConfig(Causal(), 0.1), AttentionInputs(start=k.shape[1] - q.shape[1]))
 
 
+@pytest.mark.few(features=(("cap", "sinks", "alibi_slopes"),))
 @pytest.mark.parametrize(
     "features", [("cap",), ("sinks",), ("alibi_slopes",), ("cap", "sinks", "alibi_slopes")], ids="+".join
 )
@@ -117,6 +119,7 @@ def test_queries_may_start_at_a_traced_place(rng):
         check(rng, (q, k, v), AttentionConfig(mask, 0.2), AttentionInputs(start=jnp.int32(start)))
 
 
+@pytest.mark.few(dtype=(jnp.bfloat16,))
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_floats_are_within_their_rounding_of_float64(dtype, rng):
     q, k, v, _ = draw(rng, 200, 200, batch=1)

@@ -86,6 +86,7 @@ def test_the_references_are_the_formula(vocab, soft_cap, rng):
     all_close((*tokens, *backward((of_nll, of_lse))), (nll, lse, *gradients(of_nll, of_lse)))
 
 
+@pytest.mark.few(tokens=(1, 37))
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("tokens", [1, 2, 24, 37, 101])
 def test_blocks_of_any_number_of_tokens_are_the_formula(tokens, z_loss, rng, small_blocks):

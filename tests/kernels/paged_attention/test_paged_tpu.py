@@ -43,6 +43,7 @@ def relative(actual, expected):
     return np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30)
 
 
+@pytest.mark.few(config=(CAP,))
 @pytest.mark.parametrize(
     ("config", "dtype", "queries", "splits"),
     [

@@ -147,6 +147,7 @@ def test_the_largest_of_a_block_comes_back_and_blocks_of_zeros_or_less_make_no_n
     assert np.all(np.isfinite(back))
 
 
+@pytest.mark.few(dtype=(jnp.int8,))
 @pytest.mark.parametrize("dtype", [jnp.int8, FP8], ids=["int8", "fp8"])
 def test_the_kernel_has_no_race(dtype, granularity, rng):
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call

@@ -6,7 +6,7 @@ import pytest
 
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.layout import Layout
-from axon.train.optimizers import EMA, Adafactor, AdamW, Constant, Group, Muon
+from axon.train.optimizers import EMA, SOAP, Adafactor, AdamW, Constant, Group, Muon, ScheduleFreeAdamW
 from axon.train.step import Program
 from models.llama import Llama
 
@@ -15,14 +15,20 @@ SEQUENCES, SEQ = 4, 8
 RATE = Constant(1e-2)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        EMA(Adafactor(RATE, b1=0.9, momentum_dtype="bfloat16"), decay=0.6),
-        Muon(RATE, AdamW(RATE, groups=(Group("norm/*", frozen=True),)), momentum_dtype="bfloat16"),
-    ],
-    ids=["factored and averaged", "Muon"],
-)
+def named(optimizer):
+    return type(optimizer).__name__
+
+
+OPTIMIZERS = [
+    EMA(Adafactor(RATE, b1=0.9, momentum_dtype="bfloat16"), decay=0.6),
+    Muon(RATE, AdamW(RATE, groups=(Group("norm/*", frozen=True),)), momentum_dtype="bfloat16"),
+    SOAP(RATE, every=2),
+    ScheduleFreeAdamW(RATE),
+]
+
+
+@pytest.mark.few(optimizer=OPTIMIZERS[1:3])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=named)
 def test_a_restored_state_goes_on_bit_for_bit(optimizer, rng, packed_batch, tmp_path):
     program = Program(
         MODEL, Layout({"data": 2}, zero=2), optimizer, batch=SEQUENCES, seq=SEQ, devices=jax.devices()[:2]

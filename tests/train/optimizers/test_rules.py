@@ -57,6 +57,7 @@ def drawn(draw, steps=3):
     return draw(), [draw() for _ in range(steps)]
 
 
+@pytest.mark.few(optimizer=OPTIMIZERS[4:6])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=named)
 def test_stacked_layers_learn_as_they_would_one_by_one(optimizer, parameters, draw, moved, unstacked):
     values, gradients = drawn(draw)
@@ -66,6 +67,7 @@ def test_stacked_layers_learn_as_they_would_one_by_one(optimizer, parameters, dr
         np.testing.assert_allclose(value, apart.values[path], rtol=1e-5, atol=1e-6, err_msg=path)
 
 
+@pytest.mark.few(optimizer=OPTIMIZERS[4:6])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=named)
 def test_parameters_in_bfloat16_are_moved_in_float32_and_cast_once(optimizer, parameters, draw, moved):
     narrow = {path: replace(spec, dtype=jnp.bfloat16) for path, spec in parameters.items()}
@@ -100,6 +102,7 @@ def test_a_momentum_has_the_dtype_that_was_asked_for(optimizer, parameters, draw
     assert sum(narrow) == sum(spec.size for spec in parameters.values())
 
 
+@pytest.mark.few(optimizer=GROUPED[3:5])
 @pytest.mark.parametrize("optimizer", GROUPED, ids=named)
 def test_frozen_parameters_have_neither_state_nor_update(optimizer, parameters, draw, moved):
     values, gradients = drawn(draw)

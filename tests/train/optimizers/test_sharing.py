@@ -19,6 +19,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.few(separate=(("heads",),))
 @pytest.mark.parametrize("separate", [(), ("heads",)], ids=["whole", "by head"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: " ".join(layout.mesh))
 def test_every_matrix_is_whole_where_it_is_worked_with(layout, separate, parameters, draw, placed, compiled):

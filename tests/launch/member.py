@@ -1,0 +1,119 @@
+"""What each of two real processes of two devices finds out. Run with the folder to write it to, `<process>.json`.
+
+The functions `tell_…` give what the tests of this folder look at; one launch serves them all.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+LAYOUTS = [
+    {"mesh": {"data": 4}},
+    {"mesh": {"data": -1}},
+    {"mesh": {"tensor": 4}},
+    {"mesh": {"data": 2, "tensor": 2}},
+    {"mesh": {"context": 4}},
+    {"mesh": {"data": 2, "context": 2}},
+    {"mesh": {"context": 2, "tensor": 2}},
+    {"mesh": {"replica": 2, "data": 2}},
+    {"mesh": {"tensor": 2, "data": 2}, "rows": {"batch": ("data", "tensor")}, "order": ("tensor", "data")},
+]
+SEQUENCES, SEQ = 8, 12
+
+
+def corpus():
+    from axon.data import Data, Synthetic
+
+    return Data(seq=SEQ, batch=SEQUENCES, sources=(Synthetic(50, 200, 40),), held_out=0.3).prepare(str)
+
+
+def tell_agreement(me: int) -> dict:
+    """What both know alike: largest values, whose turn it is, and the step at which to stop."""
+    from axon.launch.agree import AgreedStop, largest, process_0_first
+    from axon.launch.signals import Interrupts
+
+    told = {"largest": [int(largest(value)) for value in (7 * me, 5 - me, 3)], "inside": []}
+    for _ in range(2):
+        with process_0_first("a test"):
+            began = time.time()
+            time.sleep(0.3)
+            told["inside"].append([began, time.time()])
+    for behind in (0, 1):
+        with Interrupts() as interrupts:
+            stop = AgreedStop(interrupts)
+            for step in range(1, 100):
+                if me == 1 and step == 5:
+                    signal.raise_signal(signal.SIGTERM)
+                if stop.ask(behind):
+                    break
+            told[f"stopped {behind}"] = [step, stop.requested]
+    return told
+
+
+def tell_feed(me: int) -> list:
+    """By layout: which sequences this process reads, and whether its devices hold what they would in one process."""
+    from axon.layout import Layout, Placement
+    from axon.train import feed
+    from axon.train.evaluate import BATCH
+
+    data, told = corpus(), []
+    whole = {"train": data.train(3, 11), "held_out": data.held_out()}
+    whole = {split: [next(batches) for _ in range(2)] for split, batches in whole.items()}
+    for layout in LAYOUTS:
+        sharding = Placement.of(Layout(**layout)).sharding(BATCH)
+        mine = feed.host_sequences(sharding, (SEQUENCES, SEQ))
+        right = True
+        for split, batches in {"train": data.train(3, 11, mine), "held_out": data.held_out(rows=mine)}.items():
+            for expected, read in zip(whole[split], batches, strict=False):
+                assert len(read["tokens"]) == len(mine)
+                for name, array in feed.place(sharding, read, mine, SEQUENCES).items():
+                    assert array.shape == (SEQUENCES, SEQ)
+                    assert array.sharding == sharding
+                    for shard in array.addressable_shards:
+                        right &= bool((shard.data == expected[name][shard.index]).all())
+        told.append([mine.tolist(), right])
+    return told
+
+
+def tell_training(me: int) -> list:
+    """Loss and gradient norm of three steps on all the devices that there are, or on the first four."""
+    import jax
+
+    from axon.layout import Layout
+    from axon.train import feed
+    from axon.train.evaluate import BATCH
+    from axon.train.optimizers import AdamW, Constant
+    from axon.train.step import Program
+    from models.llama import Llama
+
+    model = Llama(vocab=64, embed=16, layers=1, heads=2, kv_heads=2, mlp=24)
+    layout, optimizer = Layout({"data": 2, "tensor": 2}, zero=3), AdamW(Constant(1e-2))
+    program = Program(model, layout, optimizer, batch=SEQUENCES, seq=SEQ, devices=jax.devices()[:4])
+    mine = feed.host_sequences(program.placement.sharding(BATCH), (SEQUENCES, SEQ))
+    state, told = program.init(), []
+    for _, batch in zip(range(3), corpus().train(3, 11, mine), strict=False):
+        state, metrics = program.step(state, program.place(batch))
+        told.append([float(metrics[name]) for name in ("loss", "grad_norm", "tokens")])
+    return told
+
+
+def main(folder: Path) -> None:
+    from axon.launch.cluster import Process
+
+    Process.found(os.environ).join()
+    import jax
+
+    me = jax.process_index()
+    told = {"agreement": tell_agreement(me), "feed": tell_feed(me), "training": tell_training(me)}
+    (folder / f"{me}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    if "AXON_PROCESS" not in os.environ:
+        from axon.launch.local import launch
+
+        sys.exit(launch(2))
+    main(Path(sys.argv[1]))

@@ -1,5 +1,6 @@
 """The command line: thin commands over the same objects that Python code builds."""
 
+import os
 import sys
 import traceback
 from pathlib import Path

@@ -19,7 +19,7 @@ from axon.data.store import Root
 from axon.data.tokens import TokenWriter, open_tokens
 from axon.observe.metrics import MetricsFile
 from axon.observe.progress import Progress
-from axon.train.loop import Loop, Row
+from axon.train.loop import Loop, Record
 from axon.train.step import Program, State
 
 WARMUP = 20
@@ -62,12 +62,12 @@ def no_op(program: Program) -> Callable[[State, Mapping[str, Array]], tuple[Stat
 
 
 def _loop(program: Program, feed: Callable[[], Any], metrics: MetricsFile, progress: Progress) -> Loop:
-    def record(row: Row) -> None:
-        row = row | {"mfu": 0.0}
-        metrics.append(row)
-        progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
+    def log(record: Record) -> None:
+        record = record | {"mfu": 0.0}
+        metrics.append(record)
+        progress.update(record["step"], record["loss"], record["tokens_per_second"], record["mfu"])
 
-    return Loop(program, no_op(program), feed, record, position=str, stop=lambda behind: False)
+    return Loop(program, no_op(program), feed, log, position=str, stop=lambda behind: False)
 
 
 def _batches(program: Program, folder: str) -> Batches:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 
 import jax
 
-from axon.observe.metrics import MetricsFile, Row, missing_steps, read_metrics
+from axon.observe.metrics import MetricsFile, Record, missing_steps, read_metrics
 from axon.observe.plot import plot_loss
 from axon.observe.progress import Progress
 from axon.observe.trackers import Tracker, TrackerConfig
@@ -25,15 +25,15 @@ class Folder(Protocol):
 class Journal(Protocol):
     """The diary of one call of `axon train`. A context manager."""
 
-    def begin(self, record: Mapping[str, Any], start: int) -> None:
+    def begin(self, info: Mapping[str, Any], start: int) -> None:
         """Goes on from step `start`: what was written after it is dropped."""
         ...
 
-    def stepped(self, row: Row) -> None:
+    def stepped(self, record: Record) -> None:
         """A training step's numbers."""
         ...
 
-    def evaluated(self, row: Row) -> None:
+    def evaluated(self, record: Record) -> None:
         """An evaluation's numbers."""
         ...
 
@@ -53,7 +53,7 @@ class Journal(Protocol):
 
 
 def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]) -> Journal:
-    """The journal of this process: process 0 writes, the others do not. `report` is told if metrics are missing."""
+    """The journal of this process: process 0 writes, the others do not. `report` takes a line if metrics are missing."""
     return FileJournal(folder, trackers, until, report) if jax.process_index() == 0 else NullJournal()
 
 
@@ -65,30 +65,30 @@ class FileJournal:
         self._open = ExitStack()
         self._trackers: list[Tracker] = [tracker.open(folder.path) for tracker in trackers]
 
-    def begin(self, record: Mapping[str, Any], start: int) -> None:
+    def begin(self, info: Mapping[str, Any], start: int) -> None:
         self._metrics = self._open.enter_context(MetricsFile(self._folder.metrics))
         self._metrics.cut_back(start)
         if missing := missing_steps(read_metrics(self._folder.metrics), start):
             which = ", ".join(map(str, missing[:3])) + (", …" if len(missing) > 3 else "")
             self._report(f"{self._folder.metrics} lacks {len(missing):,} of the {start:,} steps so far: {which}")
         for tracker in self._trackers:
-            tracker.start(record, start)
+            tracker.start(info, start)
             self._open.callback(tracker.finish)
         if start < self._until:
             self._progress = self._open.enter_context(Progress(self._until))
 
-    def stepped(self, row: Row) -> None:
-        self.evaluated(row)
-        self._progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
+    def stepped(self, record: Record) -> None:
+        self.evaluated(record)
+        self._progress.update(record["step"], record["loss"], record["tokens_per_second"], record["mfu"])
 
-    def evaluated(self, row: Row) -> None:
-        self._metrics.append(row)
-        numbers = {name: value for name, value in row.items() if name != "step" and value is not None}
+    def evaluated(self, record: Record) -> None:
+        self._metrics.append(record)
+        numbers = {name: value for name, value in record.items() if name != "step" and value is not None}
         for tracker in self._trackers:
-            tracker.log(row["step"], numbers)
+            tracker.log(record["step"], numbers)
 
     def has_evaluation(self, step: int) -> bool:
-        return any("eval_loss" in row and row["step"] == step for row in read_metrics(self._folder.metrics))
+        return any("eval_loss" in record and record["step"] == step for record in read_metrics(self._folder.metrics))
 
     def plot(self) -> None:
         plot_loss(read_metrics(self._folder.metrics), self._folder.plot, self._folder.path.name)
@@ -104,13 +104,13 @@ class FileJournal:
 class NullJournal:
     """Of the processes that leave writing to process 0. See `Journal`."""
 
-    def begin(self, record: Mapping[str, Any], start: int) -> None:
+    def begin(self, info: Mapping[str, Any], start: int) -> None:
         pass
 
-    def stepped(self, row: Row) -> None:
+    def stepped(self, record: Record) -> None:
         pass
 
-    def evaluated(self, row: Row) -> None:
+    def evaluated(self, record: Record) -> None:
         pass
 
     def has_evaluation(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where a run's numbers may go beside `metrics.jsonl`: TensorBoard and Weights & Biases, behind one small interface."""
+"""Where a run's numbers may go besides `metrics.jsonl`: TensorBoard and Weights & Biases, behind one small interface."""
 
 import importlib
 import secrets

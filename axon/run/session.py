@@ -28,7 +28,7 @@ from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
 from axon.serve.generate import Generator, check_length
 from axon.train.evaluate import Evaluator
-from axon.train.loop import Loop, Row
+from axon.train.loop import Loop, Record
 from axon.train.state import State
 
 PROFILED_STEPS = 5
@@ -149,14 +149,14 @@ class Session:
         rate = peak(program.placement.devices)
         self.report(f"{FORMULA}; peak: {rate.source}")
 
-        def record(row: Row) -> None:
-            self.journal.stepped(row | {"mfu": mfu(row["tokens_per_second"], self._flops_per_token, rate)})
+        def log(record: Record) -> None:
+            self.journal.stepped(record | {"mfu": mfu(record["tokens_per_second"], self._flops_per_token, rate)})
 
         loop = Loop(
             program,
             execute,
             lambda: program.place(next(batches)),
-            record,
+            log,
             lambda step: corpus.position(self.train.seed, step),
             self.stop.ask,
             tokens,

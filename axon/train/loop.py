@@ -12,7 +12,7 @@ import numpy as np
 from axon.errors import UserError
 from axon.train.step import Program, State
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 
 SCALARS = ("loss", "grad_norm", "learning_rate", "tokens")
 
@@ -28,7 +28,7 @@ class Loop:
     Args:
         execute: the compiled step, `(state, batch) -> (state, metrics)`.
         feed: the next batch, placed on the mesh.
-        record: takes the row of each step, as soon as its metrics are read.
+        log: takes the record of each step, as soon as its metrics are read.
         position: where batch k comes from, for messages.
         stop: asked after each step, with how many steps late its answer may be; True ends the segment.
         tokens: real tokens seen before the first step.
@@ -37,7 +37,7 @@ class Loop:
     program: Program
     execute: Callable[[State, Mapping[str, Any]], tuple[State, Mapping[str, Any]]]
     feed: Callable[[], Mapping[str, Any]]
-    record: Callable[[Row], None]
+    log: Callable[[Record], None]
     position: Callable[[int], str]
     stop: Callable[[int], bool]
     tokens: int = 0
@@ -76,7 +76,7 @@ class Loop:
             raise self._diverged(step, values, np.asarray(metrics["norms"]))
         tokens = int(values["tokens"])
         self.tokens += tokens
-        self.record(
+        self.log(
             {
                 "step": step,
                 "loss": values["loss"],

@@ -18,6 +18,22 @@ os.environ["XLA_FLAGS"] = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks as `full` what no mark `few(name=values, …)` of its test lets through: a claim's wide repetitions."""
+    for item in items:
+        marks = [mark.kwargs for mark in item.iter_markers("few")]
+        if marks and not any(_lets_through(few, item) for few in marks):
+            item.add_marker("full")
+
+
+def _lets_through(few: dict, item: pytest.Item) -> bool:
+    drawn = item.callspec.params  # pyright: ignore[reportAttributeAccessIssue]
+    if unknown := few.keys() - drawn.keys():
+        raise pytest.UsageError(f"{item.nodeid}: few() names {', '.join(unknown)}, and its parameters are {[*drawn]}")
+    return all(drawn[name] in values for name, values in few.items())
+
+
 @pytest.fixture
 def seed() -> int:
     """Drawn for each test and shown when it fails; `AXON_TEST_SEED` repeats one."""

@@ -332,6 +332,7 @@ def test_the_traceback_of_a_persons_own_mistake_is_there_for_the_asking(axon, ow
 # ---- kills and interrupts -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_interrupted_and_killed_at_random_the_losses_are_those_of_an_undisturbed_run(start, here):
     whole = start("train", "tiny.gin", "--run-dir", "whole")
     assert whole.wait(120) == 0

@@ -1,7 +1,7 @@
 """The arithmetic of a two-operand contraction by name, operands already in place: the inside of `axon.axes.einsum`.
 
 Names here carry no roles. A `spec` is the sharding the result is to have, on a mesh whose axes are Explicit; it is
-None elsewhere, where the compiler is told of shardings by constraints instead.
+None elsewhere, where constraints give the compiler hints of shardings instead.
 """
 
 import math
@@ -38,13 +38,15 @@ def contract(
     batch = tuple(n for n in a_names if n in b_names and n in out)
     summed = tuple(n for n in a_names if n in b_names and n not in out)
     free = tuple(tuple(n for n in names if n not in batch + summed) for names in (a_names, b_names))
-    made = batch + free[0] + free[1]
-    made_spec = spec and permuted(spec, [out.index(n) for n in made])
+    names = batch + free[0] + free[1]
+    result_spec = spec and permuted(spec, [out.index(n) for n in names])
     flat = (
-        _flat_dot(a, a_names, b, b_names, summed, free, made_spec, dtype) if flatten and summed and not batch else None
+        _flat_dot(a, a_names, b, b_names, summed, free, result_spec, dtype)
+        if flatten and summed and not batch
+        else None
     )
-    result = _dot(a, a_names, b, b_names, summed, batch, made_spec, dtype) if flat is None else flat
-    return _transposed(result, made, out)
+    result = _dot(a, a_names, b, b_names, summed, batch, result_spec, dtype) if flat is None else flat
+    return _transposed(result, names, out)
 
 
 def _dot(a, a_names, b, b_names, summed, batch, spec, dtype) -> Array:
@@ -82,10 +84,10 @@ def _as_matrix(x: Array, names: Names, summed: Names) -> tuple[Array, int] | Non
         cut, which = len(names) - count, 1
     else:
         return None
-    held = jax.typeof(x).sharding.spec
-    if any(e is not None for i, e in enumerate(held) if i not in (0, cut)):
+    current = jax.typeof(x).sharding.spec
+    if any(e is not None for i, e in enumerate(current) if i not in (0, cut)):
         return None
-    spec = permuted(held, (0, cut)) if any(e is not None for e in held) else None
+    spec = permuted(current, (0, cut)) if any(e is not None for e in current) else None
     return lax.reshape(x, (math.prod(x.shape[:cut]), math.prod(x.shape[cut:])), out_sharding=spec), which
 
 
@@ -111,7 +113,7 @@ def broadcast_to_axes(value: Array, names: Names, target: Names) -> Array:
 
 
 def permuted(spec: PartitionSpec, order: Sequence[int]) -> PartitionSpec:
-    """The entries of `spec` in another order, with the sums that it still owes."""
+    """The entries of `spec` in another order, and the same mesh axes unreduced."""
     return PartitionSpec(*(spec.partitions[i] for i in order), unreduced=spec.unreduced)
 
 

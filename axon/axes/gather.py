@@ -15,10 +15,10 @@ def gather_in_stages(x: Array, spec: PartitionSpec, line: int) -> Array:
     writes an all-reduce of zeros and the shard, which sends twice as much and fills the zeros in first; of a part of
     the torus it makes an all-gather.
     """
-    held, mesh = jax.typeof(x).sharding.spec, jax.sharding.get_abstract_mesh()
-    if line == 1 or mesh.manual_axes or held.unreduced or held.reduced or spec.unreduced or spec.reduced:
+    current, mesh = jax.typeof(x).sharding.spec, jax.sharding.get_abstract_mesh()
+    if line == 1 or mesh.manual_axes or current.unreduced or current.reduced or spec.unreduced or spec.reduced:
         return x
-    found = single_split(held, spec, mesh.axis_names)
+    found = single_split(current, spec, mesh.axis_names)
     if not found:
         return x
     dimension, mesh_axes = found
@@ -34,8 +34,8 @@ def gather_in_stages(x: Array, spec: PartitionSpec, line: int) -> Array:
 
     @jax.custom_vjp
     def gathered(x: Array) -> Array:
-        return jax.shard_map(local, in_specs=held, out_specs=spec, check_vma=False)(x)
+        return jax.shard_map(local, in_specs=current, out_specs=spec, check_vma=False)(x)
 
     # As of a `reshard`: every device has the whole cotangent, and takes its shard of it.
-    gathered.defvjp(lambda x: (gathered(x), None), lambda _, cotangent: (jax.sharding.reshard(cotangent, held),))
+    gathered.defvjp(lambda x: (gathered(x), None), lambda _, cotangent: (jax.sharding.reshard(cotangent, current),))
     return gathered(x)

@@ -26,7 +26,7 @@ def as_cotangent(gradient: Array, weight: Array) -> Array:
 
 
 def reduce_gradient(gradient: Array, spec: PartitionSpec) -> Array:
-    """A weight's `gradient` under `spec`: a sum over devices that was put off is made in the scope's `reduce` dtype.
+    """A weight's `gradient` under `spec`: a sum over devices that was deferred is made in the scope's `reduce` dtype.
 
     Cast before it is summed, or the sum would be made in the weight's own dtype, which is that of its cotangent.
     """

@@ -42,9 +42,10 @@ def current_explicit() -> bool:
 
 
 def supports_unreduced() -> bool:
-    """Whether a type can say that a sum over devices is still owed: on Explicit mesh axes, outside manual regions.
+    """Whether a type can say that an array is unreduced: on Explicit mesh axes, outside manual regions.
 
-    XLA refuses partial sums over one mesh axis where another is manual (jax 0.12 with its own compilers).
+    Elsewhere a sum over devices cannot be deferred, and is made at once: XLA refuses partial sums over
+    one mesh axis where another is manual (jax 0.12 with its own compilers).
     """
     return current_explicit() and not jax.sharding.get_abstract_mesh().manual_axes
 

@@ -11,15 +11,15 @@ def scatter_sum(x: Array, spec: PartitionSpec) -> Array:
     """`x`, a partial sum on an Explicit mesh, summed over those mesh axes by which `spec` splits it further.
 
     What else `spec` asks for is left to whoever moves the result on; `x` itself comes back where `spec` only splits
-    it over mesh axes of which no sum is owed.
+    it over mesh axes over which it is not unreduced.
 
-    The reduce-scatter is said outright: a `reshard` becomes an all-reduce and a slice, which the TPU's compiler does
+    The reduce-scatter is written out: a `reshard` becomes an all-reduce and a slice, which the TPU's compiler does
     not take apart and overlap with the product that makes `x` (see `axon.runtime.options`).
     """
-    held = jax.typeof(x).sharding.spec
-    parts = [extra_axes(old, new) for old, new in zip(held.partitions, spec.partitions, strict=True)]
+    current = jax.typeof(x).sharding.spec
+    parts = [extra_axes(old, new) for old, new in zip(current.partitions, spec.partitions, strict=True)]
     summed = {axis for axes in parts for axis in axes or ()}
-    if None in parts or not summed or not summed <= held.unreduced:
+    if None in parts or not summed or not summed <= current.unreduced:
         return x
 
     def local(part):
@@ -28,5 +28,5 @@ def scatter_sum(x: Array, spec: PartitionSpec) -> Array:
                 part = lax.psum_scatter(part, axes, scatter_dimension=dimension, tiled=True)
         return part
 
-    made = PartitionSpec(*spec.partitions, unreduced=held.unreduced - summed)
-    return jax.shard_map(local, in_specs=held, out_specs=made, check_vma=False)(x)
+    result = PartitionSpec(*spec.partitions, unreduced=current.unreduced - summed)
+    return jax.shard_map(local, in_specs=current, out_specs=result, check_vma=False)(x)

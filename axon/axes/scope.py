@@ -35,8 +35,8 @@ class Scope:
 
     `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
     gradient, and so of its reduction over devices; `kernels` names, by operation, the implementations that a person
-    asked for; `choices` collects what was chosen while tracing, and `rings` the mesh axes over which `einsum` made a
-    ring of a collective.
+    asked for; `choices` collects what was chosen while tracing, by topic (see `log_choice`), and `rings` the mesh axes
+    over which `einsum` made a ring of a collective.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.
@@ -68,8 +68,17 @@ def activate(scope: Scope) -> Iterator[Scope]:
         _scope.reset(token)
 
 
+ALSO = "; also "
+"""What stands between the choices of one topic."""
+
+
 def log_choice(topic: str, text: str) -> None:
-    """Leave word of a choice made while tracing (which kernel, which policy); who traces prints it, once."""
+    """Leave word of a choice made while tracing (which kernel, which policy); who traces prints it, once.
+
+    A topic keeps each different text, in the order in which they came: two kinds of attention in one model are both
+    logged, and layers that repeat once.
+    """
     scope = current()
     if scope is not None:
-        scope.choices[topic] = text
+        known = scope.choices[topic].split(ALSO) if topic in scope.choices else []
+        scope.choices[topic] = ALSO.join(dict.fromkeys((*known, text)))

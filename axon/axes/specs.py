@@ -1,4 +1,4 @@
-"""Arithmetic on `PartitionSpec`s: which mesh axes split an array's dimensions, and over which a sum is still owed."""
+"""Arithmetic on `PartitionSpec`s: which mesh axes split an array's dimensions, and over which it is unreduced."""
 
 import math
 from collections.abc import Collection, Iterable
@@ -37,17 +37,17 @@ def partial_spec(spec: PartitionSpec, mesh_axes: Collection[str]) -> PartitionSp
     return PartitionSpec(*spec, unreduced=frozenset(mesh_axes)) if mesh_axes else spec
 
 
-def extra_axes(held: Any, wanted: Any) -> Names | None:
-    """The mesh axes by which the entry `wanted` splits a dimension beyond those of `held`; None if not like that."""
-    old, new = entries(held), entries(wanted)
+def extra_axes(current: Any, wanted: Any) -> Names | None:
+    """The mesh axes by which the entry `wanted` splits a dimension beyond those of `current`; None if not like that."""
+    old, new = entries(current), entries(wanted)
     return new[len(old) :] if new[: len(old)] == old else None
 
 
-def single_split(held: PartitionSpec, wanted: PartitionSpec, among: Collection[str]) -> tuple[int, Names] | None:
-    """(dimension, mesh axes) by which `held` is split further than `wanted`, if that is all and they are `among`."""
-    parts = [extra_axes(w, h) for h, w in zip(held.partitions, wanted.partitions, strict=True)]
+def single_split(current: PartitionSpec, wanted: PartitionSpec, among: Collection[str]) -> tuple[int, Names] | None:
+    """(dimension, mesh axes) by which `current` is split further than `wanted`, if that is all and they are `among`."""
+    parts = [extra_axes(w, h) for h, w in zip(current.partitions, wanted.partitions, strict=True)]
     found = [(dimension, axes) for dimension, axes in enumerate(parts) if axes != ()]
-    if len(found) != 1 or held.unreduced:
+    if len(found) != 1 or current.unreduced:
         return None
     dimension, axes = found[0]
     return (dimension, axes) if axes and set(axes) <= set(among) else None

@@ -27,6 +27,10 @@ class Embedding(nnx.Module):
             return table[ids]
         return axes.use_weight(scope, _LookUp(scope, self.table.axes[0], table.shape[0], ids.size), table, ids)
 
+    def flops(self, seq: int) -> int:
+        """None: a look-up multiplies nothing."""
+        return 0
+
 
 class _LookUp(axes.Operation):
     """Each device looks up the rows and columns that it holds, and the sum over devices has all rows (Megatron-LM,
@@ -52,7 +56,7 @@ class _LookUp(axes.Operation):
         self.apart = apart if tokens // num_shards(of_tokens) < size else ()
         self.ids = PartitionSpec(*(without(entry, self.apart) for entry in self.out[:2]))
         self.table = PartitionSpec(self.row_axes or None, self.apart or self.out[2])
-        self.found = PartitionSpec(*self.ids, self.table[1])
+        self.vectors = PartitionSpec(*self.ids, self.table[1])
 
     def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Array]:
         (ids,) = operands
@@ -60,7 +64,7 @@ class _LookUp(axes.Operation):
         def read(table: Array, ids: Array) -> Array:
             return table.at[self._place(ids)].get(mode="fill", fill_value=0)
 
-        look_up = axes.per_device(read, (self.table, self.ids), partial_spec(self.found, self.row_axes))
+        look_up = axes.per_device(read, (self.table, self.ids), partial_spec(self.vectors, self.row_axes))
         vectors = look_up(weight.gathered(self.table), axes.reshard(ids, self.ids))
         if self.apart:
             # Exchanged while the sum over rows is still to be made, so that one collective makes it of fewer vectors.
@@ -76,8 +80,8 @@ class _LookUp(axes.Operation):
             zeros = jnp.zeros((self.rows, vectors.shape[-1]), self.scope.reduce)
             return zeros.at[self._place(ids)].add(vectors.astype(self.scope.reduce), mode="drop")
 
-        added = axes.per_device(add, (self.found, self.ids), partial_spec(self.table, mesh_axes_of(self.ids)))
-        vectors = axes.reshard(axes.reshard(cotangent, self.out), self.found)
+        added = axes.per_device(add, (self.vectors, self.ids), partial_spec(self.table, mesh_axes_of(self.ids)))
+        vectors = axes.reshard(axes.reshard(cotangent, self.out), self.vectors)
         return added(vectors, axes.reshard(saved, self.ids)), None
 
     def _place(self, ids: Array) -> Array:

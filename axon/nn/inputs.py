@@ -18,8 +18,8 @@ class Inputs:
         tokens: ids, `batch seq` int32. positions: place within the document, `batch seq` int32.
         documents: which document of the sequence, `batch seq` int32; None where sequences hold one each.
         start: index of the first token in the cache of keys and values; None without a cache.
-        key, rows: the key from which dropout follows, and each sequence's place in the global batch, `batch` int32;
-            None where nothing is dropped.
+        key, sequences: the key from which dropout follows, and the number of each sequence in the global batch,
+            `batch` int32; None where nothing is dropped.
         angles: those of the positions that were computed before the layers, once for all.
     """
 
@@ -28,7 +28,7 @@ class Inputs:
     documents: Array | None = None
     start: Array | None = None
     key: Array | None = None
-    rows: Array | None = None
+    sequences: Array | None = None
     angles: tuple[Angles, ...] = ()
 
     def in_layer(self, layer: Array | int) -> "Inputs":

@@ -9,7 +9,7 @@ import jax
 from axon.axes import ArraySpec
 from axon.launch.host import free_memory
 from axon.layout import Placement
-from axon.train.optimizers.base import frozen_paths
+from axon.train.optimizers import frozen_paths
 from axon.train.step import Program
 
 

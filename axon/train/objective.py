@@ -97,7 +97,7 @@ class NextToken:
     def inputs(self, batch: Batch, key: Array | None = None) -> Inputs:
         """What a language model is given of a batch; in training, with a `key`."""
         sequences = None if key is None else batch[SEQUENCES]
-        return Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, rows=sequences)
+        return Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, sequences=sequences)
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         x, _, auxiliary = module.hidden(self.inputs(batch, key))

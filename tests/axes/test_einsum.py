@@ -300,9 +300,17 @@ def test_per_device_sums_what_devices_owe(auto, rng, placed, compiled):
     close(compiled(placed(auto=auto), run, x), x.sum(0))
 
 
-def test_notices_are_collected_in_the_scope_in_force_and_forgotten_outside(placed):
+def test_choices_are_collected_in_the_scope_in_force_and_forgotten_outside(placed):
     axes.log_choice("topic", "outside")
     with axes.activate(axes.Scope(placed())) as scope:
         axes.log_choice("topic", "inside")
     assert scope.choices == {"topic": "inside"}
     assert axes.current() is None
+
+
+def test_different_choices_of_one_topic_are_all_kept_and_the_same_is_said_once(placed):
+    with axes.activate(axes.Scope(placed())) as scope:
+        for text in ("xla, causal", "xla, causal & window 4", "xla, causal", "xla"):
+            axes.log_choice("attention", text)
+        axes.log_choice("layers", "scanned")
+    assert scope.choices == {"attention": "xla, causal; also xla, causal & window 4; also xla", "layers": "scanned"}

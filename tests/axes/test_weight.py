@@ -121,11 +121,11 @@ def test_a_pair_of_adapters_is_the_plain_mathematics_on_every_layout(pattern, me
     def ours(x, trained, frozen):
         arrays = {"frozen": frozen, **trained}
         pair = LoRA(**{name: Weight(arrays[name], names[name]) for name in names})
-        return jnp.sum(einsum(pattern, shard(x, " ".join(parsed.left)), pair) * out)
+        return jnp.sum(jnp.square(einsum(pattern, shard(x, " ".join(parsed.left)), pair) + out))
 
     def plain(x, trained, frozen):
         low = jnp.tensordot(x, trained["down"], 1)
-        return jnp.sum((jnp.tensordot(x, frozen, 1) + jnp.tensordot(low, trained["up"], 1)) * out)
+        return jnp.sum(jnp.square(jnp.tensordot(x, frozen, 1) + jnp.tensordot(low, trained["up"], 1) + out))
 
     frozen, trained = placed_values.pop("frozen"), placed_values
     made = compiled(placement, lambda *args: jax.value_and_grad(ours, (0, 1))(*args), x, trained, frozen)
@@ -143,10 +143,10 @@ def test_scaled_integers_are_the_plain_mathematics_on_every_layout_and_move_as_i
 
     def ours(x, scales, values):
         weight = Scaled(Weight(values, ("embed", "mlp")), Weight(scales, ("mlp",)))
-        return jnp.sum(einsum(UP, shard(x, "batch seq embed"), weight) * out)
+        return jnp.sum(jnp.square(einsum(UP, shard(x, "batch seq embed"), weight) + out))
 
     def plain(x, scales):
-        return jnp.sum((x @ (values * scales)) * out)
+        return jnp.sum(jnp.square(x @ (values * scales) + out))
 
     args = x, stored(placement, scales, ("mlp",)), stored(placement, values, ("embed", "mlp"))
     made = compiled(placement, lambda *args: jax.value_and_grad(ours, (0, 1))(*args), *args)
@@ -224,9 +224,9 @@ def test_an_operation_of_ones_own_goes_through_the_door(rng, placed, compiled):
 
     def ours(x, w):
         made = axes.use_weight(axes.current(), Squared(), w, shard(x, "batch embed"))
-        return jnp.sum(made * shard(out, "batch mlp"))
+        return jnp.sum(jnp.square(made + shard(out, "batch mlp")))
 
     weight = stored(placement, w, ("embed", "mlp"))
     made = compiled(placement, lambda x, w: jax.value_and_grad(ours, (0, 1))(x, w), x, weight)
-    close(made, jax.value_and_grad(lambda x, w: jnp.sum((x @ w**2) * out), (0, 1))(x, w), 1e-5)
+    close(made, jax.value_and_grad(lambda x, w: jnp.sum(jnp.square(x @ w**2 + out)), (0, 1))(x, w), 1e-5)
     assert made[1][1].sharding.is_equivalent_to(weight.sharding, 2)

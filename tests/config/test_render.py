@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import toy_house
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_house import Bpe, Cosine, Data, Layout, Net, Optimizer, Sources, Train
 
@@ -148,6 +148,7 @@ def test_the_golden_text_builds_the_tree():
     assert read_back(GOLDEN).tree == TREE
 
 
+@settings(deadline=None)
 @given(trees)
 def test_every_tree_is_read_back_equal_from_its_text_and_has_the_same_text_again(tree):
     text = dump(tree, modules=("toy_house",))
@@ -156,6 +157,7 @@ def test_every_tree_is_read_back_equal_from_its_text_and_has_the_same_text_again
     assert again.text == text
 
 
+@settings(deadline=None)
 @given(trees)
 def test_every_line_of_the_text_has_an_origin_in_the_file_it_is_read_from(tree):
     again = read_back(dump(tree, modules=("toy_house",)))

@@ -9,7 +9,7 @@ import pytest
 
 from axon import axes
 from axon.errors import UserError
-from axon.kernels.attention import Causal, attention
+from axon.kernels.attention import Causal, Window, attention
 from axon.kernels.choice import OPERATIONS, check_names, choose, platform, with_tpu
 from axon.kernels.grouped_matmul import grouped_matmul
 from axon.kernels.quantized_matmul import TENSOR, quantize, quantized_matmul
@@ -42,6 +42,14 @@ def test_one_that_is_asked_for_and_cannot_run_is_an_error_and_no_fallback():
         choose("attention", {"tpu": "odd", "xla": None})
     with scope(attention="xls"), pytest.raises(UserError, match=r"no implementation 'xls'\. Did you mean 'xla'"):
         choose("attention", {"tpu": "odd", "xla": None})
+
+
+def test_two_kinds_of_one_operation_are_both_said():
+    x = jnp.ones((1, 8, 2, 4))
+    with scope() as active:
+        for mask in (Causal(), Causal() & Window(4), Causal()):
+            attention(x, x, x, mask)
+    assert active.choices["attention"] == f"xla, {Causal()}; also xla, {Causal() & Window(4)}"
 
 
 def test_where_nothing_fits_every_reason_is_told():

@@ -22,7 +22,7 @@ SCRIPT = """
 from axon.data import Data, Synthetic
 from axon.layout import Layout, Placement
 from axon.train import feed
-from axon.train.step import BATCH
+from axon.train.evaluate import BATCH
 rows, seq, layouts = ARGUMENTS
 corpus = Data(seq=seq, batch=rows, sources=(Synthetic(50, 200, 40),), held_out=0.3).prepare(str)
 whole = {"train": corpus.train(3, 11), "held_out": corpus.held_out()}

@@ -152,6 +152,7 @@ def test_an_interrupt_saves_on_all_processes_at_one_step_and_the_run_goes_on(sta
     assert numbers(here / "interrupted", "loss") == numbers(whole, "loss")
 
 
+@pytest.mark.full
 def test_processes_that_do_not_make_the_mesh_are_one_clear_mistake(start, here):
     process = start(3, "mismatch", each=1)
     out = process.communicate(timeout=120)[0]

@@ -55,7 +55,7 @@ def test_dropout_falls_in_training_only_and_in_three_places(rng, seed, placed, c
     values, ids = random_parameters(module, rng), rng.integers(0, 20, (2, 8), dtype=np.int32)
 
     def hidden(values, key):
-        inputs = Inputs(ids, ids, key=key, rows=jnp.arange(2, dtype=jnp.int32))
+        inputs = Inputs(ids, ids, key=key, sequences=jnp.arange(2, dtype=jnp.int32))
         return bind(module, values).hidden(inputs)[0]
 
     run = lambda values: [hidden(values, k) for k in (None, jax.random.key(seed), jax.random.key(seed + 1))]  # noqa: E731

@@ -81,7 +81,7 @@ def run(rng, seed, bind, random_parameters):
     def run(depth, call=None, with_cache=True):
         names = tuple(depth.blocks)
         values = drawn.setdefault(names, random_parameters(depth, rng))
-        inputs = Inputs(ids, ids, key=jax.random.key(seed), rows=jnp.arange(2, dtype=jnp.int32))
+        inputs = Inputs(ids, ids, key=jax.random.key(seed), sequences=jnp.arange(2, dtype=jnp.int32))
         specs = depth.cache_specs(2, 4)
         cache = {kind: {n: jnp.ones(s.shape) for n, s in each.items()} for kind, each in specs.items()}
 
@@ -145,7 +145,7 @@ def test_no_two_layers_drop_the_same_elements(seed):
     depth = Depth(Segment(2, one=Drop(), other=Drop()), unroll=False)
     values = {kind: {"scale": jnp.ones((2, 8))} for kind in depth.blocks}
     ids = jnp.zeros((2, 4), jnp.int32)
-    inputs = Inputs(ids, ids, key=jax.random.key(seed), rows=jnp.arange(2, dtype=jnp.int32))
+    inputs = Inputs(ids, ids, key=jax.random.key(seed), sequences=jnp.arange(2, dtype=jnp.int32))
     _, dropped, _ = nnx.merge(nnx.graphdef(depth), values)(
         jnp.ones(()), inputs, {"one": jnp.zeros(2), "other": jnp.zeros(2)}
     )
@@ -252,14 +252,15 @@ def test_segments_that_cannot_be_are_refused():
         Depth(Segment(2, one=shared, other=shared))
 
 
-@pytest.mark.parametrize(("result", "found"), [(lambda x: x, "a "), (lambda x: (x, None), "2 values")])
+@pytest.mark.parametrize(("result", "found"), [(lambda x: x, "one array"), (lambda x: (x, None), "2 values")])
 def test_a_block_that_returns_something_else_is_named(result, found):
     class Mistaken(nnx.Module):
         def __call__(self, x, inputs, cache=None):
             return result(x)
 
     ids = jnp.zeros((2, 4), jnp.int32)
-    with pytest.raises(UserError, match=f"Mistaken, the block of kind 'odd', returned {found}.*axon.nn.Auxiliary"):
+    message = rf"Mistaken \(.*\), the block of kind 'odd', returned {found}: .*axon.nn.Auxiliary"
+    with pytest.raises(UserError, match=message):
         Depth(Segment(2, odd=Mistaken()))(jnp.ones((2, 4, 8)), Inputs(ids, ids))
 
 

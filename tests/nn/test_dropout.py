@@ -1,19 +1,24 @@
 """Dropout: the right share, by row, layer and place, whatever the mesh and the microbatches."""
 
+import math
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon import axes
 from axon.axes import shard
 from axon.errors import UserError
 from axon.nn import Dropout, Inputs
+from axon.plan.compiled import collectives
 
 
 def given(seed, rows=8, seq=16, first=0, key=True):
     ids = jnp.zeros((rows, seq), jnp.int32)
     index = jnp.arange(first, first + rows, dtype=jnp.int32)
-    return Inputs(ids, ids, key=jax.random.key(seed) if key else None, rows=index)
+    return Inputs(ids, ids, key=jax.random.key(seed) if key else None, sequences=index)
 
 
 def test_the_rest_is_scaled_so_that_the_mean_stays(seed):
@@ -48,18 +53,51 @@ def test_a_row_drops_the_same_elements_in_any_part_of_the_batch(seed):
     np.testing.assert_array_equal(part, whole[4:7])
 
 
+LAYOUTS = [
+    ({"data": 4}, {}),
+    ({"data": 2, "context": 4}, {}),
+    ({"data": 2, "tensor": 2}, {}),
+    ({"data": 2, "tensor": 4}, {"rows": {"seq.residual": ("context", "tensor")}}),
+    ({"data": 2, "context": 2, "x": 2}, {"rows": {"embed": "x"}, "order": ("data", "context", "x")}),
+]
+
+
+@pytest.fixture
+def drop(seed):
+    """drop(x, sequences): half of the elements of `batch seq embed`."""
+
+    def run(x, sequences):
+        inputs = Inputs(
+            *[jnp.zeros(x.shape[:2], jnp.int32)] * 2, key=jax.random.key(seed), sequences=shard(sequences, "batch")
+        )
+        return Dropout(0.5, "here")(shard(x, "batch seq.residual embed"), inputs)
+
+    return run
+
+
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
-@pytest.mark.parametrize("mesh", [{"data": 4}, {"data": 2, "context": 4}, {"data": 2, "tensor": 2}])
-def test_dropout_does_not_depend_on_the_mesh(mesh, auto, seed, placed, compiled):
-    x = np.ones((8, 16, 4), np.float32)
+@pytest.mark.parametrize(("mesh", "options"), LAYOUTS)
+def test_dropout_does_not_depend_on_the_layout(mesh, options, auto, drop, placed, compiled):
+    operands = np.ones((8, 16, 4), np.float32), np.arange(8, dtype=np.int32)
+    made = compiled(placed(mesh, auto=auto, **options), drop, *operands)
+    np.testing.assert_array_equal(made, compiled(placed(), drop, *operands))
+    np.testing.assert_array_equal(made, drop(*operands))
 
-    def run(x, rows):
-        inputs = given(seed)
-        inputs = Inputs(inputs.tokens, inputs.tokens, key=jax.random.key(seed), rows=shard(rows, "batch"))
-        return Dropout(0.5, "here")(shard(x, "batch seq embed"), inputs)
 
-    rows = np.arange(8, dtype=np.int32)
-    np.testing.assert_array_equal(compiled(placed(mesh, auto=auto), run, x, rows), compiled(placed(), run, x, rows))
+@pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
+@pytest.mark.parametrize(("mesh", "options"), LAYOUTS)
+def test_each_device_draws_for_its_own_elements_alone(mesh, options, auto, drop, placed):
+    placement, shape = placed(mesh, auto=auto, **options), (16, 32, 64)
+    names = ("batch", "seq.residual", "embed")
+    operands = (
+        jax.ShapeDtypeStruct(shape, jnp.float32, sharding=placement.sharding(names)),
+        jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=placement.sharding(names[:1])),
+    )
+    with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
+        text = jax.jit(lambda *operands: drop(*operands)).lower(*operands).compile().as_text()
+    sizes = [math.prod(int(n) for n in found.split(",")) for found in re.findall(r"\w\d+\[([\d,]+)\]", text)]
+    assert max(sizes) == math.prod(placement.sharding(names).shard_shape(shape))
+    assert not collectives(text)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])

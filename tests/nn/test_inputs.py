@@ -9,7 +9,7 @@ from axon.nn import Inputs, Rope
 
 def test_each_layer_has_a_key_of_its_own_and_the_rest_in_common(seed):
     tokens = jnp.zeros((1, 2), jnp.int32)
-    inputs = Inputs(tokens, tokens, key=jax.random.key(seed), rows=jnp.zeros(1, jnp.int32))
+    inputs = Inputs(tokens, tokens, key=jax.random.key(seed), sequences=jnp.zeros(1, jnp.int32))
     one, other = inputs.in_layer(0), inputs.in_layer(1)
     assert one.tokens is other.tokens is tokens
     keys = {tuple(jax.random.key_data(i.key).tolist()) for i in (inputs, one, other)}

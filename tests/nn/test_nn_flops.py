@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from axon.nn import Param, parameters
+from axon.nn import Embedding, Param, parameters
 from axon.nn.flops import forward_flops
 from axon.plan.flops import count_flops
 from models.gpt2 import GPT2
@@ -64,7 +64,7 @@ def test_a_window_saves_what_it_hides():
 
 
 class Half(nnx.Module):
-    """A matrix, a bias with two axes, and something that counts its own."""
+    """Matrices, a bias with two axes, a look-up, and something that counts its own."""
 
     def __init__(self):
         dims = {"embed": 4, "mlp": 6, "heads": 2, "head_dim": 3}
@@ -73,7 +73,8 @@ class Half(nnx.Module):
             Param("heads head_dim", dims, decay=False),
             Param("mlp", dims),
         )
-        self.inner, self.several = Sparse(), nnx.List([Param("embed mlp", dims), Param("mlp embed", dims)])
+        self.inner, self.table = Sparse(), Embedding("vocab", {"vocab": 9, "embed": 4}, 1.0)
+        self.several = nnx.List([Param("embed mlp", dims), Param("mlp embed", dims)])
 
 
 class Sparse(nnx.Module):

@@ -16,7 +16,19 @@ from axon.axes import ArraySpec
 from axon.layout import Layout, sequence_parallel
 from axon.runtime import Runtime, flattened, nested
 from axon.train.objective import Sums
-from axon.train.optimizers import EMA, SGD, Adafactor, AdamW, Constant, Group, Lion, Muon, Optax
+from axon.train.optimizers import (
+    EMA,
+    SGD,
+    SOAP,
+    Adafactor,
+    AdamW,
+    Constant,
+    Group,
+    Lion,
+    Muon,
+    Optax,
+    ScheduleFreeAdamW,
+)
 from axon.train.state import State
 from axon.train.step import Program
 from axon.train.update import Descent
@@ -33,6 +45,8 @@ OPTIMIZERS: dict[str, Any] = {
     "Muon": Muon(Constant(1e-2), REST),
     "Muon by head": Muon(Constant(1e-2), REST, scale="rms", steps=3, separate=("heads", "kv_heads")),
     "EMA": EMA(AdamW(Constant(3e-3), groups=(Group("embedding/*", frozen=True),)), decay=0.5),
+    "SOAP": SOAP(Constant(3e-3), every=2, largest=40, eps=1e-3),  # a small eps makes a sign of Adam's first step
+    "schedule-free": ScheduleFreeAdamW(Constant(3e-3)),
     "Optax": Optax(optax.adabelief, Constant(1e-3)),
 }
 LAYOUTS = {

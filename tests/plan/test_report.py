@@ -61,6 +61,7 @@ def test_zero_3_on_tpus_gathers_each_weight_twice_a_layer_and_reduces_each_gradi
     assert line(made, "all-to-all", "data").sent == pytest.approx(2 * 2 * BATCH * SEQ // 16 * EMBED * 15 / 16)
 
 
+@pytest.mark.full
 def test_zero_3_on_gpus_gathers_again_for_what_remat_repeats_and_scatters_the_same(report):
     made = report("h200:8", {"data": 8})
     assert 2 * matrices(2) < line(made, "all-gather", "data").bytes < 2 * matrices(3)

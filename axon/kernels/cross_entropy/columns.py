@@ -82,22 +82,23 @@ def block_again(x: Array, head: Array, targets: Array, lse: Array, columns: Colu
     return Block(logits, columns.ids(head) == targets[:, None], jnp.exp(logits - lse[:, None]))
 
 
-def dlogits(made: Block, of_nll: Array, of_probabilities: Array, columns: Columns) -> Array:
+def dlogits(block: Block, of_nll: Array, of_probabilities: Array, columns: Columns) -> Array:
     """`tokens vocab`, the gradients for `x·head` of a function of the tokens' `nll` and `lse`.
 
     Args:
         of_nll: `tokens`, the function's gradient for `nll`; of_probabilities: that plus its gradient for `lse`, as
-            `nll` is `lse` less the target's logit, and the gradient of `lse` for the logits is their probabilities.
+            `nll` is `lse` minus the target's logit, and the gradient of `lse` for the logits is their probabilities.
     """
-    found = of_probabilities[:, None] * made.probabilities - jnp.where(made.hit, of_nll[:, None], 0)
-    return columns.slope(made.logits, found)
+    found = of_probabilities[:, None] * block.probabilities - jnp.where(block.hit, of_nll[:, None], 0)
+    return columns.slope(block.logits, found)
 
 
 def _label(logits: Array, hit: Array, place: Array) -> tuple[Array, Array]:
     """The logits, and each token's at its target: 0 where that is not among these columns.
 
     The sum over `hit` is one more term of a pass that a TPU makes anyway. A CPU would write its summands first; there
-    the logit is read at its place, before the logits are used further, so that their powers can overwrite them.
+    the logit is read at its place; without the barrier XLA could read it after the powers are made, and would keep
+    the logits beside them in place of overwriting them.
     """
     if platform() != "cpu":
         return logits, jnp.sum(jnp.where(hit, logits, 0), axis=1)

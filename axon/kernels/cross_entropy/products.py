@@ -18,8 +18,8 @@ def add_gradients(dhead: Array, x: Array, head: Array, dlogits: Array) -> tuple[
 def _add_product(dhead: Array, x: Array, dlogits: Array) -> Array:
     """`dhead + xᵀ·dlogits`. On a CPU in parts of the columns, as the product is not added while it is made.
 
-    There `x` is transposed first, held apart from the product by a barrier: XLA's CPU matmul is half as fast, or two
-    thirds, with a transposed left operand (384 × 512 × 8,192 and near, jax 0.10.2).
+    There `x` is transposed first, behind a barrier without which XLA would fold the transpose into the product: its
+    CPU matmul is half as fast, or two thirds, with a transposed left operand (384 × 512 × 8,192 and near, jax 0.10.2).
     """
     parts = _column_parts(dhead)
     width = dhead.shape[1] // parts

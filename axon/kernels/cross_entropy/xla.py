@@ -59,9 +59,9 @@ def cross_entropy_and_gradients(
     def add(carry, part):
         sums, dhead = carry
         x, targets, weights = part
-        made, nll, lse = block(x, head, targets, columns)
+        current, nll, lse = block(x, head, targets, columns)
         rate = weights * (1 + 2 * z_loss * lse)
-        dhead, dx = add_gradients(dhead, x, head, dlogits(made, weights, rate, columns))
+        dhead, dx = add_gradients(dhead, x, head, dlogits(current, weights, rate, columns))
         return (_add(sums, nll, lse, weights, z_loss), dhead), dx
 
     begin = (_zero(), jnp.zeros(head.shape, accumulate))
@@ -98,8 +98,8 @@ def token_nll_gradients(
 
     def add(dhead, part):
         x, targets, lse, of_nll, of_lse = part
-        made = block_again(x, head, targets, lse, columns)
-        return add_gradients(dhead, x, head, dlogits(made, of_nll, of_nll + of_lse, columns))
+        current = block_again(x, head, targets, lse, columns)
+        return add_gradients(dhead, x, head, dlogits(current, of_nll, of_nll + of_lse, columns))
 
     parts = cut(head.shape[1], x, targets, lse, of_nll, of_lse)
     dhead, dx = lax.scan(add, jnp.zeros(head.shape, accumulate), parts)

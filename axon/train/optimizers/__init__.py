@@ -11,12 +11,15 @@ from axon.train.optimizers.lion import Lion
 from axon.train.optimizers.muon import Muon
 from axon.train.optimizers.onebit_adam import OneBitAdam
 from axon.train.optimizers.schedule import WSD, AnySchedule, Constant, Cosine, Linear, Schedule
+from axon.train.optimizers.schedule_free import ScheduleFreeAdamW
 from axon.train.optimizers.sgd import SGD
+from axon.train.optimizers.soap import SOAP
 from axon.train.optimizers.state import state_specs
 
 __all__ = [
     "EMA",
     "SGD",
+    "SOAP",
     "WSD",
     "Adafactor",
     "AdamW",
@@ -35,6 +38,7 @@ __all__ = [
     "Parameters",
     "Rule",
     "Schedule",
+    "ScheduleFreeAdamW",
     "descend",
     "frozen_paths",
     "state_specs",

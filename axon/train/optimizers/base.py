@@ -68,6 +68,6 @@ class Rule:
         return frozen_in(parameters, self.groups)
 
 
-def frozen_paths(optimizer: Optimizer, parameters: Parameters) -> frozenset[str]:
+def frozen_paths(optimizer: object, parameters: Parameters) -> frozenset[str]:
     """The parameters that `optimizer` leaves as they are."""
     return optimizer.frozen(parameters) if isinstance(optimizer, Freezing) else frozenset()

@@ -1,6 +1,5 @@
 """Muon: momentum with every singular value set to one, for matrices; AdamW for the rest."""
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -17,9 +16,10 @@ from axon.nn import ParamSpec
 from axon.train.optimizers.adamw import AdamW
 from axon.train.optimizers.descend import descend, joined
 from axon.train.optimizers.groups import Group, Parameters, frozen_in
-from axon.train.optimizers.matrix import Matrix, as_matrix, map_matrices
+from axon.train.optimizers.matrix import Matrix, as_matrix
 from axon.train.optimizers.newton_schulz import POLAR_EXPRESS, orthogonalize
 from axon.train.optimizers.schedule import AnySchedule
+from axon.train.optimizers.sharing import map_matrices
 
 TABLES = ("vocab", "positions")
 """A parameter with one of these axes is a table of vectors that learn apart: it goes to AdamW."""
@@ -94,13 +94,13 @@ class Muon:
             scope = axes.current()
             narrow = {path: x.astype(scope.compute) if scope else x for path, x in updates.items()}
             factors = map_matrices(partial(orthogonalize, steps=self.steps), matrices, narrow)
-            return {path: self._scale(matrices[path], x) * x.astype(updates[path].dtype) for path, x in factors.items()}
+            return {path: self._scale(matrices[path]) * x.astype(updates[path].dtype) for path, x in factors.items()}
 
         momentum = optax.trace(self.momentum, self.nesterov, accumulator_dtype=self.momentum_dtype)
         return optax.chain(momentum, optax.stateless(orthogonal))
 
-    def _scale(self, matrix: Matrix, value: Array) -> float:
-        inputs, outputs = (math.prod(value.shape[d] for d in side) for side in (matrix.inputs, matrix.outputs))
+    def _scale(self, matrix: Matrix) -> float:
+        inputs, outputs = matrix.length(matrix.inputs), matrix.length(matrix.outputs)
         return 0.2 * max(inputs, outputs) ** 0.5 if self.scale == "rms" else max(1.0, outputs / inputs) ** 0.5
 
 

@@ -9,13 +9,15 @@ from axon.axes import ArraySpec, Names
 from axon.nn import ParamSpec
 from axon.train.optimizers.base import Optimizer
 from axon.train.optimizers.groups import Parameters
+from axon.train.optimizers.matrix import axes_of_part
 
 
 def state_specs(optimizer: Optimizer, parameters: Parameters) -> Any:
     """An optimizer's state in axes: a tree like that of its transformation, whose leaves are `ArraySpec`s.
 
     What stands under a parameter's path and has its shape has its axes; so has what has its shape but for dimensions of
-    1 (a factored moment), or without some dimensions. All else is unnamed (`_0`, …), and lies whole on every device.
+    1 (a factored moment), or further dimensions at the end, or without some dimensions. All else is unnamed (`_0`, …),
+    and lies whole on every device.
     """
     values = {path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in parameters.items()}
     state = jax.eval_shape(optimizer.transform(parameters).init, values)
@@ -31,10 +33,8 @@ def _spec(path: Sequence[Any], leaf: Any, parameters: Parameters) -> ArraySpec:
 
 def _axes(spec: ParamSpec, shape: Sequence[int]) -> Names | None:
     """The axes of an array of this shape that belongs to the parameter; None where they cannot be told."""
-    if len(shape) == len(spec.shape) and all(n in (1, size) for n, size in zip(shape, spec.shape, strict=True)):
-        named = zip(shape, spec.shape, spec.axes, strict=True)
-        return tuple(name if n == size else f"_{i}" for i, (n, size, name) in enumerate(named))
-    return _in_order(spec, shape)
+    part = axes_of_part(spec.axes, spec.shape, shape)
+    return _in_order(spec, shape) if part is None else part
 
 
 def _in_order(spec: ParamSpec, shape: Sequence[int]) -> Names | None:

@@ -6,7 +6,19 @@ import numpy as np
 import optax
 import pytest
 
-from axon.train.optimizers import EMA, SGD, Adafactor, AdamW, Constant, Linear, Lion, Muon, Optax
+from axon.train.optimizers import (
+    EMA,
+    SGD,
+    SOAP,
+    Adafactor,
+    AdamW,
+    Constant,
+    Linear,
+    Lion,
+    Muon,
+    Optax,
+    ScheduleFreeAdamW,
+)
 
 SCHEDULE = Linear(0.02, warmup=2, steps=5)
 RATES = [0.01, 0.02, 0.02]
@@ -148,3 +160,64 @@ def test_a_moving_average_weighs_the_values_after_each_step_and_not_the_initial_
         np.testing.assert_array_equal(made.values[path], after[-1][path], err_msg="training is the optimizer's alone")
         mean = np.average([np.asarray(one[path], np.float64) for one in after], axis=0, weights=weights)
         np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6, err_msg=path)
+
+
+def test_schedule_free_adamw(parameters, draw, moved):
+    optimizer = ScheduleFreeAdamW(SCHEDULE, b1=0.8, b2=0.9, eps=1e-6, weight_decay=DECAY, weight_power=1.5)
+    values, gradients = draw(), [draw() for _ in RATES]
+    made = moved(optimizer, parameters, values, gradients)
+    averages = optimizer.evaluated(made.state, made.values)
+    for path, value in values.items():
+        x = z = y = value.astype(np.float64)
+        v, weights = 0.0, 0.0
+        for t, (rate, gradient) in enumerate(zip(RATES, gradients, strict=True), 1):
+            g = gradient[path].astype(np.float64)
+            v = 0.9 * v + 0.1 * g**2
+            z = z - rate * (g / (np.sqrt(v / (1 - 0.9**t)) + 1e-6) + DECAY * parameters[path].decay * y)
+            weight = max(RATES[:t]) ** 1.5
+            weights += weight
+            x = x + weight / weights * (z - x)
+            y = 0.2 * z + 0.8 * x
+        np.testing.assert_allclose(made.values[path], y, rtol=1e-5, atol=1e-5, err_msg=path)
+        np.testing.assert_allclose(averages[path], x, rtol=1e-5, atol=1e-5, err_msg=path)
+
+
+def test_soap_is_adam_in_bases_found_by_power_iteration(parameters, draw, moved):
+    """With sides of 12 at most: those of 20 keep their own basis. The first step only finds the bases."""
+    optimizer = SOAP(Constant(0.02), b1=0.8, b2=0.9, eps=1e-3, every=2, largest=12, weight_decay=DECAY)
+    values, gradients = draw(), [draw() for _ in range(4)]
+    made = moved(optimizer, parameters, values, gradients).values
+
+    def turned(basis, mean, iterations):
+        shifted = mean / (np.trace(mean) / len(mean)) + 1e-2 * np.eye(len(mean))
+        for _ in range(iterations):
+            basis = np.linalg.qr(shifted @ basis)[0]
+        return basis
+
+    def one(path, t, g, memory, value):
+        sides = [d for d in range(g.ndim) if parameters[path].decay and g.shape[d] <= 12]
+        bases = [np.eye(n) for n in g.shape]
+        for d in sides:
+            outer = g @ g.T if d == 0 else g.T @ g
+            memory[d] = 0.9 * memory.get(d, 0.0) + 0.1 * outer
+            basis = memory.get(("basis", d), np.eye(len(outer)))
+            bases[d] = memory["basis", d] = turned(basis, memory[d], 10 if t == 0 else int(t % 2 == 0))
+        if t == 0:
+            return np.zeros_like(g)
+
+        def rotate(x, bases):
+            return bases[0].T @ x @ bases[1] if x.ndim == 2 and parameters[path].decay else x
+
+        memory["m"] = 0.8 * memory.get("m", 0.0) + 0.2 * g
+        memory["v"] = 0.9 * memory.get("v", 0.0) + 0.1 * rotate(g, bases) ** 2
+        step = rotate(memory["m"], bases) / (1 - 0.8**t) / (np.sqrt(memory["v"] / (1 - 0.9**t)) + 1e-3)
+        return rotate(step, [b.T for b in bases])
+
+    direction, memory = by_matrix(one, parameters), {path: {} for path in values}
+    expected = {path: value.astype(np.float64) for path, value in values.items()}
+    for t, gradient in enumerate(gradients):
+        for path, value in expected.items():
+            towards = direction(path, t, gradient[path].astype(np.float64), memory[path], value)
+            expected[path] = value - 0.02 * (towards + DECAY * parameters[path].decay * value)
+    for path, value in expected.items():
+        np.testing.assert_allclose(made[path], value, atol=2e-4, err_msg=path)

@@ -3,7 +3,19 @@
 import pytest
 
 from axon.errors import UserError
-from axon.train.optimizers import EMA, SGD, Adafactor, AdamW, Constant, Group, Lion, Muon, Optax
+from axon.train.optimizers import (
+    EMA,
+    SGD,
+    SOAP,
+    Adafactor,
+    AdamW,
+    Constant,
+    Group,
+    Lion,
+    Muon,
+    Optax,
+    ScheduleFreeAdamW,
+)
 
 RATE = Constant(0.3)
 REST = AdamW(RATE)
@@ -23,6 +35,9 @@ REST = AdamW(RATE)
         (lambda: Muon(RATE, REST, momentum=-1.0), r"Muon.momentum is -1.0; must be in \[0, 1\)"),
         (lambda: EMA(REST, decay=1.0), r"EMA.decay is 1.0; must be in \[0, 1\)"),
         (lambda: EMA(EMA(REST)), r"EMA.optimizer is EMA, which averages by itself"),
+        (lambda: SOAP(RATE, every=0), r"SOAP.every is 0; must be at least 1"),
+        (lambda: ScheduleFreeAdamW(RATE, b1=0.0), r"ScheduleFreeAdamW.b1 is 0.0; must be in \(0, 1\)"),
+        (lambda: EMA(ScheduleFreeAdamW(RATE)), r"EMA.optimizer is ScheduleFreeAdamW, which averages by itself"),
         (lambda: Optax(lambda rate: None, RATE, clip=-1.0), r"Optax.clip is -1.0"),
         (lambda: Group("*", rate=-1.0), r"Group.rate is -1.0; must be at least 0"),
     ],

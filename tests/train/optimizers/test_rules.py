@@ -11,12 +11,14 @@ from axon.errors import UserError
 from axon.train.optimizers import (
     EMA,
     SGD,
+    SOAP,
     Adafactor,
     AdamW,
     Constant,
     Group,
     Lion,
     Muon,
+    ScheduleFreeAdamW,
     frozen_paths,
 )
 
@@ -32,6 +34,8 @@ OPTIMIZERS = [
     Muon(RATE, REST),
     Muon(RATE, REST, separate=("heads",), nesterov=False, scale="rms"),
     EMA(Adafactor(RATE)),
+    ScheduleFreeAdamW(RATE),
+    SOAP(RATE, every=2),
 ]
 GROUPED = [
     AdamW(RATE, groups=FROZEN),
@@ -40,6 +44,8 @@ GROUPED = [
     Adafactor(RATE, groups=FROZEN),
     Muon(RATE, AdamW(RATE, groups=FROZEN[1:]), groups=FROZEN[:1]),
     EMA(AdamW(RATE, groups=FROZEN)),
+    ScheduleFreeAdamW(RATE, groups=FROZEN),
+    SOAP(RATE, groups=FROZEN),
 ]
 
 
@@ -83,6 +89,7 @@ def rounded(values):
         SGD(RATE, momentum_dtype="bfloat16"),
         Adafactor(RATE, b1=0.9, momentum_dtype="bfloat16"),
         Muon(RATE, AdamW(RATE, momentum_dtype="bfloat16"), momentum_dtype="bfloat16"),
+        SOAP(RATE, momentum_dtype="bfloat16"),
     ],
     ids=named,
 )

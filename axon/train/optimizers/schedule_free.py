@@ -1,0 +1,69 @@
+"""Schedule-free AdamW: an average of the steps in place of a falling learning rate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+from jax import Array
+
+from axon.checks import check_range
+from axon.train.optimizers.base import Rule
+from axon.train.optimizers.descend import widened
+from axon.train.optimizers.groups import Group, Parameters
+from axon.train.optimizers.schedule import AnySchedule
+
+
+@dataclass(frozen=True)
+class ScheduleFreeAdamW(Rule):
+    """AdamW without a momentum whose steps are averaged (Defazio et al., arXiv:2405.15682). Needs no end of the run.
+
+    Gradients are those at y = (1 − b1)·z + b1·x, the parameters of training; z takes AdamW's steps, and x is the mean
+    of z over steps, weighted by the largest rate so far to the power of `weight_power`. x is evaluated.
+
+    Args:
+        schedule: the learning rate, best a warm-up and then the same: `Constant`. b1: of y. b2, eps: Adam's.
+        weight_decay: on matrices only, towards y. weight_power: of a step's rate in the mean. clip: largest global
+            norm of the gradients; None leaves them. groups: parameters with a rate or decay of their own.
+    """
+
+    schedule: AnySchedule
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    weight_power: float = 2.0
+    clip: float | None = 1.0
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self):
+        check_range(self, "(0, 1)", "b1")
+        check_range(self, "[0, 1)", "b2")
+        check_range(self, "[0, inf)", "weight_decay", "weight_power")
+        check_range(self, "(0, inf)", "eps", "clip")
+
+    def direction(self, parameters: Parameters) -> optax.GradientTransformation:
+        """The gradient over the root of the squares' mean."""
+        return optax.scale_by_rms(self.b2, self.eps, eps_in_sqrt=False, bias_correction=True)
+
+    def transform(self, parameters: Parameters) -> optax.GradientTransformation:
+        rate, frozen = self.schedule.function(), self.frozen(parameters)
+        inner = optax.contrib.schedule_free(
+            super().transform(parameters),
+            lambda count: rate(count - 1),  # optax counts this one from 1
+            self.b1,
+            self.weight_power,
+        )
+
+        def trained(values: Any) -> dict[str, Array]:
+            return widened({path: value for path, value in values.items() if path not in frozen})
+
+        def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+            return inner.update(trained(updates), state, trained(params))
+
+        return optax.GradientTransformation(lambda params: inner.init(trained(params)), update)
+
+    def evaluated(self, state: Any, values: Mapping[str, Array]) -> dict[str, Array]:
+        trained = widened({path: values[path] for path in state.z})
+        x: Any = optax.contrib.schedule_free_eval_params(state, trained)
+        return {path: x[path].astype(value.dtype) if path in x else value for path, value in values.items()}

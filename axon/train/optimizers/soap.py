@@ -1,0 +1,144 @@
+"""SOAP: Adam in the eigenbases of Shampoo's preconditioner."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from axon.checks import check_range
+from axon.train.optimizers.base import Rule
+from axon.train.optimizers.groups import Group, Parameters
+from axon.train.optimizers.matrix import Matrix, as_matrix
+from axon.train.optimizers.schedule import AnySchedule
+from axon.train.optimizers.sharing import map_matrices
+
+FIRST_ITERATIONS = 10
+"""Of the power iteration by which the first gradient's bases are found."""
+
+SHIFT = 1e-2
+"""Added to the eigenvalues, of their mean: a basis of the directions that no gradient had yet stays well determined."""
+
+
+@dataclass(frozen=True)
+class SOAP(Rule):
+    """Adam in a rotated space (Vyas et al., arXiv:2409.11321): the eigenbases of means of g gᵀ and gᵀ g, for every
+    matrix g, inputs × outputs by its axes. Vectors take Adam's step.
+
+    The bases follow by a power iteration and a QR decomposition every `every` steps; the first step only finds them.
+
+    State besides Adam's: two square matrices for each side of at most `largest`, split where the layout splits that
+    side. FLOPs of a step for a matrix of m × n: `8 mn (m + n)`, besides those of the bases; like Muon's, the devices
+    that split a matrix share the work, and exchange the parts of the state for it.
+
+    Args:
+        schedule: the learning rate. b1, b2, eps: Adam's; b2 is that of the sides' means too. every: steps between two
+            updates of the bases. largest: a longer side keeps its own basis. weight_decay: on matrices only. clip:
+            largest global norm of the gradients; None leaves them. groups: parameters with a rate or decay of their
+            own. momentum_dtype: of the first moment.
+    """
+
+    schedule: AnySchedule
+    b1: float = 0.95
+    b2: float = 0.95
+    eps: float = 1e-8
+    every: int = 10
+    largest: int = 8192
+    weight_decay: float = 0.1
+    clip: float | None = 1.0
+    groups: tuple[Group, ...] = ()
+    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self):
+        check_range(self, "[0, 1)", "b1", "b2")
+        check_range(self, "[0, inf)", "weight_decay")
+        check_range(self, "(0, inf)", "eps", "clip")
+        check_range(self, "[1, inf)", "every", "largest")
+
+    def direction(self, parameters: Parameters) -> optax.GradientTransformation:
+        """The rotated momentum over the root of the rotated squares' mean, rotated back."""
+        matrices = {path: m for path, spec in parameters.items() if (m := as_matrix(spec))}
+
+        def init(params: Any) -> Any:
+            moments = {path: self._moments(value, matrices.get(path)) for path, value in params.items()}
+            return {"count": jnp.zeros((), jnp.int32), "moments": moments}
+
+        def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+            count = state["count"]
+            trees = {path: {"direction": g, **state["moments"][path]} for path, g in updates.items()}
+            turned = {path: tree for path, tree in trees.items() if path in matrices}
+            after = {path: self._step(trees[path], count) for path in trees.keys() - turned.keys()}
+            after |= map_matrices(self._step, matrices, turned, count)
+            made = {path: after[path].pop("direction") for path in updates}
+            return made, {"count": count + 1, "moments": after}
+
+        return optax.GradientTransformation(init, update)
+
+    def _moments(self, value: Array, matrix: Matrix | None) -> dict[str, Any]:
+        """A parameter's state at first: of each side the mean, `side side`, and the basis, its vectors in columns."""
+        zeros = {"momentum": jnp.zeros_like(value, self.momentum_dtype), "squares": jnp.zeros_like(value)}
+        if matrix is None:
+            return zeros
+        sides = {"rows": matrix.rows, "columns": matrix.columns}
+        bases = {
+            name: _identity(matrix, side, value.dtype)
+            for name, side in sides.items()
+            if matrix.length(side) <= self.largest
+        }
+        return zeros | {name: {"mean": jnp.zeros_like(basis), "basis": basis} for name, basis in bases.items()}
+
+    def _step(self, tree: dict[str, Any], count: Array) -> dict[str, Any]:
+        """The state after a step whose gradient is `tree["direction"]`; there, what is followed.
+
+        Matrices come as `n rows columns`, and their sides as `n rows 1 rows` and `n 1 columns columns`.
+        """
+        gradient, first = tree["direction"], count == 0
+        sides = {name: self._side(tree[name], outer(gradient), count) for name, outer in _OUTER.items() if name in tree}
+        bases = {name: side["basis"].reshape(_square(side["basis"])) for name, side in sides.items()}
+        rotated = _rotated(gradient, bases)
+        momentum = jnp.where(first, 0.0, self.b1 * tree["momentum"] + (1 - self.b1) * gradient)
+        squares = jnp.where(first, 0.0, self.b2 * tree["squares"] + (1 - self.b2) * jnp.square(rotated))
+        steps = jnp.maximum(count, 1).astype(jnp.float32)
+        mean, variance = _rotated(momentum, bases) / (1 - self.b1**steps), squares / (1 - self.b2**steps)
+        direction = _rotated(mean / (jnp.sqrt(variance) + self.eps), {name: b.mT for name, b in bases.items()})
+        return {**sides, "momentum": momentum.astype(self.momentum_dtype), "squares": squares, "direction": direction}
+
+    def _side(self, side: Mapping[str, Array], outer: Array, count: Array) -> dict[str, Array]:
+        """The mean of the outer products along a side, and their basis."""
+        mean = self.b2 * side["mean"] + (1 - self.b2) * outer.reshape(side["mean"].shape)
+        square = mean.reshape(outer.shape)
+        size = jnp.trace(square, axis1=1, axis2=2)[:, None, None] / outer.shape[1]
+        shifted = square / jnp.maximum(size, jnp.finfo(size.dtype).tiny) + SHIFT * jnp.eye(outer.shape[1])
+        iterations = jnp.where(count == 0, FIRST_ITERATIONS, jnp.where(count % self.every == 0, 1, 0))
+        turned = lax.fori_loop(
+            0, iterations, lambda _, q: jnp.linalg.qr(_product(shifted, q))[0], side["basis"].reshape(outer.shape)
+        )
+        return {"mean": mean, "basis": turned.reshape(mean.shape)}
+
+
+_product = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+_OUTER = {"rows": lambda g: _product(g, g.mT), "columns": lambda g: _product(g.mT, g)}
+"""Of each side, the outer product of gradients."""
+
+
+def _rotated(x: Array, bases: Mapping[str, Array]) -> Array:
+    """`x` in these bases of its sides."""
+    x = _product(bases["rows"].mT, x) if "rows" in bases else x
+    return _product(x, bases["columns"]) if "columns" in bases else x
+
+
+def _square(side: Array) -> tuple[int, int, int]:
+    return (side.shape[0], side.shape[3], side.shape[3])
+
+
+def _identity(matrix: Matrix, side: Sequence[int], dtype: Any) -> Array:
+    """The identity on a side, for each matrix: the parameter's dimensions, 1 across from the side; then the side."""
+    dimensions = range(len(matrix.shape))
+    own = [matrix.shape[d] if d in side else 1 for d in dimensions]
+    every = [matrix.shape[d] if d in (*matrix.count, *side) else 1 for d in dimensions]
+    length = matrix.length(side)
+    return jnp.broadcast_to(jnp.eye(length, dtype=dtype).reshape(*own, length), (*every, length))

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from axon.data import Data
-from axon.data.batches import Batches, Rows, training_order
+from axon.data.batches import Batches, TokenSequences, training_order
 from axon.data.store import Root
 from axon.data.tokens import TokenWriter, open_tokens
 from axon.observe.metrics import MetricsFile
@@ -24,8 +24,8 @@ from axon.train.step import Program, State
 
 WARMUP = 20
 
-ROWS = 2**16
-"""A small corpus, 16.8 million tokens at seq 256; of far fewer rows grain takes longer to draw each."""
+SEQUENCES = 2**16
+"""A small corpus, 16.8 million tokens at seq 256; of far fewer sequences grain takes longer to draw each."""
 
 
 def host_seconds(program: Program, state: State, steps: int) -> float:
@@ -71,11 +71,11 @@ def _loop(program: Program, feed: Callable[[], Any], metrics: MetricsFile, progr
 
 
 def _batches(program: Program, folder: str) -> Batches:
-    """Training batches of `ROWS` rows of random tokens: how long a row takes to find depends on how many there are."""
+    """Training batches of random tokens, `SEQUENCES` in all: finding a sequence takes longer the more there are."""
     root = Root(folder)
     writer = TokenWriter(root, "tokens", np.dtype(np.uint16))
     random = np.random.default_rng(0)
-    writer.append(random.integers(0, 2**15, ROWS * program.seq + 1, np.uint16))
-    rows = Rows(["random"], [open_tokens(root, "tokens", writer.finish(), vocab=2**15)], program.seq)
-    order = training_order(rows, None, program.batch, seed=0)
-    return Batches(order, rows, 0, program.batch, slice(None), Data.threads)
+    writer.append(random.integers(0, 2**15, SEQUENCES * program.seq + 1, np.uint16))
+    sequences = TokenSequences(["random"], [open_tokens(root, "tokens", writer.finish(), vocab=2**15)], program.seq)
+    order = training_order(sequences, None, program.batch, seed=0)
+    return Batches(order, sequences, 0, program.batch, slice(None), Data.threads)

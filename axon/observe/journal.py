@@ -53,7 +53,7 @@ class Journal(Protocol):
 
 
 def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]) -> Journal:
-    """The journal of this process: process 0 writes, the others do not. `report` takes a line if metrics are missing."""
+    """This process's journal: process 0 writes, the others do not. `report`: called with a line on missing metrics."""
     return FileJournal(folder, trackers, until, report) if jax.process_index() == 0 else NullJournal()
 
 

@@ -38,7 +38,9 @@ def _parsed(path: Path, number: int, line: bytes) -> Record:
 
 def missing_steps(records: Sequence[Record], last: int) -> list[int]:
     """The steps from 1 to `last` of which no record has a loss, as where the file was shortened or is gone."""
-    return sorted(set(range(1, last + 1)) - {record["step"] for record in records if "loss" in record and "step" in record})
+    return sorted(
+        set(range(1, last + 1)) - {record["step"] for record in records if "loss" in record and "step" in record}
+    )
 
 
 class MetricsFile:

@@ -40,7 +40,11 @@ def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = 
 
 def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of the records that have a finite number under `name`."""
-    found = [(record["step"], record[name]) for record in records if record.get(name) is not None and np.isfinite(record[name])]
+    found = [
+        (record["step"], record[name])
+        for record in records
+        if record.get(name) is not None and np.isfinite(record[name])
+    ]
     steps, values = zip(*found, strict=True) if found else ((), ())
     return np.asarray(steps, float), np.asarray(values, float)
 

@@ -1,4 +1,4 @@
-"""Where a run's numbers may go besides `metrics.jsonl`: TensorBoard and Weights & Biases, behind one small interface."""
+"""Trackers, to which metrics go besides `metrics.jsonl`: TensorBoard and Weights & Biases, behind one interface."""
 
 import importlib
 import secrets

@@ -63,7 +63,12 @@ class Slow:
 
 
 def test_steps_without_a_record_are_found():
-    records = [{"step": 1, "loss": 1.0}, {"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 1.0}, {"note": "x", "loss": 1}]
+    records = [
+        {"step": 1, "loss": 1.0},
+        {"step": 3, "loss": 1.0},
+        {"step": 4, "eval_loss": 1.0},
+        {"note": "x", "loss": 1},
+    ]
     assert missing_steps(records, 5) == [2, 4, 5]
     assert missing_steps(records, 1) == missing_steps([], 0) == []
 

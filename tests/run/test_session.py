@@ -37,7 +37,11 @@ KEYS = {"step", "loss", "tokens", "tokens_per_second", "step_seconds", "mfu", "g
 
 def records(folder, *names):
     """Of each training step: step and the named numbers."""
-    return [[record[name] for name in ("step", *names)] for record in read_metrics(folder / "metrics.jsonl") if "loss" in record]
+    return [
+        [record[name] for name in ("step", *names)]
+        for record in read_metrics(folder / "metrics.jsonl")
+        if "loss" in record
+    ]
 
 
 def evaluated(folder):
@@ -182,7 +186,7 @@ def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, di
 def test_a_run_begun_from_python_is_the_one_that_its_folder_records(tiny, do, tmp_path):
     # A list, a whole number and a path are a tuple, a float and a string when they come back from config.gin.
     folder = Path(tiny.data.sources[0].path)
-    data = replace(tiny.data, sources=[Folder(folder)], weights=[1], store=str(tmp_path / "store"))
+    data = replace(tiny.data, sources=[Folder(folder)], weights=[1], store=str(tmp_path / "store"))  # pyright: ignore
     loose = replace(tiny, data=data, objective=NextToken(0))
     do(loose, tmp_path / "run", steps=2)
     ran = do(replace(loose, steps=14), tmp_path / "run", steps=3)

@@ -19,7 +19,7 @@ DUPLICATE_SIGNAL_WINDOW = 0.1
 
 
 def forwarded_signal(number: int) -> int:
-    """The signal by which a launcher forwards `number` to its processes, which may have received `number` itself too."""
+    """The signal by which a launcher forwards `number` to its processes, which may have received `number` itself."""
     return signal.SIGRTMIN + number
 
 

@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: metrics, trackers, the line of progress, the curve at the end."""
+"""What a run records: metrics, trackers, the progress line, and the loss curve at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from axon.observe.trackers import Tracker, TrackerConfig
 
 
 class Folder(Protocol):
-    """Where a run keeps its metrics and its picture; `axon.run.folder.RunFolder` is the one there is."""
+    """Where a run stores its metrics and its loss curve; implemented by `axon.run.folder.RunFolder`."""
 
     path: Path
     metrics: Path
@@ -23,22 +23,22 @@ class Folder(Protocol):
 
 
 class Journal(Protocol):
-    """The diary of one call of `axon train`. A context manager."""
+    """The log of one call of `axon train`. A context manager."""
 
     def begin(self, info: Mapping[str, Any], start: int) -> None:
-        """Goes on from step `start`: what was written after it is dropped."""
+        """Continues from step `start`: records of later steps are dropped."""
         ...
 
     def stepped(self, record: Record) -> None:
-        """A training step's numbers."""
+        """Logs a training step's metrics."""
         ...
 
     def evaluated(self, record: Record) -> None:
-        """An evaluation's numbers."""
+        """Logs an evaluation's metrics."""
         ...
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether step `step` has been evaluated, now or in an earlier call. Only the journal that writes knows."""
+        """Whether step `step` has been evaluated, now or in an earlier call. False in processes that do not write."""
         ...
 
     def plot(self) -> None:
@@ -58,7 +58,7 @@ def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int, repor
 
 
 class FileJournal:
-    """Writes into the run's folder, to its trackers and to the terminal. See `Journal`."""
+    """Writes to the run's folder, its trackers and the terminal. See `Journal`."""
 
     def __init__(self, folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]):
         self._folder, self._until, self._report = folder, until, report
@@ -102,7 +102,7 @@ class FileJournal:
 
 
 class NullJournal:
-    """Of the processes that leave writing to process 0. See `Journal`."""
+    """For all processes but 0, which writes for them. See `Journal`."""
 
     def begin(self, info: Mapping[str, Any], start: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The picture of a run: `loss.png`, drawn from the records of `metrics.jsonl`."""
+"""A run's loss curve, `loss.png`, drawn from the records of `metrics.jsonl`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = 
     axes = figure.add_subplot()
     _draw_training(axes, *train)
     _draw_evaluations(axes, *evaluation)
-    _dress(axes, title)
+    _style(axes, title)
     bits = _series(records, "eval_bits_per_byte")[1]
     if len(bits) and len(bits) == len(evaluation[1]):
         _bits_axis(axes, float(np.median(bits / evaluation[1])))
@@ -74,8 +74,8 @@ def _draw_evaluations(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None
 def smoothed(values: np.ndarray, share: float = 0.03) -> np.ndarray:
     """Each value's mean with its neighbours: a centred window of `share` of all.
 
-    Towards the start, where the curve is steep, the window narrows on both sides, so as not to lag; at the end, where
-    it is flat, on the right only, so as to stay smooth.
+    Near the start, where the curve is steep, the window narrows on both sides, or the mean would lag; near the end,
+    where it is flat, on the right only, or the mean would be noisy.
     """
     half = max(1, round(len(values) * share / 2))
     total = np.concatenate([[0.0], np.cumsum(values)])
@@ -85,7 +85,7 @@ def smoothed(values: np.ndarray, share: float = 0.03) -> np.ndarray:
     return (total[end] - total[at - reach]) / (end - at + reach)
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str) -> None:
     axes.set_xlabel("step", color=_INK)
     axes.set_ylabel("loss (nats per token)", color=_INK)
     axes.set_title(title, loc="left", fontsize=11, color=_INK)

@@ -177,7 +177,7 @@ def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, cop
 )
 def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, difference):
     before = (trained.folder / "config.gin").read_text()
-    with pytest.raises(UserError, match="holds another run") as refused:
+    with pytest.raises(UserError, match="has another run") as refused:
         do(change(trained.train), trained.folder)
     assert difference in str(refused.value)
     assert (trained.folder / "config.gin").read_text() == before
@@ -197,7 +197,7 @@ def test_a_run_begun_from_python_is_the_one_that_its_folder_records(tiny, do, tm
 
 def test_a_second_run_in_a_folder_is_refused_while_the_first_goes_on(tiny, trained, do, copied):
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != "lock"}
-    with RunFolder(copied).held(), pytest.raises(UserError, match=rf"locked by process {os.getpid()} on .*: wait"):
+    with RunFolder(copied).locked(), pytest.raises(UserError, match=rf"locked by process {os.getpid()} on .*: wait"):
         do(trained.train, copied)
     assert all(path.read_bytes() == content for path, content in before.items())
     assert "nothing left to train" in " ".join(do(trained.train, copied).lines)
@@ -238,7 +238,7 @@ def test_a_run_begins_from_the_parameters_of_another(tiny, trained, do, tmp_path
 
 def test_parameters_of_a_run_with_other_tokens_are_refused(tiny, trained, do, tmp_path):
     other = replace(tiny.data, tokenizer=replace(tiny.data.tokenizer, vocab=265))
-    with pytest.raises(UserError, match="its tokens are others than this run's") as refused:
+    with pytest.raises(UserError, match="its tokenizer differs from this run's") as refused:
         do(replace(tiny, data=other, init_from=str(trained.folder)), tmp_path / "run")
     assert f"TokenizerFile.path = {str(trained.folder / 'tokenizer.json')!r}" in str(refused.value)
     assert not (tmp_path / "run").exists()
@@ -371,7 +371,7 @@ def test_metrics_that_are_shortened_or_gone_are_said_so(trained, do, copied):
 @pytest.mark.parametrize("torn", ['{"data": {"dig', "[]", "\x00"], ids=["torn", "a list", "no text"])
 def test_a_torn_record_is_an_error_that_says_what_to_delete(trained, do, copied, torn):
     (copied / "run.json").write_text(torn)
-    with pytest.raises(UserError, match=rf"{copied / 'run.json'} is damaged .*: delete it to go on"):
+    with pytest.raises(UserError, match=rf"{copied / 'run.json'} is damaged .*: delete it to continue"):
         do(trained.train, copied)
     (copied / "run.json").unlink()
     do(trained.train, copied)
@@ -393,7 +393,7 @@ class Full(io.BytesIO):
 
 def test_a_full_disk_is_said_of_the_lock_too(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", lambda *_, **__: Full())
-    with pytest.raises(UserError, match=rf"cannot write {tmp_path}: No space"), RunFolder(tmp_path).held():
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}: No space"), RunFolder(tmp_path).locked():
         pytest.fail("it was not held")
 
 

@@ -20,7 +20,7 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of many sequences, in pages; a pytree that a program takes donated and gives back.
+    """Keys and values of many sequences, in pages; a pytree, to be donated to a program that returns it updated.
 
     Args:
         keys, values: `pages kv_heads page_size head_dim`.

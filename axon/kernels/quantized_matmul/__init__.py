@@ -50,7 +50,7 @@ _IMPLEMENTATIONS: dict[str, Callable[[Quantized, Quantized, Any], Array]] = {
 
 
 def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -> Array:
-    """`x · w` on one device's shard, of operands that `quantize` made.
+    """`x · w` on one device's shard, of operands from `quantize`.
 
     Args:
         x: values `rows k`; scales `rows_or_blocks k_blocks`. w: values `k out`; scales `k_blocks out_or_blocks`.
@@ -62,7 +62,7 @@ def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -
     It has no gradient: rounding has none, and how to train past it is the caller's to say. Differentiating what x or w
     are made of raises `UserError`; with `jax.lax.stop_gradient` around them, other operands can be differentiated.
 
-    Raises `UserError` for shapes or dtypes that do not go together.
+    Raises `UserError` for shapes or dtypes that do not match.
     """
     _check(x, w)
     candidates = with_tpu(tpu.unfit(x, w), {"xla": None, "reference": None})

@@ -1,4 +1,4 @@
-"""What a step costs on the host: the run's own loop around a step that computes nothing."""
+"""The host's time per step: the run's own loop around a step that computes nothing."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -29,10 +29,10 @@ SEQUENCES = 2**16
 
 
 def host_seconds(program: Program, state: State, steps: int) -> float:
-    """Seconds per step of the training loop, amortised over `steps`, its step a no-op on `state`, which is donated.
+    """Seconds per step of the training loop, averaged over `steps`, its step a no-op on `state`, which is donated.
 
-    In it are the data pipeline's iterator, placing the batch, dispatching, reading the metrics back, the line in the
-    metrics file and the progress shown.
+    It includes the data pipeline's iterator, placing the batch, dispatch, reading the metrics, the metrics file and
+    showing progress.
     """
     with (
         TemporaryDirectory() as folder,

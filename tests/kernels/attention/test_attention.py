@@ -191,7 +191,7 @@ def test_the_dispatcher_takes_the_reference_where_the_start_is_traced_and_says_s
     q, k, v, _ = draw(rng, 3, 12)
     with axes.activate(axes.Scope(placed())) as scope:
         made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
-        assert scope.choices["attention"].startswith("reference, causal (not xla: the first query")
+        assert scope.choices["attention"].startswith("reference, causal (not xla: the index of the first query")
     with axes.activate(axes.Scope(placed())) as scope:
         constant = attention(q, k, v, Causal(), start=4)
     assert scope.choices["attention"].startswith("xla, causal")

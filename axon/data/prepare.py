@@ -93,7 +93,7 @@ def train_tokenizer(bpe: Bpe, sources: Iterable[Source], held_out: float, root: 
     with root.intact(key.rpartition("/")[0]):
         tokenizer = read_tokenizer(text, BOS)
     done = f"trained in {time.perf_counter() - began:.1f} s" if trained else "reused"
-    fewer = f" ({bpe.vocab:,} asked for, the text has no more to merge)" if tokenizer.vocab < bpe.vocab else ""
+    fewer = f" ({bpe.vocab:,} requested, the text has no more to merge)" if tokenizer.vocab < bpe.vocab else ""
     report(f"tokenizer: BPE of {tokenizer.vocab:,}{fewer}, {done}: {root.location}/{key}")
     return tokenizer
 

@@ -68,10 +68,10 @@ class Progress:
             self._bar.update(self._task, completed=step, text=text)
         elif step >= self._steps or now - self._shown >= self._seconds:
             self._shown = now
-            self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {text}")
+            self.print_line(f"step {step:>{len(str(self._steps))}}/{self._steps}  {text}")
 
-    def say(self, text: str) -> None:
-        """Print a line of its own, above the live one."""
+    def print_line(self, text: str) -> None:
+        """Print `text` above the live line."""
         self._console.print(text, markup=False)
         self._console.file.flush()
 

@@ -115,7 +115,7 @@ class Session:
 
     def _last_step(self, steps: int | None) -> int:
         if steps is not None and steps > self.train.steps:
-            self.report(f"the run ends at step {self.train.steps}, before the {steps} asked for: raise Train.steps")
+            self.report(f"the run ends at step {self.train.steps}, before the requested {steps}: raise Train.steps")
         return min(steps or self.train.steps, self.train.steps)
 
     def _begin(self, source: RunFolder | None) -> tuple[State, int, int]:
@@ -267,7 +267,7 @@ def held_out_loss(
             size += float(count_bytes(evaluator.place({"bytes": real})["bytes"]))  # on devices: over all processes
     if not math.isfinite(nats):
         raise UserError(
-            f"the loss of held-out text is {nats}: these parameters are damaged, or training had already diverged when "
+            f"the loss on held-out text is {nats}: these parameters are damaged, or training had already diverged when "
             "they were saved. Evaluate an earlier checkpoint"
         )
     return nats / tokens, nats / math.log(2) / size

@@ -58,7 +58,7 @@ class Generator:
         self.runtime = runtime
         self._placement = _unsplit_sequence(runtime.placement)
         # `Train.kernels` chooses the kernels of training; of generation's own there is only sampling.
-        self._kernels = {name: asked for name, asked in runtime.kernels.items() if name == "sampling"}
+        self._kernels = {name: kernel for name, kernel in runtime.kernels.items() if name == "sampling"}
         self._compiled = runtime.jit(self._generate, static_argnames="sampling")
 
     def __call__(self, parameters: Any, prompt: list[int], sampling: Sampling, variables: Any = None) -> list[int]:

@@ -344,7 +344,7 @@ def test_a_profile_is_recorded_and_nothing_else_changes(tiny, trained, do, tmp_p
 
 def test_more_steps_than_the_schedule_has_are_not_silently_left_out(trained, do, copied):
     again = do(trained.train, copied, steps=500)
-    assert "the run ends at step 12, before the 500 asked for: raise Train.steps" in again.lines
+    assert "the run ends at step 12, before the requested 500: raise Train.steps" in again.lines
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(tiny, do, tmp_path):

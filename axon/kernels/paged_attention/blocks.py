@@ -1,8 +1,8 @@
 """Ragged queries as a list of equal blocks: up to `queries` rows of one sequence each, and the pages that they see.
 
 With n_i queries in sequence i there are Σ ⌈n_i / queries⌉ blocks, no more than tokens // queries + sequences, which is
-what a program has room for. A block's rows are queries by group: the heads that share one head of keys lie beside each
-other, so that one product with that head's keys serves them all.
+the static size. A block's rows are queries by group: the heads that share one head of keys are contiguous, so that one
+product with that head's keys computes all of their scores.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """A paged cache of keys and values (Kwon et al., PagedAttention, arXiv:2309.06180), plain or quantised.
 
-A page keeps `page_size` tokens of one sequence, one head's tokens beside each other, so that a head's keys are a matrix
-that a matmul unit takes as it is. Page 0 belongs to nobody: what padding writes goes there.
+A page has `page_size` tokens of one sequence, one head's tokens contiguous, so that a head's keys are a matrix that a
+matmul unit takes without a copy. Page 0 belongs to no sequence: padding writes there.
 """
 
 from dataclasses import dataclass

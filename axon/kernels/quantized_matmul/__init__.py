@@ -59,8 +59,8 @@ def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -
 
     Returns: `rows out`. Products are summed in int32 (int8) or float32 (fp8), across blocks in float32.
 
-    It has no gradient: rounding has none, and how to train past it is the caller's to say. Differentiating what x or w
-    are made of raises `UserError`; with `jax.lax.stop_gradient` around them, other operands can be differentiated.
+    It has no gradient: rounding has none, and a surrogate is the caller's choice. Differentiating x or w raises
+    `UserError`; with `jax.lax.stop_gradient` around them, other operands can be differentiated.
 
     Raises `UserError` for shapes or dtypes that do not match.
     """
@@ -78,7 +78,7 @@ def _without_gradient(run: Callable[..., Array]) -> Callable[..., Array]:
     @product.defjvp
     def _(primals, tangents):
         raise UserError(
-            "quantized_matmul has no gradient for what its operands are made of: put jax.lax.stop_gradient around them,"
+            "quantized_matmul has no gradient for its operands: put jax.lax.stop_gradient around them,"
             " or multiply in 16 bits where a gradient is wanted"
         )
 

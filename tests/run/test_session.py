@@ -273,7 +273,7 @@ class Matrix(nnx.Module):
             r"variables that have no named axes: bias, kernel.*axon\.nn\.Param",
         ),
         (lambda: 3, r"Other\.build\(\) \(.*test_session\.py:\d+.*\) gives a int: expected a flax\.nnx\.Module"),
-        (Matrix, "NextToken trains an axon.nn.LanguageModel.* gives a Matrix"),
+        (Matrix, "NextToken needs an axon.nn.LanguageModel.* returns a Matrix"),
     ],
 )
 def test_a_model_that_builds_something_else_is_said_so(built, message, tiny, do, tmp_path):

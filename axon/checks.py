@@ -1,4 +1,4 @@
-"""Numbers that a person writes: which of them can be meant."""
+"""Ranges of configured numbers."""
 
 import re
 from dataclasses import fields
@@ -8,7 +8,7 @@ from axon.errors import UserError
 
 _INTERVAL = re.compile(r"([\[(])(.+), (.+)([\])])")
 _LARGE = 2**24
-"""A number too small for an interval that reaches so far is told of its lower bound alone."""
+"""For an interval up to at least this, the message for a smaller number names the lower bound alone."""
 
 
 def check_range(config: Any, interval: str, *names: str) -> None:
@@ -28,7 +28,7 @@ def check_range(config: Any, interval: str, *names: str) -> None:
 
 
 def _unmet(interval: str, value: float) -> str:
-    """What `value` must be, if it is not."""
+    """The condition that `value` does not meet; empty if it does."""
     if isinstance(value, int):
         interval = interval.replace("inf", "2**63")
     parts = _INTERVAL.fullmatch(interval)

@@ -31,16 +31,18 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .gin file.")]
 @app.command()
 def train(
     config: Config,
-    set_: Set = [],  # noqa: B006 - typer reads it, nobody writes it
+    set_: Set = [],  # noqa: B006 - typer reads it, nothing writes it
     run_dir: Annotated[
         str | None, typer.Option(metavar="PATH", help="The run's folder; runs/NAME-OF-CONFIG by default.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Train on so many processes of this machine.")] = 1,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Where they meet; a free one by default.")] = None,
+    processes: Annotated[int, typer.Option(min=1, help="Train in so many processes of this machine.")] = 1,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of their coordinator; by default a free one.")
+    ] = None,
 ) -> None:
-    """Train a model, or continue the run that the folder holds.
+    """Train a model, or continue the run in the folder.
 
     Example: `axon train configs/quickstart.gin --set "Layout.mesh={'data': 4, 'tensor': 2}"`
     """
@@ -100,7 +102,7 @@ def show(
 ) -> None:
     """The resolved configuration, the mesh, where every parameter lives, and what a step sends over each mesh axis.
 
-    Nothing is compiled, and none of the mesh's devices are needed.
+    Nothing is compiled, and the mesh's devices need not exist.
 
     Example: `axon show configs/llama3_8b.gin --set "Layout.mesh={'data': 16}" --draw mesh.png`
     """
@@ -117,7 +119,7 @@ def compile_(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     text: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the compiled program (HLO) here.")] = None,
 ) -> None:
-    """Compile the training step for chips that are not here: memory, cycles, FLOPs, collectives, kernels.
+    """Compile the training step for a topology, without its chips: memory, cycles, FLOPs, collectives, kernels.
 
     Example: `axon compile configs/pods/llama3_8b_v5e_4x4.gin --on v5e:4x4`
     """
@@ -136,12 +138,14 @@ def compile_(
 def generate(
     run_dir: RunDir,
     prompt: Annotated[str, typer.Option(help="Text to continue.")],
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to add.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the smallest set with this probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Draw what has this share of the likeliest's chance.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 is greedy.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with this probability.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Sample tokens with this fraction of the likeliest one's probability.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
 ) -> None:
     """Continue a text with a trained model.
 
@@ -164,7 +168,7 @@ def bench(
     ] = False,
     search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
 ) -> None:
-    """Measure: `train` (beside torch), `overhead` (beside bare JAX), `data`, `compile`, `kernels`.
+    """Run a benchmark: `train` (against torch), `overhead` (against bare JAX), `data`, `compile`, `kernels`.
 
     Example: `axon bench train --json`
     """
@@ -173,7 +177,7 @@ def bench(
     from axon import bench
 
     if (static or compile_ or search) and name != "kernels":
-        raise UserError(f"axon bench {name}: --static, --compile and --search are of kernels: axon bench kernels …")
+        raise UserError(f"axon bench {name}: --static, --compile and --search are for `axon bench kernels` only")
     if search:
         from axon.bench.tiles import search_here
 
@@ -196,8 +200,8 @@ def _kernel_costs(compile_: bool, as_json: bool) -> None:
 
     if compile_:
         record()
-    rows = costs()
-    for line in [json.dumps(rows)] if as_json else lines(rows):
+    cases = costs()
+    for line in [json.dumps(cases)] if as_json else lines(cases):
         typer.echo(line)
 
 

@@ -1,4 +1,4 @@
-"""Files that a person names: what the system refuses of them becomes one message with the path in it."""
+"""Files that a person names: an error of the system becomes one message with the path in it."""
 
 import errno
 import os
@@ -17,10 +17,10 @@ def cache_folder() -> Path:
 
 
 def named(path: str | Path, where: str) -> Path:
-    """The absolute path that a person wrote, `~` expanded. `where` is what they wrote it for: `Folder.path`.
+    """The absolute path for a given one, `~` expanded. `where` is the field or option it was given for: `Folder.path`.
 
     Raises:
-        UserError: it is empty, which would be the working directory, or no path can be written so.
+        UserError: it is empty, which would be the working directory, or not a valid path.
     """
     if not str(path) or "\0" in str(path):
         raise UserError(f"{where} is {str(path)!r}; expected a path (. is the working directory)")
@@ -32,19 +32,19 @@ def named(path: str | Path, where: str) -> Path:
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Within, a file or folder that is not there, cannot be read or is not UTF-8 becomes a `UserError`."""
+    """Turn errors of a file or folder that is missing, cannot be read or is not UTF-8 into `UserError`."""
     try:
         yield
     except FileNotFoundError as error:
         missing = Path(error.filename or path)
-        raise UserError(f"There is no file or folder {missing}.{suggest(missing.name, _beside(missing))}") from error
+        raise UserError(f"There is no file or folder {missing}.{suggest(missing.name, _siblings(missing))}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{_path(error, path)} cannot be read: {reason(error)}.") from error
 
 
 @contextmanager
 def writing(path: str | Path, advice: str = "") -> Iterator[None]:
-    """Within, a file or folder that cannot be written becomes a `UserError`; `advice` is what may help."""
+    """Turn errors of a file or folder that cannot be written into `UserError`; `advice` is what may help."""
     try:
         yield
     except OSError as error:
@@ -60,12 +60,12 @@ def reason(error: OSError | ValueError) -> str:
 
 
 def _path(error: Exception, path: str | Path) -> str:
-    """The file that failed: `path`, or one that the error knows better."""
+    """The file that failed: that of the error, else `path`."""
     found = getattr(error, "filename", None)
     return str(path if found is None or isinstance(found, int) else found)
 
 
-def _beside(path: Path) -> list[str]:
+def _siblings(path: Path) -> list[str]:
     try:
         return [entry.name for entry in path.parent.iterdir()]
     except OSError:

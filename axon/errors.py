@@ -1,4 +1,4 @@
-"""What is raised when the person, not the program, has to change something."""
+"""The error for what the user, not the program, has to change."""
 
 import difflib
 from collections.abc import Iterable

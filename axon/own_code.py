@@ -1,7 +1,7 @@
-"""Where an error left code that a person wrote: a model file of theirs, a source, an optimizer.
+"""Errors raised inside the user's own code: a model file, a source, an optimizer.
 
-Axon runs such code, and cannot know what it should have done. On the command line an error inside it is theirs: it is
-told with their file and line. From Python nothing is hidden.
+On the command line such an error is reported as a mistake of theirs, with their file and line. From Python it is raised
+as it is.
 """
 
 import inspect
@@ -20,11 +20,11 @@ HINTS = {
     "ShardingTypeError": "Arrays are split over devices here: axon.axes.einsum multiplies them by name, moved to where "
     "they have to be, and axon.axes.shard places one"
 }
-"""Kind of error, of JAX or Python → what Axon has to say about it."""
+"""Type of an error, of JAX or Python → a hint."""
 
 
 def in_own_code(error: BaseException) -> str | None:
-    """`mine.py:12 in build: AttributeError: …` and the line itself, if a person's code stands in an error's traceback.
+    """`mine.py:12 in build: AttributeError: …` and the line itself, if the user's code is in an error's traceback.
 
     Of several places the innermost, which called what failed.
     """
@@ -32,19 +32,19 @@ def in_own_code(error: BaseException) -> str | None:
     if frame is None:
         return None
     kind = type(error).__name__
-    told = f"{_named(frame.filename)}:{frame.lineno} in {frame.name}: {kind}: {error}\n    {frame.line}"
+    place = f"{_named(frame.filename)}:{frame.lineno} in {frame.name}: {kind}: {error}\n    {frame.line}"
     own = "That is code of your own. AXON_TRACEBACK=1 shows every call"
-    return "\n  ".join(filter(None, (told, HINTS.get(kind), own)))
+    return "\n  ".join(filter(None, (place, HINTS.get(kind), own)))
 
 
 def at_own_code(error: BaseException) -> str:
-    """The place alone, as lines to put after an error's own message; nothing where there is none."""
+    """The place alone, as lines to append to an error's own message; empty where there is none."""
     frame = _innermost(error)
     return "" if frame is None else f"\n  at {_named(frame.filename)}:{frame.lineno} in {frame.name}\n    {frame.line}"
 
 
 def written_at(target: Any) -> str:
-    """`mine.py:12`, where a class or a function begins; its name where no file is known."""
+    """`mine.py:12`, where a class or a function is defined; its name if it has no file."""
     try:
         return f"{_named(inspect.getfile(target))}:{inspect.getsourcelines(target)[1]}"
     except (OSError, TypeError):
@@ -52,7 +52,7 @@ def written_at(target: Any) -> str:
 
 
 def _innermost(error: BaseException) -> traceback.FrameSummary | None:
-    """The innermost frame of a person's code, in the error's traceback, else in that of what it was raised from.
+    """The innermost frame of the user's code, in the error's traceback, else in that of the error it was raised from.
 
     JAX puts the traceback of what it was transforming there.
     """
@@ -79,6 +79,6 @@ def _is_own(file: str) -> bool:
 
 
 def _named(file: str) -> str:
-    """A file as a person would call it from here."""
+    """Relative to the working directory if the file lies below it."""
     path = Path(file)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: layers that see a window between layers that see everything, norms before and after."""
+"""Gemma 2 and 3: sliding-window layers between full ones, norms before and after."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +23,9 @@ class Gemma:
 
     Args:
         vocab, embed, layers, heads, kv_heads, mlp, head_dim: sizes.
-        local_layers: layers that see a window before each that sees everything: 1 in Gemma 2, 5 in Gemma 3.
+        local_layers: sliding-window layers before each full one: 1 in Gemma 2, 5 in Gemma 3.
         window: keys that a query of a local layer sees. local_rope, rope: frequencies of local and of full layers.
-        query_pre_attn_scalar: scores are divided by its square root; head_dim unless said.
+        query_pre_attn_scalar: scores are divided by its square root; head_dim by default.
         soft_cap, logit_soft_cap: c of c·tanh(score / c), and of the logits; None for none (Gemma 3).
         qk_norm: RMSNorm of each head's queries and keys (Gemma 3). norm_eps: of RMSNorm.
         vocab_multiple: the embedding is padded to a multiple of it, with ids that are never predicted.
@@ -71,11 +71,11 @@ class Gemma:
 
     @property
     def norm(self) -> partial[RMSNorm]:
-        """Every norm, but for its axis."""
+        """RMSNorm with all arguments but its axis."""
         return partial(RMSNorm, dims=self.dims, eps=self.norm_eps, zero_centered=True)
 
     def build(self) -> "GemmaModel":
-        """The module, its parameters not yet made."""
+        """The module, its parameters not yet initialised."""
         return GemmaModel(self)
 
     def segments(self) -> list[Segment]:

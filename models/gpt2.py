@@ -21,7 +21,7 @@ class GPT2:
 
     Args:
         vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. norm_eps: of LayerNorm.
-        dropout: share of activations dropped after the embedding and after each half of a block, in training.
+        dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
     """
@@ -43,7 +43,7 @@ class GPT2:
         check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")
         if self.embed % self.heads:
-            raise UserError(f"GPT2: embed {self.embed} does not divide by heads {self.heads}")
+            raise UserError(f"GPT2: embed {self.embed} is not divisible by heads {self.heads}")
         check_remat(self.remat, Attention.remat_names + MLP.remat_names)
 
     @property
@@ -55,7 +55,7 @@ class GPT2:
         return sizes | own | {"head_dim": self.embed // self.heads}
 
     def build(self) -> "GPT2Model":
-        """The module, its parameters not yet made."""
+        """The module, its parameters not yet initialised."""
         return GPT2Model(self)
 
 
@@ -80,7 +80,7 @@ class GPT2Model(LanguageModel):
         length = inputs.tokens.shape[1]
         if length > self.dims["positions"]:
             raise UserError(
-                f"GPT2: sequences of {length} positions, and it has embeddings for {self.dims['positions']}; raise "
+                f"GPT2: sequences of {length} positions, and embeddings for {self.dims['positions']}; raise "
                 "GPT2.positions, or shorten the sequences (Data.seq)"
             )
         return self.dropout(super().embed(inputs) + self.positions(inputs.positions), inputs)

@@ -1,7 +1,6 @@
-"""gpt-oss: attention sinks, and layers that see a window between layers that see everything.
+"""gpt-oss: attention sinks, and sliding-window layers between full ones.
 
-Of its feed-forward layers only the place is here: a dense gated MLP stands where the experts belong, so published
-weights do not load.
+A dense gated MLP takes the place of its experts, so published weights do not load.
 """
 
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ class GptOss:
         return {n: getattr(self, n) for n in names} | {"vocab": padded(self.vocab, self.vocab_multiple)}
 
     def build(self) -> LanguageModel:
-        """The module, its parameters not yet made."""
+        """The module, its parameters not yet initialised."""
         seen = Causal() & SameDocument()
         pair = {"local": Block(self, seen & Window(self.window)), "full": Block(self, seen)}
         return LanguageModel(

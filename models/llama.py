@@ -22,7 +22,7 @@ class Llama:
     (2407.10671), Qwen 3's QK norm (2505.09388).
 
     Args:
-        vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads unless said.
+        vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads by default.
         rope: rotary frequencies. window: keys a query sees, None for all. norm_eps: of RMSNorm.
         bias: on queries, keys and values. qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for
             embedding and head.
@@ -52,7 +52,7 @@ class Llama:
         check_range(self, "[1, 2**31)", *sizes)
         check_range(self, "[0, inf)", "norm_eps")
         if self.head_dim is None and self.embed % self.heads:
-            raise UserError(f"Llama: embed {self.embed} does not divide by heads {self.heads}; give a head_dim")
+            raise UserError(f"Llama: embed {self.embed} is not divisible by heads {self.heads}; set head_dim")
         if self.dims["head_dim"] % 2:
             raise UserError(f"Llama: head_dim {self.dims['head_dim']} is odd, and rotary embedding rotates pairs")
         if self.heads % self.kv_heads:
@@ -67,7 +67,7 @@ class Llama:
         return {n: getattr(self, n) for n in names} | own
 
     def build(self) -> LanguageModel:
-        """The module, its parameters not yet made."""
+        """The module, its parameters not yet initialised."""
         return LanguageModel(
             self.dims,
             Depth(Segment(self.layers, block=Block(self)), remat=self.remat, unroll=self.unroll),

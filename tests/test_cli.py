@@ -244,7 +244,7 @@ def test_a_mesh_axis_that_nothing_uses_is_refused(axon):
         ("include 'tiny.gin'\nLlama.layers = %NOPE\n", r"bad.gin:2: .*undefined macro %NOPE"),
         ("include 'tiny.gin'\nLlama.layers = = 3\n", r"bad.gin:2"),
         ("include 'tiny.gin'\nimport nosuch_module\n", r"bad.gin:2: there is no module 'nosuch_module'"),
-        ("include 'tiny.gin'\nLlama.heads = 3\n", r"bad.gin:2: Llama: embed 32 does not divide by heads 3"),
+        ("include 'tiny.gin'\nLlama.heads = 3\n", r"bad.gin:2: Llama: embed 32 is not divisible by heads 3"),
         ("include 'tiny.gin'\nLlama.layer = 3\nCosine.peek = 1\n", r"2 mistakes(.|\n)*'layers'(.|\n)*'peak'"),
     ],
 )

@@ -15,7 +15,7 @@ Result = dict[str, Any]
 class Benchmark:
     """A module with `run() -> Result` and `rows(result) -> list of (what, figure)`, and what it measures.
 
-    One of training steps runs them in the memory that `axon train` runs them in.
+    `of_training`: it runs training steps, with the same settings of the allocator as `axon train`.
     """
 
     module: str
@@ -24,11 +24,11 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "train": Benchmark("axon.bench.train", "one training step on CPU, beside torch's", of_training=True),
-    "overhead": Benchmark("axon.bench.overhead", "the framework's step beside bare JAX's", of_training=True),
+    "train": Benchmark("axon.bench.train", "one training step on CPU, against torch's", of_training=True),
+    "overhead": Benchmark("axon.bench.overhead", "the framework's step against bare JAX's", of_training=True),
     "data": Benchmark("axon.bench.data", "tokens through the whole data pipeline"),
     "compile": Benchmark("axon.bench.compile", "tracing and compiling llama3_8b for TPUs, by depth"),
-    "kernels": Benchmark("axon.bench.kernels", "our kernels on this CPU beside plain JAX"),
+    "kernels": Benchmark("axon.bench.kernels", "our kernels on this CPU against plain JAX"),
 }
 
 
@@ -57,5 +57,5 @@ def show(name: str, result: Result) -> None:
 
 def _find(name: str) -> Benchmark:
     if name not in BENCHMARKS:
-        raise UserError(f"axon bench: no benchmark is called {name!r}.{suggest(name, BENCHMARKS)}")
+        raise UserError(f"axon bench: unknown benchmark {name!r}.{suggest(name, BENCHMARKS)}")
     return BENCHMARKS[name]

@@ -1,7 +1,7 @@
 """`scripts/accelerator_check`: is a GPU or TPU right, and how fast is it, on a machine with little more than JAX.
 
-Numerics: one training step on the accelerator beside the same step on the CPU, in float32 and in bfloat16.
-Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16, beside `torch.compile` where torch is.
+Numerics: one training step on the accelerator against the same step on the CPU, in float32 and in bfloat16.
+Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16; if torch is installed, `torch.compile`'s.
 """
 
 import argparse
@@ -71,21 +71,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_numerics(model: Llama, device: Any, small: bool, seed: int = 0) -> dict[str, Any]:
-    """For each compute dtype: how far `device` is from the CPU's float32, the tolerance, and whether it is kept."""
+    """For each compute dtype: the difference of `device` from the CPU's float32, the tolerance, and if it is within."""
     batch, seq = (2, 32) if small else (reference.BATCH, reference.SEQ)
     progress("numerics: the CPU's step")
     exact = first_step(model, batch, seq, jax.devices("cpu")[0], "float32", seed)
-    made = {}
+    results = {}
     for compute, tolerance in TOLERANCES.items():
         progress(f"numerics: {compute} on {device.device_kind}")
         off = difference(first_step(model, batch, seq, device, compute, seed), exact)
         worst = max(off[name] for name in ("loss", "grad_norm", "parameter_grad_norm"))
-        made[compute] = off | {"tolerance": tolerance, "within": worst <= tolerance}
-    return made
+        results[compute] = off | {"tolerance": tolerance, "within": worst <= tolerance}
+    return results
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """The result for people."""
+    """The result as text."""
     lines = [f"{result['device']} ({result['platform']}), jax {result['jax']}", ""]
     lines.append(f"{'numerics, against CPU float32':32}{'loss':>10}{'grad norm':>12}{'a parameter':>13}{'allowed':>10}")
     for compute, one in result["numerics"].items():
@@ -114,7 +114,7 @@ def _torch(case: Case, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _elsewhere(fn: Callable[..., Any], *arguments: Any) -> Any:
-    """`fn(*arguments)` in a process of its own: JAX and torch take the GPU's memory, and do not give it back."""
+    """`fn(*arguments)` in a process of its own: JAX and torch do not free the GPU's memory until they exit."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(fn, *arguments).result()
 
@@ -125,7 +125,7 @@ def _choose(platform: str | None) -> None:
 
 
 def _runs_on_one(asked: str | None) -> bool:
-    """Whether JAX runs on an accelerator here, on one like that asked for."""
+    """Whether JAX runs on an accelerator here, of the requested kind."""
     _choose(asked)
     try:
         return jax.devices()[0].platform != "cpu"

@@ -1,4 +1,4 @@
-"""The reference model's training step as one would write it by hand in JAX, with no framework: the yardstick.
+"""The reference model's training step written by hand in JAX, without a framework: the baseline.
 
 A Llama without grouped keys, in float32 on one device, with the three things that make JAX fast on a CPU: weights
 multiply `[batch·seq, embed]`, causal attention goes in blocks of queries, layers are written out.
@@ -24,7 +24,7 @@ def make_step(model: Llama, optimizer: AdamW, batch: int, seq: int) -> Callable[
     The moments are a tree of (m, v) like the parameters; all three are donated. The learning rate is the schedule's.
     """
     heads, width = model.heads, model.dims["head_dim"]
-    rows = batch * seq
+    tokens = batch * seq
     learning_rate = optimizer.schedule.function()
 
     def norm(x, scale):
@@ -38,7 +38,7 @@ def make_step(model: Llama, optimizer: AdamW, batch: int, seq: int) -> Callable[
             causal = jnp.arange(high)[None, :] <= jnp.arange(low, high)[:, None]
             same = documents[:, low:high, None] == documents[:, None, :high]
             parts.append(_attend(q[:, :, low:high], k[:, :, :high], v[:, :, :high], (causal & same)[:, None]))
-        return jnp.concatenate(parts, 2).transpose(0, 2, 1, 3).reshape(rows, heads * width)
+        return jnp.concatenate(parts, 2).transpose(0, 2, 1, 3).reshape(tokens, heads * width)
 
     def block(x, p, cos, sin, documents):
         h = norm(x, p["attention_norm"])
@@ -48,14 +48,14 @@ def make_step(model: Llama, optimizer: AdamW, batch: int, seq: int) -> Callable[
         return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
 
     def loss(parameters, batch):
-        x = parameters["embedding"][batch["tokens"]].reshape(rows, -1)
-        turned = batch["positions"][..., None] * model.rope.theta ** (-jnp.arange(0, width, 2) / width)
-        cos, sin = jnp.cos(turned)[:, :, None], jnp.sin(turned)[:, :, None]
+        x = parameters["embedding"][batch["tokens"]].reshape(tokens, -1)
+        angles = batch["positions"][..., None] * model.rope.theta ** (-jnp.arange(0, width, 2) / width)
+        cos, sin = jnp.cos(angles)[:, :, None], jnp.sin(angles)[:, :, None]
         for p in parameters["layers"]:
             x = block(x, p, cos, sin, batch["documents"])
         logits = norm(x, parameters["norm"]) @ parameters["head"]
-        picked = jnp.take_along_axis(logits, batch["targets"].reshape(rows, 1), -1)[:, 0]
-        weights = batch["weights"].reshape(rows)
+        picked = jnp.take_along_axis(logits, batch["targets"].reshape(tokens, 1), -1)[:, 0]
+        weights = batch["weights"].reshape(tokens)
         return jnp.sum(weights * (jax.nn.logsumexp(logits, -1) - picked)) / jnp.sum(weights)
 
     def step(parameters, moments, count, batch):

@@ -1,4 +1,4 @@
-"""`axon bench compile`: what tracing and compiling a deep model costs, for TPUs that are not here."""
+"""`axon bench compile`: the cost of tracing and compiling a deep model for TPUs, without having one."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,7 +42,7 @@ def run(
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The result for people: (what, figure)."""
+    """The result as a table: (what, figure)."""
     return [
         (
             f"{layers} layers on {result['topology']}",
@@ -62,13 +62,13 @@ def _measure(model: Llama, layers: int, topology: str, layout: Layout, batch: in
     program.trace()
     traced = perf_counter()
     lowered = program.lower()
-    made = perf_counter()
+    lowered_at = perf_counter()
     compiled = lowered.compile()
     done = perf_counter()
     return {
         "trace": traced - begun,
-        "lower": made - traced,
-        "compile": done - made,
+        "lower": lowered_at - traced,
+        "compile": done - lowered_at,
         "lowered": lowered.as_text().count(" = "),
         "operations": count_instructions(compiled.as_text()),
         "gibibytes": device_bytes(compiled) / 2**30,

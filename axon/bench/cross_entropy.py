@@ -1,4 +1,4 @@
-"""The blocked cross-entropy beside the naive one on CPU: the memory that each needs, and the time it takes."""
+"""The blocked cross-entropy against the naive one on CPU: memory and time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from axon.kernels.cross_entropy import cross_entropy_and_gradients, cross_entrop
 def measure(tokens: int = 1024, embed: int = 256, vocab: int = 131072, rounds: int = 7) -> dict[str, Any]:
     """Loss and both gradients in float32, as `cross_entropy_and_gradients` and by autodiff of the formula.
 
-    `temporaries` are bytes of the compiled programs: what is there beside operands and results. Those are the same for
+    `temporaries` are bytes of the compiled programs, besides operands and results. Those are the same for
     both, the head's gradient among them (`outputs`, bytes), and not counted. `seconds` are medians of `rounds` in turn;
     `memory_ratio` and `time_ratio` are blocked ÷ naive, the latter the median of the rounds' own ratios.
     """

@@ -1,4 +1,4 @@
-"""`axon bench data`: tokens/s through the whole pipeline, beside what training takes here."""
+"""`axon bench data`: tokens/s through the whole pipeline, against those that training takes here."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ def run(
     seconds: float = 3.0,
     rounds: int = 5,
 ) -> dict[str, Any]:
-    """`tokens_per_second` that the pipeline delivers, `training` takes (the reference model here), and their `ratio`.
+    """`tokens_per_second` that the pipeline delivers, those that `training` the reference model takes, their `ratio`.
 
-    The pipeline is all of it after preparation: shuffled reads of the token store, packing, and batches in threads.
+    The pipeline is everything after preparation: shuffled reads of the token store, packing, prefetching in threads.
     By default its text is the standard library's, its batches those of the reference shape.
     """
     data = data or Data(seq=reference.SEQ, batch=reference.BATCH)
@@ -28,29 +28,29 @@ def run(
     with corpus.train(0) as batches:
         delivered = throughput(batches, seconds)
     used = _training(model, data.batch, data.seq, rounds)
-    held = corpus.describe()["train"]
+    sources = corpus.describe()["train"]
     return {
         "tokens_per_second": delivered,
         "training": used,
         "ratio": delivered / used,
-        "corpus_tokens": sum(source["tokens"] for source in held.values()),
+        "corpus_tokens": sum(source["tokens"] for source in sources.values()),
         "threads": data.threads,
     }
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The result for people: (what, figure)."""
+    """The result as a table: (what, figure)."""
     return [
         ("the pipeline delivers", f"{result['tokens_per_second']:,.0f} tokens/s"),
         ("training takes", f"{result['training']:,.0f} tokens/s"),
         ("ratio", f"{result['ratio']:,.0f}"),
         ("tokens in the corpus", f"{result['corpus_tokens']:,}"),
-        ("threads that read ahead", str(result["threads"])),
+        ("threads that prefetch", str(result["threads"])),
     ]
 
 
 def _training(model: Llama, batch: int, seq: int, rounds: int) -> float:
-    """Tokens/s of the training step, its batch at hand."""
+    """Tokens/s of the training step alone, on one batch."""
     program = Program(model, Layout(mesh={"data": 1}), reference.OPTIMIZER, batch=batch, seq=seq, devices=_one())
     placed = program.place(reference.random_batch(0, batch, seq, model.vocab))
     state = [program.init()]

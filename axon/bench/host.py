@@ -1,4 +1,4 @@
-"""What a step costs on the host: the run's own loop around a step that computes nothing."""
+"""The host's time per step: the run's own loop around a step that computes nothing."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -14,25 +14,25 @@ import numpy as np
 from jax import Array
 
 from axon.data import Data
-from axon.data.batches import Batches, Rows, training_order
+from axon.data.batches import Batches, TokenSequences, training_order
 from axon.data.store import Root
 from axon.data.tokens import TokenWriter, open_tokens
 from axon.observe.metrics import MetricsFile
 from axon.observe.progress import Progress
-from axon.train.loop import Loop, Row
+from axon.train.loop import Loop, Record
 from axon.train.step import Program, State
 
 WARMUP = 20
 
-ROWS = 2**16
-"""A small corpus, 16.8 million tokens at seq 256; of far fewer rows grain takes longer to draw each."""
+SEQUENCES = 2**16
+"""A small corpus, 16.8 million tokens at seq 256; of far fewer sequences grain takes longer to draw each."""
 
 
 def host_seconds(program: Program, state: State, steps: int) -> float:
-    """Seconds per step of the training loop, amortised over `steps`, its step a no-op on `state`, which is donated.
+    """Seconds per step of the training loop, averaged over `steps`, its step a no-op on `state`, which is donated.
 
-    In it are the data pipeline's iterator, placing the batch, dispatching, reading the metrics back, the line in the
-    metrics file and the progress shown.
+    It includes the data pipeline's iterator, placing the batch, dispatch, reading the metrics, the metrics file and
+    showing progress.
     """
     with (
         TemporaryDirectory() as folder,
@@ -62,20 +62,20 @@ def no_op(program: Program) -> Callable[[State, Mapping[str, Array]], tuple[Stat
 
 
 def _loop(program: Program, feed: Callable[[], Any], metrics: MetricsFile, progress: Progress) -> Loop:
-    def record(row: Row) -> None:
-        row = row | {"mfu": 0.0}
-        metrics.append(row)
-        progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
+    def log(record: Record) -> None:
+        record = record | {"mfu": 0.0}
+        metrics.append(record)
+        progress.update(record["step"], record["loss"], record["tokens_per_second"], record["mfu"])
 
-    return Loop(program, no_op(program), feed, record, position=str, stop=lambda behind: False)
+    return Loop(program, no_op(program), feed, log, position=str, stop=lambda behind: False)
 
 
 def _batches(program: Program, folder: str) -> Batches:
-    """Training batches of `ROWS` rows of random tokens: how long a row takes to find depends on how many there are."""
+    """Training batches of random tokens, `SEQUENCES` in all: finding a sequence takes longer the more there are."""
     root = Root(folder)
     writer = TokenWriter(root, "tokens", np.dtype(np.uint16))
     random = np.random.default_rng(0)
-    writer.append(random.integers(0, 2**15, ROWS * program.seq + 1, np.uint16))
-    rows = Rows(["random"], [open_tokens(root, "tokens", writer.finish(), vocab=2**15)], program.seq)
-    order = training_order(rows, None, program.batch, seed=0)
-    return Batches(order, rows, 0, program.batch, slice(None), Data.threads)
+    writer.append(random.integers(0, 2**15, SEQUENCES * program.seq + 1, np.uint16))
+    sequences = TokenSequences(["random"], [open_tokens(root, "tokens", writer.finish(), vocab=2**15)], program.seq)
+    order = training_order(sequences, None, program.batch, seed=0)
+    return Batches(order, sequences, 0, program.batch, slice(None), Data.threads)

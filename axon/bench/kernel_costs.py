@@ -1,7 +1,7 @@
-"""`axon bench kernels --static`: what each TPU kernel costs by its formula, where it compiles, and in how much VMEM.
+"""`axon bench kernels --static`: each TPU kernel's cost by its formula, where it compiles, and its VMEM.
 
-Nothing runs. What the compilers said is in `vmem.json`, beside this file: `axon bench kernels --compile` asks them
-anew, and CI compares.
+Nothing runs. The compilers' results are in `vmem.json`, in this folder: `axon bench kernels --compile` writes them
+again, and CI compares.
 """
 
 import json
@@ -25,25 +25,25 @@ def all_cases() -> list[Case]:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
-    """Case → chip → bytes of VMEM of its hungriest Pallas call (0: there is none), or the compiler's refusal."""
+    """Case → chip → the most bytes of VMEM of a Pallas call (0: there is none), or the compiler's error."""
     return json.loads(RECORD.read_text())
 
 
 def record() -> None:
-    """Compile every case for every chip, and write down what the compilers say; minutes on two cores."""
-    made = {}
+    """Compile every case for every chip, and record the results; minutes on two cores."""
+    results = {}
     for case in all_cases():
-        made[str(case)] = {}
+        results[str(case)] = {}
         for chip in CHIPS:
             if chip not in dict(case.lacking):
                 found = compile_case(case, CHIPS[chip])
-                made[str(case)][chip] = found.refused or found.vmem
-        progress(f"{case}: {made[str(case)]}")
-    RECORD.write_text(json.dumps(made, indent=1) + "\n")
+                results[str(case)][chip] = found.refused or found.vmem
+        progress(f"{case}: {results[str(case)]}")
+    RECORD.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def costs() -> list[dict[str, Any]]:
-    """A row for each case: its cost, and for each chip the limit, the least time at the limit, and the VMEM."""
+    """For each case: its cost, and for each chip the limit, the least time at the limit, and the VMEM."""
     known = recorded()
     return [
         {
@@ -58,16 +58,18 @@ def costs() -> list[dict[str, Any]]:
     ]
 
 
-def _on(case: Case, name: str, said: Any) -> dict[str, Any]:
+def _on(case: Case, name: str, result: int | str | None) -> dict[str, Any]:
     if reason := dict(case.lacking).get(name):
         return {"fallback": reason}
     chip = CHIPS[name]
     limit = "compute" if case.cost.intensity > chip.ridge else "memory"
     least = max(case.cost.flops / chip.peak, case.cost.bytes / chip.bandwidth)
     found = {"limit": limit, "ridge": chip.ridge, "least_ms": 1e3 * least}
-    if said is None:
+    if result is None:
         return {**found, "compiled": "not recorded: axon bench kernels --compile"}
-    return {**found, "vmem_mib": said / 2**20} if isinstance(said, int) else {**found, "compiled": f"refused: {said}"}
+    if isinstance(result, int):
+        return {**found, "vmem_mib": result / 2**20}
+    return {**found, "compiled": f"refused: {result}"}
 
 
 def lines(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`axon bench kernels`: our kernels on this machine's CPU beside plain JAX, and what they cost by their formulas.
+"""`axon bench kernels`: our kernels on this machine's CPU against plain JAX, and their costs by formula.
 
 Times: both sides in one run, alternating, the median of several; what is claimed is the ratio. Memory: what XLA
 allocates for intermediate values, as the compiled program says.
@@ -18,29 +18,26 @@ from axon.kernels.attention import Causal, attention
 
 
 def run() -> Result:
-    """Each kernel beside its rival."""
+    """Each kernel against its baseline."""
     return {
-        "attention": attention_beside_jax(),
+        "attention": attention_against_jax(),
         "paged": paged.measure_decode(),
         "cross_entropy": cross_entropy.measure(),
     }
 
 
 def rows(result: Result) -> list[tuple[str, str]]:
-    """What to print of a result."""
+    """The result as a table: (what, figure)."""
     one, loss = result["attention"], result["cross_entropy"]
     return [
         (f"attention, forward and backward, {one['shape']}", f"{one['ratio']:.2f} × jax.nn.dot_product_attention"),
-        *(
-            (f"paged decode, {shape}", f"{made['ratio']:.2f} × the reference")
-            for shape, made in result["paged"].items()
-        ),
+        *((f"paged decode, {shape}", f"{one['ratio']:.2f} × the reference") for shape, one in result["paged"].items()),
         ("cross-entropy, memory for intermediate values", f"1/{1 / loss['memory_ratio']:.1f} of the naive form's"),
         ("cross-entropy, time", f"{loss['time_ratio']:.2f} of the naive form's"),
     ]
 
 
-def attention_beside_jax(rounds: int = 31) -> Result:
+def attention_against_jax(rounds: int = 31) -> Result:
     """Causal training attention, forward and backward, at the shape of `axon bench train`."""
     model = reference.MODEL
     shape = (reference.BATCH, reference.SEQ, model.heads, model.embed // model.heads)

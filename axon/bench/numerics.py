@@ -1,4 +1,4 @@
-"""One training step on one device beside the same step on the CPU in float32."""
+"""One training step on one device against the same step on the CPU in float32."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -43,18 +43,18 @@ def first_step(model: Llama, batch: int, seq: int, device: Any, compute: Compute
     return Step(float(metrics["loss"]), float(metrics["grad_norm"]), norms)
 
 
-def difference(made: Step, reference: Step) -> dict[str, Any]:
-    """Relative differences: of the loss, of the gradient norm, the largest of a parameter's, and whose that is.
+def difference(step: Step, reference: Step) -> dict[str, Any]:
+    """Relative differences: of the loss, of the gradient norm, the largest of a parameter's norm, and its path.
 
     A parameter's is relative to its own norm, or to a thousandth of the global one where that is more: some true
     gradients are nearly zero.
     """
     floor = 1e-3 * reference.grad_norm
-    off = {path: abs(made.norms[path] - norm) / max(norm, floor) for path, norm in reference.norms.items()}
+    off = {path: abs(step.norms[path] - norm) / max(norm, floor) for path, norm in reference.norms.items()}
     worst = max(off, key=lambda path: off[path])
     return {
-        "loss": abs(made.loss / reference.loss - 1),
-        "grad_norm": abs(made.grad_norm / reference.grad_norm - 1),
+        "loss": abs(step.loss / reference.loss - 1),
+        "grad_norm": abs(step.grad_norm / reference.grad_norm - 1),
         "parameter_grad_norm": off[worst],
         "worst_parameter": worst,
     }

@@ -1,4 +1,4 @@
-"""`axon bench overhead`: what the framework costs over the same step written by hand in JAX."""
+"""`axon bench overhead`: the framework's overhead over the same step written by hand in JAX."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,8 +31,8 @@ def run(
 ) -> dict[str, Any]:
     """The framework's step and the bare one in turn, `rounds` times.
 
-    `ratio`: the median of the rounds' time ratios, framework ÷ bare. `spread`: how far from 1 the same median may be
-    by chance, measured on the bare step against a second compiled copy of itself in the same rounds: the distance of
+    `ratio`: the median of the rounds' time ratios, framework ÷ bare. `spread`: how far from 1 that median may be by
+    chance, measured on the bare step against a second compiled copy of itself in the same rounds: the distance of
     its median ratio from 1, plus twice that median's standard error. `flops_ratio`: matmul FLOPs of the two.
     `operations`: HLO instructions of the two optimised programs. `host_ms`: see `axon.bench.host`.
     """
@@ -66,7 +66,7 @@ def run(
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The result for people: (what, figure)."""
+    """The result as a table: (what, figure)."""
     operations = result["operations"]
     return [
         ("axon", f"{result['axon']:,.0f} tokens/s"),
@@ -80,17 +80,17 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _trace_bare(program: Program, model: Llama, optimizer: AdamW, state: State, batch: Batch) -> Any:
-    """Of a fresh function, so that nothing of an earlier compilation is reused."""
+    """Traces a new function, or an earlier compilation would be reused."""
     step = make_step(model, optimizer, program.batch, program.seq)
     return step.trace(*bare_state(state.parameters, model), batch)
 
 
 def _stepper(execute: Callable[..., Any], arguments: tuple[Any, ...], batch: Batch) -> Callable[[], None]:
-    """A compiled step that is fed its own results, all but the metrics."""
-    held = [arguments]
+    """A compiled step whose next arguments are its results, all but the metrics."""
+    current = [arguments]
 
     def step():
-        *new, _ = jax.block_until_ready(execute(*held[0], batch))
-        held[0] = tuple(new)
+        *new, _ = jax.block_until_ready(execute(*current[0], batch))
+        current[0] = tuple(new)
 
     return step

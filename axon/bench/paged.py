@@ -1,4 +1,4 @@
-"""A decode step over a paged cache: plain XLA beside the reference, in turn, on the machine at hand."""
+"""A decode step over a paged cache: plain XLA against the reference, in turn, on this machine."""
 
 import functools
 from collections.abc import Callable
@@ -31,20 +31,20 @@ def measure_decode(sequences: int = 16, context: int = 1024, room: int = 1, roun
             contexts; 1 is a table that is full.
         rounds: of which the median counts; `error` is the standard error of the median ratio.
     """
-    made = {}
+    results = {}
     for heads, kv_heads, page_size in SHAPES:
         batch = _batch(sequences, context, room, heads, kv_heads, page_size)
         seconds = alternate(
             {"reference": _step(paged_attention_reference, *batch), "xla": _step(paged_attention_xla, *batch)}, rounds
         )
         ratios = seconds["reference"] / seconds["xla"]
-        made[f"heads {heads}, kv_heads {kv_heads}, pages of {page_size}"] = {
+        results[f"heads {heads}, kv_heads {kv_heads}, pages of {page_size}"] = {
             "reference_ms": 1e3 * float(np.median(seconds["reference"])),
             "xla_ms": 1e3 * float(np.median(seconds["xla"])),
             "ratio": float(np.median(ratios)),
             "error": median_error(ratios),
         }
-    return made
+    return results
 
 
 def _batch(
@@ -63,11 +63,11 @@ def _batch(
 
 
 def _step(run: Callable[..., Any], rows: list[Any], cache: Cache, inputs: AttentionInputs) -> Callable[[], None]:
-    """One decode step, its cache donated and kept for the next."""
+    """One decode step, its cache donated, and the result the next one's."""
     compiled = jax.jit(functools.partial(run, config=AttentionConfig(HEAD_DIM**-0.5)), donate_argnums=3)
-    held = [jax.tree.map(jnp.copy, cache)]
+    current = [jax.tree.map(jnp.copy, cache)]
 
     def step():
-        _, held[0] = jax.block_until_ready(compiled(*rows, held[0], inputs))
+        _, current[0] = jax.block_until_ready(compiled(*rows, current[0], inputs))
 
     return step

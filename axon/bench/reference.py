@@ -1,4 +1,4 @@
-"""What the benchmarks run: a Llama of 16.9 million parameters on eight rows of 256 tokens, and published shapes."""
+"""The benchmarks' model: a Llama of 16.9 million parameters on eight sequences of 256 tokens; and published shapes."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ LLAMA32_1B = Llama(
 
 
 def random_batch(seed: int, batch: int = BATCH, seq: int = SEQ, vocab: int = MODEL.vocab) -> dict[str, np.ndarray]:
-    """Uniform random tokens, one document a row: arrays `batch seq`."""
+    """Uniform random tokens, one document a sequence: arrays `batch seq`."""
     ids = np.random.default_rng(seed).integers(0, vocab, (batch, seq + 1), dtype=np.int32)
     return {
         "tokens": ids[:, :-1].copy(),

@@ -64,7 +64,7 @@ def torch_speed(model: Llama, batches: Sequence[int], seq: int, rounds: int) -> 
 def largest(
     batches: Iterable[int], attempt: Callable[[int], Figures], too_large: Callable[[Exception], bool]
 ) -> Figures:
-    """What `attempt` makes of the first of `batches` that fits in memory; the last one's error if none does."""
+    """`attempt` of the first of `batches` that fits in memory; the last one's error if none does."""
     *others, last = batches
     for batch in others:
         try:

@@ -1,4 +1,4 @@
-"""`axon bench kernels --search`: the tiles of the attention kernels that are fastest on the TPU at hand.
+"""`axon bench kernels --search`: the fastest tiles of the attention kernels on this machine's TPU.
 
 Forward and backward are searched one after the other, over all sizes that fit; each candidate runs in turn with the
 others, and the least median time wins. What is found goes to `axon/kernels/attention/tiles.json`, for everyone.
@@ -29,7 +29,7 @@ Seconds = Callable[[list[Tiles], bool], list[float]]
 
 
 def search_here() -> str:
-    """Search on this machine's TPU, write the table, and say what was found. Raises `UserError` without a TPU."""
+    """Search on this machine's TPU and write the table; the result as text. Raises `UserError` without a TPU."""
     device = jax.devices()[0]
     if device.platform != "tpu":
         raise UserError(
@@ -55,16 +55,16 @@ def _fastest(candidates: Iterable[Tiles], seconds: Seconds, backward: bool) -> T
 
 
 def write(chip: str, tiles: Tiles) -> None:
-    """Put a chip's tiles into the table: what differs from the defaults."""
+    """Write a chip's tiles into the table: those that differ from the defaults."""
     table = json.loads(TABLE.read_text())
     usual = asdict(Tiles())
     table[chip] = {name: value for name, value in asdict(tiles).items() if value != usual[name]}
-    rows = ",\n".join(f' "{kind}": {json.dumps(fields)}' for kind, fields in sorted(table.items()))
-    TABLE.write_text(f"{{\n{rows}\n}}\n")
+    lines = ",\n".join(f' "{kind}": {json.dumps(fields)}' for kind, fields in sorted(table.items()))
+    TABLE.write_text(f"{{\n{lines}\n}}\n")
 
 
 def measured(candidates: list[Tiles], backward: bool, rounds: int = 9) -> list[float]:
-    """Median seconds of each on the device at hand; infinite for one that the compiler refuses."""
+    """Median seconds of each on the current device; infinite for one that the compiler refuses."""
     keys = jax.random.split(jax.random.key(0), 3)
     heads = (HEADS, KV_HEADS, KV_HEADS)
     operands = [
@@ -83,8 +83,8 @@ def _step(tiles: Tiles, operands: list[Any], backward: bool) -> Callable[[], Any
         return attention_tpu(q, k, v, AttentionConfig(Causal(), HEAD_DIM**-0.5), tiles=tiles)[0]
 
     def gradients(q, k, v):
-        made, back = jax.vjp(out, q, k, v)
-        return back(made)
+        result, backward = jax.vjp(out, q, k, v)
+        return backward(result)
 
     try:
         compiled = jax.jit(gradients if backward else out).lower(*operands).compile()

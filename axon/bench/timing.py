@@ -1,4 +1,4 @@
-"""Timing of things beside each other, on a machine that others use too."""
+"""Timing several steps in turn, on a machine that others use too."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ Seconds = dict[str, np.ndarray]
 def alternate(steps: Mapping[str, Callable[[], object]], rounds: int, warmup: int = 2) -> Seconds:
     """Seconds of each step in each round, the steps in turn; each step blocks until its work is done.
 
-    The order turns round from one round to the next, so that none of them always follows the same neighbour. The
+    The order is reversed from one round to the next, so that none always follows the same neighbour. The
     first `warmup` rounds are not counted.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -38,5 +38,5 @@ def median_error(values: np.ndarray) -> float:
 
 
 def progress(line: str) -> None:
-    """A line for the person who waits, on stderr."""
+    """A line of progress, on stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The reference model and its training step in PyTorch, in its best native form: what Axon is measured beside.
+"""The reference model and its training step in PyTorch, in its best native form: what Axon is measured against.
 
 Only this module imports torch, so that the rest of the benchmarks need none.
 """
@@ -47,8 +47,8 @@ class TorchLlama(nn.Module):
         frequencies = self.rope.theta ** (-np.arange(0, self.width, 2) / self.width)
         if self.rope.scaling is not None:
             frequencies = self.rope.scaling.apply(frequencies)
-        turned = torch.from_numpy(np.outer(np.arange(seq), frequencies).astype(np.float32))
-        return turned.cos().to(device, dtype), turned.sin().to(device, dtype)
+        angles = torch.from_numpy(np.outer(np.arange(seq), frequencies).astype(np.float32))
+        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 class Block(nn.Module):
@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x[batch heads seq head_dim]` turned, halves against each other."""
+    """`x[batch heads seq head_dim]` rotated, in pairs of its halves."""
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 

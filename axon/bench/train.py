@@ -1,4 +1,4 @@
-"""`axon bench train`: tokens/s of one training step on CPU, beside PyTorch doing the same work."""
+"""`axon bench train`: tokens/s of one training step on CPU, against PyTorch doing the same work."""
 
 import os
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def run(
 ) -> dict[str, Any]:
     """Tokens/s of `axon`, `torch_eager` and `torch_compile`, medians of `rounds` steps in turn.
 
-    All start from the same parameters and see the same batches, one document a row; `loss_difference` is the largest
+    All start from the same parameters, on the same batches, one document a sequence. `loss_difference`: the largest
     relative difference of their first losses. `ratio` is axon ÷ torch_compile: the median of the rounds' own ratios;
     `spread` its quartiles. Without torch its figures are None.
     """
@@ -56,7 +56,7 @@ def run(
 
 
 def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """The result for people: (what, figure)."""
+    """The result as a table: (what, figure)."""
     shown = [("axon", f"{result['axon']:,.0f} tokens/s")]
     if result["torch_compile"] is None:
         missing = "not installed: pip install torch==2.13.0 (its CPU build is for Python 3.11)"

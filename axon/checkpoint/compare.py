@@ -1,4 +1,4 @@
-"""Does a checkpoint fit a state? Answered from metadata, before a byte of an array is read."""
+"""Whether a checkpoint fits a state: compared by metadata, before any array is read."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What Orbax prints of a read or a save that fails is kept from the terminal: its cause is raised, and said by us."""
+"""Suppress what Orbax logs of a read or a save that fails: we raise its cause, with a message of our own."""
 
 import gc
 import logging
@@ -12,7 +12,7 @@ _SETTLE_SECONDS = 0.2
 
 @contextmanager
 def quiet_log() -> Iterator[None]:
-    """Within, what Orbax logs is dropped. The log is absl's, in which others write too: their lines stay."""
+    """Drop what Orbax logs. Its logger is absl's, which other code uses too: their lines stay."""
     log, others = logging.getLogger("absl"), _NotOrbax()
     log.addFilter(others)
     try:
@@ -23,12 +23,13 @@ def quiet_log() -> Iterator[None]:
 
 @contextmanager
 def quiet_read() -> Iterator[None]:
-    """Within, Orbax reads a checkpoint, quietly even if that fails.
+    """Suppress the output of Orbax while it reads a checkpoint, even if that fails.
 
-    The first array that fails ends Orbax's event loop under the reads of all the others. They complain on their own:
-    TensorStore's threads of the closed loop, asyncio of errors that nobody waits for. So they are waited for here.
+    The first array that fails closes Orbax's event loop while the others are still being read. Those then print errors
+    after the exception has been raised: TensorStore's threads about the closed loop, asyncio about exceptions never
+    retrieved. So a failed read sleeps until they have ended, with both kinds of message suppressed.
     """
-    log, awaited, hook = logging.getLogger("asyncio"), _Awaited(), sys.unraisablehook
+    log, awaited, hook = logging.getLogger("asyncio"), _NotUnretrieved(), sys.unraisablehook
     log.addFilter(awaited)
     sys.unraisablehook = lambda problem: None if _is_closed_loop(problem) else hook(problem)
     try:
@@ -44,7 +45,7 @@ def quiet_read() -> Iterator[None]:
 
 
 class _NotOrbax(logging.Filter):
-    """Lines logged by other code than Orbax's: absl does not tell, but the stack does."""
+    """Passes lines that other code than Orbax's logs: the record does not name the caller, but the stack does."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         frame = sys._getframe()
@@ -53,8 +54,8 @@ class _NotOrbax(logging.Filter):
         return frame is None
 
 
-class _Awaited(logging.Filter):
-    """Lines about anything but errors that nobody waited for."""
+class _NotUnretrieved(logging.Filter):
+    """Passes all but asyncio's lines about exceptions that were never retrieved."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Task exception was never retrieved")

@@ -19,28 +19,28 @@ T = TypeVar("T")
 
 
 class Reader:
-    """The checkpoints in a folder, one folder per step. Safe beside a run that is saving into it."""
+    """The checkpoints in a folder, one folder per step. Safe while a run is saving into it."""
 
     def __init__(self, directory: epath.PathLike):
         self.directory = epath.Path(directory).absolute()
 
     def steps(self) -> list[int]:
-        """The steps that were saved whole, ascending. What a killed save left behind is not among them."""
+        """The steps with a complete checkpoint, ascending; those of a killed save are left out."""
         if not self.directory.is_dir():
             return []
         with reading(str(self.directory)), quiet_log():
             return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(self.directory))
 
     def latest(self) -> int | None:
-        """The last step that was saved whole, or None."""
+        """The last step with a complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
     def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """The state and the `extra` saved at `step` (the latest if None), bit for bit.
+        """The state and the `extra` saved at `step` (None: the latest), bit for bit.
 
         `abstract_state` is the state's tree with a shape, dtype and sharding at each leaf (`jax.ShapeDtypeStruct`);
-        a leaf without a sharding comes back as a NumPy array. The shardings may differ from those at saving.
-        Raises `CheckpointError` if there is no such checkpoint, it cannot be read, or its tree is another.
+        a leaf without a sharding is returned as a NumPy array. The shardings may differ from those at saving.
+        Raises `CheckpointError` if there is no such checkpoint, it cannot be read, or its tree differs.
         """
         folder = self._folder(step)
         saved, extra = self._metadata(folder)
@@ -48,7 +48,7 @@ class Reader:
         return rebuilt(abstract_state, self._load(folder, flat(abstract_state))), extra
 
     def restore_parts(self, abstract: Mapping[str, Any], step: int | None = None) -> dict[str, Any]:
-        """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Raises as `restore`."""
+        """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Raises as `restore` does."""
         folder = self._folder(step)
         saved, _ = self._metadata(folder)
         parts = {path: leaf for name in abstract for path, leaf in subtree(saved, name).items()}
@@ -57,7 +57,7 @@ class Reader:
         return {**abstract, **rebuilt(wanted, self._load(folder, flat(wanted)))}
 
     def extra(self, step: int | None = None) -> dict[str, Any]:
-        """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore`."""
+        """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore` does."""
         return self._metadata(self._folder(step))[1]
 
     def _folder(self, step: int | None) -> epath.Path:
@@ -73,7 +73,7 @@ class Reader:
             found = ocp.checkpointables_metadata(folder)
             state = (found.metadata or {}).get(STATE)
             extra = found.custom_metadata.get(EXTRA) if isinstance(found.custom_metadata, dict) else None
-            if state is None or not isinstance(extra, dict):  # Orbax puts nothing in the place of what it cannot read
+            if state is None or not isinstance(extra, dict):  # Orbax returns None for what it cannot read
                 raise ValueError("its metadata is missing or damaged")
             return flat(state), extra
 

@@ -19,7 +19,7 @@ from axon.checks import check_range
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """When to save and what to keep: every `every` steps, the latest `keep`; `asynchronous` saves behind the steps."""
+    """Save every `every` steps, keep the latest `keep`; `asynchronous`: training goes on while arrays are written."""
 
     every: int = 200
     keep: int = 2
@@ -30,17 +30,17 @@ class Checkpoints:
 
 
 class Store(Reader):
-    """The checkpoints of the one run that writes into `directory`; made if it is not there.
+    """The checkpoints of the one run that writes into `directory`, which is created if missing.
 
-    Opening it clears away what a killed save left behind (in the background, before the first save), so only the run
-    itself opens a `Store`; anyone else, a `Reader`. A context manager; closing waits for the save in progress.
+    Opening it deletes the remains of a killed save (in the background, before the first save), so only the run itself
+    may open a `Store`; all others open a `Reader`. A context manager; closing waits for the save in progress.
     """
 
     def __init__(self, directory: epath.PathLike, checkpoints: Checkpoints):
         super().__init__(directory)
         self.checkpoints = checkpoints
         if self.directory.exists() and not self.directory.is_dir():
-            raise CheckpointError(f"cannot keep checkpoints in {self.directory}: it is not a folder")
+            raise CheckpointError(f"cannot store checkpoints in {self.directory}: it is not a folder")
         policy = training.preservation_policies.LatestN(checkpoints.keep)
         self._orbax = _opened(self.directory, policy)
         self._quiet = ExitStack()
@@ -58,15 +58,15 @@ class Store(Reader):
         return self._started
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
-        """Saves `state`, a tree of arrays, and `extra`, a dictionary that JSON can hold, as checkpoint `step`.
+        """Saves `state`, a tree of arrays, and `extra`, a dictionary fit for JSON, as checkpoint `step`.
 
-        Returns once the arrays are copied, so that they may be donated; they are written behind the next steps if
-        `asynchronous`. At most one save is under way: a second waits for the first. Raises `CheckpointError` if
-        `step` is not after the last one (see `started`), or if this or the save before it could not be written.
+        Returns once the arrays are copied, so that they may be donated; if `asynchronous`, they are written while the
+        next steps run. At most one save is in progress: a second waits for the first. Raises `CheckpointError` if
+        `step` is not after the last one (see `started`), or if this or the previous save could not be written.
         """
         if self._started is not None and step <= self._started:
-            raise CheckpointError(f"cannot save step {step} in {self.directory}: step {self._started} is there already")
-        content = {EXTRA: json.loads(json.dumps(dict(extra)))}  # as it will be read; raises before anything is written
+            raise CheckpointError(f"cannot save step {step} in {self.directory}: step {self._started} is saved already")
+        content = {EXTRA: json.loads(json.dumps(dict(extra)))}  # as it will be read; fails before anything is written
         arrays = nested({path: storable(path, leaf) for path, leaf in flat(state).items()})
         self.wait()
         try:
@@ -80,14 +80,14 @@ class Store(Reader):
             self.wait()
 
     def wait(self) -> None:
-        """Returns when the save under way is whole on disk. Raises `CheckpointError` if it could not be written."""
+        """Returns when the save in progress is complete on disk. Raises `CheckpointError` if it failed."""
         try:
             self._orbax.wait()
         except (OSError, ValueError) as error:
             raise self._unwritten(self._started, error) from error
 
     def close(self) -> None:
-        """Waits as `wait` does, then lets go of the folder."""
+        """Waits as `wait` does, then closes the folder."""
         try:
             self.wait()
         finally:
@@ -96,7 +96,7 @@ class Store(Reader):
 
     def _unwritten(self, step: int | None, why: Any) -> CheckpointError:
         latest = self.latest()
-        before = "There is none before it" if latest is None else f"The last whole one is of step {latest}"
+        before = "There is none before it" if latest is None else f"The last complete one is of step {latest}"
         return CheckpointError(
             f"checkpoint {step} could not be written in {self.directory}: {str(why)[:300]}\n{before}. Is the disk full?"
         )
@@ -106,4 +106,4 @@ def _opened(directory: epath.Path, policy: Any) -> training.Checkpointer:
     try:
         return training.Checkpointer(directory, preservation_policy=policy, cleanup_tmp_directories=True)
     except OSError as error:
-        raise CheckpointError(f"cannot keep checkpoints in {directory}: {error}") from error
+        raise CheckpointError(f"cannot store checkpoints in {directory}: {error}") from error

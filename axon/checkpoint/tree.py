@@ -1,6 +1,6 @@
-"""A pytree as it lies on disk: nested dictionaries, named by path, of plain arrays.
+"""A pytree as it is stored: nested dictionaries, named by path, of plain arrays.
 
-Class names, tuples and empty nodes are left out, so a checkpoint can be read with no code of ours, and a state whose
+Class names, tuples and empty nodes are left out, so a checkpoint can be read without our code, and a state whose
 Python classes were renamed still fits. `State.optimizer[1].mu["layers"]["up"]` is `optimizer/1/mu/layers/up`.
 """
 
@@ -17,7 +17,7 @@ Flat = dict[str, Any]
 
 
 def flat(tree: Any) -> Flat:
-    """The leaves of `tree` by path, such as `parameters/layers/up`. Raises where two paths read the same."""
+    """The leaves of `tree` by path, such as `parameters/layers/up`. Raises `UserError` where two paths coincide."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     found = {"/".join(_name(key) for key in path): leaf for path, leaf in leaves}
     if len(found) < len(leaves):
@@ -38,12 +38,12 @@ def nested(leaves: Flat) -> dict[str, Any]:
 
 
 def subtree(leaves: Mapping[str, Any], name: str) -> Flat:
-    """Those of `leaves` that lie under the top-level `name`, paths kept whole."""
+    """Those of `leaves` under the top-level `name`, with their full paths."""
     return {path: leaf for path, leaf in leaves.items() if path == name or path.startswith(name + "/")}
 
 
 def rebuilt(abstract: Any, leaves: Flat) -> Any:
-    """A tree like `abstract` from loaded leaves by path, PRNG keys made keys again."""
+    """A tree like `abstract` from loaded leaves by path, with PRNG keys wrapped again."""
     wanted = flat(abstract)
     values = [_as_key(leaf, leaves[path]) if is_key(leaf) else leaves[path] for path, leaf in wanted.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract), values)
@@ -66,7 +66,7 @@ def storable(path: str, leaf: Any) -> Any:
 
 
 def restorable(leaf: Any) -> Any:
-    """What Orbax is asked for in place of the abstract `leaf`: a NumPy array where no sharding is given."""
+    """What to pass Orbax for the abstract `leaf`: a NumPy array where it has no sharding."""
     sharding = getattr(leaf, "sharding", None)
     if is_key(leaf):
         bits = key_bits(leaf)
@@ -85,7 +85,7 @@ def key_bits(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _as_key(abstract: Any, bits: Any) -> jax.Array:
-    impls: list[Any] = []  # the implementation can be asked of a key only, and there is none outside of a trace
+    impls: list[Any] = []  # `key_impl` needs a key, and of an abstract one there is none outside of a trace
     jax.eval_shape(
         lambda key: impls.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct(abstract.shape, abstract.dtype)
     )

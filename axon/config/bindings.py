@@ -1,4 +1,4 @@
-"""What is bound to what: the statements of all files put in force, by scope, class and field."""
+"""Bindings: the statements of all files merged, by scope, class and field."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,10 +14,10 @@ from axon.errors import UserError, suggest
 class Bindings:
     """The last binding of every (scope, class or function, field), and of every macro.
 
-    `partial` says that some statement, file or module could not be read. What is absent may then stand there, so
-    that absence is no mistake.
-    `mistakes` are those seen without building anything: unknown names and fields. `unknown` says whether a reference
-    was lost to one of them, so that the tree lacks a part.
+    `partial`: some statement, file or module could not be read. A missing name may be defined there, so it is not
+    reported as a mistake.
+    `mistakes` are those found without building anything: unknown names and fields. `unknown`: whether one of them is
+    in a reference, so that a part of the tree is missing.
     """
 
     def __init__(self, statements: Statements, names: Names, partial: bool = False):
@@ -26,7 +26,7 @@ class Bindings:
         self.unknown = False
         self.macros: dict[str, Binding] = {}
         self._statements, self._names = statements, names
-        self._missing: set[str] = set()  # names of modules that are not imported: each is said once
+        self._missing: set[str] = set()  # names of modules that are not imported: each is reported once
         self._bound: dict[tuple[str, Any], dict[str, Binding]] = {}
         for binding in statements.bindings:
             self._check_names(binding)
@@ -36,7 +36,7 @@ class Bindings:
                 self._define(binding)
 
     def find(self, target: Any, field: str, scope: str) -> Binding | None:
-        """The binding in force in a scope: in `a/b` that of `a/b`, else of `a`, else the one without a scope."""
+        """The binding that applies in a scope: in `a/b` that of `a/b`, else of `a`, else the one without a scope."""
         parts = scope.split("/") if scope else []
         scopes = ("/".join(parts[:depth]) for depth in range(len(parts), -1, -1))
         return next((found for s in scopes if (found := self._bound.get((s, target), {}).get(field))), None)
@@ -47,7 +47,7 @@ class Bindings:
         return max(bindings, key=lambda binding: order[id(binding)])
 
     def origin(self, binding: Binding) -> str:
-        """Where a binding's value was written: its place, and those of the macros that it stands for."""
+        """Where a binding's value was written: its place, and those of the macros that it refers to."""
         origin, value = str(binding.place), binding.value
         while isinstance(value, Macro):
             definition = self.macros[value.name]
@@ -60,15 +60,15 @@ class Bindings:
             yield from ((target, binding) for binding in fields.values() if self._statements.is_own(binding))
         yield from ((None, macro) for macro in self.macros.values() if self._statements.is_own(macro))
 
-    def unused(self, was_taken: Callable[[Binding], bool], made: set[Any]) -> list[Mistake]:
+    def unused(self, was_used: Callable[[Binding], bool], built: set[Any]) -> list[Mistake]:
         """A mistake for each binding or macro of the main file or of --set that had no effect.
 
-        An included file may offer more than a run uses. `made` are the classes and functions that the tree has.
+        An included file may have unused bindings. `built`: the classes and functions in the tree.
         """
         return [
-            Mistake(binding.place, f"{binding.key} is never used: {_why_unused(binding, target, made)}")
+            Mistake(binding.place, f"{binding.key} is never used: {_why_unused(binding, target, built)}")
             for target, binding in self.own()
-            if not was_taken(binding)
+            if not was_used(binding)
         ]
 
     def _bind(self, binding: Binding) -> None:
@@ -86,7 +86,9 @@ class Bindings:
 
     def _define(self, macro: Binding) -> None:
         if not macro.scope and self._names.is_known(macro.selector):
-            text = f"{macro.key} is a class or function, no macro: bind one of its fields, {macro.key}.field = value."
+            text = (
+                f"{macro.key} is a class or function, not a macro: bind one of its fields, {macro.key}.field = value."
+            )
             self.mistakes.append(Mistake(macro.place, text))
         else:
             self.macros[macro.key] = macro
@@ -125,11 +127,11 @@ def _parts(value: Any) -> Iterator[Reference | Macro]:
             yield from _parts(item)
 
 
-def _why_unused(binding: Binding, target: Any, made: set[Any]) -> str:
+def _why_unused(binding: Binding, target: Any, built: set[Any]) -> str:
     if target is None:
-        return f"no value that is used is %{binding.key}."
+        return f"no used value refers to %{binding.key}."
     if binding.scope:
-        return f"nothing that is used refers to @{binding.scope}/{binding.selector}()."
-    if target in made:
-        return f"every {binding.selector} in the tree has its {binding.field} from a scope."
+        return f"no used value refers to @{binding.scope}/{binding.selector}()."
+    if target in built:
+        return f"every {binding.selector} in the tree has its {binding.field} bound in a scope."
     return f"the tree has no {binding.selector}; a field refers to one as @{binding.selector}()."

@@ -1,4 +1,4 @@
-"""What two trees do not have in common, for a person to read."""
+"""The differences of two trees, as text."""
 
 import dataclasses
 import inspect
@@ -13,7 +13,7 @@ def differences(old: Any, new: Any, ignore: Sequence[str] = ()) -> list[str]:
 
     Args:
       old, new: two trees of dataclasses.
-      ignore: paths of fields (`steps`, `data.threads`) that may differ, with all that they hold.
+      ignore: paths of fields (`steps`, `data.threads`) that may differ, with everything below them.
     """
     return list(_between(old, new, "", frozenset(ignore)))
 
@@ -29,7 +29,7 @@ def _between(old: Any, new: Any, path: str, ignore: frozenset[str]) -> Iterator[
 
 
 def _parts(old: Any, new: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """The parts that two values of one shape can be compared by."""
+    """Corresponding parts of two values with the same structure; none if it differs."""
     if type(old) is not type(new) or inspect.isclass(old):
         return
     if dataclasses.is_dataclass(old):

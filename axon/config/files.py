@@ -15,7 +15,7 @@ OVERRIDE = Place("--set")
 
 @dataclass
 class Statements:
-    """What was read, in order of effect; `main` is the file that was asked for."""
+    """All statements, in order of effect; `main` is the file that was given."""
 
     main: str
     bindings: list[Binding] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Statements:
     mistakes: list[Mistake] = field(default_factory=list)
 
     def is_own(self, binding: Binding) -> bool:
-        """Whether the person wrote it for this very run: in the main file or with `--set`."""
+        """Whether it was written for this run: in the main file or with `--set`."""
         return binding.place.file in (self.main, OVERRIDE.file)
 
 
@@ -39,7 +39,7 @@ def read(path: str | Path, overrides: Sequence[str] = ()) -> Statements:
 def _read_file(path: Path, place: Place, inside: tuple[Path, ...], into: Statements) -> None:
     try:
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte-order mark
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or no path
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or not a path
         into.mistakes.append(Mistake(place, _unreadable(path, error)))
         return
     for statement in parse(text, _shown(path)):
@@ -57,7 +57,7 @@ def _include(statement: Include, including: Path, inside: tuple[Path, ...], into
     candidates = [including.parent / statement.path, Path(statement.path)]
     found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)
     if found is None:
-        text = f"there is no file {statement.path!r}, neither beside {_shown(including)} nor in the working directory."
+        text = f"there is no file {statement.path!r}, neither next to {_shown(including)} nor in the working directory."
         into.mistakes.append(Mistake(statement.place, text + _similar_file(candidates[0])))
     elif found.resolve() in inside:
         chain = [*inside[inside.index(found.resolve()) :], found.resolve()]
@@ -74,7 +74,7 @@ def _read_override(text: str, into: Statements) -> None:
         into.bindings.append(Binding(OVERRIDE, binding.scope, binding.selector, binding.field, binding.value))
         return
     reasons = [statement.text for statement in read if isinstance(statement, Mistake)]
-    reason = reasons[0] if reasons else f"`{text}` is not one binding."
+    reason = reasons[0] if reasons else f"`{text}` is not a single binding."
     into.mistakes.append(Mistake(OVERRIDE, f'{reason} Write --set "Name.field=value", strings in quotes.'))
 
 
@@ -90,6 +90,6 @@ def _similar_file(path: Path) -> str:
 
 
 def _shown(path: Path) -> str:
-    """As a person would write it: from the working directory where the file lies below it."""
+    """Relative to the working directory if the file lies below it, else absolute."""
     absolute = path.absolute()
     return str(absolute.relative_to(Path.cwd()) if absolute.is_relative_to(Path.cwd()) else path)

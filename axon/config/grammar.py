@@ -1,6 +1,6 @@
-"""Statements of a gin text: gin-config's parser (gin-config 0.5), with places, and going on after a syntax error.
+"""Statements of a gin text: gin-config's parser (gin-config 0.5), with places, and recovering from syntax errors.
 
-Only the grammar comes from gin-config (https://github.com/google/gin-config): nothing is registered with it, and
+Only the grammar is gin-config's (https://github.com/google/gin-config): nothing is registered with it, and
 none of its state is used.
 """
 
@@ -22,7 +22,7 @@ _NOT_A_LITERAL = re.compile(r"Failed to parse token '(.*)'", re.DOTALL)
 
 @dataclass(frozen=True)
 class Reference:
-    """`@scope/Name` (the class or function itself) or `@scope/Name()` (what it makes)."""
+    """`@scope/Name` (the class or function itself) or `@scope/Name()` (what calling it returns)."""
 
     name: str
     scope: str
@@ -81,9 +81,9 @@ Statement = Binding | Import | Include
 def parse(text: str, file: str) -> Iterator[Statement | Mistake]:
     """Every statement of `text` in order, and a Mistake for each that cannot be read.
 
-    After a mistake, reading goes on at the next line that looks like the start of a statement.
+    After a mistake, parsing continues at the next line that looks like the start of a statement.
     """
-    lines = re.split("\r\n?|\n", text)  # Python's tokenizer stumbles over what follows a \r alone
+    lines = re.split("\r\n?|\n", text)  # Python's tokenizer takes no \r alone for a line's end
     begin: int | None = 0
     while begin is not None:
         first, begin = begin + 1, None
@@ -108,7 +108,7 @@ def _statement(parsed, file: str) -> Statement:
 
 
 def _mistake(error: SyntaxError | tokenize.TokenError, lines: list[str], start: int, file: str):
-    """What cannot be read, and the line (from 0) where reading goes on. The statement begins at `start` (from 1) or
+    """The mistake, and the line (from 0) where parsing continues. The statement begins at `start` (from 1) or
     later."""
     line = error.lineno if isinstance(error, SyntaxError) else error.args[1][0]
     line = min(line or start, len(lines))
@@ -147,7 +147,7 @@ def _reason(error: SyntaxError | tokenize.TokenError) -> str:
 
 
 class _References(config_parser.ParserDelegate):
-    """Keeps references and macros as they are written: their meaning depends on all of the files."""
+    """Leaves references and macros unresolved: their meaning depends on all of the files."""
 
     def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> Reference:
         scope, _, name = scoped_configurable_name.rpartition("/")
@@ -159,13 +159,13 @@ class _References(config_parser.ParserDelegate):
 
 @dataclass(frozen=True, eq=False)
 class _Key:
-    """A dict's key by identity, so that a key written twice is still seen twice."""
+    """A dict's key, compared by identity: otherwise a duplicate key would be overwritten unnoticed."""
 
     value: Any
 
 
 class _Parser(config_parser.ConfigParser):
-    """gin's parser, but a key that a dict holds twice, or that no dict can hold, is a syntax error."""
+    """gin's parser, but a duplicate or unhashable key of a dict is a syntax error."""
 
     def line(self) -> int:
         """Where the next token starts, from 1."""
@@ -186,6 +186,6 @@ class _Parser(config_parser.ConfigParser):
             if not isinstance(key.value, str | int | float | None):
                 self._raise_syntax_error(f"{key.value!r} cannot be a dict's key", location)
             if key.value in checked:
-                self._raise_syntax_error(f"the key {key.value!r} is written twice", location)
+                self._raise_syntax_error(f"duplicate key {key.value!r}", location)
             checked[key.value] = value
         return checked

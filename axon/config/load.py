@@ -32,7 +32,7 @@ _ORIGIN_COLUMN = 48
 
 @dataclass(frozen=True)
 class Resolved:
-    """A configuration read and checked whole.
+    """A configuration, read and checked.
 
     Attributes:
       tree: the root object (a Train).
@@ -65,9 +65,9 @@ def load(
 
 
 def dump(tree: Any, *, modules: Sequence[str] = AXON) -> str:
-    """`tree` as gin text with every field bound; the same tree always gives the same text, and `load` an equal tree.
+    """`tree` as gin text with every field bound; equal trees give the same text, and `load` reads it to an equal tree.
 
-    Raises ConfigError for a value that a file cannot hold (an array, nan, a function defined inside another).
+    Raises ConfigError for a value that gin text cannot express (an array, nan, a function defined inside another).
     """
     return str(render(tree, Names(modules)))
 
@@ -75,7 +75,7 @@ def dump(tree: Any, *, modules: Sequence[str] = AXON) -> str:
 def _resolve(
     path: str | Path, overrides: Sequence[str], modules: Sequence[str], root: str
 ) -> tuple[Any, Resolver, list[Mistake]]:
-    """The tree, what resolved it, and the mistakes but for bindings without effect."""
+    """The tree, its resolver, and all mistakes but bindings without effect."""
     statements = read(path, overrides)
     names = Names(modules)
     unread = statements.mistakes + names.import_all(statements.imports)
@@ -89,9 +89,9 @@ def _resolve(
 def _without_effect(
     resolver: Resolver, path: str | Path, overrides: Sequence[str], modules: Sequence[str], root: str
 ) -> list[Mistake]:
-    """The bindings without effect that are mistakes: of the file's, those that have none without the overrides either.
+    """The bindings without effect that are mistakes: of the file's, only those without effect before the overrides too.
 
-    `--set Train.sample=None` takes the use of the file's `Sample.prompt`, and is no mistake.
+    `--set Train.sample=None` leaves the file's `Sample.prompt` unused, which is not a mistake.
     """
     if not (resolver.unused and overrides):
         return resolver.unused
@@ -101,7 +101,7 @@ def _without_effect(
 
 
 def _origin(path: str, origins: dict[str, str]) -> str:
-    """That of the value at `path`, or of the nearest value around it (a function's result has one as a whole)."""
+    """The origin of the value at `path`, or of the nearest value around it (a function's result has only one)."""
     around = [known for known in origins if path == known or path.startswith((f"{known}.", f"{known}["))]
     return origins[max(around, key=len)] if around else DEFAULT
 

@@ -1,4 +1,4 @@
-"""Where something was written, and all that is wrong with a configuration in one error."""
+"""Mistakes in a configuration, each with its place, and the error that lists them all."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing for the person to change."""
+    """One mistake: what to change, and where."""
 
     place: Place
     text: str

@@ -18,7 +18,7 @@ from axon.errors import UserError, suggest
 
 
 class UnknownName(UserError):
-    """No module that can be used has the name; `mistyped` says that one has a name like it."""
+    """No known module has the name; `mistyped`: one has a similar name."""
 
     def __init__(self, name: str, known: Iterable[str]):
         hint = suggest(name, known)
@@ -37,7 +37,7 @@ class Names:
             self._add(module, importlib.import_module(module))
 
     def import_all(self, imports: Iterable[Import]) -> list[Mistake]:
-        """Make the names of these import statements known. The working directory can be imported from."""
+        """Import these names. The working directory can be imported from."""
         if (folder := str(Path.cwd())) not in sys.path:
             sys.path.append(folder)
         importlib.invalidate_caches()
@@ -65,7 +65,7 @@ class Names:
         return any(full == name or full.endswith("." + name) for full in self._full)
 
     def short_name(self, target: Any) -> str | None:
-        """The bare name that finds exactly this class or function."""
+        """The bare name of this class or function, if it is unambiguous."""
         named = {full.rpartition(".")[2] for full, known in self._full.items() if known is target}
         return next((name for name in sorted(named) if not self._others(name, target)), None)
 
@@ -97,7 +97,7 @@ class Names:
 
 
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """What a module offers: its `__all__`, else every public dataclass it names and what it defines itself."""
+    """A module's public names: its `__all__`, else every public dataclass in it and everything it defines itself."""
     listed = getattr(module, "__all__", None)
     for name, target in vars(module).items() if listed is None else [(name, getattr(module, name)) for name in listed]:
         if not (inspect.isclass(target) or inspect.isfunction(target)):
@@ -108,7 +108,7 @@ def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def _model_with(name: str) -> str | None:
-    """The one of our own model families that offers this name."""
+    """The module of our own model families that has this name."""
     families = (f"models.{found.name}" for found in pkgutil.iter_modules(models.__path__))
     return next((family for family in families if name in _import_module(family).__all__), None)
 
@@ -121,7 +121,7 @@ def _import_module(name: str) -> ModuleType:
             places = f"neither installed nor in the working directory ({Path.cwd()})"
             raise UserError(f"there is no module {error.name!r}: {places}.") from None
         raise UserError(_import_failed(name, error)) from error
-    except Exception as error:  # a person's own module runs here, and may fail in any way
+    except Exception as error:  # a user's own module runs here, and may raise anything
         raise UserError(_import_failed(name, error)) from error
 
 

@@ -1,4 +1,4 @@
-"""What a class or function that a configuration names can be given."""
+"""The parameters of a class or function that a configuration names."""
 
 import dataclasses
 import inspect
@@ -12,14 +12,14 @@ from axon.errors import UserError
 
 @dataclass(frozen=True)
 class Parameter:
-    """A dataclass's field or a function's argument: what it takes, and how its default is made if it has one."""
+    """A dataclass's field or a function's argument: its annotation, and a factory of its default if it has one."""
 
     hint: Any
     default: Callable[[], Any] | None
 
 
 def parameters(target: Any) -> dict[str, Parameter]:
-    """What a frozen dataclass or a function takes; UserError if it is neither, or its annotations cannot be read."""
+    """Parameters of a frozen dataclass or a function; UserError if it is neither, or its annotations are invalid."""
     name = target.__name__
     if inspect.isclass(target) and not is_frozen(target):
         raise UserError(f"{name} is not a frozen dataclass: put @dataclass(frozen=True) above it.")

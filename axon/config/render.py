@@ -18,7 +18,7 @@ _WIDTH = 100
 
 @dataclass(frozen=True)
 class Line:
-    """One binding of the text, perhaps wrapped; `path` is where the value stands in the tree (`model.layers`)."""
+    """One binding of the text, perhaps wrapped; `path` is that of the value in the tree (`model.layers`)."""
 
     key: str
     value: str
@@ -43,8 +43,8 @@ class Text:
 def render(tree: Any, names: Names) -> Text:
     """The text whose bindings build `tree`; `names` are the bare names that need no import.
 
-    Objects of one class with different values get scopes, named after the field that holds the first of them.
-    Raises ConfigError for a value that no text can stand for.
+    Objects of one class with different values get scopes, named after the field of the first of them.
+    Raises ConfigError for a value that gin text cannot express.
     """
     return _Writer(tree, names).text()
 
@@ -54,7 +54,7 @@ class _Writer:
         self._names = names
         self._imports: dict[str, str] = {}  # bare name → import line
         self._labels: dict[Any, str] = {}
-        self._objects: dict[str, tuple[str, Any]] = {}  # identity of class and values → path where it first stands
+        self._objects: dict[str, tuple[str, Any]] = {}  # identity of class and values → path of its first occurrence
         self._scopes: dict[str, str] = {}
         self._root = tree
         for path, part in _objects(tree, ""):
@@ -77,7 +77,7 @@ class _Writer:
         return self._scopes.get(_identity(part), "") + self._labels[type(part)]
 
     def _choose_scopes(self) -> None:
-        """A scope for every object that shares its class with another; the root alone goes without."""
+        """A scope for every object that shares its class with another, but for the root."""
         classes = [type(part) for _, part in self._objects.values()]
         for identity, (path, part) in self._objects.items():
             if part is self._root or classes.count(type(part)) == 1:
@@ -90,7 +90,7 @@ class _Writer:
     # Values
 
     def _value(self, value: Any, path: str, used: int, indent: str) -> str:
-        """`value` as text: on one line if it fits beside the `used` columns, else one item a line."""
+        """`value` as text: on one line if it fits after the `used` columns, else one item a line."""
         if _is_object(value):
             return f"@{self._scoped(value)}()"
         if inspect.isclass(value) or inspect.isfunction(value):
@@ -118,7 +118,7 @@ class _Writer:
     # Names
 
     def _label(self, target: Any, path: str) -> str:
-        """The name for a class or function: Axon's own as it is, any other by an import line."""
+        """The name for a class or function: Axon's own without, any other with an import line."""
         if target in self._labels:
             return self._labels[target]
         if short := self._names.short_name(target):
@@ -161,7 +161,7 @@ def _inside(value: Any, path: str) -> Iterable[tuple[str, Any]]:
 
 
 def _identity(value: Any) -> str:
-    """A text that two values share only if they are written alike, scopes apart."""
+    """A text that two values share only if their gin text is the same but for scopes."""
     if _is_object(value):
         inner = ", ".join(f"{name}={_identity(getattr(value, name))}" for name in _fields(value))
         return f"{type(value).__module__}.{type(value).__qualname__}({inner})"

@@ -1,4 +1,4 @@
-"""From bindings to one tree of frozen dataclasses, noting every mistake on the way."""
+"""From bindings to one tree of frozen dataclasses, collecting every mistake."""
 
 import dataclasses
 import functools
@@ -18,13 +18,13 @@ from axon.errors import UserError, suggest
 
 DEFAULT = "default"
 _REQUIRED = ("REQUIRED", "gin.REQUIRED")
-_FAILED = object()  # a value whose mistake is already noted
+_FAILED = object()  # a value whose mistake is recorded
 
 
 @dataclass(frozen=True)
 class _Site:
-    """Where a value is made: its place in the files, the scope in force, its path in the tree, and what it is made
-    for, outermost first (`@Train()`, `Train.model`, `%MODEL`), so that a circle is seen."""
+    """Where a value is built: its place in the files, the current scope, its path in the tree, and the names that are
+    being resolved, outermost first (`@Train()`, `Train.model`, `%MODEL`), to detect cycles."""
 
     place: Place
     scope: str = ""
@@ -37,15 +37,15 @@ class _Site:
     def enter(self, place: Place, name: str) -> "_Site":
         return dataclasses.replace(self, place=place, inside=(*self.inside, name))
 
-    def circle(self, name: str) -> str:
-        """`@A() → A.b → @A()` if the value is already being made for `name`, else nothing."""
+    def cycle(self, name: str) -> str:
+        """`@A() → A.b → @A()` if `name` is already being resolved, else an empty text."""
         return " → ".join([*self.inside[self.inside.index(name) :], name]) if name in self.inside else ""
 
 
 class Resolver:
-    """Builds the tree. After `build`, `mistakes` holds what is wrong, `origins` where the value at each path of the
-    tree (`model.layers`) was written, and `whole` whether every part of the tree was reached; after `finish`, `unused`
-    holds what has no effect."""
+    """Builds the tree. After `build`, `mistakes` has those found, `origins` where the value at each path of the tree
+    (`model.layers`) was written, and `whole` whether every part of the tree was reached; after `finish`, `unused` has
+    the bindings without effect."""
 
     def __init__(self, bindings: Bindings, names: Names):
         self.mistakes: list[Mistake] = []
@@ -53,11 +53,11 @@ class Resolver:
         self.origins: dict[str, str] = {}
         self.whole = not (bindings.unknown or bindings.partial)
         self._bindings, self._names = bindings, names
-        self._taken: set[int] = set()  # ids: a binding may hold values that cannot be hashed
-        self._made: set[Any] = set()
+        self._used: set[int] = set()  # ids: a binding may hold values that cannot be hashed
+        self._built: set[Any] = set()
 
     def build(self, root: str, main: Place) -> Any:
-        """The tree that `@root()` leads to; of no meaning if there are mistakes."""
+        """The tree of `@root()`; meaningless if there are mistakes."""
         try:
             self._names.find(root)
         except UserError as error:
@@ -65,17 +65,17 @@ class Resolver:
         return self._make(Reference(root, "", True), _Site(main))
 
     def finish(self) -> None:
-        """Note what has no effect; or, in a tree with a part missing, what is wrong with the part's bindings."""
+        """Collect bindings without effect; or, if a part of the tree is missing, mistakes in bindings of that part."""
         if self.whole:
-            self.unused = self._bindings.unused(self._was_taken, self._made)
+            self.unused = self._bindings.unused(self._is_used, self._built)
             return
         for target, binding in list(self._bindings.own()):
-            if target is not None and not self._was_taken(binding):
+            if target is not None and not self._is_used(binding):
                 hint = parameters(target)[binding.field].hint
                 self._bound(binding, target, hint, _Site(binding.place, binding.scope))
 
-    def _was_taken(self, binding: Binding) -> bool:
-        return id(binding) in self._taken
+    def _is_used(self, binding: Binding) -> bool:
+        return id(binding) in self._used
 
     # Values
 
@@ -96,9 +96,9 @@ class Resolver:
         definition = self._bindings.macros.get(macro.name)
         if definition is None:
             return self._absent(site.place, self._undefined(macro, site))
-        if circle := site.circle(repr(macro)):
-            return self._fail(site.place, f"circular macro: {circle}.")
-        self._taken.add(id(definition))
+        if cycle := site.cycle(repr(macro)):
+            return self._fail(site.place, f"circular macro: {cycle}.")
+        self._used.add(id(definition))
         return self._value(definition.value, site.enter(definition.place, repr(macro)))
 
     def _undefined(self, macro: Macro, site: _Site) -> str:
@@ -110,17 +110,17 @@ class Resolver:
     def _named(self, reference: Reference) -> Any:
         try:
             return self._names.find(reference.name)
-        except UserError:  # noted with its statement
+        except UserError:  # recorded with its statement
             return _FAILED
 
     # Objects
 
     def _make(self, reference: Reference, site: _Site) -> Any:
-        """What `@scope/Name()` stands for. Without a scope of its own it keeps the one in force."""
+        """The object of `@scope/Name()`; without a scope of its own, in the current one."""
         site = dataclasses.replace(site, scope=reference.scope or site.scope)
         name = repr(dataclasses.replace(reference, scope=site.scope))
-        if circle := site.circle(name):
-            return self._fail(site.place, f"circular reference: {circle}.")
+        if cycle := site.cycle(name):
+            return self._fail(site.place, f"circular reference: {cycle}.")
         if (target := self._named(reference)) is _FAILED:
             return _FAILED
         try:
@@ -145,7 +145,7 @@ class Resolver:
         )
 
     def _bound(self, binding: Binding, target: Any, hint: Any, site: _Site) -> Any:
-        self._taken.add(id(binding))
+        self._used.add(id(binding))
         value = self._value(binding.value, site.enter(binding.place, binding.key))
         if value is _FAILED:
             return _FAILED
@@ -157,7 +157,7 @@ class Resolver:
             return self._fail(binding.place, f"{target.__name__}.{binding.field}{mismatch.at}: {mismatch}")
 
     def _default(self, value: Any, site: _Site) -> Any:
-        """A default. What is bound for the classes of the objects in it holds for them too."""
+        """A default, with the bindings of the classes of the objects in it applied."""
         if type(value) is tuple:
             items = [self._default(item, site.at(f"[{n}]")) for n, item in enumerate(value)]
             same = all(new is old for new, old in zip(items, value, strict=True))
@@ -173,7 +173,7 @@ class Resolver:
         return self._call(make, changed, type(value), site)
 
     def _call(self, make: Callable, values: dict[str, Any], target: Any, site: _Site) -> Any:
-        self._made.add(target)
+        self._built.add(target)
         if _any_failed(values.values()):
             return _FAILED
         try:
@@ -184,14 +184,14 @@ class Resolver:
             return self._fail(self._place_of(target, text, site), text if named else f"{target.__name__}: {text}")
 
     def _place_of(self, target: Any, message: str, site: _Site) -> Place:
-        """What an object's own error is about: the last binding of a field that it names, else of any field."""
+        """The place of an object's own error: the last binding of a field that it names, else of any field."""
         found = [self._bindings.find(target, name, site.scope) for name in parameters(target)]
         bound = [binding for binding in found if binding]
         named = [binding for binding in bound if re.search(rf"\b{binding.field}\b", message)]
         return self._bindings.last(named or bound).place if bound else site.place
 
     def _absent(self, place: Place, text: str) -> Any:
-        """Something is not there: a mistake, unless it may be in what could not be read."""
+        """Something is missing: a mistake, unless it may be in a file or statement that could not be read."""
         self.whole = False
         return _FAILED if self._bindings.partial else self._fail(place, text)
 

@@ -22,9 +22,9 @@ class Mismatch(Exception):
 
 
 def fit(value: Any, hint: Any, at: str = "") -> Any:
-    """`value` as `hint` wants it: an int becomes the float, a list the tuple, a str the Path that was annotated.
+    """`value` converted to `hint`: an int to a float, a list to a tuple, a str to a Path, where so annotated.
 
-    Raises Mismatch for anything else. A bool is no int.
+    Raises Mismatch for anything else. A bool is not an int.
     """
     hint = _plain(hint)
     kind = typing.get_origin(hint) or hint
@@ -50,7 +50,7 @@ def fit(value: Any, hint: Any, at: str = "") -> Any:
 
 
 def _plain(hint: Any) -> Any:
-    """What `type Rows = Mapping[...]` and `NewType("Nats", float)` stand for."""
+    """The type behind `type Rows = Mapping[...]` and `NewType("Nats", float)`."""
     return getattr(hint, "__value__", getattr(hint, "__supertype__", hint))
 
 
@@ -61,7 +61,7 @@ def _require(good: bool, value: Any, hint: Any, at: str) -> Any:
 
 
 def _fit_union(value: Any, hint: Any, at: str) -> Any:
-    """The member that takes the value as it is, else the first that takes it at all."""
+    """Fitted to the member that leaves the value unchanged, else to the first that accepts it."""
     fits = []
     for member in typing.get_args(hint):
         try:
@@ -105,14 +105,14 @@ def _fit_class(value: Any, wanted: Any, at: str) -> Any:
 
 
 def _follows(value: Any, protocol: type) -> bool:
-    """Whether a value has every public member of a Protocol. (isinstance asks for `runtime_checkable`.)"""
+    """Whether a value has every public member of a Protocol. (isinstance would need `runtime_checkable`.)"""
     layers = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     members = {name for base in layers for name in (*vars(base), *inspect.get_annotations(base))}
     return all(hasattr(value, name) for name in members if not name.startswith("_"))
 
 
 def describe(hint: Any) -> str:
-    """An annotation as a person would write it."""
+    """An annotation as it is written in source."""
     hint = _plain(hint)
     args, kind = typing.get_args(hint), typing.get_origin(hint)
     if kind in (Union, types.UnionType):

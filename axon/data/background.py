@@ -1,4 +1,4 @@
-"""Long calls into compiled code, from which Ctrl-C still gets out."""
+"""Long calls into compiled code that Ctrl-C can still interrupt."""
 
 import threading
 from collections.abc import Callable
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def in_background(work: Callable[[], T]) -> T:
-    """`work()`, run by a thread: Python heeds signals while the main thread waits, but not inside a call of Rust's.
+    """`work()`, run by a thread: Python handles signals while the main thread waits, but not inside a call into Rust.
 
     Raises what `work` raises, or `KeyboardInterrupt`; then the thread goes on, and ends with the process.
     """
@@ -18,7 +18,7 @@ def in_background(work: Callable[[], T]) -> T:
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # handed over whole to the waiting thread
+        except BaseException as error:  # raised again in the waiting thread
             future.set_exception(error)
 
     threading.Thread(target=run, name="tokenizer", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Rows of tokens → batches, in an order that is a pure function of (seed, step): grain shuffles, mixes, prefetches."""
+"""Sequences of tokens → batches, in an order that is a pure function of (seed, step); grain mixes and prefetches."""
 
 import hashlib
 import itertools
@@ -14,8 +14,8 @@ from axon.data.shuffle import index_shuffle
 from axon.data.tokens import Tokens
 
 Batch = dict[str, np.ndarray]
-RowNumbers = slice | np.ndarray
-"""Rows of a global batch, as a slice or as ascending numbers."""
+SequenceNumbers = slice | np.ndarray
+"""Sequences of a global batch, as a slice or as ascending numbers."""
 PADDING = -1
 TOGETHER = 8
 """Batches that a thread hands over at once, at most: waking another thread costs as much as reading a small batch."""
@@ -23,8 +23,8 @@ SMALL = 2**14
 """Tokens up to which batches are handed over together."""
 
 
-class Rows:
-    """The rows of one split, numbered through all its sources: row k of a source is tokens[k·seq : k·seq + seq + 1]."""
+class TokenSequences:
+    """The sequences of one split, numbered through its sources; of a source the k-th: tokens[k·seq : (k+1)·seq + 1]."""
 
     def __init__(self, names: Sequence[str], tokens: Sequence[Tokens], seq: int):
         self.names = list(names)
@@ -37,74 +37,78 @@ class Rows:
         return int(self._first[-1])
 
     def span(self, source: int) -> tuple[int, int]:
-        """The numbers of one source's rows: from the first up to, not including, the second."""
+        """The numbers of one source's sequences: from the first up to, not including, the second."""
         return int(self._first[source]), int(self._first[source + 1])
 
     def source_of(self, numbers: np.ndarray) -> np.ndarray:
-        """Which source each row number belongs to."""
+        """Which source each sequence number belongs to."""
         return np.searchsorted(self._first, numbers, side="right") - 1
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """int32 `row seq+1`: the tokens of the rows with these numbers."""
-        rows = np.empty((len(numbers), self.seq + 1), np.int32)
+        """int32 `sequence seq+1`: the tokens of the sequences with these numbers."""
+        sequences = np.empty((len(numbers), self.seq + 1), np.int32)
         sources = self.source_of(numbers)
         for source in np.unique(sources):
             mine = sources == source
             starts = (numbers[mine] - self._first[source]) * self.seq
-            rows[mine] = self._tokens[source].read(starts, self.seq + 1)
-        return rows
+            sequences[mine] = self._tokens[source].read(starts, self.seq + 1)
+        return sequences
 
 
-def pack(rows: np.ndarray, bos: int) -> Batch:
-    """What training sees of `rows` (int32 `batch seq+1`): all arrays `batch seq`, padding absent.
+def pack(sequences: np.ndarray, bos: int) -> Batch:
+    """What training sees of `sequences` (int32 `batch seq+1`): all arrays `batch seq`, padding absent.
 
-    Documents begin where `bos` stands, and a row that begins inside one counts from there.
+    Documents begin where `bos` stands, and a sequence that begins inside one counts from there.
     """
-    tokens = np.ascontiguousarray(rows[:, :-1])
+    tokens = np.ascontiguousarray(sequences[:, :-1])
     begins = tokens == bos
     index = np.arange(tokens.shape[1], dtype=np.int32)
     documents = np.cumsum(begins, axis=1, dtype=np.int32)
     return {
         "tokens": tokens,
-        "targets": np.ascontiguousarray(rows[:, 1:]),
+        "targets": np.ascontiguousarray(sequences[:, 1:]),
         "positions": index - np.maximum.accumulate(np.where(begins, index, 0), axis=1),
         "documents": documents - begins[:, :1],
         "weights": np.ones(tokens.shape, np.float32),
     }
 
 
-def pad(batch: Batch, rows: int) -> Batch:
-    """`batch` with rows of padding after it, up to `rows`: document -1, weight 0."""
-    if len(batch["tokens"]) == rows:
+def pad(batch: Batch, sequences: int) -> Batch:
+    """`batch` with sequences of padding after it, up to `sequences`: document -1, weight 0."""
+    if len(batch["tokens"]) == sequences:
         return batch
     fill = {"documents": PADDING}
     return {
-        name: np.pad(array, ((0, rows - len(array)), (0, 0)), constant_values=fill.get(name, 0))
+        name: np.pad(array, ((0, sequences - len(array)), (0, 0)), constant_values=fill.get(name, 0))
         for name, array in batch.items()
     }
 
 
-def training_order(rows: Rows, weights: Sequence[float] | None, batch: int, seed: int) -> grain.MapDataset:
-    """Row numbers `batch`, for ever: batch k is element k, whoever asks.
+def training_order(
+    sequences: TokenSequences, weights: Sequence[float] | None, batch: int, seed: int
+) -> grain.MapDataset:
+    """Sequence numbers `batch`, without end: batch k is element k, on every host.
 
-    Without weights every row comes once per epoch; with them each source is repeated and shuffled on its own.
+    Without weights every sequence comes once per epoch; with them each source is repeated and shuffled on its own.
     """
     if weights is None:
-        return grain.MapDataset.source(_Shuffled(0, len(rows), batch, seed, "all"))
-    spans = [rows.span(source) for source in range(len(weights))]
+        return grain.MapDataset.source(_Shuffled(0, len(sequences), batch, seed, "all"))
+    spans = [sequences.span(source) for source in range(len(weights))]
     each = [grain.MapDataset.source(_Shuffled(*span, 1, seed, str(source))) for source, span in enumerate(spans)]
     return grain.MapDataset.mix(each, weights).batch(batch, batch_fn=np.concatenate)
 
 
-def held_out_order(rows: Rows, batch: int) -> grain.MapDataset:
-    """Row numbers of the held-out split, once, in one fixed order that mixes the sources; the last batch is shorter."""
-    return grain.MapDataset.range(len(rows)).seed(0).shuffle().batch(batch, drop_remainder=False, batch_fn=np.asarray)
+def held_out_order(sequences: TokenSequences, batch: int) -> grain.MapDataset:
+    """Sequence numbers of the held-out split, once, in a fixed order that mixes sources; the last batch is short."""
+    return (
+        grain.MapDataset.range(len(sequences)).seed(0).shuffle().batch(batch, drop_remainder=False, batch_fn=np.asarray)
+    )
 
 
 class _Shuffled:
-    """The numbers from `first` up to `end`, so many `together`, in an order that is another one each epoch, for ever.
+    """The numbers from `first` up to `end`, `together` at a time, reshuffled each epoch, without end.
 
-    A chain of grain's range, shuffle and repeat would give them one by one, each in twice the time.
+    A chain of grain's range, shuffle and repeat yields them one by one, each in twice the time.
     """
 
     def __init__(self, first: int, end: int, together: int, seed: int, stream: str):
@@ -127,18 +131,26 @@ class _Shuffled:
 class Batches(Iterator[Batch]):
     """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it."""
 
-    def __init__(self, order: grain.MapDataset, rows: Rows, bos: int, batch: int, mine: RowNumbers, threads: int):
+    def __init__(
+        self,
+        order: grain.MapDataset,
+        sequences: TokenSequences,
+        bos: int,
+        batch: int,
+        mine: SequenceNumbers,
+        threads: int,
+    ):
         def load(group: Sequence[np.ndarray]) -> list[Batch]:
-            """Batches, by their rows' numbers; read and packed all together."""
+            """Batches, by their sequences' numbers: read and packed together."""
             if (missing := batch - len(group[-1])) > 0:  # the last batch of all
                 group = [*group[:-1], np.pad(group[-1], (0, missing), constant_values=PADDING)]
             ours = np.stack(group)[:, mine]
             numbers = ours[ours != PADDING]
-            packed = pad(pack(rows.read(numbers), bos), ours.size)
+            packed = pad(pack(sequences.read(numbers), bos), ours.size)
             parts = (array.reshape(*ours.shape, -1) for array in packed.values())
             return [dict(zip(packed, batch, strict=True)) for batch in zip(*parts, strict=True)]
 
-        together = max(1, min(TOGETHER, SMALL // (batch * rows.seq)))
+        together = max(1, min(TOGETHER, SMALL // (batch * sequences.seq)))
         groups = order.batch(together, drop_remainder=False, batch_fn=load)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
         self._inner = iter(groups.to_iter_dataset(options))
@@ -153,7 +165,7 @@ class Batches(Iterator[Batch]):
             raise
 
     def close(self) -> None:
-        """Stops reading ahead, and forgets what was read. Safe to call twice."""
+        """Stops reading ahead, and drops what was prefetched. Safe to call twice."""
         self._inner.close()
         self._each = itertools.chain.from_iterable(self._inner)
 
@@ -165,8 +177,8 @@ class Batches(Iterator[Batch]):
 
 
 def throughput(batches: Iterator[Batch], seconds: float) -> float:
-    """Tokens per second that `batches` delivers, over about so many seconds."""
-    next(batches)  # the threads' start is no part of it
+    """Tokens per second that `batches` delivers, measured over about `seconds`."""
+    next(batches)  # excludes the start of the threads
     began, tokens = time.perf_counter(), 0
     while (elapsed := time.perf_counter() - began) < seconds:
         tokens += next(batches)["tokens"].size

@@ -51,9 +51,9 @@ class Parquet:
 
 @dataclass(frozen=True)
 class HuggingFace:
-    """A dataset by its name on the hub (or a local folder of one), streamed; `documents` takes only the first so many.
+    """A dataset by its name on the hub (or a local folder of one), streamed; `documents`: read only so many, the first.
 
-    What was prepared is found again by these fields alone: a hub dataset that changes under its name is not noticed.
+    Prepared tokens are cached by these fields alone: a change of the dataset on the hub is not detected.
     """
 
     name: str

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import Batches, RowNumbers, Rows, held_out_order, training_order
+from axon.data.batches import Batches, SequenceNumbers, TokenSequences, held_out_order, training_order
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
 from axon.data.sources import Source, Stdlib
 from axon.data.store import Root
@@ -25,14 +25,14 @@ class Data:
     """Text to train on.
 
     Attributes:
-        seq: positions in a row.
-        batch: rows in the global batch.
+        seq: positions in a sequence.
+        batch: sequences in the global batch.
         sources: where the text comes from.
         weights: how often each source is drawn from, relative to the others; None: each as large as it is.
         tokenizer: trained here, or a file.
-        held_out: share of the documents kept for evaluation, by the hash of their text; 1 keeps all of them.
+        held_out: fraction of the documents held out for evaluation, by the hash of their text; 1: all of them.
         store: folder or TensorStore URL for tokenizers and tokens; None: `$AXON_CACHE`, else `~/.cache/axon`.
-        threads: how many read batches ahead; 0 reads them when asked for.
+        threads: how many prefetch batches; 0: no prefetching.
     """
 
     seq: int
@@ -54,13 +54,13 @@ class Data:
         _check_weights(self.weights, len(self.sources))
 
     def prepare(self, report: Callable[[str], None] = print) -> "Corpus":
-        """Collects the text, trains the tokenizer and writes the tokens, or finds what an equal Data left before.
+        """Collects the text, trains the tokenizer and writes the tokens, or reuses what an equal Data stored before.
 
-        Everything appears whole or not at all, and several processes may prepare the same at once. `report` is given
-        a line for each step: what was done and how long it took, or that it was reused.
+        Each part is stored atomically, and several processes may prepare the same at once. `report` is called with a
+        line for each step: what was done and how long it took, or that it was reused.
 
         Raises:
-            UserError: a source or tokenizer cannot be read, or a split is smaller than one row.
+            UserError: a source or tokenizer cannot be read, or a split is smaller than one sequence.
         """
         root = Root(self.store)
         if isinstance(self.tokenizer, TokenizerFile):
@@ -68,19 +68,19 @@ class Data:
         else:
             tokenizer = train_tokenizer(self.tokenizer, self.sources, self.held_out, root, report)
         stored = [write_tokens(source, tokenizer, self.held_out, root, report) for source in self.sources]
-        rows = {
-            split: Rows(
+        sequences = {
+            split: TokenSequences(
                 [one.source for one in stored],
                 [open_tokens(root, f"{one.part}/{split}", one.splits[split], tokenizer.vocab) for one in stored],
                 self.seq,
             )
             for split in SPLITS
         }
-        _check_rows(self, rows, stored)
-        return Corpus(self, tokenizer, stored, rows)
+        _check_sequences(self, sequences, stored)
+        return Corpus(self, tokenizer, stored, sequences)
 
     def identity(self) -> dict[str, Any]:
-        """What makes the batches what they are, as JSON: every field but `store` and `threads`."""
+        """What the batches depend on, as JSON: every field but `store` and `threads`."""
         return {
             "seq": self.seq,
             "batch": self.batch,
@@ -93,36 +93,39 @@ class Data:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Prepared text: a tokenizer, and batches of two splits. Made by `Data.prepare`."""
+    """Prepared text: a tokenizer, and batches of two splits. Returned by `Data.prepare`."""
 
     data: Data
     tokenizer: Tokenizer
     _stored: list[Stored] = field(repr=False)
-    _rows: dict[str, Rows] = field(repr=False)
+    _sequences: dict[str, TokenSequences] = field(repr=False)
 
-    def train(self, seed: int, start: int = 0, rows: RowNumbers = ALL) -> Batches:
-        """Training batches from global step `start` on, for ever: dicts of NumPy arrays, all `batch seq`.
+    def train(self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL) -> Batches:
+        """Training batches from global step `start` on, without end: dicts of NumPy arrays, all `batch seq`.
 
-        int32 tokens, targets, positions (from 0 in each document and row) and documents (0, 1, … in each row), float32
-        weights. Batch k depends on (seed, k) alone. `rows` are those of the global batch to read: a host's share.
+        int32 tokens, targets, positions (from 0 in each document and sequence) and documents (0, 1, … in each
+        sequence), float32 weights. Batch k depends on (seed, k) alone. `sequences`: which of the global batch to read,
+        as a host's share.
         """
         self._need("train")
-        order = training_order(self._rows["train"], self.data.weights, self.data.batch, seed)
-        return self._batches("train", order[start:], rows)
+        order = training_order(self._sequences["train"], self.data.weights, self.data.batch, seed)
+        return self._batches("train", order[start:], sequences)
 
-    def held_out(self, batches: int | None = None, rows: RowNumbers = ALL) -> Batches:
-        """The held-out split's batches (or the first so many) in a fixed order; the last is padded with weight 0."""
+    def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> Batches:
+        """The first `batches` (None: all) of the held-out split, in a fixed order; the last is padded with weight 0."""
         self._need("held_out")
-        return self._batches("held_out", held_out_order(self._rows["held_out"], self.data.batch)[:batches], rows)
+        return self._batches(
+            "held_out", held_out_order(self._sequences["held_out"], self.data.batch)[:batches], sequences
+        )
 
     def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """split → source → documents, tokens, bytes of text, bytes that the tokens stand for, digest, rows."""
+        """split → source → documents, tokens, bytes of text, bytes that the tokens stand for, digest, sequences."""
         return {
             split: {
-                _label(self._stored, number): one.splits[split] | {"rows": rows.counts[number]}
+                _label(self._stored, number): one.splits[split] | {"sequences": sequences.counts[number]}
                 for number, one in enumerate(self._stored)
             }
-            for split, rows in self._rows.items()
+            for split, sequences in self._sequences.items()
         }
 
     def identity(self) -> dict[str, Any]:
@@ -130,23 +133,23 @@ class Corpus:
         return self.data.identity() | {"digests": [one.splits["train"]["digest"] for one in self._stored]}
 
     def position(self, seed: int, step: int) -> str:
-        """Where batch `step` comes from, for messages: each source's epoch, and which of its rows."""
-        rows = self._rows["train"]
-        numbers = np.asarray(training_order(rows, self.data.weights, self.data.batch, seed)[step])
-        sources = rows.source_of(numbers)
-        shares = np.array(self.data.weights or rows.counts) / sum(self.data.weights or rows.counts)
+        """Where batch `step` comes from, for messages: each source's epoch, and which of its sequences."""
+        sequences = self._sequences["train"]
+        numbers = np.asarray(training_order(sequences, self.data.weights, self.data.batch, seed)[step])
+        sources = sequences.source_of(numbers)
+        shares = np.array(self.data.weights or sequences.counts) / sum(self.data.weights or sequences.counts)
         listed = []
         for source in np.unique(sources).tolist():
-            epoch = step * self.data.batch * shares[source] / rows.counts[source]
-            shown = _shown(numbers[sources == source] - rows.span(source)[0])
-            listed.append(f"{_label(self._stored, source)} (epoch {epoch:.2f}) rows {shown}")
+            epoch = step * self.data.batch * shares[source] / sequences.counts[source]
+            shown = _shown(numbers[sources == source] - sequences.span(source)[0])
+            listed.append(f"{_label(self._stored, source)} (epoch {epoch:.2f}) sequences {shown}")
         return f"batch {step} of seed {seed}: {'; '.join(listed)}"
 
-    def _batches(self, split: str, order: Any, mine: RowNumbers) -> Batches:
-        return Batches(order, self._rows[split], self.tokenizer.bos, self.data.batch, mine, self.data.threads)
+    def _batches(self, split: str, order: Any, mine: SequenceNumbers) -> Batches:
+        return Batches(order, self._sequences[split], self.tokenizer.bos, self.data.batch, mine, self.data.threads)
 
     def _need(self, split: str) -> None:
-        if not len(self._rows[split]):
+        if not len(self._sequences[split]):
             raise UserError(f"The {split} split is empty: Data.held_out = {self.data.held_out}.")
 
 
@@ -171,7 +174,7 @@ def _check_sources(sources: tuple[Source, ...]) -> None:
         raise UserError(f"Data.sources = {sources!r}: expected a tuple of at least one source, as (Stdlib(),).")
     for source in sources:
         if isinstance(source, type) or not isinstance(source, Source):
-            raise UserError(f"Data.sources holds {source!r}, which is no source: expected one such as Stdlib().")
+            raise UserError(f"Data.sources has {source!r}, which is not a source: expected one such as Stdlib().")
 
 
 def _check_weights(weights: tuple[float, ...] | None, sources: int) -> None:
@@ -183,11 +186,11 @@ def _check_weights(weights: tuple[float, ...] | None, sources: int) -> None:
         raise UserError(f"Data.weights = {weights}: expected positive numbers; to leave a source out, remove it.")
 
 
-def _check_rows(data: Data, rows: dict[str, Rows], stored: list[Stored]) -> None:
-    """Says now, not at the first evaluation, that a split which will be asked for holds not one row."""
+def _check_sequences(data: Data, sequences: dict[str, TokenSequences], stored: list[Stored]) -> None:
+    """Raise `UserError`, before anything is trained, for a split that will be read and is shorter than one sequence."""
     tokens = {split: [one.splits[split]["tokens"] for one in stored] for split in SPLITS}
-    need = f"a row needs Data.seq + 1 = {data.seq + 1}"
-    if data.held_out > 0 and not len(rows["held_out"]):
+    need = f"a sequence needs Data.seq + 1 = {data.seq + 1}"
+    if data.held_out > 0 and not len(sequences["held_out"]):
         documents = sum(one.splits["held_out"]["documents"] for one in stored)
         if data.held_out == 1:
             raise UserError(f"The text has {sum(tokens['held_out']):,} tokens, {need}: give more text.")
@@ -197,10 +200,10 @@ def _check_rows(data: Data, rows: dict[str, Rows], stored: list[Stored]) -> None
         )
     if data.held_out == 1:
         return
-    if not len(rows["train"]):
+    if not len(sequences["train"]):
         raise UserError(f"The training split has {sum(tokens['train']):,} tokens, {need}: add text or lower Data.seq.")
-    for number, count in enumerate(rows["train"].counts if data.weights else []):
+    for number, count in enumerate(sequences["train"].counts if data.weights else []):
         if not count:
-            held = tokens["train"][number]
+            count = tokens["train"][number]
             name = _label(stored, number)
-            raise UserError(f"The source {name} has {held:,} training tokens, {need}: remove it, or lower Data.seq.")
+            raise UserError(f"The source {name} has {count:,} training tokens, {need}: remove it, or lower Data.seq.")

@@ -1,4 +1,4 @@
-"""Documents → tokenizer → token store, each step done once and found again by what it was made from."""
+"""Documents → tokenizer → token store, each step cached by a fingerprint of its inputs."""
 
 import hashlib
 import itertools
@@ -32,7 +32,7 @@ Report = Callable[[str], None]
 class Document(NamedTuple):
     """One document, its size in UTF-8 bytes, and the split that the hash of its text puts it in.
 
-    `replaced` says that some of what the source gave was not UTF-8, and is U+FFFD in `text`.
+    `replaced`: some of the source's bytes were not UTF-8, and are U+FFFD in `text`.
     """
 
     text: str
@@ -51,10 +51,10 @@ class Stored:
 
 
 def documents(source: Source, held_out: float) -> Iterator[Document]:
-    """The source's documents that hold any text; equal texts fall into the same split, whatever their source.
+    """The source's documents that are not empty; equal texts fall into the same split, whatever their source.
 
     Raises:
-        UserError: there is not one.
+        UserError: there are none.
     """
     empty = True
     for given in source.texts():
@@ -77,23 +77,23 @@ def _utf8(text: str) -> bytes:
 
 
 def train_tokenizer(bpe: Bpe, sources: Iterable[Source], held_out: float, root: Root, report: Report) -> Tokenizer:
-    """The BPE for these sources, fitted to an equal share of training text from each, or the one fitted before."""
+    """The BPE for these sources, trained on an equal share of training text from each, or read from the cache."""
     sources = tuple(sources)
     spec = fingerprint(TOKENIZER_FORMAT, bpe.vocab, bpe.sample, held_out, [source.key() for source in sources])
     key = f"tokenizers/bpe-{bpe.vocab}-{spec}/tokenizer.json"
     began = time.perf_counter()
-    made = []
+    trained = []
 
     def make(part: str) -> str:
         texts = (_sample(source, held_out, bpe.sample // len(sources)) for source in sources)
-        made.append(bpe.train(itertools.chain.from_iterable(texts), report))
-        return made[0].to_json()
+        trained.append(bpe.train(itertools.chain.from_iterable(texts), report))
+        return trained[0].to_json()
 
     text = root.once(key, make, report)
     with root.intact(key.rpartition("/")[0]):
         tokenizer = read_tokenizer(text, BOS)
-    done = f"trained in {time.perf_counter() - began:.1f} s" if made else "reused"
-    fewer = f" ({bpe.vocab:,} asked for, the text has no more to merge)" if tokenizer.vocab < bpe.vocab else ""
+    done = f"trained in {time.perf_counter() - began:.1f} s" if trained else "reused"
+    fewer = f" ({bpe.vocab:,} requested, the text has no more to merge)" if tokenizer.vocab < bpe.vocab else ""
     report(f"tokenizer: BPE of {tokenizer.vocab:,}{fewer}, {done}: {root.location}/{key}")
     return tokenizer
 
@@ -108,14 +108,14 @@ def _sample(source: Source, held_out: float, budget: int) -> Iterator[str]:
 
 
 def write_tokens(source: Source, tokenizer: Tokenizer, held_out: float, root: Root, report: Report) -> Stored:
-    """The source's tokens, as written now or found from before; equal keys hold equal tokens."""
+    """The source's tokens, written now or read from the cache; equal keys mean equal tokens."""
     spec = fingerprint(FORMAT, source.key(), tokenizer.to_json(), tokenizer.bos, held_out)
     folder = f"tokens/{re.sub(r'[^A-Za-z0-9.-]+', '-', source.name)[:100]}-{spec}"
     began = time.perf_counter()
-    made = []
+    written = []
 
     def make(part: str) -> str:
-        made.append(part)
+        written.append(part)
         splits = _tokenise(source, tokenizer, held_out, root, part, report)
         return json.dumps({"format": FORMAT, "source": repr(source), "part": part, "splits": splits}, indent=1)
 
@@ -124,7 +124,7 @@ def write_tokens(source: Source, tokenizer: Tokenizer, held_out: float, root: Ro
         manifest = json.loads(text)
         stored = Stored(source.name, manifest["part"], manifest["splits"])
         summary = _summary(stored)
-    done = f"written in {time.perf_counter() - began:.1f} s" if stored.part in made else "reused"
+    done = f"written in {time.perf_counter() - began:.1f} s" if stored.part in written else "reused"
     report(f"{source.name}: {summary}, {done}: {root.location}/{folder}")
     _warn_about_text(stored, report)
     _warn_about_bytes(stored, report)
@@ -137,7 +137,7 @@ def _tokenise(
     dtype = np.dtype(np.uint16 if tokenizer.vocab <= 2**16 else np.uint32)
     writers = {split: TokenWriter(root, f"{part}/{split}", dtype) for split in SPLITS}
     splits: dict[str, dict[str, Any]] = {split: dict.fromkeys(COUNTS, 0) for split in SPLITS}
-    said = time.perf_counter()
+    reported = time.perf_counter()
     for block in _blocks(documents(source, held_out)):
         for document, ids in zip(block, tokenizer.encode_batch([one.text for one in block]), strict=True):
             tokens = np.array([tokenizer.bos, *ids], dtype)
@@ -147,8 +147,8 @@ def _tokenise(
             counts["replaced"] += document.replaced
             counts["bytes"] += document.bytes
             counts["token_bytes"] += int(tokenizer.byte_lengths[tokens].sum())
-        if time.perf_counter() - said > PROGRESS_SECONDS:
-            said = time.perf_counter()
+        if time.perf_counter() - reported > PROGRESS_SECONDS:
+            reported = time.perf_counter()
             report(f"{source.name}: {sum(counts['documents'] for counts in splits.values()):,} documents so far")
     for split, writer in writers.items():
         splits[split] |= writer.finish()
@@ -170,10 +170,10 @@ def _blocks(stream: Iterator[Document]) -> Iterator[list[Document]]:
 
 def _summary(stored: Stored) -> str:
     total = {key: sum(counts[key] for counts in stored.splits.values()) for key in ("documents", "bytes", "tokens")}
-    held = stored.splits["held_out"]["tokens"]
+    held_out = stored.splits["held_out"]["tokens"]
     return (
         f"{total['documents']:,} documents, {total['bytes'] / 1e6:.1f} MB, "
-        f"{total['tokens']:,} tokens ({held:,} held out)"
+        f"{total['tokens']:,} tokens ({held_out:,} held out)"
     )
 
 

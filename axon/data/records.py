@@ -1,4 +1,4 @@
-"""What sources share: finding files, keying their content, taking the text out of a record."""
+"""What sources share: finding files, fingerprinting their content, reading the text of a record."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ def files_below(path: str | Path, pattern: str) -> list[Path]:
 
 
 def _check_folders(root: Path, below: bool) -> None:
-    """Raises `OSError` for a folder that cannot be listed, which a glob would pass over without a word."""
+    """Raises `OSError` for a folder that cannot be listed, which a glob would skip silently."""
 
     def refuse(error: OSError) -> None:
         raise error
@@ -56,7 +56,7 @@ def files_key(path: str | Path, pattern: str) -> str:
 
 
 def text_in(path: Path) -> str:
-    """All of a file. Bytes that are not UTF-8 come as lone surrogates (PEP 383), which preparation counts."""
+    """All of a file. Bytes that are not UTF-8 become lone surrogates (PEP 383), which preparation counts."""
     with reading(path):
         return path.read_bytes().decode("utf-8", "surrogateescape")
 

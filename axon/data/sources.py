@@ -1,4 +1,4 @@
-"""Where text comes from: each source names itself, keys its content and yields its documents in a fixed order."""
+"""Where text comes from: each source has a name, a fingerprint of its content, and documents in a fixed order."""
 
 import json
 import os
@@ -21,21 +21,21 @@ from axon.errors import UserError
 
 @runtime_checkable
 class Source(Protocol):
-    """Documents of text. A person's own source is any dataclass with these three."""
+    """Documents of text. A source of your own is any dataclass with these three."""
 
     @property
     def name(self) -> str:
-        """What reports and folder names call it."""
+        """Its name in reports and folder names."""
         ...
 
     def key(self) -> str:
-        """Changes when the documents change, as far as can be told without reading them."""
+        """Changes when the documents change, as far as that shows without reading them."""
         ...
 
     def texts(self) -> Iterator[str]:
         """Every document, in the same order every time, a few in memory at once.
 
-        A lone surrogate stands for a byte that is no UTF-8.
+        A lone surrogate stands for a byte that is not UTF-8 (PEP 383).
         """
         ...
 
@@ -49,7 +49,7 @@ class Stdlib:
         return "stdlib"
 
     def key(self) -> str:
-        # Sizes and no times: the same Python installed twice is the same text.
+        # Sizes, not times: the same Python installed twice is the same text.
         root = _stdlib()
         sizes = [(path.relative_to(root).as_posix(), path.stat().st_size) for path in self._files()]
         return fingerprint("stdlib", sys.version, sizes)
@@ -125,7 +125,7 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """`documents` documents of `length` words, drawn evenly from `vocab` made-up words by `seed`: for benchmarks."""
+    """`documents` documents of `length` words, drawn uniformly from `vocab` random words by `seed`: for benchmarks."""
 
     vocab: int = 1000
     documents: int = 1000
@@ -157,7 +157,7 @@ def _word(number: int) -> str:
 
 
 def parse_source(text: str) -> Source:
-    """The source a person names in one word: `stdlib`, `hf:NAME`, or the path of a folder, `.jsonl` or `.parquet`.
+    """The source named by one word: `stdlib`, `hf:NAME`, or the path of a folder, `.jsonl` or `.parquet`.
 
     Raises:
         UserError: it is none of these.

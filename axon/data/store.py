@@ -1,4 +1,4 @@
-"""A folder or TensorStore URL that holds tokenizers and token stores, each whole or not there at all."""
+"""A folder or TensorStore URL of tokenizers and token stores, each written atomically."""
 
 import contextlib
 import fcntl
@@ -20,14 +20,14 @@ from axon.errors import UserError
 class Root:
     """Keys to values below one folder or URL (`file://`, `s3://`, `gs://`, `memory://`).
 
-    What takes long to make is written below a `part` of its own, and named by a small JSON value that is written last,
-    in one atomic operation and only if no other process was first. So a part that no value names was never finished.
+    What takes long to write goes below a `part` of its own, and a small JSON value that names the part is written last,
+    in one atomic operation and only if no other process was first. So a part that no value names is incomplete.
     """
 
     def __init__(self, location: str | None):
         text = str(cache_folder()) if location is None else location
         self.local: Path | None = _local_path(text)
-        # One context: a `memory://` store lives as long as it, and remote shards keep their indexes in its cache.
+        # One context: a `memory://` store lives as long as it does, and it caches the indexes of remote shards.
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": 2**26}})
         url = text if text.endswith("/") else f"{text}/"
         spec = {"driver": "file", "path": f"{self.local}/"} if self.local else url
@@ -38,25 +38,25 @@ class Root:
         """What `question` returns.
 
         Raises:
-            UserError: TensorStore cannot do it; it says everything, from a bad URL to a full disk, by ValueError.
+            UserError: TensorStore failed; it raises ValueError for everything, from a bad URL to a full disk.
         """
         try:
             return question()
         except (ValueError, OSError) as error:
             raise UserError(
-                f"The token store {self.location} cannot be used: {error} Set Data.store to a folder or a URL "
+                f"The token store {self.location} is unavailable: {error} Set Data.store to a folder or a URL "
                 "(file://, s3://, gs://), or $AXON_CACHE to a folder."
             ) from None
 
     @contextlib.contextmanager
     def intact(self, folder: str) -> Iterator[None]:
-        """Within, what was written below `folder` is read; where that fails, the `UserError` says what to delete."""
+        """Within, what is stored below `folder` is read; where that fails, the `UserError` says what to delete."""
         try:
             yield
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise UserError(
                 f"{self.location}/{folder} cannot be read: {error}. If it is damaged, delete that folder and run the "
-                "same command again: it is made anew"
+                "same command again: it is written again"
             ) from error
 
     def read(self, key: str) -> str | None:
@@ -66,7 +66,7 @@ class Root:
             return found.value.decode() if found.state == "value" else None
 
     def write_once(self, key: str, text: str) -> str:
-        """Writes `text` under `key` unless something is there; returns what is there then."""
+        """Writes `text` under `key` unless it has a value; returns its value."""
         absent = self.ask(lambda: self._keys.read(key).result())
         if absent.state == "missing":
             condition = absent.stamp.generation
@@ -79,7 +79,7 @@ class Root:
         return ts.open(spec, context=self._context, **options).result()
 
     def delete(self, prefix: str) -> None:
-        """Removes everything below `prefix`."""
+        """Deletes everything below `prefix`."""
         if self.local:
             shutil.rmtree(self.local / prefix, ignore_errors=True)
         else:
@@ -89,8 +89,8 @@ class Root:
     def once(self, key: str, make: Callable[[str], str], report: Callable[[str], None]) -> str:
         """The text under `key`, from `make` if there is none yet.
 
-        `make` gets a fresh part beside `key` to write in, and returns the text that makes that part count. On a local
-        root one process makes it while others wait; on a remote one they work side by side and the first one counts.
+        `make` gets a new part next to `key` to write in, and returns the text that names it. On a local root one
+        process runs `make` while others wait; on a remote one all run it, and the first to finish counts.
         """
         text = self.read(key)
         if text is not None:
@@ -104,7 +104,7 @@ class Root:
             return self._make(key, f"{folder}/{_ours()}{secrets.token_hex(4)}", make)
 
     def _sweep(self, folder: str) -> None:
-        """Removes what a killed process of this machine left: nothing is named yet, and the lock is ours."""
+        """Deletes the parts of a killed process of this machine: safe, as no value names them and we hold the lock."""
         if self.local:
             for part in (self.local / folder).glob(f"{glob.escape(_ours())}*"):
                 shutil.rmtree(part)

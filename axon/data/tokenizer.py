@@ -140,7 +140,7 @@ def read_tokenizer(text: str, bos: str | None) -> Tokenizer:
         ValueError: the library cannot read it, or it has no token `bos`.
     """
     try:
-        json.loads(text)  # it says better than the library what is wrong with JSON
+        json.loads(text)  # its errors are clearer than the library's
         inner = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"it is not a tokenizer.json that the tokenizers library reads: {error}") from error

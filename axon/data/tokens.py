@@ -1,8 +1,8 @@
 """Token arrays: uncompressed sharded zarr3, read through TensorStore anywhere and memory-mapped on a local disk.
 
 Without compression a shard's file is its tokens, chunk after chunk, and then an index. So one format serves both: any
-zarr3 reader opens it, and a local shard is mapped as the flat array that it is. What a disk flips is noticed: a local
-shard has its checksum in the manifest, a remote chunk its own beside it, where TensorStore looks.
+zarr3 reader opens it, and a local shard is memory-mapped as a flat array. Damage is detected by checksums: of a local
+shard in the manifest, of a remote chunk in the shard itself, where TensorStore verifies it.
 """
 
 import hashlib
@@ -83,7 +83,7 @@ def _spec(dtype: np.dtype, shard: int, chunk: int, checksums: bool) -> dict:
         "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [shard]}},
         "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
     }
-    # A chunk of zeros must be there too, or the shard's file would not be the flat array.
+    # zarr leaves out chunks of zeros; without them the shard's file would not be a flat array.
     return {"metadata": metadata, "store_data_equal_to_fill_value": True}
 
 
@@ -98,7 +98,7 @@ class Tokens(Protocol):
 
 
 class StoredTokens:
-    """Windows read through TensorStore, all at once: for remote stores. TensorStore compares each chunk's checksum."""
+    """Windows read through TensorStore, concurrently: for remote stores. TensorStore verifies each chunk's checksum."""
 
     def __init__(self, array: ts.TensorStore, vocab: int, intact: Guard):
         self._array, self._vocab, self._intact = array, vocab, intact
@@ -116,7 +116,7 @@ class StoredTokens:
 class MappedTokens:
     """Windows, of at most a shard's length, copied from the memory-mapped shards of a local store.
 
-    A shard is compared with its checksum once: all of them now, or in a large store each when it is first read.
+    A shard's checksum is verified once: of all shards now, or in a large store of each when it is first read.
     """
 
     def __init__(self, folder: Path, array: ts.TensorStore, crc32: Sequence[int], vocab: int, intact: Guard):
@@ -145,7 +145,7 @@ class MappedTokens:
         return windows
 
     def _whole(self, number: int) -> np.ndarray:
-        """A shard whose bytes are those that were written."""
+        """A shard, its checksum verified."""
         if number in self._unchecked:
             with self._intact():
                 self._check(number)
@@ -155,7 +155,7 @@ class MappedTokens:
     def _check(self, number: int) -> None:
         tokens = self._shards[number][: self.count - number * self._shard]
         if zlib.crc32(tokens.view(np.uint8)) != self._crc32[number]:
-            raise ValueError(f"the token shard {self._path(number)} has another checksum than when it was written")
+            raise ValueError(f"the token shard {self._path(number)} has a checksum other than when it was written")
         _check_ids(tokens, self._vocab, f"the token shard {self._path(number)}")
 
     def _path(self, number: int) -> Path:
@@ -175,14 +175,14 @@ def _grid(array: ts.TensorStore) -> tuple[int, int]:
 
 
 def _mapped_shard(path: Path, dtype: np.dtype, chunk: int, chunks: int, left: int) -> np.ndarray:
-    """The shard's tokens as a flat array, once its index says that they lie in the file in order."""
+    """The shard's tokens as a flat array. Raises `ValueError` unless its index has all chunks in order."""
     used = min(chunks, -(-left // chunk))
     size = chunk * dtype.itemsize
     expected = np.full((chunks, 2), MISSING, "<u8")
     expected[:used] = np.arange(used)[:, None] * [size, 0] + [0, size]
     index = np.fromfile(path, "<u8", count=2 * chunks, offset=used * size)
     if not np.array_equal(index, expected.ravel()):
-        raise ValueError(f"the token shard {path} has another index than when it was written")
+        raise ValueError(f"the token shard {path} has an index other than when it was written")
     flat = np.memmap(path, dtype.newbyteorder("<"), "r", shape=(used * chunk,))
     return np.asarray(flat)  # slicing a memmap object itself is three times slower
 
@@ -190,10 +190,10 @@ def _mapped_shard(path: Path, dtype: np.dtype, chunk: int, chunks: int, left: in
 def open_tokens(root: Root, key: str, counts: Mapping[str, Any], vocab: int) -> Tokens:
     """The tokens at `key`: mapped where the root is a local folder, else through TensorStore.
 
-    `counts` is what the manifest says of them; `vocab` is above every id.
+    `counts`: their entry in the manifest; `vocab` is above every id.
 
     Raises:
-        UserError: they are damaged, as far as was read; it names the folder that has to be made anew.
+        UserError: they are damaged, as far as was read; it names the folder to delete.
     """
     intact = partial(root.intact, key.rsplit("/", 2)[0])  # above the part and the split
     with intact():

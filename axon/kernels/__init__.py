@@ -1,1 +1,1 @@
-"""Operations with more than one implementation: one folder each, a plain reference beside every fast path."""
+"""Operations with more than one implementation: one folder each, with a plain reference for every fast path."""

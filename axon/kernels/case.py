@@ -9,7 +9,7 @@ import jax
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel does, counted from its shapes: floating-point (or integer) operations, and bytes of HBM moved."""
+    """A kernel's cost, counted from its shapes: floating-point (or integer) operations, and bytes of HBM moved."""
 
     flops: int
     bytes: int
@@ -25,8 +25,8 @@ class Case:
     """One configuration of an operation's Pallas kernel.
 
     Args:
-        operation: the folder's name. name: what is particular, for people.
-        function: of `operands`, to be traced with none of them there. cost: of one call.
+        operation: the folder's name. name: of the configuration, as shown.
+        function: of `operands`, to be traced abstractly. cost: of one call.
         lacking: chip, as `axon.plan.chips` calls it, → why it takes another implementation there.
     """
 

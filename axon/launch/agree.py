@@ -1,4 +1,4 @@
-"""What the processes of a run have to know alike: who goes first, and whether to stop."""
+"""What the processes of a run must agree on: which goes first, and whether to stop."""
 
 import time
 from collections import Counter, deque
@@ -19,7 +19,7 @@ _ASK_SECONDS = 0.1
 
 
 def largest(value: int) -> Any:
-    """The largest `value` of all processes, as a scalar that is there when it is read. Every process has to call."""
+    """The largest `value` of all processes, a scalar computed asynchronously. Collective: every process must call."""
     if jax.process_count() == 1:
         return np.int32(value)
     split, find = _finder()
@@ -35,15 +35,15 @@ def _finder() -> tuple[NamedSharding, Any]:
 
 
 _times: Counter[str] = Counter()
-"""How often each process has gone through `process_0_first` by a name: every process counts alike."""
+"""How often this process has entered `process_0_first` by a name; the count is the same in every process."""
 
 
 @contextmanager
 def process_0_first(what: str) -> Iterator[None]:
-    """Within, process 0 is alone; the others come in when it has left without an error.
+    """Process 0 runs the body first; the others enter once it has left without an error.
 
-    Every process has to come by with the same names in the same order. They wait on the host, for as long as it takes:
-    a collective of the devices would time out.
+    Every process must call with the same names in the same order. They wait on the host, without a time limit: a
+    collective of the devices would time out.
     """
     _times[what] += 1
     key = f"axon/{what}/{_times[what]}"
@@ -66,7 +66,7 @@ def _wait_for(key: str) -> None:
 
 
 class AgreedStop:
-    """Interrupts as all processes see them: whoever was interrupted, all hear of it from the same question.
+    """Interrupts on which all processes agree: if one was interrupted, all see it at the same call of `ask`.
 
     `requested` is the signal, or None, and changes in `ask` alone.
     """
@@ -77,9 +77,10 @@ class AgreedStop:
         self._asked: deque[Any] = deque()
 
     def ask(self, behind: int = 0) -> bool:
-        """Whether a process was asked to stop: every process has to ask, and gets the same answer.
+        """Whether any process was asked to stop. Collective: every process must call, and gets the same answer.
 
-        With `behind` the answer is to an earlier question, so that the devices' queue is not waited for.
+        With `behind` the answer is that of so many calls before: the latest would wait for all steps in the devices'
+        queue.
         """
         self._asked.append(largest(self._interrupts.requested or 0))
         while len(self._asked) > behind:

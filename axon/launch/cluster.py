@@ -12,7 +12,7 @@ from axon.errors import UserError
 from axon.launch.signals import forwarded_signal
 
 HEARTBEAT_SECONDS = 15
-"""A process that was silent for so long is dead; JAX then ends the others with a message that names it."""
+"""A process without a heartbeat for so long counts as dead; JAX then ends the others with a message that names it."""
 
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
 _ADDRESS = re.compile(r"\S+:(?P<port>\d{1,5})")
@@ -24,8 +24,8 @@ class Process:
     """One of the processes of a run.
 
     Args:
-        index: 0 to `count` - 1; process 0 writes what is written once.
-        coordinator: `host:port` where process 0 brings them together; None where JAX finds it itself, in Slurm.
+        index: 0 to `count` - 1; process 0 writes the run's files.
+        coordinator: `host:port` of the coordination service, in process 0; None where JAX finds it itself, in Slurm.
         launcher: the pid of the `axon` that started this process and watches it; None if something else did.
     """
 
@@ -36,7 +36,8 @@ class Process:
 
     @classmethod
     def found(cls, environ: Mapping[str, str]) -> "Process | None":
-        """What `AXON_PROCESS` and its like say, else what Slurm says in a step of several tasks, else None."""
+        """From `AXON_PROCESS` and the other variables of `environment`, else from a Slurm step of several tasks, else
+        None."""
         if "AXON_PROCESS" in environ:
             return cls(
                 _number(environ, "AXON_PROCESS"),
@@ -49,15 +50,19 @@ class Process:
         return None
 
     def environment(self) -> dict[str, str]:
-        """The variables from which `found` makes this member."""
-        made = {"AXON_PROCESS": self.index, "AXON_PROCESSES": self.count}
-        more = {"AXON_COORDINATOR": self.coordinator, "AXON_LAUNCHER": self.launcher}
-        return {name: str(value) for name, value in (made | more).items() if value is not None}
+        """The environment variables from which `found` returns this process."""
+        values = {
+            "AXON_PROCESS": self.index,
+            "AXON_PROCESSES": self.count,
+            "AXON_COORDINATOR": self.coordinator,
+            "AXON_LAUNCHER": self.launcher,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
 
     def join(self) -> None:
-        """Meet the other processes; from here on `jax.devices()` are those of all of them.
+        """Connect to the other processes; from here on `jax.devices()` are those of all of them.
 
-        To be called once, before anything asks for a device. Raises `UserError` if they cannot meet.
+        To be called once, before anything asks for a device. Raises `UserError` if that fails.
         """
         import jax
 
@@ -65,17 +70,18 @@ class Process:
             die_with_parent(self.launcher)
         jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from `Interrupts`
         try:
-            jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **self._meeting())
+            jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT_SECONDS, **self._coordination())
         except (RuntimeError, ValueError) as error:
             where = f" at {self.coordinator}" if self.coordinator else ""
             raise UserError(
-                f"process {self.index} of {self.count} could not meet the others{where}: {str(error).splitlines()[0]}"
+                f"process {self.index} of {self.count} could not connect to the others{where}: "
+                f"{str(error).splitlines()[0]}"
             ) from error
 
-    def _meeting(self) -> dict[str, Any]:
+    def _coordination(self) -> dict[str, Any]:
         if self.coordinator is None:
             return {}
-        own = {} if self.launcher is None else {"coordinator_bind_address": self.coordinator}  # for this machine only
+        own = {} if self.launcher is None else {"coordinator_bind_address": self.coordinator}  # not on other interfaces
         return {
             "coordinator_address": self.coordinator,
             "num_processes": self.count,
@@ -100,9 +106,12 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 
 def die_with_parent(launcher: int) -> None:
-    """End when the launcher does, however it ends; be interrupted by it alone, though Ctrl-C reaches everyone."""
+    """Ask the kernel to kill this process when the launcher ends, however it ends.
+
+    Ctrl-C in a terminal signals every process of the group: it is ignored here, and the launcher forwards it instead.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != launcher:  # it died before the kernel was told
+    if os.getppid() != launcher:  # it ended before the request
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(forwarded_signal(signal.SIGINT), signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""How one process of several ends: what is wrong is said once, and nobody waits for one that is gone."""
+"""How one process of several ends: the root cause is reported once, and no process waits for one that has ended."""
 
 import os
 import sys
@@ -15,10 +15,10 @@ _TOGETHER_SECONDS = 10.0
 
 
 def wait_for_root_cause(error: BaseException) -> None:
-    """Before `error` is shown: time in which whoever knows better may end this process.
+    """Sleep before `error` is shown, so that whatever knows the root cause can report it and end this process first.
 
-    A failed collective is mostly the death of a peer, which the launcher or JAX's heartbeats name; a mistake that
-    every process meets is said by process 0.
+    A failed collective is mostly the death of a peer, which the launcher or JAX's heartbeats name; a `UserError` that
+    every process raises is reported by process 0.
     """
     process = _joined()
     if process is None:
@@ -36,27 +36,27 @@ def wait_for_root_cause(error: BaseException) -> None:
 
 
 def reports_interrupt() -> bool:
-    """Whether it is for this process to say that the run was interrupted: one of them does, or their launcher."""
+    """Whether this process reports that the run was interrupted: one of them does, or their launcher."""
     process = _joined()
     return process is None or (process.index == 0 and process.launcher is None)
 
 
 def shutdown_gracefully() -> None:
-    """After an interrupt that all have heard of: wait a little for the others to come as far as this."""
+    """After an interrupt on which all agreed: disconnect, waiting for the others for some seconds at most."""
     if _joined() is not None:
         import jax
 
-        parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)
-        parting.start()
-        parting.join(_TOGETHER_SECONDS)
+        shutdown = threading.Thread(target=jax.distributed.shutdown, daemon=True)
+        shutdown.start()
+        shutdown.join(_TOGETHER_SECONDS)
 
 
 def exit_without_waiting(code: int) -> None:
-    """Ends one of several processes that failed at once: an orderly exit would wait for the others."""
+    """End one of several processes that failed: an orderly exit would wait for the others."""
     if code and _joined() is not None:
         exit_at_once(code)
 
 
 def _joined() -> Process | None:
-    jax = sys.modules.get("jax")  # who has not imported it has joined nobody
+    jax = sys.modules.get("jax")  # a process that has not imported it has not joined
     return Process.found(os.environ) if jax is not None and jax.distributed.is_initialized() else None

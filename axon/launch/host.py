@@ -1,4 +1,4 @@
-"""Which platform JAX is to use, and with what memory and cache, decided before JAX looks for devices."""
+"""JAX's platform, memory and compilation cache, chosen before JAX looks for devices."""
 
 import ctypes
 import os
@@ -6,15 +6,15 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""What the system says of its memory, and where a container's limit stands (control groups 2 and 1)."""
+"""The system's memory, and the files of a container's limit (control groups 2 and 1)."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-"""glibc's options: from how much free memory on some is given back (-1: never), and how many arrays may be mappings of
-their own, which are given back when freed."""
+"""glibc's `mallopt` options: the free memory above which some is returned to the system (-1: never), and how many
+allocations may be memory mappings of their own, which are returned when freed."""
 
 
 def choose_platform() -> None:
-    """Set `JAX_PLATFORMS=cpu` on a machine with no accelerator, unless the person has said something else.
+    """Set `JAX_PLATFORMS=cpu` on a machine with no accelerator, unless it is set.
 
     With the TPU's or CUDA's compiler installed and no chip, JAX would otherwise look for one and print tracebacks.
     """
@@ -29,11 +29,11 @@ def has_accelerator() -> bool:
 
 
 def keep_freed_memory() -> None:
-    """On a CPU, let every step find the memory of the one before it, which the C library would give back in between.
+    """On a CPU, let each step reuse the memory of the one before, which the C library would return to the system.
 
-    A step's temporaries are one array; each of its pages would be asked for, and zeroed by the system, at every step.
-    glibc can keep it in its main arena, which is the main thread's: so that is where programs are then run.
-    `axon train` calls this, and a script of one's own may; once JAX has made its devices it is of no use.
+    A step's temporaries are one allocation; otherwise its pages would be requested from the system, and zeroed, at
+    every step. glibc can keep it in its main arena only, which is the main thread's, so programs then run in the main
+    thread (no asynchronous dispatch). `axon train` calls this, and your own script may: before JAX creates its devices.
     """
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         return
@@ -47,16 +47,16 @@ def keep_freed_memory() -> None:
 
 
 def cache_compiled_code(folder: Path) -> None:
-    """Keep compiled programs in `folder`, unless `JAX_COMPILATION_CACHE_DIR` names another."""
+    """Cache compiled programs in `folder`, unless `JAX_COMPILATION_CACHE_DIR` names another."""
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 
 def free_memory() -> int | None:
-    """Bytes that programs can still take on this machine, swap included, and within its container; None if unknown."""
+    """Bytes that programs can still allocate on this machine, swap included, and in its container; None if unknown."""
     if not _MEMINFO.is_file():
         return None
-    told = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
-    free = sum(1024 * int(told[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
+    sizes = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
+    free = sum(1024 * int(sizes[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
     limits = [path.read_text().strip() for path in _LIMITS if path.is_file()]
     return min([free, *(int(limit) for limit in limits if limit.isdecimal())])

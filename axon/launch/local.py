@@ -1,4 +1,4 @@
-"""Processes on this machine that train together: started alike, watched, and ended together."""
+"""Processes on this machine that train together: started, watched and ended together."""
 
 import os
 import signal
@@ -20,16 +20,16 @@ from axon.launch.signals import Interrupted, Interrupts, forwarded_signal
 HOST = "127.0.0.1"
 WATCH_SECONDS = 0.05
 GRACE_SECONDS = 10.0
-"""How long after the first process that was interrupted has ended the others may take."""
+"""How long the others may take to end after the first process that was interrupted."""
 
 _MISTAKE = 2
 _INTERRUPTED = {128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
 def launch(count: int, port: int | None = None) -> int:
-    """This very command, run by `count` processes of this machine; the exit code that stands for all of them.
+    """Run this same command in `count` processes of this machine; the exit code for all of them.
 
-    0: all went well. 2: a mistake, which a process has explained. 1: a process died or failed; the message names it,
+    0: all succeeded. 2: a `UserError`, which a process has reported. 1: a process died or failed; the message names it,
     and the others are killed. Raises `UserError` if `port` is in use, `Interrupted` once an interrupt has ended all.
     """
     coordinator = f"{HOST}:{_port(port)}"
@@ -39,13 +39,13 @@ def launch(count: int, port: int | None = None) -> int:
 
 @dataclass
 class ChildProcess:
-    """A process that was started here. `repeat` shows what others than process 0 said on standard error, named."""
+    """A process that was started here. `forward` shows the standard error of others than process 0, line by line."""
 
     index: int
     popen: subprocess.Popen
 
     def __post_init__(self):
-        self._said: deque[bytes] = deque()
+        self._lines: deque[bytes] = deque()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -68,26 +68,26 @@ class ChildProcess:
         return self.popen.poll()
 
     def ending(self) -> str:
-        """How it ended, for a message."""
+        """How it ended, for messages."""
         code = self.code or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"process {self.index} (pid {self.popen.pid}) {how}"
 
-    def repeat(self) -> None:
-        """Show what it has said since the last time; all of it, if it has ended."""
+    def forward(self) -> None:
+        """Show what it has written since the last call; all of it, if it has ended."""
         if self.code is not None:
             self._listener.join(1.0)
-        while self._said:
-            os.write(2, f"[process {self.index}] ".encode() + self._said.popleft())
+        while self._lines:
+            os.write(2, f"[process {self.index}] ".encode() + self._lines.popleft())
 
     def _listen(self) -> None:
         for line in self.popen.stderr or ():
-            self._said.append(line)
+            self._lines.append(line)
 
 
 @contextmanager
 def _started(count: int, coordinator: str) -> Iterator[list[ChildProcess]]:
-    """The processes, all of them gone on leaving."""
+    """The processes; all of them are killed on leaving."""
     command = [sys.executable, *sys.orig_argv[1:]]
     processes: list[ChildProcess] = []
     try:
@@ -97,44 +97,44 @@ def _started(count: int, coordinator: str) -> Iterator[list[ChildProcess]]:
         yield processes
     finally:
         for process in processes:
-            process.popen.kill()  # not SIGTERM: with a peer gone there is nothing that it could still save
+            process.popen.kill()  # not SIGTERM: saving is a collective, and a peer has ended
             process.popen.wait()
 
 
 def _watched(processes: Sequence[ChildProcess], interrupts: Interrupts) -> int:
-    """Waits until all have ended well, or one has not; the exit code of the whole."""
-    passed = None
+    """Wait until all have succeeded, or one has not; the exit code for all."""
+    forwarded = None
     while not all(process.code == 0 for process in processes):
-        if interrupts.requested is not None and passed is None:
-            passed = interrupts.requested
-            _pass_on(passed, processes)
+        if interrupts.requested is not None and forwarded is None:
+            forwarded = interrupts.requested
+            _forward(forwarded, processes)
         for process in processes:
             if process.code:
-                return _ended(process, processes, passed)
+                return _ended(process, processes, forwarded)
         for process in processes:
-            process.repeat()
+            process.forward()
         time.sleep(WATCH_SECONDS)
     return 0
 
 
-def _pass_on(number: int, processes: Sequence[ChildProcess]) -> None:
+def _forward(number: int, processes: Sequence[ChildProcess]) -> None:
     for process in processes:
         process.popen.send_signal(forwarded_signal(number))
 
 
-def _ended(process: ChildProcess, processes: Sequence[ChildProcess], passed: int | None) -> int:
-    """What it means that `process`, the first of all, did not end well."""
+def _ended(process: ChildProcess, processes: Sequence[ChildProcess], forwarded: int | None) -> int:
+    """The exit code for all, given that `process`, the first to end, did not succeed."""
     code = process.code or 0
-    if passed is not None and -code in (passed, forwarded_signal(passed)):
-        code = 128 + passed  # before it could save anything
+    if forwarded is not None and -code in (forwarded, forwarded_signal(forwarded)):
+        code = 128 + forwarded  # killed by it before it had a handler
     if code in _INTERRUPTED:
         _wait(processes)
         raise Interrupted(code - 128)
-    process.repeat()  # and not the others: what they say now is that they miss it
+    process.forward()  # and not the others: what they report now is its absence
     if code != _MISTAKE:
-        said = "" if code < 0 else "; what it said is above"
+        above = "" if code < 0 else "; its output is above"
         print(
-            f"axon: {process.ending()}{said}. The others were stopped; the same command resumes from the last "
+            f"axon: {process.ending()}{above}. The others were stopped; the same command resumes from the last "
             "checkpoint",
             file=sys.stderr,
         )
@@ -147,14 +147,14 @@ def _wait(processes: Sequence[ChildProcess]) -> None:
         time.sleep(WATCH_SECONDS)
 
 
-def _port(asked: int | None) -> int:
-    """`asked`, or one that is free. Raises `UserError` if `asked` is in use."""
+def _port(requested: int | None) -> int:
+    """`requested`, or a free one. Raises `UserError` if `requested` is in use."""
     with socket.socket() as probe:
         try:
-            probe.bind((HOST, asked or 0))
+            probe.bind((HOST, requested or 0))
         except OSError as error:
             raise UserError(
-                f"--port {asked} on {HOST} cannot be had: {error.strerror}. Leave --port out to take a free one"
+                f"--port {requested} on {HOST} is unavailable: {error.strerror}. Leave --port out to take a free one"
             ) from None
         return probe.getsockname()[1]
 
@@ -163,7 +163,7 @@ def _devices(count: int) -> list[dict[str, str]]:
     """For each process, the variable that gives it its share of this machine's GPUs; none on CPU."""
     gpus = 0 if os.environ.get("JAX_PLATFORMS") == "cpu" else _gpus()
     if gpus % count:
-        raise UserError(f"--processes {count} does not divide the {gpus} GPUs here; write a number that does")
+        raise UserError(f"--processes {count} does not divide the {gpus} GPUs here; expected a divisor of {gpus}")
     each = gpus // count
     shares = [range(index * each, (index + 1) * each) for index in range(count)]
     return [{"JAX_LOCAL_DEVICE_IDS": ",".join(map(str, share))} if share else {} for share in shares]

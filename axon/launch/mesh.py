@@ -8,7 +8,7 @@ from axon.layout import Layout, LayoutError
 
 
 def check_mesh(layout: Layout) -> None:
-    """Raise `LayoutError` unless the mesh has the devices that all processes have together."""
+    """Raise `LayoutError` unless the mesh has as many devices as all processes together."""
     processes, each, total = jax.process_count(), jax.local_device_count(), jax.device_count()
     sizes = {name: layout.mesh[name] for name in layout.order if name in layout.mesh} or {"data": 1}
     known = math.prod(size for size in sizes.values() if size != -1)

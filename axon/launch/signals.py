@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the run to save and stop, a second ends it at once."""
+"""Ctrl-C and SIGTERM: the first requests that the run saves and stops, a second ends it at once."""
 
 import contextvars
 import os
@@ -14,12 +14,12 @@ from typing import NoReturn, Self, TypeVar
 
 T = TypeVar("T")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# `timeout` signals its child and then the child's process group: one wish, delivered twice within microseconds.
+# `timeout` signals its child and then the child's process group: one request, delivered twice within microseconds.
 DUPLICATE_SIGNAL_WINDOW = 0.1
 
 
 def forwarded_signal(number: int) -> int:
-    """The signal by which a launcher passes `number` on to its processes, which may have had `number` itself too."""
+    """The signal by which a launcher forwards `number` to its processes, which may have received `number` itself."""
     return signal.SIGRTMIN + number
 
 
@@ -28,7 +28,7 @@ _WATCHED = (*_SIGNALS, *_FORWARDED)
 
 
 class Interrupted(Exception):
-    """The person, or the machine's scheduler, asked the program to stop. `exit_code` is 130 or 143."""
+    """A person, or the machine's scheduler, interrupted the program. `exit_code` is 130 or 143."""
 
     def __init__(self, number: int):
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -37,9 +37,9 @@ class Interrupted(Exception):
 
 
 def exit_at_once(code: int) -> NoReturn:
-    """Ends the process here and now, what was printed flushed.
+    """End the process at once, standard output and error flushed.
 
-    The way out while a thread is still compiling: an ordinary exit would tear the compiler down under its feet.
+    For use while a thread is still compiling: an ordinary exit would destroy the compiler under it, and crash.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -62,7 +62,7 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int:
-        """What the process should end with: 0, or 128 and the signal that was requested."""
+        """The process's exit code: 0, or 128 plus the signal that was received."""
         return 128 + self.requested if self.requested else 0
 
     def check(self) -> None:
@@ -103,9 +103,9 @@ class Interrupts:
         self._take(number, "handler")
 
     def _take(self, number: int, by: str) -> None:
-        # Both see every signal, save that another event loop on the main thread may hold the pipe for a while; and
-        # Ctrl-C comes from the terminal and from the launcher: so each counts for itself, and the first to count two
-        # acts.
+        # The handler and the listener both see every signal, but another event loop on the main thread may own the
+        # wake-up pipe for a while, and Ctrl-C arrives from the terminal and again from the launcher. So each source
+        # has its own count, and the first to count two acts; one count for all would take one Ctrl-C for two.
         source = by, number in _FORWARDED
         self._seen[source] += 1
         number, now = _FORWARDED.get(number, number), time.monotonic()
@@ -122,11 +122,11 @@ class Interrupts:
 
 
 def compile_interruptibly(compile_: Callable[[], T], interrupts: Interrupts) -> T:
-    """`compile_()`, run by a thread so that the program can be interrupted meanwhile.
+    """`compile_()`, run in a thread so that the program can be interrupted meanwhile.
 
-    For one long C++ call, such as the `compile` of a lowered function: trace and lower before, for the mesh and the
-    layout in force belong to the calling thread. Raises `Interrupted` if a stop is requested before it is done (the
-    compiler goes on behind: leave by `exit_at_once`), and whatever `compile_` raises.
+    For one long C++ call, such as the `compile` of a lowered function: trace and lower before, as the current mesh and
+    layout belong to the calling thread. Raises `Interrupted` if a stop is requested before it is done (the compiler
+    goes on in its thread: exit by `exit_at_once`), and whatever `compile_` raises.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -134,7 +134,7 @@ def compile_interruptibly(compile_: Callable[[], T], interrupts: Interrupts) -> 
     def work() -> None:
         try:
             results.append(compile_())
-        except BaseException as error:  # handed over whole to the calling thread
+        except BaseException as error:  # raised again in the calling thread
             errors.append(error)
 
     context = contextvars.copy_context()

@@ -1,4 +1,4 @@
-"""The one place that decides, before JAX looks for devices, in how many processes a command runs."""
+"""In how many processes a command runs, decided before JAX looks for devices."""
 
 import os
 
@@ -8,9 +8,9 @@ from axon.launch.local import launch
 
 
 def start(processes: int, port: int | None = None) -> int | None:
-    """Join the other processes if this is one of several; or run `processes` of this machine to their end.
+    """Join the other processes if this is one of several; or launch `processes` on this machine and wait for them.
 
-    Returns their exit code, or None where the command has to be done here. Raises as `Process.join` and `launch`.
+    Returns their exit code, or None if this process is to run the command. Raises as `Process.join` and `launch`.
     """
     process = Process.found(os.environ)
     if process is None:

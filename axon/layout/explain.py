@@ -1,4 +1,4 @@
-"""What a layout does to each parameter, as rows for a person to read."""
+"""What a layout does to each parameter, as rows of a table."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class ParameterRow:
 
     @property
     def replicated(self) -> bool:
-        """Whether every device holds all of it."""
+        """Whether every device has all of it."""
         return not any(self.split)
 
 
@@ -29,5 +29,5 @@ def explain(placement: Placement, parameters: Mapping[str, ArraySpec], kind: str
     """One row for each parameter, in the order given."""
     for path, spec in parameters.items():
         split = tuple(placement.mesh_axes(n, kind) for n in spec.axes)
-        held = placement.bytes_per_device(replace(spec, kind=kind))
-        yield ParameterRow(path, spec.axes, spec.shape, split, held, spec.nbytes)
+        bytes_per_device = placement.bytes_per_device(replace(spec, kind=kind))
+        yield ParameterRow(path, spec.axes, spec.shape, split, bytes_per_device, spec.nbytes)

@@ -16,7 +16,7 @@ from axon.errors import suggest
 from axon.layout.table import KINDS, KV, Layout, LayoutError
 
 DEVICES = "devices"
-"""The named axis of which every device of the mesh holds one."""
+"""The named axis with one element for each device of the mesh."""
 
 TORUS_3D = ("TPU v5", "TPU7x")
 """`jax.Device.device_kind` of the chips that are linked in three dimensions."""
@@ -24,10 +24,10 @@ TORUS_3D = ("TPU v5", "TPU7x")
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """A `Layout` whose mesh has been built over devices, or over a topology that is only described.
+    """A `Layout` whose mesh has been built over devices, or over an abstract topology.
 
-    Sizes of 1 and mesh axes that are manual where it is asked are left out of every spec. `assumed` is the platform
-    of a mesh that has no devices.
+    Specs leave out mesh axes of size 1, and those that are manual in the current context. `assumed` is the platform
+    of a mesh without devices.
     """
 
     layout: Layout
@@ -45,9 +45,9 @@ class Placement:
 
     @classmethod
     def described(cls, layout: Layout, count: int, platform: str = "cpu") -> "Placement":
-        """The placement on a mesh of devices that need not exist: to trace programs for, without arrays.
+        """The placement on a mesh of devices that need not exist: to trace programs without arrays.
 
-        A size of -1 in the mesh becomes what is left of `count` devices; a mesh without one is taken as it is.
+        A size of -1 in the mesh is inferred from `count` devices; a mesh without one is used as it is.
         """
         if -1 not in layout.mesh.values():
             count = math.prod(layout.mesh.values())
@@ -66,18 +66,18 @@ class Placement:
 
     @property
     def platform(self) -> str:
-        """`cpu`, `gpu` or `tpu`: of the mesh's devices, never of the machine that traces."""
+        """`cpu`, `gpu` or `tpu`: of the mesh's devices, not of the machine that traces."""
         platform = str(self.devices[0].platform) if self.devices else self.assumed
         return "gpu" if platform in ("cuda", "rocm") else platform
 
     @property
     def chip(self) -> str:
-        """The kind of the mesh's devices, as JAX calls it; empty on a mesh that is only described."""
+        """The mesh's `jax.Device.device_kind`; empty on an abstract mesh."""
         return str(self.devices[0].device_kind) if self.devices else ""
 
     @property
     def devices(self) -> list[Any]:
-        """The mesh's devices, in its order; none on a mesh that is only described."""
+        """The mesh's devices, in its order; none on an abstract mesh."""
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
 
     @property
@@ -85,7 +85,7 @@ class Placement:
         """How many devices, from the mesh's first on, lie along one dimension of a whole three-dimensional torus; or 1.
 
         A chip's two cores (tpu7x) lie along a dimension of their own.
-        It is 1 where an all-gather over the whole mesh is best left to the compiler: see `axon.axes.gather`.
+        1 where an all-gather over the whole mesh is best left to the compiler: see `axon.axes.gather`.
         """
         return self._torus_ring_size
 
@@ -94,7 +94,7 @@ class Placement:
         if self.chip not in TORUS_3D:
             return 1
         places = np.array([(*device.coords, device.core_on_chip) for device in self.devices])
-        if np.ptp(places[:, :3], axis=0).min() < 3:  # shorter dimensions have no link around
+        if np.ptp(places[:, :3], axis=0).min() < 3:  # shorter dimensions have no wrap-around link
             return 1
         other = places[:, places[0] == places[1]]
         return int(np.argmax(np.any(other != other[0], axis=1)))
@@ -104,14 +104,14 @@ class Placement:
         return {kind: self.layout.table(kind) for kind in KINDS}
 
     def mesh_axes(self, name: str, kind: str = "activations") -> Names:
-        """The mesh axes that split `name`, those of size 1 and manual ones left out."""
+        """The mesh axes that split `name`, but for manual ones and those of size 1."""
         manual = jax.sharding.get_abstract_mesh().manual_axes
         return tuple(a for a in self.row(name, kind) if self.mesh.shape.get(a, 1) > 1 and a not in manual)
 
     def row(self, name: str, kind: str = "activations") -> Names:
-        """The table's row for `name`, or for `seq` where `seq.residual` has none of its own.
+        """The table's row for `name`; for a role without a row, as `seq.residual`, that of its axis `seq`.
 
-        Two kinds of name need none: `_…` is never split, and of `devices` every device of the mesh holds one.
+        Two kinds of name need no row: `_…` is never split, and `devices` has one element for each device of the mesh.
         """
         if name.startswith("_"):
             return ()
@@ -137,16 +137,16 @@ class Placement:
         return NamedSharding(self.mesh, self.spec(names, kind))
 
     def bytes_per_device(self, spec: ArraySpec) -> int:
-        """Bytes of the shard that each device holds."""
+        """Bytes of each device's shard."""
         return spec.nbytes // math.prod(self.num_shards(name, spec.kind) for name in spec.axes)
 
     def num_shards(self, name: str, kind: str = "activations") -> int:
-        """How many parts `name` is cut into."""
+        """How many shards `name` is split into."""
         return math.prod(self.mesh.shape.get(a, 1) for a in self.row(name, kind))
 
 
 def check_once(names: Names, rows: Sequence[Names], where: str) -> None:
-    """Raise if one mesh axis would split two axes of one array."""
+    """Raise `LayoutError` if one mesh axis would split two axes of one array."""
     owner: dict[str, str] = {}
     for name, row in zip(names, rows, strict=True):
         for axis in row:
@@ -159,25 +159,25 @@ def check_once(names: Names, rows: Sequence[Names], where: str) -> None:
 
 
 def mesh_sizes(layout: Layout, count: int) -> dict[str, int]:
-    """The mesh's sizes for `count` devices, in the layout's order, a size of -1 filled in."""
+    """The mesh's sizes for `count` devices, in the layout's order, a size of -1 inferred."""
     known = math.prod(size for size in layout.mesh.values() if size != -1)
     rest = count // known if count % known == 0 else 0
     sizes = {a: layout.mesh[a] for a in layout.order if a in layout.mesh} or {"data": 1}
     asked = " × ".join(f"{a} {n}" for a, n in sizes.items())
     if -1 in sizes.values():
         if not rest:
-            raise LayoutError(f"Layout.mesh asks for {asked}, and {count} devices do not divide by {known}")
+            raise LayoutError(f"Layout.mesh asks for {asked}, and {count} devices are not divisible by {known}")
         return _with_kv({a: rest if n == -1 else n for a, n in sizes.items()}, layout.replicate_kv)
     if known != count:
         raise LayoutError(
             f"Layout.mesh asks for {asked} = {known} devices, and there are {count}. Change the sizes, or write -1 for "
-            f"one of them; on CPU, XLA_FLAGS=--xla_force_host_platform_device_count={known} makes {known} devices"
+            f"one of them; on CPU, XLA_FLAGS=--xla_force_host_platform_device_count={known} gives {known} devices"
         )
     return _with_kv(sizes, layout.replicate_kv)
 
 
 def _with_kv(sizes: dict[str, int], copies: int) -> dict[str, int]:
-    """The mesh with `copies` of its devices along `tensor` on a mesh axis of their own."""
+    """The mesh with `tensor` split into `tensor` / `copies` and a mesh axis of `copies` devices."""
     if copies == 1:
         return sizes
     tensor = sizes.get("tensor", 1)

@@ -1,4 +1,4 @@
-"""What each mesh axis is for, in the words of the field: read from the layout's table."""
+"""The parallelism of each mesh axis, inferred from the layout's table."""
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
@@ -10,9 +10,9 @@ from axon.layout.table import KINDS
 MODEL_AXES = ("heads", "kv_heads", "mlp", "vocab", "embed", "head_dim")
 
 ZERO = {"params": "ZeRO-3", "grads": "ZeRO-2", "optimizer": "ZeRO-1"}
-"""The first kind of array that a mesh axis splits beyond the one before it → the stage that this is."""
+"""The first kind of array that a mesh axis splits beyond the kind before it → the ZeRO stage."""
 
-HELD = {
+STORED = {
     "params": "stored parameters, gradients and optimizer state",
     "grads": "gradients and optimizer state",
     "optimizer": "optimizer state",
@@ -50,10 +50,10 @@ def _roles(axis: str, tables: Mapping[str, Mapping[str, Names]]) -> Iterator[str
     yield from (f"{role}: {' '.join(names)}" for role, names in groups.items() if names)
     for before, kind in pairwise(KINDS):
         if more := [name for name in split[kind] if name not in split[before]]:
-            yield f"{ZERO[kind]}: {' '.join(more)} of {HELD[kind]}"
+            yield f"{ZERO[kind]}: {' '.join(more)} of {STORED[kind]}"
 
 
 def _effective(table: Mapping[str, Names], used: Collection[str]) -> dict[str, Names]:
-    """The rows that some axis in `used` has: its own, or, for a role without one, that of its axis."""
+    """The rows of the axes in `used`; for a role without a row, that of its axis."""
     found = {name if name in table else base(name) for name in used}
     return {name: row for name, row in table.items() if name in found}

@@ -11,7 +11,7 @@ MESH_AXES = ("replica", "pipe", "data", "expert", "context", "tensor")
 """Dimensions of the device mesh, slowest link first."""
 
 KV = "kv"
-"""The mesh axis of neighbours along `tensor` that hold the same `kv_heads`: see `Layout.replicate_kv`."""
+"""The mesh axis of neighbours along `tensor` with copies of the same `kv_heads`: see `Layout.replicate_kv`."""
 
 KINDS = ("activations", "params", "grads", "optimizer")
 """Kinds of array. Each starts from the table of the one before it, and adds its own rows."""
@@ -39,7 +39,7 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
 
 
 class LayoutError(UserError):
-    """A layout that cannot hold: says which parameter, axis, sizes and mesh axis, and what would fix it."""
+    """An invalid layout. Names the parameter, axis, sizes and mesh axis, and what would fix it."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,21 @@ class Layout:
     """A mesh shape, and a table from named axes to mesh axes.
 
     Args:
-        mesh: mesh axis → number of devices along it; one of them may be -1, for "all that are left".
+        mesh: mesh axis → number of devices along it; one of them may be -1, for all others.
         rows: named axis → mesh axis, tuple of mesh axes, or None for "not split", over the defaults, for all arrays.
         params: further rows for stored parameters; grads: for accumulated gradients; optimizer: for its state.
             Each kind starts from the one before it: activations (`rows`), params, grads, optimizer.
         zero: the ZeRO stage (Rajbhandari et al., arXiv:1910.02054), as mesh axes that it adds to the rows of its
-            kinds, a person's own included: see `zero`. A row of None in a kind leaves that kind out.
-        auto: let XLA's partitioner place what patterns leave open (`AxisType.Auto`), for models that were not
+            kinds, your own rows included: see `zero`. A row of None in a kind leaves that kind out.
+        auto: let XLA's partitioner choose shardings where no pattern does (`AxisType.Auto`), for models that were not
             written in patterns; by default every sharding is part of an array's type (`AxisType.Explicit`).
-        microbatches: parts that the batch is cut into, whose gradients are accumulated and reduced once. (With
-            ZeRO-3 each part's gradients of the split parameters are: no device ever holds whole ones.)
+        microbatches: parts of the batch whose gradients are accumulated and reduced once. (With ZeRO-3 gradients of
+            the split parameters are reduced in each: no device ever stores whole ones.)
         overlap: mesh axes over which the gather of an activation before a matmul, or its reduction after one, becomes
-            a ring of permutes with the matmul's parts in between. Not with `auto`.
-        replicate_kv: how many neighbours along `tensor` hold the same `kv_heads`, where there are fewer of these
+            a ring of permutes that overlap with parts of the matmul. Not with `auto`.
+        replicate_kv: how many neighbours along `tensor` have the same `kv_heads`, where there are fewer of these
             than devices: they become a mesh axis `kv` of their own.
-        order: mesh axes, slowest link first; name an axis of your own here to give it its place.
+        order: mesh axes, slowest link first; a mesh axis of your own must be added here.
     """
 
     mesh: Mapping[str, int] = field(default_factory=lambda: {"data": -1})
@@ -81,23 +81,23 @@ class Layout:
             if name not in self.order:
                 raise LayoutError(f"Layout.mesh: unknown mesh axis {name!r}.{suggest(name, self.order)}")
             if size < 1 and size != -1:
-                raise LayoutError(f"Layout.mesh: {name!r} is {size}; write a number of devices, or -1 for the rest")
+                raise LayoutError(f"Layout.mesh: {name!r} is {size}; must be at least 1, or -1 for all other devices")
         if list(self.mesh.values()).count(-1) > 1:
             raise LayoutError(f"Layout.mesh: only one mesh axis can be -1, and {dict(self.mesh)} has several")
         if self.zero not in range(4):
-            raise LayoutError(f"Layout.zero is {self.zero}; the stages are 0 (none), 1, 2 and 3")
+            raise LayoutError(f"Layout.zero is {self.zero}; must be 0 (none), 1, 2 or 3")
         for axis in self.overlap:
             if axis not in self.order:
                 raise LayoutError(f"Layout.overlap: unknown mesh axis {axis!r}.{suggest(axis, self.order)}")
         if self.auto and self.overlap:
             raise LayoutError(
-                f"Layout.overlap = {self.overlap} makes no ring with Layout.auto = True: XLA's partitioner places the "
-                "collectives. Set Layout.auto to False, or Layout.overlap to ()"
+                f"Layout.overlap = {self.overlap} is unsupported with Layout.auto = True, where XLA's partitioner "
+                "inserts the collectives. Set Layout.auto to False, or Layout.overlap to ()"
             )
         if self.replicate_kv < 1:
-            raise LayoutError(f"Layout.replicate_kv is {self.replicate_kv}; write how many devices share kv_heads")
+            raise LayoutError(f"Layout.replicate_kv is {self.replicate_kv}; must be at least 1")
         if self.microbatches < 1:
-            raise LayoutError(f"Layout.microbatches is {self.microbatches}; write 1 or more")
+            raise LayoutError(f"Layout.microbatches is {self.microbatches}; must be at least 1")
         for where in ("rows", "params", "grads", "optimizer"):
             self._check_rows(where, getattr(self, where))
 
@@ -107,7 +107,7 @@ class Layout:
             for axis in _as_tuple(row):
                 if axis not in self.order:
                     hint = suggest(axis, self.order)
-                    raise LayoutError(f"Layout.{where}: {name!r} is put on unknown mesh axis {axis!r}.{hint}")
+                    raise LayoutError(f"Layout.{where}: {name!r} is mapped to unknown mesh axis {axis!r}.{hint}")
             if base(name) != name and base(name) not in {**DEFAULT_ROWS, **self.rows}:
                 hint = suggest(base(name), DEFAULT_ROWS)
                 raise LayoutError(f"Layout.{where}: {name!r} is a role of unknown axis {base(name)!r}.{hint}")
@@ -129,17 +129,17 @@ def zero(stage: int) -> dict[str, dict[str, tuple[str, ...]]]:
     """ZeRO as rows by kind: what is split over `data` besides the batch (Rajbhandari et al., arXiv:1910.02054).
 
     1: the optimizer's state; 2: also the accumulated gradients; 3: also the parameters, gathered at their point of
-    use (FSDP). A layout appends these mesh axes to what its own row of the kind says, so that a preset's or a
-    person's row composes with every stage. `replica` stays out of the rows, so that a mesh with both is HSDP.
+    use (FSDP). A layout appends these mesh axes to its own row of the kind, so that any row composes with every
+    stage. `replica` is not among them, so that a mesh with both is HSDP.
     """
     return {kind: {"embed": ("data",)} for kind in KINDS[len(KINDS) - stage :]}
 
 
 def sequence_parallel() -> dict[str, tuple[str, ...]]:
-    """Rows by which the stream between blocks is split over `tensor` too (Korthikanti et al., arXiv:2205.05198).
+    """Rows that also split the stream between blocks over `tensor` (Korthikanti et al., arXiv:2205.05198).
 
-    A block's all-reduce then becomes a reduce-scatter and an all-gather of the same bytes, and norms, residuals and
-    what is kept for the backward are 1 / tensor of what they were.
+    A block's all-reduce becomes a reduce-scatter and an all-gather of the same bytes, and the activations of norms and
+    residuals, also those saved for the backward pass, shrink to 1 / tensor.
     """
     return {"seq.residual": ("context", "tensor")}
 
@@ -147,9 +147,9 @@ def sequence_parallel() -> dict[str, tuple[str, ...]]:
 def tensor_3d(rows: str = "z", inputs: str = "x", outputs: str = "y") -> dict[str, Any]:
     """Fields of a layout whose matmuls are split over three mesh axes (AxoNN: Singh et al., arXiv:2305.13525).
 
-    Of `batch seq embed, embed mlp -> batch seq mlp` the rows are split over `rows` (AxoNN's depth), `embed` over
-    `inputs` and `mlp` over `outputs`; the next matmul sums over `outputs`, so that the two change places by
-    themselves. Each weight is stored split over all three, and gathered over `rows` where it is used.
+    Of `batch seq embed, embed mlp -> batch seq mlp` the batch is split over `rows` (AxoNN's depth), `embed` over
+    `inputs` and `mlp` over `outputs`; the next matmul sums over `outputs`, so that the two alternate. Each weight is
+    stored split over all three, and gathered over `rows` at its point of use.
     """
     split = dict.fromkeys(("mlp", "heads", "kv_heads", "vocab"), outputs)
     return {
@@ -160,7 +160,7 @@ def tensor_3d(rows: str = "z", inputs: str = "x", outputs: str = "y") -> dict[st
 
 
 def _with_copies(name: str, row: tuple[str, ...]) -> tuple[str, ...]:
-    """`row` with `tensor` followed by the mesh axis of those that share `kv_heads`; the row of these without it."""
+    """`row` with `tensor` followed by `KV`, but for `kv_heads`, which that mesh axis replicates."""
     if base(name) == "kv_heads":
         return row
     return tuple(part for axis in row for part in ((axis, KV) if axis == "tensor" else (axis,)))

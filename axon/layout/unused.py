@@ -1,4 +1,4 @@
-"""Rows and mesh axes of a layout that would have no effect on a model: names mistyped, devices that repeat one work."""
+"""Rows and mesh axes of a layout without effect on a model: mistyped names, devices that would do redundant work."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -14,11 +14,11 @@ def without_effect(
     activations: Collection[str],
     axes_used: Callable[[], Collection[str]],
 ) -> list[str]:
-    """What is wrong, a line each.
+    """The mistakes, a line each.
 
     Args:
-        parameters: the axes that any parameter has. activations: some of those that other arrays have.
-        axes_used: all axes that the model names, for which it has to be traced: asked for only where it may matter.
+        parameters: the axes of all parameters. activations: some of the axes of other arrays.
+        axes_used: all axes that the model names. The model has to be traced for them, so called only where needed.
     """
     if not [*_rows(placement, parameters, activations), *_mesh_axes(placement, parameters, activations)]:
         return []
@@ -27,7 +27,7 @@ def without_effect(
 
 
 def _rows(placement: Placement, parameters: Collection[str], activations: Collection[str]) -> Iterator[str]:
-    """Rows for axes that are not there. Those of the default table may be for another model."""
+    """Rows for axes that the model does not have, but for those of the default table."""
     layout = placement.layout
     yield from _unknown("rows", layout.rows, "this model has no axis", {*parameters, *activations})
     for kind in KINDS[1:]:
@@ -49,13 +49,13 @@ def _mesh_axes(placement: Placement, parameters: Collection[str], activations: C
         if size > 1 and axis not in used:
             rows = sorted(n for n, row in placement.tables["activations"].items() if axis in row)
             reason = (
-                f"its rows are for {', '.join(map(repr, rows))}, which this model has not"
+                f"its rows are for {', '.join(map(repr, rows))}, which this model does not use"
                 if rows
                 else "no row names it"
             )
             yield (
-                f"mesh axis {axis!r} = {size} is not used: {reason}, so {size} groups of devices would repeat "
-                f"one work. Take it out, or give it a row, as in Layout.rows = {{'batch': ('data', {axis!r})}}"
+                f"mesh axis {axis!r} = {size} is not used: {reason}, so {size} groups of devices would do redundant "
+                f"work. Remove it, or give it a row, as in Layout.rows = {{'batch': ('data', {axis!r})}}"
             )
 
 

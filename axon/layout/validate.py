@@ -1,4 +1,4 @@
-"""Whether a layout can hold a model, said before anything is traced."""
+"""Whether a layout can shard a model, checked before anything is traced."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ def validate(
     residual: ArraySpec | None = None,
     axes_used: Callable[[], Collection[str]] = tuple,
 ) -> None:
-    """Raise one `LayoutError` with everything that is wrong.
+    """Raise one `LayoutError` with all mistakes.
 
     Args:
         parameters: path → axes and shape, stacked axes included.
         batch: the axes and the shape of the *global* batch of tokens; residual: of the stream between blocks.
-        axes_used: gives all axes that the model names, `seq.residual` among them; asked only where a row or a mesh axis
-            has no effect on the arrays above.
+        axes_used: returns all axes that the model names, `seq.residual` among them; called only where a row or a mesh
+            axis has no effect on the arrays above.
     """
     microbatches = placement.layout.microbatches
     arrays = {**{f"parameter {path}": spec for path, spec in parameters.items()}, "the batch": batch}
@@ -32,7 +32,7 @@ def validate(
     known = {problem for problem, _ in found}
     streams = _array_problems(placement, residual, KINDS[:1]) if residual else ()
     found += [(problem, "the residual stream") for problem in streams if problem not in known]
-    problems = [_told(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
+    problems = [_line(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
     problems += list(_batch_problems(placement, batch, microbatches))
     activations = {*batch.axes, *(residual.axes if residual else ())}
     problems += without_effect(placement, {n for s in parameters.values() for n in s.axes}, activations, axes_used)
@@ -40,14 +40,14 @@ def validate(
         raise LayoutError("\n".join(problems))
 
 
-def _told(problem: str, where: list[str]) -> str:
-    """A problem that several arrays share, said once."""
+def _line(problem: str, where: list[str]) -> str:
+    """One line for a problem that several arrays may share."""
     others = f" Likewise: {', '.join(w.removeprefix('parameter ') for w in where[1:])}" if len(where) > 1 else ""
     return f"{where[0]}: {problem}.{others}"
 
 
 def _array_problems(placement: Placement, spec: ArraySpec, kinds: Sequence[str] = KINDS) -> Iterator[str]:
-    told: set[str] = set()
+    reported: set[str] = set()
     for kind in kinds:
         table = placement.tables[kind]
         unknown = [n for n in spec.axes if n not in table and n.partition(".")[0] not in table]
@@ -60,21 +60,21 @@ def _array_problems(placement: Placement, spec: ArraySpec, kinds: Sequence[str] 
             yield str(error)
             return
         for name, problem in _indivisible(placement, spec, kind):
-            if name not in told:  # a later kind starts from the rows of the one before it, and from their mistakes
-                told.add(name)
+            if name not in reported:  # a later kind starts from the rows of the one before it, and repeats its mistakes
+                reported.add(name)
                 yield problem
 
 
 def _indivisible(placement: Placement, spec: ArraySpec, kind: str) -> Iterator[tuple[str, str]]:
-    """Axis → what is wrong with how it is split."""
+    """(axis, problem) for each axis that cannot be split as the layout has it."""
     for name, size in zip(spec.axes, spec.shape, strict=True):
         num_shards = placement.num_shards(name, kind)
         over = " × ".join(f"{a!r} = {placement.mesh.shape[a]}" for a in placement.mesh_axes(name, kind))
         if name == "layers" and num_shards > 1:
             yield (
                 name,
-                f"mesh axis {over} would split 'layers' into stages, and a Depth runs whole on every "
-                "device: give those devices to 'data' or 'tensor'",
+                f"mesh axis {over} would split 'layers' into stages, which is unsupported: every device runs all "
+                "layers. Give those devices to 'data' or 'tensor'",
             )
         elif size % num_shards:
             yield (
@@ -86,7 +86,7 @@ def _indivisible(placement: Placement, spec: ArraySpec, kind: str) -> Iterator[t
 
 
 def _way_out(placement: Placement, name: str, size: int, kind: str) -> str:
-    """The field of the layout that would make an axis fit."""
+    """The field of the layout that would solve it."""
     tensor = placement.layout.mesh.get("tensor", 1)
     if base(name) == "kv_heads" and "tensor" in placement.row(name, kind) and 0 < size < tensor:
         return f"Layout.replicate_kv = {tensor // math.gcd(size, tensor)}, so that neighbours share them"
@@ -94,10 +94,10 @@ def _way_out(placement: Placement, name: str, size: int, kind: str) -> str:
 
 
 def _batch_problems(placement: Placement, batch: ArraySpec, microbatches: int) -> Iterator[str]:
-    rows = dict(zip(batch.axes, batch.shape, strict=True))["batch"]
+    sequences = dict(zip(batch.axes, batch.shape, strict=True))["batch"]
     num_shards = placement.num_shards("batch") * microbatches
-    if rows % placement.num_shards("batch") == 0 and rows % num_shards:
+    if sequences % placement.num_shards("batch") == 0 and sequences % num_shards:
         yield (
-            f"the batch: {rows} sequences are not divisible by {num_shards}, which is "
+            f"the batch: {sequences} sequences are not divisible by {num_shards}, which is "
             f"Layout.microbatches = {microbatches} × {placement.num_shards('batch')} devices along 'batch'"
         )

@@ -1,1 +1,1 @@
-"""What observes a run: metrics, trackers, progress, plots, the record of where it ran."""
+"""Observing a run: metrics, trackers, progress, plots, and a record of versions and hardware."""

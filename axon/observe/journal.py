@@ -1,4 +1,4 @@
-"""What a run writes down as it goes: metrics, trackers, the line of progress, the curve at the end."""
+"""What a run records: metrics, trackers, the progress line, and the loss curve at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -8,14 +8,14 @@ from typing import Any, Protocol, Self
 
 import jax
 
-from axon.observe.metrics import MetricsFile, Row, missing_steps, read_metrics
+from axon.observe.metrics import MetricsFile, Record, missing_steps, read_metrics
 from axon.observe.plot import plot_loss
 from axon.observe.progress import Progress
 from axon.observe.trackers import Tracker, TrackerConfig
 
 
 class Folder(Protocol):
-    """Where a run keeps its metrics and its picture; `axon.run.folder.RunFolder` is the one there is."""
+    """Where a run stores its metrics and its loss curve; implemented by `axon.run.folder.RunFolder`."""
 
     path: Path
     metrics: Path
@@ -23,22 +23,22 @@ class Folder(Protocol):
 
 
 class Journal(Protocol):
-    """The diary of one call of `axon train`. A context manager."""
+    """The log of one call of `axon train`. A context manager."""
 
-    def begin(self, record: Mapping[str, Any], start: int) -> None:
-        """Goes on from step `start`: what was written after it is dropped."""
+    def begin(self, info: Mapping[str, Any], start: int) -> None:
+        """Continues from step `start`: records of later steps are dropped."""
         ...
 
-    def stepped(self, row: Row) -> None:
-        """A training step's numbers."""
+    def stepped(self, record: Record) -> None:
+        """Logs a training step's metrics."""
         ...
 
-    def evaluated(self, row: Row) -> None:
-        """An evaluation's numbers."""
+    def evaluated(self, record: Record) -> None:
+        """Logs an evaluation's metrics."""
         ...
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether step `step` has been evaluated, now or in an earlier call. Only the journal that writes knows."""
+        """Whether step `step` has been evaluated, now or in an earlier call. False in processes that do not write."""
         ...
 
     def plot(self) -> None:
@@ -53,42 +53,42 @@ class Journal(Protocol):
 
 
 def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]) -> Journal:
-    """The journal of this process: process 0 writes, the others do not. `report` is told if metrics are missing."""
+    """This process's journal: process 0 writes, the others do not. `report`: called with a line on missing metrics."""
     return FileJournal(folder, trackers, until, report) if jax.process_index() == 0 else NullJournal()
 
 
 class FileJournal:
-    """Writes into the run's folder, to its trackers and to the terminal. See `Journal`."""
+    """Writes to the run's folder, its trackers and the terminal. See `Journal`."""
 
     def __init__(self, folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]):
         self._folder, self._until, self._report = folder, until, report
         self._open = ExitStack()
         self._trackers: list[Tracker] = [tracker.open(folder.path) for tracker in trackers]
 
-    def begin(self, record: Mapping[str, Any], start: int) -> None:
+    def begin(self, info: Mapping[str, Any], start: int) -> None:
         self._metrics = self._open.enter_context(MetricsFile(self._folder.metrics))
         self._metrics.cut_back(start)
         if missing := missing_steps(read_metrics(self._folder.metrics), start):
             which = ", ".join(map(str, missing[:3])) + (", …" if len(missing) > 3 else "")
             self._report(f"{self._folder.metrics} lacks {len(missing):,} of the {start:,} steps so far: {which}")
         for tracker in self._trackers:
-            tracker.start(record, start)
+            tracker.start(info, start)
             self._open.callback(tracker.finish)
         if start < self._until:
             self._progress = self._open.enter_context(Progress(self._until))
 
-    def stepped(self, row: Row) -> None:
-        self.evaluated(row)
-        self._progress.update(row["step"], row["loss"], row["tokens_per_second"], row["mfu"])
+    def stepped(self, record: Record) -> None:
+        self.evaluated(record)
+        self._progress.update(record["step"], record["loss"], record["tokens_per_second"], record["mfu"])
 
-    def evaluated(self, row: Row) -> None:
-        self._metrics.append(row)
-        numbers = {name: value for name, value in row.items() if name != "step" and value is not None}
+    def evaluated(self, record: Record) -> None:
+        self._metrics.append(record)
+        numbers = {name: value for name, value in record.items() if name != "step" and value is not None}
         for tracker in self._trackers:
-            tracker.log(row["step"], numbers)
+            tracker.log(record["step"], numbers)
 
     def has_evaluation(self, step: int) -> bool:
-        return any("eval_loss" in row and row["step"] == step for row in read_metrics(self._folder.metrics))
+        return any("eval_loss" in record and record["step"] == step for record in read_metrics(self._folder.metrics))
 
     def plot(self) -> None:
         plot_loss(read_metrics(self._folder.metrics), self._folder.plot, self._folder.path.name)
@@ -102,15 +102,15 @@ class FileJournal:
 
 
 class NullJournal:
-    """Of the processes that leave writing to process 0. See `Journal`."""
+    """For all processes but 0, which writes for them. See `Journal`."""
 
-    def begin(self, record: Mapping[str, Any], start: int) -> None:
+    def begin(self, info: Mapping[str, Any], start: int) -> None:
         pass
 
-    def stepped(self, row: Row) -> None:
+    def stepped(self, record: Record) -> None:
         pass
 
-    def evaluated(self, row: Row) -> None:
+    def evaluated(self, record: Record) -> None:
         pass
 
     def has_evaluation(self, step: int) -> bool:

@@ -1,7 +1,7 @@
 """Model FLOPs utilisation: how much of the chips' peak the model's own arithmetic uses.
 
-Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B, with causal attention counted once: its masked half is
-work that no kernel has to do.
+Chowdhery et al. 2022 (PaLM), arXiv:2204.02311, appendix B, but without the masked half of causal attention, which a
+kernel need not compute.
 """
 
 import time
@@ -49,7 +49,7 @@ _PEAKS: dict[str, tuple[float, int]] = {
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak FLOP/s of all devices together, None if unknown, and where the figure is from, for people to read."""
+    """Peak FLOP/s of all devices together, None if unknown, and a description of where the figure is from."""
 
     flops: float | None
     source: str
@@ -63,7 +63,7 @@ def peak(devices: Sequence[Any]) -> Peak:
         return Peak(measured_matmul_peak() * hosts, "float32 matmul measured on this CPU")
     per_device = device_peak(device)
     if per_device is None:
-        return Peak(None, f"no peak known for {device.device_kind!r}: MFU is not given")
+        return Peak(None, f"unknown for {device.device_kind!r}, so MFU is not reported")
     return Peak(per_device * count, f"{count} × {per_device / 1e12:g} TFLOP/s, dense bf16, {device.device_kind}")
 
 
@@ -81,7 +81,7 @@ def peak_of(kind: str, cores: int | None = None) -> float:
 
 
 def measured_matmul_peak(size: int = 1024, seconds: float = 0.3) -> float:
-    """FLOP/s of this machine's CPU: the best of the float32 `size` × `size` products that `seconds` have room for."""
+    """FLOP/s of this machine's CPU: the fastest float32 `size` × `size` product within `seconds`."""
     device = jax.local_devices(backend="cpu")[0]
     x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
     product = jax.jit(jnp.matmul)

@@ -1,4 +1,4 @@
-"""The picture of a run: `loss.png`, drawn from the rows of `metrics.jsonl`."""
+"""A run's loss curve, `loss.png`, drawn from the records of `metrics.jsonl`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,31 +16,35 @@ from axon.errors import UserError
 _TRAIN, _EVALUATION, _INK, _GRID = "#3b6fb6", "#d1495b", "#3c4043", "#e3e5e8"
 
 
-def plot_loss(rows: Sequence[dict[str, Any]], path: str | Path, title: str = "") -> None:
+def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = "") -> None:
     """Draws training loss (each step faint, smoothed over it) and evaluations against steps into a PNG at `path`.
 
     Left axis: nats per token. Right axis, where there are evaluations: bits per byte, at the held-out text's own
-    ratio of bytes to tokens. Raises `UserError` if no row has a loss.
+    ratio of bytes to tokens. Raises `UserError` if no record has a loss.
     """
-    train, evaluation = _series(rows, "loss"), _series(rows, "eval_loss")
+    train, evaluation = _series(records, "loss"), _series(records, "eval_loss")
     if not len(train[0]) + len(evaluation[0]):
-        raise UserError("nothing to plot: no row of the metrics has a finite loss")
+        raise UserError("nothing to plot: no record of the metrics has a finite loss")
     figure = Figure(figsize=(7.2, 4.2), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _draw_training(axes, *train)
     _draw_evaluations(axes, *evaluation)
-    _dress(axes, title)
-    bits = _series(rows, "eval_bits_per_byte")[1]
+    _style(axes, title)
+    bits = _series(records, "eval_bits_per_byte")[1]
     if len(bits) and len(bits) == len(evaluation[1]):
         _bits_axis(axes, float(np.median(bits / evaluation[1])))
     with writing(path):
         figure.savefig(path)
 
 
-def _series(rows: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of the rows that have a finite number under `name`."""
-    found = [(row["step"], row[name]) for row in rows if row.get(name) is not None and np.isfinite(row[name])]
+def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of the records that have a finite number under `name`."""
+    found = [
+        (record["step"], record[name])
+        for record in records
+        if record.get(name) is not None and np.isfinite(record[name])
+    ]
     steps, values = zip(*found, strict=True) if found else ((), ())
     return np.asarray(steps, float), np.asarray(values, float)
 
@@ -70,8 +74,8 @@ def _draw_evaluations(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None
 def smoothed(values: np.ndarray, share: float = 0.03) -> np.ndarray:
     """Each value's mean with its neighbours: a centred window of `share` of all.
 
-    Towards the start, where the curve is steep, the window narrows on both sides, so as not to lag; at the end, where
-    it is flat, on the right only, so as to stay smooth.
+    Near the start, where the curve is steep, the window narrows on both sides, or the mean would lag; near the end,
+    where it is flat, on the right only, or the mean would be noisy.
     """
     half = max(1, round(len(values) * share / 2))
     total = np.concatenate([[0.0], np.cumsum(values)])
@@ -81,7 +85,7 @@ def smoothed(values: np.ndarray, share: float = 0.03) -> np.ndarray:
     return (total[end] - total[at - reach]) / (end - at + reach)
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str) -> None:
     axes.set_xlabel("step", color=_INK)
     axes.set_ylabel("loss (nats per token)", color=_INK)
     axes.set_title(title, loc="left", fontsize=11, color=_INK)

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a live line on a terminal, a line now and then in a file."""
+"""The progress of a run: a live line on a terminal, a line every few seconds in a file."""
 
 import sys
 import time
@@ -22,7 +22,7 @@ class Status:
     mfu: float | None
 
     def text(self, remaining: float | None) -> str:
-        """Loss (nats per token), tokens/s, MFU in percent, and the time that `remaining` seconds make."""
+        """Loss (nats per token), tokens/s, MFU in percent, and `remaining` seconds as the time left."""
         parts = [f"loss {self.loss:.4f}", f"{self.tokens_per_second:,.0f} tok/s"]
         parts += [] if self.mfu is None else [f"MFU {100 * self.mfu:.1f} %"]
         parts += [] if remaining is None else [f"ETA {duration(remaining)}"]
@@ -68,10 +68,10 @@ class Progress:
             self._bar.update(self._task, completed=step, text=text)
         elif step >= self._steps or now - self._shown >= self._seconds:
             self._shown = now
-            self.say(f"step {step:>{len(str(self._steps))}}/{self._steps}  {text}")
+            self.print_line(f"step {step:>{len(str(self._steps))}}/{self._steps}  {text}")
 
-    def say(self, text: str) -> None:
-        """A line of its own, above the live one."""
+    def print_line(self, text: str) -> None:
+        """Print `text` above the live line."""
         self._console.print(text, markup=False)
         self._console.file.flush()
 
@@ -85,7 +85,7 @@ class Progress:
             self._bar.stop()
 
     def _measure(self, step: int, now: float) -> None:
-        """Seconds per step, the last ten weighing most. The time before the first update is compilation: left out."""
+        """Seconds per step, as a moving average over about ten. Compilation, before the first update, is left out."""
         if self._last is not None and step > self._last[0]:
             took = (now - self._last[1]) / (step - self._last[0])
             self._per_step = took if self._per_step is None else 0.9 * self._per_step + 0.1 * took

@@ -1,4 +1,4 @@
-"""What a run ran on, for `run.json`: enough to say, a year later, where its numbers come from."""
+"""Versions, commit and hardware of a run, for `run.json`: what its numbers depend on besides the configuration."""
 
 import importlib.metadata
 import os
@@ -38,7 +38,7 @@ def run_record(command: Sequence[str] | None = None, folder: str | Path = ".") -
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that decide a run's numbers; None for one that is not installed."""
+    """Versions of Python and of the packages that a run's numbers depend on; None for one that is not installed."""
     found = {name: _version(distribution) for name, distribution in _DISTRIBUTIONS.items()}
     return {"python": platform.python_version()} | found
 

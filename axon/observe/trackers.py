@@ -1,4 +1,4 @@
-"""Where a run's numbers may go beside `metrics.jsonl`: TensorBoard and Weights & Biases, behind one small interface."""
+"""Trackers, to which metrics go besides `metrics.jsonl`: TensorBoard and Weights & Biases, behind one interface."""
 
 import importlib
 import secrets
@@ -16,29 +16,29 @@ class Tracker(Protocol):
     """Follows one run: `start` once, `log` as often as there is news, `finish` once."""
 
     def start(self, info: Mapping[str, Any], step: int = 0) -> None:
-        """Begins with what describes the run (versions, hardware, …), going on from `step`."""
+        """Begins, or continues from `step`; `info` describes the run (versions, hardware, …)."""
         ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers that belong to `step`."""
+        """Logs the metrics of `step`."""
         ...
 
     def finish(self) -> None:
-        """All that was logged is safe when this returns."""
+        """Returns once all that was logged is written."""
         ...
 
 
 class TrackerConfig(Protocol):
-    """What a configuration names: it opens the tracker of one run."""
+    """A tracker's configuration: opens the tracker of one run."""
 
     def open(self, run_dir: Path) -> Tracker:
-        """A tracker that keeps its files in `run_dir`. Raises `UserError` if its package is not installed."""
+        """A tracker that stores its files in `run_dir`. Raises `UserError` if its package is not installed."""
         ...
 
 
 @dataclass(frozen=True)
 class TensorBoard:
-    """TensorBoard event files in `run_dir/folder`; look with `tensorboard --logdir`."""
+    """TensorBoard event files in `run_dir/folder`; view with `tensorboard --logdir`."""
 
     folder: str = "tensorboard"
 
@@ -49,7 +49,7 @@ class TensorBoard:
 
 @dataclass(frozen=True)
 class WandB:
-    """Weights & Biases. `offline` keeps the run in `run_dir/wandb`, for `wandb sync` later, and needs no account.
+    """Weights & Biases. `offline` stores the run in `run_dir/wandb`, for `wandb sync` later, and needs no account.
 
     A resumed run continues the same W&B run, whose id is in `run_dir/wandb/id`.
     """
@@ -77,7 +77,7 @@ class _TensorBoardTracker:
         self._package, self._folder = package, folder
 
     def start(self, info: Mapping[str, Any], step: int = 0) -> None:
-        # A resumed run logs some steps again: `purge_step` takes the first time's out of the curves.
+        # A resumed run logs some steps again: without `purge_step` the curves would have them twice.
         with writing(self._folder):
             self._writer = self._package.SummaryWriter(str(self._folder), purge_step=step or None)
         self._writer.add_text("run", "\n".join(f"- **{name}**: `{value}`" for name, value in info.items()), step)
@@ -106,7 +106,7 @@ class _WandBTracker:
             config=dict(info),
             settings=self._package.Settings(silent=True),
         )
-        # W&B's own step can only grow, but a resumed run logs some steps again: plot over a column of ours.
+        # W&B's own step can only grow, but a resumed run logs some steps again: so plot over a metric of our own.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

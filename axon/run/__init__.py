@@ -1,4 +1,4 @@
-"""A run: the tree that describes it, its folder, and doing it."""
+"""A run: its configuration, its folder, and carrying it out."""
 
 from axon.run.build import program
 from axon.run.session import run

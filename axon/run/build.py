@@ -1,4 +1,4 @@
-"""From the tree of a run to what is compiled for it."""
+"""From the configuration of a run to its compiled functions."""
 
 from axon.layout import Placement
 from axon.run.tree import Train
@@ -8,7 +8,7 @@ from axon.train.step import Program
 def program(train: Train, placement: Placement | None = None) -> Program:
     """The compiled functions of a run: `init`, `step`, `evaluate`.
 
-    `placement`: another mesh than that of the devices there are: to trace the program, or to compile for.
+    `placement`: a mesh other than that of this machine's devices: to trace the program, or to compile for.
     """
     return Program(
         train.model,

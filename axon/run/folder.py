@@ -16,7 +16,7 @@ from axon.disk import reading, writing
 from axon.errors import UserError
 
 FREE = ("layout", "steps", "checkpoints", "trackers", "evaluation", "sample", "run_dir", "data.store", "data.threads")
-"""What may differ when a run is continued: nothing of it changes the losses."""
+"""Fields that may differ when a run is continued: none of them changes the losses."""
 
 
 class RunFolder:
@@ -34,50 +34,49 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path | str) -> "RunFolder":
-        """The folder of a run that was begun; `UserError` if `path` is none."""
+        """The folder of an existing run; `UserError` if `path` is not one."""
         folder = cls(path)
         with reading(folder.config):
             begun = folder.config.is_file()
         if not begun:
-            raise UserError(f"{path} is not the folder of a run: it has no config.gin. `axon train` makes one")
+            raise UserError(f"{path} is not the folder of a run: it has no config.gin. `axon train` writes one")
         return folder
 
     def tree(self) -> Any:
-        """The `Train` that was run here."""
+        """The `Train` that the folder records."""
         return load(self.config).tree
 
     def check_continues(self, train: Any) -> None:
-        """Raise `UserError` if `train` is not the run that is recorded here, with every difference."""
+        """Raise `UserError`, with every difference, if `train` is not the run that is recorded here."""
         if self._trained():
             self._refuse(differences(self.tree(), _as_recorded(train), FREE))
         elif self.config.is_file() and not self.record.is_file():
             raise UserError(
-                f"{self.config} is not of a run: the configuration of this one would be written over it. Give another "
-                "--run-dir"
+                f"{self.config} is not of a run: this run's configuration would overwrite it. Give another --run-dir"
             )
 
     def check_same_tokens(self, tokenizer: str) -> None:
-        """Raise `UserError` if this run's ids stand for other tokens than those of `tokenizer`, a tokenizer.json."""
+        """Raise `UserError` if this run's tokenizer is not `tokenizer`, the text of a tokenizer.json."""
         with reading(self.tokenizer):
             same = self.tokenizer.read_text(encoding="utf-8") == tokenizer
         if not same:
             raise UserError(
-                f"Train.init_from = {str(self.path)!r}: its tokens are others than this run's, so its embeddings would "
-                f"stand for other text. Set Data.tokenizer = @TokenizerFile() and TokenizerFile.path = "
+                f"Train.init_from = {str(self.path)!r}: its tokenizer differs from this run's, so its embeddings would "
+                f"be of other tokens. Set Data.tokenizer = @TokenizerFile() and TokenizerFile.path = "
                 f"{str(self.tokenizer)!r}"
             )
 
     def check_same_text(self, data_identity: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the run that is recorded here was trained on other text."""
+        """Raise `UserError` if the recorded run was trained on other text."""
         before, now = self._recorded_digests(), data_identity["digests"]
         if before not in (None, now):
             self._refuse([f"data: the text itself has changed (digests {before} → {now})"])
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Within, no other process trains here: it would clear away what this one is saving.
+    def locked(self) -> Iterator[None]:
+        """Lock the folder: another process that trained here would delete the checkpoint that this one is saving.
 
-        Raises `UserError` if one does already, or if the folder cannot be written.
+        Raises `UserError` if another process has the lock, or if the folder cannot be written.
         """
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
@@ -92,14 +91,14 @@ class RunFolder:
                     f"{self.path} is locked by {owner}: wait for it, stop it, or give another --run-dir"
                 ) from None
             except OSError:
-                pass  # a file system that knows no locks
+                pass  # a file system without locks
             with self._writing():
                 lock.truncate(0)
                 lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
             yield
 
     def write(self, train: Any, record: Mapping[str, Any]) -> None:
-        """Record what is run, before anything else is written. Raises `UserError` if the folder cannot be written."""
+        """Record the run, before anything else is written. Raises `UserError` if the folder cannot be written."""
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             _replace(self.record, json.dumps(record, indent=2, default=str) + "\n")
@@ -109,13 +108,13 @@ class RunFolder:
         return writing(self.path, "Give another --run-dir")
 
     def _trained(self) -> bool:
-        """Whether there is anything to continue: a run that did not come to its first step may be begun anew."""
+        """Whether there is anything to continue: a run that did not reach its first step may be replaced by another."""
         with reading(self.path):
-            rows = self.metrics.is_file() and self.metrics.stat().st_size > 0
-            return self.config.is_file() and (rows or Reader(self.checkpoints).latest() is not None)
+            logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
+            return self.config.is_file() and (logged or Reader(self.checkpoints).latest() is not None)
 
     def _recorded_digests(self) -> list[str] | None:
-        """Of the text that the run was trained on, as run.json says; None if it does not."""
+        """Digests of the text that the run was trained on, from run.json; None if it has none."""
         if not (self._trained() and self.record.is_file()):
             return None
         with reading(self.record):
@@ -124,22 +123,21 @@ class RunFolder:
             return json.loads(text).get("data", {}).get("digests")
         except (ValueError, AttributeError) as error:
             raise UserError(
-                f"{self.record} is damaged ({error}): delete it to go on without the check that the text is the same"
+                f"{self.record} is damaged ({error}): delete it to continue without checking that the text is the same"
             ) from error
 
     def _refuse(self, found: Sequence[str]) -> None:
         if found:
             raise UserError(
-                f"{self.path} holds another run; it differs in\n"
+                f"{self.path} has another run; it differs in\n"
                 + "\n".join(f"  {line}" for line in found)
-                + "\nGive another --run-dir, or take the changes back. Layout, steps, evaluation, saving and trackers "
-                "are free to change"
+                + "\nGive another --run-dir, or undo the changes. Layout, steps, evaluation, saving and trackers "
+                "may change"
             )
 
 
 def _as_recorded(train: Any) -> Any:
-    """`train` as its folder would give it back: a list is a tuple there, a path a string, and a whole number may be
-    a float."""
+    """`train` as read back from config.gin: a list as a tuple, a path as a string, an integer perhaps as a float."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "config.gin"
         path.write_text(dump(train), encoding="utf-8")

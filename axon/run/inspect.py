@@ -1,4 +1,4 @@
-"""Looking at a run that was trained: its loss on any text, and texts that it continues."""
+"""Using a trained run: its loss on any text, and generation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ def evaluate_run(path: Path, source: str | None, batches: int | None, report: Re
 
 
 def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -> str:
-    """`prompt` and what the latest checkpoint of a run continues it with."""
+    """`prompt` and its continuation by the latest checkpoint of a run."""
     folder = RunFolder.existing(path)
     train = folder.tree()
     tokenizer, sample = _tokenizer(folder, train).load(), Sample(prompt, sampling)
@@ -46,14 +46,14 @@ def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -
 
 
 def _tokenizer(folder: RunFolder, train: Train) -> TokenizerFile:
-    """The one that the run was trained with, whatever its sources hold by now."""
+    """The one that the run was trained with, even if its sources have changed since."""
     if not folder.tokenizer.is_file():
         raise UserError(f"there is no file {folder.tokenizer}: `axon train` on this run writes it again")
     trained_with = train.data.tokenizer
     bos = trained_with.bos if isinstance(trained_with, TokenizerFile) else None
     file, vocab = TokenizerFile(str(folder.tokenizer), bos), train.model.vocab
     if (ids := file.load().vocab) > vocab:
-        raise UserError(f"{folder.tokenizer} has {ids} ids, and the run's model has {vocab}: it is another run's")
+        raise UserError(f"{folder.tokenizer} has {ids} ids, and the run's model {vocab}: it belongs to another run")
     return file
 
 
@@ -67,11 +67,11 @@ def _restored(folder: RunFolder, train: Train, runtime: Runtime, report: Report)
 
 
 def runtime_of(train: Train, report: Report = print) -> Runtime:
-    """On the run's mesh where these devices allow it, else on one device, which is said."""
+    """On the run's mesh where these devices allow it, else on one device, which is reported."""
     try:
         return _on(train, train.layout, jax.devices())
     except LayoutError as error:
-        report(f"on one device, for the run's layout does not hold here: {str(error).splitlines()[0]}")
+        report(f"on one device, as the run's layout does not fit here: {str(error).splitlines()[0]}")
         return _on(train, replace(train.layout, mesh={}, replicate_kv=1), jax.devices()[:1])
 
 

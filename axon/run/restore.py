@@ -1,4 +1,4 @@
-"""What a run that was trained left to others: the parameters to evaluate, and the variables."""
+"""Reading the results of a run: the parameters to evaluate, and the variables."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from axon.train.update import Descent
 def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple[Any, Any]:
     """The parameters to evaluate, and the variables, that a run with `optimizer` saved last.
 
-    Of the optimizer's state only what an average is made of is read, where the optimizer keeps one. Raises
-    `CheckpointError` for parameters that are not finite: none was saved so.
+    The optimizer's state is read only if the optimizer averages parameters. Raises `CheckpointError` for parameters
+    that are not finite: only finite ones are saved.
     """
     wanted = {"parameters": nested(runtime.parameters), "variables": nested(runtime.variables)}
     update = Descent(runtime, optimizer) if isinstance(optimizer, Averaging) else None
@@ -41,5 +41,5 @@ def check_finite(reader: Reader, runtime: Runtime, parameters: Any) -> None:
         raise CheckpointError(
             f"the checkpoint of step {reader.latest()} in {reader.directory} has parameters that are not finite: "
             f"{', '.join(bad[:5])}{' …' if len(bad) > 5 else ''}. "
-            "None is saved so: its files are damaged. Delete or move its folder to go on from the one before it"
+            "Only finite ones are saved: its files are damaged. Delete or move its folder to continue from the last one"
         )

@@ -1,4 +1,4 @@
-"""Doing a run: prepare, train or continue, evaluate, save, sample."""
+"""Carrying out a run: prepare, train or continue, evaluate, save, sample."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
 from axon.serve.generate import Generator, check_length
 from axon.train.evaluate import Evaluator
-from axon.train.loop import Loop, Row
+from axon.train.loop import Loop, Record
 from axon.train.state import State
 
 PROFILED_STEPS = 5
@@ -37,10 +37,10 @@ PROFILED_STEPS = 5
 def run(
     train: Train, *, steps: int | None = None, profile: bool = False, report: Callable[[str], None] = print
 ) -> State:
-    """All of a run: prepare the data, train or continue, evaluate, sample, save. Returns the last state.
+    """A whole run: prepare the data, train or continue, evaluate, sample, save. Returns the last state.
 
-    `steps` stops earlier, without changing the schedule; `profile` records a few steps for XProf; `report` takes
-    each line of what is going on. Raises `UserError` for what a person has to change, `Interrupted` after saving.
+    `steps` stops earlier, without changing the schedule; `profile` records a few steps for XProf; `report` is called
+    with each line of output. Raises `UserError` for what a person has to change, `Interrupted` after saving.
     """
     return Session(train, report).run(steps, profile)
 
@@ -51,7 +51,7 @@ class Session:
     def __init__(self, train: Train, report: Callable[[str], None]):
         self.train, self.folder = train, RunFolder(train.folder)
         self.first = jax.process_index() == 0
-        self.report = report if self.first else _say_nothing
+        self.report = report if self.first else _ignore
 
     def run(self, steps: int | None, profile: bool) -> State:
         if jax.process_count() > 1:
@@ -62,15 +62,15 @@ class Session:
         with ExitStack() as stack:
             with process_0_first("prepare"):
                 self.folder.check_continues(self.train)
-                source = self._source()  # said now, not when the data is ready
+                source = self._source()  # a mistake is reported now, not when the data is ready
                 corpus = self._corpus()
                 if source is not None:
                     source.check_same_tokens(corpus.tokenizer.to_json())
-                if self.train.sample is not None:  # said now, not when all steps are trained
+                if self.train.sample is not None:  # a mistake is reported now, not after the last step
                     ids = prompt_ids(corpus.tokenizer, self.train.sample.prompt)
                     check_length(self.program.module, len(ids), self.train.sample.sampling)
                 if self.first:
-                    stack.enter_context(self.folder.held())
+                    stack.enter_context(self.folder.locked())
                 record = self._claim_folder(corpus)
             self.interrupts = stack.enter_context(Interrupts())
             self.stop = AgreedStop(self.interrupts)
@@ -90,7 +90,7 @@ class Session:
     # ---- before ---------------------------------------------------------------------------------------------------
 
     def _source(self) -> RunFolder | None:
-        """The run that this one's parameters come from; a run that has saved a step has its own."""
+        """The run that this one's parameters are read from; None for a run that has a checkpoint of its own."""
         if self.train.init_from is None or Reader(self.folder.checkpoints).latest() is not None:
             return None
         return RunFolder.existing(self.train.init_from)
@@ -105,7 +105,7 @@ class Session:
         return corpus
 
     def _claim_folder(self, corpus: Corpus) -> dict[str, Any]:
-        """Record this run in its folder, unless the folder holds another run; the record."""
+        """Record this run in its folder, unless the folder has another run; returns the record."""
         self.folder.check_same_text(corpus.identity())
         record = run_record() | {"data": corpus.identity()}
         if self.first:
@@ -115,11 +115,11 @@ class Session:
 
     def _last_step(self, steps: int | None) -> int:
         if steps is not None and steps > self.train.steps:
-            self.report(f"the run ends at step {self.train.steps}, before the {steps} asked for: raise Train.steps")
+            self.report(f"the run ends at step {self.train.steps}, before the requested {steps}: raise Train.steps")
         return min(steps or self.train.steps, self.train.steps)
 
     def _begin(self, source: RunFolder | None) -> tuple[State, int, int]:
-        """The state to start from, its step, and the tokens it has seen."""
+        """The state to start from, its step, and the number of tokens it was trained on."""
         program = self.program
         count = sum(spec.size for spec in program.parameters.values())
         mesh = " × ".join(f"{name} {size}" for name, size in program.placement.mesh.shape.items())
@@ -149,20 +149,20 @@ class Session:
         rate = peak(program.placement.devices)
         self.report(f"{FORMULA}; peak: {rate.source}")
 
-        def record(row: Row) -> None:
-            self.journal.stepped(row | {"mfu": mfu(row["tokens_per_second"], self._flops_per_token, rate)})
+        def log(record: Record) -> None:
+            self.journal.stepped(record | {"mfu": mfu(record["tokens_per_second"], self._flops_per_token, rate)})
 
         loop = Loop(
             program,
             execute,
             lambda: program.place(next(batches)),
-            record,
+            log,
             lambda step: corpus.position(self.train.seed, step),
             self.stop.ask,
             tokens,
         )
         if start and self._evaluation_due(start):
-            self._evaluate_if_missing(corpus, state)  # it was stopped between saving and evaluating
+            self._evaluate_if_missing(corpus, state)  # the last call was stopped between saving and evaluating
         step = start
         for end in self._segments(start, until, profile):
             with self._profiled(start, end) if profile and step == start and self.first else nullcontext():
@@ -175,14 +175,14 @@ class Session:
 
     @contextmanager
     def _profiled(self, start: int, end: int) -> Iterator[None]:
-        """Record what happens within for XProf."""
+        """Record a profile of the body for XProf."""
         folder = self.folder.path / "profile"
         with jax.profiler.trace(str(folder)):
             yield
         self.report(f"profile of steps {start + 1} to {end}: {folder}")
 
     def _segments(self, start: int, until: int, profile: bool) -> Iterator[int]:
-        """The steps at which something besides training is due, the last one included."""
+        """The steps after which anything besides training is due, the last one included."""
         every, profiled = self.train.checkpoints.every, start + PROFILED_STEPS if profile else None
         for step in range(start + 1, until + 1):
             if step in (until, profiled) or step % every == 0 or self._evaluation_due(step):
@@ -238,25 +238,25 @@ class Session:
 
 
 def check_same_mesh(saved: Mapping[str, int], here: Mapping[str, int]) -> None:
-    """Raise `UserError` for a state whose shape depends on the mesh, to be continued on another one.
+    """Raise `UserError` for a state whose shape depends on the mesh, if it is to be continued on another.
 
     Args:
-        saved, here: those mesh axes, and their sizes, that the update's state was saved for, and is wanted for.
+        saved, here: the mesh axes that the shape depends on, and their sizes, in the checkpoint and in this run.
     """
     if dict(saved) == dict(here):
         return
     axes = [axis for axis in {**saved, **here} if saved.get(axis, 1) != here.get(axis, 1)]
-    told = ", ".join(f"{axis!r} {saved.get(axis, 1)} in the checkpoint and {here.get(axis, 1)} here" for axis in axes)
+    sizes = ", ".join(f"{axis!r} {saved.get(axis, 1)} in the checkpoint and {here.get(axis, 1)} here" for axis in axes)
     raise UserError(
-        f"the optimizer's state differs from replica to replica or from device to device, and none can be made up or "
-        f"left out: Layout.mesh has {told}. Set Layout.mesh as it was, or begin a new run with Train.init_from"
+        f"the optimizer's state differs between replicas or devices, so it cannot be restored on another mesh: "
+        f"Layout.mesh has {sizes}. Set Layout.mesh as it was, or begin a new run with Train.init_from"
     )
 
 
 def held_out_loss(
     evaluator: Evaluator, corpus: Corpus, parameters: Any, variables: Any, batches: int | None
 ) -> tuple[float, float]:
-    """Loss of held-out text: nats per token, and bits per byte of the text that the tokens stand for."""
+    """Loss on held-out text: nats per token, and bits per byte of the text."""
     nats = tokens = size = 0.0
     count_bytes = jax.jit(jnp.sum)
     with corpus.held_out(batches, evaluator.host_sequences) as held_out:
@@ -264,17 +264,17 @@ def held_out_loss(
             total, count = jax.device_get(evaluator(parameters, evaluator.place(batch), variables)["loss"])
             nats, tokens = nats + float(total), tokens + float(count)
             real = batch["weights"].astype(np.int32) * corpus.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
-            size += float(count_bytes(evaluator.place({"bytes": real})["bytes"]))  # by devices: over all processes
+            size += float(count_bytes(evaluator.place({"bytes": real})["bytes"]))  # on devices: over all processes
     if not math.isfinite(nats):
         raise UserError(
-            f"the loss of held-out text is {nats}: these parameters are damaged, or training had already diverged when "
+            f"the loss on held-out text is {nats}: these parameters are damaged, or training had already diverged when "
             "they were saved. Evaluate an earlier checkpoint"
         )
     return nats / tokens, nats / math.log(2) / size
 
 
-def _say_nothing(line: str) -> None:
-    """What a process other than the first reports."""
+def _ignore(line: str) -> None:
+    """`report` of every process but the first."""
 
 
 def prompt_ids(tokenizer: Any, prompt: str) -> list[int]:

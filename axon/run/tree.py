@@ -1,4 +1,4 @@
-"""The tree of a training run: the same object from a config file, from a script and from a notebook."""
+"""The configuration of a training run: the same object from a .gin file, a script and a notebook."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ from axon.train.optimizers import OneBitAdam, Optimizer
 
 
 class Model(Protocol):
-    """What describes a model: a frozen dataclass with a vocabulary size, which builds the module.
+    """A model's configuration: a frozen dataclass with a vocabulary size, which builds the module.
 
-    An `axon.nn.LanguageModel` around a block of one's own gives embedding, loss, generation and the count of FLOPs.
+    An `axon.nn.LanguageModel` around a block of your own has embedding, loss, generation and the count of FLOPs.
     """
 
     vocab: int
@@ -54,21 +54,21 @@ class Sample:
         try:
             self.prompt.encode()
         except UnicodeEncodeError:
-            raise UserError(f"Sample.prompt is {self.prompt!r}; must be text, and some of it is not UTF-8") from None
+            raise UserError(f"Sample.prompt is {self.prompt!r}; must be valid UTF-8") from None
 
 
 @dataclass(frozen=True)
 class Train:
-    """A training run, as data: `axon.run.run` does it, `axon.run.program` makes its compiled functions.
+    """A training run, as data: `axon.run.run` carries it out, `axon.run.program` compiles its functions.
 
     Args:
-        model: what is trained, as `Llama(…)`. data: what it reads. optimizer: how it learns.
+        model: what is trained, as `Llama(…)`. data: what it is trained on. optimizer: how parameters are updated.
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
-        kernels: implementations asked for by name, as `{'attention': 'xla'}`; others are chosen, and said.
-        outer: lets the replicas of a slow link train apart between outer steps, as `DiLoCo(every=50)`; None for none.
+        kernels: implementations by name, as `{'attention': 'xla'}`; the others are chosen, and reported.
+        outer: lets replicas across a slow link train separately between outer steps, as `DiLoCo(every=50)`; or None.
         evaluation: loss on held-out text; None for none. checkpoints: when to save and what to keep.
-        trackers: where numbers go besides `metrics.jsonl`. sample: text to continue at the end.
+        trackers: where metrics are logged besides `metrics.jsonl`. sample: text to continue at the end.
         init_from: the folder of a run whose parameters this one starts from.
         run_dir: the run's own folder.
     """
@@ -103,7 +103,7 @@ class Train:
                 f"not reach the parameters. Set Train.steps to {self.steps - lost + every}"
             )
         if self.data.held_out == 1:
-            raise UserError("Train.data: Data.held_out is 1, which leaves no text to train on; write less")
+            raise UserError("Train.data: Data.held_out is 1, which leaves no text to train on; must be in [0, 1)")
         if self.evaluation is not None and self.data.held_out == 0:
             raise UserError("Train.evaluation needs text: set Data.held_out above 0, or Train.evaluation to None")
 

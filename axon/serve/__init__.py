@@ -1,1 +1,1 @@
-"""A trained model that answers: generation."""
+"""Inference with a trained model: generation."""

@@ -1,4 +1,4 @@
-"""Continuing a prompt, token by token, with a cache of keys and values."""
+"""Generation: continuing a prompt, token by token, with a KV cache."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,13 +24,13 @@ PROMPT_STEP = 64
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn.
+    """How the next token is sampled.
 
     Args:
-        tokens: how many to add. temperature: divides the logits; 0 takes the likeliest token. top_k: draw from the
-            k likeliest only. top_p: of these, draw from the smallest set that holds this share of their probability
-            (arXiv:1904.09751). min_p: draw only from those with this share of the likeliest token's probability
-            (arXiv:2407.01082). seed: of the draws.
+        tokens: how many to generate. temperature: divides the logits; 0 is greedy. top_k: sample from the
+            k likeliest only. top_p: of these, sample from the smallest set with this fraction of their probability
+            (arXiv:1904.09751). min_p: sample only tokens with at least this fraction of the likeliest token's
+            probability (arXiv:2407.01082). seed: of the samples.
     """
 
     tokens: int = 100
@@ -49,16 +49,16 @@ class Sampling:
 
 
 class Generator:
-    """Continues prompts with a runtime's module, on its mesh, the parameters where they are; the one row is not split.
+    """Continues prompts with a runtime's module and mesh, its parameters in place; the one sequence is not split.
 
-    A program is compiled for each padded length of a prompt and each `Sampling`, whatever its seed, and used again.
+    A program is compiled for each padded length of a prompt and each `Sampling` but for its seed, and cached.
     """
 
     def __init__(self, runtime: Runtime):
         self.runtime = runtime
-        self._placement = _whole_rows(runtime.placement)
-        # A kernel that was asked for by name was asked for training, but for the draw, of which there is none there.
-        self._kernels = {name: asked for name, asked in runtime.kernels.items() if name == "sampling"}
+        self._placement = _unsplit_sequence(runtime.placement)
+        # `Train.kernels` chooses the kernels of training; of generation's own there is only sampling.
+        self._kernels = {name: kernel for name, kernel in runtime.kernels.items() if name == "sampling"}
         self._compiled = runtime.jit(self._generate, static_argnames="sampling")
 
     def __call__(self, parameters: Any, prompt: list[int], sampling: Sampling, variables: Any = None) -> list[int]:
@@ -90,7 +90,7 @@ class Generator:
 
 
 def check_length(model: LanguageModel, prompt: int, sampling: Sampling) -> None:
-    """Raise `UserError` where a prompt of so many ids and what is added make more positions than `model` has."""
+    """Raise `UserError` if a prompt of `prompt` ids and the tokens to generate exceed the positions of `model`."""
     total = prompt + sampling.tokens
     if model.max_length is not None and total > model.max_length:
         raise UserError(
@@ -100,13 +100,13 @@ def check_length(model: LanguageModel, prompt: int, sampling: Sampling) -> None:
 
 
 def _padded(model: LanguageModel, length: int) -> int:
-    """A prompt's length with its padding, which has no more positions than the model."""
+    """A prompt's padded length, at most the model's number of positions."""
     padded = -(-length // PROMPT_STEP) * PROMPT_STEP
     return padded if model.max_length is None else min(padded, model.max_length)
 
 
-def _whole_rows(placement: Placement) -> Placement:
-    """Nothing split along batch, seq or a role of theirs, as `seq.residual`: there is one row, of a token at a time."""
+def _unsplit_sequence(placement: Placement) -> Placement:
+    """Nothing split along batch, seq or their roles, as `seq.residual`: there is one sequence, a token at a time."""
     layout = placement.layout
     whole = {name for name in layout.rows if base(name) in ("batch", "seq")}
     whole |= {"batch", "seq", "vocab.whole", "head_dim.whole"}
@@ -119,7 +119,7 @@ def _inputs(tokens: Array, start: Array) -> Inputs:
 
 
 def next_tokens(logits: Array, keys: Array, sampling: Sampling) -> Array:
-    """An id for each row of `logits[batch vocab]`, drawn by the row's own key of `keys[batch]`."""
+    """A sampled id for each request: `logits[batch vocab]`, `keys[batch]` → `batch`."""
     settings = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
     given = [None if value is None else jnp.full(keys.shape, value) for value in settings]
     whole = (PartitionSpec(),) * (2 + len(given))

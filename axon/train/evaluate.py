@@ -22,7 +22,7 @@ BATCH = ("batch", "seq")
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What `objective` is on batches of `batch` sequences of `seq` positions, by a runtime."""
+    """Evaluates `objective` on batches of `batch` sequences of `seq` positions, with a runtime."""
 
     runtime: Runtime
     objective: Objective
@@ -30,7 +30,7 @@ class Evaluator:
     seq: int
 
     def check_layout(self) -> None:
-        """Raise `LayoutError` unless the runtime's layout holds the parameters and batches of this shape."""
+        """Raise `LayoutError` unless the runtime's layout can shard the parameters and batches of this shape."""
         runtime, shape = self.runtime, (self.batch, self.seq)
         residual = ArraySpec(parse_names(RESIDUAL), (*shape, runtime.module.dims["embed"]))
         validate(runtime.placement, runtime.parameters, ArraySpec(BATCH, shape), residual, self.axes_used)
@@ -65,13 +65,13 @@ class Evaluator:
         return self.runtime.jit(evaluate)
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """The sequences of the global batch that this process holds (`host_sequences`), as sharded arrays."""
+        """This process's sequences of the global batch (`host_sequences`), as sharded global arrays."""
         sharding = self.runtime.placement.sharding(BATCH)
         return feed.place(sharding, dict(batch), self.host_sequences, self.batch)
 
     @cached_property
     def host_sequences(self) -> np.ndarray:
-        """Numbers of the sequences of the global batch that this process has to read: all of them in a run of one."""
+        """Numbers of the sequences of the global batch that this process reads: all of them in a run of one process."""
         return feed.host_sequences(self.runtime.placement.sharding(BATCH), (self.batch, self.seq))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""From the sequences that a process has read to global arrays: each process feeds what its own devices hold."""
+"""From the sequences that a process has read to global arrays: each process feeds its own devices' shards."""
 
 from functools import cache
 from typing import Any
@@ -10,14 +10,14 @@ from jax.sharding import NamedSharding
 
 
 def host_sequences(sharding: NamedSharding, shape: tuple[int, int]) -> np.ndarray:
-    """The numbers, ascending, of the sequences of a global `batch seq` that this process's devices hold.
+    """The numbers, ascending, of the sequences of a global `batch seq` in the shards of this process's devices.
 
-    All of them where the batch is not split over processes. Another process may hold the same ones.
+    All of them where the batch is not split over processes. Processes may have sequences in common.
     """
-    held = np.zeros(shape[0], bool)
+    local = np.zeros(shape[0], bool)
     for index in sharding.addressable_devices_indices_map(shape).values():
-        held[index[0] if index else slice(None)] = True
-    return np.flatnonzero(held)
+        local[index[0] if index else slice(None)] = True
+    return np.flatnonzero(local)
 
 
 def place(sharding: NamedSharding, batch: dict[str, np.ndarray], sequences: np.ndarray, count: int) -> dict[str, Array]:
@@ -39,5 +39,5 @@ def place(sharding: NamedSharding, batch: dict[str, np.ndarray], sequences: np.n
 
 @cache
 def _through_jit(sharding: NamedSharding) -> Any:
-    """The identity, compiled: to a single device its dispatch takes an array in a tenth of `device_put`'s time."""
+    """The identity, compiled: its dispatch copies an array to a single device in a tenth of `device_put`'s time."""
     return jax.jit(lambda batch: batch, out_shardings=sharding)

@@ -1,4 +1,4 @@
-"""Parameters that somebody gives: are they those of the model?"""
+"""Parameters that a caller passes, checked against those of the model."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""How gradients of an objective are made on a layout: accumulated over microbatches, reduced once."""
+"""Gradients of an objective on a layout: accumulated over microbatches, reduced once."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ Counts = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients of `objective` on the runtime's layout, which says how many microbatches there are.
+    """Gradients of `objective` on the runtime's layout, which has the number of microbatches.
 
-    `seed` is the run's: with the step's number it is the key that dropout follows from.
+    `seed` is the run's: the key of dropout is folded from it and the step's number.
     """
 
     runtime: Runtime
@@ -30,7 +30,7 @@ class Gradients:
     seed: int
 
     def counts(self, batch: Batch) -> Counts:
-        """What the sums over this batch are divided by: added up over its microbatches."""
+        """The counts by which the sums over this batch are divided, added up over its microbatches."""
         if self.runtime.layout.microbatches == 1:
             return self.objective.counts(batch)
         counts = jax.lax.map(self.objective.counts, self._microbatches(batch))
@@ -39,9 +39,9 @@ class Gradients:
     def __call__(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str] = ()) -> tuple[Any, Sums]:
         """Gradients of the mean over `counts`, nested by path, under the `grads` rows; and the sums of `batch`.
 
-        They are reduced over the devices that split the batch once, after the last microbatch. (With ZeRO-3 each
-        microbatch's gradients of the split parameters are: no device ever holds whole ones.) Those of the paths that
-        are `frozen` are zeros, and not computed.
+        They are reduced once over the devices that split the batch, after the last microbatch. (With ZeRO-3 those of
+        the split parameters are reduced in each microbatch: no device ever stores whole ones.) Gradients of the
+        `frozen` paths are zeros, and not computed.
         """
         values = flattened(self._with_deferred_gradients(state.parameters))
         still = {path: values.pop(path) for path in frozen}
@@ -72,7 +72,8 @@ class Gradients:
         return gradients, jax.tree.map(lambda s: jnp.sum(s, axis=0), sums)
 
     def _microbatches(self, batch: Batch) -> Batch:
-        """`batch …` → `micro batch …`, strided, so that every device keeps its own sequences."""
+        """`batch …` → `micro batch …`, strided: contiguous microbatches would each lie on a few devices only, and
+        sequences would have to be sent to the others."""
         count = self.runtime.layout.microbatches
 
         def split(x: Array) -> Array:
@@ -81,7 +82,10 @@ class Gradients:
         return {name: split(value) for name, value in batch.items()}
 
     def _with_deferred_gradients(self, values: Any) -> Any:
-        """Parameters whose gradients stay partial sums over the devices that split the batch, until they are moved."""
+        """Parameters whose gradients are unreduced over the devices that split the batch, until they are resharded.
+
+        Otherwise each microbatch's gradients would be reduced by themselves, with as many all-reduces.
+        """
         if not axes.supports_unreduced():
             return values
         split = {a for name in ("batch", "seq") for a in self.runtime.placement.mesh_axes(name)}
@@ -93,7 +97,7 @@ class Gradients:
         return jax.tree.map(deferred, values)
 
     def _log_idle_overlap(self) -> None:
-        """Say over which mesh axes of `Layout.overlap` tracing the gradients made no ring."""
+        """Log the mesh axes of `Layout.overlap` over which no ring was traced."""
         scope, placement = axes.current(), self.runtime.placement
         sizes = placement.mesh.shape
         idle = [a for a in placement.overlap if sizes.get(a, 1) > 1 and scope and a not in scope.rings]
@@ -101,6 +105,6 @@ class Gradients:
             axes.log_choice(
                 "overlap",
                 f"nothing is overlapped over {' and '.join(map(repr, idle))}: no matmul gathers an activation over it, "
-                "or scatters one (a weight's gather, as ZeRO's, makes no ring). Take it out of Layout.overlap; for "
+                "or scatters one (a weight's gather, as ZeRO's, is not a ring). Take it out of Layout.overlap; for "
                 "'tensor', add rows=sequence_parallel()",
             )

@@ -1,4 +1,4 @@
-"""The loop around the step: feed batches, read metrics, notice what must not go on."""
+"""The loop around the step: feed batches, read metrics, stop at a loss or gradient that is not finite."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from axon.errors import UserError
 from axon.train.step import Program, State
 
-Row = dict[str, Any]
+Record = dict[str, Any]
 
 SCALARS = ("loss", "grad_norm", "learning_rate", "tokens")
 
@@ -28,26 +28,26 @@ class Loop:
     Args:
         execute: the compiled step, `(state, batch) -> (state, metrics)`.
         feed: the next batch, placed on the mesh.
-        record: takes the row of each step, as soon as its metrics are read.
+        log: called with the record of each step, as soon as its metrics are read.
         position: where batch k comes from, for messages.
-        stop: asked after each step, with how many steps late its answer may be; True ends the segment.
+        stop: called after each step, with how many steps late its answer may be; True ends the segment.
         tokens: real tokens seen before the first step.
     """
 
     program: Program
     execute: Callable[[State, Mapping[str, Any]], tuple[State, Mapping[str, Any]]]
     feed: Callable[[], Mapping[str, Any]]
-    record: Callable[[Row], None]
+    log: Callable[[Record], None]
     position: Callable[[int], str]
     stop: Callable[[int], bool]
     tokens: int = 0
 
     def advance(self, state: State, first: int, last: int) -> tuple[State, int]:
-        """Steps `first` to `last`, fewer if asked to stop; the new state, and the number of steps it has seen.
+        """Steps `first` to `last`, fewer if asked to stop; the new state, and the number of its last step.
 
-        On return the metrics of every step have been recorded and were finite, so the state is fit to be saved. A
-        metric is read one step late, while the next one runs, except on CPU, whose collectives cannot be queued; so is
-        the answer of processes that have to agree on stopping.
+        On return the metrics of every step have been logged and were finite, so the state may be saved. Metrics, and
+        the processes' agreement on stopping, are read one step late, while the next step runs: reading them at once
+        would leave the devices idle. Not on CPU, whose collectives cannot be queued.
         """
         behind = 0 if self.program.placement.platform == "cpu" else 1
         waiting: deque[tuple[int, Mapping[str, Any]]] = deque()
@@ -76,7 +76,7 @@ class Loop:
             raise self._diverged(step, values, np.asarray(metrics["norms"]))
         tokens = int(values["tokens"])
         self.tokens += tokens
-        self.record(
+        self.log(
             {
                 "step": step,
                 "loss": values["loss"],
@@ -95,7 +95,7 @@ class Loop:
             f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: {first} "
             f"({len(bad)} of {len(norms)} parameters).\n"
             f"The batch: {self.position(step - 1)}\n"
-            "Nothing was saved after it, and the same command comes to the same step. Look at that batch, or lower the "
-            "learning rate or the optimizer's clip in a new --run-dir; Train.init_from begins it from the last "
-            "checkpoint here"
+            "Nothing was saved after it, and the same command would fail at the same step. Look at that batch, or "
+            "lower the learning rate or the optimizer's clip in a new --run-dir; Train.init_from starts it from the "
+            "last checkpoint here"
         )

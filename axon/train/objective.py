@@ -1,4 +1,4 @@
-"""What is minimised: a frozen dataclass that says its batch in axes and its terms as sums and counts."""
+"""Objectives: frozen dataclasses that declare a batch in axes, and compute their terms as sums and counts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from axon.errors import UserError
 from axon.nn import Inputs, LanguageModel, cross_entropy
 
 SEQUENCES = "sequences"
-"""In a batch on its way through a step: the number of each of its sequences in the global batch, `batch` int32."""
+"""Key of a batch inside a step: the number of each of its sequences in the global batch, `batch` int32."""
 
 Batch = Mapping[str, Array]
 
@@ -23,13 +23,13 @@ Batch = Mapping[str, Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sums:
-    """What an objective sums over a part of a batch; parts, and devices, add up.
+    """Sums of an objective over a part of a batch: those of microbatches and of devices add up.
 
     Args:
         minimised: name → a sum; what is minimised is the sum of their means over the global batch. Each is divided by
             the count of its name, in nats or whatever the objective's own unit is.
         metrics: name → a sum that is only reported, as a mean; it carries no gradient.
-        statistics: path of a module's `Variable` → what it is updated from.
+        statistics: path of a module's `Variable` → the statistic that it is updated from.
     """
 
     minimised: dict[str, Array]
@@ -38,10 +38,10 @@ class Sums:
 
 
 class Objective(Protocol):
-    """What a step minimises. The ones there are: `NextToken`.
+    """What a step minimises; implemented by `NextToken`.
 
-    A mean over the *global* batch is right for any of them, whatever the layout, the number of microbatches and the
-    padding: sums and counts are added up over parts and devices before one is divided by the other.
+    Sums and counts are added up over microbatches and devices before one is divided by the other, so that the mean is
+    that over the *global* batch, whatever the layout, the number of microbatches and the padding.
     """
 
     def specs(self, batch: int, seq: int) -> Specs:
@@ -49,18 +49,18 @@ class Objective(Protocol):
         ...
 
     def check(self, module: Any) -> None:
-        """Raise `UserError` for a module that it cannot train."""
+        """Raise `UserError` for an unsupported module."""
         ...
 
     def counts(self, batch: Batch) -> dict[str, Array]:
-        """What each sum is divided by, of a part of a batch; the names are those of `sums`. Of the data alone.
+        """By name of a sum, the count that divides it, of a part of a batch; a function of the data alone.
 
-        "tokens" is the count that a run reports, and that of every name that is not among them.
+        "tokens" is the count that a run reports, and the default for names that are missing.
         """
         ...
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
-        """The sums of a part of a batch. With a `key` the module is in training: dropout follows from it and from
+        """The sums of a part of a batch. With a `key` the module is in training: dropout is drawn from it and
         `batch["sequences"]`."""
         ...
 
@@ -87,15 +87,15 @@ class NextToken:
     def check(self, module: Any) -> None:
         if not isinstance(module, LanguageModel):
             raise UserError(
-                f"NextToken trains an axon.nn.LanguageModel, or a class derived from it, made of a block of your own; "
-                f"build() gives a {type(module).__name__}"
+                f"NextToken needs an axon.nn.LanguageModel, or a subclass of it, with a block of your own; "
+                f"build() returns a {type(module).__name__}"
             )
 
     def counts(self, batch: Batch) -> dict[str, Array]:
         return {"tokens": jnp.sum(batch["weights"])}
 
     def inputs(self, batch: Batch, key: Array | None = None) -> Inputs:
-        """What a language model is given of a batch; in training, with a `key`."""
+        """A language model's inputs, of a batch; in training, with a `key`."""
         sequences = None if key is None else batch[SEQUENCES]
         return Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, sequences=sequences)
 

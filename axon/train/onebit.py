@@ -1,4 +1,4 @@
-"""1-bit Adam: gradients stay on their replica, and momentum crosses the slow link as signs."""
+"""1-bit Adam: gradients are not reduced over replicas, and momentum is sent over the slow link as signs."""
 
 import math
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ from axon.train.update import Metrics, clipped, metrics
 class OneBit:
     """1-bit Adam's update around the gradients of each replica.
 
-    The state: `mu` and `nu`, Adam's, the same on every replica; `worker_error`, what each replica's messages left
-    out, `replicas …`; and `server_error`, what each device's averages left out: `devices chunk`.
+    The state: `mu` and `nu`, Adam's, the same on every replica; `worker_error`, the compression error of each replica's
+    messages, `replicas …`; and `server_error`, that of each device's averages: `devices chunk`.
 
     The metrics are a plain step's, except that after the warm-up `norms` are squared norms of the replicas'
-    gradients, averaged over replicas, and `grad_norm` the root of their sum: the mean gradient is never made.
+    gradients, averaged over replicas, and `grad_norm` the root of their sum: the mean gradient is never computed.
 
     Raises `LayoutError` for a mesh without a `replica` axis of 2 or more, and for ZeRO-2 and 3.
     """
@@ -75,7 +75,7 @@ class OneBit:
         }
 
     def _server_error_spec(self, spec: ArraySpec) -> ArraySpec:
-        """One chunk for each device. Its shape depends on the mesh: it is restored on the one that it was saved on."""
+        """One chunk for each device. Its shape depends on the mesh, so it can be restored on the same mesh only."""
         placement = self.runtime.placement
         shard = placement.sharding(spec.axes, "optimizer").shard_shape(spec.shape)
         chunk = chunk_size(math.prod(shard), self.replicas)
@@ -90,12 +90,12 @@ class OneBit:
 
     def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
         counts = gradients.counts(batch)
-        made, sums = self._by_replica(gradients, state, batch, counts)
+        by_replica, sums = self._by_replica(gradients, state, batch, counts)
         moments, norms = lax.cond(
             state.step < self.optimizer.warmup,
-            lambda held: self._warm(*held),
-            lambda held: self._frozen(*held),
-            (state.optimizer, made),
+            lambda operands: self._warm(*operands),
+            lambda operands: self._frozen(*operands),
+            (state.optimizer, by_replica),
         )
         values = self.runtime.reshard(self._moved(state, moments), "params")
         after = State(state.step + 1, values, moments, state.variables)
@@ -104,33 +104,34 @@ class OneBit:
     def _by_replica(self, gradients: Gradients, state: State, batch: Batch, counts: Any) -> tuple[Any, Sums]:
         """Gradients `replicas …` whose mean is that of the global batch, and its sums."""
 
-        def local(shared: Any, own: Any, batch: Batch) -> tuple[Any, Sums]:
+        def local(shared: Any, _: Any, batch: Batch) -> tuple[Any, Sums]:
             step, parameters, variables, share = shared
-            made, sums = gradients(State(step, parameters, None, variables), batch, share)
-            return made, jax.tree.map(lambda x: lax.psum(x, REPLICA), sums)
+            own, sums = gradients(State(step, parameters, None, variables), batch, share)
+            return own, jax.tree.map(lambda x: lax.psum(x, REPLICA), sums)
 
         share = {name: count / self.replicas for name, count in counts.items()}
         return per_replica(local)((state.step, state.parameters, state.variables, share), {}, batch)
 
-    def _warm(self, held: dict[str, Any], gradients: Any) -> tuple[dict[str, Any], Array]:
+    def _warm(self, moments: dict[str, Any], gradients: Any) -> tuple[dict[str, Any], Array]:
         """Adam's moments of the mean gradient, and its squared norms by parameter."""
         mean, norms = clipped(jax.tree.map(mean_over_replicas, gradients, self._specs("grads")), self.optimizer.clip)
         mean = self.runtime.reshard(mean, "optimizer")
         b1, b2 = self.optimizer.b1, self.optimizer.b2
-        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, held["mu"], mean)
-        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), held["nu"], mean)
-        return {**held, "mu": mu, "nu": nu}, norms
+        mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, moments["mu"], mean)
+        nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * jnp.square(g), moments["nu"], mean)
+        return {**moments, "mu": mu, "nu": nu}, norms
 
-    def _frozen(self, held: dict[str, Any], gradients: Any) -> tuple[dict[str, Any], Array]:
-        """The common momentum of all replicas' gradients, exchanged as signs, and the mean of their squared norms."""
+    def _frozen(self, moments: dict[str, Any], gradients: Any) -> tuple[dict[str, Any], Array]:
+        """The moments with the momentum of all replicas' gradients, exchanged as signs, and the variance frozen; and
+        the mean of the squared norms."""
         gradients, norms = self._clipped_by_replica(gradients)
         specs = self._specs("optimizer")
         own = jax.tree.map(stacked_spec, specs)
         devices = jax.tree.map(lambda _: self._by_device, specs)
         gradients = jax.tree.map(axes.reshard, gradients, own)
         exchange = axes.per_device(self._exchange, (specs, own, own, devices), (specs, own, devices))
-        mu, worker, server = exchange(held["mu"], gradients, held["worker_error"], held["server_error"])
-        return {**held, "mu": mu, "worker_error": worker, "server_error": server}, norms
+        mu, worker, server = exchange(moments["mu"], gradients, moments["worker_error"], moments["server_error"])
+        return {**moments, "mu": mu, "worker_error": worker, "server_error": server}, norms
 
     def _specs(self, kind: str) -> Any:
         placement = self.runtime.placement
@@ -141,7 +142,7 @@ class OneBit:
         return PartitionSpec(tuple(self.runtime.placement.mesh.axis_names), None)
 
     def _exchange(self, mu: Any, gradients: Any, worker: Any, server: Any) -> tuple[Any, Any, Any]:
-        """Of one device's shards: the new momentum, and what was left out."""
+        """Of one device's shards: the new momentum, and the two compression errors."""
         b1 = self.optimizer.b1
         momentum = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g[0], mu, gradients)
         flat, tree = jax.tree.flatten(momentum)
@@ -160,7 +161,8 @@ class OneBit:
         return gradients, jnp.stack([jnp.mean(s) for s in squares])
 
     def _moved(self, state: State, moments: Mapping[str, Any]) -> Any:
-        """The parameters after AdamW's update with these moments, the variance corrected for its own count only."""
+        """The parameters after AdamW's update with these moments; the variance's bias is corrected for the warm-up's
+        steps only, after which it is frozen."""
         count, adam = state.step + 1, self.optimizer
         rate = adam.schedule.function()(state.step)
         mean = 1 - adam.b1**count

@@ -1,4 +1,4 @@
-"""Training replicas apart: an outer method around an optimizer."""
+"""Training replicas separately: an outer method around an optimizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from axon.train.update import Descent, Metrics
 
 @dataclass(frozen=True)
 class Outer:
-    """Every replica takes the optimizer's step by itself; every `method.every` steps an outer step joins them.
+    """Every replica takes the optimizer's steps by itself; every `method.every` steps an outer step averages them.
 
     The state: `State.parameters` are the outer ones, as of the last outer step: evaluation, generation and export use
     them. `State.optimizer` has each replica's own `parameters` and `optimizer`, with `replicas` in front, and the
@@ -90,15 +90,15 @@ class Outer:
         step = state.step + 1
         parameters, momentum, local = lax.cond(
             step % self.method.every == 0,
-            lambda held: self._outer_step(step, *held),
-            lambda held: held,
+            lambda operands: self._outer_step(step, *operands),
+            lambda operands: operands,
             (state.parameters, state.optimizer["momentum"], own["parameters"]),
         )
         optimizer = {"parameters": local, "optimizer": own["optimizer"], "momentum": momentum}
         return State(step, parameters, optimizer, state.variables), metrics, statistics
 
     def _outer_step(self, step: Array, parameters: Any, momentum: Any, local: Any) -> tuple[Any, Any, Any]:
-        """The outer parameters moved, their momentum, and every replica's parameters set to them."""
+        """The updated outer parameters, their momentum, and every replica's parameters set to them."""
         runtime = self.runtime
         specs = nested({path: runtime.placement.spec(s.axes, "params") for path, s in runtime.parameters.items()})
         mean = runtime.reshard(jax.tree.map(mean_over_replicas, local, specs), "optimizer")
@@ -114,7 +114,7 @@ class Outer:
         return values, momentum, jax.tree.map(lambda x, spec: stacked(x, self.replicas, spec), values, specs)
 
     def _mean_rate(self, step: Array) -> Array:
-        """The mean learning rate of the round that ends before `step`, above 0."""
+        """The mean learning rate of the steps since the last outer step, above 0: it is divided by."""
         steps = step - self.method.every + jnp.arange(self.method.every)
         schedule = self.optimizer.schedule.function()
         rates = jax.vmap(lambda s: jnp.asarray(schedule(s), jnp.float32))(steps)
@@ -122,7 +122,7 @@ class Outer:
 
 
 def replicated_spec(spec: ArraySpec, replicas: int) -> ArraySpec:
-    """The array of which each replica has its own."""
+    """An array with one value for each replica, `replicas …`."""
     return ArraySpec((REPLICAS, *spec.axes), (replicas, *spec.shape), spec.dtype, spec.kind)
 
 

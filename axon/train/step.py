@@ -32,12 +32,12 @@ class Program:
 
     Args:
         model: a config that builds the module, as `models.llama.Llama`. layout: where each named axis lives.
-        optimizer: how parameters move. outer: lets replicas train apart between outer steps; None for none.
+        optimizer: how parameters are updated. outer: lets replicas train separately between outer steps; or None.
         batch, seq: shape of the global batch, in sequences and positions. objective: what is minimised.
         precision, kernels, devices, placement: see `axon.runtime.Runtime`. seed: of initial values and dropout.
 
-    Raises `LayoutError`, before anything is traced, if the layout cannot hold the model, and `UserError` for parts
-    that do not go together.
+    Raises `LayoutError`, before anything is traced, if the layout cannot shard the model, and `UserError` for parts
+    that cannot be combined.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Program:
             variables[path] = self.runtime.updates[path](variables[path], statistic)
         return State(new.step, new.parameters, new.optimizer, nested(variables)), metrics
 
-    # ---- what a person calls --------------------------------------------------------------------------------------
+    # ---- to be called ---------------------------------------------------------------------------------------------
 
     def init(self, parameters: Any = None) -> State:
-        """The state at step 0, made sharded: with initial values, the same bits on every layout, or with `parameters`.
+        """The state at step 0, sharded: with initial values, the same bits on every layout, or with `parameters`.
 
         Raises `UserError` unless `parameters`, nested by path, are those of the model by path, shape and dtype.
         """
@@ -116,7 +116,7 @@ class Program:
             return self.update.evaluated(state)
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """The sequences of the global batch that this process holds (`host_sequences`), as sharded arrays."""
+        """This process's sequences of the global batch (`host_sequences`), as sharded global arrays."""
         return self.evaluator.place(batch)
 
     # ---- without running it ---------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class Program:
         return self.runtime.jit(self._train, donate_argnums=0)
 
     def trace(self) -> Any:
-        """The step, traced for abstract arguments: `.jaxpr` is what a FLOP counter reads."""
+        """The step, traced for abstract arguments; FLOPs are counted from its `.jaxpr`."""
         state, batch = self.abstract_state(), self.evaluator.abstract_batch
         with self.runtime.tracing():
             return self._step.trace(state, batch)
@@ -160,12 +160,12 @@ class Program:
 
     @property
     def choices(self) -> dict[str, str]:
-        """What was chosen, by topic; complete once the step has been traced."""
+        """Choices made while tracing, by topic; complete once the step has been traced."""
         return self.runtime.choices
 
     @property
     def host_sequences(self) -> np.ndarray:
-        """Numbers of the sequences of the global batch that this process has to read: all of them in a run of one."""
+        """Numbers of the sequences of the global batch that this process reads: all of them in a run of one process."""
         return self.evaluator.host_sequences
 
 
@@ -175,13 +175,13 @@ def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo |
         if outer is not None:
             raise UserError(
                 f"OneBitAdam exchanges momentum over 'replica' in every step, and {type(outer).__name__} lets replicas "
-                "train apart: choose one. Set Train.outer to None, or use AdamW"
+                "train separately: choose one. Set Train.outer to None, or use AdamW"
             )
         return OneBit(runtime, optimizer)
     if outer is not None and isinstance(optimizer, Averaging):
         method, name = type(outer).__name__, type(optimizer).__name__
         raise UserError(
-            f"{name} averages the parameters of one training, and {method} trains replicas apart and evaluates what "
-            f"joins them: choose one. Set Train.outer to None, or use an optimizer that does not average"
+            f"{name} averages parameters over steps, and {method} trains replicas separately and evaluates their "
+            f"average: choose one. Set Train.outer to None, or use an optimizer that does not average"
         )
     return Descent(runtime, optimizer) if outer is None else Outer(runtime, optimizer, outer)

@@ -1,4 +1,4 @@
-"""What happens to gradients, and the state that needs: an optimizer, or a method around one."""
+"""Updating parameters from gradients, and the state of it: an optimizer, or a method around one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Metrics = dict[str, Array]
 
 
 class Update(Protocol):
-    """A step's second half. The ones there are: `Descent`, `axon.train.outer.Outer`, `axon.train.onebit.OneBit`.
+    """A step's second half; implemented by `Descent`, `axon.train.outer.Outer`, `axon.train.onebit.OneBit`.
 
     `mesh`: the mesh axes, with their sizes, that the shape of its state depends on.
     """
@@ -37,7 +37,7 @@ class Update(Protocol):
         ...
 
     def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
-        """The next state, its variables as they were; the step's metrics; and what the variables are updated from."""
+        """The next state, its variables unchanged; the step's metrics; and the statistics to update variables from."""
         ...
 
     def evaluated(self, state: State) -> Any:
@@ -88,7 +88,7 @@ class Descent:
         return frozen_paths(self.optimizer, self.runtime.parameters)
 
     def _placed(self, optimizer: Any) -> Any:
-        """The optimizer's state where its specs say, whatever its arithmetic made of it."""
+        """The optimizer's state, sharded by its specs: its arithmetic may have left it sharded otherwise."""
         placement = self.runtime.placement
         specs = self.specs(self.runtime.parameters)
         return jax.tree.map(lambda s, x: axes.reshard(x, placement.spec(s.axes, s.kind)), specs, optimizer)
@@ -111,7 +111,7 @@ class Descent:
 
 
 def clipped(gradients: Any, clip: float | None) -> tuple[Any, Array]:
-    """Gradients of a global norm of `clip` at most, and their squared norms by parameter before that."""
+    """Gradients clipped to a global norm of `clip`, and their squared norms by parameter before that."""
     norms = jnp.stack([jnp.sum(jnp.square(g.astype(jnp.float32))) for g in flattened(gradients).values()])
     if clip is not None:
         factor = jnp.minimum(1.0, clip / (jnp.sqrt(jnp.sum(norms)) + 1e-6))
@@ -120,7 +120,7 @@ def clipped(gradients: Any, clip: float | None) -> tuple[Any, Array]:
 
 
 def metrics(schedule: Schedule, state: State, sums: Sums, counts: Counts, norms: Array) -> Metrics:
-    """What a step tells: means of the objective's metrics, and of what is minimised as `objective`.
+    """A step's metrics: means of the objective's. `loss` is what is minimised, unless the objective reports its own.
 
     `norms` are the squared norms of the gradients by parameter, before clipping, in the order of the parameters.
     """

@@ -52,7 +52,7 @@ def test_it_runs_on_a_cpu_with_nothing_but_jax_flax_optax_and_einops(tmp_path):
     assert done.returncode == 0, done.stderr
     made = json.loads((tmp_path / "made.json").read_text())
     assert made["platform"] == "cpu"
-    assert made["numerics"]["float32"]["loss"] == 0  # the CPU beside itself
+    assert made["numerics"]["float32"]["loss"] == 0  # the CPU against itself
     assert 0 < made["numerics"]["bfloat16"]["parameter_grad_norm"] < made["numerics"]["bfloat16"]["tolerance"]
     for one in made["speed"].values():
         assert one["tokens_per_second"] > 0

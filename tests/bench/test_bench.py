@@ -26,7 +26,7 @@ def test_an_unknown_benchmark_is_answered_with_the_one_that_was_meant():
 
 
 @pytest.mark.slow
-def test_train_gives_tokens_per_second_and_a_ratio_only_beside_torch():
+def test_train_gives_tokens_per_second_and_a_ratio_only_against_torch():
     result = train.run(TINY, batch=2, seq=16, rounds=3)
     json.dumps(result, allow_nan=False)
     assert result["axon"] > 0

@@ -7,7 +7,7 @@ import pytest
 from axon.bench.cross_entropy import measure
 
 
-def test_both_forms_are_measured_beside_each_other():
+def test_both_forms_are_measured_against_each_other():
     result = measure(tokens=64, embed=8, vocab=512, rounds=2)
     json.dumps(result, allow_nan=False)
     assert result["memory_ratio"] == pytest.approx(result["temporaries"]["blocked"] / result["temporaries"]["naive"])

@@ -20,7 +20,7 @@ def test_the_fastest_of_all_sizes_is_found_forward_then_backward(rng):
         wanted, sizes = (backward, "backward_rows backward_keys") if of_backward else (forward, "rows keys")
         return [float(tuple(getattr(c, name) for name in sizes.split()) != wanted) for c in candidates]
 
-    assert bench.search(Tiles(held=7), seconds) == Tiles(*forward, *backward, held=7)
+    assert bench.search(Tiles(dq_vmem=7), seconds) == Tiles(*forward, *backward, dq_vmem=7)
     assert all(count >= len(bench.SIZES) ** 2 for count in asked)
 
 
@@ -28,11 +28,11 @@ def test_what_was_found_is_what_the_kernels_take_from_then_on(tmp_path, monkeypa
     for module in (bench, table):
         monkeypatch.setattr(module, "TABLE", tmp_path / "tiles.json")
     (tmp_path / "tiles.json").write_text('{"TPU v4": {"rows": 512}}')
-    bench.write("TPU v9", Tiles(rows=256, held=5))
+    bench.write("TPU v9", Tiles(rows=256, dq_vmem=5))
     bench.write("TPU v4", Tiles(keys=128))
-    assert json.loads(bench.TABLE.read_text()) == {"TPU v4": {"keys": 128}, "TPU v9": {"rows": 256, "held": 5}}
+    assert json.loads(bench.TABLE.read_text()) == {"TPU v4": {"keys": 128}, "TPU v9": {"rows": 256, "dq_vmem": 5}}
     tiles_for.cache_clear()
-    assert tiles_for("TPU v9") == Tiles(rows=256, held=5)
+    assert tiles_for("TPU v9") == Tiles(rows=256, dq_vmem=5)
     assert tiles_for("TPU v10") == Tiles()
     tiles_for.cache_clear()
 

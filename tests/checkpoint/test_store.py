@@ -106,9 +106,9 @@ def test_saving_a_step_that_is_not_new_is_refused(tmp_path, step):
     state = fresh_state()
     with Store(tmp_path, Checkpoints()) as store:
         store.save(5, state, {})
-        with pytest.raises(CheckpointError, match="step 5 is there already"):
+        with pytest.raises(CheckpointError, match="step 5 is saved already"):
             store.save(step, state, {})
-    with Store(tmp_path, Checkpoints()) as store, pytest.raises(CheckpointError, match="step 5 is there already"):
+    with Store(tmp_path, Checkpoints()) as store, pytest.raises(CheckpointError, match="step 5 is saved already"):
         store.save(step, state, {})
 
 
@@ -318,7 +318,7 @@ except CheckpointError as error:
 def test_a_save_that_cannot_be_written_is_an_error_at_the_next_wait(tmp_path):
     done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert f"checkpoint 2 could not be written in {tmp_path}" in done.stdout, done.stderr
-    assert "The last whole one is of step 1" in done.stdout
+    assert "The last complete one is of step 1" in done.stdout
     assert done.stderr == ""
     assert Reader(tmp_path).latest() == 1
 

@@ -58,7 +58,7 @@ def test_a_scope_starts_from_the_bindings_without_scope_and_overrides_them(resol
     assert (tree.model, tree.teacher) == (Net(6, "gated"), Net(60, "gated"))
 
 
-def test_an_object_inside_a_scopes_object_is_made_in_that_scope_unless_its_reference_names_another(resolved):
+def test_an_object_inside_a_scopes_object_is_built_in_that_scope_unless_its_reference_names_another(resolved):
     text = "Train.teacher = @a/Net()\na/Net.inner = @b/Net()\nb/Net.inner = None\na/Net.layers = 1\nb/Net.layers = 2\n"
     assert resolved(BASE + text).tree.teacher == Net(1, inner=Net(2))
     text = "Train.optimizer = @slow/Optimizer()\nslow/Optimizer.schedule = @Cosine()\nslow/Cosine.warmup = 99\n"
@@ -90,7 +90,7 @@ def test_required_is_no_mistake_once_someone_gives_the_value(write, resolved):
     assert (tree.steps, tree.model) == (7, Net(6, "gated"))
 
 
-def test_an_include_is_looked_for_beside_its_file_then_in_the_working_directory(write, resolved):
+def test_an_include_is_searched_for_in_its_folder_then_in_the_working_directory(write, resolved):
     write("sub/a.gin", "include 'b.gin'\ninclude 'c.gin'\n")
     write("sub/b.gin", BASE)
     write("b.gin", "Train.steps = 'not this one'")

@@ -1,4 +1,4 @@
-"""Batches: packed rows against a plain reference, in an order that follows from (seed, step)."""
+"""Batches: packed sequences against a plain reference, in an order that follows from (seed, step)."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from axon.data.batches import Batches, Rows, held_out_order, pack, pad, throughput, training_order
+from axon.data.batches import Batches, TokenSequences, held_out_order, pack, pad, throughput, training_order
 
 BOS = 7
 
@@ -29,17 +29,17 @@ def random():
 
 
 @pytest.fixture
-def rows(random):
-    """Three sources of 5 to 60 rows of 16 positions."""
+def sequences(random):
+    """Three sources of 5 to 60 sequences of 16 positions."""
     tokens = [random.integers(0, 50, random.integers(5 * 16 + 1, 60 * 16)) for _ in range(3)]
-    return Rows(["a", "b", "c"], [Held(one) for one in tokens], 16)
+    return TokenSequences(["a", "b", "c"], [Held(one) for one in tokens], 16)
 
 
-def reference(row: list[int]) -> dict[str, list]:
-    """One packed row, token by token."""
-    out = {"tokens": row[:-1], "targets": row[1:], "positions": [], "documents": [], "weights": []}
+def reference(sequence: list[int]) -> dict[str, list]:
+    """One packed sequence, token by token."""
+    out = {"tokens": sequence[:-1], "targets": sequence[1:], "positions": [], "documents": [], "weights": []}
     document, position = 0, 0
-    for index, token in enumerate(row[:-1]):
+    for index, token in enumerate(sequence[:-1]):
         if token == BOS:
             position = 0
             document += index > 0
@@ -51,10 +51,10 @@ def reference(row: list[int]) -> dict[str, list]:
 
 
 def test_positions_restart_at_each_document(random):
-    rows = np.where(random.random((20, 65)) < 0.1, BOS, random.integers(8, 50, (20, 65))).astype(np.int32)
-    batch = pack(rows, BOS)
-    for index, row in enumerate(rows.tolist()):
-        for name, expected in reference(row).items():
+    sequences = np.where(random.random((20, 65)) < 0.1, BOS, random.integers(8, 50, (20, 65))).astype(np.int32)
+    batch = pack(sequences, BOS)
+    for index, sequence in enumerate(sequences.tolist()):
+        for name, expected in reference(sequence).items():
             assert batch[name][index].tolist() == expected, name
 
 
@@ -78,79 +78,81 @@ def test_padding_is_no_document_and_weighs_nothing(random):
     assert all(np.array_equal(padded[name][:3], batch[name]) for name in batch)
 
 
-def test_rows_share_one_token_so_that_each_is_a_target_once(random):
+def test_sequences_share_one_token_so_that_each_is_a_target_once(random):
     tokens = random.integers(0, 50, 16 * 9 + 5)
-    rows = Rows(["a"], [Held(tokens)], 16)
-    read = rows.read(np.arange(len(rows)))
-    assert len(rows) == 9
+    sequences = TokenSequences(["a"], [Held(tokens)], 16)
+    read = sequences.read(np.arange(len(sequences)))
+    assert len(sequences) == 9
     assert np.array_equal(read[:, 1:].ravel(), tokens[1 : 9 * 16 + 1])
     assert np.array_equal(read[:, :-1].ravel(), tokens[: 9 * 16])
 
 
-def test_rows_of_every_source_are_read_in_the_order_asked_for(rows, random):
-    numbers = random.permutation(len(rows))
-    together = rows.read(numbers)
-    assert all(np.array_equal(together[at], rows.read(np.array([number]))[0]) for at, number in enumerate(numbers))
+def test_sequences_of_every_source_are_read_in_the_order_asked_for(sequences, random):
+    numbers = random.permutation(len(sequences))
+    together = sequences.read(numbers)
+    assert all(np.array_equal(together[at], sequences.read(np.array([number]))[0]) for at, number in enumerate(numbers))
 
 
 def numbers_of(order, step: int) -> list[int]:
     return np.asarray(order[step]).tolist()
 
 
-def test_an_epoch_has_every_row_once_and_the_next_another_order(rows):
-    order = training_order(rows, None, 1, seed=5)
-    epochs = [[numbers_of(order, step)[0] for step in range(e * len(rows), (e + 1) * len(rows))] for e in range(2)]
-    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(len(rows)))
+def test_an_epoch_has_every_sequence_once_and_the_next_another_order(sequences):
+    order = training_order(sequences, None, 1, seed=5)
+    epochs = [
+        [numbers_of(order, step)[0] for step in range(e * len(sequences), (e + 1) * len(sequences))] for e in range(2)
+    ]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(len(sequences)))
     assert epochs[0] != epochs[1]
 
 
-def test_neighbouring_seeds_do_not_share_epochs(rows):
-    first, second = (training_order(rows, None, len(rows), seed=seed) for seed in (0, 1))
+def test_neighbouring_seeds_do_not_share_epochs(sequences):
+    first, second = (training_order(sequences, None, len(sequences), seed=seed) for seed in (0, 1))
     assert numbers_of(first, 1) != numbers_of(second, 0)
 
 
 @pytest.mark.few(weights=[(0.7, 0.2, 0.1)])
 @pytest.mark.parametrize("weights", [(0.7, 0.2, 0.1), (1, 1, 1), (30, 1, 9)])
-def test_a_mixture_follows_its_weights(rows, weights):
-    order = training_order(rows, weights, 50, seed=2)
+def test_a_mixture_follows_its_weights(sequences, weights):
+    order = training_order(sequences, weights, 50, seed=2)
     numbers = np.concatenate([order[step] for step in range(40)])
-    shares = np.bincount(rows.source_of(numbers), minlength=3) / len(numbers)
+    shares = np.bincount(sequences.source_of(numbers), minlength=3) / len(numbers)
     assert np.abs(shares - np.array(weights) / sum(weights)).max() < 2e-3
 
 
-def test_without_weights_each_source_is_as_frequent_as_it_is_large(rows):
-    numbers = np.asarray(training_order(rows, None, len(rows), seed=2)[0])
-    assert np.bincount(rows.source_of(numbers)).tolist() == rows.counts
+def test_without_weights_each_source_is_as_frequent_as_it_is_large(sequences):
+    numbers = np.asarray(training_order(sequences, None, len(sequences), seed=2)[0])
+    assert np.bincount(sequences.source_of(numbers)).tolist() == sequences.counts
 
 
-def test_threads_do_not_change_the_batches(rows):
-    order = training_order(rows, (1, 2, 3), 4, seed=9)
+def test_threads_do_not_change_the_batches(sequences):
+    order = training_order(sequences, (1, 2, 3), 4, seed=9)
     runs = []
     for threads in (0, 1, 3):
-        with Batches(order, rows, BOS, 4, slice(None), threads) as batches:
+        with Batches(order, sequences, BOS, 4, slice(None), threads) as batches:
             runs.append([next(batches) for _ in range(12)])
     for one, two, three in zip(*runs, strict=True):
         assert all(np.array_equal(one[name], two[name]) and np.array_equal(one[name], three[name]) for name in one)
 
 
-def test_the_held_out_rows_come_once_and_the_last_batch_is_padded(rows):
-    batches = list(Batches(held_out_order(rows, 8), rows, BOS, 8, slice(None), 2))
+def test_the_held_out_sequences_come_once_and_the_last_batch_is_padded(sequences):
+    batches = list(Batches(held_out_order(sequences, 8), sequences, BOS, 8, slice(None), 2))
     assert all(batch["tokens"].shape == (8, 16) for batch in batches)
     real = np.concatenate([batch["tokens"][batch["weights"][:, 0] == 1] for batch in batches])
-    expected = rows.read(np.arange(len(rows)))[:, :-1]
+    expected = sequences.read(np.arange(len(sequences)))[:, :-1]
     assert sorted(map(tuple, real.tolist())) == sorted(map(tuple, expected.tolist()))
-    assert sum(batch["weights"].sum() for batch in batches) == len(rows) * 16
+    assert sum(batch["weights"].sum() for batch in batches) == len(sequences) * 16
 
 
-def test_one_row_is_enough(random):
-    rows = Rows(["a"], [Held(random.integers(0, 50, 17))], 16)
-    with Batches(training_order(rows, None, 3, seed=1), rows, BOS, 3, slice(None), 2) as batches:
+def test_one_sequence_is_enough(random):
+    sequences = TokenSequences(["a"], [Held(random.integers(0, 50, 17))], 16)
+    with Batches(training_order(sequences, None, 3, seed=1), sequences, BOS, 3, slice(None), 2) as batches:
         assert next(batches)["tokens"].shape == (3, 16)
 
 
-def test_closed_batches_stop_their_threads(rows):
+def test_closed_batches_stop_their_threads(sequences):
     before = set(threading.enumerate())
-    batches = Batches(training_order(rows, None, 4, seed=0), rows, BOS, 4, slice(None), 2)
+    batches = Batches(training_order(sequences, None, 4, seed=0), sequences, BOS, 4, slice(None), 2)
     next(batches)
     started = set(threading.enumerate()) - before
     assert started
@@ -178,6 +180,6 @@ def test_a_program_that_forgets_to_close_still_ends():
     assert done.stderr == ""
 
 
-def test_throughput_counts_tokens(rows):
-    with Batches(training_order(rows, None, 4, seed=0), rows, BOS, 4, slice(None), 2) as batches:
+def test_throughput_counts_tokens(sequences):
+    with Batches(training_order(sequences, None, 4, seed=0), sequences, BOS, 4, slice(None), 2) as batches:
         assert throughput(batches, 0.05) > 1000

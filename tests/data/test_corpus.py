@@ -73,8 +73,12 @@ def test_another_seed_is_another_order(corpus):
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_hosts_slices_make_up_the_global_batch(corpus, split):
-    def batches(rows):
-        return take(corpus.train(3, rows=rows), 6) if split == "train" else list(corpus.held_out(rows=rows))
+    def batches(sequences):
+        return (
+            take(corpus.train(3, sequences=sequences), 6)
+            if split == "train"
+            else list(corpus.held_out(sequences=sequences))
+        )
 
     cuts = [slice(0, 2), slice(2, 3), slice(3, 8)]
     for whole, *parts in zip(batches(slice(None)), *map(batches, cuts), strict=True):
@@ -86,11 +90,13 @@ def test_held_out_documents_never_appear_in_training():
     corpus = Data(256, 4, (source,), tokenizer=SMALL, held_out=0.2).prepare(quiet)
 
     def documents(batches):
-        """The documents that lie whole in a row."""
-        rows = np.concatenate([batch["tokens"][batch["weights"][:, 0] > 0] for batch in batches])
-        return {text for row in rows for text in corpus.tokenizer.decode(row).split("<|endoftext|>")[1:-1]}
+        """The documents that lie whole in a sequence."""
+        sequences = np.concatenate([batch["tokens"][batch["weights"][:, 0] > 0] for batch in batches])
+        return {
+            text for sequence in sequences for text in corpus.tokenizer.decode(sequence).split("<|endoftext|>")[1:-1]
+        }
 
-    epoch = corpus.describe()["train"]["synthetic"]["rows"] // 4 + 1
+    epoch = corpus.describe()["train"]["synthetic"]["sequences"] // 4 + 1
     training, held = documents(take(corpus.train(0), epoch)), documents(corpus.held_out())
     assert len(training) > 100
     assert len(held) > 20
@@ -106,11 +112,13 @@ def test_held_out_batches_are_the_same_every_time_and_can_be_cut_short(corpus):
     assert len(list(corpus.held_out(10**6))) == len(whole)
 
 
-def test_bits_per_byte_has_every_byte_of_the_held_out_rows(corpus):
+def test_bits_per_byte_has_every_byte_of_the_held_out_sequences(corpus):
     lengths = corpus.tokenizer.byte_lengths
     counted = sum(int((lengths[one["targets"]] * one["weights"]).sum()) for one in corpus.held_out())
     stored = sum(one["bytes"] for one in corpus.describe()["held_out"].values())
-    assert stored - 2 * 33 * lengths.max() <= counted <= stored  # what is missing is each source's tail, under one row
+    assert (
+        stored - 2 * 33 * lengths.max() <= counted <= stored
+    )  # what is missing is each source's tail, under one sequence
 
 
 def test_description_adds_up(corpus, data):
@@ -122,12 +130,12 @@ def test_description_adds_up(corpus, data):
         assert sum(one["bytes"] for one in splits) == sum(map(len, texts))
 
 
-def test_position_names_the_rows_of_the_batch(corpus):
+def test_position_names_the_sequences_of_the_batch(corpus):
     said = corpus.position(seed=4, step=30)
     assert said.startswith("batch 30 of seed 4: ")
     batch = take(corpus.train(4, start=30), 1)[0]
     listed = {
-        name: [int(number) for number in part.split(") rows ")[1].split(", ")]
+        name: [int(number) for number in part.split(") sequences ")[1].split(", ")]
         for part in said.removeprefix("batch 30 of seed 4: ").split("; ")
         for name in ("first", "second")
         if part.startswith(name)
@@ -135,8 +143,8 @@ def test_position_names_the_rows_of_the_batch(corpus):
     assert sum(map(len, listed.values())) == 8
     sources = list(corpus.describe()["train"])
     read = [
-        corpus._rows["train"].read(np.array(rows) + corpus._rows["train"].span(sources.index(name))[0])
-        for name, rows in listed.items()
+        corpus._sequences["train"].read(np.array(sequences) + corpus._sequences["train"].span(sources.index(name))[0])
+        for name, sequences in listed.items()
     ]
     found = sorted(map(tuple, np.concatenate(read)[:, :-1].tolist()))
     assert found == sorted(map(tuple, batch["tokens"].tolist()))
@@ -219,12 +227,15 @@ def test_a_field_that_cannot_be_is_named(fields, said):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"seq": 4000}, r"The held-out split has \d+ documents with [\d,]+ tokens, a row needs Data.seq \+ 1 = 4001"),
+        (
+            {"seq": 4000},
+            r"The held-out split has \d+ documents with [\d,]+ tokens, a sequence needs Data.seq \+ 1 = 4001",
+        ),
         ({"held_out": 1e-9}, "The held-out split has 0 documents with 0 tokens"),
-        ({"seq": 90000, "held_out": 0}, "The training split has [0-9,]+ tokens, a row needs"),
+        ({"seq": 90000, "held_out": 0}, "The training split has [0-9,]+ tokens, a sequence needs"),
     ],
 )
-def test_a_split_smaller_than_a_row_is_refused_with_its_numbers(fields, said):
+def test_a_split_smaller_than_a_sequence_is_refused_with_its_numbers(fields, said):
     source = Synthetic(documents=30, length=20)
     with pytest.raises(UserError, match=said):
         Data(**({"seq": 8, "batch": 2, "sources": (source,), "tokenizer": SMALL, "held_out": 0.2} | fields)).prepare(
@@ -232,7 +243,7 @@ def test_a_split_smaller_than_a_row_is_refused_with_its_numbers(fields, said):
         )
 
 
-def test_a_weighted_source_without_a_row_is_named():
+def test_a_weighted_source_without_a_sequence_is_named():
     sources = (Synthetic(documents=30, length=20), Synthetic(documents=1, length=2))
     with pytest.raises(UserError, match="The source synthetic#2 has"):
         Data(64, 2, sources, (1.0, 1.0), SMALL, 0).prepare(quiet)

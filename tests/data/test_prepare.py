@@ -125,7 +125,7 @@ def test_the_tokenizer_is_fitted_to_no_more_than_its_sample_of_each_source(said)
 
 def test_a_vocabulary_that_the_text_cannot_fill_is_said(said):
     train_tokenizer(Bpe(8192), [Synthetic(3, 3, 3)], 0.0, Root(None), said.append)
-    assert "8,192 asked for" in said[-1]
+    assert "8,192 requested" in said[-1]
 
 
 def test_large_vocabularies_take_wider_tokens(said, source, monkeypatch):

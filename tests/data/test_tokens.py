@@ -116,7 +116,7 @@ def test_a_large_store_is_compared_shard_by_shard_as_it_is_read(tmp_path, tokens
     shard.write_bytes(HARMS["one bit"](shard.read_bytes()))
     reader = open_tokens(root, "tokens", counts, VOCAB)
     assert np.array_equal(reader.read(np.array([0]), SHARD)[0], tokens[:SHARD].astype(np.int32))
-    with pytest.raises(UserError, match=rf"{shard} has another checksum than when it was written.*delete that folder"):
+    with pytest.raises(UserError, match=rf"{shard} has a checksum other than when it was written.*delete that folder"):
         reader.read(np.array([SHARD - 1]), 2)
 
 

@@ -15,7 +15,7 @@ from axon.config import load
 from axon.layout import Layout, Placement
 from axon.nn import Inputs
 from axon.run import program, run
-from axon.train.optimizers import AdamW, Constant
+from axon.train.optimizers import AdamW, Constant, Group
 from axon.train.step import Program
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
@@ -120,3 +120,24 @@ def test_a_variable_follows_the_global_batch(folder, rng, packed_batch):
     seen = found[0][2]["layers"]["block"]["mean_square"]
     assert seen.shape == (2,)
     assert (seen != 1).all()
+
+
+def test_adapters_are_trained_alike_on_every_layout_and_their_matrices_not_at_all(folder, rng, packed_batch):
+    model = runpy.run_path("lora.py")["LoraLlama"](vocab=32, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
+    optimizer = AdamW(Constant(1e-2), groups=(Group("*/base", frozen=True),))
+    batch, found = packed_batch(rng, 4, 8, 32), []
+    for layout in (Layout({"data": 1}), Layout({"data": 2, "tensor": 2}, zero=3)):
+        layout = replace(layout, rows={"rank": None})
+        devices = jax.devices()[: int(np.prod(list(layout.mesh.values())))]
+        made = Program(model, layout, optimizer, batch=4, seq=8, devices=devices)
+        state = made.init()
+        before = jax.device_get(state.parameters["layers"]["block"]["mlp"])
+        for _ in range(3):
+            state, metrics = made.step(state, made.place(batch))
+        after = jax.device_get(state.parameters["layers"]["block"]["mlp"])
+        for name in ("gate", "up", "down"):
+            np.testing.assert_array_equal(after[name]["base"], before[name]["base"])
+            assert not before[name]["up"].any()
+            assert after[name]["up"].any()
+        found.append(jax.device_get((metrics["loss"], after)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), *found)

@@ -34,11 +34,11 @@ def test_one_that_is_asked_for_runs_even_if_another_comes_first():
     with scope(attention="reference") as active:
         assert choose("attention", {"xla": None, "reference": None}) == "reference"
         assert choose("sampling", {"xla": None, "reference": None}) == "xla"
-    assert active.choices["attention"] == "reference (asked for by name)"
+    assert active.choices["attention"] == "reference (requested by name)"
 
 
 def test_one_that_is_asked_for_and_cannot_run_is_an_error_and_no_fallback():
-    with scope(attention="tpu"), pytest.raises(UserError, match="'tpu' was asked for attention, and cannot do it: odd"):
+    with scope(attention="tpu"), pytest.raises(UserError, match="'tpu' is unavailable for attention: odd"):
         choose("attention", {"tpu": "odd", "xla": None})
     with scope(attention="xls"), pytest.raises(UserError, match=r"no implementation 'xls'\. Did you mean 'xla'"):
         choose("attention", {"tpu": "odd", "xla": None})
@@ -89,7 +89,7 @@ def test_the_kernel_for_tpus_is_refused_elsewhere_for_the_platform_and_not_as_un
     }
     for operation, call in calls.items():
         for where in ("cpu", "gpu"):
-            refused = f"'tpu' was asked for {operation}, and cannot do it: this program is for a {where}"
+            refused = f"'tpu' is unavailable for {operation}: this program is for a {where}"
             with scope(where, **{operation: "tpu"}), pytest.raises(UserError, match=refused):
                 call()
 
@@ -97,7 +97,7 @@ def test_the_kernel_for_tpus_is_refused_elsewhere_for_the_platform_and_not_as_un
 def test_an_operation_that_does_not_exist_is_refused_before_anything_is_traced():
     check_names(dict.fromkeys(OPERATIONS, "xla"))
     model = Llama(vocab=32, embed=16, layers=1, heads=2, kv_heads=2, mlp=16)
-    with pytest.raises(UserError, match=r"no operation is called 'atention'\. Did you mean 'attention'"):
+    with pytest.raises(UserError, match=r"unknown operation 'atention'\. Did you mean 'attention'"):
         Program(model, Layout(), AdamW(Constant(1e-3)), batch=8, seq=8, kernels={"atention": "xla"})
 
 

@@ -66,7 +66,7 @@ def tell_feed(me: int) -> list:
         sharding = Placement.of(Layout(**layout)).sharding(BATCH)
         mine = feed.host_sequences(sharding, (SEQUENCES, SEQ))
         right = True
-        for split, batches in {"train": data.train(3, 11, mine), "held_out": data.held_out(rows=mine)}.items():
+        for split, batches in {"train": data.train(3, 11, mine), "held_out": data.held_out(sequences=mine)}.items():
             for expected, read in zip(whole[split], batches, strict=False):
                 assert len(read["tokens"]) == len(mine)
                 for name, array in feed.place(sharding, read, mine, SEQUENCES).items():

@@ -115,7 +115,7 @@ while os.getppid() and not Path("gone").exists(): time.sleep(0.01)
     assert launch(3) == 1
     said = capfd.readouterr().err
     assert said.startswith("[process 2] first line\n[process 2] second line\naxon: process 2")
-    assert "ended with exit code 1; what it said is above" in said
+    assert "ended with exit code 1; its output is above" in said
 
 
 def test_a_mistake_ends_all_with_exit_code_2_and_no_more_words(children, capfd):
@@ -134,7 +134,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(children, tmp_path):
     children("Path('started').touch()")
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"--port {port} on {HOST} cannot be had: Address already in use"):
+        with pytest.raises(UserError, match=rf"--port {port} on {HOST} is unavailable: Address already in use"):
             launch(2, port)
     assert not (tmp_path / "started").exists()
 

@@ -26,8 +26,8 @@ def test_axes_are_explicit_and_by_a_flag_auto():
     [
         ({"data": 64}, r"data 64 = 64 devices, and there are 8\..* write -1 .*device_count=64"),
         ({"data": 2, "tensor": 2}, "= 4 devices, and there are 8"),
-        ({"data": -1, "tensor": 3}, "tensor 3, and 8 devices do not divide by 3"),
-        ({"data": -1, "tensor": 16}, "tensor 16, and 8 devices do not divide by 16"),
+        ({"data": -1, "tensor": 3}, "tensor 3, and 8 devices are not divisible by 3"),
+        ({"data": -1, "tensor": 16}, "tensor 16, and 8 devices are not divisible by 16"),
         ({}, "= 1 devices, and there are 8"),
     ],
 )

@@ -85,17 +85,17 @@ def test_zero_composes_with_three_dimensional_tensor_parallelism(stage):
     ("fields", "message"),
     [
         ({"mesh": {"dta": 1}}, "Layout.mesh: unknown mesh axis 'dta'. Did you mean 'data'?"),
-        ({"mesh": {"data": 0}}, "'data' is 0; write a number of devices, or -1"),
-        ({"mesh": {"data": -2}}, "'data' is -2; write a number of devices, or -1"),
+        ({"mesh": {"data": 0}}, "'data' is 0; must be at least 1, or -1"),
+        ({"mesh": {"data": -2}}, "'data' is -2; must be at least 1, or -1"),
         ({"mesh": {"data": -1, "tensor": -1}}, "only one mesh axis can be -1"),
-        ({"zero": 4}, "Layout.zero is 4; the stages are 0"),
-        ({"microbatches": 0}, "Layout.microbatches is 0; write 1 or more"),
+        ({"zero": 4}, "Layout.zero is 4; must be 0 (none), 1, 2 or 3"),
+        ({"microbatches": 0}, "Layout.microbatches is 0; must be at least 1"),
         ({"auto": True, "overlap": ("tensor",)}, "Set Layout.auto to False, or Layout.overlap to ()"),
         (
             {"rows": {"embed": "tensr"}},
-            "Layout.rows: 'embed' is put on unknown mesh axis 'tensr'. Did you mean 'tensor'?",
+            "Layout.rows: 'embed' is mapped to unknown mesh axis 'tensr'. Did you mean 'tensor'?",
         ),
-        ({"params": {"embed": ("data", "x")}}, "Layout.params: 'embed' is put on unknown mesh axis 'x'. Known: "),
+        ({"params": {"embed": ("data", "x")}}, "Layout.params: 'embed' is mapped to unknown mesh axis 'x'. Known: "),
         ({"grads": {"sek.residual": "data"}}, "Layout.grads: 'sek.residual' is a role of unknown axis 'sek'. Did you"),
     ],
 )

@@ -54,7 +54,7 @@ def test_rows_of_the_default_table_may_be_for_another_model(placed):
 
 def test_a_mesh_axis_that_splits_nothing_is_refused(placed):
     (message,) = problems(placed({"data": 2, "expert": 2}, rows={"batch": "data"}))
-    assert "mesh axis 'expert' = 2 is not used: its rows are for 'experts', which this model has not" in message
+    assert "mesh axis 'expert' = 2 is not used: its rows are for 'experts', which this model does not use" in message
     assert "Layout.rows = {'batch': ('data', 'expert')}" in message
     (message,) = problems(placed({"data": 2, "mine": 2}, order=("data", "mine")))
     assert "mesh axis 'mine' = 2 is not used: no row names it" in message
@@ -67,7 +67,7 @@ def test_a_mesh_axis_that_splits_only_an_activation_is_used(placed):
     check(placed({"data": 2, "mine": 2}, **ROLE), "mlp.inner")
     told = problems(placed({"data": 2, "mine": 2}, **ROLE), "mlp")
     assert "no axis 'mlp.inner'" in told[0]
-    assert "mesh axis 'mine' = 2 is not used: its rows are for 'mlp.inner', which this model has not" in told[1]
+    assert "mesh axis 'mine' = 2 is not used: its rows are for 'mlp.inner', which this model does not use" in told[1]
 
 
 def test_a_model_is_traced_only_where_its_parameters_leave_a_doubt(placed):

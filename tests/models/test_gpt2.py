@@ -68,7 +68,7 @@ def test_dropout_falls_in_training_only_and_in_three_places(rng, seed, placed, c
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"heads": 5}, "GPT2: embed 24 does not divide by heads 5"),
+        ({"heads": 5}, "GPT2: embed 24 is not divisible by heads 5"),
         ({"dropout": 1.0}, "GPT2.dropout is 1.0; must be in [0, 1)"),
         ({"positions": 0}, "GPT2.positions is 0; must be at least 1"),
         ({"norm_eps": -1e-5}, "GPT2.norm_eps is -1e-05; must be at least 0"),
@@ -84,6 +84,6 @@ def test_sequences_longer_than_the_positions_it_knows_are_refused(bind, random_p
     module = GPT2(**SMALL).build()
     model = bind(module, random_parameters(module, rng))
     ids = jnp.zeros((1, 21), jnp.int32)
-    message = r"sequences of 21 positions, and it has embeddings for 20; raise GPT2.positions"
+    message = r"sequences of 21 positions, and embeddings for 20; raise GPT2.positions"
     with pytest.raises(UserError, match=message):
         model.hidden(Inputs(ids, ids))

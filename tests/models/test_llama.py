@@ -124,7 +124,7 @@ def test_published_shapes_have_the_published_number_of_parameters(config, count)
         ({"window": 0}, "Llama.window is 0; must be at least 1, or None"),
         ({"norm_eps": 1e400}, "Llama.norm_eps is inf; must be in [0, inf)"),
         ({"vocab": 2**31}, "Llama.vocab is 2147483648; must be in [1, 2**31)"),
-        ({"embed": 26}, "Llama: embed 26 does not divide by heads 4; give a head_dim"),
+        ({"embed": 26}, "Llama: embed 26 is not divisible by heads 4; set head_dim"),
         ({"head_dim": 5}, "Llama: head_dim 5 is odd"),
         ({"kv_heads": 3}, "Llama: heads 4 is not a multiple of kv_heads 3"),
         ({"remat": "minimum"}, "Did you mean 'minimal'?"),

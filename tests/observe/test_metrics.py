@@ -12,7 +12,7 @@ from axon.errors import UserError
 from axon.observe.metrics import MetricsFile, missing_steps, read_metrics
 
 
-def test_a_row_is_readable_as_soon_as_it_is_appended(tmp_path):
+def test_a_record_is_readable_as_soon_as_it_is_appended(tmp_path):
     loss = float(np.float32(np.random.default_rng().normal()))
     file = MetricsFile(tmp_path / "run" / "metrics.jsonl")
     file.append({"step": 1, "loss": loss})
@@ -25,9 +25,9 @@ def test_scalars_of_numpy_and_jax_keep_their_exact_value(tmp_path):
     value = np.random.default_rng().normal(size=4).astype(np.float32)
     with MetricsFile(tmp_path / "m.jsonl") as file:
         file.append({"step": np.int64(3), "a": value[0], "b": jnp.asarray(value[1]), "tokens": jnp.int32(7)})
-    (row,) = read_metrics(tmp_path / "m.jsonl")
-    assert row == {"step": 3, "a": float(value[0]), "b": float(value[1]), "tokens": 7}
-    assert np.float32(row["a"]).tobytes() == value[0].tobytes()
+    (record,) = read_metrics(tmp_path / "m.jsonl")
+    assert record == {"step": 3, "a": float(value[0]), "b": float(value[1]), "tokens": 7}
+    assert np.float32(record["a"]).tobytes() == value[0].tobytes()
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan"), jnp.float32(jnp.inf)])
@@ -38,7 +38,7 @@ def test_a_float_that_json_does_not_know_is_null(tmp_path, value):
     assert strict == {"step": 1, "loss": None}
 
 
-def test_a_row_that_a_disk_takes_in_parts_is_whole(tmp_path, monkeypatch):
+def test_a_record_that_a_disk_takes_in_parts_is_whole(tmp_path, monkeypatch):
     with MetricsFile(tmp_path / "m.jsonl") as file:
         monkeypatch.setattr(file, "_file", Slow(file._file))
         file.append({"step": 1, "loss": 2.5})
@@ -62,13 +62,18 @@ class Slow:
         return self.inner.write(data[:3])
 
 
-def test_steps_without_a_row_are_found():
-    rows = [{"step": 1, "loss": 1.0}, {"step": 3, "loss": 1.0}, {"step": 4, "eval_loss": 1.0}, {"note": "x", "loss": 1}]
-    assert missing_steps(rows, 5) == [2, 4, 5]
-    assert missing_steps(rows, 1) == missing_steps([], 0) == []
+def test_steps_without_a_record_are_found():
+    records = [
+        {"step": 1, "loss": 1.0},
+        {"step": 3, "loss": 1.0},
+        {"step": 4, "eval_loss": 1.0},
+        {"note": "x", "loss": 1},
+    ]
+    assert missing_steps(records, 5) == [2, 4, 5]
+    assert missing_steps(records, 1) == missing_steps([], 0) == []
 
 
-def test_rows_after_a_step_are_cut(tmp_path):
+def test_records_after_a_step_are_cut(tmp_path):
     with MetricsFile(tmp_path / "m.jsonl") as file:
         file.append({"config": "abc"})
         for step in range(1, 8):
@@ -77,9 +82,9 @@ def test_rows_after_a_step_are_cut(tmp_path):
                 file.append({"step": step, "eval_loss": step / 10})
         assert file.cut_back(4) == 4
         file.append({"step": 5, "loss": 9.0})
-    rows = read_metrics(tmp_path / "m.jsonl")
-    assert [row.get("step") for row in rows] == [None, 1, 2, 2, 3, 4, 4, 5]
-    assert rows[-1] == {"step": 5, "loss": 9.0}
+    records = read_metrics(tmp_path / "m.jsonl")
+    assert [record.get("step") for record in records] == [None, 1, 2, 2, 3, 4, 4, 5]
+    assert records[-1] == {"step": 5, "loss": 9.0}
     assert [file.name for file in tmp_path.iterdir()] == ["m.jsonl"]
 
 
@@ -96,7 +101,7 @@ def test_a_torn_last_line_is_left_out_and_does_not_spoil_the_next(tmp_path, cut)
     path = tmp_path / "m.jsonl"
     line = '{"step": 2, "loss": 0.5}\n'
     path.write_text('{"step": 1, "loss": 1.0}\n' + line[:-cut])
-    assert [row["step"] for row in read_metrics(path)] == [1]
+    assert [record["step"] for record in read_metrics(path)] == [1]
     with MetricsFile(path) as file:
         file.cut_back(1)
         file.append({"step": 2, "loss": 0.25})
@@ -106,12 +111,12 @@ def test_a_torn_last_line_is_left_out_and_does_not_spoil_the_next(tmp_path, cut)
 def test_a_spoilt_line_in_the_middle_is_an_error_with_its_number(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
-    with pytest.raises(UserError, match=r"m\.jsonl:2: not a line of JSON"):
+    with pytest.raises(UserError, match=r"m\.jsonl:2: invalid JSON"):
         read_metrics(path)
     path.write_text('{"step": 1}\n17\n')
     with pytest.raises(UserError, match=r"m\.jsonl:2: expected a JSON object"):
         read_metrics(path)
 
 
-def test_a_file_that_is_not_there_has_no_rows(tmp_path):
+def test_a_file_that_is_not_there_has_no_records(tmp_path):
     assert read_metrics(tmp_path / "none.jsonl") == []

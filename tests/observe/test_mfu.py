@@ -34,7 +34,7 @@ def test_a_device_that_is_one_core_of_a_chip_has_its_share():
 def test_an_unknown_chip_is_said_and_not_guessed():
     found = peak([device("TPU v99")])
     assert found.flops is None
-    assert "no peak known for 'TPU v99'" in found.source
+    assert "unknown for 'TPU v99'" in found.source
 
 
 @pytest.mark.parametrize("name", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"])

@@ -13,7 +13,7 @@ from axon.errors import UserError
 from axon.observe.plot import plot_loss, smoothed
 
 
-def rows(steps: int = 40, every: int = 10) -> list[dict]:
+def records(steps: int = 40, every: int = 10) -> list[dict]:
     rng = np.random.default_rng()
     found: list[dict] = []
     for step in range(1, steps + 1):
@@ -34,14 +34,14 @@ def drawn(monkeypatch):
 
 
 def test_the_picture_is_a_png_of_150_dots_per_inch(tmp_path):
-    plot_loss(rows(), tmp_path / "loss.png")
+    plot_loss(records(), tmp_path / "loss.png")
     content = (tmp_path / "loss.png").read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24]) == (1080, 630)
 
 
 def test_axes_carry_units_and_bits_per_byte_stand_on_the_right(tmp_path, drawn):
-    plot_loss(rows(), tmp_path / "loss.png", "quickstart")
+    plot_loss(records(), tmp_path / "loss.png", "quickstart")
     (axes,) = drawn[0].axes
     (right,) = axes.child_axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss (nats per token)")
@@ -51,24 +51,24 @@ def test_axes_carry_units_and_bits_per_byte_stand_on_the_right(tmp_path, drawn):
 
 
 def test_what_is_drawn_is_what_was_measured(tmp_path, drawn):
-    data = rows()
+    data = records()
     plot_loss(data, tmp_path / "loss.png")
     lines = drawn[0].axes[0].get_lines()
-    np.testing.assert_array_equal(lines[0].get_ydata(), [row["loss"] for row in data if "loss" in row])
+    np.testing.assert_array_equal(lines[0].get_ydata(), [record["loss"] for record in data if "loss" in record])
     np.testing.assert_array_equal(lines[-1].get_xdata(), [10, 20, 30, 40])
 
 
 def test_a_run_without_evaluations_has_no_right_axis(tmp_path, drawn):
-    plot_loss(rows(every=0), tmp_path / "loss.png")
+    plot_loss(records(every=0), tmp_path / "loss.png")
     assert not drawn[0].axes[0].child_axes
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_very_short_runs_can_be_drawn(tmp_path, count):
-    plot_loss(rows(count), tmp_path / "loss.png")
+    plot_loss(records(count), tmp_path / "loss.png")
 
 
-def test_rows_without_a_number_are_passed_over(tmp_path):
+def test_records_without_a_number_are_passed_over(tmp_path):
     plot_loss([{"step": 1, "loss": 2.0}, {"step": 2, "loss": None}, {"note": "x"}], tmp_path / "loss.png")
     with pytest.raises(UserError, match="nothing to plot"):
         plot_loss([{"step": 2, "loss": None}], tmp_path / "loss.png")

@@ -67,7 +67,7 @@ def test_a_terminal_gets_one_live_line_with_what_is_said_above_it():
         for step in range(1, 51):
             progress.update(step, 2.25, 1000.0, 0.5)
             if step == 30:
-                progress.say("saved [30] checkpoint")
+                progress.print_line("saved [30] checkpoint")
     text = out.getvalue()
     assert "step 50/50" in text
     assert "loss 2.2500  1,000 tok/s  MFU 50.0 %" in text

@@ -228,7 +228,7 @@ def test_slowmo_counts_in_units_of_the_inner_rate_and_diloco_is_nesterov(rng):
         (lambda: DiLoCo(0), "DiLoCo.every is 0; must be at least 1"),
         (lambda: SlowMo(5, momentum=1.0), r"SlowMo.momentum is 1.0; must be in \[0, 1\)"),
         (lambda: DiLoCo(5, learning_rate=0.0), "DiLoCo.learning_rate is 0.0; must be above 0"),
-        (lambda: onebit(0), "OneBitAdam.warmup is 0: with no step of plain Adam there is no variance to freeze"),
+        (lambda: onebit(0), "OneBitAdam.warmup is 0: without a step of plain Adam there is no variance to freeze"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(wrong, message):

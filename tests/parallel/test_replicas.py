@@ -133,7 +133,7 @@ def test_one_bit_adam_with_zero_2_or_3_is_refused(stage):
 
 
 def test_one_bit_adam_with_an_outer_method_is_refused():
-    with pytest.raises(UserError, match="DiLoCo lets replicas train apart: choose one"):
+    with pytest.raises(UserError, match="DiLoCo lets replicas train separately: choose one"):
         made(ONE_BIT, outer=DiLoCo(2))
 
 

@@ -146,7 +146,7 @@ def test_what_is_no_run_or_lacks_a_part_is_said_so(copied, few, tmp_path):
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(copied, rng):
     other = Bpe(vocab=400).train(iter([rng.integers(0, 10**18, 1000).astype(str).tobytes().decode("utf-32")]))
     other.save(copied / "tokenizer.json")
-    said = rf"{copied / 'tokenizer.json'} has {other.vocab} ids, and the run's model has 320"
+    said = rf"{copied / 'tokenizer.json'} has {other.vocab} ids, and the run's model 320: it belongs to another run"
     assert other.vocab > 320
     with pytest.raises(UserError, match=said):
         evaluate_run(copied, None, None, silent)
@@ -155,7 +155,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(copied, rng):
 
 
 def test_a_prompt_that_is_not_text_is_refused(copied):
-    with pytest.raises(UserError, match=r"Sample.prompt is 'a\\udcff'; must be text"):
+    with pytest.raises(UserError, match=r"Sample.prompt is 'a\\udcff'; must be valid UTF-8"):
         generate_text(copied, "a\udcff", Sampling(), silent)
 
 
@@ -174,11 +174,11 @@ def test_on_fewer_devices_the_reason_is_said_and_kernels_and_layout_rows_stay(ti
     lines = []
     with few(4):
         whole, _ = evaluate_run(tmp_path, None, 2, lines.append)
-    assert not any("does not hold here" in line for line in lines)
+    assert not any("does not fit here" in line for line in lines)
     with few(1):
         alone, _ = evaluate_run(tmp_path, None, 2, lines.append)
     assert alone == pytest.approx(whole, rel=1e-5)
-    assert any("one device, for the run's layout does not hold here: Layout.mesh asks for" in line for line in lines)
+    assert any("one device, as the run's layout does not fit here: Layout.mesh asks for" in line for line in lines)
     assert runtime_of(replace(train, layout=Layout({}))).kernels == {"attention": "reference"}
 
 

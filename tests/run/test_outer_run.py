@@ -25,9 +25,9 @@ def with_method(tiny, method):
     return replace(tiny, optimizer=OneBitAdam(tiny.optimizer.schedule, warmup=3))
 
 
-def rows(folder):
+def records(folder):
     numbers = ("step", "loss", "grad_norm", "learning_rate", "tokens", "eval_loss")
-    return [[row.get(name) for name in numbers] for row in read_metrics(folder / "metrics.jsonl")]
+    return [[record.get(name) for name in numbers] for record in read_metrics(folder / "metrics.jsonl")]
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -42,8 +42,8 @@ def test_a_run_that_was_stopped_within_a_round_and_continued_is_bit_identical(wh
     do(tree, tmp_path, devices=2, steps=6)
     continued = do(tree, tmp_path, devices=2)
     assert "resumed from step 6" in continued.lines
-    losses = [row for row in rows(tmp_path) if row[1] is not None]
-    assert losses == [row for row in rows(whole.folder) if row[1] is not None]
+    losses = [record for record in records(tmp_path) if record[1] is not None]
+    assert losses == [record for record in records(whole.folder) if record[1] is not None]
     with few(2):
         state = program(whole.train).abstract_state()
     abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
@@ -55,7 +55,7 @@ def test_a_run_that_was_stopped_within_a_round_and_continued_is_bit_identical(wh
 def test_evaluation_on_one_device_is_that_of_the_run(whole, few):
     with few(1):
         loss, _ = evaluate_run(whole.folder, None, whole.train.evaluation.batches, lambda line: None)
-    last = [row[-1] for row in rows(whole.folder) if row[-1] is not None][-1]
+    last = [record[-1] for record in records(whole.folder) if record[-1] is not None][-1]
     assert loss == pytest.approx(last, rel=1e-5)
 
 

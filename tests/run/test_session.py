@@ -35,13 +35,17 @@ from models.gpt2 import GPT2
 KEYS = {"step", "loss", "tokens", "tokens_per_second", "step_seconds", "mfu", "grad_norm", "learning_rate"}
 
 
-def rows(folder, *names):
+def records(folder, *names):
     """Of each training step: step and the named numbers."""
-    return [[row[name] for name in ("step", *names)] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
+    return [
+        [record[name] for name in ("step", *names)]
+        for record in read_metrics(folder / "metrics.jsonl")
+        if "loss" in record
+    ]
 
 
 def evaluated(folder):
-    return [row["step"] for row in read_metrics(folder / "metrics.jsonl") if "eval_loss" in row]
+    return [record["step"] for record in read_metrics(folder / "metrics.jsonl") if "eval_loss" in record]
 
 
 def parameters(ran):
@@ -49,7 +53,7 @@ def parameters(ran):
     return jax.tree.leaves(Reader(ran.folder / "checkpoints").restore_parts(parts))
 
 
-def test_every_step_has_a_row_with_every_number(trained):
+def test_every_step_has_a_record_with_every_number(trained):
     lines = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     assert [line["step"] for line in steps] == list(range(1, trained.train.steps + 1))
@@ -60,7 +64,7 @@ def test_every_step_has_a_row_with_every_number(trained):
 
 
 def test_the_loss_falls(trained):
-    losses = [loss for _, loss in rows(trained.folder, "loss")]
+    losses = [loss for _, loss in records(trained.folder, "loss")]
     assert losses[-1] < 0.75 * losses[0]
 
 
@@ -112,11 +116,11 @@ def test_a_second_time_there_is_nothing_left_to_train(trained, do, copied):
 def test_a_run_that_was_stopped_and_continued_is_bit_identical(tiny, trained, do, tmp_path):
     stop = int(np.random.default_rng().integers(1, 12))
     do(tiny, tmp_path, steps=stop)
-    assert [step for step, _ in rows(tmp_path, "loss")] == list(range(1, stop + 1))
+    assert [step for step, _ in records(tmp_path, "loss")] == list(range(1, stop + 1))
     continued = do(tiny, tmp_path)
     assert f"resumed from step {stop}" in continued.lines
     numbers = ("loss", "grad_norm", "learning_rate", "tokens")
-    assert rows(tmp_path, *numbers) == rows(trained.folder, *numbers)
+    assert records(tmp_path, *numbers) == records(trained.folder, *numbers)
     for one, other in zip(parameters(trained), parameters(continued), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -126,13 +130,13 @@ def test_what_was_written_after_the_last_checkpoint_is_cut_back_and_a_torn_line_
     with (copied / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 13, "loss": 1.5')
     do(trained.train, copied)
-    assert rows(copied, "loss") == rows(trained.folder, "loss")
+    assert records(copied, "loss") == records(trained.folder, "loss")
 
 
 def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied):
     shutil.rmtree(copied / "checkpoints/12")
-    kept = [row for row in read_metrics(copied / "metrics.jsonl") if "loss" in row and row["step"] <= 10]
-    (copied / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    kept = [record for record in read_metrics(copied / "metrics.jsonl") if "loss" in record and record["step"] <= 10]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
     do(trained.train, copied)
     assert evaluated(copied) == [10, 12]
 
@@ -141,8 +145,8 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied)
 def test_continued_on_another_layout_the_losses_match(tiny, trained, do, tmp_path, eight):
     do(tiny, tmp_path, steps=4)
     do(replace(tiny, layout=eight), tmp_path, devices=8, steps=10)
-    np.testing.assert_allclose(rows(tmp_path, "loss"), rows(trained.folder, "loss")[:10], rtol=1e-5)
-    np.testing.assert_allclose(rows(tmp_path, "grad_norm"), rows(trained.folder, "grad_norm")[:10], rtol=1e-5)
+    np.testing.assert_allclose(records(tmp_path, "loss"), records(trained.folder, "loss")[:10], rtol=1e-5)
+    np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:10], rtol=1e-5)
 
 
 def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, copied):
@@ -156,7 +160,7 @@ def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, cop
         data=replace(trained.train.data, threads=0),
     )
     do(changed, copied)
-    assert rows(copied)[-1] == [14]
+    assert records(copied)[-1] == [14]
     assert Reader(copied / "checkpoints").steps() == [14]
     assert list((copied / "tensorboard").glob("events.*"))
 
@@ -173,7 +177,7 @@ def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, cop
 )
 def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, difference):
     before = (trained.folder / "config.gin").read_text()
-    with pytest.raises(UserError, match="holds another run") as refused:
+    with pytest.raises(UserError, match="has another run") as refused:
         do(change(trained.train), trained.folder)
     assert difference in str(refused.value)
     assert (trained.folder / "config.gin").read_text() == before
@@ -182,7 +186,7 @@ def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, di
 def test_a_run_begun_from_python_is_the_one_that_its_folder_records(tiny, do, tmp_path):
     # A list, a whole number and a path are a tuple, a float and a string when they come back from config.gin.
     folder = Path(tiny.data.sources[0].path)
-    data = replace(tiny.data, sources=[Folder(folder)], weights=[1], store=str(tmp_path / "store"))
+    data = replace(tiny.data, sources=[Folder(folder)], weights=[1], store=str(tmp_path / "store"))  # pyright: ignore
     loose = replace(tiny, data=data, objective=NextToken(0))
     do(loose, tmp_path / "run", steps=2)
     ran = do(replace(loose, steps=14), tmp_path / "run", steps=3)
@@ -193,7 +197,7 @@ def test_a_run_begun_from_python_is_the_one_that_its_folder_records(tiny, do, tm
 
 def test_a_second_run_in_a_folder_is_refused_while_the_first_goes_on(tiny, trained, do, copied):
     before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file() and path.name != "lock"}
-    with RunFolder(copied).held(), pytest.raises(UserError, match=rf"locked by process {os.getpid()} on .*: wait"):
+    with RunFolder(copied).locked(), pytest.raises(UserError, match=rf"locked by process {os.getpid()} on .*: wait"):
         do(trained.train, copied)
     assert all(path.read_bytes() == content for path, content in before.items())
     assert "nothing left to train" in " ".join(do(trained.train, copied).lines)
@@ -229,12 +233,12 @@ def test_a_run_begins_from_the_parameters_of_another(tiny, trained, do, tmp_path
     begun = do(replace(tiny, init_from=str(trained.folder), optimizer=still), tmp_path, steps=1)
     for one, other in zip(parameters(trained), parameters(begun), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert rows(tmp_path, "loss")[0][1] < rows(trained.folder, "loss")[1][1]
+    assert records(tmp_path, "loss")[0][1] < records(trained.folder, "loss")[1][1]
 
 
 def test_parameters_of_a_run_with_other_tokens_are_refused(tiny, trained, do, tmp_path):
     other = replace(tiny.data, tokenizer=replace(tiny.data.tokenizer, vocab=265))
-    with pytest.raises(UserError, match="its tokens are others than this run's") as refused:
+    with pytest.raises(UserError, match="its tokenizer differs from this run's") as refused:
         do(replace(tiny, data=other, init_from=str(trained.folder)), tmp_path / "run")
     assert f"TokenizerFile.path = {str(trained.folder / 'tokenizer.json')!r}" in str(refused.value)
     assert not (tmp_path / "run").exists()
@@ -269,7 +273,7 @@ class Matrix(nnx.Module):
             r"variables that have no named axes: bias, kernel.*axon\.nn\.Param",
         ),
         (lambda: 3, r"Other\.build\(\) \(.*test_session\.py:\d+.*\) gives a int: expected a flax\.nnx\.Module"),
-        (Matrix, "NextToken trains an axon.nn.LanguageModel.* gives a Matrix"),
+        (Matrix, "NextToken needs an axon.nn.LanguageModel.* returns a Matrix"),
     ],
 )
 def test_a_model_that_builds_something_else_is_said_so(built, message, tiny, do, tmp_path):
@@ -286,7 +290,7 @@ def test_divergence_stops_with_step_batch_and_parameter_and_spoils_no_checkpoint
     absurd = replace(tiny, optimizer=AdamW(Constant(1e30)), checkpoints=Checkpoints(every=1))
     with pytest.raises(Diverged) as stopped:
         do(absurd, tmp_path)
-    step = rows(tmp_path)[-1][0] + 1
+    step = records(tmp_path)[-1][0] + 1
     message = str(stopped.value)
     assert message.startswith(f"step {step}: loss ")
     assert f"batch {step - 1} of seed 0" in message
@@ -324,11 +328,11 @@ def test_an_interrupt_saves_and_the_run_goes_on_from_there(tiny, trained, do, fe
     with few(1), pytest.raises(Interrupted) as stopped:
         run(begun, report=interrupting(number, when))
     assert stopped.value.exit_code == 128 + number
-    seen = rows(tmp_path)[-1][0] if rows(tmp_path) else 0
+    seen = records(tmp_path)[-1][0] if records(tmp_path) else 0
     assert seen >= least
     assert (Reader(tmp_path / "checkpoints").latest() or 0) == seen
     do(tiny, tmp_path)
-    assert rows(tmp_path, "loss") == rows(trained.folder, "loss")
+    assert records(tmp_path, "loss") == records(trained.folder, "loss")
 
 
 def test_a_profile_is_recorded_and_nothing_else_changes(tiny, trained, do, tmp_path):
@@ -336,12 +340,12 @@ def test_a_profile_is_recorded_and_nothing_else_changes(tiny, trained, do, tmp_p
     assert any(line.startswith("profile of steps 1 to 5: ") for line in ran.lines)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     assert Reader(tmp_path / "checkpoints").steps() == [5, 6]
-    assert rows(tmp_path, "loss") == rows(trained.folder, "loss")[:6]
+    assert records(tmp_path, "loss") == records(trained.folder, "loss")[:6]
 
 
 def test_more_steps_than_the_schedule_has_are_not_silently_left_out(trained, do, copied):
     again = do(trained.train, copied, steps=500)
-    assert "the run ends at step 12, before the 500 asked for: raise Train.steps" in again.lines
+    assert "the run ends at step 12, before the requested 500: raise Train.steps" in again.lines
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(tiny, do, tmp_path):
@@ -369,7 +373,7 @@ def test_metrics_that_are_shortened_or_gone_are_said_so(trained, do, copied):
 @pytest.mark.parametrize("torn", ['{"data": {"dig', "[]", "\x00"], ids=["torn", "a list", "no text"])
 def test_a_torn_record_is_an_error_that_says_what_to_delete(trained, do, copied, torn):
     (copied / "run.json").write_text(torn)
-    with pytest.raises(UserError, match=rf"{copied / 'run.json'} is damaged .*: delete it to go on"):
+    with pytest.raises(UserError, match=rf"{copied / 'run.json'} is damaged .*: delete it to continue"):
         do(trained.train, copied)
     (copied / "run.json").unlink()
     do(trained.train, copied)
@@ -391,7 +395,7 @@ class Full(io.BytesIO):
 
 def test_a_full_disk_is_said_of_the_lock_too(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", lambda *_, **__: Full())
-    with pytest.raises(UserError, match=rf"cannot write {tmp_path}: No space"), RunFolder(tmp_path).held():
+    with pytest.raises(UserError, match=rf"cannot write {tmp_path}: No space"), RunFolder(tmp_path).locked():
         pytest.fail("it was not held")
 
 

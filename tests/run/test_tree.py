@@ -13,7 +13,7 @@ from axon.run import Evaluation, Train, program
 
 def test_a_loop_of_ones_own_gives_the_same_losses_as_run(trained, few):
     train = trained.train
-    expected = [row["loss"] for row in read_metrics(trained.folder / "metrics.jsonl") if "loss" in row]
+    expected = [record["loss"] for record in read_metrics(trained.folder / "metrics.jsonl") if "loss" in record]
     losses = []
     with few(1), train.data.prepare(str).train(train.seed) as batches:
         made = program(train)

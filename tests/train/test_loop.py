@@ -31,31 +31,31 @@ class Pretended:
 
     def loop(self, tokens=0, first=0):
         feed = iter(range(first, 1000))
-        self.rows, self.late = [], []
+        self.records, self.late = [], []
 
-        def record(row):
-            self.events.append(f"read {row['step']}")
-            self.rows.append(row)
+        def log(record):
+            self.events.append(f"read {record['step']}")
+            self.records.append(record)
 
         def stop(behind):
             self.late.append(behind)
             return self.stop_after is not None and f"run {self.stop_after}" in self.events
 
-        return Loop(self, self.execute, lambda: next(feed), record, lambda step: f"place {step}", stop, tokens)  # pyright: ignore
+        return Loop(self, self.execute, lambda: next(feed), log, lambda step: f"place {step}", stop, tokens)  # pyright: ignore
 
 
-def test_every_step_gets_its_batch_and_its_row():
+def test_every_step_gets_its_batch_and_its_record():
     pretended = Pretended()
     loop = pretended.loop(tokens=100, first=3)
     assert loop.advance(3, 3, 5) == (5, 5)  # pyright: ignore
     assert loop.advance(5, 5, 8) == (8, 8)  # pyright: ignore
-    assert [row["step"] for row in pretended.rows] == [4, 5, 6, 7, 8]
-    assert [row["tokens"] for row in pretended.rows] == [110, 120, 130, 140, 150]
+    assert [record["step"] for record in pretended.records] == [4, 5, 6, 7, 8]
+    assert [record["tokens"] for record in pretended.records] == [110, 120, 130, 140, 150]
     assert loop.tokens == 150
-    row = pretended.rows[0]
-    assert row["loss"] == pytest.approx(1 / 4)
-    assert row["grad_norm"] == 3.0
-    assert row["tokens_per_second"] == pytest.approx(10 / row["step_seconds"])
+    record = pretended.records[0]
+    assert record["loss"] == pytest.approx(1 / 4)
+    assert record["grad_norm"] == 3.0
+    assert record["tokens_per_second"] == pytest.approx(10 / record["step_seconds"])
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_metrics_are_read_while_the_next_step_runs_except_on_cpu(platform, event
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_asked_to_stop_it_ends_after_the_step_with_all_rows_read(platform):
+def test_asked_to_stop_it_ends_after_the_step_with_all_records_read(platform):
     pretended = Pretended(platform, stop_after=2)
     assert pretended.loop().advance(0, 0, 9) == (2, 2)  # pyright: ignore
-    assert [row["step"] for row in pretended.rows] == [1, 2]
+    assert [record["step"] for record in pretended.records] == [1, 2]
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
@@ -89,7 +89,7 @@ def test_a_gradient_that_is_not_finite_names_step_batch_and_parameter(platform, 
     assert message.startswith("step 3: loss 0.333")
     assert "that of second/deep (2 of 3 parameters)" in message
     assert "place 2" in message
-    assert [row["step"] for row in pretended.rows] == [1, 2]
+    assert [record["step"] for record in pretended.records] == [1, 2]
 
 
 def test_a_loss_that_is_not_finite_stops_though_every_gradient_is():

@@ -56,7 +56,7 @@ def attention(
 
     Returns: `batch seq heads value_dim`, in the dtype of `q`; zeros for a query that sees no key.
 
-    Raises `UserError` for operands that do not go together.
+    Raises `UserError` for operands whose shapes do not match.
     """
     config = AttentionConfig(mask, float(q.shape[-1] ** -0.5) if scale is None else scale, soft_cap)
     return attention_and_lse(q, k, v, config, AttentionInputs(documents, start, sinks, alibi_slopes))[0]
@@ -71,8 +71,8 @@ def attention_and_lse(
     Both results may be differentiated.
     """
     _check(q, k, v, config, inputs)
-    moving = None if isinstance(inputs.start, int) else "the first query's place is known only at run time"
-    chosen = choose("attention", with_tpu(_unfit(q, v), {"xla": moving, "reference": None}), str(config))
+    traced = None if isinstance(inputs.start, int) else "the index of the first query is known only at run time"
+    chosen = choose("attention", with_tpu(_unsupported(q, v), {"xla": traced, "reference": None}), str(config))
     if chosen == "tpu":
         return attention_tpu(q, k, v, config, inputs, tiles=_tiles())  # which names what its backward needs
     out, lse = (attention_xla if chosen == "xla" else attention_reference)(q, k, v, config, inputs)
@@ -83,14 +83,14 @@ HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 """Widths of keys and of values that the TPU kernel was compiled for, on every chip."""
 
 FEW = 64
-"""Rows of queries and keys below which a tile of the TPU kernel is mostly padding, and a plain product does as well."""
+"""Queries below which a tile of the TPU kernel is mostly padding, and a plain product is as fast."""
 
 
-def _unfit(q: Array, v: Array) -> str | None:
-    """Why the TPU kernel cannot do it; None if it can."""
+def _unsupported(q: Array, v: Array) -> str | None:
+    """Why the TPU kernel cannot run this; None if it can."""
     if (q.shape[3], v.shape[3]) not in HEAD_DIMS:
         known = ", ".join(str(a) if a == b else f"{a} (values {b})" for a, b in HEAD_DIMS)
-        return f"it has head_dim {known}, not {q.shape[3]} (values {v.shape[3]})"
+        return f"it supports head_dim {known}, not {q.shape[3]} (values {v.shape[3]})"
     if q.shape[1] < FEW:
         return f"{q.shape[1]} queries would leave most of a tile empty"
     return None
@@ -102,7 +102,7 @@ def _tiles() -> Tiles:
 
 
 def _check(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> None:
-    """Raises `UserError` where the operands do not go together."""
+    """Raises `UserError` for operands whose shapes do not match."""
     heads, kv_heads = q.shape[2], k.shape[2]
     if k.shape[:3] != v.shape[:3]:
         raise UserError(f"attention: keys are {_shape(k)} and values {_shape(v)}; only the last may differ")
@@ -111,13 +111,13 @@ def _check(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Attent
     if heads % kv_heads:
         raise UserError(f"attention: {heads} heads are not a multiple of {kv_heads} kv_heads")
     if config.soft_cap is not None and config.soft_cap <= 0:
-        raise UserError(f"attention: soft_cap is {config.soft_cap}; write a number above 0, or None")
+        raise UserError(f"attention: soft_cap is {config.soft_cap}; must be above 0, or None")
     for name, x in (("sinks", inputs.sinks), ("alibi_slopes", inputs.alibi_slopes)):
         if x is not None and x.shape != (heads,):
             raise UserError(f"attention: {name} are {_shape(x)}; there are {heads} heads, one number each")
     for x, documents in zip((q, k), inputs.documents or (), strict=False):
         if documents.shape != x.shape[:2]:
-            raise UserError(f"attention: documents are {_shape(documents)} for {x.shape[0]} rows of {x.shape[1]}")
+            raise UserError(f"attention: documents are {_shape(documents)} for {x.shape[0]} sequences of {x.shape[1]}")
 
 
 def _shape(x: Array) -> str:

@@ -1,4 +1,4 @@
-"""What attention costs: the pairs of query and key that see each other, and the bytes that have to move."""
+"""The cost of attention: pairs of a query and a key that it sees, and the bytes that have to move."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ Shaped = jax.Array | jax.ShapeDtypeStruct
 
 
 def pairs(mask: Mask, queries: int, keys: int, start: int = 0) -> int:
-    """Pairs that the indices allow; documents, which are known only at run time, leave fewer."""
+    """Pairs that the indices allow; documents, which are known only at run time, reduce them."""
     first = start + np.arange(queries)
     low, high = (np.broadcast_to(end, first.shape) for end in mask.keys(first, first + 1, keys))
     return int(np.sum(high - low))

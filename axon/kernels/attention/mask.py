@@ -1,7 +1,7 @@
-"""Which keys a query sees, said declaratively, so that a kernel can skip what nobody sees.
+"""Which keys a query sees, declared, so that a kernel can skip keys that no query sees.
 
-Every rule allows one interval of keys to a query, `[low, high)` of the query's index, and both ends never fall as the
-index grows; a rule may also ask for the query's own document. So does every `&` of rules: no dense mask is ever needed.
+Every rule allows one interval of keys to a query, `[low, high)`, functions of the query's index that do not decrease;
+a rule may also require the query's own document. The same holds for every `&` of rules: a dense mask is never needed.
 """
 
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """Keys no later than the query, or among the row's first `size` (prefix language models, arXiv:1910.10683)."""
+    """Keys no later than the query, or among the sequence's first `size` (prefix language models, arXiv:1910.10683)."""
 
     size: int
 
@@ -120,7 +120,7 @@ class Prefix(Mask):
 
 @dataclass(frozen=True)
 class SameDocument(Mask):
-    """Keys of the query's own document, in rows that pack several; all, where there are no documents."""
+    """Keys of the query's own document, in sequences that pack several; all, where there are no documents."""
 
     @property
     def by_document(self):
@@ -132,7 +132,7 @@ class SameDocument(Mask):
 
 @dataclass(frozen=True)
 class Both(Mask):
-    """What both rules allow."""
+    """The keys that both rules allow."""
 
     one: Mask
     other: Mask
@@ -154,13 +154,13 @@ class Both(Mask):
 
 
 def causal_window(mask: Mask) -> int | None:
-    """The window of a causal mask, None for none; `SameDocument` is as if all keys were of one document.
+    """The window of a causal mask, None for none; `SameDocument` is ignored, as a cache has one document.
 
     Raises `UserError` for a mask that lets a query see beyond itself, or by another rule.
     """
     rules = list(_rules(mask))
     if not any(isinstance(rule, Causal) for rule in rules) or any(isinstance(rule, Prefix) for rule in rules):
-        raise UserError(f"a cache of keys and values grows token by token, for causal masks; this one is {mask}")
+        raise UserError(f"a KV cache supports causal masks only, as it grows token by token; this one is {mask}")
     return min((rule.size for rule in rules if isinstance(rule, Window)), default=None)
 
 

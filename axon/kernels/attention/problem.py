@@ -1,4 +1,4 @@
-"""What is asked of an attention kernel, besides its queries, keys and values."""
+"""The problem that an attention kernel solves, besides its queries, keys and values."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from axon.kernels.attention.mask import Documents, Mask
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """How scores are made: what is known while tracing.
+    """How scores are computed: constants of the program.
 
     Args:
         mask: which keys a query sees. scale: of q·k.
@@ -26,7 +26,7 @@ class AttentionConfig:
 
 
 class AttentionInputs(NamedTuple):
-    """The arrays that come with queries, keys and values; None for those that do not.
+    """The arrays besides queries, keys and values; None for those that are absent.
 
     Attributes:
         documents: of each query and of each key, `batch seq` and `batch kv_seq`.

@@ -1,4 +1,4 @@
-"""Attention as the formula says it, with the dense mask: what the fast paths are compared with."""
+"""Attention by its formula, with the dense mask: the reference for the fast paths."""
 
 import jax.numpy as jnp
 from jax import Array, lax

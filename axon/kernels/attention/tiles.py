@@ -21,7 +21,7 @@ class Tiles:
     """Rows of queries (those of all heads of a group together) and keys of a tile, forward and backward.
 
     Args:
-        held: bytes of VMEM for the gradient of the queries, which the backward holds in float32 for a whole span.
+        dq_vmem: bytes of VMEM for the gradient of the queries, accumulated in float32 for a whole span.
         vmem: bytes of VMEM that a kernel may take.
     """
 
@@ -29,7 +29,7 @@ class Tiles:
     keys: int = 1024
     backward_rows: int = 1024
     backward_keys: int = 512
-    held: int = 16 * 2**20
+    dq_vmem: int = 16 * 2**20
     vmem: int = 56 * 2**20
 
     def halved(self) -> "Tiles":
@@ -71,10 +71,10 @@ class Grid:
     def key_tiles(self) -> int:
         return -(-self.real_keys // self.keys)
 
-    def spans(self, width: int, held: int) -> tuple[int, int]:
-        """Into how many spans the queries are cut, so that a span's gradient takes `held` bytes, and a span's tiles."""
+    def spans(self, width: int, dq_vmem: int) -> tuple[int, int]:
+        """The number of spans of queries, so that a span's gradient fits `dq_vmem` bytes, and of tiles in a span."""
         tile = self.rows * -(-width // LANES) * LANES * 4
-        spans = -(-self.query_tiles // max(1, held // tile))
+        spans = -(-self.query_tiles // max(1, dq_vmem // tile))
         return spans, -(-self.query_tiles // spans)
 
     def steps(self, mask: Mask, start: Any) -> int:

@@ -1,7 +1,7 @@
 """Flash attention on TPUs, forward and backward: our own Pallas kernels (Dao, arXiv:2307.08691).
 
-The heads of a group are rows of one tile, so that their keys are read once. Tiles that nobody sees are neither fetched
-nor computed, by the mask's indices and by the documents there are; only tiles that some see pay for a mask.
+The heads of a group are rows of one tile, so that their keys are read once. Tiles of keys that no query of a tile sees,
+by the mask's indices and the documents, are neither fetched nor computed; only tiles that are partly seen are masked.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from axon.kernels.attention.tpu_forward import Operands, forward
 from axon.kernels.attention.tpu_scores import LOG2E, PerRow
 
 NAME = "attention"
-"""The `checkpoint_name` of what the backward needs of the forward: the output, and each query's log-sum-exp."""
+"""The `checkpoint_name` of the residuals for the backward: the output, and each query's log-sum-exp."""
 
 
 def attention_tpu(
@@ -75,8 +75,8 @@ class _Kernels:
             out, lse = (checkpoint_name(x, NAME) for x in self.forward(q, k, v, inputs))
             return (out, lse), (q, k, v, inputs, out, lse)
 
-        def backward(kept, cotangents):
-            q, k, v, inputs, out, lse = kept
+        def backward(residuals, cotangents):
+            q, k, v, inputs, out, lse = residuals
             dout, dlse = cotangents
             total = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
             dq, dk, dv = self.backward(q, k, v, inputs, (dout, lse, total))
@@ -101,8 +101,8 @@ class _Kernels:
         """Of dO, the log-sum-exp and D of each query."""
         mask, tiles = self.config.mask, self.tiles
         grid = Grid.of(tiles.backward_rows, tiles.backward_keys, q.shape[2], q.shape[3], k.shape[2])
-        spans, held = grid.spans(q.shape[4], tiles.held)
-        count = spans * held
+        spans, span_tiles = grid.spans(q.shape[4], tiles.dq_vmem)
+        count = spans * span_tiles
         operands = _operands(grid, count, q, k, v, self.config, inputs)
         dout, lse, total = rows
         lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)
@@ -114,7 +114,7 @@ class _Kernels:
         cost = backward_cost(mask, q, k, v, self.start or 0)
         tables = reach(grid, mask, inputs)
         dq, dk, dv = backward(
-            self.config, grid, (spans, held), tables, operands, rows, cost, tiles.vmem, self.interpret
+            self.config, grid, (spans, span_tiles), tables, operands, rows, cost, tiles.vmem, self.interpret
         )
         keys = k.shape[2]
         return dq[:, :, :, : q.shape[3]], dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
@@ -134,7 +134,7 @@ def _input_gradients(inputs: AttentionInputs, lse: Array, total: Array) -> Atten
 def _operands(
     grid: Grid, query_tiles: int, q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs
 ) -> Operands:
-    """Filled up to whole tiles, with a number for each row where heads or queries have one."""
+    """Padded to whole tiles, with the numbers of heads and queries expanded to one for each row."""
     queries, keys = query_tiles * grid.queries, grid.key_tiles * grid.keys
     documents = of_keys = None
     if config.mask.by_document and inputs.documents is not None:
@@ -164,7 +164,7 @@ def _untiled(grid: Grid, x: Array) -> Array:
 
 
 def _tiled(grid: Grid, query_tiles: int, x: Array, fill: float) -> Array:
-    """`batch kv_heads group seq` → `batch kv_heads tiles 1 rows`; `fill` for queries that are not there."""
+    """`batch kv_heads group seq` → `batch kv_heads tiles 1 rows`; `fill` for padding."""
     missing = query_tiles * grid.queries - x.shape[3]
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing)), constant_values=fill)
     x = x.reshape(*x.shape[:3], query_tiles, grid.queries).swapaxes(2, 3)

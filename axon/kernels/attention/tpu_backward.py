@@ -1,11 +1,11 @@
 """The backward TPU kernel: one pass for all three gradients, five products a pair of tiles.
 
-With the weights P = 2^(s − lse) made again, dP = v·dOᵀ and D = Σ O·dO − dlse for each query (Dao, arXiv:2307.08691):
+With the weights P = 2^(s − lse) recomputed, dP = v·dOᵀ and D = Σ O·dO − dlse for each query (Dao, arXiv:2307.08691):
 
     dS = P ∘ (dP − D)    dv += P·dO    dk += dS·q    dq += dSᵀ·k
 
-A tile of keys stays while the tiles of queries that see it pass, so dk and dv gather in VMEM; dq gathers there too, in
-float32, for a span of queries, and is written when the last tile of keys has passed. A sequence too long for that is
+A tile of keys stays in VMEM while the tiles of queries that see it pass, so dk and dv accumulate there; so does dq, in
+float32, for a span of queries, written after the last tile of keys. A sequence too long for that is
 cut into spans, whose parts of dk and dv are summed.
 """
 
@@ -82,14 +82,14 @@ def backward(
 class _Places:
     """Which tile of each array a step of the grid, `batch kv_heads spans key_tiles query_tiles`, works on."""
 
-    def __init__(self, grid: Grid, held: int):
-        self.grid, self.held = grid, held
+    def __init__(self, grid: Grid, span_tiles: int):
+        self.grid, self.span_tiles = grid, span_tiles
 
     def query(self, b, s, j, i, reach):
         """The tile of queries; where this tile of keys is not seen by it, the nearest that is: no new fetch."""
         at = (b if reach.query_document is not None else 0) * self.grid.key_tiles + j
         first = reach.first_query[at]
-        return jnp.clip(s * self.held + i, first, jnp.maximum(reach.last_query[at], first))
+        return jnp.clip(s * self.span_tiles + i, first, jnp.maximum(reach.last_query[at], first))
 
     def queries(self, width: int) -> pl.BlockSpec:
         shape = (None, None, self.grid.group, self.grid.queries, width)
@@ -101,7 +101,7 @@ class _Places:
 
     def written(self, b, h, s, j, i, reach):
         """dq's tiles go out in the pass of the last tile of keys, and the first of them waits until then."""
-        return b, h, 0, s * self.held + jnp.where(j == self.grid.key_tiles - 1, i, 0), 0
+        return b, h, 0, s * self.span_tiles + jnp.where(j == self.grid.key_tiles - 1, i, 0), 0
 
     def specs(self, operands: Operands) -> Operands:
         def keys(width):
@@ -124,12 +124,12 @@ class _Places:
 
 
 def _kernel(
-    config: AttentionConfig, grid: Grid, held: int, reach: Reach, x: Operands, dout, lse, total, dq, dk, dv, *sums
+    config: AttentionConfig, grid: Grid, span_tiles: int, reach: Reach, x: Operands, dout, lse, total, dq, dk, dv, *sums
 ):
     of_q, of_k, of_v = sums
     span, j, i = pl.program_id(2), pl.program_id(3), pl.program_id(4)
     table = table_row(reach)
-    pair, at = Pair(table, span * held + i, j), table * grid.key_tiles + j
+    pair, at = Pair(table, span * span_tiles + i, j), table * grid.key_tiles + j
 
     @pl.when(j == 0)
     def _():
@@ -162,7 +162,7 @@ def _kernel(
     def _():
         dq[...] = (of_q[i] * config.scale).reshape(dq.shape).astype(dq.dtype)
 
-    @pl.when(i == held - 1)
+    @pl.when(i == span_tiles - 1)
     def _():
         dk[...] = (of_k[...] * config.scale).astype(dk.dtype)
         dv[...] = of_v[...].astype(dv.dtype)

@@ -86,7 +86,7 @@ def forward(
 
 
 def estimate(cost: Cost) -> pl.CostEstimate:
-    """As XLA's scheduler, and whoever counts a program's FLOPs, is told of a kernel."""
+    """A kernel's cost as XLA's scheduler, and a count of a program's FLOPs, read it."""
     return pl.CostEstimate(flops=cost.flops, bytes_accessed=cost.bytes, transcendentals=0)
 
 

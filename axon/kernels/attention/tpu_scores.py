@@ -1,7 +1,7 @@
-"""What both TPU kernels do with a tile of queries and a tile of keys: scores, and who sees whom.
+"""Scores of a tile of queries and a tile of keys, and which keys are seen: for both TPU kernels.
 
-Scores are kept turned, `keys rows`: reductions over keys then run along sublanes, a number for each query is a row of
-lanes, and the log-sum-exp needs no turning. They are in base 2, for which the hardware has the power.
+Scores are transposed, `keys rows`: reductions over keys then run along sublanes, a number for each query is a row of
+lanes, and the log-sum-exp needs no transpose. They are in base 2, for which the hardware has an exponential.
 """
 
 import math
@@ -17,7 +17,7 @@ from axon.kernels.attention.tiles import Grid, Reach
 LOG2E = math.log2(math.e)
 
 MASKED = -1e38
-"""The score of a pair that does not see each other. Below `LEAST`, so that its weight is zero whatever the maximum."""
+"""The score of a masked pair. Below `LEAST`, so that its weight is zero whatever the maximum."""
 
 LEAST = -1e30
 """Where the running maximum begins."""
@@ -32,7 +32,7 @@ class PerRow(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """A tile of queries and one of keys: their numbers, and that of the row of the tables that is theirs."""
+    """A tile of queries and one of keys: their numbers, and that of their row of the tables."""
 
     table: Array | int
     query: Array
@@ -77,7 +77,7 @@ def sees_all(config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair) -> A
 def masked(
     found: Array, config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow, key_documents: Any
 ) -> Array:
-    """The scores, those of pairs that do not see each other at `MASKED`."""
+    """The scores, with `MASKED` for pairs that the mask does not allow."""
     query, key = _indices(grid, reach, pair)
     documents = None
     if per_row.documents is not None and key_documents is not None:
@@ -102,5 +102,5 @@ def _column(x: Array) -> Array:
 
 
 def table_row(reach: Reach) -> Array | int:
-    """The row of the tables that the batch row at hand has: all share one where there are no documents."""
+    """The row of the tables for the current sequence: all share one where there are no documents."""
     return 0 if reach.query_document is None else pl.program_id(0)

@@ -1,8 +1,8 @@
-"""Attention in plain XLA: blocks of queries, each against only the keys that its mask can reach.
+"""Attention in plain XLA: blocks of queries, each against only the keys that its mask allows.
 
-Causal attention so does half the work of the dense formula, a window a fraction, and no `seq × seq` array exists.
+So causal attention takes half the work of the dense formula, a window a fraction, and no `seq × seq` array exists.
 The backward is FlashAttention's (Dao, arXiv:2307.08691, algorithm 2): of the softmax only each query's log-sum-exp is
-kept, and a block's weights are made again; rows that are short keep the weights themselves.
+saved, and a block's weights are recomputed; for short sequences the weights themselves are saved.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ BLOCK = 64
 BLOCKS = 16
 """Blocks of queries, at most, so that long sequences do not make long programs."""
 
-KEPT = 512
-"""Keys up to which the weights are kept: they are no larger than the layer's other activations, and cost an exp and a
-product to make again."""
+SAVED = 512
+"""Keys up to which the weights are saved: they are no larger than the layer's other activations, and recomputing them
+takes an exp and a product."""
 
 MASKED = float(jnp.finfo(jnp.float32).min)
 
@@ -43,7 +43,7 @@ def attention_xla(
     sinks, alibi_slopes = (
         None if x is None else _per_row(x, batch, kv_heads) for x in (inputs.sinks, inputs.alibi_slopes)
     )
-    attend = _blocks(plan, config.soft_cap, keep=k.shape[1] <= KEPT and config.soft_cap is None)
+    attend = _blocks(plan, config.soft_cap, save=k.shape[1] <= SAVED and config.soft_cap is None)
     out, lse = attend(q, k, v, sinks, alibi_slopes, seen)
     out = out.reshape(batch, kv_heads, heads // kv_heads, queries, -1)
     out = lax.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, queries, heads, -1)
@@ -92,8 +92,8 @@ def _seen(mask: Mask, block: _Block, inputs: AttentionInputs) -> Array | None:
 
 
 class _Part(NamedTuple):
-    """What a block works on: `q[rows groups·queries head_dim]`, `k, v[rows keys head_dim]`, and for each query `sink`
-    and for each of its keys `bias`, or None; `seen` as `_seen` gives it."""
+    """A block's operands: `q[rows groups·queries head_dim]`, `k, v[rows keys head_dim]`, and for each query `sink`
+    and for each of its keys `bias`, or None; `seen` as `_seen` returns it."""
 
     q: Array
     k: Array
@@ -103,10 +103,10 @@ class _Part(NamedTuple):
     seen: Array | None
 
 
-def _blocks(plan: Sequence[_Block], cap: float | None, keep: bool) -> Callable[..., tuple[Array, Array]]:
-    """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a batch row's kv head.
+def _blocks(plan: Sequence[_Block], cap: float | None, save: bool) -> Callable[..., tuple[Array, Array]]:
+    """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a kv head of a sequence.
 
-    The masks are arguments: closed over, they would be lost where a remat policy takes the function apart.
+    The masks are arguments: as closed-over tracers they would leak where a remat policy splits the function.
     """
 
     @jax.custom_vjp
@@ -115,24 +115,24 @@ def _blocks(plan: Sequence[_Block], cap: float | None, keep: bool) -> Callable[.
 
     def forward(q, k, v, sinks, alibi_slopes, seen):
         operands = (q, k, v, sinks, alibi_slopes)
-        made = [_forward(_cut(block, *operands, own), cap) for block, own in zip(plan, seen, strict=True)]
-        out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in made], axis=2).astype(q.dtype)
-        lse = jnp.concatenate([_ungrouped(lse, q) for _, _, lse in made], axis=2)
-        saved = [(weights if keep else None, lse) for _, weights, lse in made]
+        results = [_forward(_cut(block, *operands, own), cap) for block, own in zip(plan, seen, strict=True)]
+        out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in results], axis=2).astype(q.dtype)
+        lse = jnp.concatenate([_ungrouped(lse, q) for _, _, lse in results], axis=2)
+        saved = [(weights if save else None, lse) for _, weights, lse in results]
         return (out, jnp.where(lse == jnp.inf, -jnp.inf, lse)), (operands, seen, saved)
 
-    def backward(kept, cotangents):
-        (q, k, v, sinks, alibi_slopes), seen, saved = kept
+    def backward(residuals, cotangents):
+        (q, k, v, sinks, alibi_slopes), seen, saved = residuals
         dout, dlse = cotangents
         dq, dsinks, dk, dv = [], [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
         for block, own, (weights, lse) in zip(plan, seen, saved, strict=True):
             part = _cut(block, q, k, v, sinks, alibi_slopes, own)
-            made = _backward(part, cap, weights, lse, _rows(dout, block), _rows(dlse, block))
-            dq.append(_ungrouped(made.q, q))
+            gradients = _backward(part, cap, weights, lse, _rows(dout, block), _rows(dlse, block))
+            dq.append(_ungrouped(gradients.q, q))
             around = ((0, 0), (block.low, k.shape[1] - block.high), (0, 0))
-            dk, dv = dk + jnp.pad(made.k, around), dv + jnp.pad(made.v, around)
-            if made.sink is not None:
-                dsinks.append(jnp.sum(_ungrouped(made.sink, q), axis=2, keepdims=True))
+            dk, dv = dk + jnp.pad(gradients.k, around), dv + jnp.pad(gradients.v, around)
+            if gradients.sink is not None:
+                dsinks.append(jnp.sum(_ungrouped(gradients.sink, q), axis=2, keepdims=True))
         dq = jnp.concatenate(dq, axis=2).astype(q.dtype)
         dslopes = None if alibi_slopes is None else jnp.zeros_like(alibi_slopes)
         return dq, dk.astype(k.dtype), dv.astype(v.dtype), sum(dsinks) if dsinks else None, dslopes, None
@@ -167,7 +167,7 @@ def _ungrouped(x: Array, like: Array) -> Array:
 
 
 def _scores(part: _Part, cap: float | None) -> tuple[Array, Array | None]:
-    """`rows groups·queries keys`, float32, what is not seen at the lowest number there is; and, of a cap, the slope."""
+    """`rows groups·queries keys`, float32, `MASKED` where not seen; and, of a soft cap, its slope."""
     scores, slope, seen = _dot(part.q, part.k, (2, 2)), None, part.seen
     if cap is not None:
         bent = jnp.tanh(scores / cap)
@@ -192,7 +192,7 @@ def _forward(part: _Part, cap: float | None) -> tuple[Array, Array, Array]:
     if part.sink is not None:
         total += jnp.exp(part.sink - top)
     lse = jnp.where(top > MASKED, top + jnp.log(total), jnp.inf)
-    # Divided here, not after the product, so that what is kept is what the backward needs.
+    # Divided here, not after the product, so that what is saved is what the backward needs.
     weights = (weights * jnp.where(top > MASKED, 1 / total, 0)).astype(part.v.dtype)
     return _dot(weights, part.v, (2, 1)), weights, lse
 

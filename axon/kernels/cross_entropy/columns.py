@@ -44,7 +44,7 @@ class Columns:
         return jnp.where(self.ids(head) < self.vocab, logits, jnp.finfo(jnp.float32).min)
 
     def slope(self, logits: Array, dlogits: Array) -> Array:
-        """`dlogits`, gradients for `logits`, as those for the products that they were made of."""
+        """`dlogits`, gradients for `logits`, times the slope of the soft cap: gradients for the products."""
         if self.soft_cap is None:
             return dlogits
         bent = jnp.clip(logits / self.soft_cap, -1, 1)  # columns without an id are beyond: their slope is 0
@@ -56,7 +56,7 @@ class Columns:
 
 
 class Block(NamedTuple):
-    """What a block's gradients are made of: `hit` says whether a column is the token's target."""
+    """A block's residuals for its gradients. `hit`: whether a column is the token's target."""
 
     logits: Array  # tokens vocab
     hit: Array  # tokens vocab
@@ -96,9 +96,9 @@ def dlogits(block: Block, of_nll: Array, of_probabilities: Array, columns: Colum
 def _label(logits: Array, hit: Array, place: Array) -> tuple[Array, Array]:
     """The logits, and each token's at its target: 0 where that is not among these columns.
 
-    The sum over `hit` is one more term of a pass that a TPU makes anyway. A CPU would write its summands first; there
-    the logit is read at its place; without the barrier XLA could read it after the powers are made, and would keep
-    the logits beside them in place of overwriting them.
+    The sum over `hit` is one more term of a pass over the logits that a TPU does anyway. A CPU would write its summands
+    to memory first, so there the logit is read at its index; without the barrier XLA could read it after the
+    exponentials are computed, and would keep both arrays instead of overwriting the logits.
     """
     if platform() != "cpu":
         return logits, jnp.sum(jnp.where(hit, logits, 0), axis=1)

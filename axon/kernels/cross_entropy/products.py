@@ -16,7 +16,7 @@ def add_gradients(dhead: Array, x: Array, head: Array, dlogits: Array) -> tuple[
 
 
 def _add_product(dhead: Array, x: Array, dlogits: Array) -> Array:
-    """`dhead + xᵀ·dlogits`. On a CPU in parts of the columns, as the product is not added while it is made.
+    """`dhead + xᵀ·dlogits`. On a CPU in parts of the columns: the product is an array there before it is added.
 
     There `x` is transposed first, behind a barrier without which XLA would fold the transpose into the product: its
     CPU matmul is half as fast, or two thirds, with a transposed left operand (384 × 512 × 8,192 and near, jax 0.10.2).

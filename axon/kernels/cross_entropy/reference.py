@@ -1,4 +1,4 @@
-"""Cross-entropy as the formula says it: what the blocked form is compared with."""
+"""Cross-entropy by its formula: the reference for the blocked form."""
 
 import jax
 import jax.numpy as jnp

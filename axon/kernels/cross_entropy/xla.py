@@ -53,7 +53,7 @@ def cross_entropy_and_gradients(
 ) -> tuple[Sums, Array, Array]:
     """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`.
 
-    With a split vocabulary that for `x` is this device's part of a sum over its mesh axes, left to whoever needs it.
+    With a split vocabulary that for `x` is unreduced over its mesh axes: the caller sums it.
     """
 
     def add(carry, part):

@@ -1,4 +1,4 @@
-"""Grouped matmul: each group of rows by a weight of its own, as experts want it, by the implementation that fits."""
+"""Grouped matmul: each group of rows by a weight of its own, as for experts, by the implementation that fits."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -26,7 +26,7 @@ def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
     Returns: `rows out`, in the dtype of `x`, summed in float32. Rows past the sum of `sizes` may hold anything, give
     zeros and get zero gradients, as does the weight of an empty group.
 
-    Raises `UserError` for shapes or dtypes that do not go together.
+    Raises `UserError` for shapes or dtypes that do not match.
     """
     _check(x, w, sizes)
     candidates = with_tpu(tpu.unfit(x, w), {"xla": _xla_unfit(x), "reference": None})
@@ -42,7 +42,7 @@ def _xla_unfit(x: Array) -> str | None:
 def _check(x: Array, w: Array, sizes: Array) -> None:
     shapes = f"x {x.shape}, w {w.shape}, sizes {sizes.shape}"
     if (x.ndim, w.ndim, sizes.ndim) != (2, 3, 1):
-        raise UserError(f"grouped_matmul wants x[rows, embed], w[groups, embed, out] and sizes[groups], not {shapes}")
+        raise UserError(f"grouped_matmul needs x[rows, embed], w[groups, embed, out] and sizes[groups], not {shapes}")
     if x.shape[1] != w.shape[1]:
         raise UserError(f"grouped_matmul: x has an embed of {x.shape[1]}, w of {w.shape[1]} ({shapes})")
     if not w.shape[0] or sizes.shape[0] != w.shape[0]:

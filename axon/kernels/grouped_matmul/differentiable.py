@@ -1,4 +1,4 @@
-"""A grouped product with its two gradients, out of the two sums that an implementation brings."""
+"""A grouped product with its two gradients, from the two sums that an implementation provides."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ class WeightGradient(Protocol):
 def differentiable(product: Product, weight_gradient: WeightGradient) -> Callable[[Array, Array, Array], Array]:
     """Of `x, w, sizes`: dx is a product with the weights transposed, dw a sum of outer products for each group.
 
-    A closure made for each trace, as JAX caches traces by the function's identity.
+    A new closure for each trace: JAX caches traces by the function's identity.
     """
 
     @jax.custom_vjp
@@ -32,8 +32,8 @@ def differentiable(product: Product, weight_gradient: WeightGradient) -> Callabl
     def forward(x, w, sizes):
         return product(x, w, sizes, transposed=False), (x, w, sizes)
 
-    def backward(kept, dy):
-        x, w, sizes = kept
+    def backward(residuals, dy):
+        x, w, sizes = residuals
         dx = product(dy, w, sizes, transposed=True)
         return dx, weight_gradient(x, dy, sizes, dtype=w.dtype), None
 

@@ -1,4 +1,4 @@
-"""The grouped product as the formula says it: every row by every group's weight, then the group's own kept."""
+"""The grouped product by its formula: every row by every group's weight, of which its own group's is selected."""
 
 import jax.numpy as jnp
 from jax import Array

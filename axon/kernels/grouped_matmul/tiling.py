@@ -57,7 +57,7 @@ def gradient_tiles(problem: Problem) -> Tiles:
 
 
 def product_bytes(problem: Problem, tiles: Tiles) -> int:
-    """Bytes of HBM moved at most, every visit being made.
+    """Bytes of HBM moved at most, if every visit is needed.
 
     With all of `inner` in one tile, a weight's tile stays for all visits of its group, and is read once.
     """

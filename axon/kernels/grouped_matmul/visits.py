@@ -1,4 +1,4 @@
-"""Which step of a kernel's grid works on which rows of which group: made of the sizes, at run time.
+"""Which step of a kernel's grid works on which rows of which group: computed from the sizes, at run time.
 
 Rows are cut into tiles at fixed places. A tile that several groups share is visited once for each of them, one after
 the other, so there are at most `ceil(rows / tile) + groups - 1` visits, whatever the sizes are: a bound that is known
@@ -12,10 +12,10 @@ from jax import Array
 
 
 class Visits(NamedTuple):
-    """For each visit, all `visits` and int32; those from the count on are never made."""
+    """For each visit, all `visits` and int32; those from the count on are skipped."""
 
     tile: Array  # the tile of rows that is written
-    source: Array  # the tile that is read: where there is nothing to read, the one that is there already
+    source: Array  # the tile that is read: where there is nothing to read, the previous one, which needs no copy
     group: Array  # whose weight is read
     start: Array  # the first row of the group, in the whole array
     stop: Array  # the row after its last; `start` where the visit has no rows
@@ -29,16 +29,16 @@ def most_visits(rows: int, groups: int, tile: int) -> int:
 def row_visits(sizes: Array, rows: int, tile: int) -> tuple[Visits, Array]:
     """Visits that together write all rows, and how many: a group's in turn, then the tiles that no group reaches."""
     starts, stops, first, spans = _spans(sizes, rows, tile)
-    live, made = _expanded(first, spans, rows, tile)
-    step = jnp.arange(made.group.shape[0], dtype=jnp.int32)
+    live, steps = _expanded(first, spans, rows, tile)
+    step = jnp.arange(steps.group.shape[0], dtype=jnp.int32)
     covered = _tiles(stops[-1], tile)
     in_use = step < live
     visits = Visits(
-        tile=jnp.where(in_use, made.source, jnp.minimum(covered + step - live, _tiles(rows, tile) - 1)),
-        source=made.source,
-        group=made.group,
-        start=jnp.where(in_use, starts[made.group], 0),
-        stop=jnp.where(in_use, stops[made.group], 0),
+        tile=jnp.where(in_use, steps.source, jnp.minimum(covered + step - live, _tiles(rows, tile) - 1)),
+        source=steps.source,
+        group=steps.group,
+        start=jnp.where(in_use, starts[steps.group], 0),
+        stop=jnp.where(in_use, stops[steps.group], 0),
     )
     return visits, live + _tiles(rows, tile) - covered
 
@@ -46,11 +46,11 @@ def row_visits(sizes: Array, rows: int, tile: int) -> tuple[Visits, Array]:
 def group_visits(sizes: Array, rows: int, tile: int) -> tuple[Visits, Array]:
     """Visits that together read all rows of a group and reach every group, and how many: one for an empty group."""
     starts, stops, first, spans = _spans(sizes, rows, tile)
-    live, made = _expanded(first, jnp.maximum(spans, 1), rows, tile)
-    return Visits(made.source, made.source, made.group, starts[made.group], stops[made.group]), live
+    live, steps = _expanded(first, jnp.maximum(spans, 1), rows, tile)
+    return Visits(steps.source, steps.source, steps.group, starts[steps.group], stops[steps.group]), live
 
 
-class _Made(NamedTuple):
+class _Steps(NamedTuple):
     group: Array
     source: Array
 
@@ -67,7 +67,7 @@ def _spans(sizes: Array, rows: int, tile: int) -> tuple[Array, Array, Array, Arr
     return starts, stops, first, jnp.where(stops > starts, _tiles(stops, tile) - first, 0)
 
 
-def _expanded(first: Array, counts: Array, rows: int, tile: int) -> tuple[Array, _Made]:
+def _expanded(first: Array, counts: Array, rows: int, tile: int) -> tuple[Array, _Steps]:
     """`counts` visits of each group at consecutive tiles from its `first` on; steps past the last one repeat it."""
     groups = counts.shape[0]
     most = most_visits(rows, groups, tile)
@@ -76,4 +76,4 @@ def _expanded(first: Array, counts: Array, rows: int, tile: int) -> tuple[Array,
     step = jnp.clip(jnp.arange(most, dtype=jnp.int32), 0, jnp.maximum(live - 1, 0))
     group = jnp.repeat(jnp.arange(groups, dtype=jnp.int32), counts, total_repeat_length=most)[step]
     source = first[group] + step - (ends - counts)[group]
-    return live, _Made(group, jnp.clip(source, 0, _tiles(rows, tile) - 1))
+    return live, _Steps(group, jnp.clip(source, 0, _tiles(rows, tile) - 1))

@@ -40,15 +40,15 @@ def paged_attention(
     Args:
         q: `tokens heads head_dim`; k, v: `tokens kv_heads head_dim`; heads a multiple of kv_heads. Rows past
             cu_q_lens[-1] are padding: their output is zeros, and what they write goes to page 0.
-        cache: updated in place if the caller donates it. Keys and values are kept in its type; quantised ones are
-            read as they are kept, those of this call too.
+        cache: updated in place if the caller donates it. Keys and values are stored in its type; attention reads
+            them as stored, also those of this call.
         kv_lens: int32 `sequences`, lengths with the new tokens. page_table: int32 `sequences pages_per_sequence`;
             entries past a length are not read for their meaning. cu_q_lens: int32 `sequences + 1`, from 0, not falling.
         window: keys that a query sees, itself included; all before it by default.
         soft_cap: c of c·tanh(score/c); none by default. scale: of the scores; 1/√head_dim by default.
         sinks: `heads`, a score of each head that takes part in the softmax and has no value (arXiv:2309.17453).
-        splits: parts of a sequence's pages that the TPU kernel attends over apart, for a chip with several cores; the
-            others ignore it.
+        splits: parts of a sequence's pages over which the TPU kernel attends separately, for chips with several cores;
+            the other implementations ignore it.
         checked: also check the values of kv_lens, page_table and cu_q_lens; see `axon.kernels.paged_attention.check`.
 
     Returns: `tokens heads head_dim` in the dtype of `q`, and the cache. Raises `UserError` where shapes do not fit.

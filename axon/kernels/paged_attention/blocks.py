@@ -1,8 +1,8 @@
 """Ragged queries as a list of equal blocks: up to `queries` rows of one sequence each, and the pages that they see.
 
 With n_i queries in sequence i there are Σ ⌈n_i / queries⌉ blocks, no more than tokens // queries + sequences, which is
-what a program has room for. A block's rows are queries by group: the heads that share one head of keys lie beside each
-other, so that one product with that head's keys serves them all.
+the static size. A block's rows are queries by group: the heads that share one head of keys are contiguous, so that one
+product with that head's keys computes all of their scores.
 """
 
 from dataclasses import dataclass
@@ -72,22 +72,22 @@ def blocks(inputs: AttentionInputs, tokens: int, queries: int) -> Blocks:
     )
 
 
-def split(q: Array, made: Blocks, kv_heads: int) -> Array:
+def split(q: Array, plan: Blocks, kv_heads: int) -> Array:
     """`tokens heads head_dim` → `blocks kv_heads (queries group) head_dim`; rows past a block's size are others'."""
     pattern = "blocks queries (kv_heads group) head_dim -> blocks kv_heads (queries group) head_dim"
-    if made.queries == 1:  # block i is row i
+    if plan.queries == 1:  # block i is row i
         return rearrange(q[:, None], pattern, kv_heads=kv_heads)
-    rows = made.rows[:, None] + jnp.arange(made.queries)
+    rows = plan.rows[:, None] + jnp.arange(plan.queries)
     return rearrange(q.at[rows].get(mode="clip"), pattern, kv_heads=kv_heads)
 
 
-def join(out: Array, made: Blocks, where: Places, inputs: AttentionInputs) -> Array:
+def join(out: Array, plan: Blocks, where: Places, inputs: AttentionInputs) -> Array:
     """`blocks kv_heads (queries group) head_dim` → `tokens heads head_dim`, zeros for padding."""
-    out = rearrange(out, "blocks kv_heads (queries group) d -> blocks queries (kv_heads group) d", queries=made.queries)
-    if made.queries == 1:
+    out = rearrange(out, "blocks kv_heads (queries group) d -> blocks queries (kv_heads group) d", queries=plan.queries)
+    if plan.queries == 1:
         out = out[:, 0]
     else:
         inside = jnp.arange(where.real.shape[0]) - inputs.cu_q_lens[where.sequences]
-        block = made.starts[where.sequences] + inside // made.queries
-        out = out.at[block, inside % made.queries].get(mode="clip")
+        block = plan.starts[where.sequences] + inside // plan.queries
+        out = out.at[block, inside % plan.queries].get(mode="clip")
     return jnp.where(where.real[:, None, None], out, 0)

@@ -1,7 +1,7 @@
 """A paged cache of keys and values (Kwon et al., PagedAttention, arXiv:2309.06180), plain or quantised.
 
-A page keeps `page_size` tokens of one sequence, one head's tokens beside each other, so that a head's keys are a matrix
-that a matmul unit takes as it is. Page 0 belongs to nobody: what padding writes goes there.
+A page has `page_size` tokens of one sequence, one head's tokens contiguous, so that a head's keys are a matrix that a
+matmul unit takes without a copy. Page 0 belongs to no sequence: padding writes there.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of many sequences, in pages; a pytree that a program takes donated and gives back.
+    """Keys and values of many sequences, in pages; a pytree, to be donated to a program that returns it updated.
 
     Args:
         keys, values: `pages kv_heads page_size head_dim`.

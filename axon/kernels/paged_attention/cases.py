@@ -19,12 +19,12 @@ HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 
 def cases() -> list[Case]:
     """Decode steps over caches of each type and page size, a prefill, verification, a window, and split pages."""
-    made = [
+    decode = [
         _case(f"decode, {dtype}, pages of {size}", dtype, size, sequences=64, queries=1, length=2048)
         for dtype in ("bfloat16", "int8", "float8_e4m3fn")
         for size in (16, 64, 128)
     ]
-    made += [
+    others = [
         _case("decode, int8, pages of 48", "int8", 48, sequences=64, queries=1, length=2016),
         _case("prefill, bfloat16, pages of 64", "bfloat16", 64, sequences=4, queries=1024, length=1024),
         _case("prefill, int8, pages of 128", "int8", 128, sequences=4, queries=1024, length=1024),
@@ -42,7 +42,7 @@ def cases() -> list[Case]:
             "long decode, bfloat16, pages split in 2", "bfloat16", 128, sequences=4, queries=1, length=32768, splits=2
         ),
     ]
-    return made
+    return decode + others
 
 
 def _case(
@@ -64,12 +64,12 @@ def _case(
     rows = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
     batch = [(sequences,), (sequences, columns), (sequences + 1,)]
     integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in batch]
-    kept, treedef = jax.tree.flatten(cache)
+    arrays, treedef = jax.tree.flatten(cache)
     return Case(
         operation="paged_attention",
         name=name,
         function=_function(treedef, config, splits),
-        operands=(*rows, *kept, *integers),
+        operands=(*rows, *arrays, *integers),
         cost=cost(cache, sequences, queries, length, config.window),
     )
 

@@ -37,7 +37,7 @@ class Places:
     positions: Array
 
     def pages(self, inputs: AttentionInputs, page_size: int) -> tuple[Array, Array]:
-        """The page and the slot on it where each row's key and value are kept; page 0 for padding."""
+        """The page and the slot in it where each row's key and value are stored; page 0 for padding."""
         index = jnp.clip(self.positions // page_size, 0, inputs.page_table.shape[1] - 1)
         return jnp.where(self.real, inputs.page_table[self.sequences, index], 0), self.positions % page_size
 
@@ -54,7 +54,7 @@ def places(inputs: AttentionInputs, tokens: int) -> Places:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """How scores are made and who sees whom: constants of the program.
+    """How scores are computed and which keys a query sees: constants of the program.
 
     Args:
         scale: of q·k. window: keys that a query sees, itself included; None for all before it.

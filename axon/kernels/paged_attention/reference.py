@@ -1,4 +1,4 @@
-"""Paged attention as the formula says it: each query against all pages of its sequence, dense, under a mask."""
+"""Paged attention by its formula: each query against all pages of its sequence, dense, under a mask."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -20,16 +20,16 @@ def paged_attention_reference(
     keys, values = (_gather(*part, table, wide) for part in _parts(cache))
     positions = jnp.arange(keys.shape[1])
     # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
-    kept = positions < inputs.kv_lens[where.sequences, None]
-    values = jnp.where(kept[:, :, None, None], values, 0)
+    within = positions < inputs.kv_lens[where.sequences, None]
+    values = jnp.where(within[:, :, None, None], values, 0)
     grouped = q.astype(wide).reshape(tokens, cache.kv_heads, -1, head_dim)
-    made = config.finish(jnp.einsum("tkgd,tskd->tkgs", grouped, keys))
+    scores = config.finish(jnp.einsum("tkgd,tskd->tkgs", grouped, keys))
     seen = (config.seen(where.positions[:, None], positions) & where.real[:, None])[:, None, None]
-    top = jnp.max(made, axis=-1, keepdims=True, where=seen, initial=jnp.finfo(wide).min)
+    top = jnp.max(scores, axis=-1, keepdims=True, where=seen, initial=jnp.finfo(wide).min)
     sinks = jnp.full(heads, -jnp.inf) if inputs.sinks is None else inputs.sinks
     sinks = sinks.astype(wide).reshape(cache.kv_heads, -1, 1)
     top = jnp.maximum(top, sinks)
-    weights = jnp.where(seen, jnp.exp(made - top), 0)
+    weights = jnp.where(seen, jnp.exp(scores - top), 0)
     total = weights.sum(axis=-1, keepdims=True) + jnp.exp(sinks - top)
     weights = weights / jnp.maximum(total, jnp.finfo(wide).tiny)
     out = jnp.einsum("tkgs,tskd->tkgd", weights, values)
@@ -40,9 +40,9 @@ def _parts(cache: Cache):
     return (cache.keys, cache.key_scales), (cache.values, cache.value_scales)
 
 
-def _gather(kept: Array, scales: Array | None, table: Array, wide) -> Array:
+def _gather(cached: Array, scales: Array | None, table: Array, wide) -> Array:
     """`tokens positions kv_heads head_dim`: the pages of each query's sequence, one after the other."""
-    pages = kept[table].astype(wide)
+    pages = cached[table].astype(wide)
     if scales is not None:
         pages = pages * scales[table][..., None]
     tokens, _, kv_heads, _, head_dim = pages.shape

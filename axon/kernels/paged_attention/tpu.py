@@ -27,7 +27,7 @@ BUFFERS = 4 * 2**20
 """Bytes of VMEM that two steps' keys and values take, about, at most: 512 positions of 8 heads of 128 bfloat16s."""
 
 ROWS = 2048
-"""Rows of a block of queries, of all heads, at most: with what is kept of each, 6 MiB of VMEM at a head_dim of 128."""
+"""Rows of a block of queries, of all heads, at most: with each one's running sums, 6 MiB of VMEM at head_dim 128."""
 
 HEAD_DIMS = (128, 256)
 """Widths of a head that were compiled for v5e, v5p, v6e and tpu7x: whole rows of lanes."""
@@ -41,13 +41,13 @@ def unfit(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
     if inputs.sinks is not None:
         return "the kernel has no sinks"
     if cache.head_dim not in HEAD_DIMS:
-        return f"the kernel wants a head_dim of {' or '.join(map(str, HEAD_DIMS))}, not {cache.head_dim}"
+        return f"the kernel needs a head_dim of {' or '.join(map(str, HEAD_DIMS))}, not {cache.head_dim}"
     if cache.page_size % TILE:
-        return f"the kernel wants pages whose size {TILE} divides, not {cache.page_size}"
+        return f"the kernel needs pages whose size {TILE} divides, not {cache.page_size}"
     if q.dtype not in (jnp.bfloat16, jnp.float32):
-        return f"the kernel wants queries of bfloat16 or float32, not {q.dtype}"
+        return f"the kernel needs queries of bfloat16 or float32, not {q.dtype}"
     if 4 * inputs.page_table.size > SCALARS:
-        return f"a page table of {4 * inputs.page_table.size:,} bytes is past the {SCALARS:,} kept in SMEM"
+        return f"a page table of {4 * inputs.page_table.size:,} bytes is over the {SCALARS:,} that fit in SMEM"
     return None
 
 
@@ -70,20 +70,20 @@ def paged_attention_tpu(
     """
     cache = write_tpu(cache, k, v, inputs, interpret=interpret)
     where = places(inputs, q.shape[0])
-    made = blocks(inputs, q.shape[0], queries or _queries(q, inputs))
+    plan = blocks(inputs, q.shape[0], queries or _queries(q, inputs))
     shape = Shape(
         page_size=cache.page_size,
         width=_width(cache, inputs),
         columns=inputs.page_table.shape[1],
-        queries=made.queries,
+        queries=plan.queries,
         group=q.shape[1] // cache.kv_heads,
         splits=splits,
         config=config,
     )
-    rows = split(q, made, cache.kv_heads)
+    rows = split(q, plan, cache.kv_heads)
     spare = tiled(rows.shape[2]) - rows.shape[2]
-    out = _call(jnp.pad(rows, ((0, 0), (0, 0), (0, spare), (0, 0))), cache, inputs, made, shape, interpret)
-    return join(out[:, :, : rows.shape[2]].astype(q.dtype), made, where, inputs), cache
+    out = _call(jnp.pad(rows, ((0, 0), (0, 0), (0, spare), (0, 0))), cache, inputs, plan, shape, interpret)
+    return join(out[:, :, : rows.shape[2]].astype(q.dtype), plan, where, inputs), cache
 
 
 def _queries(q: Array, inputs: AttentionInputs) -> int:
@@ -102,12 +102,12 @@ def _width(cache: Cache, inputs: AttentionInputs) -> int:
     return min(max(1, min(KEYS // cache.page_size, BUFFERS // (4 * page_bytes))), inputs.page_table.shape[1])
 
 
-def _call(q: Array, cache: Cache, inputs: AttentionInputs, made: Blocks, shape: Shape, interpret: Any) -> Array:
+def _call(q: Array, cache: Cache, inputs: AttentionInputs, plan: Blocks, shape: Shape, interpret: Any) -> Array:
     """`blocks kv_heads rows head_dim` → the same."""
     count, heads, rows, head_dim = q.shape
-    kept = [a for a in (cache.keys, cache.values, cache.key_scales, cache.value_scales) if a is not None]
-    columns = made.first_keys(shape.config.window) // shape.page_size
-    scalars = [inputs.page_table.reshape(-1), made.sequences, made.positions, made.ends, columns]
+    cached = [a for a in (cache.keys, cache.values, cache.key_scales, cache.value_scales) if a is not None]
+    columns = plan.first_keys(shape.config.window) // shape.page_size
+    scalars = [inputs.page_table.reshape(-1), plan.sequences, plan.positions, plan.ends, columns]
     spec = pl.BlockSpec((1, heads, rows, head_dim), lambda part, block, *_: (block, 0, 0, 0))
     out_specs, out_shape = spec, jax.ShapeDtypeStruct(q.shape, q.dtype)
     if shape.splits > 1:
@@ -117,26 +117,26 @@ def _call(q: Array, cache: Cache, inputs: AttentionInputs, made: Blocks, shape: 
         sizes = [(shape.splits, count, heads, rows, width) for width in widths]
         out_shape = [jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes]
     made_out: Any = pl.pallas_call(
-        partial(attend, shape, len(kept) == 4),
+        partial(attend, shape, len(cached) == 4),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(shape.splits, count),
-            in_specs=[spec, *(pl.BlockSpec(memory_space=pl.ANY) for _ in kept)],
+            in_specs=[spec, *(pl.BlockSpec(memory_space=pl.ANY) for _ in cached)],
             out_specs=out_specs,
-            scratch_shapes=_scratch(kept, heads, rows, head_dim, shape),
+            scratch_shapes=_scratch(cached, heads, rows, head_dim, shape),
         ),
         out_shape=out_shape,
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
         name="paged_attention",
-    )(*(a.astype(jnp.int32) for a in scalars), q, *kept)
+    )(*(a.astype(jnp.int32) for a in scalars), q, *cached)
     return made_out if shape.splits == 1 else _merge(*made_out)
 
 
-def _scratch(kept: list[Array], heads: int, rows: int, head_dim: int, shape: Shape) -> list[Any]:
+def _scratch(cached: list[Array], heads: int, rows: int, head_dim: int, shape: Shape) -> list[Any]:
     return [
-        *(pltpu.VMEM((2, shape.width, *a.shape[1:]), a.dtype) for a in kept),
-        pltpu.SemaphoreType.DMA((2, len(kept))),
+        *(pltpu.VMEM((2, shape.width, *a.shape[1:]), a.dtype) for a in cached),
+        pltpu.SemaphoreType.DMA((2, len(cached))),
         pltpu.SMEM((1,), jnp.int32),
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
         pltpu.VMEM((heads, rows, LANES), jnp.float32),

@@ -148,7 +148,7 @@ def _head(buffer: Any, slot: Any, head: int, dtype: Any) -> Any:
 
 
 def _in_a_row(buffer: Any, slot: Any, shape: Shape) -> Any:
-    """`kv_heads keys`: a step's scales, the pages beside each other."""
+    """`kv_heads keys`: a step's scales, the pages concatenated."""
     return jnp.concatenate([buffer[slot, place] for place in range(shape.width)], axis=1)
 
 

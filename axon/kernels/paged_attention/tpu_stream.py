@@ -27,7 +27,7 @@ class Shape:
     Args:
         page_size: positions a page. width: pages a step. columns: of the page table.
         queries: rows a block. group: heads that share one head of keys. splits: parts of a block's steps.
-        config: how scores are made.
+        config: how scores are computed.
     """
 
     page_size: int

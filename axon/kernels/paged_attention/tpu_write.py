@@ -78,7 +78,7 @@ def _groups(inputs: AttentionInputs, tokens: int, size: int, cache: Cache) -> _G
 
 
 def _put(
-    kept: Sequence[Array], new: Sequence[Array], groups: _Groups, *, page_size: int, interpret: Any
+    cached: Sequence[Array], new: Sequence[Array], groups: _Groups, *, page_size: int, interpret: Any
 ) -> Sequence[Array]:
     """`pages kv_heads page_size …` arrays with the groups' rows from `tokens kv_heads …` ones."""
     count, size = groups.rows.shape
@@ -97,7 +97,7 @@ def _put(
     def cut(place, array):
         return lambda *args: place(*args)[: array.ndim]
 
-    specs = [block(a, cut(page, a)) for a in kept]
+    specs = [block(a, cut(page, a)) for a in cached]
     first = len(scalars) + len(laid)
     return pl.pallas_call(
         _put_kernel,
@@ -107,11 +107,11 @@ def _put(
             in_specs=[*(block(a, cut(fresh, a)) for a in laid), *specs],
             out_specs=specs,
         ),
-        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kept],
-        input_output_aliases={first + i: i for i in range(len(kept))},
+        out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in cached],
+        input_output_aliases={first + i: i for i in range(len(cached))},
         interpret=interpret,
         name="paged_attention_write",
-    )(*(a.astype(jnp.int32) for a in scalars), *laid, *kept)
+    )(*(a.astype(jnp.int32) for a in scalars), *laid, *cached)
 
 
 def _put_kernel(pages: Any, parts: Any, first: Any, last: Any, *refs: Any) -> None:

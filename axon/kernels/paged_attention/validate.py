@@ -1,4 +1,4 @@
-"""What can be wrong with a call before anything runs: shapes and constants that do not fit each other."""
+"""Checks of a call before anything runs: shapes that do not match, and invalid constants."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -9,11 +9,11 @@ from axon.kernels.paged_attention.ragged import AttentionInputs
 
 
 def validate(q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs) -> None:
-    """Raises `UserError` where the arrays do not fit each other; says the shapes, and what was expected."""
+    """Raises `UserError` where the arrays do not match, with their shapes and what was expected."""
     _validate_tokens(q, k, v)
     _validate_cache(cache)
-    kept = (cache.kv_heads, cache.head_dim)
-    _demand(k.shape[1:] == kept, f"new keys have (kv_heads, head_dim) {k.shape[1:]}, the cache's are {kept}")
+    cached = (cache.kv_heads, cache.head_dim)
+    _demand(k.shape[1:] == cached, f"new keys have (kv_heads, head_dim) {k.shape[1:]}, the cache's are {cached}")
     _validate_ragged(inputs)
     heads, sinks = q.shape[1], inputs.sinks
     fits = sinks is None or sinks.shape == (heads,)
@@ -23,7 +23,7 @@ def validate(q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs
 
 
 def validate_constants(window: int | None, soft_cap: float | None, splits: int) -> None:
-    """Raises `UserError` for a constant that means nothing."""
+    """Raises `UserError` for a constant out of range."""
     _demand(window is None or window >= 1, f"window is {window}; a query sees at least itself, so give 1 or more")
     _demand(soft_cap is None or soft_cap > 0, f"soft_cap is {soft_cap}; give a number above 0, or None for no cap")
     _demand(splits >= 1, f"splits is {splits}; give 1 or more")

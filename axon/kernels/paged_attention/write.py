@@ -12,8 +12,8 @@ def write(cache: Cache, k: Array, v: Array, inputs: AttentionInputs, where: Plac
     """The cache with the new tokens `k, v[tokens kv_heads head_dim]` in it; in place where it was donated."""
     pages, slots = where.pages(inputs, cache.page_size)
 
-    def put(kept: Array | None, new: Array | None) -> Array | None:
-        return kept if kept is None or new is None else kept.at[pages, :, slots].set(new)
+    def put(cached: Array | None, new: Array | None) -> Array | None:
+        return cached if cached is None or new is None else cached.at[pages, :, slots].set(new)
 
     (keys, key_scales), (values, value_scales) = stored(k, cache.keys.dtype), stored(v, cache.values.dtype)
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""Paged attention in plain XLA: blocks of queries beside each other, each over its own pages, a few at a time.
+"""Paged attention in plain XLA: blocks of queries in one batch, each over its own pages, a few at a time.
 
 An online softmax (Milakov and Gimelshein, arXiv:1805.02867) over the pages that some query of the block sees: as many
 steps as the block with the most pages needs, whatever the table has room for. The gathered pages of one step are small
@@ -32,10 +32,10 @@ def paged_attention_xla(
     tokens = q.shape[0]
     where = places(inputs, tokens)
     cache = write(cache, k, v, inputs, where)
-    made = blocks(inputs, tokens, 1 if tokens <= inputs.sequences else QUERIES)
-    rows = split(q, made, cache.kv_heads).astype(jnp.promote_types(q.dtype, jnp.float32))
-    out = _attend(rows, cache, made, inputs, config)
-    return join(out, made, where, inputs).astype(q.dtype), cache
+    plan = blocks(inputs, tokens, 1 if tokens <= inputs.sequences else QUERIES)
+    rows = split(q, plan, cache.kv_heads).astype(jnp.promote_types(q.dtype, jnp.float32))
+    out = _attend(rows, cache, plan, inputs, config)
+    return join(out, plan, where, inputs).astype(q.dtype), cache
 
 
 @jax.tree_util.register_dataclass
@@ -48,23 +48,23 @@ class _Running:
     values: Array
 
 
-def _attend(q: Array, cache: Cache, made: Blocks, inputs: AttentionInputs, config: AttentionConfig) -> Array:
+def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, config: AttentionConfig) -> Array:
     """`blocks kv_heads rows head_dim` → the same."""
     page_size, columns = cache.page_size, inputs.page_table.shape[1]
     width = min(max(1, KEYS // page_size), columns)
-    first = made.first_keys(config.window) // page_size
-    steps = jnp.max(-(-(made.ends - first * page_size) // (page_size * width)))
-    group = q.shape[2] // made.queries
-    queries = made.positions[:, None] + jnp.arange(made.queries)
+    first = plan.first_keys(config.window) // page_size
+    steps = jnp.max(-(-(plan.ends - first * page_size) // (page_size * width)))
+    group = q.shape[2] // plan.queries
+    queries = plan.positions[:, None] + jnp.arange(plan.queries)
     queries = jnp.repeat(queries, group, axis=1)[:, None, :, None]
-    lens = inputs.kv_lens[made.sequences][:, None, None]
+    lens = inputs.kv_lens[plan.sequences][:, None, None]
 
     def step(carry):
         index, running = carry
         column = first[:, None] + index * width + jnp.arange(width)
-        pages = inputs.page_table[made.sequences[:, None], jnp.minimum(column, columns - 1)]
+        pages = inputs.page_table[plan.sequences[:, None], jnp.minimum(column, columns - 1)]
         positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
-        keys, values = (_gather(kept, pages).astype(q.dtype) for kept in (cache.keys, cache.values))
+        keys, values = (_gather(cached, pages).astype(q.dtype) for cached in (cache.keys, cache.values))
         # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
         values = jnp.where((positions < lens)[..., None], values, 0)
         products = _products(q, keys)
@@ -75,7 +75,7 @@ def _attend(q: Array, cache: Cache, made: Blocks, inputs: AttentionInputs, confi
         finished = jnp.where(seen, config.finish(products), MASKED)
         return index + 1, _update(running, finished, seen, values, value_scales)
 
-    start = _begin(q, inputs.sinks, made.queries)
+    start = _begin(q, inputs.sinks, plan.queries)
     _, end = lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.int32(0), start))
     return end.values / jnp.where(end.total == 0, 1, end.total)[..., None]
 
@@ -89,11 +89,11 @@ def _begin(q: Array, sinks: Array | None, queries: int) -> _Running:
     return _Running(jnp.broadcast_to(top, shape), jnp.ones(shape, q.dtype), jnp.zeros_like(q))
 
 
-def _gather(kept: Array, pages: Array) -> Array:
+def _gather(cached: Array, pages: Array) -> Array:
     """`blocks pages` of `pages kv_heads page_size …` → `blocks kv_heads (pages page_size) …`, in that order at once."""
-    kv_heads, size, *rest = kept.shape[1:]
+    kv_heads, size, *rest = cached.shape[1:]
     index = pages[:, None, :] * kv_heads + jnp.arange(kv_heads)[:, None]
-    return kept.reshape(-1, size, *rest).at[index].get(mode="clip").reshape(len(pages), kv_heads, -1, *rest)
+    return cached.reshape(-1, size, *rest).at[index].get(mode="clip").reshape(len(pages), kv_heads, -1, *rest)
 
 
 def _products(q: Array, keys: Array) -> Array:
@@ -109,5 +109,5 @@ def _update(running: _Running, scores: Array, seen: Array, values: Array, value_
     total = running.total * shrink + weights.sum(axis=-1)
     if value_scales is not None:
         weights = jnp.where(seen, weights * value_scales[:, :, None], 0)
-    made = jnp.einsum("bksd,bkrs->bkdr", values, weights).swapaxes(2, 3)
-    return _Running(top, total, running.values * shrink[..., None] + made)
+    products = jnp.einsum("bksd,bkrs->bkdr", values, weights).swapaxes(2, 3)
+    return _Running(top, total, running.values * shrink[..., None] + products)

@@ -50,7 +50,7 @@ _IMPLEMENTATIONS: dict[str, Callable[[Quantized, Quantized, Any], Array]] = {
 
 
 def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -> Array:
-    """`x · w` on one device's shard, of operands that `quantize` made.
+    """`x · w` on one device's shard, of operands from `quantize`.
 
     Args:
         x: values `rows k`; scales `rows_or_blocks k_blocks`. w: values `k out`; scales `k_blocks out_or_blocks`.
@@ -59,10 +59,10 @@ def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -
 
     Returns: `rows out`. Products are summed in int32 (int8) or float32 (fp8), across blocks in float32.
 
-    It has no gradient: rounding has none, and how to train past it is the caller's to say. Differentiating what x or w
-    are made of raises `UserError`; with `jax.lax.stop_gradient` around them, other operands can be differentiated.
+    It has no gradient: rounding has none, and a surrogate is the caller's choice. Differentiating x or w raises
+    `UserError`; with `jax.lax.stop_gradient` around them, other operands can be differentiated.
 
-    Raises `UserError` for shapes or dtypes that do not go together.
+    Raises `UserError` for shapes or dtypes that do not match.
     """
     _check(x, w)
     candidates = with_tpu(tpu.unfit(x, w), {"xla": None, "reference": None})
@@ -78,7 +78,7 @@ def _without_gradient(run: Callable[..., Array]) -> Callable[..., Array]:
     @product.defjvp
     def _(primals, tangents):
         raise UserError(
-            "quantized_matmul has no gradient for what its operands are made of: put jax.lax.stop_gradient around them,"
+            "quantized_matmul has no gradient for its operands: put jax.lax.stop_gradient around them,"
             " or multiply in 16 bits where a gradient is wanted"
         )
 

@@ -1,4 +1,4 @@
-"""The quantised product as the formula says it: both operands in float32, and their product."""
+"""The quantised product by its formula: both operands in float32, and their product."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The scales of two operands, brought to the one form that the fast implementations multiply by."""
+"""The scales of two operands, broadcast to the one shape that the fast implementations multiply by."""
 
 from jax import Array
 

@@ -129,9 +129,9 @@ def _kernel(x, w, x_scales, w_scales, out, total, *, block: int, blocks: int):
 
 def _add_blocks(step, x, w, x_scales, w_scales, total, size: int, blocks: int):
     """Adds the tile's blocks one by one, each at its scales."""
-    held = x.shape[1] // size
+    count = x.shape[1] // size
     steps = pl.num_programs(2)
-    for i in range(held):
+    for i in range(count):
         at = step * blocks // steps + i  # a tile holds whole blocks, or a block whole tiles
         part = _dot(x[:, i * size : (i + 1) * size], w[i * size : (i + 1) * size, :], jnp.float32)
         total[...] += part * _column(x_scales[...], at) * w_scales[pl.ds(at, 1), :]

@@ -38,9 +38,9 @@ def sample(
             the request is in, nor on the other rows.
         temperature: `batch`, divides the logits; at 0 the first of the likeliest tokens is taken.
         top_k: `batch`, integers: keep the k likeliest tokens. Below 1, or as large as the vocabulary: all.
-        top_p: `batch`: of these, keep the likeliest, as few as hold this share of their probability (nucleus
+        top_p: `batch`: of these, keep the likeliest, as few as have this fraction of their probability (nucleus
             sampling, Holtzman et al., arXiv:1904.09751). From 1 on: all.
-        min_p: `batch`: keep those with at least this share of the likeliest token's probability (Nguyen et al.,
+        min_p: `batch`: keep those with at least this fraction of the likeliest token's probability (Nguyen et al.,
             arXiv:2407.01082). 0: all.
 
     Tokens of the same logit are kept or dropped together, so top-k may keep more than k. The likeliest is always kept.
@@ -59,7 +59,7 @@ def _check(logits: Array, keys: Array, settings: dict[str, Array | None]) -> Non
     if logits.ndim != 2 or not jnp.issubdtype(logits.dtype, jnp.floating):
         raise UserError(f"sampling: logits are {logits.dtype}{list(logits.shape)}; give floats, batch × vocab")
     if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
-        raise UserError(f"sampling: keys are {keys.dtype}{list(keys.shape)}; give keys as jax.random.key makes them")
+        raise UserError(f"sampling: keys are {keys.dtype}{list(keys.shape)}; expected keys of jax.random.key, batch")
     for name, value in {"keys": keys, **settings}.items():
         if value is not None and value.shape != logits.shape[:1]:
             shape, batch = list(value.shape), logits.shape[0]

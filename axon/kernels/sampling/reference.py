@@ -13,5 +13,5 @@ def least_kept_reference(logits: Array, rules: Rules) -> Array:
     powers = jnp.where(falling >= kth, rules.powers(falling), 0)
     before = jnp.cumsum(powers, axis=1) - powers
     wanted = (rules.top_p * jnp.sum(powers, axis=1))[:, None]
-    held = (falling >= kth) & ((before < wanted) | (rules.top_p[:, None] == 1))
-    return jnp.min(jnp.where(held, falling, jnp.inf), axis=1)
+    kept = (falling >= kth) & ((before < wanted) | (rules.top_p[:, None] == 1))
+    return jnp.min(jnp.where(kept, falling, jnp.inf), axis=1)

@@ -1,6 +1,6 @@
 """The largest float32 for which something holds, found exactly and without a sort: one bit of it a step.
 
-Floats are in the order of their bits, read as integers, once those of negative ones are turned over. A property that
+Floats are in the order of their bits, read as integers, once those of negative ones are inverted. A property that
 holds up to some float and not beyond is so decided by 32 questions.
 """
 

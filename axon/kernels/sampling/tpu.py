@@ -1,7 +1,7 @@
 """The least logit that top-k and top-p keep, on a TPU: the search of `search.py`, with the rows in VMEM.
 
 A program's step takes a few requests' whole rows to VMEM, once, and does all passes there. Their powers (what top-p
-adds up) are made once, and stay beside them. Plain XLA reads the logits from HBM in every pass.
+adds up) are computed once, and stay in VMEM too. Plain XLA reads the logits from HBM in every pass.
 """
 
 from collections.abc import Callable
@@ -70,8 +70,8 @@ def _kernel(steps, logits, top_k, top_p, top, divisor, least, powers):
         return _sum(vocab, lambda part, value: jnp.where(logits[:, part] >= value, powers[:, part], 0.0), value)
 
     def power(part, kth, top, divisor):
-        made = jnp.exp((logits[:, part] - top) / divisor)
-        powers[:, part] = jnp.where(logits[:, part] >= kth, made, 0.0)
+        all_powers = jnp.exp((logits[:, part] - top) / divisor)
+        powers[:, part] = jnp.where(logits[:, part] >= kth, all_powers, 0.0)
         return powers[:, part]
 
     kth = search(lambda value: count(value) >= top_k[...], shape, steps[0])
@@ -87,7 +87,7 @@ def _kernel(steps, logits, top_k, top_p, top, divisor, least, powers):
 def _sum(vocab: int, term: Callable[..., Array], *columns: Array) -> Array:
     """Over the vocabulary, the sum of `term(part, *columns)`, `rows 1`.
 
-    `term` takes a slice of tokens, and the `columns`, `rows 1`, spread over as many: once, not in each turn.
+    `term` takes a slice of tokens, and the `columns`, `rows 1`, broadcast over as many: once, not in each iteration.
     """
     rows, whole = columns[0].shape[0], vocab // CHUNK
     total = jnp.zeros((rows, 1), jnp.float32)

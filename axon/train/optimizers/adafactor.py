@@ -19,12 +19,12 @@ from axon.train.optimizers.schedule import AnySchedule
 class Adafactor(Rule):
     """Adam with sublinear memory (Shazeer & Stern, arXiv:1804.04235).
 
-    Of a matrix, inputs × outputs by its axes, it keeps means of the squared gradient over either side: inputs + outputs
-    numbers, each layer's and each expert's apart. Of a vector it keeps all squares.
+    For a matrix, inputs × outputs by its axes, its state is the means of the squared gradient over either side: inputs
+    + outputs numbers for each layer and each expert. For a vector it is all squares.
 
     Args:
         schedule: the learning rate; with `relative`, as a part of each matrix's root mean square.
-        b1: of a momentum of the updates; None for none, and no state. decay_power: the squares' mean forgets by
+        b1: of a momentum of the updates; None for none, and no state. decay_power: the mean of squares decays by
             1 − t^−decay_power at step t. threshold: largest root mean square of an update before the rate.
         relative: multiply the rate by the root mean square of the parameter, `floor` at least.
         eps: added to squares. weight_decay: on matrices only. clip: largest global norm of the gradients; None leaves
@@ -50,16 +50,16 @@ class Adafactor(Rule):
         check_range(self, "[0, inf)", "weight_decay")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
-        """Gradients over the root of their squares' mean, cut; their momentum; relative to the values."""
+        """Gradients over the root of their mean squares, clipped; their momentum; relative to the values."""
         one = {path: within(spec) for path, spec in parameters.items()}
 
-        def cut(updates: Any, params: Any) -> dict[str, Array]:
+        def clip(updates: Any, params: Any) -> dict[str, Array]:
             return {path: u / jnp.maximum(1.0, _rms(u, one[path]) / self.threshold) for path, u in updates.items()}
 
         def relative(updates: Any, params: Any) -> dict[str, Array]:
             return {path: u * jnp.maximum(self.floor, _rms(params[path], one[path])) for path, u in updates.items()}
 
-        parts = [self._whitened(parameters), optax.stateless(cut)]
+        parts = [self._whitened(parameters), optax.stateless(clip)]
         if self.b1 is not None:
             parts.append(optax.ema(self.b1, debias=False, accumulator_dtype=self.momentum_dtype))
         if self.relative:
@@ -71,7 +71,7 @@ class Adafactor(Rule):
         matrices = {path: as_matrix(spec) for path, spec in parameters.items()}
 
         def sides(path: str, squares: Array) -> tuple[Array, ...]:
-            """The means that are kept: along the inputs and along the outputs, or all squares."""
+            """The state for these squares: means over the outputs and over the inputs, or all squares."""
             matrix = matrices[path]
             if matrix is None:
                 return (squares,)
@@ -90,14 +90,14 @@ class Adafactor(Rule):
                 return tuple(past * old + (1.0 - past) * n for old, n in zip(state["moments"][path], new, strict=True))
 
             moments = {path: follow(path) for path in updates}
-            made = {path: _over_root(g, moments[path], matrices[path]) for path, g in updates.items()}
-            return made, {"count": count, "moments": moments}
+            whitened = {path: _over_root(g, moments[path], matrices[path]) for path, g in updates.items()}
+            return whitened, {"count": count, "moments": moments}
 
         return optax.GradientTransformation(init, update)
 
 
 def _over_root(gradient: Array, moments: tuple[Array, ...], matrix: Matrix | None) -> Array:
-    """`gradient` over the root of rows · columns / their common mean."""
+    """`gradient` over the root of the second moment, which is rows · columns / their common mean."""
     if matrix is None:
         return gradient * jax.lax.rsqrt(moments[0])
     rows, columns = moments

@@ -36,5 +36,5 @@ class AdamW(Rule):
         check_range(self, "(0, inf)", "eps", "clip")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
-        """Momentum over the root of the squares' mean."""
+        """The first moment over the root of the second."""
         return optax.scale_by_adam(self.b1, self.b2, self.eps, mu_dtype=self.momentum_dtype)

@@ -1,4 +1,4 @@
-"""What an optimizer is: a frozen dataclass that makes an optax transformation of parameters by path."""
+"""The protocol of an optimizer: a frozen dataclass that returns an optax transformation of parameters by path."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -12,8 +12,8 @@ from axon.train.optimizers.schedule import AnySchedule, Schedule
 
 
 class Optimizer(Protocol):
-    """How parameters move. `schedule` is the learning rate that a run reports; `clip` the largest global norm of the
-    gradients, None to leave them."""
+    """How parameters are updated. `schedule` is the learning rate that a run reports; `clip` the largest global norm of
+    the gradients, or None."""
 
     @property
     def schedule(self) -> Schedule: ...
@@ -23,14 +23,14 @@ class Optimizer(Protocol):
     def transform(self, parameters: Parameters) -> optax.GradientTransformation:
         """The transformation of gradients into updates, both path → array; learning rate and decay included.
 
-        A path without an update stays as it is. Updates may be wider than the parameters: their sum is cast once.
+        A path without an update is unchanged. Updates may be wider than the parameters: the sum is cast once.
         """
         ...
 
 
 @runtime_checkable
 class Freezing(Optimizer, Protocol):
-    """An optimizer that leaves some parameters as they are: no gradient of theirs is computed."""
+    """An optimizer that freezes some parameters: their gradients are not computed."""
 
     def frozen(self, parameters: Parameters) -> frozenset[str]:
         """Their paths."""
@@ -39,17 +39,17 @@ class Freezing(Optimizer, Protocol):
 
 @runtime_checkable
 class Averaging(Optimizer, Protocol):
-    """An optimizer whose parameters to evaluate are others than those that it trains."""
+    """An optimizer whose parameters to evaluate differ from those that it trains."""
 
     def evaluated(self, state: Any, values: Mapping[str, Array]) -> dict[str, Array]:
-        """The parameters to evaluate, of its state and the trained ones, all under the `optimizer` rows."""
+        """The parameters to evaluate, from its state and the trained ones, all under the `optimizer` rows."""
         ...
 
 
 class Rule:
-    """An optimizer that is one rule for all parameters: steps of −rate·(direction + decay·value), by group.
+    """An optimizer with one rule for all parameters: steps of −rate·(direction + decay·value), by group.
 
-    A dataclass of this kind has the fields below, and says its `direction`.
+    A subclass is a dataclass with the fields below, and implements `direction`.
     """
 
     schedule: AnySchedule
@@ -58,7 +58,7 @@ class Rule:
     groups: tuple[Group, ...]
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
-        """What turns gradients, path → array, into what is followed, before rate and decay."""
+        """The transformation from gradients, path → array, to directions, before rate and decay."""
         raise NotImplementedError
 
     def transform(self, parameters: Parameters) -> optax.GradientTransformation:
@@ -69,5 +69,5 @@ class Rule:
 
 
 def frozen_paths(optimizer: object, parameters: Parameters) -> frozenset[str]:
-    """The parameters that `optimizer` leaves as they are."""
+    """The parameters that `optimizer` freezes."""
     return optimizer.frozen(parameters) if isinstance(optimizer, Freezing) else frozenset()

@@ -1,4 +1,4 @@
-"""From a direction to updates: learning rate, weight decay, and the parameters that stay as they are."""
+"""From a direction to updates: learning rate, weight decay and frozen parameters."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -22,9 +22,8 @@ def descend(
     """Steps of −rate·(direction + decay·value), rate and decay by group; frozen parameters have neither state nor
     update.
 
-    `direction` turns the gradients of all that is trained into what is followed, before rate and decay. Parameters
-    narrower than float32 are worked with in float32, and so is their state; the caller casts the sum of value and
-    update.
+    `direction` transforms the gradients of all trained parameters, before rate and decay. For parameters narrower than
+    float32 the arithmetic and the state are float32; the caller casts the sum of value and update.
     """
     group = group_of_each(parameters, groups)
     rate = schedule.function()
@@ -34,15 +33,15 @@ def descend(
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         values, now = widened(params), jnp.asarray(rate(state["count"]))
-        followed: Any
-        followed, inner = direction.update(widened(updates), state["direction"], values)
+        directions: Any
+        directions, inner = direction.update(widened(updates), state["direction"], values)
 
         def step(path: str) -> Array:
             decay = _decay(parameters[path], group[path], weight_decay)
-            towards = followed[path] + decay * values[path] if decay else followed[path]
+            towards = directions[path] + decay * values[path] if decay else directions[path]
             return -now * group[path].rate * towards
 
-        return {path: step(path) for path in followed}, {"count": state["count"] + 1, "direction": inner}
+        return {path: step(path) for path in directions}, {"count": state["count"] + 1, "direction": inner}
 
     trained = [path for path in parameters if not group[path].frozen]
     return restricted(optax.GradientTransformation(init, update), trained)
@@ -70,15 +69,15 @@ def joined(parts: Mapping[str, optax.GradientTransformation]) -> optax.GradientT
         return {name: part.init(params) for name, part in parts.items()}
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        made: dict[str, Any] = {name: part.update(updates, state[name], params) for name, part in parts.items()}
-        moved = {path: step for steps, _ in made.values() for path, step in steps.items()}
-        return moved, {name: after for name, (_, after) in made.items()}
+        results: dict[str, Any] = {name: part.update(updates, state[name], params) for name, part in parts.items()}
+        joint = {path: step for steps, _ in results.values() for path, step in steps.items()}
+        return joint, {name: after for name, (_, after) in results.items()}
 
     return optax.GradientTransformation(init, update)
 
 
 def widened(values: Mapping[str, Array]) -> dict[str, Array]:
-    """Values in float32 at least: what small steps are added up in."""
+    """Values in float32 at least: in narrower types small steps would be rounded away."""
     return {path: value.astype(jnp.promote_types(value.dtype, jnp.float32)) for path, value in values.items()}
 
 

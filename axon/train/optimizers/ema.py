@@ -21,11 +21,11 @@ class EMA:
     """An exponential moving average of the parameters that `optimizer` trains: what is evaluated, sampled and exported
     (Polyak & Juditsky, 1992; Morales-Brotons et al., arXiv:2411.18704).
 
-    Training is the optimizer's, to the bit. The average is that of the values after steps 1, 2, … alone, weights
-    `decay`^age over their sum: the initial values have no part in it. It is float32 at least.
+    Training is that of `optimizer`, bit for bit. The average is over the values after steps 1, 2, …, weighted by
+    `decay`^age; the initial values are left out. It is float32 at least.
 
     Args:
-        optimizer: what trains. decay: of a value's weight with every step; 1 / (1 − decay) steps are averaged.
+        optimizer: what trains. decay: of a value's weight with each step; about 1 / (1 − decay) steps are averaged.
     """
 
     optimizer: Optimizer

@@ -12,15 +12,15 @@ from axon.train.optimizers.schedule import AnySchedule
 
 @dataclass(frozen=True)
 class Optax:
-    """An optimizer of optax's, or of a person's own: `Optax(optax.adabelief, Cosine(…))`.
+    """An optimizer of optax, or of your own: `Optax(optax.adabelief, Cosine(…))`.
 
-    State that has a parameter's shape lies where the layout puts the parameter's optimizer state; other state, as
-    factored moments', whole on every device wherever its axes cannot be told. Parameters come as path → array, the
-    layers of a depth stacked in one array: what is not element by element sees them so.
+    State of a parameter's shape is sharded as the layout shards optimizer state; other state, as factored moments, is
+    replicated where its axes cannot be inferred. The transformation is given path → array, with the layers of a depth
+    stacked in one array: one that is not elementwise must allow for that.
 
     Args:
         transformation: from the learning rate at each step to the whole transformation, as `optax.adabelief` or a
-            function of a person's own. schedule: the learning rate. clip: largest global norm of the gradients; None
+            function of your own. schedule: the learning rate. clip: largest global norm of the gradients; None
             leaves them.
     """
 

@@ -1,4 +1,4 @@
-"""Parameters that learn in their own way: rates, decay and freezing by path, in one ordered list."""
+"""Parameter groups: learning rates, decay and freezing by path, in one ordered list."""
 
 import fnmatch
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ Parameters = Mapping[str, ParamSpec]
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that learn in their own way. Of several groups the first whose pattern matches holds.
+    """Parameters with a rate or decay of their own. Of several groups the first whose pattern matches applies.
 
     Args:
-        paths: a pattern of shell's kind for paths of parameters, as "embedding/*" or "*/attention/*".
+        paths: a shell-style pattern for paths of parameters, as "embedding/*" or "*/attention/*".
         rate: times the schedule. weight_decay: instead of the optimizer's, and on whatever matches, vectors too; None
-            for the optimizer's. frozen: whether they stay as they are, bit for bit: they have no state, and no
-            gradient of theirs is computed.
+            for the optimizer's. frozen: whether they are left unchanged, bit for bit: they have no state, and their
+            gradients are not computed.
     """
 
     paths: str
@@ -37,11 +37,11 @@ REST = Group("*")
 
 
 def group_of_each(parameters: Parameters, groups: Sequence[Group]) -> dict[str, Group]:
-    """Path → the group that holds for it. Raises `UserError` for a pattern that matches none of these parameters."""
+    """Path → its group. Raises `UserError` for a pattern that matches none of these parameters."""
     for group in groups:
         if not any(fnmatch.fnmatchcase(path, group.paths) for path in parameters):
             raise UserError(
-                f"Group.paths = {group.paths!r} matches none of the parameters that this optimizer moves."
+                f"Group.paths = {group.paths!r} matches none of the parameters that this optimizer updates."
                 f"{suggest(group.paths, parameters)}"
             )
     return {path: next((g for g in groups if fnmatch.fnmatchcase(path, g.paths)), REST) for path in parameters}

@@ -18,8 +18,8 @@ class Lion(Rule):
     Every element moves by the whole rate: take a third to a tenth of AdamW's, and as many times its weight decay.
 
     Args:
-        schedule: the learning rate. b1: how much of the momentum is in a step's direction; b2: of its own past in the
-            momentum. weight_decay: on matrices only. clip: largest global norm of the gradients; None leaves them.
+        schedule: the learning rate. b1: weight of the momentum in a step's direction; b2: decay of the momentum.
+            weight_decay: on matrices only. clip: largest global norm of the gradients; None leaves them.
             groups: parameters with a rate or decay of their own. momentum_dtype: of the momentum.
     """
 
@@ -37,5 +37,5 @@ class Lion(Rule):
         check_range(self, "(0, inf)", "clip")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
-        """The sign of gradient and momentum."""
+        """The sign of the gradient and the momentum, interpolated."""
         return optax.scale_by_lion(self.b1, self.b2, mu_dtype=self.momentum_dtype)

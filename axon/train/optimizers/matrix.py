@@ -64,8 +64,8 @@ def within(spec: ParamSpec) -> tuple[int, ...]:
 
 
 def axes_of_part(axes: Names, whole: Sequence[int], shape: Sequence[int]) -> Names | None:
-    """The axes of what belongs to an array of these axes and this `whole` shape, and has its dimensions or 1 in their
-    place, and perhaps more after them: those are unnamed (`_2`, …). None for any other shape."""
+    """The axes of an array derived from one with these axes and this `whole` shape: each dimension the same or 1, and
+    perhaps further ones at the end, which are unnamed (`_2`, …), as dimensions of 1 are. None for any other shape."""
     if len(shape) < len(whole) or any(n not in (1, size) for n, size in zip(shape, whole, strict=False)):
         return None
     named = [name if n == size else f"_{d}" for d, (n, size, name) in enumerate(zip(shape, whole, axes, strict=False))]

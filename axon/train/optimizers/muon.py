@@ -1,4 +1,4 @@
-"""Muon: momentum with every singular value set to one, for matrices; AdamW for the rest."""
+"""Muon: orthogonalised momentum for matrices; AdamW for the rest."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -22,25 +22,24 @@ from axon.train.optimizers.schedule import AnySchedule
 from axon.train.optimizers.sharing import map_matrices
 
 TABLES = ("vocab", "positions")
-"""A parameter with one of these axes is a table of vectors that learn apart: it goes to AdamW."""
+"""A parameter with one of these axes is a table of independent vectors, not a matrix: AdamW updates it."""
 
 
 @dataclass(frozen=True)
 class Muon:
     """Steps along the momentum's orthogonal factor (Jordan et al., 2024, https://kellerjordan.github.io/posts/muon).
 
-    It moves matrices, inputs × outputs of their contraction, by axes: what decays and has both, without `vocab` and
-    `positions`. Each layer and each expert is a matrix of its own. `rest` moves all else, by its own schedule, decay
-    and groups; and its `clip` is that of all gradients.
+    It updates matrices, inputs × outputs of their contraction by axes: parameters that decay and have both, but for
+    those with `vocab` or `positions`. Each layer and each expert is a matrix of its own. `rest` updates all others, by
+    its own schedule, decay and groups; its `clip` is that of all gradients.
 
-    The work of m × n matrices (m ≤ n): `steps·(4 m²n + 2 m³)` FLOPs each, see `orthogonalize`, divided by the devices
-    that share a matrix's state (tensor, and data from ZeRO-1 on): they exchange parts, `2·P/devices` elements sent and
-    received by each in the compute dtype, and each does whole matrices. Without ZeRO every data-parallel device does
-    all of them.
+    FLOPs for each m × n matrix (m ≤ n): `steps·(4 m²n + 2 m³)`, see `orthogonalize`, divided by the devices that split
+    a matrix's state (tensor, and data from ZeRO-1 on): by all-to-alls, `2·P/devices` elements sent and received by each
+    in the compute dtype, each gets whole matrices. Without ZeRO every data-parallel device does all of them.
 
     Args:
-        schedule: the learning rate of the matrices. rest: of what moves other parameters.
-        momentum: how much of it stays from step to step; nesterov: look ahead along it. steps: of Newton–Schulz.
+        schedule: the learning rate of the matrices. rest: updates all other parameters.
+        momentum: its decay; nesterov: Nesterov's momentum. steps: of Newton–Schulz.
         scale: of an update. "fan": √max(1, outputs / inputs), as in the post; "rms": 0.2·√max(inputs, outputs), so
             that its elements are as large as AdamW's, and AdamW's rates and decay fit (Liu et al., arXiv:2502.16982).
         weight_decay: of the matrices. groups: matrices with a rate or decay of their own.
@@ -66,21 +65,21 @@ class Muon:
 
     @property
     def clip(self) -> float | None:
-        """Of all gradients: what `rest` says."""
+        """Of all gradients: that of `rest`."""
         return self.rest.clip
 
     def transform(self, parameters: Parameters) -> optax.GradientTransformation:
         matrices = self._matrices(parameters)
         ours, others = _split(parameters, matrices)
-        followed = descend(self._direction(matrices), ours, self.schedule, self.weight_decay, self.groups)
-        return joined({"matrices": followed, "rest": self.rest.transform(others)})
+        updated = descend(self._direction(matrices), ours, self.schedule, self.weight_decay, self.groups)
+        return joined({"matrices": updated, "rest": self.rest.transform(others)})
 
     def frozen(self, parameters: Parameters) -> frozenset[str]:
         ours, others = _split(parameters, self._matrices(parameters))
         return frozen_in(ours, self.groups) | self.rest.frozen(others)
 
     def _matrices(self, parameters: Parameters) -> dict[str, Matrix]:
-        """What Muon moves. Raises `UserError` for a name in `separate` that is an output of nothing."""
+        """What Muon updates. Raises `UserError` for a name in `separate` that is no matrix's output."""
         forms = {path: as_matrix(spec) for path, spec in parameters.items() if not _is_table(spec)}
         outputs = {base(form.axes[d]) for form in forms.values() if form for d in form.outputs}
         if unknown := next((name for name in self.separate if name not in outputs), None):

@@ -1,4 +1,4 @@
-"""Orthogonalisation of matrices by products alone."""
+"""Orthogonalisation of matrices by matrix products alone."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -18,11 +18,11 @@ POLAR_EXPRESS = (
 """a, b, c of x ← (a + b·g + c·g²) x, g = x xᵀ, at each step: table 1 of Amsel et al., arXiv:2505.16932."""
 
 SAFETY = 1.01
-"""How far rounding may push a singular value over 1: the polynomials diverge not far beyond."""
+"""Bound on a singular value after rounding: the polynomials diverge not far beyond 1."""
 
 
 def orthogonalize(x: Array, steps: int) -> Array:
-    """u vᵀ of each x = u s vᵀ, nearly: singular values become about 1, but for those far below the norm.
+    """Approximately u vᵀ of each x = u s vᵀ: singular values become about 1, but for those far below the norm.
 
     `n rows columns`, rows ≤ columns → the same. Newton–Schulz iteration with the polynomials of Polar Express (Amsel
     et al., arXiv:2505.16932). FLOPs for each matrix of m × n: `steps·(4 m²n + 2 m³)`; in float32, where n ≥ 2m,
@@ -40,8 +40,8 @@ def orthogonalize(x: Array, steps: int) -> Array:
 
 
 def _by_gram_matrix(x: Array, coefficients: list[tuple[float, float, float]]) -> Array:
-    """The same with g alone iterated, and one product with `x` at the end. Not in bfloat16, which loses the small
-    singular values in their squares."""
+    """The same by iterating on g alone, with one product with `x` at the end: fewer FLOPs where n ≥ 2m. Not in
+    bfloat16, where g, which has squared singular values, would lose the small ones."""
     g, identity = _gram(x), jnp.eye(x.shape[1], dtype=x.dtype)
 
     def polynomial(coefficients: tuple[float, float, float], g: Array) -> Array:

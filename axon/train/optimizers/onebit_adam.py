@@ -1,4 +1,4 @@
-"""1-bit Adam's numbers."""
+"""1-bit Adam's configuration."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ class OneBitAdam:
     """1-bit Adam (Tang et al., arXiv:2102.02888) over the mesh axis `replica`.
 
     For `warmup` steps it is `AdamW`. Then the variance is frozen, each replica adds its own gradient to the common
-    momentum, and the mean of these momenta over replicas travels as signs, with error feedback: see
-    `axon.parallel.onebit`. Within a replica all is as ever.
+    momentum, and these momenta are averaged over replicas as signs, with error feedback: see
+    `axon.parallel.onebit`. Within a replica nothing is compressed.
 
     Args:
-        schedule: the learning rate. warmup: steps of plain Adam, until the variance is steady: 15 to 25 % of a run in
+        schedule: the learning rate. warmup: steps of plain Adam, until the variance is stable: 15 to 25 % of a run in
             the paper. b1, b2, eps, weight_decay: AdamW's. clip: largest global norm of the gradients; after the
             warm-up, of each replica's own. None leaves them.
     """
@@ -32,8 +32,8 @@ class OneBitAdam:
     def __post_init__(self):
         if self.warmup < 1:
             raise UserError(
-                f"OneBitAdam.warmup is {self.warmup}: with no step of plain Adam there is no variance to freeze; write "
-                "1 or more"
+                f"OneBitAdam.warmup is {self.warmup}: without a step of plain Adam there is no variance to freeze; "
+                "must be at least 1"
             )
         check_range(self, "[0, 1)", "b1", "b2")
         check_range(self, "[0, inf)", "weight_decay")

@@ -84,7 +84,7 @@ class WSD:
 
 
 def _warmed(warmup: int, peak: float, after: optax.Schedule) -> optax.Schedule:
-    """`after`, begun once `warmup` steps have risen to `peak`; step 0 already learns."""
+    """`after`, preceded by `warmup` steps that rise to `peak`; the rate of step 0 is above 0."""
     if not warmup:
         return after
     return optax.join_schedules([optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), after], [warmup])

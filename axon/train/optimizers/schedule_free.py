@@ -1,4 +1,4 @@
-"""Schedule-free AdamW: an average of the steps in place of a falling learning rate."""
+"""Schedule-free AdamW: an average of the iterates in place of a falling learning rate."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ from axon.train.optimizers.schedule import AnySchedule
 
 @dataclass(frozen=True)
 class ScheduleFreeAdamW(Rule):
-    """AdamW without a momentum whose steps are averaged (Defazio et al., arXiv:2405.15682). Needs no end of the run.
+    """AdamW whose iterates are averaged, in place of a first moment (Defazio et al., arXiv:2405.15682). The number of
+    steps need not be known.
 
     Gradients are those at y = (1 − b1)·z + b1·x, the parameters of training; z takes AdamW's steps, and x is the mean
     of z over steps, weighted by the largest rate so far to the power of `weight_power`. x is evaluated.
 
     Args:
-        schedule: the learning rate, best a warm-up and then the same: `Constant`. b1: of y. b2, eps: Adam's.
+        schedule: the learning rate, best a warm-up and then constant: `Constant`. b1: of y. b2, eps: Adam's.
         weight_decay: on matrices only, towards y. weight_power: of a step's rate in the mean. clip: largest global
             norm of the gradients; None leaves them. groups: parameters with a rate or decay of their own.
     """
@@ -43,7 +44,7 @@ class ScheduleFreeAdamW(Rule):
         check_range(self, "(0, inf)", "eps", "clip")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
-        """The gradient over the root of the squares' mean."""
+        """The gradient over the root of its mean square."""
         return optax.scale_by_rms(self.b2, self.eps, eps_in_sqrt=False, bias_correction=True)
 
     def transform(self, parameters: Parameters) -> optax.GradientTransformation:

@@ -17,7 +17,7 @@ class SGD(Rule):
     """Gradient descent with momentum: m ← momentum·m + gradient (Sutskever et al., 2013), weight decay decoupled.
 
     Args:
-        schedule: the learning rate. momentum: how much of it stays from step to step; 0 for none, and no state.
+        schedule: the learning rate. momentum: its decay; 0 for none, and no state.
             nesterov: step along gradient + momentum·m. weight_decay: on matrices only. clip: largest global norm of
             the gradients; None leaves them. groups: parameters with a rate or decay of their own. momentum_dtype: of
             the momentum.
@@ -36,7 +36,7 @@ class SGD(Rule):
         check_range(self, "[0, inf)", "weight_decay")
         check_range(self, "(0, inf)", "clip")
         if self.nesterov and not self.momentum:
-            raise UserError("SGD.nesterov = True looks ahead along a momentum, and SGD.momentum is 0; set it, as 0.9")
+            raise UserError("SGD.nesterov = True needs a momentum, and SGD.momentum is 0; set it, as 0.9")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
         """The momentum, or the gradient where there is none."""

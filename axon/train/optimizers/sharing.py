@@ -1,4 +1,4 @@
-"""Work on whole matrices, shared among the devices that split them."""
+"""Functions of whole matrices, distributed over the devices that split them."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,17 +25,16 @@ KIND = "optimizer"
 def map_matrices(
     fn: Callable[..., Any], matrices: Mapping[str, Matrix], values: Mapping[str, Any], *shared: Array
 ) -> dict[str, Any]:
-    """Path → `fn(stacks, *shared)` of all matrices of these parameters, which lie under the `optimizer` rows, and stay.
+    """Path → `fn(stacks, *shared)` of all matrices of these parameters, sharded by the `optimizer` rows, as the result.
 
     Args:
-        values: path → an array like the parameter, or a tree of such and of arrays with 1 in the place of its rows or
-            columns, perhaps with more dimensions at the end. shared: arrays that are the same for all.
-        fn: of stacks `n rows columns …`, rows the shorter side, in such a tree; it gives a tree alike. Matrices of
-            equal shapes come in one call.
+        values: path → an array of the parameter's shape, or a tree of such and of arrays with 1 for its rows or
+            columns, perhaps with further dimensions at the end. shared: arrays that are the same for all.
+        fn: of such a tree of stacks `n rows columns …`, rows the shorter side; it returns a tree of the same
+            structure and shapes. Matrices of equal shapes are stacked in one call.
 
-    Each matrix is whole on one device: where the layout splits matrices, the devices among which it does exchange parts
-    (an all-to-all each way for each split dimension), and share the matrices evenly. Devices that hold the same parts
-    do the same work.
+    Where the layout splits matrices, the devices that split them exchange parts (an all-to-all each way for each split
+    dimension), so that each has an even share of the matrices, whole. Devices with the same parts do the same work.
     """
     scope = axes.current()
     shapes = {path: [leaf.shape for leaf in jax.tree.leaves(tree)] for path, tree in values.items()}
@@ -43,7 +42,7 @@ def map_matrices(
     def split(matrix: Matrix) -> tuple[Names, ...]:
         return tuple(map(entries, scope.placement.spec(matrix.axes, KIND))) if scope else ((),) * len(matrix.axes)
 
-    splits = {path: split(matrices[path]) for path in values}  # here: a spec leaves out mesh axes that are manual
+    splits = {path: split(matrices[path]) for path in values}  # not in `local`, whose specs lack manual mesh axes
 
     def local(parts: Mapping[str, Any], *shared: Array) -> dict[str, Any]:
         blocks = [_Block.of(path, matrices[path], splits[path], tree, shapes[path]) for path, tree in parts.items()]
@@ -64,12 +63,12 @@ def map_matrices(
 
 @dataclass(frozen=True)
 class _Form:
-    """What the blocks that travel together have in common.
+    """The shapes and splits that blocks exchanged in one collective have in common.
 
     Args:
         rows, columns: the sizes of their dimensions on this device. splits: the mesh axes that split each of them.
         present: for each leaf, which of them it has; elsewhere it has 1. further: each leaf's sizes after them.
-        tree: how the leaves make a tree.
+        tree: the structure of the leaves.
     """
 
     rows: tuple[int, ...]
@@ -97,7 +96,7 @@ class _Form:
 
     @property
     def batch(self) -> Any:
-        """What forms whose matrices come in one call have in common."""
+        """The key of forms whose matrices are stacked in one call."""
         return self.tree, tuple(self.matrix(leaf) for leaf in range(len(self.present)))
 
     def gathered(self, leaf: int, stack: Array) -> Array:
@@ -111,7 +110,7 @@ class _Form:
         return stack.reshape(len(stack), *self.matrix(leaf))
 
     def scattered(self, leaf: int, stack: Array) -> Array:
-        """The parts of all matrices, of what was made of `gathered`; zeros at the end stay."""
+        """The reverse of `gathered`, of a result of its shape: this device's part of all matrices, with the padding."""
         stack = stack.reshape(len(stack), *self.whole(leaf))
         for dimension, names in reversed(list(enumerate(self.splits, 1))):
             present = self.present[leaf][dimension - 1]
@@ -157,27 +156,27 @@ class _Block:
         return lax.transpose(value, (*self.order, *further)).reshape(-1, *self.form.local(leaf))
 
     def restored(self, stacks: Sequence[Array]) -> Any:
-        """The tree of what was made of `stacked`."""
-        made = []
+        """The tree of results in the shapes of `stacked`."""
+        leaves = []
         for value, stack in zip(self.leaves, stacks, strict=True):
             order = (*self.order, *range(len(self.order), value.ndim))
             ordered = stack.reshape([value.shape[d] for d in order])
-            made.append(lax.transpose(ordered, [order.index(d) for d in range(value.ndim)]))
-        return self.form.tree.unflatten(made)
+            leaves.append(lax.transpose(ordered, [order.index(d) for d in range(value.ndim)]))
+        return self.form.tree.unflatten(leaves)
 
 
 def _mapped(fn: Callable[..., Any], blocks: Sequence[_Block], shared: Sequence[Array]) -> dict[str, Any]:
-    """Path → `fn` of a device's blocks, after an exchange with the devices that hold the rest of their matrices."""
+    """Path → `fn` of a device's blocks, exchanged before and after with the devices that split their matrices."""
     groups = _grouped(blocks, lambda block: block.form)
-    made: dict[str, Any] = {}
+    mapped: dict[str, Any] = {}
     for (tree, shapes), forms in _grouped(groups, lambda form: form.batch).items():
         leaves = range(len(shapes))
         parts = [[form.gathered(leaf, _joined(groups[form], leaf)) for leaf in leaves] for form in forms]
         results = fn(tree.unflatten([jnp.concatenate(ones) for ones in zip(*parts, strict=True)]), *shared)
         back = zip(*(_cut(leaf, [len(part[0]) for part in parts]) for leaf in jax.tree.leaves(results)), strict=True)
         for form, stacks in zip(forms, back, strict=True):
-            made |= _separated(groups[form], [form.scattered(leaf, stack) for leaf, stack in enumerate(stacks)])
-    return made
+            mapped |= _separated(groups[form], [form.scattered(leaf, stack) for leaf, stack in enumerate(stacks)])
+    return mapped
 
 
 def _joined(blocks: Sequence[_Block], leaf: int) -> Array:
@@ -203,7 +202,7 @@ def _grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def _own(stack: Array, names: Names) -> Array:
-    """This device's share of matrices that it has all of."""
+    """This device's share of matrices of which it has all."""
     share = len(stack) // num_shards(names)
     return lax.dynamic_slice_in_dim(stack, lax.axis_index(names) * share, share)
 

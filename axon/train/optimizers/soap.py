@@ -20,7 +20,8 @@ FIRST_ITERATIONS = 10
 """Of the power iteration by which the first gradient's bases are found."""
 
 SHIFT = 1e-2
-"""Added to the eigenvalues, of their mean: a basis of the directions that no gradient had yet stays well determined."""
+"""Added to the eigenvalues, as a fraction of their mean: in directions without gradients yet they would all be 0, and
+their basis undetermined."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,16 @@ class SOAP(Rule):
     """Adam in a rotated space (Vyas et al., arXiv:2409.11321): the eigenbases of means of g gᵀ and gᵀ g, for every
     matrix g, inputs × outputs by its axes. Vectors take Adam's step.
 
-    The bases follow by a power iteration and a QR decomposition every `every` steps; the first step only finds them.
+    The bases are updated by a power iteration and a QR decomposition every `every` steps; the first step only
+    initialises them.
 
     State besides Adam's: two square matrices for each side of at most `largest`, split where the layout splits that
-    side. FLOPs of a step for a matrix of m × n: `8 mn (m + n)`, besides those of the bases; like Muon's, the devices
-    that split a matrix share the work, and exchange the parts of the state for it.
+    side. FLOPs of a step for a matrix of m × n: `8 mn (m + n)`, besides those of the bases; as in Muon, they are
+    divided by the devices that split a matrix, which exchange parts of the state.
 
     Args:
         schedule: the learning rate. b1, b2, eps: Adam's; b2 is that of the sides' means too. every: steps between two
-            updates of the bases. largest: a longer side keeps its own basis. weight_decay: on matrices only. clip:
+            updates of the bases. largest: a longer side is not rotated. weight_decay: on matrices only. clip:
             largest global norm of the gradients; None leaves them. groups: parameters with a rate or decay of their
             own. momentum_dtype: of the first moment.
     """
@@ -59,7 +61,7 @@ class SOAP(Rule):
         check_range(self, "[1, inf)", "every", "largest")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
-        """The rotated momentum over the root of the rotated squares' mean, rotated back."""
+        """The rotated momentum over the root of the rotated second moment, rotated back."""
         matrices = {path: m for path, spec in parameters.items() if (m := as_matrix(spec))}
 
         def init(params: Any) -> Any:
@@ -69,16 +71,16 @@ class SOAP(Rule):
         def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
             count = state["count"]
             trees = {path: {"direction": g, **state["moments"][path]} for path, g in updates.items()}
-            turned = {path: tree for path, tree in trees.items() if path in matrices}
-            after = {path: self._step(trees[path], count) for path in trees.keys() - turned.keys()}
-            after |= map_matrices(self._step, matrices, turned, count)
-            made = {path: after[path].pop("direction") for path in updates}
-            return made, {"count": count + 1, "moments": after}
+            of_matrices = {path: tree for path, tree in trees.items() if path in matrices}
+            after = {path: self._step(trees[path], count) for path in trees.keys() - of_matrices.keys()}
+            after |= map_matrices(self._step, matrices, of_matrices, count)
+            directions = {path: after[path].pop("direction") for path in updates}
+            return directions, {"count": count + 1, "moments": after}
 
         return optax.GradientTransformation(init, update)
 
     def _moments(self, value: Array, matrix: Matrix | None) -> dict[str, Any]:
-        """A parameter's state at first: of each side the mean, `side side`, and the basis, its vectors in columns."""
+        """A parameter's initial state: of each side the mean, `side side`, and the basis, its vectors in columns."""
         zeros = {"momentum": jnp.zeros_like(value, self.momentum_dtype), "squares": jnp.zeros_like(value)}
         if matrix is None:
             return zeros
@@ -91,9 +93,9 @@ class SOAP(Rule):
         return zeros | {name: {"mean": jnp.zeros_like(basis), "basis": basis} for name, basis in bases.items()}
 
     def _step(self, tree: dict[str, Any], count: Array) -> dict[str, Any]:
-        """The state after a step whose gradient is `tree["direction"]`; there, what is followed.
+        """The state after a step whose gradient is `tree["direction"]`, with the step's direction in its place.
 
-        Matrices come as `n rows columns`, and their sides as `n rows 1 rows` and `n 1 columns columns`.
+        Matrices are `n rows columns`, their sides `n rows 1 rows` and `n 1 columns columns`.
         """
         gradient, first = tree["direction"], count == 0
         sides = {name: self._side(tree[name], outer(gradient), count) for name, outer in _OUTER.items() if name in tree}
@@ -113,10 +115,10 @@ class SOAP(Rule):
         size = jnp.trace(square, axis1=1, axis2=2)[:, None, None] / outer.shape[1]
         shifted = square / jnp.maximum(size, jnp.finfo(size.dtype).tiny) + SHIFT * jnp.eye(outer.shape[1])
         iterations = jnp.where(count == 0, FIRST_ITERATIONS, jnp.where(count % self.every == 0, 1, 0))
-        turned = lax.fori_loop(
+        basis = lax.fori_loop(
             0, iterations, lambda _, q: jnp.linalg.qr(_product(shifted, q))[0], side["basis"].reshape(outer.shape)
         )
-        return {"mean": mean, "basis": turned.reshape(mean.shape)}
+        return {"mean": mean, "basis": basis.reshape(mean.shape)}
 
 
 _product = partial(jnp.matmul, precision=lax.Precision.HIGHEST)

@@ -15,9 +15,9 @@ from axon.train.optimizers.matrix import axes_of_part
 def state_specs(optimizer: Optimizer, parameters: Parameters) -> Any:
     """An optimizer's state in axes: a tree like that of its transformation, whose leaves are `ArraySpec`s.
 
-    What stands under a parameter's path and has its shape has its axes; so has what has its shape but for dimensions of
-    1 (a factored moment), or further dimensions at the end, or without some dimensions. All else is unnamed (`_0`, …),
-    and lies whole on every device.
+    A leaf under a parameter's path has the parameter's axes if it has its shape, perhaps with dimensions of 1 (a
+    factored moment), with further dimensions at the end, or without some dimensions. All others are unnamed (`_0`, …),
+    and replicated.
     """
     values = {path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in parameters.items()}
     state = jax.eval_shape(optimizer.transform(parameters).init, values)
@@ -32,7 +32,7 @@ def _spec(path: Sequence[Any], leaf: Any, parameters: Parameters) -> ArraySpec:
 
 
 def _axes(spec: ParamSpec, shape: Sequence[int]) -> Names | None:
-    """The axes of an array of this shape that belongs to the parameter; None where they cannot be told."""
+    """The axes of an array of this shape in the parameter's state; None where they cannot be inferred."""
     part = axes_of_part(spec.axes, spec.shape, shape)
     return _in_order(spec, shape) if part is None else part
 

@@ -111,7 +111,7 @@ def test_queries_that_start_later_see_the_keys_before_them(implementation, mask,
 @pytest.mark.parametrize("length", [24, BLOCK + 13])
 @pytest.mark.parametrize("mask", MASKS[1:], ids=str)
 def test_gradients_of_the_blocks_are_those_of_the_formula(mask, length, kept, rng, monkeypatch):
-    monkeypatch.setattr(xla, "KEPT", length if kept else 0)
+    monkeypatch.setattr(xla, "SAVED", length if kept else 0)
     q, k, v, documents = draw(rng, length, length)
     weight = rng.normal(size=q.shape).astype(np.float32)
 
@@ -134,7 +134,7 @@ def test_gradients_of_the_blocks_are_those_of_the_formula(mask, length, kept, rn
 
 
 def test_scanned_and_rematerialised_layers_have_the_same_gradients_as_written_out_ones(rng, monkeypatch):
-    monkeypatch.setattr(xla, "KEPT", 0)
+    monkeypatch.setattr(xla, "SAVED", 0)
     q, k, v, documents = draw(rng, 40, 40, heads=2, kv_heads=2)
 
     def layer(x, documents):
@@ -193,7 +193,7 @@ def test_the_dispatcher_takes_the_reference_where_the_start_is_traced_and_says_s
     q, k, v, _ = draw(rng, 3, 12)
     with axes.activate(axes.Scope(placed())) as scope:
         made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
-        assert scope.choices["attention"].startswith("reference, causal (not xla: the first query")
+        assert scope.choices["attention"].startswith("reference, causal (not xla: the index of the first query")
     with axes.activate(axes.Scope(placed())) as scope:
         constant = attention(q, k, v, Causal(), start=4)
     assert scope.choices["attention"].startswith("xla, causal")
@@ -210,9 +210,9 @@ def test_heads_that_do_not_group_are_refused(rng):
 BAD = {
     "keys are 2 × 8 × 2 × 8 and values 2 × 7 × 2 × 8": lambda q, k, v: attention(q, k, v[:, :7], Causal()),
     "queries are 2 × 8 × 4 × 8 and keys 2 × 8 × 2 × 6": lambda q, k, v: attention(q, k[..., :6], v, Causal()),
-    "soft_cap is 0.0; write a number above 0": lambda q, k, v: attention(q, k, v, Causal(), soft_cap=0.0),
+    "soft_cap is 0.0; must be above 0": lambda q, k, v: attention(q, k, v, Causal(), soft_cap=0.0),
     "sinks are 2; there are 4 heads": lambda q, k, v: attention(q, k, v, Causal(), sinks=np.zeros(2)),
-    "documents are 2 × 3 for 2 rows of 8": lambda q, k, v: attention(
+    "documents are 2 × 3 for 2 sequences of 8": lambda q, k, v: attention(
         q, k, v, SameDocument(), documents=(np.zeros((2, 3)), np.zeros((2, 8)))
     ),
 }
@@ -236,7 +236,7 @@ FEATURES = [
 @pytest.mark.parametrize("kept", [True, False], ids=["weights kept", "weights made again"])
 @pytest.mark.parametrize("features", FEATURES, ids=str)
 def test_caps_sinks_and_slopes_and_the_log_sum_exp_have_the_gradients_of_the_formula(features, kept, rng, monkeypatch):
-    monkeypatch.setattr(xla, "KEPT", 10**6 if kept else 0)
+    monkeypatch.setattr(xla, "SAVED", 10**6 if kept else 0)
     q, k, v, documents = draw(rng, 80, 80)
     config = AttentionConfig(Causal() & SameDocument() & Window(50), 0.4, features.get("soft_cap"))
     sinks, alibi_slopes = (

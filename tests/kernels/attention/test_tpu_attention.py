@@ -107,8 +107,8 @@ def test_soft_caps_sinks_and_slopes_are_the_reference_s(features, rng):
 def test_a_sequence_whose_gradient_does_not_fit_is_cut_into_spans(rng):
     q, k, v, _ = draw(rng, 500, 500, batch=1)
     grid = Grid.of(256, 128, 2, 500, 500)
-    tiles = Tiles(512, 256, 512, 256, held=2 * grid.rows * 128 * 4)
-    assert grid.spans(64, tiles.held) == (2, 2)
+    tiles = Tiles(512, 256, 512, 256, dq_vmem=2 * grid.rows * 128 * 4)
+    assert grid.spans(64, tiles.dq_vmem) == (2, 2)
     check(rng, (q, k, v), AttentionConfig(Causal(), 0.2), AttentionInputs(), tiles)
 
 
@@ -244,10 +244,10 @@ def test_asked_for_by_name_it_is_taken_or_refused(rng, on):
     q, k, v, _ = draw(rng)
     with on(attention="reference") as scope:
         assert "pallas_call" not in traced(q, k, v, Causal())
-        assert scope.choices["attention"] == "reference, causal (asked for by name)"
+        assert scope.choices["attention"] == "reference, causal (requested by name)"
     with (
         on(attention="tpu"),
-        pytest.raises(UserError, match=r"'tpu' was asked for attention, and cannot do it: .* not 48"),
+        pytest.raises(UserError, match=r"'tpu' is unavailable for attention: .* not 48"),
     ):
         traced(*draw(rng, width=48)[:3], Causal())
     with on("cpu", attention="tpu"), pytest.raises(UserError, match="cannot do it: this program is for a cpu"):

@@ -86,8 +86,8 @@ FITTING = {"head_dim": 128, "page_size": 16, "dtype": "bfloat16", "q": "bfloat16
         ("cpu", {}, "xla, bfloat16 pages of 16"),
         ("gpu", {}, "xla, bfloat16 pages of 16 (not tpu: this program is for a gpu)"),
         ("tpu", {}, "tpu, bfloat16 pages of 16"),
-        ("tpu", {"paged_attention": "xla"}, "xla, bfloat16 pages of 16 (asked for by name)"),
-        ("cpu", {"paged_attention": "reference"}, "reference, bfloat16 pages of 16 (asked for by name)"),
+        ("tpu", {"paged_attention": "xla"}, "xla, bfloat16 pages of 16 (requested by name)"),
+        ("cpu", {"paged_attention": "reference"}, "reference, bfloat16 pages of 16 (requested by name)"),
     ],
 )
 def test_the_platform_or_the_name_decides(platform, kernels, chosen):
@@ -103,9 +103,9 @@ def test_quantised_pages_whose_scales_fill_no_row_of_lanes_are_said_to_cost_a_co
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"head_dim": 96}, "the kernel wants a head_dim of 128 or 256, not 96"),
-        ({"page_size": 8}, "the kernel wants pages whose size 16 divides, not 8"),
-        ({"q": "float16"}, "the kernel wants queries of bfloat16 or float32, not float16"),
+        ({"head_dim": 96}, "the kernel needs a head_dim of 128 or 256, not 96"),
+        ({"page_size": 8}, "the kernel needs pages whose size 16 divides, not 8"),
+        ({"q": "float16"}, "the kernel needs queries of bfloat16 or float32, not float16"),
         ({"sequences": 4, "columns": 40_000, "page_size": 16, "kv_heads": 1}, "a page table of 640,000 bytes"),
     ],
 )

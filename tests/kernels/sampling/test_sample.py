@@ -100,7 +100,7 @@ def test_noise_is_gumbels_for_any_bits():
     [
         ({"logits": np.zeros(5, np.float32)}, r"float32\[5\]; give floats, batch × vocab"),
         ({"logits": np.zeros((4, 5), np.int32)}, r"int32\[4, 5\]; give floats"),
-        ({"keys": np.zeros((4, 2), np.uint32)}, r"keys are uint32\[4, 2\]; give keys as jax\.random\.key makes them"),
+        ({"keys": np.zeros((4, 2), np.uint32)}, r"keys are uint32\[4, 2\]; expected keys of jax\.random\.key"),
         ({"keys": jax.random.split(jax.random.key(0), 3)}, r"keys has shape \[3\], and there are 4 requests"),
         ({"temperature": np.float32(1)}, r"temperature has shape \[\], and there are 4 requests"),
         ({"top_p": np.ones(5, np.float32)}, r"top_p has shape \[5\], and there are 4 requests"),

@@ -53,7 +53,7 @@ def test_muon_refuses_a_name_that_separates_nothing(parameters):
 
 
 def test_a_group_of_muon_matches_matrices_and_one_of_the_rest_the_rest(parameters):
-    with pytest.raises(UserError, match=r"'embedding/\*' matches none of the parameters that this optimizer moves"):
+    with pytest.raises(UserError, match=r"'embedding/\*' matches none of the parameters that this optimizer updates"):
         Muon(RATE, REST, groups=(Group("embedding/*"),)).transform(parameters)
-    with pytest.raises(UserError, match=r"'layers/up' matches none of the parameters that this optimizer moves"):
+    with pytest.raises(UserError, match=r"'layers/up' matches none of the parameters that this optimizer updates"):
         Muon(RATE, AdamW(RATE, groups=(Group("layers/up"),))).transform(parameters)

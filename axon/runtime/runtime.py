@@ -155,5 +155,5 @@ def _first_choices(placement: Placement, options: Mapping[str, Any]) -> dict[str
         choices["XLA options"] = ", ".join(f"{name}={value}" for name, value in options.items())
     zero = placement.layout.zero
     if zero and placement.mesh.size > 1 and placement.mesh.shape.get("data", 1) == 1:
-        choices["ZeRO"] = f"stage {zero} splits nothing: it splits over 'data', which the mesh has not"
+        choices["ZeRO"] = f"stage {zero} splits nothing: it splits over 'data', which the mesh lacks"
     return choices

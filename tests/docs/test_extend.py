@@ -73,6 +73,7 @@ def test_the_config_file_builds_the_tree_that_python_builds(train):
     assert load("mine.gin").tree == train
 
 
+@pytest.mark.full
 def test_a_run_of_the_config_file_is_that_of_one_device_in_python(folder, train):
     split = ["Layout.mesh = {'data': 4, 'tensor': 2}", "Layout.zero = 3"]
     lines = []

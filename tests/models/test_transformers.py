@@ -262,6 +262,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, com
     assert max(errors.values()) < 1e-4, errors
 
 
+@pytest.mark.few(family=("llama31", "gemma2"))
 @pytest.mark.parametrize(
     ("family", "change"),
     [

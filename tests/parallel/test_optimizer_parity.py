@@ -185,6 +185,7 @@ def trained(optimizer, layout, drawn) -> Trained:
     return Trained(np.asarray(curve), *jax.device_get((state.parameters, program.evaluated(state))))
 
 
+@pytest.mark.full
 def test_training_with_muon_does_not_depend_on_a_composed_layout(drawn, on_one_device):
     check(trained(OPTIMIZERS["Muon"], LAYOUTS["composed"], drawn), on_one_device("Muon"))
 

@@ -153,6 +153,7 @@ def onebit(warmup):
     return OneBitAdam(ADAM.schedule, warmup, eps=ADAM.eps, clip=ADAM.clip)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "layout",
     [

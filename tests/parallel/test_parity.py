@@ -177,7 +177,7 @@ def test_gradients_and_ten_steps_do_not_depend_on_a_mechanism(name, expected):
     check(combined(name), expected)
 
 
-@pytest.mark.few(names=(("zero 3", "tensor"),))
+@pytest.mark.full
 @pytest.mark.parametrize("names", [("zero 3", "tensor"), ("zero 3", "sequence", "context")], ids=joined)
 def test_gradients_and_steps_of_several_kinds_of_block_do_not_depend_on_the_layout(names, expected_of_kinds):
     check(combined(*names), expected_of_kinds)
@@ -189,6 +189,7 @@ def test_gradients_and_ten_steps_do_not_depend_on_the_mode(layout, expected):
     check(layout, expected)
 
 
+@pytest.mark.few(names=COMPOSITIONS[1:2])
 @pytest.mark.parametrize("names", COMPOSITIONS[:2], ids=joined)
 def test_gradients_and_ten_steps_do_not_depend_on_a_composition(names, expected):
     check(combined(*names), expected)

@@ -70,6 +70,7 @@ def test_a_deep_llama_lowers_to_as_many_operations_as_a_shallow_one_on_tpus():
     assert counts[8] == counts[32] > 1000
 
 
+@pytest.mark.full
 def test_a_deep_llama_compiles_to_as_many_operations_as_a_shallow_one():
     counts = {layers: count_instructions(cpu_step(layers).lower().compile().as_text()) for layers in (8, 32)}
     assert counts[8] == counts[32] > 1000

@@ -50,6 +50,7 @@ def matrices(per_layer):
     return per_layer * LAYERS * layer + VOCAB * EMBED
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["v5e:4x4", pytest.param("v5p:2x2x4", marks=pytest.mark.slow)])
 def test_zero_3_on_tpus_gathers_each_weight_twice_a_layer_and_reduces_each_gradient_once(target, report):
     made = report(target, {"data": 16})

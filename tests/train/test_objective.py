@@ -94,7 +94,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.few(layout=LAYOUTS[2:])
+@pytest.mark.few(layout=LAYOUTS[2:], objective=(Preference(),))
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize(("model", "objective"), [(PenalisedLlama(), NextToken(0.01)), (MODEL, Preference())])
 def test_terms_are_means_over_the_global_batch(layout, model, objective, rng, packed_batch):

@@ -101,6 +101,7 @@ def test_more_int8_products_than_int32_has_room_for_are_summed_right(pair, rng):
     np.testing.assert_allclose(quantized_matmul(*made, dtype=jnp.float32), exact, rtol=1e-6)
 
 
+@pytest.mark.few(dtype=(jnp.int8,))
 @pytest.mark.parametrize("dtype", [jnp.int8, FP8], ids=["int8", "fp8"])
 def test_products_are_those_of_what_the_operands_stand_for(implementation, granularity, dtype, rng):
     """Summing k products in float32 errs by k·2⁻²⁴ of the sum of their sizes at most; scaling by 3 roundings more."""

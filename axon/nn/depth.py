@@ -156,9 +156,7 @@ class Depth(nnx.Module):
         return _write_out(period, x, parts, len(numbers[span.kinds[0]]))
 
     def _with_angles(self, inputs: Inputs) -> Inputs:
-        return inputs.with_angles(
-            rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ())
-        )
+        return inputs.with_angles(rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
 
     def _unrolled(self, span: _Span) -> bool:
         scope = axes.current()

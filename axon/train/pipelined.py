@@ -1,6 +1,6 @@
 """Gradients of an objective by a pipeline: the blocks on the stages, what is around them shared by all stages."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon import axes
-from axon.axes.specs import mesh_axes_of
 from axon.errors import UserError
 from axon.layout import LayoutError
 from axon.nn import Auxiliary, Inputs, LanguageModel
@@ -27,7 +26,7 @@ LAYERS = "layers/"
 
 @dataclass(frozen=True)
 class PipelinedGradients:
-    """Gradients of `objective`, by the schedule of the runtime's layout. `seed`: as of `axon.train.gradients.Gradients`.
+    """Gradients of `objective`, by the schedule of the runtime's layout; `seed` as of `axon.train.gradients.Gradients`.
 
     The objective's sums of a microbatch are cut in two at the model's depth: what comes before it, and what comes
     after. Both are of any objective that calls the model once; the blocks in between run on their stages.
@@ -52,7 +51,10 @@ class PipelinedGradients:
                 f"supported yet. Take the mesh axis {PIPE!r} out of Layout.mesh"
             )
         if layout.auto:
-            raise LayoutError(f"Layout.auto = True: a pipeline needs explicit mesh axes. Set it to False, or take {PIPE!r} out of Layout.mesh")
+            raise LayoutError(
+                f"Layout.auto = True: a pipeline needs explicit mesh axes. Set it to False, or take {PIPE!r} out of "
+                "Layout.mesh"
+            )
         _ = self.table
 
     @cached_property
@@ -89,7 +91,7 @@ class PipelinedGradients:
             outer=with_deferred_gradients(self.runtime, outer),
             inputs=cut.inputs(outer),
         )
-        self._log(apart)
+        self._log()
         gradients, of_outer, sums = execute(self.table, parts, apart)
         log_idle_overlap(self.runtime)
         zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
@@ -99,16 +101,21 @@ class PipelinedGradients:
     def _apart(self) -> tuple[str, ...]:
         """The mesh axes that split the batch and nothing else of the blocks."""
         placement = self.runtime.placement
-        names = {name for path, spec in self.runtime.parameters.items() if path.startswith(LAYERS) for name in spec.axes}
+        names = {
+            name for path, spec in self.runtime.parameters.items() if path.startswith(LAYERS) for name in spec.axes
+        }
         used = {a for name in names for kind in ("activations", "params") for a in placement.mesh_axes(name, kind)}
         used |= {a for name in ("seq", "seq.residual", "kv_seq") for a in placement.mesh_axes(name)}
         return tuple(a for a in placement.mesh_axes("batch") if a not in used)
 
-    def _log(self, apart: tuple[str, ...]) -> None:
+    def _log(self) -> None:
         table, layout = self.table, self.runtime.layout
         name = type(layout.schedule or OneFOneB()).__name__
-        bubble = float(figures(table).bubble.max())
+        found = figures(table)
+        bubble = found.lockstep / found.busy.max() - 1
         text = f"{name} in lockstep: {table.stages} stages, {table.microbatches} microbatches, bubble {bubble:.0%}"
+        if table.chunks.virtual > 1:
+            text += f"; {table.chunks.virtual} chunks a stage, to which layers are moved in each step"
         if table.microbatches < table.stages:
             text += f"; with fewer microbatches than stages {table.stages - table.microbatches} are always idle"
         axes.log_choice("pipeline", text)
@@ -173,7 +180,9 @@ class _Cut:
             self.objective.sums(module, part, self.key)
         except _Reached as reached:
             return reached.x, reached.inputs
-        raise UserError(f"{type(self.objective).__name__} does not call the model's blocks: there is nothing to pipeline")
+        raise UserError(
+            f"{type(self.objective).__name__} does not call the model's blocks: there is nothing to pipeline"
+        )
 
     def _microbatch(self, number: Array) -> Batch:
         return {name: jax.lax.dynamic_index_in_dim(x, number, keepdims=False) for name, x in self.parts.items()}

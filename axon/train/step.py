@@ -178,14 +178,21 @@ def _gradients(runtime: Runtime, objective: Objective, seed: int) -> GradientMet
     if runtime.layout.schedule is not None:
         name = type(runtime.layout.schedule).__name__
         raise UserError(
-            f"Layout.schedule = {name} has no effect: Layout.mesh has no mesh axis {PIPE!r} of 2 or more, whose devices "
-            f"are the stages. Add one, as in Layout.mesh = {{{PIPE!r}: 2, 'data': -1}}, or set Layout.schedule to None"
+            f"Layout.schedule = {name} has no effect: Layout.mesh has no mesh axis {PIPE!r} of 2 or more, whose "
+            f"devices are the stages. Add one, as in Layout.mesh = {{{PIPE!r}: 2, 'data': -1}}, or set "
+            "Layout.schedule to None"
         )
     return Gradients(runtime, objective, seed)
 
 
 def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo | SlowMo | None) -> Update:
     """The update that trains with `optimizer`, and perhaps an outer method around it."""
+    if runtime.placement.mesh.shape.get(PIPE, 1) > 1 and (outer is not None or isinstance(optimizer, OneBitAdam)):
+        name = type(outer or optimizer).__name__
+        raise UserError(
+            f"{name} trains replicas by themselves, which a pipeline's stages cannot do yet: choose one. Take the mesh "
+            f"axis {PIPE!r} out of Layout.mesh, or train without {name}"
+        )
     if isinstance(optimizer, OneBitAdam):
         if outer is not None:
             raise UserError(

@@ -23,6 +23,7 @@ from axon.axes.specs import entries
 from axon.parallel.pipeline.phases import phases
 from axon.parallel.pipeline.rows import Rows, rows
 from axon.parallel.pipeline.slots import NONE, SHIFTS
+from axon.parallel.pipeline.storage import from_stages, to_stages
 from axon.parallel.pipeline.table import Action, Table
 
 PIPE = "pipe"
@@ -69,9 +70,10 @@ def execute(table: Table, parts: Parts, apart: Names = ()) -> tuple[Any, Any, An
         table: uniform, with a flush, and accepted by `check`.
         apart: mesh axes that split the batch, of which the blocks need to know nothing: no parameter of theirs is split
             over them, and nothing is summed over them but gradients. Each device keeps its own sum of these until the
-            last microbatch is done, since within the stages no type can say that a sum is still to be made.
+            last microbatch is done, since within the stages no type can say that a sum is still to be made. Where
+            chunks give extras, which may be of the whole batch, gradients are summed in each microbatch.
 
-    The gradients of `trained` are unreduced over `apart`.
+    The gradients of `trained` are unreduced over `apart`, if each device kept its own.
     """
     return _Executor(table, parts, apart).run()
 
@@ -79,16 +81,21 @@ def execute(table: Table, parts: Parts, apart: Names = ()) -> tuple[Any, Any, An
 class _Executor:
     def __init__(self, table: Table, parts: Parts, apart: Names):
         self.table, self.parts, self.apart = table, parts, apart
-        self.manual = (PIPE, *apart)
         self.rows, self.pools = rows(table)
         self.x = jax.eval_shape(parts.first, parts.outer, _number(0))
         self.extras = self._extras()
+        if jax.tree.leaves(self.extras):
+            self.apart = ()
+        self.manual = (PIPE, *self.apart)
 
     def run(self) -> tuple[Any, Any, Any]:
+        self.layers = self._move(to_stages, (self.parts.trained, self.parts.fixed))
         carry = self._zeros()
         for start, actions, times in phases(self.table):
             ticks = slice(start, start + len(actions) * times)
-            of_phase = [Rows(*(row[ticks][place :: len(actions)] for row in self.rows)) for place in range(len(actions))]
+            of_phase = [
+                Rows(*(row[ticks][place :: len(actions)] for row in self.rows)) for place in range(len(actions))
+            ]
             run = [self._tick(action, of_tick) for action, of_tick in zip(actions, of_phase, strict=True)]
 
             def body(carry: Carry, of_ticks: list[Rows], run: Any = run) -> tuple[Carry, None]:
@@ -97,21 +104,22 @@ class _Executor:
                 return carry, None
 
             carry, _ = lax.scan(body, carry, jax.tree.map(_ints, of_phase))
-        return jax.tree.map(self._unreduced, carry.trained, self.parts.trained), carry.outer, carry.sums
+        trained = self._move(from_stages, carry.trained)
+        return jax.tree.map(self._unreduced, trained, self.parts.trained), carry.outer, carry.sums
 
     # ---- ticks ----------------------------------------------------------------------------------------------------
 
-    def _tick(self, action: Action, of_phase: Rows) -> Callable[[Carry, Rows], Carry]:
+    def _tick(self, action: Action, of_phase: Rows) -> Callable[[Carry, Any], Carry]:
         """A tick of a phase; all ticks at this place in its body are `of_phase`."""
         if action == Action.FORWARD:
             return partial(self._forward, of_phase)
         return partial(self._backward, of_phase, action)
 
-    def _forward(self, of_phase: Rows, carry: Carry, row: Rows) -> Carry:
+    def _forward(self, of_phase: Rows, carry: Carry, row: Any) -> Carry:
         x = self._where(of_phase.entering, row.entering, lambda m: self.parts.first(self.parts.outer, m), self._no_x())
         shifts = _shifts(of_phase.input_arrives, self.pools.inputs)
         inputs, y = self._region(self._forward_of_stage(shifts), (self._pool, self._value))(
-            carry.inputs, self.parts.trained, self.parts.fixed, x, self.parts.inputs, row
+            carry.inputs, *self.layers, x, self.parts.inputs, row
         )
         carry = carry._replace(inputs=inputs)
         if np.all(of_phase.leaving == NONE):
@@ -127,11 +135,11 @@ class _Executor:
         gradients = self._region(_put_of_stage, self._pool)(carry.gradients, dy, row.loss)
         return carry._replace(gradients=gradients, outer=outer, sums=sums)
 
-    def _backward(self, of_phase: Rows, action: Action, carry: Carry, row: Rows) -> Carry:
+    def _backward(self, of_phase: Rows, action: Action, carry: Carry, row: Any) -> Carry:
         shifts = _shifts(of_phase.gradient_arrives, self.pools.gradients)
         of_stage = self._region(self._backward_of_stage(action, shifts), (self._pool, self._sums, self._value[0]))
         gradients, trained, dx = of_stage(
-            carry.inputs, carry.gradients, carry.trained, self.parts.trained, self.parts.fixed, self.parts.inputs, row
+            carry.inputs, carry.gradients, carry.trained, *self.layers, self.parts.inputs, row
         )
         carry = carry._replace(gradients=gradients, trained=trained)
         if np.all(of_phase.beginning == NONE):
@@ -155,32 +163,33 @@ class _Executor:
 
     def _forward_of_stage(self, shifts: list[int]) -> Callable[..., Any]:
         def forward(pool: Any, trained: Any, fixed: Any, entering: Array, inputs: Any, row: Rows) -> Any:
-            row = _own(row)
-            pool = _put(pool, (entering, self._no_extras()), row.enters)
-            x, extras = _get(pool, row.input)
-            y, more = self.parts.chunk(*self._chunk((trained, fixed), row.chunk), x, _at(inputs, row.microbatch))
+            own = _own(row)
+            pool = _put(pool, (entering, self._no_extras()), own.enters)
+            x, extras = _get(pool, own.input)
+            trained, fixed = self._chunk((trained, fixed), own.chunk)
+            y, more = self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))
             y = y, jax.tree.map(jnp.add, extras, more)
-            return self._send(pool, y, row.input_arrives, shifts), _of_one_stage(y, row.leaves)
+            return self._send(pool, y, own.input_arrives, shifts), _of_one_stage(y, own.leaves)
 
         return forward
 
     def _backward_of_stage(self, action: Action, shifts: list[int]) -> Callable[..., Any]:
         def backward(stash: Any, pool: Any, total: Any, trained: Any, fixed: Any, inputs: Any, row: Rows) -> Any:
-            row = _own(row)
-            (x, _), dy = _get(stash, row.input), _get(pool, row.gradient)
-            trained, fixed = self._chunk((trained, fixed), row.chunk)
+            own = _own(row)
+            (x, _), dy = _get(stash, own.input), _get(pool, own.gradient)
+            trained, fixed = self._chunk((trained, fixed), own.chunk)
 
             def chunk(trained: Any, x: Array) -> Any:
-                return self.parts.chunk(trained, fixed, x, _at(inputs, row.microbatch))
+                return self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))
 
             _, pull = jax.vjp(chunk, trained, x)
             gradient, dx = pull(dy)
             if action != Action.BACKWARD_INPUT:
-                total = self._add(total, jax.tree.map(lambda d: jnp.where(row.active, d, 0), gradient), row.chunk)
+                total = self._add(total, jax.tree.map(lambda d: jnp.where(own.active, d, 0), gradient), own.chunk)
             if action == Action.BACKWARD_WEIGHT:
                 return pool, total, jnp.zeros_like(dx)
-            pool = self._send(pool, (dx, dy[1]), row.gradient_arrives, shifts)
-            return pool, total, _of_one_stage(dx, row.begins)
+            pool = self._send(pool, (dx, dy[1]), own.gradient_arrives, shifts)
+            return pool, total, _of_one_stage(dx, own.begins)
 
         return backward
 
@@ -216,6 +225,11 @@ class _Executor:
             return lax.dynamic_update_slice_in_dim(total, old + gradient[:, None], start, 0)
 
         return jax.tree.map(added, total, gradient)
+
+    def _move(self, move: Callable[..., Any], layers: Any) -> Any:
+        """Layers from where they are stored to where they run, or back."""
+        specs = jax.tree.map(self._manual, layers)
+        return self._region(lambda x: move(x, self.table.chunks, PIPE), specs)(layers)
 
     # ---- where things lie -----------------------------------------------------------------------------------------
 
@@ -255,6 +269,7 @@ class _Executor:
         def extras(trained: Any, fixed: Any, x: Array, inputs: Any) -> Any:
             return self.parts.chunk(trained, fixed, x, _at(inputs, _number(0)))[1]
 
+        self.manual = (PIPE,)
         of_stage = self._region(extras, PartitionSpec())
         return jax.eval_shape(of_stage, self.parts.trained, self.parts.fixed, self._no_x(), self.parts.inputs)
 
@@ -308,7 +323,7 @@ def _shifts(arrives: np.ndarray, slots: int) -> list[int]:
     return [number for number in range(len(SHIFTS)) if np.any(arrives[:, number] != slots - 1)]
 
 
-def _own(row: Rows) -> Rows:
+def _own(row: Rows) -> Any:
     """Of a tick's row what is about this stage, in a region that is manual over `pipe`."""
     stage = lax.axis_index(PIPE)
     return Rows(*(x[..., stage] if x.ndim else x for x in row))

@@ -1,6 +1,5 @@
 """Every schedule gives the gradients of the model run whole, which autodiff makes."""
 
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp

@@ -16,6 +16,7 @@ from axon.layout import Layout, LayoutError, sequence_parallel
 from axon.nn import Auxiliary, Depth, Dropout, LanguageModel, RMSNorm, Rope, Segment
 from axon.parallel.outer import DiLoCo
 from axon.parallel.pipeline import DualPipeV, GPipe, Interleaved, OneFOneB, TwoBW, ZeroBubbleH1, ZeroBubbleV
+from axon.plan.compiled import collectives
 from axon.train.objective import NextToken
 from axon.train.optimizers import AdamW, Constant, Group
 from axon.train.step import Program
@@ -37,6 +38,7 @@ KINDS = Gemma(
     qk_norm=True,
 )
 SEQUENCES, SEQ = 16, 16
+REDUCTIONS = ("all-reduce", "reduce-scatter", "all-to-all")
 OPTIMIZER = AdamW(Constant(1e-3), clip=None)
 
 
@@ -152,6 +154,19 @@ def test_frozen_parameters_have_no_gradient(packed_batch):
     )
     model = Llama(vocab=64, embed=32, layers=2, heads=4, kv_heads=2, mlp=48)
     compare(Layout({"pipe": 2}, microbatches=2), packed_batch, model, optimizer=frozen)
+
+
+@pytest.mark.few(zero=(1,))
+@pytest.mark.parametrize("zero", [0, 1, 2])
+def test_gradients_are_summed_over_data_once_whatever_the_number_of_microbatches(zero):
+    """What is sent over `data` in a loop are the sums of losses and counts; gradients are sent after the last one."""
+    layout = Layout({"pipe": 2, "data": 2}, microbatches=4, zero=zero)
+    program = Program(LLAMA, layout, OPTIMIZER, batch=SEQUENCES, seq=SEQ, devices=jax.devices()[:4])
+    sent = collectives(program.lower().compile().as_text())
+    reduced = [one for one in sent if "data" in one.mesh_axes(layout.mesh) and one.kind in REDUCTIONS]
+    assert all(one.bytes < 64 for one in reduced if one.times > 1)
+    parameters = sum(4 * math.prod(spec.shape) for spec in program.parameters.values())
+    assert sum(one.bytes for one in reduced if one.times == 1) >= parameters // 4
 
 
 def test_what_runs_is_said(packed_batch):

@@ -214,7 +214,7 @@ UNFIT = [
     (7, "Layout.mesh={'tensor': 7}", r"layers/block/attention/out: axis 'heads' of size 4 is not divisible by 7"),
     (3, "Layout.mesh={'data': 3}", r"the batch: axis 'batch' of size 8 is not divisible by 3"),
     (1, "Layout.microbatches=3", r"8 sequences are not divisible by 3, which is Layout.microbatches = 3"),
-    (2, "Layout.mesh={'pipe': 2}", "'layers'"),
+    (2, "Layout.mesh={'pipe': 2}", "1 of a kind of layers do not divide into 2 stages"),
 ]
 
 

@@ -18,6 +18,7 @@ AXON = (
     "axon.layout",
     "axon.data",
     "axon.parallel.outer",
+    "axon.parallel.pipeline.schedules",
     "axon.train.optimizers",
     "axon.train.objective",
     "axon.serve.generate",

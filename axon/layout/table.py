@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from axon.axes.patterns import base, parse_names
 from axon.errors import UserError, suggest
@@ -31,11 +31,19 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "pages": (),
     "page_size": (),
     "mlp": ("tensor",),
-    "vocab": ("tensor",),
+    "vocab": ("tensor", "pipe"),
     "positions": (),
     "layers": ("pipe",),
     "experts": ("expert",),
 }
+
+
+class Schedule(Protocol):
+    """What a pipeline's stages do when: see `axon.parallel.pipeline`, which has them."""
+
+    @property
+    def virtual(self) -> int: ...
+    def table(self, stages: int, microbatches: int) -> Any: ...
 
 
 class LayoutError(UserError):
@@ -57,6 +65,7 @@ class Layout:
             written in patterns; by default every sharding is part of an array's type (`AxisType.Explicit`).
         microbatches: parts of the batch whose gradients are accumulated and reduced once. (With ZeRO-3 gradients of
             the split parameters are reduced in each: no device ever stores whole ones.)
+        schedule: of the pipeline, whose stages are the devices along the mesh axis `pipe`; None for `OneFOneB`.
         overlap: mesh axes over which the gather of an activation before a matmul, or its reduction after one, becomes
             a ring of permutes that overlap with parts of the matmul. Not with `auto`.
         replicate_kv: how many neighbours along `tensor` have the same `kv_heads`, where there are fewer of these
@@ -72,6 +81,7 @@ class Layout:
     zero: int = 0
     auto: bool = False
     microbatches: int = 1
+    schedule: Schedule | None = None
     overlap: tuple[str, ...] = ()
     replicate_kv: int = 1
     order: tuple[str, ...] = MESH_AXES

@@ -71,11 +71,8 @@ def _indivisible(placement: Placement, spec: ArraySpec, kind: str) -> Iterator[t
         num_shards = placement.num_shards(name, kind)
         over = " × ".join(f"{a!r} = {placement.mesh.shape[a]}" for a in placement.mesh_axes(name, kind))
         if name == "layers" and num_shards > 1:
-            yield (
-                name,
-                f"mesh axis {over} would split 'layers' into stages, which is unsupported: every device runs all "
-                "layers. Give those devices to 'data' or 'tensor'",
-            )
+            if problem := _not_stages(placement, size, over, kind):
+                yield name, problem
         elif size % num_shards:
             yield (
                 name,
@@ -83,6 +80,25 @@ def _indivisible(placement: Placement, spec: ArraySpec, kind: str) -> Iterator[t
                 f"({kind}). Choose a size of {name!r} that {num_shards} divides, another size of the mesh axis, or "
                 + _way_out(placement, name, size, kind),
             )
+
+
+def _not_stages(placement: Placement, layers: int, over: str, kind: str) -> str | None:
+    """Why mesh axes that split `layers` do not make stages of a pipeline of them; None if they do."""
+    layout = placement.layout
+    if placement.mesh_axes("layers", kind) != ("pipe",) or layout.auto:
+        return (
+            f"mesh axis {over} would split 'layers', which only the stages of a pipeline do: the mesh axis 'pipe', and "
+            "Layout.auto = False. Give those devices to 'data' or 'tensor'"
+        )
+    stages, virtual = placement.mesh.shape["pipe"], layout.schedule.virtual if layout.schedule else 1
+    if layers % (stages * virtual):
+        of_each = f" of {virtual} chunks each" if virtual > 1 else ""
+        return (
+            f"{layers} of a kind of layers do not divide into {stages} stages{of_each}, and stages with different "
+            f"numbers of layers are not supported yet. Choose a number of layers that {stages * virtual} divides, or "
+            "another size of the mesh axis 'pipe'"
+        )
+    return None
 
 
 def _way_out(placement: Placement, name: str, size: int, kind: str) -> str:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec
@@ -92,13 +93,25 @@ class Depth(nnx.Module):
         Auxiliary losses are summed over layers; statistics are at `<kind>/<path>`, with a leading axis `layers`.
         """
         self._log()
-        ropes = (rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
-        inputs, caches, auxiliaries = inputs.with_angles(ropes), {}, {}
+        inputs, caches, auxiliaries = self._with_angles(inputs), {}, {}
         for span in self.spans:
-            x, (own_caches, own_auxiliaries) = self._run(span, x, inputs, cache)
+            numbers = {kind: jnp.asarray(span.layers(kind)) for kind in span.kinds}
+            x, (own_caches, own_auxiliaries) = self._run(span, x, inputs, cache, numbers)
             caches |= own_caches
             auxiliaries |= own_auxiliaries
         return x, None if cache is None else caches, over_layers(auxiliaries)
+
+    def part(self, x: Array, inputs: Inputs, periods: Array) -> tuple[Array, Auxiliary]:
+        """`x` through some periods of the only segment, as a stage of a pipeline runs them.
+
+        `periods`: their numbers. The blocks' parameters are those of these periods alone, in this order; auxiliary
+        terms are as `__call__` gives them.
+        """
+        (span,) = self.spans
+        kinds = len(span.kinds)
+        numbers = {kind: span.start + kinds * periods + place for place, kind in enumerate(span.kinds)}
+        x, (_, auxiliaries) = self._run(span, x, self._with_angles(inputs), None, numbers)
+        return x, over_layers(auxiliaries)
 
     def cache_specs(self, batch: int, length: int) -> dict[str, dict[str, ArraySpec]]:
         """Kind → what its blocks remember of `length` tokens a sequence."""
@@ -118,16 +131,17 @@ class Depth(nnx.Module):
 
     # ---- one segment ----------------------------------------------------------------------------------------------
 
-    def _run(self, span: _Span, x: Array, inputs: Inputs, cache: Any) -> tuple[Array, Any]:
-        """`x` through a segment: and by kind the new cache and the auxiliary terms, with a leading axis `layers`."""
+    def _run(
+        self, span: _Span, x: Array, inputs: Inputs, cache: Any, numbers: Mapping[str, Array]
+    ) -> tuple[Array, Any]:
+        """`x` through periods of a segment, and by kind the new cache and the auxiliary terms, with an axis `layers`.
+
+        `numbers`: by kind, the logical numbers of the layers.
+        """
         in_scan = not self._unrolled(span)
         layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
         parts = {
-            kind: (
-                nnx.to_pure_dict(nnx.state(self.blocks[kind])),
-                cache and cache[kind],
-                jnp.asarray(span.layers(kind)),
-            )
+            kind: _whole((nnx.to_pure_dict(nnx.state(self.blocks[kind])), cache and cache[kind], numbers[kind]))
             for kind in span.kinds
         }
 
@@ -137,7 +151,12 @@ class Depth(nnx.Module):
                 x, caches[kind], auxiliaries[kind] = layer(x, parts[kind])
             return x, (caches, auxiliaries)
 
-        return lax.scan(period, x, parts) if in_scan else _write_out(period, x, parts, span.times)
+        if in_scan:
+            return lax.scan(period, x, parts)
+        return _write_out(period, x, parts, len(numbers[span.kinds[0]]))
+
+    def _with_angles(self, inputs: Inputs) -> Inputs:
+        return inputs.with_angles(rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
 
     def _unrolled(self, span: _Span) -> bool:
         scope = axes.current()
@@ -200,6 +219,21 @@ def _checked(result: Any, kind: str, block: nnx.Module) -> tuple[Array, Any, Aux
         f"{type(block).__name__} ({written_at(type(block))}), the block of kind {kind!r}, returned {found}: a block "
         "returns (x, cache, auxiliary), of which the last is axon.nn.Auxiliary() where there is nothing to add"
     )
+
+
+def _whole(parts: Any) -> Any:
+    """`parts`, of which no device lacks a layer: those that lie on the stages of a pipeline are gathered."""
+    scope = axes.current()
+    if scope is None or not scope.placement.mesh_axes("layers", "params"):
+        return parts
+    axes.log_choice(
+        "layers outside of the pipeline", "gathered from the stages, and run whole by every stage (evaluation, samples)"
+    )
+
+    def gathered(x: Array) -> Array:
+        return axes.reshard(x, PartitionSpec(None, *jax.typeof(x).sharding.spec[1:]))
+
+    return jax.tree.map(gathered, parts)
 
 
 def _write_out(period: Callable[..., Any], x: Array, parts: Any, times: int) -> tuple[Array, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,21 @@ from axon.train.state import State
 Counts = Mapping[str, Array]
 
 
+class GradientMethod(Protocol):
+    """A way to make gradients. The ones there are: `Gradients`, and `axon.train.pipelined.PipelinedGradients`."""
+
+    def counts(self, batch: Batch) -> Counts:
+        """What the sums over this batch are divided by: added up over its microbatches."""
+        ...
+
+    def __call__(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str] = ()) -> tuple[Any, Sums]:
+        """Gradients of the mean over `counts`, nested by path, under the `grads` rows; and the sums of `batch`.
+
+        Those of the paths that are `frozen` are zeros, and not computed.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Gradients:
     """Gradients of `objective` on the runtime's layout, which has the number of microbatches.
@@ -31,10 +46,7 @@ class Gradients:
 
     def counts(self, batch: Batch) -> Counts:
         """The counts by which the sums over this batch are divided, added up over its microbatches."""
-        if self.runtime.layout.microbatches == 1:
-            return self.objective.counts(batch)
-        counts = jax.lax.map(self.objective.counts, self._microbatches(batch))
-        return jax.tree.map(lambda count: jnp.sum(count, axis=0), counts)
+        return total_counts(self.objective, batch, self.runtime.layout.microbatches)
 
     def __call__(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str] = ()) -> tuple[Any, Sums]:
         """Gradients of the mean over `counts`, nested by path, under the `grads` rows; and the sums of `batch`.
@@ -43,7 +55,7 @@ class Gradients:
         the split parameters are reduced in each microbatch: no device ever stores whole ones.) Gradients of the
         `frozen` paths are zeros, and not computed.
         """
-        values = flattened(self._with_deferred_gradients(state.parameters))
+        values = flattened(with_deferred_gradients(self.runtime, state.parameters))
         still = {path: values.pop(path) for path in frozen}
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
 
@@ -56,7 +68,7 @@ class Gradients:
             (_, sums), gradients = differentiated(values, batch)
         else:
             gradients, sums = self._accumulated(differentiated, values, batch)
-        self._log_idle_overlap()
+        log_idle_overlap(self.runtime)
         zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
         return self.runtime.reshard(nested(gradients | zeros), "grads", axes.reduce_gradient), sums
 
@@ -68,43 +80,53 @@ class Gradients:
             return jax.tree.map(jnp.add, total, gradients), sums
 
         zeros = jax.tree.map(lambda v: axes.as_cotangent(jnp.zeros(v.shape, v.dtype), v), values)
-        gradients, sums = jax.lax.scan(accumulate, zeros, self._microbatches(batch))
+        gradients, sums = jax.lax.scan(accumulate, zeros, microbatches(batch, self.runtime.layout.microbatches))
         return gradients, jax.tree.map(lambda s: jnp.sum(s, axis=0), sums)
 
-    def _microbatches(self, batch: Batch) -> Batch:
-        """`batch …` → `micro batch …`, strided: contiguous microbatches would each lie on a few devices only, and
-        sequences would have to be sent to the others."""
-        count = self.runtime.layout.microbatches
 
-        def split(x: Array) -> Array:
-            return jnp.swapaxes(x.reshape(x.shape[0] // count, count, *x.shape[1:]), 0, 1)
+def total_counts(objective: Objective, batch: Batch, number: int) -> Counts:
+    """What the sums over a batch are divided by, added up over its `number` of microbatches."""
+    if number == 1:
+        return objective.counts(batch)
+    found = jax.lax.map(objective.counts, microbatches(batch, number))
+    return jax.tree.map(lambda count: jnp.sum(count, axis=0), found)
 
-        return {name: split(value) for name, value in batch.items()}
 
-    def _with_deferred_gradients(self, values: Any) -> Any:
-        """Parameters whose gradients are unreduced over the devices that split the batch, until they are resharded.
+def microbatches(batch: Batch, number: int) -> Batch:
+    """`batch …` → `micro batch …`, strided: contiguous microbatches would each lie on a few devices only, and
+    sequences would have to be sent to the others."""
 
-        Otherwise each microbatch's gradients would be reduced by themselves, with as many all-reduces.
-        """
-        if not axes.supports_unreduced():
-            return values
-        split = {a for name in ("batch", "seq") for a in self.runtime.placement.mesh_axes(name)}
+    def split(x: Array) -> Array:
+        return jnp.swapaxes(x.reshape(x.shape[0] // number, number, *x.shape[1:]), 0, 1)
 
-        def deferred(value: Array) -> Array:
-            spec = jax.typeof(value).sharding.spec
-            return axes.reshard(value, PartitionSpec(*spec, reduced=frozenset(split.difference(mesh_axes_of(spec)))))
+    return {name: split(value) for name, value in batch.items()}
 
-        return jax.tree.map(deferred, values)
 
-    def _log_idle_overlap(self) -> None:
-        """Log the mesh axes of `Layout.overlap` over which no ring was traced."""
-        scope, placement = axes.current(), self.runtime.placement
-        sizes = placement.mesh.shape
-        idle = [a for a in placement.overlap if sizes.get(a, 1) > 1 and scope and a not in scope.rings]
-        if idle:
-            axes.log_choice(
-                "overlap",
-                f"nothing is overlapped over {' and '.join(map(repr, idle))}: no matmul gathers an activation over it, "
-                "or scatters one (a weight's gather, as ZeRO's, is not a ring). Take it out of Layout.overlap; for "
-                "'tensor', add rows=sequence_parallel()",
-            )
+def with_deferred_gradients(runtime: Runtime, values: Any) -> Any:
+    """Parameters whose gradients are unreduced over the devices that split the batch, until they are resharded.
+
+    Otherwise each microbatch's gradients would be reduced by themselves, with as many all-reduces.
+    """
+    if not axes.supports_unreduced():
+        return values
+    split = {a for name in ("batch", "seq") for a in runtime.placement.mesh_axes(name)}
+
+    def deferred(value: Array) -> Array:
+        spec = jax.typeof(value).sharding.spec
+        return axes.reshard(value, PartitionSpec(*spec, reduced=frozenset(split.difference(mesh_axes_of(spec)))))
+
+    return jax.tree.map(deferred, values)
+
+
+def log_idle_overlap(runtime: Runtime) -> None:
+    """Log the mesh axes of `Layout.overlap` over which no ring was traced."""
+    scope, placement = axes.current(), runtime.placement
+    sizes = placement.mesh.shape
+    idle = [a for a in placement.overlap if sizes.get(a, 1) > 1 and scope and a not in scope.rings]
+    if idle:
+        axes.log_choice(
+            "overlap",
+            f"nothing is overlapped over {' and '.join(map(repr, idle))}: no matmul gathers an activation over it, "
+            "or scatters one (a weight's gather, as ZeRO's, is not a ring). Take it out of Layout.overlap; for "
+            "'tensor', add rows=sequence_parallel()",
+        )

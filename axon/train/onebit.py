@@ -18,7 +18,7 @@ from axon.layout.placement import DEVICES
 from axon.parallel.onebit import chunk_size, compressed_means
 from axon.parallel.replicas import REPLICA, check_replicas, mean_over_replicas, per_replica, stacked_spec
 from axon.runtime import Runtime, flattened, nested
-from axon.train.gradients import Gradients
+from axon.train.gradients import GradientMethod
 from axon.train.objective import Batch, Sums
 from axon.train.optimizers import OneBitAdam, Parameters
 from axon.train.outer import replicated_spec
@@ -88,7 +88,7 @@ class OneBit:
     def evaluated(self, state: State) -> Any:
         return state.parameters
 
-    def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+    def step(self, gradients: GradientMethod, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
         counts = gradients.counts(batch)
         by_replica, sums = self._by_replica(gradients, state, batch, counts)
         moments, norms = lax.cond(
@@ -101,7 +101,7 @@ class OneBit:
         after = State(state.step + 1, values, moments, state.variables)
         return after, metrics(self.optimizer.schedule, state, sums, counts, norms), sums.statistics
 
-    def _by_replica(self, gradients: Gradients, state: State, batch: Batch, counts: Any) -> tuple[Any, Sums]:
+    def _by_replica(self, gradients: GradientMethod, state: State, batch: Batch, counts: Any) -> tuple[Any, Sums]:
         """Gradients `replicas …` whose mean is that of the global batch, and its sums."""
 
         def local(shared: Any, _: Any, batch: Batch) -> tuple[Any, Sums]:

@@ -20,7 +20,7 @@ from axon.parallel.replicas import (
     stacked,
 )
 from axon.runtime import Runtime, nested
-from axon.train.gradients import Gradients
+from axon.train.gradients import GradientMethod
 from axon.train.objective import Batch
 from axon.train.optimizers import Optimizer, Parameters
 from axon.train.state import State
@@ -77,7 +77,7 @@ class Outer:
     def evaluated(self, state: State) -> Any:
         return state.parameters
 
-    def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+    def step(self, gradients: GradientMethod, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
         def inner(shared: Any, own: Any, batch: Batch) -> tuple[Any, Any]:
             step, variables = shared
             before = State(step, own["parameters"], own["optimizer"], variables)

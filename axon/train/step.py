@@ -14,15 +14,17 @@ from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.parallel.outer import DiLoCo, SlowMo
+from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
 from axon.train.evaluate import Evaluator
 from axon.train.given import check_given
-from axon.train.gradients import Gradients
+from axon.train.gradients import GradientMethod, Gradients
 from axon.train.objective import SEQUENCES, Batch, NextToken, Objective
 from axon.train.onebit import OneBit
 from axon.train.optimizers import Averaging, OneBitAdam, Optimizer
 from axon.train.outer import Outer
+from axon.train.pipelined import PipelinedGradients
 from axon.train.state import State
 from axon.train.update import Descent, Metrics, Update
 
@@ -63,7 +65,7 @@ class Program:
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
         self.evaluator = Evaluator(self.runtime, objective, batch, seq)
         self.evaluator.check_layout()
-        self.gradients = Gradients(self.runtime, objective, seed)
+        self.gradients = _gradients(self.runtime, objective, seed)
         self.update = _update(self.runtime, optimizer, outer)
 
     # ---- the step -------------------------------------------------------------------------------------------------
@@ -169,8 +171,28 @@ class Program:
         return self.evaluator.host_sequences
 
 
+def _gradients(runtime: Runtime, objective: Objective, seed: int) -> GradientMethod:
+    """The way to make gradients: a pipeline's where the mesh has stages."""
+    if runtime.placement.mesh.shape.get(PIPE, 1) > 1:
+        return PipelinedGradients(runtime, objective, seed)
+    if runtime.layout.schedule is not None:
+        name = type(runtime.layout.schedule).__name__
+        raise UserError(
+            f"Layout.schedule = {name} has no effect: Layout.mesh has no mesh axis {PIPE!r} of 2 or more, whose "
+            f"devices are the stages. Add one, as in Layout.mesh = {{{PIPE!r}: 2, 'data': -1}}, or set "
+            "Layout.schedule to None"
+        )
+    return Gradients(runtime, objective, seed)
+
+
 def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo | SlowMo | None) -> Update:
     """The update that trains with `optimizer`, and perhaps an outer method around it."""
+    if runtime.placement.mesh.shape.get(PIPE, 1) > 1 and (outer is not None or isinstance(optimizer, OneBitAdam)):
+        name = type(outer or optimizer).__name__
+        raise UserError(
+            f"{name} trains replicas by themselves, which a pipeline's stages cannot do yet: choose one. Take the mesh "
+            f"axis {PIPE!r} out of Layout.mesh, or train without {name}"
+        )
     if isinstance(optimizer, OneBitAdam):
         if outer is not None:
             raise UserError(

@@ -11,7 +11,7 @@ from jax import Array
 
 from axon import axes
 from axon.runtime import Runtime, flattened, nested
-from axon.train.gradients import Counts, Gradients
+from axon.train.gradients import Counts, GradientMethod
 from axon.train.objective import Batch, Sums, means
 from axon.train.optimizers import Averaging, Optimizer, Parameters, Schedule, frozen_paths, state_specs
 from axon.train.state import State
@@ -36,7 +36,7 @@ class Update(Protocol):
         """Its state before the first step, for these parameters, nested by path."""
         ...
 
-    def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+    def step(self, gradients: GradientMethod, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
         """The next state, its variables unchanged; the step's metrics; and the statistics to update variables from."""
         ...
 
@@ -62,7 +62,7 @@ class Descent:
     def init(self, values: Any) -> Any:
         return self.optimizer.transform(self.runtime.parameters).init(flattened(values))
 
-    def step(self, gradients: Gradients, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+    def step(self, gradients: GradientMethod, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
         counts = gradients.counts(batch)
         found, sums = gradients(state, batch, counts, self._frozen)
         found, norms = clipped(found, self.optimizer.clip)

@@ -3,6 +3,7 @@
 import pytest
 
 from axon.layout import ArraySpec, LayoutError, validate
+from axon.parallel.pipeline import Interleaved
 
 BATCH = ArraySpec(("batch", "seq"), (16, 32))
 QUERY = {"block/query": ArraySpec(("embed", "heads", "head_dim"), (32, 6, 8))}
@@ -59,11 +60,25 @@ def test_an_axis_without_a_row_is_refused_with_the_nearest_name(placed):
     assert message.startswith("parameter a/b: axis 'mpl' is not in the layout's table. Did you mean 'mlp'?")
 
 
-@pytest.mark.parametrize("options", [{"mesh": {"pipe": 2}}, {"mesh": {"data": 2}, "rows": {"layers": "data"}}])
-def test_layers_cannot_be_split_yet_and_the_mesh_axis_is_named(options, placed):
-    told = problems(placed(**options), UP)
-    axis = next(iter(options["mesh"]))
-    assert f"parameter block/up: mesh axis '{axis}' = 2 would split 'layers' into stages" in told[0]
+NO_STAGES = [
+    ({"mesh": {"data": 2}, "rows": {"layers": "data"}}, "mesh axis 'data' = 2 would split 'layers'"),
+    ({"mesh": {"pipe": 2}, "auto": True}, "mesh axis 'pipe' = 2 would split 'layers'"),
+    ({"mesh": {"pipe": 4}}, "2 of a kind of layers do not divide into 4 stages"),
+    (
+        {"mesh": {"pipe": 2}, "schedule": Interleaved(2)},
+        "2 of a kind of layers do not divide into 2 stages of 2 chunks",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), NO_STAGES, ids=[message for _, message in NO_STAGES])
+def test_layers_that_do_not_divide_into_stages_are_refused(options, message, placed):
+    assert problems(placed(**options), UP)[0].startswith(f"parameter block/up: {message}")
+
+
+def test_layers_divide_into_stages(placed):
+    validate(placed({"pipe": 2}), UP, BATCH)
+    validate(placed({"pipe": 2}, schedule=Interleaved(1)), UP, BATCH)
 
 
 def test_microbatches_divide_the_rows_of_each_device(placed):

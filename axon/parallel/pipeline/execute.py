@@ -1,0 +1,357 @@
+"""A schedule's table run by all stages together: gradients of a model whose blocks lie on the stages of a pipeline.
+
+What no stage owns (the embedding, the head, the loss) is done outside of the stages, where `pipe` is a mesh axis like
+any other: all stages share the work, and none repeats another's. Only the blocks run inside a region that is manual
+over `pipe`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from axon.axes import as_cotangent, reshard
+from axon.axes.patterns import Names
+from axon.axes.specs import entries
+from axon.parallel.pipeline.phases import phases
+from axon.parallel.pipeline.rows import Rows, rows
+from axon.parallel.pipeline.slots import NONE, SHIFTS
+from axon.parallel.pipeline.storage import from_stages, to_stages
+from axon.parallel.pipeline.table import Action, Table
+
+PIPE = "pipe"
+"""The mesh axis of the stages."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a model and its objective are made of, as pure functions.
+
+    Args:
+        first: `(outer, microbatch number) → x`, what comes before the blocks.
+        chunk: `(trained, fixed, x, inputs) → (x, extras)`, some blocks; `extras` is a tree of scalars that are added
+            up over the chunks that a microbatch goes through.
+        last: `(outer, x, extras, microbatch number) → (what is minimised, sums)`, what comes after the blocks.
+        trained, fixed: arrays of the blocks, with an axis `layers` in front that lies on `pipe`; gradients are made
+            for `trained`. outer: the parameters that are not of the blocks.
+        inputs: what blocks are given of each microbatch, with an axis in front that counts these.
+    """
+
+    first: Callable[[Any, Array], Array]
+    chunk: Callable[[Any, Any, Array, Any], tuple[Array, Any]]
+    last: Callable[[Any, Array, Any, Array], tuple[Array, Any]]
+    trained: Any
+    fixed: Any
+    outer: Any
+    inputs: Any
+
+
+class Carry(NamedTuple):
+    """What goes from tick to tick: slots of chunks' inputs and of outputs' gradients, and all that is added up."""
+
+    inputs: Any
+    gradients: Any
+    trained: Any
+    outer: Any
+    sums: Any
+
+
+def execute(table: Table, parts: Parts, apart: Names = ()) -> tuple[Any, Any, Any]:
+    """Gradients of `parts.trained` and `parts.outer`, and the sums, added up over all microbatches.
+
+    Args:
+        table: uniform, with a flush, and accepted by `check`.
+        apart: mesh axes that split the batch, of which the blocks need to know nothing: no parameter of theirs is split
+            over them, and nothing is summed over them but gradients. Each device keeps its own sum of these until the
+            last microbatch is done, since within the stages no type can say that a sum is still to be made. Where
+            chunks give extras, which may be of the whole batch, gradients are summed in each microbatch.
+
+    The gradients of `trained` are unreduced over `apart`, if each device kept its own.
+    """
+    return _Executor(table, parts, apart).run()
+
+
+class _Executor:
+    def __init__(self, table: Table, parts: Parts, apart: Names):
+        self.table, self.parts, self.apart = table, parts, apart
+        self.rows, self.pools = rows(table)
+        self.x = jax.eval_shape(parts.first, parts.outer, _number(0))
+        self.extras = self._extras()
+        if jax.tree.leaves(self.extras):
+            self.apart = ()
+        self.manual = (PIPE, *self.apart)
+
+    def run(self) -> tuple[Any, Any, Any]:
+        self.layers = self._move(to_stages, (self.parts.trained, self.parts.fixed))
+        carry = self._zeros()
+        for start, actions, times in phases(self.table):
+            ticks = slice(start, start + len(actions) * times)
+            of_phase = [
+                Rows(*(row[ticks][place :: len(actions)] for row in self.rows)) for place in range(len(actions))
+            ]
+            run = [self._tick(action, of_tick) for action, of_tick in zip(actions, of_phase, strict=True)]
+
+            def body(carry: Carry, of_ticks: list[Rows], run: Any = run) -> tuple[Carry, None]:
+                for tick, row in zip(run, of_ticks, strict=True):
+                    carry = tick(carry, row)
+                return carry, None
+
+            carry, _ = lax.scan(body, carry, jax.tree.map(_ints, of_phase))
+        trained = self._move(from_stages, carry.trained)
+        return jax.tree.map(self._unreduced, trained, self.parts.trained), carry.outer, carry.sums
+
+    # ---- ticks ----------------------------------------------------------------------------------------------------
+
+    def _tick(self, action: Action, of_phase: Rows) -> Callable[[Carry, Any], Carry]:
+        """A tick of a phase; all ticks at this place in its body are `of_phase`."""
+        if action == Action.FORWARD:
+            return partial(self._forward, of_phase)
+        return partial(self._backward, of_phase, action)
+
+    def _forward(self, of_phase: Rows, carry: Carry, row: Any) -> Carry:
+        x = self._where(of_phase.entering, row.entering, lambda m: self.parts.first(self.parts.outer, m), self._no_x())
+        shifts = _shifts(of_phase.input_arrives, self.pools.inputs)
+        inputs, y = self._region(self._forward_of_stage(shifts), (self._pool, self._value))(
+            carry.inputs, *self.layers, x, self.parts.inputs, row
+        )
+        carry = carry._replace(inputs=inputs)
+        if np.all(of_phase.leaving == NONE):
+            return carry
+
+        def loss(microbatch: Array) -> Any:
+            differentiated = jax.value_and_grad(self.parts.last, argnums=(0, 1, 2), has_aux=True)
+            (_, sums), (outer, *dy) = differentiated(self.parts.outer, *y, microbatch)
+            return jax.tree.map(jnp.add, (carry.outer, carry.sums), (outer, sums)), tuple(dy)
+
+        unchanged = (carry.outer, carry.sums), jax.tree.map(jnp.zeros_like, y)
+        (outer, sums), dy = self._where(of_phase.leaving, row.leaving, loss, unchanged)
+        gradients = self._region(_put_of_stage, self._pool)(carry.gradients, dy, row.loss)
+        return carry._replace(gradients=gradients, outer=outer, sums=sums)
+
+    def _backward(self, of_phase: Rows, action: Action, carry: Carry, row: Any) -> Carry:
+        shifts = _shifts(of_phase.gradient_arrives, self.pools.gradients)
+        of_stage = self._region(self._backward_of_stage(action, shifts), (self._pool, self._sums, self._value[0]))
+        gradients, trained, dx = of_stage(
+            carry.inputs, carry.gradients, carry.trained, *self.layers, self.parts.inputs, row
+        )
+        carry = carry._replace(gradients=gradients, trained=trained)
+        if np.all(of_phase.beginning == NONE):
+            return carry
+
+        def embedding(microbatch: Array) -> Any:
+            _, pull = jax.vjp(lambda outer: self.parts.first(outer, microbatch), self.parts.outer)
+            return jax.tree.map(jnp.add, carry.outer, pull(dx)[0])
+
+        return carry._replace(outer=self._where(of_phase.beginning, row.beginning, embedding, carry.outer))
+
+    def _where(self, of_phase: np.ndarray, microbatch: Array, do: Callable[[Array], Any], otherwise: Any) -> Any:
+        """`do(microbatch)` in those ticks of the phase in which there is one: the same on every device."""
+        if np.all(of_phase == NONE):
+            return otherwise
+        if np.all(of_phase != NONE):
+            return do(microbatch)
+        return lax.cond(microbatch != NONE, lambda: do(microbatch), lambda: otherwise)
+
+    # ---- what a stage does, in a region that is manual over `pipe` -------------------------------------------------
+
+    def _forward_of_stage(self, shifts: list[int]) -> Callable[..., Any]:
+        def forward(pool: Any, trained: Any, fixed: Any, entering: Array, inputs: Any, row: Rows) -> Any:
+            own = _own(row)
+            pool = _put(pool, (entering, self._no_extras()), own.enters)
+            x, extras = _get(pool, own.input)
+            trained, fixed = self._chunk((trained, fixed), own.chunk)
+            y, more = self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))
+            y = y, jax.tree.map(jnp.add, extras, more)
+            return self._send(pool, y, own.input_arrives, shifts), _of_one_stage(y, own.leaves)
+
+        return forward
+
+    def _backward_of_stage(self, action: Action, shifts: list[int]) -> Callable[..., Any]:
+        def backward(stash: Any, pool: Any, total: Any, trained: Any, fixed: Any, inputs: Any, row: Rows) -> Any:
+            own = _own(row)
+            (x, _), dy = _get(stash, own.input), _get(pool, own.gradient)
+            trained, fixed = self._chunk((trained, fixed), own.chunk)
+
+            def chunk(trained: Any, x: Array) -> Any:
+                return self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))
+
+            _, pull = jax.vjp(chunk, trained, x)
+            gradient, dx = pull(dy)
+            if action != Action.BACKWARD_INPUT:
+                total = self._add(total, jax.tree.map(lambda d: jnp.where(own.active, d, 0), gradient), own.chunk)
+            if action == Action.BACKWARD_WEIGHT:
+                return pool, total, jnp.zeros_like(dx)
+            pool = self._send(pool, (dx, dy[1]), own.gradient_arrives, shifts)
+            return pool, total, _of_one_stage(dx, own.begins)
+
+        return backward
+
+    def _send(self, pool: Any, x: Any, arrives: Array, shifts: list[int]) -> Any:
+        """What each stage has made to the stages that need it, and what arrives into its slot."""
+        stages = self.table.stages
+        for number in shifts:
+            pairs = [(stage, (stage + SHIFTS[number]) % stages) for stage in range(stages)]
+            sent = jax.tree.map(lambda leaf, pairs=pairs: lax.ppermute(leaf, PIPE, pairs), x) if SHIFTS[number] else x
+            pool = _put(pool, sent, arrives[number])
+        return pool
+
+    def _chunk(self, layers: Any, chunk: Array) -> Any:
+        """Of a stage's layers those of one chunk."""
+        virtual = self.table.chunks.virtual
+        if virtual == 1:
+            return layers
+
+        def of_chunk(x: Array) -> Array:
+            each = x.shape[0] // virtual
+            return lax.dynamic_slice_in_dim(x, chunk * each, each)
+
+        return jax.tree.map(of_chunk, layers)
+
+    def _add(self, total: Any, gradient: Any, chunk: Array) -> Any:
+        """The sums, with a chunk's gradients added."""
+
+        def added(total: Array, gradient: Array) -> Array:
+            start, each = chunk * gradient.shape[0], gradient.shape[0]
+            if each == total.shape[0]:
+                return total + gradient[:, None]
+            old = lax.dynamic_slice_in_dim(total, start, each)
+            return lax.dynamic_update_slice_in_dim(total, old + gradient[:, None], start, 0)
+
+        return jax.tree.map(added, total, gradient)
+
+    def _move(self, move: Callable[..., Any], layers: Any) -> Any:
+        """Layers from where they are stored to where they run, or back."""
+        specs = jax.tree.map(self._manual, layers)
+        return self._region(lambda x: move(x, self.table.chunks, PIPE), specs)(layers)
+
+    # ---- where things lie -----------------------------------------------------------------------------------------
+
+    def _region(self, fn: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
+        """`fn`, run by each stage by itself; `outputs` are the specs of what it gives, of the manual mesh axes."""
+
+        def run(*arguments: Any) -> Any:
+            specs = jax.tree.map(self._manual, arguments)
+            mapped = jax.shard_map(fn, in_specs=specs, out_specs=outputs, axis_names=set(self.manual), check_vma=False)
+            return mapped(*arguments)
+
+        return run
+
+    def _manual(self, x: Any) -> PartitionSpec:
+        """The part of an array's spec that is about the mesh axes that are manual in a region."""
+        split = (tuple(a for a in entries(entry) if a in self.manual) for entry in _spec(x))
+        return PartitionSpec(*(axes or None for axes in split))
+
+    @cached_property
+    def _value(self) -> Any:
+        """Specs of what goes from chunk to chunk."""
+        return self._manual(self.x), jax.tree.map(lambda _: PartitionSpec(), self.extras)
+
+    @cached_property
+    def _pool(self) -> Any:
+        """Specs of a pool of slots for it: axes for stages and slots come first."""
+        return jax.tree.map(lambda spec: PartitionSpec(PIPE, None, *spec), self._value)
+
+    @cached_property
+    def _sums(self) -> Any:
+        """Specs of each device's sums of gradients: an axis for the devices comes second."""
+        return jax.tree.map(lambda _: PartitionSpec(PIPE, self.apart or None), self.parts.trained)
+
+    def _extras(self) -> Any:
+        """What a chunk gives besides its output, as shapes."""
+
+        def extras(trained: Any, fixed: Any, x: Array, inputs: Any) -> Any:
+            return self.parts.chunk(trained, fixed, x, _at(inputs, _number(0)))[1]
+
+        self.manual = (PIPE,)
+        of_stage = self._region(extras, PartitionSpec())
+        return jax.eval_shape(of_stage, self.parts.trained, self.parts.fixed, self._no_x(), self.parts.inputs)
+
+    def _no_x(self) -> Array:
+        return reshard(jnp.zeros(self.x.shape, self.x.dtype), _spec(self.x))
+
+    def _no_extras(self) -> Any:
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.extras)
+
+    def _zeros(self) -> Carry:
+        def pool(slots: int) -> Any:
+            def empty(x: Any, spec: PartitionSpec) -> Array:
+                zeros = jnp.zeros((self.table.stages, slots, *x.shape), x.dtype)
+                return reshard(zeros, PartitionSpec(PIPE, None, *spec))
+
+            return empty(self.x, _spec(self.x)), jax.tree.map(lambda s: empty(s, PartitionSpec()), self.extras)
+
+        def of_layers(value: Array) -> Array:
+            mesh = jax.sharding.get_abstract_mesh()
+            shape = value.shape[0], math.prod(mesh.shape[a] for a in self.apart), *value.shape[1:]
+            layers, *rest = _spec(value)
+            return reshard(jnp.zeros(shape, value.dtype), PartitionSpec(layers, self.apart or None, *rest))
+
+        outer = jax.tree.map(lambda v: as_cotangent(jnp.zeros(v.shape, v.dtype), v), self.parts.outer)
+        last = jax.eval_shape(self.parts.last, self.parts.outer, self._no_x(), self._no_extras(), _number(0))
+        sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), last[1])
+        trained = jax.tree.map(of_layers, self.parts.trained)
+        return Carry(pool(self.pools.inputs), pool(self.pools.gradients), trained, outer, sums)
+
+    def _unreduced(self, total: Array, value: Array) -> Array:
+        """Each device's sum as a part of one that is still to be made."""
+        spec = _spec(value)
+        return lax.reduce_sum(total, (1,), out_sharding=PartitionSpec(*spec, unreduced=frozenset(self.apart)))
+
+
+def _spec(x: Any) -> PartitionSpec:
+    """The spec of an array, or of one that is only described."""
+    return (x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)).sharding.spec
+
+
+def _number(value: int) -> Array:
+    return jnp.asarray(value, jnp.int32)
+
+
+def _ints(row: np.ndarray) -> Array:
+    return jnp.asarray(row, bool if row.dtype == bool else jnp.int32)
+
+
+def _shifts(arrives: np.ndarray, slots: int) -> list[int]:
+    """Numbers of the shifts by which something arrives in some tick: in any slot but the last, which nobody needs."""
+    return [number for number in range(len(SHIFTS)) if np.any(arrives[:, number] != slots - 1)]
+
+
+def _own(row: Rows) -> Any:
+    """Of a tick's row what is about this stage, in a region that is manual over `pipe`."""
+    stage = lax.axis_index(PIPE)
+    return Rows(*(x[..., stage] if x.ndim else x for x in row))
+
+
+def _at(tree: Any, number: Array) -> Any:
+    """Of arrays with an axis in front one entry of each."""
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), tree)
+
+
+def _get(pool: Any, slot: Array) -> Any:
+    """What is in a slot of a stage's pool, `[1, slots, …]`."""
+    return jax.tree.map(lambda x: lax.squeeze(lax.dynamic_index_in_dim(x, slot, 1), (0, 1)), pool)
+
+
+def _put(pool: Any, value: Any, slot: Array) -> Any:
+    """The pool with `value` in a slot."""
+
+    def put(slots: Array, x: Array) -> Array:
+        return lax.dynamic_update_slice_in_dim(slots, lax.expand_dims(x, (0, 1)), slot, 1)
+
+    return jax.tree.map(put, pool, value)
+
+
+def _put_of_stage(pool: Any, value: Any, slots: Array) -> Any:
+    return _put(pool, value, slots[lax.axis_index(PIPE)])
+
+
+def _of_one_stage(x: Any, chosen: Array) -> Any:
+    """What the one stage has for which `chosen` holds, on all stages; zeros if there is none."""
+    return jax.tree.map(lambda leaf: lax.psum(jnp.where(chosen, leaf, 0), PIPE), x)

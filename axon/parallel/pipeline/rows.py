@@ -1,0 +1,119 @@
+"""A uniform table and its slots as the arrays that one program for all stages runs over: a row for each tick."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from axon.errors import UserError
+from axon.parallel.pipeline.slots import NONE, slots
+from axon.parallel.pipeline.table import Action, Table
+
+BACKWARDS = (Action.BACKWARD, Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
+
+
+class Rows(NamedTuple):
+    """What each stage does in each tick, `[tick, stage]` unless it says otherwise.
+
+    A slot in which nothing is to be written or read is the last of its pool, which nobody needs: so that every stage
+    writes and reads in every tick, and none has a branch of its own.
+
+    Attributes:
+        active: whether the stage works. microbatch, chunk: on what; 0 if it does not.
+        input: slot of the chunk's input. gradient: slot of its output's gradient.
+        input_arrives, gradient_arrives: `[tick, shift, stage]`, see `Slots`.
+        enters: slot for the input of the model's first chunk, in the tick of its forward.
+        leaves: whether the stage works on the forward of the model's last chunk. loss: slot for its output's gradient,
+            which the loss gives in the same tick.
+        begins: whether the stage works on the backward, of inputs, of the model's first chunk.
+        entering, leaving, beginning: `[tick]`, of which microbatch that is, or `NONE`.
+    """
+
+    active: np.ndarray
+    microbatch: np.ndarray
+    chunk: np.ndarray
+    input: np.ndarray
+    gradient: np.ndarray
+    input_arrives: np.ndarray
+    gradient_arrives: np.ndarray
+    enters: np.ndarray
+    leaves: np.ndarray
+    loss: np.ndarray
+    begins: np.ndarray
+    entering: np.ndarray
+    leaving: np.ndarray
+    beginning: np.ndarray
+
+
+class Pools(NamedTuple):
+    """How many slots each stage has for inputs, and for gradients, the one that nobody needs among them."""
+
+    inputs: int
+    gradients: int
+
+
+def rows(table: Table) -> tuple[Rows, Pools]:
+    """The rows of a uniform table with a flush that `check` accepts.
+
+    The gradients of the last chunk's outputs, which the loss makes when it has the outputs, have slots of their own,
+    after those of the gradients that other stages send.
+    """
+    memory = slots(table)
+    first, last = (_of_chunk(table, logical) for logical in (0, table.chunks.total - 1))
+    forward, begins = table.action == Action.FORWARD, np.isin(table.action, BACKWARDS[:2]) & first
+    loss = _loss_slots(table, last)
+    sent, inputs = int(memory.gradients.max()), int(memory.inputs.max())
+    gradients = sent + int(loss.max(initial=NONE)) + 1
+    own = np.where(loss == NONE, NONE, loss + sent)
+
+    def placed(slot: np.ndarray, spare: int) -> np.ndarray:
+        return np.where(slot == NONE, spare, slot)
+
+    return Rows(
+        active=table.action != Action.IDLE,
+        microbatch=table.microbatch,
+        chunk=table.chunk,
+        input=placed(memory.input, inputs),
+        gradient=placed(np.where(last & ~forward, own, memory.gradient), gradients),
+        input_arrives=placed(memory.input_arrives, inputs),
+        gradient_arrives=placed(memory.gradient_arrives, gradients),
+        enters=placed(np.where(forward & first, memory.input, NONE), inputs),
+        leaves=forward & last,
+        loss=placed(np.where(forward & last, own, NONE), gradients),
+        begins=begins,
+        entering=_microbatch(table, forward & first),
+        leaving=_microbatch(table, forward & last),
+        beginning=_microbatch(table, begins),
+    ), Pools(inputs + 1, gradients + 1)
+
+
+def _of_chunk(table: Table, logical: int) -> np.ndarray:
+    """`[tick, stage]`: whether a cell works on this chunk."""
+    home, chunk = table.chunks.home(logical)
+    stage = np.arange(table.stages)
+    return (table.action != Action.IDLE) & (stage == home) & (table.chunk == chunk)
+
+
+def _microbatch(table: Table, cells: np.ndarray) -> np.ndarray:
+    """`[tick]`: the microbatch of the one cell of a tick that is among `cells`, or `NONE`."""
+    if cells.sum(axis=1).max() > 1:
+        raise UserError("a schedule whose stages work on the same chunk of the model in one tick cannot be run")
+    return np.where(cells.any(axis=1), np.sum(table.microbatch * cells, axis=1), NONE)
+
+
+def _loss_slots(table: Table, last: np.ndarray) -> np.ndarray:
+    """`[tick, stage]`: the slot of the loss's gradient, from the forward of the last chunk to its last backward."""
+    found = np.full(table.action.shape, NONE)
+    cells = np.argwhere(last).tolist()
+    ends: dict[int, int] = {}
+    for tick, stage in cells:
+        ends[int(table.microbatch[tick, stage])] = tick
+    free_from: list[int] = []
+    slot_of: dict[int, int] = {}
+    for tick, stage in cells:
+        microbatch = int(table.microbatch[tick, stage])
+        if microbatch not in slot_of:
+            slot = next((slot for slot, end in enumerate(free_from) if end < tick), len(free_from))
+            free_from[slot : slot + 1] = [ends[microbatch]]
+            slot_of[microbatch] = slot
+        found[tick, stage] = slot_of[microbatch]
+    return found

@@ -1,0 +1,150 @@
+"""Every schedule gives the gradients of the model run whole, which autodiff makes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec, reshard
+
+from axon import axes
+from axon.layout import Layout, Placement
+from axon.parallel.pipeline import (
+    DualPipeV,
+    GPipe,
+    Interleaved,
+    OneFOneB,
+    ZeroBubbleH1,
+    ZeroBubbleV,
+    check,
+    lockstep,
+)
+from axon.parallel.pipeline.execute import Parts, execute
+from axon.parallel.pipeline.storage import from_stages, to_stages
+
+BATCH, EMBED, EACH = 4, 3, 2
+"""Sequences of a microbatch on a device, width, layers of a chunk."""
+
+SCHEDULES = [
+    (GPipe(), 2, 3),
+    (OneFOneB(), 4, 5),
+    (OneFOneB(), 3, 2),
+    (Interleaved(2), 2, 4),
+    (Interleaved(3), 2, 3),
+    (ZeroBubbleH1(), 4, 4),
+    (ZeroBubbleV(), 2, 5),
+    (DualPipeV(), 3, 6),
+]
+
+
+def layer(weight, scale, x, factor):
+    """One layer, and something that it adds to the loss besides."""
+    y = x + jnp.tanh(x * scale @ weight) * factor[:, None]
+    return y, jnp.sum(jnp.square(y)) / y.size
+
+
+def chunk(trained, fixed, x, inputs, extras):
+    total = jnp.zeros(())
+    for weight, scale in zip(trained, fixed, strict=True):
+        x, more = layer(weight, scale, x, inputs)
+        total += more
+    return x, {"size": total} if extras else {}
+
+
+def example(rng, layers, microbatches, batch):
+    """Weights and a fixed scale of each layer, a first and a last matrix, and data with the axis `micro` in front."""
+    shapes = [(layers, EMBED, EMBED), (layers,), (EMBED, EMBED), (EMBED, EMBED)]
+    shapes += [(microbatches, batch, EMBED), (microbatches, batch)]
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+
+
+def parts(trained, fixed, first, last, x, factors, extras):
+    def before(outer, number):
+        return lax.dynamic_index_in_dim(x, number, keepdims=False) @ outer[0]
+
+    def after(outer, y, more, number):
+        logits = jnp.sin(y @ outer[1] @ outer[0])  # the first matrix again: tied
+        loss = jnp.sum(logits**2) * (1 + number) + 0.1 * sum(more.values(), jnp.zeros(()))
+        return loss, {"loss": loss}
+
+    def run(*arguments):
+        return chunk(*arguments, extras)
+
+    return Parts(before, run, after, trained, fixed, (first, last), factors)
+
+
+def whole(trained, fixed, first, last, x, factors, extras):
+    """The same, without a pipeline: gradients of the sum, and the sum."""
+
+    def loss(trained, outer):
+        of = parts(trained, fixed, *outer, x, factors, extras)
+        total = jnp.zeros(())
+        for number in range(len(x)):
+            y, more = of.chunk(trained, fixed, of.first(outer, number), factors[number])
+            total += of.last(outer, y, more, number)[0]
+        return total
+
+    total, (gradient, outer) = jax.value_and_grad(loss, argnums=(0, 1))(trained, (first, last))
+    return gradient, outer, total
+
+
+def compare(schedule, stages, microbatches, rng, data=1, extras=False):
+    table = lockstep(schedule.table(stages, microbatches))
+    check(table)
+    given = example(rng, table.chunks.total * EACH, microbatches, BATCH * data)
+    placement = Placement.of(Layout({"pipe": stages, "data": data}), jax.devices()[: stages * data])
+    apart = ("data",) if data > 1 else ()
+
+    def run(trained, fixed, first, last, x, factors):
+        trained, fixed = (reshard(v, PartitionSpec("pipe")) for v in (trained, fixed))
+        x, factors = (reshard(v, PartitionSpec(None, apart or None)) for v in (x, factors))
+        first, last = (reshard(v, PartitionSpec(reduced=frozenset(apart))) for v in (first, last))
+        found, outer, sums = execute(table, parts(trained, fixed, first, last, x, factors, extras), apart)
+        found = reshard(found, PartitionSpec("pipe"))
+        return found, jax.tree.map(lambda g: reshard(g, PartitionSpec()), outer), sums["loss"]
+
+    with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
+        found = jax.device_get(jax.jit(run)(*given))
+    for ours, expected in zip(jax.tree.leaves(found), jax.tree.leaves(whole(*given, extras)), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.few(case=(SCHEDULES[1], SCHEDULES[4], SCHEDULES[7]))
+@pytest.mark.parametrize("case", SCHEDULES, ids=str)
+def test_gradients_are_those_of_the_whole_model(case, rng):
+    compare(*case, rng)
+
+
+@pytest.mark.few(case=SCHEDULES[6:7])
+@pytest.mark.parametrize("case", [case for case in SCHEDULES if case[1] <= 4], ids=str)
+def test_gradients_are_those_of_the_whole_model_with_data_parallelism(case, rng):
+    compare(*case, rng, data=2)
+
+
+@pytest.mark.few(case=SCHEDULES[3:4])
+@pytest.mark.parametrize("case", SCHEDULES, ids=str)
+def test_what_chunks_add_up_on_the_way_reaches_the_loss_and_its_gradient_comes_back(case, rng):
+    compare(*case, rng, extras=True)
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [(Interleaved(3), 2), (ZeroBubbleV(), 4), (OneFOneB(), 4)], ids=str)
+def test_layers_move_to_the_stages_that_run_them_and_back(schedule, stages):
+    chunks = schedule.table(stages, 4).chunks
+    stored = jnp.arange(chunks.total * EACH)
+    mesh = jax.make_mesh((stages,), ("pipe",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:stages])
+    expected = [
+        chunks.logical(stage, place) * EACH + layer
+        for stage in range(stages)
+        for place in range(chunks.virtual)
+        for layer in range(EACH)
+    ]
+
+    def run(move):
+        spec = PartitionSpec("pipe")
+        moved = jax.shard_map(lambda x: move(x, chunks, "pipe"), in_specs=spec, out_specs=spec, check_vma=False)
+        return jax.jit(lambda x: moved(reshard(x, spec)))
+
+    with jax.set_mesh(mesh):
+        moved = run(to_stages)(stored)
+        np.testing.assert_array_equal(moved, expected)
+        np.testing.assert_array_equal(run(from_stages)(moved), stored)

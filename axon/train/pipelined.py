@@ -29,7 +29,9 @@ class PipelinedGradients:
     """Gradients of `objective`, by the schedule of the runtime's layout; `seed` as of `axon.train.gradients.Gradients`.
 
     The objective's sums of a microbatch are cut in two at the model's depth: what comes before it, and what comes
-    after. Both are of any objective that calls the model once; the blocks in between run on their stages.
+    after. Both are of any objective that calls the model once; the blocks in between run on their stages. Blocks that
+    give neither auxiliary losses nor statistics are taken to treat each sequence by itself: a device runs them on its
+    own sequences, and has a sum of gradients of its own until the last microbatch.
 
     Raises `UserError` for a model, or a layout, that has no pipeline.
     """

@@ -44,6 +44,8 @@ def _roles(axis: str, tables: Mapping[str, Mapping[str, Names]]) -> Iterator[str
         "expert parallelism": [n for n in computed if n == "experts"],
         "pipeline": [n for n in computed if n == "layers"],
     }
+    if groups["pipeline"] and groups["tensor parallelism"] == ["vocab"]:
+        groups["embedding and head, shared by all stages"] = groups.pop("tensor parallelism")
     groups["also splits"] = [n for n in computed if not any(n in names for names in groups.values())]
     if groups["context parallelism"] and groups["sequence parallelism"]:
         groups["context parallelism"] += groups.pop("sequence parallelism")

@@ -1,6 +1,6 @@
 """Depth: segments of blocks, a kind's parameters stacked along the axis `layers`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec
@@ -17,6 +16,7 @@ from axon.nn.auxiliary import Auxiliary, over_layers
 from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
 from axon.nn.remat import Remat, remat_by_kind, with_remat
+from axon.nn.stored_layers import on_stages, stored_layer
 from axon.own_code import written_at
 
 UNROLLED_ON_CPU = 16
@@ -141,7 +141,7 @@ class Depth(nnx.Module):
         in_scan = not self._unrolled(span)
         layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
         parts = {
-            kind: _whole((nnx.to_pure_dict(nnx.state(self.blocks[kind])), cache and cache[kind], numbers[kind]))
+            kind: (nnx.to_pure_dict(nnx.state(self.blocks[kind])), cache and cache[kind], numbers[kind])
             for kind in span.kinds
         }
 
@@ -151,9 +151,18 @@ class Depth(nnx.Module):
                 x, caches[kind], auxiliaries[kind] = layer(x, parts[kind])
             return x, (caches, auxiliaries)
 
+        times = len(numbers[span.kinds[0]])
+        if on_stages():
+            return self._from_stages(period, x, parts, times, in_scan)
+        return lax.scan(period, x, parts) if in_scan else _write_out(period, x, parts, times)
+
+    def _from_stages(self, period: Callable[..., Any], x: Array, parts: Any, times: int, in_scan: bool) -> Any:
+        """The same outside of a pipeline, whose stages store the layers."""
+        text = "each is sent to all stages, which all run it: evaluation and samples take as long as on one stage"
+        axes.log_choice("layers outside of the pipeline", text)
         if in_scan:
-            return lax.scan(period, x, parts)
-        return _write_out(period, x, parts, len(numbers[span.kinds[0]]))
+            return lax.scan(lambda x, i: period(x, stored_layer(parts, i)), x, jnp.arange(times))
+        return _in_turn(period, x, (stored_layer(parts, i) for i in range(times)))
 
     def _with_angles(self, inputs: Inputs) -> Inputs:
         return inputs.with_angles(rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
@@ -221,25 +230,15 @@ def _checked(result: Any, kind: str, block: nnx.Module) -> tuple[Array, Any, Aux
     )
 
 
-def _whole(parts: Any) -> Any:
-    """`parts`, of which no device lacks a layer: those that lie on the stages of a pipeline are gathered."""
-    scope = axes.current()
-    if scope is None or not scope.placement.mesh_axes("layers", "params"):
-        return parts
-    axes.log_choice(
-        "layers outside of the pipeline", "gathered from the stages, and run whole by every stage (evaluation, samples)"
-    )
-
-    def gathered(x: Array) -> Array:
-        return axes.reshard(x, PartitionSpec(None, *jax.typeof(x).sharding.spec[1:]))
-
-    return jax.tree.map(gathered, parts)
-
-
 def _write_out(period: Callable[..., Any], x: Array, parts: Any, times: int) -> tuple[Array, Any]:
     """`lax.scan(period, x, parts)`, its body once for each period."""
+    return _in_turn(period, x, _unstacked(parts, times))
+
+
+def _in_turn(period: Callable[..., Any], x: Array, parts: Iterable[Any]) -> tuple[Array, Any]:
+    """`period` of each of `parts`, and what they give stacked."""
     results = []
-    for one in _unstacked(parts, times):
+    for one in parts:
         x, result = period(x, one)
         results.append(result)
     return x, jax.tree.map(lambda *each: jnp.stack(each), *results)

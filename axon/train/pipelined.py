@@ -1,7 +1,7 @@
 """Gradients of an objective by a pipeline: the blocks on the stages, what is around them shared by all stages."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +29,9 @@ class PipelinedGradients:
     """Gradients of `objective`, by the schedule of the runtime's layout; `seed` as of `axon.train.gradients.Gradients`.
 
     The objective's sums of a microbatch are cut in two at the model's depth: what comes before it, and what comes
-    after. Both are of any objective that calls the model once; the blocks in between run on their stages.
+    after. Both are of any objective that calls the model once; the blocks in between run on their stages. Blocks that
+    give neither auxiliary losses nor statistics are taken to treat each sequence by itself: a device runs them on its
+    own sequences, and has a sum of gradients of its own until the last microbatch.
 
     Raises `UserError` for a model, or a layout, that has no pipeline.
     """
@@ -92,11 +94,11 @@ class PipelinedGradients:
             inputs=cut.inputs(outer),
         )
         self._log()
-        gradients, of_outer, sums = execute(self.table, parts, apart)
+        gradients, of_outer, sums, statistics = execute(self.table, parts, apart)
         log_idle_overlap(self.runtime)
         zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
         gradients = nested(gradients | of_outer | zeros)
-        return self.runtime.reshard(gradients, "grads", axes.reduce_gradient), sums
+        return self.runtime.reshard(gradients, "grads", axes.reduce_gradient), _with_statistics(sums, statistics)
 
     def _apart(self) -> tuple[str, ...]:
         """The mesh axes that split the batch and nothing else of the blocks."""
@@ -142,17 +144,12 @@ class _Cut:
         """What the blocks are given, of every microbatch."""
         return jax.lax.map(lambda part: self._before(outer, part)[1], self.parts)
 
-    def chunk(self, trained: Mapping[str, Array], fixed: Any, x: Array, inputs: Inputs) -> tuple[Array, Any]:
-        """Some blocks, and their auxiliary losses."""
+    def chunk(self, trained: Mapping[str, Array], fixed: Any, x: Array, inputs: Inputs) -> tuple[Array, Any, Any]:
+        """Some blocks, their auxiliary losses and their statistics."""
         still, periods = fixed
         module = self._bound({**trained, **still})
         x, auxiliary = module.layers.part(x, inputs, periods)
-        if auxiliary.statistics:
-            raise UserError(
-                f"a block of this model gives statistics ({', '.join(auxiliary.statistics)}), and a pipeline does not "
-                "collect them yet"
-            )
-        return x, auxiliary.losses
+        return x, auxiliary.losses, auxiliary.statistics
 
     def last(self, outer: Mapping[str, Array], x: Array, losses: Any, number: Array) -> tuple[Array, Sums]:
         """What is minimised, of a microbatch, and its sums."""
@@ -202,6 +199,12 @@ class _Reached(Exception):
 
 def _stop(x: Array, inputs: Inputs, cache: Any = None) -> Any:
     raise _Reached(x, inputs)
+
+
+def _with_statistics(sums: Sums, of_blocks: Mapping[str, Array]) -> Sums:
+    """The sums, with statistics by path of the model's blocks."""
+    found = Auxiliary(statistics=dict(of_blocks)).within(LAYERS.rstrip("/")).statistics
+    return replace(sums, statistics=sums.statistics | found)
 
 
 def _parted(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

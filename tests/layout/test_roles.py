@@ -25,6 +25,11 @@ def test_the_default_table_is_tensor_and_context_parallel_and_names_only_what_th
     assert found["context"] == ["context parallelism: seq"]
 
 
+def test_a_pipelines_stages_have_layers_and_share_what_is_not_on_a_stage():
+    found = said({"pipe": 4, "tensor": 2})
+    assert found["pipe"] == ["pipeline: layers", "embedding and head, shared by all stages: vocab"]
+
+
 def test_the_residual_streams_own_row_is_sequence_parallelism():
     found = said({"data": 4, "tensor": 2}, rows={"seq.residual": ("context", "tensor")})
     assert "sequence parallelism: seq.residual" in found["tensor"]

@@ -125,6 +125,23 @@ def test_what_is_recomputed_does_not_change_gradients_cache_or_auxiliary(remat, 
     close(run(mixed_depth(remat=remat, unroll=unroll)), run(mixed_depth(unroll=unroll)))
 
 
+def test_a_segment_in_parts_is_the_whole(run, bind):
+    def depth():
+        return Depth(Segment(3, local=Block(rate=0.3), full=Block(jnp.sin, 0.3, mlp=24)), unroll=False)
+
+    def in_parts(values, x, inputs, cache):
+        found = []
+        for first, end in ((0, 2), (2, 3)):
+            part = bind(depth(), jax.tree.map(lambda v, cut=slice(first, end): v[cut], values))
+            x, auxiliary = part.part(x, inputs, jnp.arange(first, end))
+            found.append(auxiliary)
+        losses = {"size": sum(one.losses["size"] for one in found)}
+        statistics = jax.tree.map(lambda *each: jnp.concatenate(each), *(one.statistics for one in found))
+        return x, None, Auxiliary(losses, statistics)
+
+    close(run(depth(), in_parts), run(depth(), with_cache=False))
+
+
 def test_each_layer_has_its_own_parameters_and_cache(run):
     (_, cache, _), _ = run(plain_depth())
     assert len(np.unique(np.asarray(cache["block"]["count"]))) == 6

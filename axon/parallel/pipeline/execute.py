@@ -36,8 +36,9 @@ class Parts:
 
     Args:
         first: `(outer, microbatch number) → x`, what comes before the blocks.
-        chunk: `(trained, fixed, x, inputs) → (x, extras)`, some blocks; `extras` is a tree of scalars that are added
-            up over the chunks that a microbatch goes through.
+        chunk: `(trained, fixed, x, inputs) → (x, extras, statistics)`, some blocks; `extras` is a tree of scalars that
+            are added up over the chunks that a microbatch goes through, `statistics` one of arrays with an axis
+            `layers` in front, without gradients, that are added up over microbatches.
         last: `(outer, x, extras, microbatch number) → (what is minimised, sums)`, what comes after the blocks.
         trained, fixed: arrays of the blocks, with an axis `layers` in front that lies on `pipe`; gradients are made
             for `trained`. outer: the parameters that are not of the blocks.
@@ -45,7 +46,7 @@ class Parts:
     """
 
     first: Callable[[Any, Array], Array]
-    chunk: Callable[[Any, Any, Array, Any], tuple[Array, Any]]
+    chunk: Callable[[Any, Any, Array, Any], tuple[Array, Any, Any]]
     last: Callable[[Any, Array, Any, Array], tuple[Array, Any]]
     trained: Any
     fixed: Any
@@ -59,19 +60,20 @@ class Carry(NamedTuple):
     inputs: Any
     gradients: Any
     trained: Any
+    statistics: Any
     outer: Any
     sums: Any
 
 
-def execute(table: Table, parts: Parts, apart: Names = ()) -> tuple[Any, Any, Any]:
-    """Gradients of `parts.trained` and `parts.outer`, and the sums, added up over all microbatches.
+def execute(table: Table, parts: Parts, apart: Names = ()) -> tuple[Any, Any, Any, Any]:
+    """Gradients of `parts.trained` and `parts.outer`, sums, and statistics, added up over all microbatches.
 
     Args:
         table: uniform, with a flush, and accepted by `check`.
         apart: mesh axes that split the batch, of which the blocks need to know nothing: no parameter of theirs is split
             over them, and nothing is summed over them but gradients. Each device keeps its own sum of these until the
             last microbatch is done, since within the stages no type can say that a sum is still to be made. Where
-            chunks give extras, which may be of the whole batch, gradients are summed in each microbatch.
+            chunks give extras or statistics, which may be of the whole batch, gradients are summed in each microbatch.
 
     The gradients of `trained` are unreduced over `apart`, if each device kept its own.
     """
@@ -83,12 +85,12 @@ class _Executor:
         self.table, self.parts, self.apart = table, parts, apart
         self.rows, self.pools = rows(table)
         self.x = jax.eval_shape(parts.first, parts.outer, _number(0))
-        self.extras = self._extras()
-        if jax.tree.leaves(self.extras):
+        self.extras, self.statistics = self._besides()
+        if jax.tree.leaves((self.extras, self.statistics)):
             self.apart = ()
         self.manual = (PIPE, *self.apart)
 
-    def run(self) -> tuple[Any, Any, Any]:
+    def run(self) -> tuple[Any, Any, Any, Any]:
         self.layers = self._move(to_stages, (self.parts.trained, self.parts.fixed))
         carry = self._zeros()
         for start, actions, times in phases(self.table):
@@ -104,8 +106,8 @@ class _Executor:
                 return carry, None
 
             carry, _ = lax.scan(body, carry, jax.tree.map(_ints, of_phase))
-        trained = self._move(from_stages, carry.trained)
-        return jax.tree.map(self._unreduced, trained, self.parts.trained), carry.outer, carry.sums
+        trained, statistics = self._move(from_stages, (carry.trained, carry.statistics))
+        return jax.tree.map(self._unreduced, trained, self.parts.trained), carry.outer, carry.sums, statistics
 
     # ---- ticks ----------------------------------------------------------------------------------------------------
 
@@ -118,10 +120,9 @@ class _Executor:
     def _forward(self, of_phase: Rows, carry: Carry, row: Any) -> Carry:
         x = self._where(of_phase.entering, row.entering, lambda m: self.parts.first(self.parts.outer, m), self._no_x())
         shifts = _shifts(of_phase.input_arrives, self.pools.inputs)
-        inputs, y = self._region(self._forward_of_stage(shifts), (self._pool, self._value))(
-            carry.inputs, *self.layers, x, self.parts.inputs, row
-        )
-        carry = carry._replace(inputs=inputs)
+        of_stage = self._region(self._forward_of_stage(shifts), (self._pool, self._statistics, self._value))
+        inputs, statistics, y = of_stage(carry.inputs, carry.statistics, *self.layers, x, self.parts.inputs, row)
+        carry = carry._replace(inputs=inputs, statistics=statistics)
         if np.all(of_phase.leaving == NONE):
             return carry
 
@@ -162,14 +163,15 @@ class _Executor:
     # ---- what a stage does, in a region that is manual over `pipe` -------------------------------------------------
 
     def _forward_of_stage(self, shifts: list[int]) -> Callable[..., Any]:
-        def forward(pool: Any, trained: Any, fixed: Any, entering: Array, inputs: Any, row: Rows) -> Any:
+        def forward(pool: Any, total: Any, trained: Any, fixed: Any, entering: Array, inputs: Any, row: Rows) -> Any:
             own = _own(row)
             pool = _put(pool, (entering, self._no_extras()), own.enters)
             x, extras = _get(pool, own.input)
             trained, fixed = self._chunk((trained, fixed), own.chunk)
-            y, more = self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))
+            y, more, statistics = self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))
             y = y, jax.tree.map(jnp.add, extras, more)
-            return self._send(pool, y, own.input_arrives, shifts), _of_one_stage(y, own.leaves)
+            total = self._add(total, jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics), own.chunk)
+            return self._send(pool, y, own.input_arrives, shifts), total, _of_one_stage(y, own.leaves)
 
         return forward
 
@@ -180,12 +182,13 @@ class _Executor:
             trained, fixed = self._chunk((trained, fixed), own.chunk)
 
             def chunk(trained: Any, x: Array) -> Any:
-                return self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))
+                return self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))[:2]
 
             _, pull = jax.vjp(chunk, trained, x)
             gradient, dx = pull(dy)
             if action != Action.BACKWARD_INPUT:
-                total = self._add(total, jax.tree.map(lambda d: jnp.where(own.active, d, 0), gradient), own.chunk)
+                gradient = jax.tree.map(lambda d: jnp.where(own.active, d, 0)[:, None], gradient)
+                total = self._add(total, gradient, own.chunk)
             if action == Action.BACKWARD_WEIGHT:
                 return pool, total, jnp.zeros_like(dx)
             pool = self._send(pool, (dx, dy[1]), own.gradient_arrives, shifts)
@@ -215,14 +218,14 @@ class _Executor:
         return jax.tree.map(of_chunk, layers)
 
     def _add(self, total: Any, gradient: Any, chunk: Array) -> Any:
-        """The sums, with a chunk's gradients added."""
+        """Sums with an axis `layers` in front, those of a chunk's layers added to."""
 
         def added(total: Array, gradient: Array) -> Array:
             start, each = chunk * gradient.shape[0], gradient.shape[0]
             if each == total.shape[0]:
-                return total + gradient[:, None]
+                return total + gradient
             old = lax.dynamic_slice_in_dim(total, start, each)
-            return lax.dynamic_update_slice_in_dim(total, old + gradient[:, None], start, 0)
+            return lax.dynamic_update_slice_in_dim(total, old + gradient, start, 0)
 
         return jax.tree.map(added, total, gradient)
 
@@ -259,18 +262,23 @@ class _Executor:
         return jax.tree.map(lambda spec: PartitionSpec(PIPE, None, *spec), self._value)
 
     @cached_property
+    def _statistics(self) -> Any:
+        """Specs of what is added up of each layer."""
+        return jax.tree.map(lambda _: PartitionSpec(PIPE), self.statistics)
+
+    @cached_property
     def _sums(self) -> Any:
         """Specs of each device's sums of gradients: an axis for the devices comes second."""
         return jax.tree.map(lambda _: PartitionSpec(PIPE, self.apart or None), self.parts.trained)
 
-    def _extras(self) -> Any:
-        """What a chunk gives besides its output, as shapes."""
+    def _besides(self) -> tuple[Any, Any]:
+        """What chunks give besides their output: extras, and the statistics of all layers, as shapes."""
 
-        def extras(trained: Any, fixed: Any, x: Array, inputs: Any) -> Any:
-            return self.parts.chunk(trained, fixed, x, _at(inputs, _number(0)))[1]
+        def besides(trained: Any, fixed: Any, x: Array, inputs: Any) -> Any:
+            return self.parts.chunk(trained, fixed, x, _at(inputs, _number(0)))[1:]
 
         self.manual = (PIPE,)
-        of_stage = self._region(extras, PartitionSpec())
+        of_stage = self._region(besides, (PartitionSpec(), PartitionSpec(PIPE)))
         return jax.eval_shape(of_stage, self.parts.trained, self.parts.fixed, self._no_x(), self.parts.inputs)
 
     def _no_x(self) -> Array:
@@ -297,7 +305,8 @@ class _Executor:
         last = jax.eval_shape(self.parts.last, self.parts.outer, self._no_x(), self._no_extras(), _number(0))
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), last[1])
         trained = jax.tree.map(of_layers, self.parts.trained)
-        return Carry(pool(self.pools.inputs), pool(self.pools.gradients), trained, outer, sums)
+        statistics = jax.tree.map(lambda s: reshard(jnp.zeros(s.shape, s.dtype), _spec(s)), self.statistics)
+        return Carry(pool(self.pools.inputs), pool(self.pools.gradients), trained, statistics, outer, sums)
 
     def _unreduced(self, total: Array, value: Array) -> Array:
         """Each device's sum as a part of one that is still to be made."""

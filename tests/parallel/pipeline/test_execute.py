@@ -44,18 +44,18 @@ def layer(weight, scale, x, factor):
 
 
 def chunk(trained, fixed, x, inputs, extras):
-    total = jnp.zeros(())
+    sizes = []
     for weight, scale in zip(trained, fixed, strict=True):
         x, more = layer(weight, scale, x, inputs)
-        total += more
-    return x, {"size": total} if extras else {}
+        sizes.append(more)
+    return (x, {"size": sum(sizes)}, {"of layer": jnp.stack(sizes)}) if extras else (x, {}, {})
 
 
 def example(rng, layers, microbatches, batch):
     """Weights and a fixed scale of each layer, a first and a last matrix, and data with the axis `micro` in front."""
     shapes = [(layers, EMBED, EMBED), (layers,), (EMBED, EMBED), (EMBED, EMBED)]
     shapes += [(microbatches, batch, EMBED), (microbatches, batch)]
-    return [(0.5 * rng.normal(size=shape)).astype(np.float32) for shape in shapes]  # more would amplify rounding
+    return [rng.normal(size=shape, scale=0.5).astype(np.float32) for shape in shapes]  # more would amplify rounding
 
 
 def parts(trained, fixed, first, last, x, factors, extras):
@@ -63,7 +63,7 @@ def parts(trained, fixed, first, last, x, factors, extras):
         return lax.dynamic_index_in_dim(x, number, keepdims=False) @ outer[0]
 
     def after(outer, y, more, number):
-        logits = jnp.sin(y @ outer[1] @ outer[0])  # the first matrix again: tied
+        logits = jnp.tanh(y @ outer[1] @ outer[0])  # the first matrix again: tied
         loss = jnp.sum(logits**2) * (1 + number) + 0.1 * sum(more.values(), jnp.zeros(()))
         return loss, {"loss": loss}
 
@@ -78,14 +78,16 @@ def whole(trained, fixed, first, last, x, factors, extras):
 
     def loss(trained, outer):
         of = parts(trained, fixed, *outer, x, factors, extras)
-        total = jnp.zeros(())
+        losses, found = [], []
         for number in range(len(x)):
-            y, more = of.chunk(trained, fixed, of.first(outer, number), factors[number])
-            total += of.last(outer, y, more, number)[0]
-        return total
+            y, more, statistics = of.chunk(trained, fixed, of.first(outer, number), factors[number])
+            losses.append(of.last(outer, y, more, number)[0])
+            found.append(statistics)
+        return sum(losses), jax.tree.map(lambda *each: sum(each), *found)
 
-    total, (gradient, outer) = jax.value_and_grad(loss, argnums=(0, 1))(trained, (first, last))
-    return gradient, outer, total
+    differentiated = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+    (total, statistics), (gradient, outer) = differentiated(trained, (first, last))
+    return gradient, outer, total, statistics
 
 
 def compare(schedule, stages, microbatches, rng, data=1, extras=False):
@@ -99,9 +101,9 @@ def compare(schedule, stages, microbatches, rng, data=1, extras=False):
         trained, fixed = (reshard(v, PartitionSpec("pipe")) for v in (trained, fixed))
         x, factors = (reshard(v, PartitionSpec(None, apart or None)) for v in (x, factors))
         first, last = (reshard(v, PartitionSpec(reduced=frozenset(apart))) for v in (first, last))
-        found, outer, sums = execute(table, parts(trained, fixed, first, last, x, factors, extras), apart)
+        found, outer, sums, statistics = execute(table, parts(trained, fixed, first, last, x, factors, extras), apart)
         found = reshard(found, PartitionSpec("pipe"))
-        return found, jax.tree.map(lambda g: reshard(g, PartitionSpec()), outer), sums["loss"]
+        return found, jax.tree.map(lambda g: reshard(g, PartitionSpec()), outer), sums["loss"], statistics
 
     with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
         found = jax.device_get(jax.jit(run)(*given))

@@ -7,6 +7,7 @@ kernel need not compute.
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -80,8 +81,9 @@ def peak_of(kind: str, cores: int | None = None) -> float:
     return chip * (cores or all_cores) / all_cores
 
 
+@cache
 def measured_matmul_peak(size: int = 1024, seconds: float = 0.3) -> float:
-    """FLOP/s of this machine's CPU: the fastest float32 `size` × `size` product within `seconds`."""
+    """FLOP/s of this machine's CPU, measured once in a process: the fastest float32 `size` × `size` product within `seconds`."""
     device = jax.local_devices(backend="cpu")[0]
     x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
     product = jax.jit(jnp.matmul)

@@ -216,6 +216,7 @@ def test_a_step_that_is_not_there_says_which_are(tmp_path):
         Reader(tmp_path).restore({}, step=8)
 
 
+@pytest.mark.few(part=("_CHECKPOINT_METADATA", "state/d"))
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "gone"])
 @pytest.mark.parametrize("part", ["_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt", "state/d"])
 def test_a_damaged_checkpoint_is_an_error_that_names_it_and_all_that_is_said(tmp_path, part, damage, capfd, caplog):

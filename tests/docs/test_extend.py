@@ -107,6 +107,7 @@ def test_tokens_that_come_one_by_one_are_mixed_as_they_are_at_once(train, bind, 
     np.testing.assert_allclose(one_by_one(), at_once(), atol=1e-5)
 
 
+@pytest.mark.full
 def test_a_variable_follows_the_global_batch(folder, rng, packed_batch):
     model = runpy.run_path("running.py")["ScaledLlama"](vocab=32, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
     batch, found = packed_batch(rng, 4, 8, 32), []

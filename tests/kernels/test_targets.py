@@ -15,7 +15,13 @@ SLOW = re.compile("Mixtral 8x7B|Llama 3 8B, (with )?gradients|decode, .*, pages 
 QUICK = [case for case in all_cases() if case.operation != "attention" and not SLOW.search(case.name)]
 QUICK += attention.cases(shorter=64)
 
-FEW = [case for case in QUICK if not re.search("in blocks|prefill, int8|verification|eighth|fp8 a row", case.name)]
+FEW = [
+    case
+    for case in QUICK
+    if not re.search(
+        "in blocks|prefill, int8|verification|eighth|fp8|decode, (int8|float8|bfloat16, window)", case.name
+    )
+]
 """Each operation, forward and backward, in at least one configuration."""
 
 

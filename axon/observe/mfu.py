@@ -83,7 +83,7 @@ def peak_of(kind: str, cores: int | None = None) -> float:
 
 @cache
 def measured_matmul_peak(size: int = 1024, seconds: float = 0.3) -> float:
-    """FLOP/s of this machine's CPU, measured once in a process: the fastest float32 `size` × `size` product within `seconds`."""
+    """FLOP/s of this machine's CPU: the fastest float32 `size` × `size` product within `seconds`. Measured once."""
     device = jax.local_devices(backend="cpu")[0]
     x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
     product = jax.jit(jnp.matmul)

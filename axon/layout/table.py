@@ -39,11 +39,16 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
 
 
 class Schedule(Protocol):
-    """What a pipeline's stages do when: see `axon.parallel.pipeline`, which has them."""
+    """A pipeline's schedule, as the classes of `axon.parallel.pipeline` are: data, which a config names."""
 
     @property
-    def virtual(self) -> int: ...
-    def table(self, stages: int, microbatches: int) -> Any: ...
+    def virtual(self) -> int:
+        """Chunks of the model on each stage."""
+        ...
+
+    def table(self, stages: int, microbatches: int) -> Any:
+        """An `axon.parallel.pipeline.Table`. Raises `UserError` for numbers for which there is none."""
+        ...
 
 
 class LayoutError(UserError):

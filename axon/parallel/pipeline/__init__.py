@@ -14,7 +14,6 @@ from axon.parallel.pipeline.lockstep import lockstep
 from axon.parallel.pipeline.one_f_one_b import GPipe, OneFOneB, TwoBW
 from axon.parallel.pipeline.periodic import ages, unrolled
 from axon.parallel.pipeline.phases import Phase, phases
-from axon.parallel.pipeline.schedule import Schedule
 from axon.parallel.pipeline.slots import NONE, SHIFTS, Slots, slots
 from axon.parallel.pipeline.table import Action, Cell, Table, Work
 from axon.parallel.pipeline.text import FromFile
@@ -34,7 +33,6 @@ __all__ = [
     "Interleaved",
     "OneFOneB",
     "Phase",
-    "Schedule",
     "Slots",
     "Table",
     "TwoBW",

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from axon.errors import UserError
-from axon.parallel.pipeline.slots import NONE, slots
+from axon.parallel.pipeline.slots import NONE, lowest, slots
 from axon.parallel.pipeline.table import Action, Table
 
 BACKWARDS = (Action.BACKWARD, Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
@@ -103,17 +103,11 @@ def _microbatch(table: Table, cells: np.ndarray) -> np.ndarray:
 def _loss_slots(table: Table, last: np.ndarray) -> np.ndarray:
     """`[tick, stage]`: the slot of the loss's gradient, from the forward of the last chunk to its last backward."""
     found = np.full(table.action.shape, NONE)
-    cells = np.argwhere(last).tolist()
-    ends: dict[int, int] = {}
-    for tick, stage in cells:
-        ends[int(table.microbatch[tick, stage])] = tick
-    free_from: list[int] = []
-    slot_of: dict[int, int] = {}
-    for tick, stage in cells:
-        microbatch = int(table.microbatch[tick, stage])
-        if microbatch not in slot_of:
-            slot = next((slot for slot, end in enumerate(free_from) if end < tick), len(free_from))
-            free_from[slot : slot + 1] = [ends[microbatch]]
-            slot_of[microbatch] = slot
-        found[tick, stage] = slot_of[microbatch]
+    cells = [(tick, stage, int(table.microbatch[tick, stage])) for tick, stage in np.argwhere(last).tolist()]
+    begins = {microbatch: tick for tick, _, microbatch in reversed(cells)}
+    ends = {microbatch: tick for tick, _, microbatch in cells}
+    in_order = sorted(begins, key=begins.__getitem__)
+    slot = dict(zip(in_order, lowest((begins[m], ends[m]) for m in in_order), strict=True))
+    for tick, stage, microbatch in cells:
+        found[tick, stage] = slot[microbatch]
     return found

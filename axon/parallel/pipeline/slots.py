@@ -131,16 +131,20 @@ def _allocated(values: Iterable[_Value], table: Table) -> Iterator[tuple[_Value,
     for value in sorted(values, key=lambda one: one.first):
         stages[value.stage].append(value)
     for waiting in stages:
-        yield from zip(waiting, _lowest(waiting) if table.flush else _rings(waiting, table.ticks), strict=True)
+        spans = [(value.first, value.last) for value in waiting]
+        yield from zip(waiting, lowest(spans) if table.flush else _rings(waiting, table.ticks), strict=True)
 
 
-def _lowest(values: list[_Value]) -> list[int]:
-    """For values in the order in which they begin, the lowest slot that is free: as few as there are at one time."""
-    last: list[int] = []  # tick of the last value that each slot has had
+def lowest(spans: Iterable[tuple[int, int]]) -> list[int]:
+    """For values that wait from a tick to another, in the order in which they begin, the lowest slot that is free.
+
+    These are as few as there are values at one time.
+    """
+    ends: list[int] = []  # tick in which the last value that each slot has had ends
     found = []
-    for value in values:
-        slot = next((slot for slot, tick in enumerate(last) if tick < value.first), len(last))
-        last[slot : slot + 1] = [value.last]
+    for first, last in spans:
+        slot = next((slot for slot, tick in enumerate(ends) if tick < first), len(ends))
+        ends[slot : slot + 1] = [last]
         found.append(slot)
     return found
 

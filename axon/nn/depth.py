@@ -1,6 +1,6 @@
 """Depth: segments of blocks, a kind's parameters stacked along the axis `layers`."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,16 +101,21 @@ class Depth(nnx.Module):
             auxiliaries |= own_auxiliaries
         return x, None if cache is None else caches, over_layers(auxiliaries)
 
-    def part(self, x: Array, inputs: Inputs, periods: Array) -> tuple[Array, Auxiliary]:
-        """`x` through some periods of the only segment, as a stage of a pipeline runs them.
+    def part(
+        self, x: Array, inputs: Inputs, periods: Sequence[Array], present: Sequence[Array | None]
+    ) -> tuple[Array, Auxiliary]:
+        """`x` through some periods of each segment, as a stage of a pipeline runs them.
 
-        `periods`: their numbers. The blocks' parameters are those of these periods alone, in this order; auxiliary
-        terms are as `__call__` gives them.
+        `periods`: of each segment, their numbers; `present`: whether each is there, and changes anything; None: all
+        are. The blocks' parameters are those of these periods alone, in this order; auxiliary terms are as `__call__`
+        gives them.
         """
-        (span,) = self.spans
-        kinds = len(span.kinds)
-        numbers = {kind: span.start + kinds * periods + place for place, kind in enumerate(span.kinds)}
-        x, (_, auxiliaries) = self._run(span, x, self._with_angles(inputs), None, numbers)
+        inputs, auxiliaries = self._with_angles(inputs), {}
+        for span, numbers, there in zip(self.spans, periods, present, strict=True):
+            kinds = len(span.kinds)
+            layers = {kind: span.start + kinds * numbers + place for place, kind in enumerate(span.kinds)}
+            x, (_, own) = self._run(span, x, inputs, None, layers, there)
+            auxiliaries |= own
         return x, over_layers(auxiliaries)
 
     def cache_specs(self, batch: int, length: int) -> dict[str, dict[str, ArraySpec]]:
@@ -132,11 +137,17 @@ class Depth(nnx.Module):
     # ---- one segment ----------------------------------------------------------------------------------------------
 
     def _run(
-        self, span: _Span, x: Array, inputs: Inputs, cache: Any, numbers: Mapping[str, Array]
+        self,
+        span: _Span,
+        x: Array,
+        inputs: Inputs,
+        cache: Any,
+        numbers: Mapping[str, Array],
+        present: Array | None = None,
     ) -> tuple[Array, Any]:
         """`x` through periods of a segment, and by kind the new cache and the auxiliary terms, with an axis `layers`.
 
-        `numbers`: by kind, the logical numbers of the layers.
+        `numbers`: by kind, the logical numbers of the layers. `present`: which periods there are; None: all.
         """
         in_scan = not self._unrolled(span)
         layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
@@ -151,10 +162,11 @@ class Depth(nnx.Module):
                 x, caches[kind], auxiliaries[kind] = layer(x, parts[kind])
             return x, (caches, auxiliaries)
 
+        run, each = (period, parts) if present is None else (_if_present(period), (parts, present))
         times = len(numbers[span.kinds[0]])
         if on_stages():
-            return self._from_stages(period, x, parts, times, in_scan)
-        return lax.scan(period, x, parts) if in_scan else _write_out(period, x, parts, times)
+            return self._from_stages(run, x, each, times, in_scan)
+        return lax.scan(run, x, each) if in_scan else _write_out(run, x, each, times)
 
     def _from_stages(self, period: Callable[..., Any], x: Array, parts: Any, times: int, in_scan: bool) -> Any:
         """The same outside of a pipeline, whose stages store the layers."""
@@ -228,6 +240,18 @@ def _checked(result: Any, kind: str, block: nnx.Module) -> tuple[Array, Any, Aux
         f"{type(block).__name__} ({written_at(type(block))}), the block of kind {kind!r}, returned {found}: a block "
         "returns (x, cache, auxiliary), of which the last is axon.nn.Auxiliary() where there is nothing to add"
     )
+
+
+def _if_present(period: Callable[..., Any]) -> Callable[..., Any]:
+    """A period, told besides whether it is there: one that is not changes nothing, and adds nothing."""
+
+    def run(x: Array, part: tuple[Any, Array]) -> tuple[Array, Any]:
+        parts, present = part
+        y, (caches, auxiliaries) = period(x, parts)
+        kept = jax.tree.map(lambda value: jnp.where(present, value, jnp.zeros_like(value)), auxiliaries)
+        return jnp.where(present, y, x), (caches, kept)
+
+    return run
 
 
 def _write_out(period: Callable[..., Any], x: Array, parts: Any, times: int) -> tuple[Array, Any]:

@@ -1,6 +1,6 @@
 """Gradients of an objective by a pipeline: the blocks on the stages, what is around them shared by all stages."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,8 +13,10 @@ from axon import axes
 from axon.errors import UserError
 from axon.layout import LayoutError
 from axon.nn import Auxiliary, Inputs, LanguageModel
+from axon.nn.flops import forward_flops
 from axon.parallel.pipeline import OneFOneB, Table, check, figures, lockstep
 from axon.parallel.pipeline.execute import PIPE, Parts, execute
+from axon.parallel.pipeline.partition import NOTHING, Partition, padding, partition
 from axon.runtime import Runtime, flattened, nested
 from axon.train.gradients import Counts, log_idle_overlap, microbatches, total_counts, with_deferred_gradients
 from axon.train.objective import Batch, Objective, Sums, means
@@ -28,6 +30,8 @@ LAYERS = "layers/"
 class PipelinedGradients:
     """Gradients of `objective`, by the schedule of the runtime's layout; `seed` as of `axon.train.gradients.Gradients`.
 
+    `seq`: positions of a sequence, for which blocks count their FLOPs: the model is cut so that a tick has the fewest.
+
     The objective's sums of a microbatch are cut in two at the model's depth: what comes before it, and what comes
     after. Both are of any objective that calls the model once; the blocks in between run on their stages. Blocks that
     give neither auxiliary losses nor statistics are taken to treat each sequence by itself: a device runs them on its
@@ -39,6 +43,7 @@ class PipelinedGradients:
     runtime: Runtime
     objective: Objective
     seed: int
+    seq: int
 
     def __post_init__(self):
         module, layout = self.runtime.module, self.runtime.layout
@@ -46,11 +51,6 @@ class PipelinedGradients:
             raise UserError(
                 f"a pipeline's stages have the blocks of an axon.nn.LanguageModel, and build() gives a "
                 f"{type(module).__name__}. Take the mesh axis {PIPE!r} out of Layout.mesh"
-            )
-        if len(module.layers.spans) > 1:
-            raise UserError(
-                f"this model's depth has {len(module.layers.spans)} segments, and a pipeline of more than one is not "
-                f"supported yet. Take the mesh axis {PIPE!r} out of Layout.mesh"
             )
         if layout.auto:
             raise LayoutError(
@@ -75,6 +75,13 @@ class PipelinedGradients:
         check(table)
         return table
 
+    @cached_property
+    def partition(self) -> list[Partition]:
+        """Of each segment of the model, the periods that each chunk runs."""
+        depth = self.runtime.module.layers
+        costs = [sum(forward_flops(depth.blocks[kind], self.seq) for kind in span.kinds) for span in depth.spans]
+        return partition([span.times for span in depth.spans], costs, self.table.chunks.total)
+
     def counts(self, batch: Batch) -> Counts:
         return total_counts(self.objective, batch, self.runtime.layout.microbatches)
 
@@ -88,17 +95,20 @@ class PipelinedGradients:
             first=cut.first,
             chunk=cut.chunk,
             last=cut.last,
-            trained=trained,
-            fixed=cut.fixed,
+            trained=cut.by_segment(trained),
+            fixed=cut.by_segment(cut.fixed),
             outer=with_deferred_gradients(self.runtime, outer),
             inputs=cut.inputs(outer),
+            partition=self.partition,
         )
         self._log()
         gradients, of_outer, sums, statistics = execute(self.table, parts, apart)
         log_idle_overlap(self.runtime)
         zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
-        gradients = nested(gradients | of_outer | zeros)
-        return self.runtime.reshard(gradients, "grads", axes.reduce_gradient), _with_statistics(sums, statistics)
+        gradients = nested(_joined(gradients) | of_outer | zeros)
+        return self.runtime.reshard(gradients, "grads", axes.reduce_gradient), replace(
+            sums, statistics=sums.statistics | _joined(statistics)
+        )
 
     def _apart(self) -> tuple[str, ...]:
         """The mesh axes that split the batch and nothing else of the blocks."""
@@ -131,10 +141,8 @@ class _Cut:
     ):
         self.runtime, self.objective, self.parts, self.counts = gradients.runtime, gradients.objective, parts, counts
         self.key = jax.random.fold_in(jax.random.key(gradients.seed), state.step)
-        fixed, self.still = _parted({**frozen, **flattened(state.variables)})
-        (span,) = self.runtime.module.layers.spans
-        periods = axes.shard(jnp.arange(span.times, dtype=jnp.int32), "layers")
-        self.fixed = fixed, periods
+        self.fixed, self.still = _parted({**frozen, **flattened(state.variables)})
+        self.whole = [not padding(of_segment) for of_segment in gradients.partition]
 
     def first(self, outer: Mapping[str, Array], number: Array) -> Array:
         """The stream before the first block."""
@@ -144,12 +152,27 @@ class _Cut:
         """What the blocks are given, of every microbatch."""
         return jax.lax.map(lambda part: self._before(outer, part)[1], self.parts)
 
-    def chunk(self, trained: Mapping[str, Array], fixed: Any, x: Array, inputs: Inputs) -> tuple[Array, Any, Any]:
+    def by_segment(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Path → value of the blocks, for each segment of the model."""
+        return [
+            {path: value for path, value in values.items() if path.removeprefix(LAYERS).split("/")[0] in span.kinds}
+            for span in self.runtime.module.layers.spans
+        ]
+
+    def chunk(
+        self,
+        trained: Sequence[Mapping[str, Array]],
+        fixed: Sequence[Mapping[str, Array]],
+        periods: Sequence[Array],
+        x: Array,
+        inputs: Inputs,
+    ) -> tuple[Array, Any, Any]:
         """Some blocks, their auxiliary losses and their statistics."""
-        still, periods = fixed
-        module = self._bound({**trained, **still})
-        x, auxiliary = module.layers.part(x, inputs, periods)
-        return x, auxiliary.losses, auxiliary.statistics
+        module = self._bound({**_joined(trained), **_joined(fixed)})
+        present = [None if whole else one != NOTHING for one, whole in zip(periods, self.whole, strict=True)]
+        x, auxiliary = module.layers.part(x, inputs, periods, present)
+        statistics = auxiliary.within(LAYERS.rstrip("/")).statistics
+        return x, auxiliary.losses, self.by_segment(statistics)
 
     def last(self, outer: Mapping[str, Array], x: Array, losses: Any, number: Array) -> tuple[Array, Sums]:
         """What is minimised, of a microbatch, and its sums."""
@@ -201,10 +224,9 @@ def _stop(x: Array, inputs: Inputs, cache: Any = None) -> Any:
     raise _Reached(x, inputs)
 
 
-def _with_statistics(sums: Sums, of_blocks: Mapping[str, Array]) -> Sums:
-    """The sums, with statistics by path of the model's blocks."""
-    found = Auxiliary(statistics=dict(of_blocks)).within(LAYERS.rstrip("/")).statistics
-    return replace(sums, statistics=sums.statistics | found)
+def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Path → value, of all segments."""
+    return {path: value for of_segment in parts for path, value in of_segment.items()}
 
 
 def _parted(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

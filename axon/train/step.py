@@ -65,7 +65,7 @@ class Program:
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
         self.evaluator = Evaluator(self.runtime, objective, batch, seq)
         self.evaluator.check_layout()
-        self.gradients = _gradients(self.runtime, objective, seed)
+        self.gradients = _gradients(self.runtime, objective, seed, seq)
         self.update = _update(self.runtime, optimizer, outer)
 
     # ---- the step -------------------------------------------------------------------------------------------------
@@ -171,10 +171,10 @@ class Program:
         return self.evaluator.host_sequences
 
 
-def _gradients(runtime: Runtime, objective: Objective, seed: int) -> GradientMethod:
+def _gradients(runtime: Runtime, objective: Objective, seed: int, seq: int) -> GradientMethod:
     """The way to make gradients: a pipeline's where the mesh has stages."""
     if runtime.placement.mesh.shape.get(PIPE, 1) > 1:
-        return PipelinedGradients(runtime, objective, seed)
+        return PipelinedGradients(runtime, objective, seed, seq)
     if runtime.layout.schedule is not None:
         name = type(runtime.layout.schedule).__name__
         raise UserError(

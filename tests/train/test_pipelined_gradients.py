@@ -62,6 +62,16 @@ class _NoisyBlock(nnx.Module):
         return self.dropout(y, inputs), cache, Auxiliary({"size": 0.3 * size})
 
 
+@dataclass(frozen=True)
+class TwoSegments(Llama):
+    """Two blocks without, and four with an auxiliary loss."""
+
+    def build(self) -> LanguageModel:
+        depth = Depth(Segment(2, first=Block(self)), Segment(4, second=_NoisyBlock(self)))
+        return LanguageModel(self.dims, depth, RMSNorm("embed", self.dims), tied=False, embedding_stddev=0.2)
+
+
+TWO_SEGMENTS = TwoSegments(vocab=64, embed=32, layers=6, heads=4, kv_heads=2, mlp=48)
 NOISY = Noisy(vocab=64, embed=32, layers=2, heads=4, kv_heads=2, mlp=48)
 
 
@@ -195,13 +205,9 @@ def test_what_no_pipeline_can_do_is_refused_before_anything_is_traced(layout, op
         Program(LLAMA, layout, OPTIMIZER, batch=12, seq=SEQ, devices=devices, **options)
 
 
-def test_a_depth_of_several_segments_is_refused():
-    @dataclass(frozen=True)
-    class TwoSegments(Llama):
-        def build(self):
-            depth = Depth(Segment(2, first=Block(self)), Segment(2, second=Block(self)))
-            return LanguageModel(self.dims, depth, RMSNorm("embed", self.dims), tied=False, embedding_stddev=0.2)
-
-    model = TwoSegments(vocab=64, embed=32, layers=4, heads=4, kv_heads=2, mlp=48)
-    with pytest.raises(UserError, match="2 segments"):
-        Program(model, Layout({"pipe": 2}), OPTIMIZER, batch=8, seq=SEQ, devices=jax.devices()[:2])
+@pytest.mark.few(schedule=(OneFOneB(),))
+@pytest.mark.parametrize("schedule", [OneFOneB(), Interleaved(), ZeroBubbleV()], ids=str)
+def test_segments_are_cut_anywhere_and_run_on_stages_that_do_not_store_them(schedule, packed_batch):
+    """On the first of two stages the two first blocks, and as many of the four others on each."""
+    layout = Layout({"pipe": 2, "data": 2}, schedule=schedule, microbatches=4, zero=3)
+    compare(layout, packed_batch, TWO_SEGMENTS)

@@ -6,7 +6,7 @@ over `pipe`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -20,10 +20,11 @@ from jax.sharding import PartitionSpec
 from axon.axes import as_cotangent, reshard
 from axon.axes.patterns import Names
 from axon.axes.specs import entries
+from axon.parallel.pipeline.partition import Partition
 from axon.parallel.pipeline.phases import phases
 from axon.parallel.pipeline.rows import Rows, rows
 from axon.parallel.pipeline.slots import NONE, SHIFTS
-from axon.parallel.pipeline.storage import from_stages, to_stages
+from axon.parallel.pipeline.storage import Storage
 from axon.parallel.pipeline.table import Action, Table
 
 PIPE = "pipe"
@@ -36,29 +37,40 @@ class Parts:
 
     Args:
         first: `(outer, microbatch number) → x`, what comes before the blocks.
-        chunk: `(trained, fixed, x, inputs) → (x, extras, statistics)`, some blocks; `extras` is a tree of scalars that
-            are added up over the chunks that a microbatch goes through, `statistics` one of arrays with an axis
-            `layers` in front, without gradients, that are added up over microbatches.
+        chunk: `(trained, fixed, numbers, x, inputs) → (x, extras, statistics)`, some blocks: of each segment the
+            periods with these numbers, or `NOTHING`. `extras` is a tree of scalars that are added up over the chunks
+            that a microbatch goes through, `statistics` one of arrays, for each segment, with an axis `layers` in
+            front, without gradients, that are added up over microbatches.
         last: `(outer, x, extras, microbatch number) → (what is minimised, sums)`, what comes after the blocks.
-        trained, fixed: arrays of the blocks, with an axis `layers` in front that lies on `pipe`; gradients are made
-            for `trained`. outer: the parameters that are not of the blocks.
+        trained, fixed: of each segment the blocks' arrays, with an axis `layers` in front that lies on `pipe`;
+            gradients are made for `trained`. outer: the parameters that are not of the blocks.
         inputs: what blocks are given of each microbatch, with an axis in front that counts these.
+        partition: of each segment, the periods that each chunk runs.
     """
 
     first: Callable[[Any, Array], Array]
-    chunk: Callable[[Any, Any, Array, Any], tuple[Array, Any, Any]]
+    chunk: Callable[[Any, Any, Any, Array, Any], tuple[Array, Any, Any]]
     last: Callable[[Any, Array, Any, Array], tuple[Array, Any]]
-    trained: Any
-    fixed: Any
+    trained: Sequence[Any]
+    fixed: Sequence[Any]
     outer: Any
     inputs: Any
+    partition: Sequence[Partition]
 
 
-class Carry(NamedTuple):
-    """What goes from tick to tick: slots of chunks' inputs and of outputs' gradients, and all that is added up."""
+class Memory(NamedTuple):
+    """What waits on a stage: slots of chunks' inputs and of outputs' gradients, and what was made last of both."""
 
     inputs: Any
     gradients: Any
+    output: Any
+    gradient: Any
+
+
+class Carry(NamedTuple):
+    """What goes from tick to tick: what waits, and all that is added up."""
+
+    memory: Memory
     trained: Any
     statistics: Any
     outer: Any
@@ -80,10 +92,16 @@ def execute(table: Table, parts: Parts, apart: Names = ()) -> tuple[Any, Any, An
     return _Executor(table, parts, apart).run()
 
 
+def evaluate(table: Table, parts: Parts) -> Any:
+    """The sums alone, added up over all microbatches: `table` has forwards only."""
+    return _Executor(table, parts, ()).run()[2]
+
+
 class _Executor:
     def __init__(self, table: Table, parts: Parts, apart: Names):
         self.table, self.parts, self.apart = table, parts, apart
         self.rows, self.pools = rows(table)
+        self.storage = [Storage(of_segment, table.chunks, PIPE) for of_segment in parts.partition]
         self.x = jax.eval_shape(parts.first, parts.outer, _number(0))
         self.extras, self.statistics = self._besides()
         if jax.tree.leaves((self.extras, self.statistics)):
@@ -91,7 +109,7 @@ class _Executor:
         self.manual = (PIPE, *self.apart)
 
     def run(self) -> tuple[Any, Any, Any, Any]:
-        self.layers = self._move(to_stages, (self.parts.trained, self.parts.fixed))
+        self.layers = self._move(Storage.to_stages, (self.parts.trained, self.parts.fixed))
         carry = self._zeros()
         for start, actions, times in phases(self.table):
             ticks = slice(start, start + len(actions) * times)
@@ -106,8 +124,8 @@ class _Executor:
                 return carry, None
 
             carry, _ = lax.scan(body, carry, jax.tree.map(_ints, of_phase))
-        trained, statistics = self._move(from_stages, (carry.trained, carry.statistics))
-        return jax.tree.map(self._unreduced, trained, self.parts.trained), carry.outer, carry.sums, statistics
+        trained, statistics = self._move(Storage.from_stages, (carry.trained, carry.statistics))
+        return jax.tree.map(self._unreduced, trained, list(self.parts.trained)), carry.outer, carry.sums, statistics
 
     # ---- ticks ----------------------------------------------------------------------------------------------------
 
@@ -119,12 +137,15 @@ class _Executor:
 
     def _forward(self, of_phase: Rows, carry: Carry, row: Any) -> Carry:
         x = self._where(of_phase.entering, row.entering, lambda m: self.parts.first(self.parts.outer, m), self._no_x())
-        shifts = _shifts(of_phase.input_arrives, self.pools.inputs)
-        of_stage = self._region(self._forward_of_stage(shifts), (self._pool, self._statistics, self._value))
-        inputs, statistics, y = of_stage(carry.inputs, carry.statistics, *self.layers, x, self.parts.inputs, row)
-        carry = carry._replace(inputs=inputs, statistics=statistics)
+        of_stage = self._region(self._forward_of_stage(of_phase), (self._memory, self._statistics, self._value))
+        memory, statistics, y = of_stage(carry.memory, carry.statistics, *self.layers, x, self.parts.inputs, row)
+        carry = carry._replace(memory=memory, statistics=statistics)
         if np.all(of_phase.leaving == NONE):
             return carry
+        if not self._backwards:
+            return carry._replace(
+                sums=self._where(of_phase.leaving, row.leaving, partial(self._sums_of, carry, y), carry.sums)
+            )
 
         def loss(microbatch: Array) -> Any:
             differentiated = jax.value_and_grad(self.parts.last, argnums=(0, 1, 2), has_aux=True)
@@ -133,16 +154,17 @@ class _Executor:
 
         unchanged = (carry.outer, carry.sums), jax.tree.map(jnp.zeros_like, y)
         (outer, sums), dy = self._where(of_phase.leaving, row.leaving, loss, unchanged)
-        gradients = self._region(_put_of_stage, self._pool)(carry.gradients, dy, row.loss)
-        return carry._replace(gradients=gradients, outer=outer, sums=sums)
+        gradients = self._region(_put_of_stage, self._pool)(carry.memory.gradients, dy, row.loss)
+        return carry._replace(memory=carry.memory._replace(gradients=gradients), outer=outer, sums=sums)
+
+    def _sums_of(self, carry: Carry, y: Any, microbatch: Array) -> Any:
+        """The sums with those of a microbatch, of which nobody needs the gradient."""
+        return jax.tree.map(jnp.add, carry.sums, self.parts.last(self.parts.outer, *y, microbatch)[1])
 
     def _backward(self, of_phase: Rows, action: Action, carry: Carry, row: Any) -> Carry:
-        shifts = _shifts(of_phase.gradient_arrives, self.pools.gradients)
-        of_stage = self._region(self._backward_of_stage(action, shifts), (self._pool, self._sums, self._value[0]))
-        gradients, trained, dx = of_stage(
-            carry.inputs, carry.gradients, carry.trained, *self.layers, self.parts.inputs, row
-        )
-        carry = carry._replace(gradients=gradients, trained=trained)
+        of_stage = self._region(self._backward_of_stage(action, of_phase), (self._memory, self._sums, self._value[0]))
+        memory, trained, dx = of_stage(carry.memory, carry.trained, *self.layers, self.parts.inputs, row)
+        carry = carry._replace(memory=memory, trained=trained)
         if np.all(of_phase.beginning == NONE):
             return carry
 
@@ -162,51 +184,90 @@ class _Executor:
 
     # ---- what a stage does, in a region that is manual over `pipe` -------------------------------------------------
 
-    def _forward_of_stage(self, shifts: list[int]) -> Callable[..., Any]:
-        def forward(pool: Any, total: Any, trained: Any, fixed: Any, entering: Array, inputs: Any, row: Rows) -> Any:
+    def _forward_of_stage(self, of_phase: Rows) -> Callable[..., Any]:
+        before, after = self._delivery(of_phase)
+
+        def forward(
+            memory: Memory, total: Any, trained: Any, fixed: Any, entering: Array, inputs: Any, row: Rows
+        ) -> Any:
             own = _own(row)
-            pool = _put(pool, (entering, self._no_extras()), own.enters)
-            x, extras = _get(pool, own.input)
-            trained, fixed = self._chunk((trained, fixed), own.chunk)
-            y, more, statistics = self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))
+            memory = before(memory, own)
+            memory = memory._replace(inputs=_put(memory.inputs, (entering, self._no_extras()), own.enters))
+            x, extras = _get(memory.inputs, own.input)
+            chunk, of_chunk = self._chunk(trained, fixed, own)
+            y, more, statistics = chunk(of_chunk, x, _at(inputs, own.microbatch))
             y = y, jax.tree.map(jnp.add, extras, more)
             total = self._add(total, jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics), own.chunk)
-            return self._send(pool, y, own.input_arrives, shifts), total, _of_one_stage(y, own.leaves)
+            return after(memory, own)._replace(output=_lifted(y)), total, _of_one_stage(y, own.leaves)
 
         return forward
 
-    def _backward_of_stage(self, action: Action, shifts: list[int]) -> Callable[..., Any]:
-        def backward(stash: Any, pool: Any, total: Any, trained: Any, fixed: Any, inputs: Any, row: Rows) -> Any:
+    def _backward_of_stage(self, action: Action, of_phase: Rows) -> Callable[..., Any]:
+        before, after = self._delivery(of_phase)
+
+        def backward(memory: Memory, total: Any, trained: Any, fixed: Any, inputs: Any, row: Rows) -> Any:
             own = _own(row)
-            (x, _), dy = _get(stash, own.input), _get(pool, own.gradient)
-            trained, fixed = self._chunk((trained, fixed), own.chunk)
-
-            def chunk(trained: Any, x: Array) -> Any:
-                return self.parts.chunk(trained, fixed, x, _at(inputs, own.microbatch))[:2]
-
-            _, pull = jax.vjp(chunk, trained, x)
+            memory = before(memory, own)
+            (x, _), dy = _get(memory.inputs, own.input), _get(memory.gradients, own.gradient)
+            chunk, of_chunk = self._chunk(trained, fixed, own)
+            _, pull = jax.vjp(lambda trained, x: chunk(trained, x, _at(inputs, own.microbatch))[:2], of_chunk, x)
             gradient, dx = pull(dy)
             if action != Action.BACKWARD_INPUT:
                 gradient = jax.tree.map(lambda d: jnp.where(own.active, d, 0)[:, None], gradient)
                 total = self._add(total, gradient, own.chunk)
+            memory = after(memory, own)
             if action == Action.BACKWARD_WEIGHT:
-                return pool, total, jnp.zeros_like(dx)
-            pool = self._send(pool, (dx, dy[1]), own.gradient_arrives, shifts)
-            return pool, total, _of_one_stage(dx, own.begins)
+                return memory, total, jnp.zeros_like(dx)
+            return memory._replace(gradient=_lifted((dx, dy[1]))), total, _of_one_stage(dx, own.begins)
 
         return backward
 
-    def _send(self, pool: Any, x: Any, arrives: Array, shifts: list[int]) -> Any:
+    def _delivery(self, of_phase: Rows) -> tuple[Callable[..., Memory], Callable[..., Memory]]:
+        """How what was made in the tick before reaches its slots: before a stage's work where some work of the phase
+        needs it at once, else after, so that it travels while the stage works."""
+        inputs = _shifts(of_phase.input_arrives, self.pools.inputs)
+        gradients = _shifts(of_phase.gradient_arrives, self.pools.gradients)
+
+        def deliver(memory: Memory, own: Any) -> Memory:
+            return memory._replace(
+                inputs=self._arrive(memory.inputs, memory.output, own.input_arrives, inputs),
+                gradients=self._arrive(memory.gradients, memory.gradient, own.gradient_arrives, gradients),
+            )
+
+        def wait(memory: Memory, own: Any) -> Memory:
+            return memory
+
+        at_once = _read(of_phase.input_arrives, of_phase.input, self.pools.inputs) or _read(
+            of_phase.gradient_arrives, of_phase.gradient, self.pools.gradients
+        )
+        return (deliver, wait) if at_once else (wait, deliver)
+
+    def _arrive(self, pool: Any, made: Any, arrives: Array, shifts: list[int]) -> Any:
         """What each stage has made to the stages that need it, and what arrives into its slot."""
         stages = self.table.stages
         for number in shifts:
-            pairs = [(stage, (stage + SHIFTS[number]) % stages) for stage in range(stages)]
-            sent = jax.tree.map(lambda leaf, pairs=pairs: lax.ppermute(leaf, PIPE, pairs), x) if SHIFTS[number] else x
+            sent = jax.tree.map(lambda leaf: lax.squeeze(leaf, (0,)), made)
+            if SHIFTS[number]:
+                pairs = [(stage, (stage + SHIFTS[number]) % stages) for stage in range(stages)]
+                sent = jax.tree.map(lambda leaf, pairs=pairs: lax.ppermute(leaf, PIPE, pairs), sent)
             pool = _put(pool, sent, arrives[number])
         return pool
 
-    def _chunk(self, layers: Any, chunk: Array) -> Any:
-        """Of a stage's layers those of one chunk."""
+    def _chunk(self, trained: Any, fixed: Any, own: Any) -> tuple[Callable[..., Any], Any]:
+        """`(trained, x, inputs) → …`, the stage's chunk of this tick; and its trained arrays."""
+        trained, fixed, numbers = self._of_chunk((trained, fixed, self._numbers()), own.chunk)
+
+        def chunk(trained: Any, x: Array, inputs: Any) -> Any:
+            return self.parts.chunk(trained, fixed, numbers, x, inputs)
+
+        return chunk, trained
+
+    def _numbers(self) -> list[Array]:
+        """Of each segment the numbers of the periods that this stage runs."""
+        return [jnp.asarray(one.numbers, jnp.int32)[lax.axis_index(PIPE)] for one in self.storage]
+
+    def _of_chunk(self, layers: Any, chunk: Array) -> Any:
+        """Of what a stage has of its layers that of one chunk."""
         virtual = self.table.chunks.virtual
         if virtual == 1:
             return layers
@@ -229,10 +290,13 @@ class _Executor:
 
         return jax.tree.map(added, total, gradient)
 
-    def _move(self, move: Callable[..., Any], layers: Any) -> Any:
-        """Layers from where they are stored to where they run, or back."""
-        specs = jax.tree.map(self._manual, layers)
-        return self._region(lambda x: move(x, self.table.chunks, PIPE), specs)(layers)
+    def _move(self, move: Callable[..., Any], layers: tuple[Any, Any]) -> Any:
+        """Layers, of each segment, from where they are stored to where they run, or back."""
+
+        def moved(*parts: Any) -> Any:
+            return tuple([move(one, of) for one, of in zip(self.storage, part, strict=True)] for part in parts)
+
+        return self._region(moved, jax.tree.map(self._manual, tuple(map(list, layers))))(*layers)
 
     # ---- where things lie -----------------------------------------------------------------------------------------
 
@@ -262,6 +326,11 @@ class _Executor:
         return jax.tree.map(lambda spec: PartitionSpec(PIPE, None, *spec), self._value)
 
     @cached_property
+    def _memory(self) -> Memory:
+        made = jax.tree.map(lambda spec: PartitionSpec(PIPE, *spec), self._value)
+        return Memory(self._pool, self._pool, made, made)
+
+    @cached_property
     def _statistics(self) -> Any:
         """Specs of what is added up of each layer."""
         return jax.tree.map(lambda _: PartitionSpec(PIPE), self.statistics)
@@ -269,17 +338,27 @@ class _Executor:
     @cached_property
     def _sums(self) -> Any:
         """Specs of each device's sums of gradients: an axis for the devices comes second."""
-        return jax.tree.map(lambda _: PartitionSpec(PIPE, self.apart or None), self.parts.trained)
+        return jax.tree.map(lambda _: PartitionSpec(PIPE, self.apart or None), list(self.parts.trained))
 
     def _besides(self) -> tuple[Any, Any]:
-        """What chunks give besides their output: extras, and the statistics of all layers, as shapes."""
+        """What chunks give besides their output: extras, and the statistics of all layers where they run, as shapes."""
 
         def besides(trained: Any, fixed: Any, x: Array, inputs: Any) -> Any:
-            return self.parts.chunk(trained, fixed, x, _at(inputs, _number(0)))[1:]
+            layers = (
+                [one.to_stages(of) for one, of in zip(self.storage, part, strict=True)] for part in (trained, fixed)
+            )
+            trained, fixed, numbers = self._of_chunk((*layers, self._numbers()), _number(0))
+            _, extras, statistics = self.parts.chunk(trained, fixed, numbers, x, _at(inputs, _number(0)))
+            return extras, jax.tree.map(lambda s: jnp.concatenate([s] * self.table.chunks.virtual), statistics)
 
         self.manual = (PIPE,)
         of_stage = self._region(besides, (PartitionSpec(), PartitionSpec(PIPE)))
         return jax.eval_shape(of_stage, self.parts.trained, self.parts.fixed, self._no_x(), self.parts.inputs)
+
+    @property
+    def _backwards(self) -> bool:
+        """Whether the table has backwards."""
+        return bool(np.any(self.table.action > Action.FORWARD))
 
     def _no_x(self) -> Array:
         return reshard(jnp.zeros(self.x.shape, self.x.dtype), _spec(self.x))
@@ -288,25 +367,30 @@ class _Executor:
         return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.extras)
 
     def _zeros(self) -> Carry:
-        def pool(slots: int) -> Any:
+        def memory(*waiting: int) -> Any:
             def empty(x: Any, spec: PartitionSpec) -> Array:
-                zeros = jnp.zeros((self.table.stages, slots, *x.shape), x.dtype)
-                return reshard(zeros, PartitionSpec(PIPE, None, *spec))
+                zeros = jnp.zeros((self.table.stages, *waiting, *x.shape), x.dtype)
+                return reshard(zeros, PartitionSpec(PIPE, *[None] * len(waiting), *spec))
 
             return empty(self.x, _spec(self.x)), jax.tree.map(lambda s: empty(s, PartitionSpec()), self.extras)
 
-        def of_layers(value: Array) -> Array:
+        def of_layers(value: Array, runs: int) -> Array:
             mesh = jax.sharding.get_abstract_mesh()
-            shape = value.shape[0], math.prod(mesh.shape[a] for a in self.apart), *value.shape[1:]
+            shape = self.table.stages * runs, math.prod(mesh.shape[a] for a in self.apart), *value.shape[1:]
             layers, *rest = _spec(value)
             return reshard(jnp.zeros(shape, value.dtype), PartitionSpec(layers, self.apart or None, *rest))
 
-        outer = jax.tree.map(lambda v: as_cotangent(jnp.zeros(v.shape, v.dtype), v), self.parts.outer)
+        with_gradients = self.parts.outer if self._backwards else None
+        outer = jax.tree.map(lambda v: as_cotangent(jnp.zeros(v.shape, v.dtype), v), with_gradients)
         last = jax.eval_shape(self.parts.last, self.parts.outer, self._no_x(), self._no_extras(), _number(0))
         sums = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), last[1])
-        trained = jax.tree.map(of_layers, self.parts.trained)
+        trained = [
+            jax.tree.map(partial(of_layers, runs=one.runs), of)
+            for one, of in zip(self.storage, self.parts.trained, strict=True)
+        ]
         statistics = jax.tree.map(lambda s: reshard(jnp.zeros(s.shape, s.dtype), _spec(s)), self.statistics)
-        return Carry(pool(self.pools.inputs), pool(self.pools.gradients), trained, statistics, outer, sums)
+        waiting = Memory(memory(self.pools.inputs), memory(self.pools.gradients), memory(), memory())
+        return Carry(waiting, trained, statistics, outer, sums)
 
     def _unreduced(self, total: Array, value: Array) -> Array:
         """Each device's sum as a part of one that is still to be made."""
@@ -332,6 +416,11 @@ def _shifts(arrives: np.ndarray, slots: int) -> list[int]:
     return [number for number in range(len(SHIFTS)) if np.any(arrives[:, number] != slots - 1)]
 
 
+def _read(arrives: np.ndarray, read: np.ndarray, slots: int) -> bool:
+    """Whether in some tick a stage reads the slot of what arrives in it."""
+    return bool(np.any((arrives == read[:, None]) & (arrives != slots - 1)))
+
+
 def _own(row: Rows) -> Any:
     """Of a tick's row what is about this stage, in a region that is manual over `pipe`."""
     stage = lax.axis_index(PIPE)
@@ -346,6 +435,11 @@ def _at(tree: Any, number: Array) -> Any:
 def _get(pool: Any, slot: Array) -> Any:
     """What is in a slot of a stage's pool, `[1, slots, …]`."""
     return jax.tree.map(lambda x: lax.squeeze(lax.dynamic_index_in_dim(x, slot, 1), (0, 1)), pool)
+
+
+def _lifted(value: Any) -> Any:
+    """A stage's own value, with the axis of the stages in front."""
+    return jax.tree.map(lambda x: x[None], value)
 
 
 def _put(pool: Any, value: Any, slot: Array) -> Any:

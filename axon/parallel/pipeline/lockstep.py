@@ -35,6 +35,12 @@ def lockstep(table: Table) -> Table:
     return Table.of(_merged(rounds), table.microbatches, table.chunks)
 
 
+def forwards(table: Table) -> Table:
+    """The forwards of a table with a flush alone, in as few uniform ticks as its order allows."""
+    rounds = _rounds(_only(table.orders(), Action.FORWARD), table)
+    return Table.of([cell for cells in rounds for cell in cells], table.microbatches, table.chunks)
+
+
 def _only(orders: Orders, kind: Action) -> Orders:
     """Of every stage the work of one kind; a whole backward is of each kind of backward."""
     kinds = (kind,) if kind == Action.FORWARD else (kind, Action.BACKWARD)

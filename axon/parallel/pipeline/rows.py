@@ -17,10 +17,13 @@ class Rows(NamedTuple):
     A slot in which nothing is to be written or read is the last of its pool, which nobody needs: so that every stage
     writes and reads in every tick, and none has a branch of its own.
 
+    A result is sent in the tick after the one in which it is made, so that it can travel while the stage works on what
+    does not need it.
+
     Attributes:
         active: whether the stage works. microbatch, chunk: on what; 0 if it does not.
         input: slot of the chunk's input. gradient: slot of its output's gradient.
-        input_arrives, gradient_arrives: `[tick, shift, stage]`, see `Slots`.
+        input_arrives, gradient_arrives: `[tick, shift, stage]`, slots of what was made in the tick before: see `Slots`.
         enters: slot for the input of the model's first chunk, in the tick of its forward.
         leaves: whether the stage works on the forward of the model's last chunk. loss: slot for its output's gradient,
             which the loss gives in the same tick.
@@ -52,7 +55,7 @@ class Pools(NamedTuple):
 
 
 def rows(table: Table) -> tuple[Rows, Pools]:
-    """The rows of a uniform table with a flush that `check` accepts.
+    """The rows of a uniform table with a flush that `check` accepts, or of the forwards of one.
 
     The gradients of the last chunk's outputs, which the loss makes when it has the outputs, have slots of their own,
     after those of the gradients that other stages send.
@@ -60,7 +63,7 @@ def rows(table: Table) -> tuple[Rows, Pools]:
     memory = slots(table)
     first, last = (_of_chunk(table, logical) for logical in (0, table.chunks.total - 1))
     forward, begins = table.action == Action.FORWARD, np.isin(table.action, BACKWARDS[:2]) & first
-    loss = _loss_slots(table, last)
+    loss = _loss_slots(table, last) if np.isin(table.action, BACKWARDS).any() else np.full(forward.shape, NONE)
     sent, inputs = int(memory.gradients.max()), int(memory.inputs.max())
     gradients = sent + int(loss.max(initial=NONE)) + 1
     own = np.where(loss == NONE, NONE, loss + sent)
@@ -74,8 +77,8 @@ def rows(table: Table) -> tuple[Rows, Pools]:
         chunk=table.chunk,
         input=placed(memory.input, inputs),
         gradient=placed(np.where(last & ~forward, own, memory.gradient), gradients),
-        input_arrives=placed(memory.input_arrives, inputs),
-        gradient_arrives=placed(memory.gradient_arrives, gradients),
+        input_arrives=placed(_one_later(memory.input_arrives), inputs),
+        gradient_arrives=placed(_one_later(memory.gradient_arrives), gradients),
         enters=placed(np.where(forward & first, memory.input, NONE), inputs),
         leaves=forward & last,
         loss=placed(np.where(forward & last, own, NONE), gradients),
@@ -84,6 +87,11 @@ def rows(table: Table) -> tuple[Rows, Pools]:
         leaving=_microbatch(table, forward & last),
         beginning=_microbatch(table, begins),
     ), Pools(inputs + 1, gradients + 1)
+
+
+def _one_later(arrives: np.ndarray) -> np.ndarray:
+    """What is made in the last tick nobody needs."""
+    return np.concatenate([np.full_like(arrives[:1], NONE), arrives[:-1]])
 
 
 def _of_chunk(table: Table, logical: int) -> np.ndarray:

@@ -13,9 +13,11 @@ from jax import Array
 from axon.axes import ArraySpec, axes_used, parse_names
 from axon.layout import validate
 from axon.nn.language_model import RESIDUAL
+from axon.parallel.pipeline.execute import PIPE
 from axon.runtime import Runtime, nested
 from axon.train import feed
-from axon.train.objective import SEQUENCES, Batch, Objective
+from axon.train.objective import SEQUENCES, Batch, Objective, Sums
+from axon.train.pipelined import Pipeline
 
 BATCH = ("batch", "seq")
 
@@ -58,11 +60,23 @@ class Evaluator:
     @cached_property
     def _compiled(self) -> Any:
         def evaluate(parameters: Any, variables: Any, batch: Batch) -> dict[str, tuple[Array, Array]]:
-            sums = self.objective.sums(self.runtime.bind(parameters, variables), batch)
+            sums = self._sums(parameters, variables, batch)
             counts = self.objective.counts(batch)
             return {name: (value, counts.get(name, counts["tokens"])) for name, value in sums.metrics.items()}
 
         return self.runtime.jit(evaluate)
+
+    def _sums(self, parameters: Any, variables: Any, batch: Batch) -> Sums:
+        if self.pipeline is not None:
+            return self.pipeline.sums(parameters, variables, batch)
+        return self.objective.sums(self.runtime.bind(parameters, variables), batch)
+
+    @cached_property
+    def pipeline(self) -> Pipeline | None:
+        """What runs the objective, where the mesh has stages. Raises `UserError` for a model that cannot run so."""
+        if self.runtime.placement.mesh.shape.get(PIPE, 1) == 1:
+            return None
+        return Pipeline(self.runtime, self.objective, self.seq)
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """This process's sequences of the global batch (`host_sequences`), as sharded global arrays."""

@@ -65,7 +65,7 @@ class Program:
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
         self.evaluator = Evaluator(self.runtime, objective, batch, seq)
         self.evaluator.check_layout()
-        self.gradients = _gradients(self.runtime, objective, seed, seq)
+        self.gradients = _gradients(self.evaluator, seed)
         self.update = _update(self.runtime, optimizer, outer)
 
     # ---- the step -------------------------------------------------------------------------------------------------
@@ -171,10 +171,11 @@ class Program:
         return self.evaluator.host_sequences
 
 
-def _gradients(runtime: Runtime, objective: Objective, seed: int, seq: int) -> GradientMethod:
+def _gradients(evaluator: Evaluator, seed: int) -> GradientMethod:
     """The way to make gradients: a pipeline's where the mesh has stages."""
-    if runtime.placement.mesh.shape.get(PIPE, 1) > 1:
-        return PipelinedGradients(runtime, objective, seed, seq)
+    runtime = evaluator.runtime
+    if evaluator.pipeline is not None:
+        return PipelinedGradients(evaluator.pipeline, seed)
     if runtime.layout.schedule is not None:
         name = type(runtime.layout.schedule).__name__
         raise UserError(
@@ -182,7 +183,7 @@ def _gradients(runtime: Runtime, objective: Objective, seed: int, seq: int) -> G
             f"devices are the stages. Add one, as in Layout.mesh = {{{PIPE!r}: 2, 'data': -1}}, or set "
             "Layout.schedule to None"
         )
-    return Gradients(runtime, objective, seed)
+    return Gradients(runtime, evaluator.objective, seed)
 
 
 def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo | SlowMo | None) -> Update:

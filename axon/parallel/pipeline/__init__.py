@@ -10,7 +10,7 @@ from axon.parallel.pipeline.chunks import Chunks
 from axon.parallel.pipeline.dual_pipe import DualPipeV
 from axon.parallel.pipeline.figures import Costs, Figures, figures
 from axon.parallel.pipeline.interleaved import Interleaved
-from axon.parallel.pipeline.lockstep import lockstep
+from axon.parallel.pipeline.lockstep import forwards, lockstep
 from axon.parallel.pipeline.one_f_one_b import GPipe, OneFOneB, TwoBW
 from axon.parallel.pipeline.periodic import ages, unrolled
 from axon.parallel.pipeline.phases import Phase, phases
@@ -42,6 +42,7 @@ __all__ = [
     "ages",
     "check",
     "figures",
+    "forwards",
     "lockstep",
     "phases",
     "slots",

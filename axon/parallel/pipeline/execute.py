@@ -142,24 +142,22 @@ class _Executor:
         carry = carry._replace(memory=memory, statistics=statistics)
         if np.all(of_phase.leaving == NONE):
             return carry
+
+        def sums(microbatch: Array) -> Any:
+            return jax.tree.map(jnp.add, carry.sums, self.parts.last(self.parts.outer, y[0], y[1], microbatch)[1])
+
         if not self._backwards:
-            return carry._replace(
-                sums=self._where(of_phase.leaving, row.leaving, partial(self._sums_of, carry, y), carry.sums)
-            )
+            return carry._replace(sums=self._where(of_phase.leaving, row.leaving, sums, carry.sums))
 
         def loss(microbatch: Array) -> Any:
             differentiated = jax.value_and_grad(self.parts.last, argnums=(0, 1, 2), has_aux=True)
-            (_, sums), (outer, *dy) = differentiated(self.parts.outer, *y, microbatch)
-            return jax.tree.map(jnp.add, (carry.outer, carry.sums), (outer, sums)), tuple(dy)
+            (_, found), (outer, *dy) = differentiated(self.parts.outer, *y, microbatch)
+            return jax.tree.map(jnp.add, (carry.outer, carry.sums), (outer, found)), tuple(dy)
 
         unchanged = (carry.outer, carry.sums), jax.tree.map(jnp.zeros_like, y)
-        (outer, sums), dy = self._where(of_phase.leaving, row.leaving, loss, unchanged)
+        (outer, total), dy = self._where(of_phase.leaving, row.leaving, loss, unchanged)
         gradients = self._region(_put_of_stage, self._pool)(carry.memory.gradients, dy, row.loss)
-        return carry._replace(memory=carry.memory._replace(gradients=gradients), outer=outer, sums=sums)
-
-    def _sums_of(self, carry: Carry, y: Any, microbatch: Array) -> Any:
-        """The sums with those of a microbatch, of which nobody needs the gradient."""
-        return jax.tree.map(jnp.add, carry.sums, self.parts.last(self.parts.outer, *y, microbatch)[1])
+        return carry._replace(memory=carry.memory._replace(gradients=gradients), outer=outer, sums=total)
 
     def _backward(self, of_phase: Rows, action: Action, carry: Carry, row: Any) -> Carry:
         of_stage = self._region(self._backward_of_stage(action, of_phase), (self._memory, self._sums, self._value[0]))

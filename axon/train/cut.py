@@ -1,0 +1,130 @@
+"""An objective's sums cut at a model's depth: what comes before its blocks, these, and what comes after."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon.errors import UserError
+from axon.nn import Auxiliary, Inputs
+from axon.parallel.pipeline.execute import PIPE
+from axon.parallel.pipeline.partition import NOTHING, Partition, padding
+from axon.runtime import Runtime, nested
+from axon.train.gradients import Counts
+from axon.train.objective import Batch, Objective, Sums, means
+
+LAYERS = "layers/"
+"""Where the paths of a language model's blocks begin."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The parts of `objective` of a model, as pure functions of those values that are not `fixed`.
+
+    Both ends are of any objective that calls the model once. `parts` is a batch as microbatches, `counts` what its sums
+    are divided by; `key` is as of `Objective.sums`. `fixed`: path → value of what no gradient is made for.
+    """
+
+    runtime: Runtime
+    objective: Objective
+    partition: Sequence[Partition]
+    parts: Batch
+    counts: Counts
+    key: Array | None
+    fixed: Mapping[str, Any]
+
+    def first(self, outer: Mapping[str, Array], number: Array) -> Array:
+        """The stream before the first block."""
+        return self._before(outer, self._microbatch(number))[0]
+
+    def inputs(self, outer: Mapping[str, Array]) -> Inputs:
+        """What the blocks are given, of every microbatch."""
+        return jax.lax.map(lambda part: self._before(outer, part)[1], self.parts)
+
+    def by_segment(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Path → value of the blocks, for each segment of the model."""
+        return [
+            {path: value for path, value in values.items() if path.removeprefix(LAYERS).split("/")[0] in span.kinds}
+            for span in self.runtime.module.layers.spans
+        ]
+
+    def chunk(
+        self,
+        trained: Sequence[Mapping[str, Array]],
+        fixed: Sequence[Mapping[str, Array]],
+        periods: Sequence[Array],
+        x: Array,
+        inputs: Inputs,
+    ) -> tuple[Array, Any, Any]:
+        """Some blocks, their auxiliary losses and their statistics."""
+        module = self._bound({**joined(trained), **joined(fixed)})
+        present = [
+            one != NOTHING if padding(of_segment) else None
+            for one, of_segment in zip(periods, self.partition, strict=True)
+        ]
+        x, auxiliary = module.layers.part(x, inputs, periods, present)
+        statistics = auxiliary.within(LAYERS.rstrip("/")).statistics
+        return x, auxiliary.losses, self.by_segment(statistics)
+
+    def last(self, outer: Mapping[str, Array], x: Array, losses: Any, number: Array) -> tuple[Array, Sums]:
+        """What is minimised, of a microbatch, and its sums."""
+        module = self._bound({**outer, **self.fixed})
+        calls = []
+
+        def depth(own: Array, inputs: Inputs, cache: Any = None) -> tuple[Array, None, Auxiliary]:
+            calls.append(own)
+            return x, None, Auxiliary(losses)
+
+        module.layers = depth
+        sums = self.objective.sums(module, self._microbatch(number), self.key)
+        if len(calls) != 1:
+            raise UserError(
+                f"{type(self.objective).__name__} calls the model {len(calls)} times for a batch, and a pipeline runs "
+                f"it once. Take the mesh axis {PIPE!r} out of Layout.mesh"
+            )
+        return sum(means(sums.minimised, self.counts).values(), jnp.zeros(())), sums
+
+    def _before(self, outer: Mapping[str, Array], part: Batch) -> tuple[Array, Inputs]:
+        """The stream before the first block, and what blocks are given besides."""
+        module = self._bound({**outer, **self.fixed})
+        module.layers = _stop
+        try:
+            self.objective.sums(module, part, self.key)
+        except _Reached as reached:
+            return reached.x, reached.inputs
+        raise UserError(
+            f"{type(self.objective).__name__} does not call the model's blocks: there is nothing to pipeline"
+        )
+
+    def _microbatch(self, number: Array) -> Batch:
+        return {name: jax.lax.dynamic_index_in_dim(x, number, keepdims=False) for name, x in self.parts.items()}
+
+    def _bound(self, values: Mapping[str, Any]) -> Any:
+        """The module with these values; those that it does not need are only described."""
+        described = {**self.runtime.parameters, **self.runtime.variables}
+        return self.runtime.bind(nested({**described, **values}))
+
+
+class _Reached(Exception):
+    """The model's depth was called: what comes before it is known."""
+
+    def __init__(self, x: Array, inputs: Inputs):
+        self.x, self.inputs = x, inputs
+
+
+def _stop(x: Array, inputs: Inputs, cache: Any = None) -> Any:
+    raise _Reached(x, inputs)
+
+
+def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Path → value, of all segments."""
+    return {path: value for of_segment in parts for path, value in of_segment.items()}
+
+
+def parted(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Path → value, of the blocks, and of all else."""
+    blocks = {path: value for path, value in values.items() if path.startswith(LAYERS)}
+    return blocks, {path: value for path, value in values.items() if path not in blocks}

@@ -191,7 +191,7 @@ class _Executor:
             own = _own(row)
             memory = before(memory, own)
             memory = memory._replace(inputs=_put(memory.inputs, (entering, self._no_extras()), own.enters))
-            x, extras = _get(memory.inputs, own.input)
+            (x, extras), memory = _after(_get(memory.inputs, own.input), memory)
             chunk, of_chunk = self._chunk(trained, fixed, own)
             y, more, statistics = chunk(of_chunk, x, _at(inputs, own.microbatch))
             y = y, jax.tree.map(jnp.add, extras, more)
@@ -206,7 +206,8 @@ class _Executor:
         def backward(memory: Memory, total: Any, trained: Any, fixed: Any, inputs: Any, row: Rows) -> Any:
             own = _own(row)
             memory = before(memory, own)
-            (x, _), dy = _get(memory.inputs, own.input), _get(memory.gradients, own.gradient)
+            needed = _get(memory.inputs, own.input), _get(memory.gradients, own.gradient)
+            ((x, _), dy), memory = _after(needed, memory)
             chunk, of_chunk = self._chunk(trained, fixed, own)
             _, pull = jax.vjp(lambda trained, x: chunk(trained, x, _at(inputs, own.microbatch))[:2], of_chunk, x)
             gradient, dx = pull(dy)
@@ -433,6 +434,13 @@ def _at(tree: Any, number: Array) -> Any:
 def _get(pool: Any, slot: Array) -> Any:
     """What is in a slot of a stage's pool, `[1, slots, …]`."""
     return jax.tree.map(lambda x: lax.squeeze(lax.dynamic_index_in_dim(x, slot, 1), (0, 1)), pool)
+
+
+def _after(needed: Any, memory: Memory) -> tuple[Any, Memory]:
+    """What a stage's work needs, from when the last tick's is done on: a compiler that changed the order of ticks that
+    do not need each other would have nothing to do while results travel."""
+    needed, output, gradient = lax.optimization_barrier((needed, memory.output, memory.gradient))
+    return needed, memory._replace(output=output, gradient=gradient)
 
 
 def _lifted(value: Any) -> Any:

@@ -140,6 +140,16 @@ class Placement:
         """Bytes of each device's shard."""
         return spec.nbytes // math.prod(self.num_shards(name, spec.kind) for name in spec.axes)
 
+    @property
+    def chunks(self) -> int:
+        """How many equal parts layers are divided into: the stages of a pipeline, times the chunks of each."""
+        stages, schedule = self.num_shards("layers", "params"), self.layout.schedule
+        return stages * schedule.virtual if schedule is not None and stages > 1 else stages
+
+    def stored_layers(self, count: int) -> int:
+        """How many layers are stored for `count` of them: with `Layout.pad_layers` as many as divide into chunks."""
+        return -(-count // self.chunks) * self.chunks if self.layout.pad_layers else count
+
     def num_shards(self, name: str, kind: str = "activations") -> int:
         """How many shards `name` is split into."""
         return math.prod(self.mesh.shape.get(a, 1) for a in self.row(name, kind))

@@ -51,7 +51,8 @@ class Param(nnx.Param):
     `decay` says whether weight decay pulls at it: matrices, unless they are biases that happen to have two axes.
 
     Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Stacked along a depth, the
-    array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the layers there.
+    array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the layers there. It may
+    have more: what comes after `layers` is padding, of zeros at first (`axon.nn.stored_layers.pad_layers`).
     """
 
     axes: Names
@@ -157,7 +158,7 @@ def parameters(model: nnx.Module) -> dict[str, ParamSpec]:
 def variables(model: nnx.Module) -> dict[str, ArraySpec]:
     """Path → specification of every `Variable`, in a fixed order."""
     return {
-        path: ArraySpec(v.stack + v.axes, tuple(v.get_value().shape), v.get_value().dtype)
+        path: ArraySpec(v.stack + v.axes, tuple(v.get_value().shape), v.get_value().dtype, unpadded=_unpadded(v))
         for path, v in _declared(model, Variable)
     }
 
@@ -176,8 +177,21 @@ def _param_spec(param: Param) -> ParamSpec:
     value = param.get_value()
     inputs = parse_names(param.init.names) if isinstance(param.init, fan_in) else param.axes[:1]
     return ParamSpec(
-        param.stack + param.axes, tuple(value.shape), value.dtype, "params", len(param.stack), inputs, param.decay
+        param.stack + param.axes,
+        tuple(value.shape),
+        value.dtype,
+        "params",
+        len(param.stack),
+        inputs,
+        param.decay,
+        unpadded=_unpadded(param),
     )
+
+
+def _unpadded(param: Param | Variable) -> tuple[int, ...] | None:
+    """Its shape without padding, if it has any."""
+    layers, shape = len(param.layers), tuple(param.get_value().shape)
+    return (layers, *shape[1:]) if param.stack and shape[0] != layers else None
 
 
 def initialise(model: nnx.Module, seed: int, placement: Placement) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -210,5 +224,11 @@ def _values(key: Array, path: tuple[Any, ...], param: Param | Variable) -> Array
     own, dtype = shape[len(param.stack) :], param.get_value().dtype
     if not param.stack:
         return param.init(key, param.axes, own).astype(dtype)
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(param.layers))
-    return jax.vmap(lambda k: param.init(k, param.axes, own))(keys).astype(dtype)
+    padding = shape[0] - len(param.layers)
+    numbers = jnp.asarray((*param.layers, *(0,) * padding))
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(numbers)
+    values = jax.vmap(lambda k: param.init(k, param.axes, own))(keys).astype(dtype)
+    if not padding:
+        return values
+    is_real = jnp.arange(shape[0]) < len(param.layers)  # chosen, not concatenated, so that all stages have equal parts
+    return jnp.where(is_real.reshape(-1, *(1,) * len(own)), values, 0)

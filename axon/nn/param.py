@@ -224,11 +224,15 @@ def _values(key: Array, path: tuple[Any, ...], param: Param | Variable) -> Array
     own, dtype = shape[len(param.stack) :], param.get_value().dtype
     if not param.stack:
         return param.init(key, param.axes, own).astype(dtype)
-    padding = shape[0] - len(param.layers)
-    numbers = jnp.asarray((*param.layers, *(0,) * padding))
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(numbers)
+    layers = (*param.layers, *(0,) * (shape[0] - len(param.layers)))
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(layers))
     values = jax.vmap(lambda k: param.init(k, param.axes, own))(keys).astype(dtype)
-    if not padding:
+    return with_zero_padding(values, len(param.layers))
+
+
+def with_zero_padding(values: Array, layers: int) -> Array:
+    """A stack of which the first `layers` are of the model, and the others 0."""
+    if values.shape[0] == layers:
         return values
-    is_real = jnp.arange(shape[0]) < len(param.layers)  # chosen, not concatenated, so that all stages have equal parts
-    return jnp.where(is_real.reshape(-1, *(1,) * len(own)), values, 0)
+    is_real = (jnp.arange(values.shape[0]) < layers).reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.where(is_real, values, jnp.zeros((), values.dtype))

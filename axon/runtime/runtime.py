@@ -19,6 +19,9 @@ from axon.own_code import written_at
 from axon.precision import Precision
 from axon.runtime.options import compiler_options
 
+IDENTITY_LAYERS = "identity layers"
+"""The topic of the choice to store more layers than there are."""
+
 LOWERING_PLATFORM = {"gpu": "cuda"}
 """A described GPU has no backend to ask what "gpu" means there."""
 
@@ -53,7 +56,7 @@ class Runtime:
         self.compiler_options = compiler_options(self.placement.devices)
         self.choices = _first_choices(self.placement, self.compiler_options)
         if padded := pad_layers(self.module, self.placement):
-            self.choices["identity layers"] = "; ".join(_padding_text(*counts) for counts in padded.items())
+            self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
         self.parameters, self.variables = parameters(self.module), variables(self.module)
         self.updates = variable_updates(self.module)
         self._graph, *states, foreign = nnx.split(self.module, Param, Variable, ...)

@@ -13,6 +13,7 @@ from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.nn.param import with_zero_padding
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
@@ -75,7 +76,9 @@ class Program:
         new, metrics, statistics = self.update.step(self.gradients, state, {**batch, SEQUENCES: sequences})
         variables = flattened(state.variables)
         for path, statistic in statistics.items():
-            variables[path] = self.runtime.updates[path](variables[path], statistic)
+            updated = self.runtime.updates[path](variables[path], statistic)
+            unpadded = self.runtime.variables[path].unpadded
+            variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
         return State(new.step, new.parameters, new.optimizer, nested(variables)), metrics
 
     # ---- to be called ---------------------------------------------------------------------------------------------

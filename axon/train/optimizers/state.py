@@ -38,11 +38,20 @@ def _state(optimizer: Optimizer, parameters: Parameters) -> Any:
 
 def _spec(path: Sequence[Any], leaf: Any, logical: Any, parameters: Parameters) -> ArraySpec:
     """The specification of a leaf, which without padded parameters would be `logical`."""
-    owner = next((key.key for key in path if getattr(key, "key", None) in parameters), None)
-    axes = None if owner is None else _axes(parameters[owner], leaf.shape)
-    unnamed = tuple(f"_{i}" for i in range(len(leaf.shape)))
-    unpadded = None if logical.shape == leaf.shape else tuple(logical.shape)
-    return ArraySpec(unnamed if axes is None else axes, tuple(leaf.shape), leaf.dtype, "optimizer", unpadded=unpadded)
+    owner = parameters.get(next((key.key for key in path if getattr(key, "key", None) in parameters), ""))
+    axes = None if owner is None else _axes(owner, leaf.shape)
+    if owner is None or axes is None:
+        unnamed = tuple(f"_{i}" for i in range(len(leaf.shape)))
+        return ArraySpec(unnamed, tuple(leaf.shape), leaf.dtype, "optimizer")
+    unpadded = tuple(logical.shape) if _padded_alike(owner, axes, leaf.shape, logical.shape) else None
+    return ArraySpec(axes, tuple(leaf.shape), leaf.dtype, "optimizer", unpadded=unpadded)
+
+
+def _padded_alike(owner: ParamSpec, axes: Names, shape: Sequence[int], logical: Sequence[int]) -> bool:
+    """Whether a parameter's state is padded, and along the axes along which the parameter is."""
+    of_owner = {n for n, size, real in zip(owner.axes, owner.shape, owner.logical_shape, strict=True) if size != real}
+    of_state = {n for n, size, real in zip(axes, shape, logical, strict=True) if size != real}
+    return bool(of_state) and of_state <= of_owner
 
 
 def _axes(spec: ParamSpec, shape: Sequence[int]) -> Names | None:

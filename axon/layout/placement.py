@@ -143,7 +143,7 @@ class Placement:
     @property
     def chunks(self) -> int:
         """How many equal parts layers are divided into: the stages of a pipeline, times the chunks of each."""
-        stages, schedule = self.num_shards("layers", "params"), self.layout.schedule
+        stages, schedule = max(self.num_shards("layers", kind) for kind in KINDS), self.layout.schedule
         return stages * schedule.virtual if schedule is not None and stages > 1 else stages
 
     def stored_layers(self, count: int) -> int:

@@ -16,9 +16,10 @@ class CheckpointError(UserError):
     """A checkpoint that is not there, cannot be read or written, or does not fit the run's state."""
 
 
-def signatures(leaves: Flat) -> dict[str, Signature]:
-    """Shape and dtype of each leaf as they are on disk, by path."""
-    return {path: _signature(key_bits(leaf) if is_key(leaf) else leaf) for path, leaf in leaves.items()}
+def signatures(leaves: Flat, unpadded: Mapping[str, tuple[int, ...]]) -> dict[str, Signature]:
+    """Shape and dtype of each leaf as they are on disk, by path, but for padding; `unpadded`: shapes without it."""
+    found = {path: _signature(key_bits(leaf) if is_key(leaf) else leaf) for path, leaf in leaves.items()}
+    return {path: (unpadded.get(path, shape), dtype) for path, (shape, dtype) in found.items()}
 
 
 def _signature(leaf: Any) -> Signature:

@@ -1,6 +1,7 @@
 """Reading checkpoints: which steps there are, and the state of one of them. Changes nothing on disk."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
@@ -10,12 +11,23 @@ from etils import epath
 from axon.checkpoint.compare import CheckpointError, check_fits, signatures
 from axon.checkpoint.orbax import ocp
 from axon.checkpoint.quiet import quiet_log, quiet_read
-from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree
+from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree, unpadded
 from axon.disk import reading
 
 STATE = "state"
 EXTRA = "extra"
+UNPADDED = "unpadded"
+"""Path → shape without padding, of the arrays that have any: what else reads the checkpoint need not know."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a checkpoint's metadata says: the state's leaves, the shapes without padding of some, and `extra`."""
+
+    leaves: Flat
+    unpadded: Mapping[str, tuple[int, ...]]
+    extra: dict[str, Any]
 
 
 class Reader:
@@ -35,30 +47,32 @@ class Reader:
         """The last step with a complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
-    def restore(self, abstract_state: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
+    def restore(self, abstract_state: Any, step: int | None = None, specs: Any = None) -> tuple[Any, dict[str, Any]]:
         """The state and the `extra` saved at `step` (None: the latest), bit for bit.
 
         `abstract_state` is the state's tree with a shape, dtype and sharding at each leaf (`jax.ShapeDtypeStruct`);
         a leaf without a sharding is returned as a NumPy array. The shardings may differ from those at saving.
+        `specs`: the same tree of `ArraySpec`s, if some of it is padded: padding may differ from that at saving too, and
+        what there is more of it is 0.
         Raises `CheckpointError` if there is no such checkpoint, it cannot be read, or its tree differs.
         """
         folder = self._folder(step)
-        saved, extra = self._metadata(folder)
-        check_fits(str(folder), signatures(saved), signatures(flat(abstract_state)))
-        return rebuilt(abstract_state, self._load(folder, flat(abstract_state))), extra
+        saved = self._metadata(folder)
+        return rebuilt(abstract_state, self._fitting(folder, saved, saved.leaves, abstract_state, specs)), saved.extra
 
-    def restore_parts(self, abstract: Mapping[str, Any], step: int | None = None) -> dict[str, Any]:
-        """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Raises as `restore` does."""
+    def restore_parts(
+        self, abstract: Mapping[str, Any], step: int | None = None, specs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Takes and raises what `restore` does."""
         folder = self._folder(step)
-        saved, _ = self._metadata(folder)
-        parts = {path: leaf for name in abstract for path, leaf in subtree(saved, name).items()}
+        saved = self._metadata(folder)
+        parts = {path: leaf for name in abstract for path, leaf in subtree(saved.leaves, name).items()}
         wanted = {name: part for name, part in abstract.items() if jax.tree.leaves(part)}
-        check_fits(str(folder), signatures(parts), signatures(flat(wanted)))
-        return {**abstract, **rebuilt(wanted, self._load(folder, flat(wanted)))}
+        return {**abstract, **rebuilt(wanted, self._fitting(folder, saved, parts, wanted, specs))}
 
     def extra(self, step: int | None = None) -> dict[str, Any]:
         """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore` does."""
-        return self._metadata(self._folder(step))[1]
+        return self._metadata(self._folder(step)).extra
 
     def _folder(self, step: int | None) -> epath.Path:
         steps = self.steps()
@@ -68,25 +82,36 @@ class Reader:
             raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {steps}")
         return self.directory / str(steps[-1] if step is None else step)
 
-    def _metadata(self, folder: epath.Path) -> tuple[Flat, dict[str, Any]]:
-        def read() -> tuple[Flat, dict[str, Any]]:
+    def _metadata(self, folder: epath.Path) -> _Saved:
+        def read() -> _Saved:
             found = ocp.checkpointables_metadata(folder)
             state = (found.metadata or {}).get(STATE)
-            extra = found.custom_metadata.get(EXTRA) if isinstance(found.custom_metadata, dict) else None
-            if state is None or not isinstance(extra, dict):  # Orbax returns None for what it cannot read
+            content: Any = found.custom_metadata if isinstance(found.custom_metadata, dict) else {}
+            extra, shapes = content.get(EXTRA), content.get(UNPADDED, {})
+            if (
+                state is None or not isinstance(extra, dict) or not isinstance(shapes, dict)
+            ):  # Orbax returns None for what it cannot read
                 raise ValueError("its metadata is missing or damaged")
-            return flat(state), extra
+            return _Saved(flat(state), {path: tuple(shape) for path, shape in shapes.items()}, extra)
 
         return self._readable(folder, read)
 
-    def _load(self, folder: epath.Path, abstract: Flat) -> Flat:
+    def _fitting(self, folder: epath.Path, saved: _Saved, leaves: Flat, abstract: Any, specs: Any) -> Flat:
+        """The arrays of `abstract`, which has to have those of the saved `leaves`, but for padding."""
+        wanted, here = flat(abstract), unpadded(specs)
+        check_fits(str(folder), signatures(leaves, saved.unpadded), signatures(wanted, here))
+        stored, asked = signatures(leaves, {}), signatures(wanted, {})
+        return self._load(folder, wanted, any(stored[path] != asked[path] for path in wanted))
+
+    def _load(self, folder: epath.Path, abstract: Flat, with_other_padding: bool) -> Flat:
         wanted = {path: restorable(leaf) for path, leaf in abstract.items()}
         context = ocp.Context()
         context.pytree.loading.partial_load = True
+        context.array.loading.enable_padding_and_truncation = with_other_padding
         with context:
             loaded = self._readable(folder, lambda: ocp.load_checkpointables(folder, {STATE: nested(wanted)}))
         leaves = flat(loaded[STATE])
-        return {p: np.asarray(v) if isinstance(wanted[p], np.ndarray) else v for p, v in leaves.items()}
+        return {p: _of_shape(v, wanted[p].shape) if isinstance(wanted[p], np.ndarray) else v for p, v in leaves.items()}
 
     def _readable(self, folder: epath.Path, read: Callable[[], T]) -> T:
         try:
@@ -104,3 +129,14 @@ class Reader:
             f"Delete or move that folder to continue from step {earlier[-1]}." if earlier else "It is the only one."
         )
         return CheckpointError(f"the checkpoint {folder} cannot be read: {why}\n{advice}")
+
+
+def _of_shape(value: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """A NumPy array without its padding, or with zeros for it: Orbax reads such arrays as they are stored."""
+    array = np.asarray(value)
+    if array.shape == shape:
+        return array
+    common = tuple(map(slice, map(min, array.shape, shape)))
+    result = np.zeros(shape, array.dtype)
+    result[common] = array[common]
+    return result

@@ -12,8 +12,8 @@ from etils import epath
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.orbax import training
 from axon.checkpoint.quiet import quiet_log
-from axon.checkpoint.reader import EXTRA, STATE, Reader
-from axon.checkpoint.tree import flat, nested, storable
+from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
+from axon.checkpoint.tree import flat, nested, storable, unpadded
 from axon.checks import check_range
 
 
@@ -57,8 +57,10 @@ class Store(Reader):
         """The last step that is saved or being saved, or None."""
         return self._started
 
-    def save(self, step: int, state: Any, extra: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None) -> None:
         """Saves `state`, a tree of arrays, and `extra`, a dictionary fit for JSON, as checkpoint `step`.
+
+        `specs`: the state's tree of `ArraySpec`s, if arrays of it are padded: they can be restored with other padding.
 
         Returns once the arrays are copied, so that they may be donated; if `asynchronous`, they are written while the
         next steps run. At most one save is in progress: a second waits for the first. Raises `CheckpointError` if
@@ -66,7 +68,9 @@ class Store(Reader):
         """
         if self._started is not None and step <= self._started:
             raise CheckpointError(f"cannot save step {step} in {self.directory}: step {self._started} is saved already")
-        content = {EXTRA: json.loads(json.dumps(dict(extra)))}  # as it will be read; fails before anything is written
+        shapes = unpadded(specs)
+        content = {EXTRA: dict(extra)} | ({UNPADDED: shapes} if shapes else {})
+        content = json.loads(json.dumps(content))  # as it will be read; fails before anything is written
         arrays = nested({path: storable(path, leaf) for path, leaf in flat(state).items()})
         self.wait()
         try:

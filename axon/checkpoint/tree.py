@@ -37,6 +37,11 @@ def nested(leaves: Flat) -> dict[str, Any]:
     return tree
 
 
+def unpadded(specs: Any) -> dict[str, tuple[int, ...]]:
+    """By path, the shape without padding of those of a tree of `ArraySpec`s that have any."""
+    return {path: spec.unpadded for path, spec in flat(specs).items() if spec.unpadded is not None}
+
+
 def subtree(leaves: Mapping[str, Any], name: str) -> Flat:
     """Those of `leaves` under the top-level `name`, with their full paths."""
     return {path: leaf for path, leaf in leaves.items() if path == name or path.startswith(name + "/")}

@@ -140,6 +140,15 @@ class Placement:
         """Bytes of each device's shard."""
         return spec.nbytes // math.prod(self.num_shards(name, spec.kind) for name in spec.axes)
 
+    @property
+    def stages(self) -> int:
+        """How many devices `layers` are split over: the stages of a pipeline."""
+        return max(self.num_shards("layers", kind) for kind in KINDS)
+
+    def stored_layers(self, count: int) -> int:
+        """How many layers are stored for `count` of them: with `Layout.pad_layers` the same number on every stage."""
+        return -(-count // self.stages) * self.stages if self.layout.pad_layers else count
+
     def num_shards(self, name: str, kind: str = "activations") -> int:
         """How many shards `name` is split into."""
         return math.prod(self.mesh.shape.get(a, 1) for a in self.row(name, kind))

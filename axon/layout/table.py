@@ -71,6 +71,8 @@ class Layout:
         microbatches: parts of the batch whose gradients are accumulated and reduced once. (With ZeRO-3 gradients of
             the split parameters are reduced in each: no device ever stores whole ones.)
         schedule: of the pipeline, whose stages are the devices along the mesh axis `pipe`; None for `OneFOneB`.
+        pad_layers: where layers do not divide into stages, store identity layers after them, which take their share of
+            the blocks' time. Checkpoints and initial values are those of the layers without them.
         overlap: mesh axes over which the gather of an activation before a matmul, or its reduction after one, becomes
             a ring of permutes that overlap with parts of the matmul. Not with `auto`.
         replicate_kv: how many neighbours along `tensor` have the same `kv_heads`, where there are fewer of these
@@ -87,6 +89,7 @@ class Layout:
     auto: bool = False
     microbatches: int = 1
     schedule: Schedule | None = None
+    pad_layers: bool = False
     overlap: tuple[str, ...] = ()
     replicate_kv: int = 1
     order: tuple[str, ...] = MESH_AXES

@@ -90,15 +90,23 @@ def _not_stages(placement: Placement, layers: int, over: str, kind: str) -> str 
             f"mesh axis {over} would split 'layers', which only the stages of a pipeline do: the mesh axis 'pipe', and "
             "Layout.auto = False. Give those devices to 'data' or 'tensor'"
         )
-    stages, virtual = placement.mesh.shape["pipe"], layout.schedule.virtual if layout.schedule else 1
-    if layers % (stages * virtual):
+    stages, virtual = placement.stages, layout.schedule.virtual if layout.schedule else 1
+    chunks = stages * virtual
+    if (extra := -layers % chunks) and not layout.pad_layers:
         of_each = f" of {virtual} chunks each" if virtual > 1 else ""
         return (
-            f"{layers} of a kind of layers do not divide into {stages} stages{of_each}, and stages with different "
-            f"numbers of layers are not supported yet. Choose a number of layers that {stages * virtual} divides, or "
-            "another size of the mesh axis 'pipe'"
+            f"{layers} of a kind of layers do not divide into {stages} stages{of_each}. Layout.pad_layers = True adds "
+            f"{extra} identity {'layer' if extra == 1 else 'layers'}, {extra / (layers + extra):.1%} of the blocks' "
+            f"time. Or choose a number of layers that {chunks} divides" + _sizes_that_divide(layers, stages, virtual)
         )
     return None
+
+
+def _sizes_that_divide(layers: int, stages: int, virtual: int) -> str:
+    """The nearest sizes of the mesh axis `pipe` into which layers do divide, as the end of a sentence."""
+    sizes = [size for size in range(2, layers + 1) if layers % (size * virtual) == 0]
+    nearest = [*[size for size in sizes if size < stages][-1:], *[size for size in sizes if size > stages][:1]]
+    return f", or a mesh axis 'pipe' of {' or '.join(map(str, nearest))}" if nearest else ""
 
 
 def _way_out(placement: Placement, name: str, size: int, kind: str) -> str:

@@ -119,11 +119,14 @@ class Depth(nnx.Module):
         return x, over_layers(auxiliaries)
 
     def cache_specs(self, batch: int, length: int) -> dict[str, dict[str, ArraySpec]]:
-        """Kind → what its blocks remember of `length` tokens a sequence."""
+        """Kind → what its blocks remember of `length` tokens a sequence.
+
+        The layers are not split: what has a cache is outside of a pipeline, where every stage runs all of them.
+        """
         blocks: dict[str, Any] = self.blocks
         return {
             kind: {
-                name: replace(spec, axes=("layers", *spec.axes), shape=(span.times, *spec.shape))
+                name: replace(spec, axes=("_layers", *spec.axes), shape=(span.times, *spec.shape))
                 for name, spec in blocks[kind].cache_specs(batch, length).items()
             }
             for span in self.spans

@@ -51,7 +51,8 @@ class Param(nnx.Param):
     `decay` says whether weight decay pulls at it: matrices, unless they are biases that happen to have two axes.
 
     Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Stacked along a depth, the
-    array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the layers there.
+    array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the layers there. It may
+    have more: what comes after `layers` is padding, of zeros at first (`axon.nn.stored_layers.pad_layers`).
     """
 
     axes: Names
@@ -157,7 +158,7 @@ def parameters(model: nnx.Module) -> dict[str, ParamSpec]:
 def variables(model: nnx.Module) -> dict[str, ArraySpec]:
     """Path → specification of every `Variable`, in a fixed order."""
     return {
-        path: ArraySpec(v.stack + v.axes, tuple(v.get_value().shape), v.get_value().dtype)
+        path: ArraySpec(v.stack + v.axes, tuple(v.get_value().shape), v.get_value().dtype, unpadded=_unpadded(v))
         for path, v in _declared(model, Variable)
     }
 
@@ -176,8 +177,21 @@ def _param_spec(param: Param) -> ParamSpec:
     value = param.get_value()
     inputs = parse_names(param.init.names) if isinstance(param.init, fan_in) else param.axes[:1]
     return ParamSpec(
-        param.stack + param.axes, tuple(value.shape), value.dtype, "params", len(param.stack), inputs, param.decay
+        param.stack + param.axes,
+        tuple(value.shape),
+        value.dtype,
+        "params",
+        len(param.stack),
+        inputs,
+        param.decay,
+        unpadded=_unpadded(param),
     )
+
+
+def _unpadded(param: Param | Variable) -> tuple[int, ...] | None:
+    """Its shape without padding, if it has any."""
+    layers, shape = len(param.layers), tuple(param.get_value().shape)
+    return (layers, *shape[1:]) if param.stack and shape[0] != layers else None
 
 
 def initialise(model: nnx.Module, seed: int, placement: Placement) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -210,5 +224,15 @@ def _values(key: Array, path: tuple[Any, ...], param: Param | Variable) -> Array
     own, dtype = shape[len(param.stack) :], param.get_value().dtype
     if not param.stack:
         return param.init(key, param.axes, own).astype(dtype)
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(param.layers))
-    return jax.vmap(lambda k: param.init(k, param.axes, own))(keys).astype(dtype)
+    layers = (*param.layers, *(0,) * (shape[0] - len(param.layers)))
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(layers))
+    values = jax.vmap(lambda k: param.init(k, param.axes, own))(keys).astype(dtype)
+    return with_zero_padding(values, len(param.layers))
+
+
+def with_zero_padding(values: Array, layers: int) -> Array:
+    """A stack of which the first `layers` are of the model, and the others 0."""
+    if values.shape[0] == layers:
+        return values
+    is_real = (jnp.arange(values.shape[0]) < layers).reshape(-1, *(1,) * (values.ndim - 1))
+    return jnp.where(is_real, values, jnp.zeros((), values.dtype))

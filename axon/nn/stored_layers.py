@@ -1,14 +1,34 @@
-"""Layers one by one, wherever they are stored: on every device, or on the stages of a pipeline."""
+"""Layers as they are stored: on every device, or on the stages of a pipeline, which all have the same number."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes.specs import entries
+from axon.layout import Placement
+from axon.nn.param import Param, Variable
+
+
+def pad_layers(module: nnx.Module, placement: Placement) -> dict[int, int]:
+    """Give the stacked parameters and variables of `module` room for identity layers, as `Layout.pad_layers` asks.
+
+    These come after the others, so that all stages store the same number. Returns: how many layers of a kind there
+    are → how many are stored, where these differ.
+    """
+    padded = {}
+    for _, variable in nnx.to_flat_state(nnx.state(module, (Param, Variable))):
+        layers = len(variable.layers)
+        stored = placement.stored_layers(layers)
+        if variable.stack and stored != layers:
+            spec = variable.get_value()
+            variable.set_value(jax.ShapeDtypeStruct((stored, *spec.shape[1:]), spec.dtype))
+            padded[layers] = stored
+    return padded
 
 
 def on_stages() -> bool:

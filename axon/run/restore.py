@@ -23,7 +23,7 @@ def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple
     update = Descent(runtime, optimizer) if isinstance(optimizer, Averaging) else None
     if update is not None:
         wanted["optimizer"] = update.specs(runtime.parameters)
-    found = reader.restore_parts(runtime.abstract(wanted))
+    found = reader.restore_parts(runtime.abstract(wanted), specs=wanted)
     check_finite(reader, runtime, found["parameters"])
     if update is None:
         return found["parameters"], found["variables"]

@@ -126,7 +126,7 @@ class Session:
         self.report(f"model: {count:,} parameters on mesh {mesh} ({program.placement.platform})")
         if self.store.latest() is not None:
             check_same_mesh(self.store.extra().get("mesh", {}), program.update.mesh)
-            state, extra = self.store.restore(program.abstract_state())
+            state, extra = self.store.restore(program.abstract_state(), specs=program.specs)
             check_finite(self.store, program.runtime, state.parameters)
             self.report(f"resumed from step {int(state.step)}")
             return state, int(state.step), extra["tokens"]
@@ -134,7 +134,7 @@ class Session:
             return program.init(), 0, 0
         values, _ = restore_evaluated(Reader(source.checkpoints), program.runtime, source.tree().optimizer)
         self.report(f"parameters from {self.train.init_from}")
-        return program.init(values), 0, 0
+        return program.begin(values), 0, 0
 
     # ---- training -------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Session:
         due = step % self.train.checkpoints.every == 0 or step == until or self.stop.requested is not None
         if due and step != self.store.started():
             extra = {"tokens": tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
-            self.store.save(step, state, extra | {"config": dump(self.train)})
+            self.store.save(step, state, extra | {"config": dump(self.train)}, self.program.specs)
         if self.stop.requested is not None:
             self.store.wait()
             self.report(f"saved step {step} in {self.folder.checkpoints}; the same command continues from there")

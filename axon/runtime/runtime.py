@@ -14,9 +14,13 @@ from axon.kernels.choice import check_names
 from axon.layout import Layout, Placement
 from axon.nn import Param, Variable, initialise, parameters, variables
 from axon.nn.param import variable_updates
+from axon.nn.stored_layers import pad_layers
 from axon.own_code import written_at
 from axon.precision import Precision
 from axon.runtime.options import compiler_options
+
+IDENTITY_LAYERS = "identity layers"
+"""The topic of the choice to store more layers than there are."""
 
 LOWERING_PLATFORM = {"gpu": "cuda"}
 """A described GPU has no backend to ask what "gpu" means there."""
@@ -51,6 +55,8 @@ class Runtime:
         check_names(self.kernels)
         self.compiler_options = compiler_options(self.placement.devices)
         self.choices = _first_choices(self.placement, self.compiler_options)
+        if padded := pad_layers(self.module, self.placement):
+            self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
         self.parameters, self.variables = parameters(self.module), variables(self.module)
         self.updates = variable_updates(self.module)
         self._graph, *states, foreign = nnx.split(self.module, Param, Variable, ...)
@@ -157,3 +163,7 @@ def _first_choices(placement: Placement, options: Mapping[str, Any]) -> dict[str
     if zero and placement.mesh.size > 1 and placement.mesh.shape.get("data", 1) == 1:
         choices["ZeRO"] = f"stage {zero} splits nothing: it splits over 'data', which the mesh lacks"
     return choices
+
+
+def _padding_text(layers: int, stored: int) -> str:
+    return f"{layers} layers of a kind are stored as {stored}, with {stored - layers} of zeros at the end"

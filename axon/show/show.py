@@ -13,6 +13,7 @@ from axon.errors import UserError
 from axon.layout import KINDS, ParameterRow, Placement, explain
 from axon.plan.topology import devices
 from axon.run import Train, program
+from axon.runtime import IDENTITY_LAYERS
 from axon.show.draw import draw
 from axon.show.traffic import print_traffic
 from axon.train.step import Program
@@ -40,6 +41,8 @@ def show_config(
     rows = list(explain(placement, specs))
     console.print(_mesh(placement), _table(rows), _totals(compiled), sep="\n")
     console.print(_replicated(rows), soft_wrap=True)
+    if IDENTITY_LAYERS in compiled.choices:
+        console.print(compiled.choices[IDENTITY_LAYERS], soft_wrap=True)
     if picture is not None:
         draw(placement, specs, picture, weight)
         console.print(f"drawn into {picture}", markup=False, soft_wrap=True)

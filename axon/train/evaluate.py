@@ -49,7 +49,7 @@ class Evaluator:
 
         declared = [*runtime.parameters.values(), *runtime.variables.values()]
         parts = nested(runtime.parameters), nested(runtime.variables), dict(self.objective.specs(self.batch, self.seq))
-        abstract = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), parts)
+        abstract = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.logical_shape, spec.dtype), parts)
         return axes_used(sums, *abstract) | {name for spec in declared for name in spec.axes} | set(BATCH)
 
     def __call__(self, parameters: Any, batch: Batch, variables: Any = None) -> dict[str, tuple[Array, Array]]:

@@ -22,11 +22,15 @@ def check_given(values: Any, parameters: Specs) -> None:
     missing = [f"{path}: missing" for path in parameters if path not in given]
     extra = [f"{path}: not a parameter of the model.{suggest(path, parameters)}" for path in given.keys() - parameters]
     both = [(path, given[path], spec) for path, spec in parameters.items() if path in given]
-    shapes = [f"{p}: shape {tuple(v.shape)}, the model's is {s.shape}" for p, v, s in both if tuple(v.shape) != s.shape]
+    shapes = [
+        f"{p}: shape {tuple(v.shape)}, the model's is {s.logical_shape}"
+        for p, v, s in both
+        if tuple(v.shape) != s.logical_shape
+    ]
     dtypes = [
         f"{p}: dtype {np.dtype(v.dtype)}, the model's is {np.dtype(s.dtype)}"
         for p, v, s in both
-        if tuple(v.shape) == s.shape and np.dtype(v.dtype) != np.dtype(s.dtype)
+        if tuple(v.shape) == s.logical_shape and np.dtype(v.dtype) != np.dtype(s.dtype)
     ]
     if lines := missing + sorted(extra) + shapes + dtypes:
         more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []

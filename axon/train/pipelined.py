@@ -15,7 +15,7 @@ from axon.nn import LanguageModel
 from axon.nn.flops import forward_flops
 from axon.parallel.pipeline import OneFOneB, Table, check, figures, forwards, lockstep
 from axon.parallel.pipeline.execute import PIPE, Parts, evaluate, execute
-from axon.parallel.pipeline.partition import Partition, partition
+from axon.parallel.pipeline.partition import Partition, padding, partition, width
 from axon.runtime import Runtime, flattened, nested
 from axon.train.cut import LAYERS, Cut, joined, parted
 from axon.train.gradients import Counts, log_idle_overlap, microbatches, total_counts, with_deferred_gradients
@@ -50,7 +50,7 @@ class Pipeline:
                 f"Layout.auto = True: a pipeline needs explicit mesh axes. Set it to False, or take {PIPE!r} out of "
                 "Layout.mesh"
             )
-        _ = self.table
+        _ = self.partition
 
     @cached_property
     def table(self) -> Table:
@@ -72,8 +72,27 @@ class Pipeline:
     def partition(self) -> list[Partition]:
         """Of each segment of the model, the periods that each chunk runs."""
         depth = self.runtime.module.layers
-        costs = [sum(forward_flops(depth.blocks[kind], self.seq) for kind in span.kinds) for span in depth.spans]
-        return partition([span.times for span in depth.spans], costs, self.table.chunks.total)
+        chunks, times = self.table.chunks.total, [span.times for span in depth.spans]
+        cut = partition(times, self._costs, chunks)
+        if not self.runtime.layout.pad_layers and (share := self._idle_share(cut)):
+            raise LayoutError(
+                f"this model's depth, of {' and '.join(map(str, times))} periods, cannot be cut into {chunks} equal "
+                f"chunks: all run the same program, with places for layers that some of them do not have, "
+                f"{share:.1%} of the blocks' time. Accept it with Layout.pad_layers = True, or choose another size of "
+                f"the mesh axis {PIPE!r}"
+            )
+        return cut
+
+    @property
+    def _costs(self) -> list[int]:
+        """Forward FLOPs of a token in a period of each segment."""
+        depth = self.runtime.module.layers
+        return [sum(forward_flops(depth.blocks[kind], self.seq) for kind in span.kinds) for span in depth.spans]
+
+    def _idle_share(self, cut: list[Partition]) -> float:
+        """How much of the blocks' time is spent in places that no layer takes."""
+        places = sum(len(one) * width(one) * cost for one, cost in zip(cut, self._costs, strict=True))
+        return sum(padding(one) * cost for one, cost in zip(cut, self._costs, strict=True)) / places
 
     def apart(self) -> tuple[str, ...]:
         """The mesh axes that split the batch and nothing else of the blocks."""
@@ -122,6 +141,8 @@ class Pipeline:
         text = f"{name} in lockstep: {table.stages} stages, {table.microbatches} microbatches, bubble {bubble:.0%}"
         if table.chunks.virtual > 1:
             text += f"; {table.chunks.virtual} chunks a stage, to which layers are moved in each step"
+        if share := self._idle_share(self.partition):
+            text += f"; {share:.1%} of the blocks' time goes to places that no layer takes"
         if table.microbatches < table.stages:
             text += f"; with fewer microbatches than stages {table.stages - table.microbatches} are always idle"
         axes.log_choice(topic, text)

@@ -13,6 +13,7 @@ from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.nn.param import with_zero_padding
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
@@ -75,7 +76,9 @@ class Program:
         new, metrics, statistics = self.update.step(self.gradients, state, {**batch, SEQUENCES: sequences})
         variables = flattened(state.variables)
         for path, statistic in statistics.items():
-            variables[path] = self.runtime.updates[path](variables[path], statistic)
+            updated = self.runtime.updates[path](variables[path], statistic)
+            unpadded = self.runtime.variables[path].unpadded
+            variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
         return State(new.step, new.parameters, new.optimizer, nested(variables)), metrics
 
     # ---- to be called ---------------------------------------------------------------------------------------------
@@ -83,15 +86,21 @@ class Program:
     def init(self, parameters: Any = None) -> State:
         """The state at step 0, sharded: with initial values, the same bits on every layout, or with `parameters`.
 
-        Raises `UserError` unless `parameters`, nested by path, are those of the model by path, shape and dtype.
+        Raises `UserError` unless `parameters`, nested by path, are those of the model by path, shape and dtype; its
+        layers are those that it has without `Layout.pad_layers`.
         """
         if parameters is None:
-            values, variables = self.runtime.initialise(self.seed)
-        else:
-            check_given(parameters, self.parameters)
-            values, variables = parameters, self.runtime.initialise_variables(self.seed)
+            return self._begin(*self.runtime.initialise(self.seed))
+        check_given(parameters, self.parameters)
+        return self.begin(parameters)
 
+    def begin(self, parameters: Any) -> State:
+        """`init` for parameters that are known to be the model's, as they are stored or without padding."""
+        return self._begin(parameters, self.runtime.initialise_variables(self.seed))
+
+    def _begin(self, values: Any, variables: Any) -> State:
         def begin(values: Any, variables: Any) -> State:
+            values = jax.tree.map(_padded, values, nested(self.parameters))
             return State(jnp.zeros((), jnp.int32), values, self.update.init(values), variables)
 
         shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state())
@@ -169,6 +178,12 @@ class Program:
     def host_sequences(self) -> np.ndarray:
         """Numbers of the sequences of the global batch that this process reads: all of them in a run of one process."""
         return self.evaluator.host_sequences
+
+
+def _padded(value: Array, spec: ArraySpec) -> Array:
+    """A parameter as it is stored, zeros at the end of its layers."""
+    missing = [(0, size - have) for size, have in zip(spec.shape, value.shape, strict=True)]
+    return jnp.pad(value, missing) if spec.shape != value.shape else value
 
 
 def _gradients(evaluator: Evaluator, seed: int) -> GradientMethod:

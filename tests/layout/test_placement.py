@@ -6,6 +6,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from axon.layout import Layout, LayoutError, Placement
+from axon.parallel.pipeline import Interleaved
 
 
 def test_the_mesh_has_the_layouts_order_whatever_the_order_of_writing():
@@ -77,6 +78,21 @@ def test_manual_mesh_axes_are_left_out_of_specs(placed):
     with jax.set_mesh(placement.mesh):
         jax.jit(jax.shard_map(local, in_specs=spec, out_specs=spec, axis_names={"data"}))(x)
     assert found[-1] == PartitionSpec(None, "tensor")
+
+
+@pytest.mark.parametrize(
+    ("options", "stored"),
+    [
+        ({}, 10),
+        ({"pad_layers": True}, 10),
+        ({"mesh": {"pipe": 4}}, 10),
+        ({"mesh": {"pipe": 4}, "pad_layers": True}, 12),
+        ({"mesh": {"pipe": 2, "tensor": 4}, "pad_layers": True}, 10),
+        ({"mesh": {"pipe": 4}, "pad_layers": True, "schedule": Interleaved(2)}, 12),
+    ],
+)
+def test_layers_are_padded_to_as_many_on_every_stage(options, stored, placed):
+    assert placed(**options).stored_layers(10) == stored
 
 
 def test_a_sharding_puts_each_part_on_its_device(placed):

@@ -76,6 +76,13 @@ def test_layers_that_do_not_divide_into_stages_are_refused(options, message, pla
     assert problems(placed(**options), UP)[0].startswith(f"parameter block/up: {message}")
 
 
+def test_layers_that_do_not_divide_could_be_padded_or_divided_otherwise(placed):
+    deep = {"block/up": ArraySpec(("layers", "embed", "mlp"), (126, 32, 64))}
+    (message,) = problems(placed({"pipe": 4}), deep)
+    assert "Layout.pad_layers = True adds 2 identity layers, 1.6% of the blocks' time" in message
+    assert "a number of layers that 4 divides, or a mesh axis 'pipe' of 3 or 6" in message
+
+
 def test_layers_divide_into_stages(placed):
     validate(placed({"pipe": 2}), UP, BATCH)
     validate(placed({"pipe": 2}, schedule=Interleaved(1)), UP, BATCH)

@@ -10,6 +10,7 @@ from flax import nnx
 
 from axon.axes.patterns import PatternError
 from axon.nn import Depth, Param, ParamSpec, Segment, constant, fan_in, initialise, normal, parameters
+from axon.nn.stored_layers import pad_layers
 
 DIMS = {"embed": 24, "mlp": 40, "heads": 8, "head_dim": 6}
 
@@ -75,6 +76,18 @@ def test_values_follow_the_logical_layer_whatever_the_order_and_the_period_of_st
 
     alternating = flat(initialise(Alternating(), seed, placed())[0])["layers/block/up"]
     assert alternating.tobytes() == plain[[1, 3]].tobytes()
+
+
+def test_identity_layers_are_zeros_after_the_same_bits(seed, placed):
+    plain, stages = Model(3), placed({"pipe": 4}, pad_layers=True)
+    module = Model(3)
+    assert pad_layers(module, stages) == {3: 4}
+    assert parameters(module)["layers/block/up"].logical_shape == parameters(plain)["layers/block/up"].shape
+    ones = flat(initialise(plain, seed, placed())[0])
+    for path, values in flat(initialise(module, seed, stages)[0]).items():
+        assert values.shape[0] == (4 if path.startswith("layers/") else ones[path].shape[0])
+        assert values[: len(ones[path])].tobytes() == ones[path].tobytes(), path
+        assert not np.any(values[len(ones[path]) :]), path
 
 
 def test_paths_layers_and_seeds_have_values_of_their_own(seed, placed):

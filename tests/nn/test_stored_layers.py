@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from axon.axes import reshard
+from axon.axes import reshard, shard
 from axon.layout import Layout
+from axon.nn.param import with_zero_padding
 from axon.nn.stored_layers import stored_layer
 from axon.serve.generate import Generator, Sampling
 from axon.train.optimizers import AdamW, Constant
@@ -29,21 +30,34 @@ def test_every_device_gets_the_layer_that_one_stage_has(placed, compiled, rng):
     np.testing.assert_array_equal(compiled(placed({"pipe": 2, "tensor": 2}), run, weights), weights)
 
 
-def evaluated(layout, devices, batch, unroll):
-    program = Program(
-        replace(MODEL, unroll=unroll), layout, AdamW(Constant(1e-3)), batch=8, seq=16, devices=jax.devices()[:devices]
-    )
+def evaluated(model, layout, devices, batch):
+    program = Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=16, devices=jax.devices()[:devices])
     state = program.init()
     loss, tokens = program.evaluate(state, program.place(batch))["loss"]
     text = Generator(program.runtime)(state.parameters, [1, 2, 3], Sampling(tokens=4, temperature=0))
     return float(loss) / float(tokens), text
 
 
-@pytest.mark.few(unroll=(False,))
+def test_what_is_updated_of_identity_layers_is_zero(placed, compiled, rng):
+    values = rng.normal(size=(4, 8)).astype(np.float32)
+
+    def run(x):
+        return with_zero_padding(1 / shard(x, "layers mlp"), 3)
+
+    updated = compiled(placed({"pipe": 4, "tensor": 2}), run, values * (np.arange(4) < 3)[:, None])
+    assert updated.sharding.spec == PartitionSpec("pipe", "tensor")
+    found = np.asarray(updated)
+    assert not np.any(found[3])
+    np.testing.assert_allclose(found[:3], 1 / values[:3], rtol=1e-6)
+
+
+@pytest.mark.few(layers=(3,), unroll=(False,))
+@pytest.mark.parametrize("layers", [3, 4])
 @pytest.mark.parametrize("unroll", [True, False])
-def test_evaluation_and_samples_do_not_depend_on_stages(unroll, packed_batch, rng):
-    batch = packed_batch(rng, 8, 16, 64)
-    loss, text = evaluated(Layout(), 1, batch, unroll)
-    found, ours = evaluated(Layout({"pipe": 2, "tensor": 2}, microbatches=2), 4, batch, unroll)
+def test_evaluation_and_samples_do_not_depend_on_stages(unroll, layers, packed_batch, rng):
+    batch, model = packed_batch(rng, 8, 16, 64), replace(MODEL, unroll=unroll, layers=layers)
+    loss, text = evaluated(model, Layout(), 1, batch)
+    stages = Layout({"pipe": 2, "tensor": 2}, microbatches=2, pad_layers=True)
+    found, ours = evaluated(model, stages, 4, batch)
     np.testing.assert_allclose(found, loss, rtol=1e-5)
     assert ours == text

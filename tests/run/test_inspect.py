@@ -191,8 +191,8 @@ def test_a_loss_that_is_no_number_is_an_error(trained, few, copied, monkeypatch)
 def spoiled(restore):
     """`restore`, with one number of the first parameter that is none."""
 
-    def restored(self, *arguments):
-        parts = restore(self, *arguments)
+    def restored(self, *arguments, **options):
+        parts = restore(self, *arguments, **options)
         leaves, tree = jax.tree.flatten(parts["parameters"])
         leaves[0] = leaves[0].at[(0,) * leaves[0].ndim].set(jnp.nan)
         return parts | {"parameters": jax.tree.unflatten(tree, leaves)}

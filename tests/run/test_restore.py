@@ -7,14 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from axon.checkpoint import Reader
+from axon.checkpoint import Checkpoints, Reader, Store
+from axon.layout import Layout
 from axon.run import Sample, program
 from axon.run.inspect import evaluate_run, generate_text
 from axon.run.restore import restore_evaluated
 from axon.run.session import sample_text
-from axon.runtime import flattened, nested
+from axon.runtime import Runtime, flattened, nested
 from axon.serve.generate import Sampling
-from axon.train.optimizers import EMA
+from axon.train.optimizers import EMA, AdamW, Constant
+from axon.train.step import Program
+from models.llama import Llama
 
 
 def silent(line):
@@ -41,6 +44,20 @@ def test_the_average_is_restored_where_there_is_one(averaged, left):
     for path, value in flattened(values).items():
         np.testing.assert_array_equal(value, state.optimizer["average"][path], err_msg=path)
         assert value.sharding.is_equivalent_to(flattened(made.abstract_state().parameters)[path].sharding, value.ndim)
+
+
+def test_what_was_padded_for_stages_is_evaluated_on_one_device(tmp_path):
+    model = Llama(vocab=64, embed=16, layers=3, heads=2, kv_heads=2, mlp=24)
+    optimizer = EMA(AdamW(Constant(1e-3)))
+    stages = Layout({"pipe": 2}, microbatches=2, pad_layers=True)
+    padded = Program(model, stages, optimizer, batch=4, seq=8, devices=jax.devices()[:2])
+    state = padded.init()
+    with Store(tmp_path, Checkpoints()) as store:
+        store.save(1, state, {}, padded.specs)
+    one = Runtime(model, Layout({"data": 1}), devices=jax.devices()[:1])
+    values, _ = restore_evaluated(Reader(tmp_path), one, optimizer)
+    for path, value in flattened(one.initialise(0)[0]).items():
+        np.testing.assert_array_equal(flattened(values)[path], value, err_msg=path)
 
 
 def test_evaluation_uses_the_average(averaged, left, few):

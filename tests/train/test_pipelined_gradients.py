@@ -209,5 +209,5 @@ def test_what_no_pipeline_can_do_is_refused_before_anything_is_traced(layout, op
 @pytest.mark.parametrize("schedule", [OneFOneB(), Interleaved(), ZeroBubbleV()], ids=str)
 def test_segments_are_cut_anywhere_and_run_on_stages_that_do_not_store_them(schedule, packed_batch):
     """On the first of two stages the two first blocks, and as many of the four others on each."""
-    layout = Layout({"pipe": 2, "data": 2}, schedule=schedule, microbatches=4, zero=3)
+    layout = Layout({"pipe": 2, "data": 2}, schedule=schedule, microbatches=4, zero=3, pad_layers=True)
     compare(layout, packed_batch, TWO_SEGMENTS)

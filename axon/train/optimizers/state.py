@@ -1,6 +1,7 @@
 """An optimizer's state in axes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,16 +20,38 @@ def state_specs(optimizer: Optimizer, parameters: Parameters) -> Any:
     factored moment), with further dimensions at the end, or without some dimensions. All others are unnamed (`_0`, …),
     and replicated.
     """
+    state = logical = _state(optimizer, parameters)
+    if any(spec.unpadded for spec in parameters.values()):
+        without = {path: replace(s, shape=s.logical_shape, unpadded=None) for path, s in parameters.items()}
+        logical = _state(optimizer, without)
+
+    def spec(path: Sequence[Any], leaf: Any, logical: Any) -> ArraySpec:
+        return _spec(path, leaf, logical, parameters)
+
+    return jax.tree_util.tree_map_with_path(spec, state, logical)
+
+
+def _state(optimizer: Optimizer, parameters: Parameters) -> Any:
     values = {path: jax.ShapeDtypeStruct(spec.shape, spec.dtype) for path, spec in parameters.items()}
-    state = jax.eval_shape(optimizer.transform(parameters).init, values)
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _spec(path, leaf, parameters), state)
+    return jax.eval_shape(optimizer.transform(parameters).init, values)
 
 
-def _spec(path: Sequence[Any], leaf: Any, parameters: Parameters) -> ArraySpec:
-    owner = next((key.key for key in path if getattr(key, "key", None) in parameters), None)
-    axes = None if owner is None else _axes(parameters[owner], leaf.shape)
-    unnamed = tuple(f"_{i}" for i in range(len(leaf.shape)))
-    return ArraySpec(unnamed if axes is None else axes, tuple(leaf.shape), leaf.dtype, "optimizer")
+def _spec(path: Sequence[Any], leaf: Any, logical: Any, parameters: Parameters) -> ArraySpec:
+    """The specification of a leaf, which without padded parameters would be `logical`."""
+    owner = parameters.get(next((key.key for key in path if getattr(key, "key", None) in parameters), ""))
+    axes = None if owner is None else _axes(owner, leaf.shape)
+    if owner is None or axes is None:
+        unnamed = tuple(f"_{i}" for i in range(len(leaf.shape)))
+        return ArraySpec(unnamed, tuple(leaf.shape), leaf.dtype, "optimizer")
+    unpadded = tuple(logical.shape) if _padded_alike(owner, axes, leaf.shape, logical.shape) else None
+    return ArraySpec(axes, tuple(leaf.shape), leaf.dtype, "optimizer", unpadded=unpadded)
+
+
+def _padded_alike(owner: ParamSpec, axes: Names, shape: Sequence[int], logical: Sequence[int]) -> bool:
+    """Whether a parameter's state is padded, and along the axes along which the parameter is."""
+    of_owner = {n for n, size, real in zip(owner.axes, owner.shape, owner.logical_shape, strict=True) if size != real}
+    of_state = {n for n, size, real in zip(axes, shape, logical, strict=True) if size != real}
+    return bool(of_state) and of_state <= of_owner
 
 
 def _axes(spec: ParamSpec, shape: Sequence[int]) -> Names | None:

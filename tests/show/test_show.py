@@ -57,9 +57,8 @@ def test_every_parameter_has_a_row_and_the_totals_are_their_sums(shown, tiny):
     assert numbers(optimizer)[-1] < 2 * held
 
 
-def test_identity_layers_are_said_once_and_their_bytes_counted(shown, tiny, monkeypatch):
-    monkeypatch.setattr("axon.show.show.print_traffic", lambda console, program: None)  # what a step sends is not asked
-    out = shown("Llama.layers=126", "Layout.mesh={'pipe': 4}", "Layout.pad_layers=True")
+def test_identity_layers_are_said_once_and_their_bytes_counted(shown, tiny):
+    out = shown("Llama.layers=126", "Layout.mesh={'pipe': 4}", "Layout.pad_layers=True", "Layout.microbatches=4")
     assert out.count("126 layers") == 1
     assert "126 layers of a kind are stored as 128, with 2 of zeros at the end" in out
     assert re.search(r"layers/block/mlp/up +layers embed mlp +128 × 32 × 64 +pipe – – +262,144", out)

@@ -64,14 +64,17 @@ class _NoisyBlock(nnx.Module):
 
 @dataclass(frozen=True)
 class TwoSegments(Llama):
-    """Two blocks without, and four with an auxiliary loss."""
+    """Some blocks of one kind, then some of another."""
+
+    segments: tuple[int, int] = (1, 3)
 
     def build(self) -> LanguageModel:
-        depth = Depth(Segment(2, first=Block(self)), Segment(4, second=_NoisyBlock(self)))
+        first, second = self.segments
+        depth = Depth(Segment(first, first=Block(self)), Segment(second, second=Block(self)))
         return LanguageModel(self.dims, depth, RMSNorm("embed", self.dims), tied=False, embedding_stddev=0.2)
 
 
-TWO_SEGMENTS = TwoSegments(vocab=64, embed=32, layers=6, heads=4, kv_heads=2, mlp=48)
+TWO_SEGMENTS = TwoSegments(vocab=64, embed=32, layers=4, heads=4, kv_heads=2, mlp=48)
 NOISY = Noisy(vocab=64, embed=32, layers=2, heads=4, kv_heads=2, mlp=48)
 
 
@@ -102,6 +105,8 @@ def compare(layout: Layout, packed_batch, model: Any = LLAMA, **options):
         gradient = found
         for key in path:
             gradient = gradient[key.key]
+        gradient, padding = np.split(gradient, [len(one_gradient)])
+        assert not np.any(padding), jax.tree_util.keystr(path)
         error = np.linalg.norm(gradient - one_gradient) / max(np.linalg.norm(one_gradient), 1e-3 * whole)
         assert error <= 1e-5, (jax.tree_util.keystr(path), error)
     for name, value in curve.items():
@@ -133,7 +138,7 @@ def described(layout):
     return f"{schedule}, {dict(layout.mesh)}, zero {layout.zero}, microbatches {layout.microbatches}"
 
 
-@pytest.mark.few(layout=ALONE[3:4])
+@pytest.mark.full
 @pytest.mark.parametrize("layout", ALONE, ids=described)
 def test_a_schedule_trains_as_one_device_does(layout, packed_batch):
     compare(layout, packed_batch)
@@ -205,9 +210,34 @@ def test_what_no_pipeline_can_do_is_refused_before_anything_is_traced(layout, op
         Program(LLAMA, layout, OPTIMIZER, batch=12, seq=SEQ, devices=devices, **options)
 
 
-@pytest.mark.few(schedule=(OneFOneB(),))
-@pytest.mark.parametrize("schedule", [OneFOneB(), Interleaved(), ZeroBubbleV()], ids=str)
-def test_segments_are_cut_anywhere_and_run_on_stages_that_do_not_store_them(schedule, packed_batch):
-    """On the first of two stages the two first blocks, and as many of the four others on each."""
-    layout = Layout({"pipe": 2, "data": 2}, schedule=schedule, microbatches=4, zero=3, pad_layers=True)
+UNEVEN = [
+    Layout({"pipe": 2}, schedule=Interleaved(), microbatches=4, pad_layers=True),
+    Layout({"pipe": 2, "data": 2}, schedule=OneFOneB(), microbatches=4, zero=1, pad_layers=True),
+    Layout({"pipe": 2, "data": 2}, schedule=ZeroBubbleV(), microbatches=4, zero=3, pad_layers=True),
+]
+
+
+@pytest.mark.few(layout=UNEVEN[:1])
+@pytest.mark.parametrize("layout", UNEVEN, ids=described)
+def test_layers_that_do_not_divide_are_padded(layout, packed_batch):
+    """Three on two stages: with two chunks each, one of these has none."""
+    compare(layout, packed_batch, replace(LLAMA, layers=3))
+
+
+def test_segments_that_leave_places_empty_need_a_permission():
+    with pytest.raises(LayoutError, match=r"2 and 2 periods, cannot be cut into 2 equal chunks"):
+        Program(
+            replace(TWO_SEGMENTS, segments=(2, 2)),
+            Layout({"pipe": 2}, microbatches=2),
+            OPTIMIZER,
+            batch=4,
+            seq=8,
+            devices=jax.devices()[:2],
+        )
+
+
+@pytest.mark.few(layout=UNEVEN[:1])
+@pytest.mark.parametrize("layout", UNEVEN, ids=described)
+def test_segments_are_cut_anywhere_and_run_on_stages_that_do_not_store_them(layout, packed_batch):
+    """On the first of two stages the first block and two of the others, on the second one."""
     compare(layout, packed_batch, TWO_SEGMENTS)

@@ -9,7 +9,7 @@ from rich.console import Console
 from axon.axes import ArraySpec
 from axon.nn import Inputs
 from axon.parallel.pipeline import Costs, OneFOneB, Table
-from axon.parallel.pipeline.draw import Panel, draw
+from axon.parallel.pipeline.draw import before_and_after, draw
 from axon.parallel.pipeline.execute import PIPE
 from axon.parallel.pipeline.gantt import gantt, mib
 from axon.parallel.pipeline.rows import rows
@@ -50,9 +50,7 @@ def draw_schedule(program: Program, picture: Path) -> Path | None:
     schedule = program.runtime.layout.schedule or OneFOneB()
     own = schedule.table(table.stages, table.microbatches)
     path = picture.with_stem(f"{picture.stem}-schedule")
-    draw(
-        [Panel(f"{name}, each stage by itself", own, size), Panel(f"{name} in lockstep: what runs", table, size)], path
-    )
+    draw(before_and_after(name, own, table, size), path)
     return path
 
 

@@ -40,6 +40,15 @@ class Panel(NamedTuple):
     slot_bytes: int | None = None
 
 
+def before_and_after(name: str, own: Table, running: Table, slot_bytes: int | None = None) -> list[Panel]:
+    """A schedule's own table, and below it what `lockstep` makes of it."""
+    batches = "" if own.flush else ": two batches"
+    return [
+        Panel(f"{name}, each stage by itself{batches}", own, slot_bytes),
+        Panel(f"{name} in lockstep{batches or ': what runs'}", running, slot_bytes),
+    ]
+
+
 def draw(panels: Sequence[Panel], path: Path, costs: Costs = Costs()) -> None:
     """Draw schedules as Gantt charts, one below the other on the same axis of time, with each stage's `summary`.
 

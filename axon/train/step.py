@@ -12,7 +12,7 @@ from jax import Array
 from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
-from axon.layout import Layout, Placement
+from axon.layout import Layout, LayoutError, Placement
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
@@ -174,6 +174,12 @@ class Program:
 def _gradients(runtime: Runtime, objective: Objective, seed: int) -> GradientMethod:
     """The way to make gradients: a pipeline's where the mesh has stages."""
     if runtime.placement.mesh.shape.get(PIPE, 1) > 1:
+        if not runtime.placement.mesh_axes("layers", "params"):
+            raise LayoutError(
+                f"Layout: no mesh axis splits 'layers' of stored parameters, and the devices along {PIPE!r} are the stages "
+                f"of a pipeline, each with its own layers. Take the row of 'layers' out of Layout.rows and "
+                f"Layout.params, or {PIPE!r} out of Layout.mesh"
+            )
         return PipelinedGradients(runtime, objective, seed)
     if runtime.layout.schedule is not None:
         name = type(runtime.layout.schedule).__name__

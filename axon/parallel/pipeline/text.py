@@ -44,6 +44,7 @@ class FromFile:
 
     @property
     def virtual(self) -> int:
+        """As many chunks on each stage as the file says."""
         return self._read().chunks.virtual
 
     def table(self, stages: int, microbatches: int) -> Table:

@@ -176,9 +176,9 @@ def _gradients(runtime: Runtime, objective: Objective, seed: int) -> GradientMet
     if runtime.placement.mesh.shape.get(PIPE, 1) > 1:
         if not runtime.placement.mesh_axes("layers", "params"):
             raise LayoutError(
-                f"Layout: no mesh axis splits 'layers' of stored parameters, and the devices along {PIPE!r} are the stages "
-                f"of a pipeline, each with its own layers. Take the row of 'layers' out of Layout.rows and "
-                f"Layout.params, or {PIPE!r} out of Layout.mesh"
+                f"Layout: no mesh axis splits 'layers' of stored parameters, and along {PIPE!r} are stages, each with "
+                f"its own layers. Take the row of 'layers' out of Layout.rows and Layout.params, or {PIPE!r} out of "
+                "Layout.mesh"
             )
         return PipelinedGradients(runtime, objective, seed)
     if runtime.layout.schedule is not None:

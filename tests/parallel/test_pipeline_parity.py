@@ -168,10 +168,12 @@ def works(stage: int, chunks: Chunks, split: set[tuple[int, int, int]]):
         yield from (Work(action, i, c) for action in (Action.FORWARD, *halves))
 
 
-CHUNKS = [Chunks(2, 3, "V"), Chunks(2, 3, "loop"), Chunks(4, 1), Chunks(4, 3, "V"), Chunks(3, 2, "V")]
+CHUNKS = [
+    pytest.param(Chunks(2, 3, "V"), marks=pytest.mark.full),
+    *(pytest.param(chunks, marks=pytest.mark.slow) for chunks in (Chunks(2, 3), Chunks(4), Chunks(4, 3, "V"))),
+]
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
 def test_steps_do_not_depend_on_a_table_of_ones_own(chunks, rng, on_one_device, tmp_path):
     table = random_table(rng, chunks)

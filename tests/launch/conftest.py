@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parent))  # member.py is imported by its name
 
 @pytest.fixture(scope="session")
 def environment(caches) -> Callable[[int], dict[str, str]]:
-    """environment(devices): of a process with so many CPU devices, these tests' other flags, and caches that they share."""
+    """environment(devices): of a process with so many CPU devices, flags as here, and caches that tests share."""
     import os
 
     mine = {"JAX_COMPILATION_CACHE_DIR": str(caches / "processes"), "COLUMNS": "200", "JAX_PLATFORMS": "cpu"}

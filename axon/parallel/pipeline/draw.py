@@ -82,25 +82,26 @@ def _whole(table: Table) -> Table:
 
 def _draw_work(axes: Axes, stages: int, pieces: Sequence[Timed], end: float) -> None:
     last = max(one.end for one in pieces)
+    digits = max(len(str(work.microbatch)) for one in pieces for work in one.piece)
     for stage in range(stages):
         axes.add_patch(Rectangle((0, stage - 0.44), last, 0.88, facecolor=IDLE, edgecolor="none"))
     for one in pieces:
         width = (one.end - one.start) / len(one.piece)
         for number, work in enumerate(one.piece):
-            _draw_box(axes, one.start + number * width, one.stage, width, work, room=780 * width / end)
+            _draw_box(axes, one.start + number * width, one.stage, width, work, room=780 * width / end / digits)
     axes.set_xlim(0, end)
     axes.set_ylim(stages - 0.5, -0.5)
 
 
 def _draw_box(axes: Axes, start: float, stage: int, width: float, work: Work, room: float) -> None:
-    """A box with its microbatch's number, if there is room for it in so many points."""
+    """A box with its microbatch's number, if each digit has room enough, in points."""
     _, colours = COLOURS[work.action]
     box = Rectangle((start, stage - 0.44), width, 0.88, facecolor=colours[work.chunk % len(colours)])
-    box.set(edgecolor="white", linewidth=min(1, room / 12))
+    box.set(edgecolor="white", linewidth=min(1, room / 6))
     axes.add_patch(box)
-    text = str(work.microbatch)
-    size = min(9, 1.4 * room / len(text))
+    size = min(9, 1.4 * room)
     if size >= 5.5:
+        text = str(work.microbatch)
         axes.text(start + width / 2, stage, text, color=INK, fontsize=size, ha="center", va="center")
 
 

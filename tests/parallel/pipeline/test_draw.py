@@ -66,10 +66,12 @@ def test_colours_are_explained_and_the_legend_is_within_the_picture(tmp_path, dr
     assert legend.get_window_extent().x1 < drawn[0].bbox.x1
 
 
-def test_boxes_too_small_for_a_number_have_none(tmp_path, drawn):
-    draw([Panel("wide", OneFOneB().table(8, 64))], tmp_path / "schedule.png")
-    sizes = [text.get_fontsize() for text in drawn[0].axes[0].texts if text.get_text().isdigit()]
-    assert min(sizes, default=9) >= 5.5
+def test_numbers_are_legible_or_left_out_of_all_boxes_of_a_kind(tmp_path, drawn):
+    for microbatches, numbers in ((4, 2 * 4 * 2), (64, 2 * 64), (256, 0)):
+        draw([Panel("", OneFOneB().table(2, microbatches))], tmp_path / "schedule.png")
+        sizes = [text.get_fontsize() for text in drawn[-1].axes[0].texts if text.get_text().isdigit()]
+        assert len(sizes) == numbers
+        assert min(sizes, default=9) >= 5.5
 
 
 def lightness_and_hue(rgb: np.ndarray) -> np.ndarray:

@@ -94,7 +94,11 @@ def show(
         str | None, typer.Option(metavar="TARGET", help="Machine to trace the step for: v5p:4x4x4, h200:8, …")
     ] = None,
     draw: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the mesh, and one weight's shards on it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.png",
+            help="Draw the mesh, and one weight's shards on it; a pipeline's schedule into FILE-schedule.png.",
+        ),
     ] = None,
     weight: Annotated[
         str | None, typer.Option(metavar="PATH", help="The weight to draw; the largest by default.")

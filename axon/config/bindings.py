@@ -76,7 +76,7 @@ class Bindings:
             target = self._names.find(binding.selector)
             known = parameters(target)
             if binding.field not in known:
-                hint = suggest(binding.field, known)
+                hint = _why_fixed(target, binding.field) or suggest(binding.field, known)
                 raise UserError(f"{binding.selector} has no field {binding.field!r}.{hint}")
         except UserError as error:
             self.unknown = self.unknown or any(True for _ in _parts(binding.value))
@@ -125,6 +125,12 @@ def _parts(value: Any) -> Iterator[Reference | Macro]:
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _parts(item)
+
+
+def _why_fixed(target: Any, field: str) -> str:
+    """What a class says of a property, which is no field that can be bound."""
+    found = getattr(target, field, None)
+    return f" {found.__doc__}" if isinstance(found, property) and found.__doc__ else ""
 
 
 def _why_unused(binding: Binding, target: Any, built: set[Any]) -> str:

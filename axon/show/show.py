@@ -1,4 +1,4 @@
-"""`axon show`: the configuration as it was read, where every parameter lives, and what a step sends."""
+"""`axon show`: the configuration as it was read, where parameters live, a pipeline's schedule, what a step sends."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,6 +15,7 @@ from axon.plan.topology import devices
 from axon.run import Train, program
 from axon.runtime import IDENTITY_LAYERS
 from axon.show.draw import draw
+from axon.show.schedule import draw_schedule, print_schedule
 from axon.show.traffic import print_traffic
 from axon.train.step import Program
 
@@ -27,7 +28,7 @@ def show_config(
     Args:
         on: a topology (see `axon.plan.topology.devices`) for whose devices the step is traced; this machine's
             platform by default. picture: a file to draw the mesh into, with the shards of `weight`, a parameter's
-            path; the largest by default.
+            path; the largest by default. A pipeline's schedule is drawn into a second file, `FILE-schedule.png`.
     """
     if weight is not None and picture is None:
         raise UserError("--weight says what to draw: give --draw FILE.png too")
@@ -43,9 +44,12 @@ def show_config(
     console.print(_replicated(rows), soft_wrap=True)
     if IDENTITY_LAYERS in compiled.choices:
         console.print(compiled.choices[IDENTITY_LAYERS], soft_wrap=True)
+    print_schedule(console, compiled)
     if picture is not None:
         draw(placement, specs, picture, weight)
-        console.print(f"drawn into {picture}", markup=False, soft_wrap=True)
+        console.print(f"the mesh and a weight on it are drawn into {picture}", markup=False, soft_wrap=True)
+        if schedule := draw_schedule(compiled, picture):
+            console.print(f"the pipeline's schedule is drawn into {schedule}", markup=False, soft_wrap=True)
     print_traffic(console, compiled)
 
 

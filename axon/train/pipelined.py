@@ -45,6 +45,12 @@ class Pipeline:
                 f"a pipeline's stages have the blocks of an axon.nn.LanguageModel, and build() gives a "
                 f"{type(module).__name__}. Take the mesh axis {PIPE!r} out of Layout.mesh"
             )
+        if not self.runtime.placement.mesh_axes("layers", "params"):
+            raise LayoutError(
+                f"Layout: no mesh axis splits 'layers' of stored parameters, and along {PIPE!r} are stages, each with "
+                f"its own layers. Take the row of 'layers' out of Layout.rows and Layout.params, or {PIPE!r} out of "
+                "Layout.mesh"
+            )
         if layout.auto:
             raise LayoutError(
                 f"Layout.auto = True: a pipeline needs explicit mesh axes. Set it to False, or take {PIPE!r} out of "

@@ -20,6 +20,7 @@ CASES = {
     "unknown reference": ("Train.layout = @Layuot()", "6: Train.layout: unknown name 'Layuot'. Did you mean"),
     "unknown field": ("Layout.msh = {}", "6: Layout.msh: Layout has no field 'msh'. Did you mean 'mesh'?"),
     "field in a block": ("Layout:\n  zero = 1\n  atuo = True", "8: Layout.atuo: Layout has no field 'atuo'."),
+    "property": ("Cosine.end = 0.1", "6: Cosine.end: Cosine has no field 'end'. Always 0."),
     "path of fields": ("Train.model.layers = 3", "6: Train.model.layers: unknown name 'Train.model'."),
     "bool for int": ("Train.steps = True", "6: Train.steps: expected int, got True."),
     "float for int": ("Train.steps = 1e3", "6: Train.steps: expected int, got 1000.0."),

@@ -53,6 +53,11 @@ class Cosine:
     peak: float = 3e-4
     warmup: int = 10
 
+    @property
+    def end(self) -> float:
+        """Always 0."""
+        return 0.0
+
 
 @dataclass(frozen=True)
 class Optimizer:

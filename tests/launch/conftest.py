@@ -14,13 +14,13 @@ sys.path.append(str(Path(__file__).parent))  # member.py is imported by its name
 
 @pytest.fixture(scope="session")
 def environment(caches) -> Callable[[int], dict[str, str]]:
-    """environment(devices): of a process with so many CPU devices, and caches that the tests share."""
+    """environment(devices): of a process with so many CPU devices, flags as here, and caches that tests share."""
     import os
 
     mine = {"JAX_COMPILATION_CACHE_DIR": str(caches / "processes"), "COLUMNS": "200", "JAX_PLATFORMS": "cpu"}
     quick = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     flag = "--xla_force_host_platform_device_count"
-    return lambda devices: os.environ | mine | quick | {"XLA_FLAGS": f"{flag}={devices}"}
+    return lambda devices: os.environ | mine | quick | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flag}={devices}"}
 
 
 @pytest.fixture(scope="session")

@@ -78,8 +78,8 @@ def tell_feed(me: int) -> list:
     return told
 
 
-def tell_training(me: int) -> list:
-    """Loss and gradient norm of three steps on all the devices that there are, or on the first four."""
+def trained(layout: dict, layers: int):
+    """A program on the first four devices, and loss, gradient norm and tokens of three steps of it."""
     import jax
 
     from axon.layout import Layout
@@ -89,15 +89,27 @@ def tell_training(me: int) -> list:
     from axon.train.step import Program
     from models.llama import Llama
 
-    model = Llama(vocab=64, embed=16, layers=1, heads=2, kv_heads=2, mlp=24)
-    layout, optimizer = Layout({"data": 2, "tensor": 2}, zero=3), AdamW(Constant(1e-2))
-    program = Program(model, layout, optimizer, batch=SEQUENCES, seq=SEQ, devices=jax.devices()[:4])
+    model = Llama(vocab=64, embed=16, layers=layers, heads=2, kv_heads=2, mlp=24)
+    optimizer, devices = AdamW(Constant(1e-2)), jax.devices()[:4]
+    program = Program(model, Layout(**layout), optimizer, batch=SEQUENCES, seq=SEQ, devices=devices)
     mine = feed.host_sequences(program.placement.sharding(BATCH), (SEQUENCES, SEQ))
     state, told = program.init(), []
     for _, batch in zip(range(3), corpus().train(3, 11, mine), strict=False):
         state, metrics = program.step(state, program.place(batch))
         told.append([float(metrics[name]) for name in ("loss", "grad_norm", "tokens")])
-    return told
+    return program, told
+
+
+def tell_training(me: int) -> list:
+    return trained({"mesh": {"data": 2, "tensor": 2}, "zero": 3}, layers=1)[1]
+
+
+def tell_pipeline(me: int) -> dict:
+    """Of a pipeline of two stages: its numbers, and which stages this process has."""
+    layout = {"mesh": {"pipe": 2, "data": 2}, "microbatches": 2, "zero": 1}
+    program, numbers = trained(layout, layers=2)
+    mesh = program.placement.mesh.devices  # pipe data
+    return {"numbers": numbers, "stages": [s for s, row in enumerate(mesh) if row[0].process_index == me]}
 
 
 def main(folder: Path) -> None:
@@ -108,6 +120,7 @@ def main(folder: Path) -> None:
 
     me = jax.process_index()
     told = {"agreement": tell_agreement(me), "feed": tell_feed(me), "training": tell_training(me)}
+    told["pipeline"] = tell_pipeline(me)
     (folder / f"{me}.json").write_text(json.dumps(told))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from member import tell_training
+from member import tell_pipeline, tell_training
 
 from axon.checkpoint import Reader
 from axon.observe.metrics import read_metrics
@@ -89,6 +89,12 @@ def children(process: subprocess.Popen) -> list[int]:
 def test_steps_of_two_processes_have_the_numbers_of_one(told):
     assert told[0]["training"] == told[1]["training"]
     np.testing.assert_allclose(told[0]["training"], tell_training(0), rtol=1e-5)
+
+
+def test_a_pipeline_of_two_processes_with_a_stage_each_has_the_numbers_of_one(told):
+    assert [process["pipeline"]["stages"] for process in told] == [[0], [1]]
+    assert told[0]["pipeline"]["numbers"] == told[1]["pipeline"]["numbers"]
+    np.testing.assert_allclose(told[0]["pipeline"]["numbers"], tell_pipeline(0)["numbers"], rtol=1e-5)
 
 
 @pytest.mark.full

@@ -59,6 +59,7 @@ LAYOUTS = {
     "replica": Layout({"replica": 2, "data": 2, "tensor": 2}, zero=3, microbatches=2),
     "composed": Layout({"data": 2, "tensor": 4}, zero=3),
     "sequence": Layout({"data": 4, "tensor": 2}, zero=1, rows=sequence_parallel(), microbatches=2),
+    "pipeline": Layout({"pipe": 2, "data": 2}, zero=1, microbatches=2),
 }
 ONE = Layout({"data": 1})
 
@@ -186,8 +187,9 @@ def trained(optimizer, layout, drawn) -> Trained:
 
 
 @pytest.mark.full
-def test_training_with_muon_does_not_depend_on_a_composed_layout(drawn, on_one_device):
-    check(trained(OPTIMIZERS["Muon"], LAYOUTS["composed"], drawn), on_one_device("Muon"))
+@pytest.mark.parametrize("layout", ["composed", "pipeline"])
+def test_training_with_muon_does_not_depend_on_a_composed_layout(layout, drawn, on_one_device):
+    check(trained(OPTIMIZERS["Muon"], LAYOUTS[layout], drawn), on_one_device("Muon"))
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ DEVICES = 8
 OPTIMIZER = AdamW(Constant(1e-3), clip=None)
 
 X, Y, Z = "x", "y", "z"
-ORDER = ("replica", "data", "z", "x", "y", "context", "tensor")
+ORDER = ("replica", "pipe", "data", "z", "x", "y", "context", "tensor")
 FIELDS_3D = tensor_3d(rows=Z, inputs=X, outputs=Y)
 
 # Each mechanism as what it adds to a layout. Sizes of mesh axes are the least that it needs.
@@ -57,6 +57,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "copies of kv_heads": {"mesh": {"tensor": 4}, "replicate_kv": 2},
     "three-dimensional": {"mesh": {X: 2, Y: 2}, "rows": FIELDS_3D["rows"], "params": FIELDS_3D["params"]},
     "context": {"mesh": {"context": 2}},
+    "pipeline": {"mesh": {"pipe": 2}, "microbatches": 4},
 }
 UNLIKE = {  # two ways to split the same axes
     frozenset({"three-dimensional", other}) for other in ("tensor", "sequence", "overlap", "copies of kv_heads")
@@ -73,6 +74,7 @@ COMPOSITIONS = [
     ("zero 1", "overlap", "context", "microbatches"),
     ("zero 3", "three-dimensional", "microbatches"),
     ("replica", "sequence", "zero 2"),
+    ("pipeline", "zero 3", "overlap"),
 ]
 
 

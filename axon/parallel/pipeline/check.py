@@ -63,8 +63,11 @@ def _check_counts(table: Table) -> None:
     for stage in range(table.stages):
         for part in _all_parts(table):
             if (stage, part) not in seen:
+                weights = part._replace(action=Action.BACKWARD_WEIGHT)
+                whole = part.action == Action.BACKWARD_INPUT and (stage, weights) not in seen
+                lacking = part._replace(action=Action.BACKWARD) if whole else part
                 raise UserError(
-                    f"stage {stage} never does {part}: every chunk takes each microbatch forward (F) and backward "
+                    f"stage {stage} never does {lacking}: every chunk takes each microbatch forward (F) and backward "
                     f"(B, or both I and W); this one is missing up to the last tick, {table.ticks - 1}"
                 )
 

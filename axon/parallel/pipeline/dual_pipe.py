@@ -21,6 +21,7 @@ class DualPipeV:
 
     @property
     def virtual(self) -> int:
+        """Two chunks on each stage, always; of `Interleaved` the number can be chosen."""
         return 2
 
     def table(self, stages: int, microbatches: int) -> Table:

@@ -1,33 +1,46 @@
 """A schedule's picture as text: a row a stage, time to the right."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from axon.parallel.pipeline.figures import Costs, figures, timed
 from axon.parallel.pipeline.periodic import unrolled
-from axon.parallel.pipeline.table import Table
+from axon.parallel.pipeline.slots import slots
+from axon.parallel.pipeline.table import LETTERS, Table, Work
 from axon.parallel.pipeline.timeline import Timed
 
 LEGEND = "F3 forward of microbatch 3, B3 backward, I3 of inputs, W3 of weights; F3/1 by the stage's chunk 1"
+SHORT = "F forward, B backward, I of inputs, W of weights; microbatches have no room"
+
+LEAST = 24
+"""Letters of time that are drawn, however narrow the text may be."""
 
 
-def gantt(table: Table, costs: Costs = Costs(), width: int = 160) -> str:
-    """Each stage's work in time, its bubble, and its peak stash in microbatches; at most `width` letters of time.
+def gantt(table: Table, costs: Costs = Costs(), width: int = 160, most: int = 20, slot_bytes: int | None = None) -> str:
+    """Each stage's work in time, with its `summary`.
 
     Idle time is `·`. A table with uniform ticks is drawn in lockstep. Without a flush there are two batches.
+
+    Args:
+        width: letters in a line. most: stages that are drawn. Where there is more of either, the middle is left out,
+            and a line below says which. slot_bytes: see `summary`.
     """
-    drawn = table if table.flush else unrolled(table, 2)
-    pieces = placed(drawn, costs)
-    letters = 1 + max(len(_label(one)) for one in pieces)
-    scale = letters / min(one.end - one.start for one in pieces)
-    length = round(max(one.end for one in pieces) * scale)
-    rows = [["·"] * length for _ in range(table.stages)]
-    for one in pieces:
-        start, end = round(one.start * scale), round(one.end * scale)
-        rows[one.stage][start:end] = _label(one).ljust(end - start)[: end - start]
-    lines = ["".join(row) for row in rows]
-    if length > width:
-        lines = [f"{line[:width]}…" for line in lines]
-    return "\n".join([*map(" ".join, zip(*_columns(table, lines, costs), strict=True)), LEGEND, ""])
+    stages = list(range(table.stages))
+    if len(stages) > most:
+        stages = [*stages[: most - 1], stages[-1]]
+    words = summary(table, costs, slot_bytes)
+    columns = [[f"stage {stage}" for stage in stages], *zip(*(words[stage] for stage in stages), strict=True)]
+    columns = [_padded(column) for column in columns]
+    pieces = placed(table if table.flush else unrolled(table, 2), costs)
+    room = max(LEAST, width - sum(1 + len(column[0]) for column in columns))
+    time, legend, left_out = _drawn(pieces, stages, room)
+    lines = [" ".join(cells) for cells in zip(columns[0], time, *columns[1:], strict=True)]
+    if len(stages) < table.stages:
+        lines.insert(len(lines) - 1, "⋮")
+        left_out.append(f"stages {stages[-2] + 1} to {table.stages - 2}")
+    notes = [f"left out: {', '.join(left_out)}"] if left_out else []
+    return "\n".join([*lines, legend, *notes, ""])
 
 
 def placed(table: Table, costs: Costs) -> list[Timed]:
@@ -42,19 +55,59 @@ def placed(table: Table, costs: Costs) -> list[Timed]:
     ]
 
 
-def summary(table: Table, costs: Costs) -> list[tuple[str, str]]:
-    """Of each stage its bubble and its peak stash, in words."""
+def summary(table: Table, costs: Costs, slot_bytes: int | None = None) -> list[tuple[str, ...]]:
+    """Of each stage its bubble, its peak stash in microbatches, and the memory of the inputs that it keeps, in words.
+
+    Args:
+        slot_bytes: of one chunk's input on one device; without, nothing is said of memory.
+    """
     found = figures(table, costs)
     time = found.lockstep if table.uniform else found.time
-    bubbles, stashes = time / found.busy - 1, found.stash / table.chunks.virtual
-    return [(f"bubble {bubble:.1%}", f"peak stash {count:g}") for bubble, count in zip(bubbles, stashes, strict=True)]
+    bubbles = [f"bubble {bubble:.1%}" for bubble in time / found.busy - 1]
+    stashes = [f"peak stash {count:g}" for count in found.stash / table.chunks.virtual]
+    if slot_bytes is None:
+        return list(zip(bubbles, stashes, strict=True))
+    memory = [f"{mib(count * slot_bytes)} of inputs" for count in slots(table).inputs]
+    return list(zip(bubbles, stashes, memory, strict=True))
 
 
-def _columns(table: Table, lines: list[str], costs: Costs) -> list[list[str]]:
-    names = [f"stage {stage}" for stage in range(table.stages)]
-    columns = [names, lines, *zip(*summary(table, costs), strict=True)]
-    return [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
+def mib(size: float) -> str:
+    """Bytes in binary units, to three digits: 1.25 MiB."""
+    size /= 2**20
+    return f"{size:.3g} MiB" if size < 1000 else f"{size:,.0f} MiB"
 
 
-def _label(one: Timed) -> str:
-    return " ".join(map(str, one.piece))
+def _drawn(pieces: list[Timed], stages: list[int], room: int) -> tuple[list[str], str, list[str]]:
+    """Of each stage its time in so many letters, what letters mean, and what is left out.
+
+    Without room for microbatches the letters of the actions do; if that is too long, the beginning and the end.
+    """
+    lines, letters = _written(pieces, stages, str)
+    if len(lines[0]) <= room:
+        return lines, LEGEND, []
+    lines, letters = _written(pieces, stages, lambda work: LETTERS[work.action])
+    length = len(lines[0])
+    if length <= room:
+        return lines, SHORT, []
+    head, tail = room // 2, room - room // 2 - 3
+    left_out = f"time {head / letters:.0f} to {(length - tail) / letters:.0f} of {length / letters:.0f}"
+    return [f"{line[:head]} … {line[length - tail :]}" for line in lines], SHORT, [left_out]
+
+
+def _written(pieces: list[Timed], stages: list[int], name: Callable[[Work], str]) -> tuple[list[str], float]:
+    """Of each stage its time in letters, enough to write all pieces by name, and how many letters a unit has."""
+    names = [" ".join(map(name, one.piece)) for one in pieces]
+    widest = max(map(len, names))
+    scale = (widest + (widest > 1)) / min(one.end - one.start for one in pieces)
+    length = round(max(one.end for one in pieces) * scale)
+    rows = {stage: ["·"] * length for stage in stages}
+    for one, text in zip(pieces, names, strict=True):
+        if one.stage in rows:
+            start, end = round(one.start * scale), round(one.end * scale)
+            rows[one.stage][start:end] = text.ljust(end - start, " " if widest > 1 else "-")[: end - start]
+    return ["".join(rows[stage]) for stage in stages], scale
+
+
+def _padded(column: list[str] | tuple[str, ...]) -> list[str]:
+    widest = max(map(len, column))
+    return [cell.ljust(widest) for cell in column]

@@ -21,6 +21,7 @@ class GPipe:
 
     @property
     def virtual(self) -> int:
+        """One chunk on each stage, always; of `Interleaved` the number can be chosen."""
         return 1
 
     def table(self, stages: int, microbatches: int) -> Table:
@@ -39,6 +40,7 @@ class OneFOneB:
 
     @property
     def virtual(self) -> int:
+        """One chunk on each stage, always; of `Interleaved` the number can be chosen."""
         return 1
 
     def table(self, stages: int, microbatches: int) -> Table:
@@ -68,6 +70,7 @@ class TwoBW:
 
     @property
     def virtual(self) -> int:
+        """One chunk on each stage, always; of `Interleaved` the number can be chosen."""
         return 1
 
     def table(self, stages: int, microbatches: int) -> Table:

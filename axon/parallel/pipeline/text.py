@@ -44,16 +44,20 @@ class FromFile:
 
     @property
     def virtual(self) -> int:
+        """As many chunks on each stage as the file says."""
         return self._read().chunks.virtual
 
     def table(self, stages: int, microbatches: int) -> Table:
         table = self._read()
-        found = {"stages": table.stages, "microbatches": table.microbatches}
-        for name, wanted in {"stages": stages, "microbatches": microbatches}.items():
-            if found[name] != wanted:
+        asked = {
+            "stages": (table.stages, stages, "the mesh axis 'pipe'"),
+            "microbatches": (table.microbatches, microbatches, "Layout.microbatches"),
+        }
+        for name, (found, wanted, where) in asked.items():
+            if found != wanted:
                 raise UserError(
-                    f"{self.path} is a schedule for {found[name]} {name}, and this run has {wanted}. Change the run, "
-                    f"or write a table for it"
+                    f"{self.path} is a schedule for {found} {name}, and {where} is {wanted}. Set that to {found}, or "
+                    f"write a table for {wanted}"
                 )
         return table
 

@@ -17,6 +17,7 @@ class ZeroBubbleH1:
 
     @property
     def virtual(self) -> int:
+        """One chunk on each stage, always; of `Interleaved` the number can be chosen."""
         return 1
 
     def table(self, stages: int, microbatches: int) -> Table:
@@ -51,6 +52,7 @@ class ZeroBubbleV:
 
     @property
     def virtual(self) -> int:
+        """Two chunks on each stage, always; of `Interleaved` the number can be chosen."""
         return 2
 
     def table(self, stages: int, microbatches: int) -> Table:

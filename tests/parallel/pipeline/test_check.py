@@ -129,7 +129,7 @@ FAULTS = {
         "unknown placement 'zigzag'; known: loop, V",
     ),
     "a forward that is missing": (without(PLAIN, find(PLAIN, 3, "F4")), "stage 3 never does F4"),
-    "a backward that is missing": (without(PLAIN, find(PLAIN, 2, "B1")), "stage 2 never does I1"),
+    "a backward that is missing": (without(PLAIN, find(PLAIN, 2, "B1")), "stage 2 never does B1"),
     "weights that are missing": (without(HALVES, find(HALVES, 2, "W1")), "stage 2 never does W1"),
     "a forward twice": (longer(PLAIN, 1, 1, 3, 0), r"tick 18, stage 1: F3 repeats what the stage does in tick \d+"),
     "weights after a whole backward": (longer(PLAIN, 1, 4, 3, 0), "stage 1: W3 repeats what"),

@@ -1,6 +1,10 @@
 """The picture as text."""
 
-from axon.parallel.pipeline import Costs, GPipe, Interleaved, OneFOneB, TwoBW, lockstep
+import re
+
+import pytest
+
+from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, TwoBW, figures, lockstep, slots
 from axon.parallel.pipeline.gantt import gantt
 
 
@@ -25,9 +29,34 @@ def test_rows_are_equally_long_whatever_the_costs(rng):
     assert all(row.count("F4/1") == 1 for row in rows)
 
 
-def test_a_long_picture_is_cut():
-    rows = gantt(GPipe().table(2, 64), width=40).splitlines()[:2]
-    assert all(len(row) < 80 and "… bubble" in row for row in rows)
+def test_where_microbatches_have_no_room_the_actions_do():
+    lines = gantt(lockstep(OneFOneB().table(2, 8)), width=75).splitlines()
+    assert lines[0].startswith("stage 0 FF··FB-FB-")
+    assert lines[1].startswith("stage 1 ·FB-FB-")
+    assert lines[2].startswith("F forward, B backward")
+
+
+@pytest.mark.parametrize("costs", [Costs(), Costs(0.7, 1.3, 1.1)])
+def test_a_picture_never_floods_a_terminal_and_says_what_it_leaves_out(costs):
+    table = lockstep(OneFOneB().table(16, 64))
+    text = gantt(table, costs, width=100, most=8, slot_bytes=3 << 20)
+    assert max(map(len, text.splitlines())) <= 100 + len("left out")
+    *drawn, legend, left_out = text.splitlines()
+    assert [line[:8].strip() for line in drawn] == [*(f"stage {number}" for number in range(7)), "⋮", "stage 15"]
+    assert all(line.count(" … ") == 1 for line in drawn if line != "⋮")
+    assert "microbatches have no room" in legend
+    found = re.fullmatch(r"left out: time (\d+) to (\d+) of (\d+), stages 7 to 14", left_out)
+    assert found
+    begin, end, whole = map(int, found.groups())
+    assert 0 < begin < end < whole == round(figures(table, costs).lockstep)
+
+
+def test_the_memory_of_a_stages_inputs_is_that_of_its_slots():
+    table = lockstep(OneFOneB().table(4, 8))
+    words = [
+        line.split("peak stash ")[1].split(maxsplit=1)[1] for line in gantt(table, slot_bytes=3 << 19).splitlines()[:4]
+    ]
+    assert [word.strip() for word in words] == [f"{1.5 * count:.3g} MiB of inputs" for count in slots(table).inputs]
 
 
 def test_without_a_flush_two_batches_are_drawn():

@@ -1,0 +1,80 @@
+"""What `axon show` says and draws of a pipeline."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from axon.config import dump
+from axon.layout import Layout, sequence_parallel
+from axon.parallel.pipeline import GPipe, Interleaved, lockstep, slots
+from axon.parallel.pipeline.rows import rows
+from axon.run import program
+from axon.show.schedule import draw_schedule, input_bytes
+from axon.show.show import show_config
+
+
+@pytest.fixture
+def pipelined(tiny):
+    """pipelined(**fields of Layout): the tiny run of 4 layers, batch 8 × 32 tokens of width 32, on such a layout."""
+    return lambda **layout: replace(tiny, model=replace(tiny.model, layers=4), layout=Layout(**layout))
+
+
+@pytest.fixture
+def shown(tmp_path, capsys):
+    def of(train, **options):
+        (tmp_path / "tiny.gin").write_text(dump(train))
+        show_config(tmp_path / "tiny.gin", (), **options)
+        return capsys.readouterr().out
+
+    return of
+
+
+def test_the_schedule_that_runs_is_shown_with_bubble_and_memory(pipelined, shown):
+    out = shown(pipelined(mesh={"pipe": 2, "data": 2}, microbatches=2))
+    assert "pipeline: OneFOneB in lockstep, 2 stages, 2 microbatches\n" in out
+    assert "stage 0 F0 F1 ·········B0    B1     bubble 50.0% peak stash 2 0.0156 MiB of inputs\n" in out
+    assert "stage 1 ···F0 B0    F1 B1    ······ bubble 50.0% peak stash 1 0.0156 MiB of inputs\n" in out
+    assert re.search(
+        r"reserves as much as the stage that keeps most: \d+ inputs, \d+ gradients and one of each on its way, 0\.00781 MiB each", out
+    )
+
+
+def test_without_stages_there_is_nothing_to_show(pipelined, shown, tmp_path):
+    out = shown(pipelined(mesh={"data": 2}), picture=tmp_path / "mesh.png")
+    assert "pipeline:" not in out
+    assert not (tmp_path / "mesh-schedule.png").exists()
+
+
+def test_the_schedule_is_drawn_into_a_file_of_its_own(pipelined, shown, tmp_path):
+    out = shown(pipelined(mesh={"pipe": 4}, microbatches=4), picture=tmp_path / "mesh.png")
+    assert f"the mesh and a weight on it are drawn into {tmp_path / 'mesh.png'}\n" in out
+    assert f"the pipeline's schedule is drawn into {tmp_path / 'mesh-schedule.png'}\n" in out
+    for name in ("mesh.png", "mesh-schedule.png"):
+        assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_fewer_microbatches_than_stages_cost_what_is_said(pipelined, shown):
+    out = shown(pipelined(mesh={"pipe": 4}, microbatches=2))
+    assert out.count("bubble 150.0%") == 4
+    assert (
+        "with 2 microbatches 2 of 4 stages are idle at any time: the more microbatches, the smaller the bubble" in out
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_memory_is_of_this_model_and_layout(pipelined, parts, tmp_path):
+    """Of a microbatch's 2 × 32 tokens of width 32 in float32 a device has half of the sequences, or a quarter."""
+    own = sequence_parallel() if parts > 1 else {}
+    mesh = {"pipe": 2, "data": 2, "tensor": 2}
+    compiled = program(pipelined(mesh=mesh, rows=own, microbatches=4, schedule=GPipe()))
+    assert input_bytes(compiled) == 32 // parts * 32 * 4
+    assert draw_schedule(compiled, tmp_path / "mesh.svg") == tmp_path / "mesh-schedule.svg"
+    found = (tmp_path / "mesh-schedule.svg").read_text()
+    assert "<!-- GPipe, each stage by itself -->" in found
+    assert "<!-- GPipe in lockstep: what runs -->" in found
+
+
+def test_the_slots_that_are_reserved_are_those_of_the_stage_that_needs_most():
+    table = lockstep(Interleaved().table(4, 8))
+    assert rows(table)[1].inputs == slots(table).inputs.max() + 1

@@ -11,7 +11,6 @@ from axon.errors import UserError
 from axon.layout import Layout, LayoutError, Placement
 from axon.parallel.pipeline import FromFile, GPipe, Interleaved, TwoBW
 from axon.run import program
-from axon.train.pipelined import PipelinedGradients
 
 EAGER = (Path(__file__).parents[2] / "docs" / "pipelines" / "eager.txt").read_text()
 OTHERS = {
@@ -109,8 +108,8 @@ def test_a_pipeline_that_cannot_run_is_refused_before_anything_is_traced(mistake
 
 
 def test_the_table_that_the_mistakes_are_made_in_is_right(tiny, here, untraced):
-    made = of(tiny, with_file("eager.txt")).gradients
-    assert isinstance(made, PipelinedGradients)
+    made = of(tiny, with_file("eager.txt")).evaluator.pipeline
+    assert made is not None
     assert made.table.uniform
 
 

@@ -36,7 +36,9 @@ def test_the_schedule_that_runs_is_shown_with_bubble_and_memory(pipelined, shown
     assert "stage 0 F0 F1 ·········B0    B1     bubble 50.0% peak stash 2 0.0156 MiB of inputs\n" in out
     assert "stage 1 ···F0 B0    F1 B1    ······ bubble 50.0% peak stash 1 0.0156 MiB of inputs\n" in out
     assert re.search(
-        r"reserves as much as the stage that keeps most: \d+ inputs, \d+ gradients and one of each on its way, 0\.00781 MiB each", out
+        r"reserves as much as the stage that keeps most: \d+ inputs, \d+ gradients and one of each on its way, "
+        r"0\.00781 MiB each",
+        out,
     )
 
 

@@ -15,7 +15,7 @@ NAMES = sorted(path.stem for path in PODS.glob("*.gin"))
 
 
 def target(name):
-    """`llama3_8b_v5e_4x4` → `v5e:4x4`."""
+    """`llama3_8b_v5e_4x4`, and what stands before it → `v5e:4x4`."""
     return ":".join(name.split("_")[-2:])
 
 

@@ -105,10 +105,14 @@ def _fit_class(value: Any, wanted: Any, at: str) -> Any:
 
 
 def _follows(value: Any, protocol: type) -> bool:
-    """Whether a value has every public member of a Protocol. (isinstance would need `runtime_checkable`.)"""
+    """Whether a value has every public member of a Protocol; no property is evaluated, which may read a file.
+
+    (isinstance would need `runtime_checkable`.)
+    """
     layers = [base for base in protocol.__mro__ if getattr(base, "_is_protocol", False)]
     members = {name for base in layers for name in (*vars(base), *inspect.get_annotations(base))}
-    return all(hasattr(value, name) for name in members if not name.startswith("_"))
+    public = (name for name in members if not name.startswith("_"))
+    return all(hasattr(type(value), name) or hasattr(value, name) for name in public)
 
 
 def describe(hint: Any) -> str:

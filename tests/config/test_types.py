@@ -125,3 +125,13 @@ def test_annotations_are_described_as_they_are_written():
     assert describe(Mapping[str, str | tuple[int, ...] | None]) == "Mapping[str, str | tuple[int, ...] | None]"
     assert describe(type[Point]) == "type[Point]"
     assert describe(Callable[..., int]) == "Callable[..., int]"
+
+
+def test_a_property_is_not_evaluated():
+    class Late:
+        @property
+        def name(self) -> str:
+            raise OSError("nobody asked")
+
+    late = Late()
+    assert fit(late, Named) is late

@@ -92,10 +92,13 @@ MISTAKES = {
     ),
     "a file that is not there": (
         with_file("eagr.txt"),
-        r"There is no file or folder .*eagr\.txt\. Did you mean 'eager\.txt'\?",
+        r"FromFile\.path: There is no file or folder .*eagr\.txt\. Did you mean 'eager\.txt'\?",
     ),
-    "a file that is no text": (with_file("binary.txt"), r"binary\.txt cannot be read: it is not UTF-8 text"),
-    "a folder": (with_file("folder"), r"folder cannot be read: Is a directory"),
+    "a file that is no text": (
+        with_file("binary.txt"),
+        r"FromFile\.path: .*binary\.txt cannot be read: it is not UTF-8 text",
+    ),
+    "a folder": (with_file("folder"), r"FromFile\.path: .*folder cannot be read: Is a directory"),
     "no name": (with_file(""), r"FromFile\.path is ''; expected a path"),
 }
 

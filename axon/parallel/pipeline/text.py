@@ -63,8 +63,12 @@ class FromFile:
 
     def _read(self) -> Table:
         path = named(self.path, "FromFile.path")
-        with reading(path):
-            return parse(path.read_text(encoding="utf-8"), str(path))
+        try:
+            with reading(path):
+                text = path.read_text(encoding="utf-8")
+        except UserError as error:
+            raise UserError(f"FromFile.path: {error}") from error
+        return parse(text, str(path))
 
 
 def write(table: Table) -> str:

@@ -69,7 +69,8 @@ def input_bytes(program: Program) -> int:
 
 
 def _name(program: Program) -> str:
-    return type(program.runtime.layout.schedule or OneFOneB()).__name__
+    """As a config writes it, with what is chosen: `Interleaved(virtual=2)`."""
+    return repr(program.runtime.layout.schedule or OneFOneB()).removesuffix("()")
 
 
 def _reserved(table: Table, size: int) -> str:

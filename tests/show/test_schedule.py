@@ -54,6 +54,11 @@ def test_the_schedule_is_drawn_into_a_file_of_its_own(pipelined, shown, tmp_path
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_a_schedule_is_named_with_what_was_chosen(pipelined, shown):
+    out = shown(pipelined(mesh={"pipe": 2}, microbatches=2, schedule=Interleaved(virtual=2)))
+    assert "pipeline: Interleaved(virtual=2) in lockstep, 2 stages" in out
+
+
 def test_fewer_microbatches_than_stages_cost_what_is_said(pipelined, shown):
     out = shown(pipelined(mesh={"pipe": 4}, microbatches=2))
     assert out.count("bubble 150.0%") == 4

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from axon.axes import ArraySpec
 from axon.nn import Inputs
-from axon.parallel.pipeline import Costs, OneFOneB, Table
+from axon.parallel.pipeline import Costs, OneFOneB, Table, figures, lockstep, recomputing
 from axon.parallel.pipeline.draw import before_and_after, draw
 from axon.parallel.pipeline.execute import PIPE
 from axon.parallel.pipeline.gantt import gantt, mib
@@ -28,7 +28,7 @@ def print_schedule(console: Console, program: Program) -> None:
     table, size = pipeline.table, input_bytes(program)
     heading = f"pipeline: {_name(program)} in lockstep, {table.stages} stages, {table.microbatches} microbatches"
     text = gantt(table, COSTS, width=console.width, slot_bytes=size)
-    lines = [heading, text.rstrip("\n"), COST_NAMES, _reserved(table, size)]
+    lines = [heading, text.rstrip("\n"), COST_NAMES, _time(table), _reserved(table, size)]
     if table.microbatches < table.stages:
         lines.append(
             f"with {table.microbatches} microbatches {table.stages - table.microbatches} of {table.stages} stages are "
@@ -68,7 +68,16 @@ def input_bytes(program: Program) -> int:
 
 
 def _name(program: Program) -> str:
-    return type(program.runtime.layout.schedule or OneFOneB()).__name__
+    """As a config writes it, with what is chosen: `Interleaved(virtual=2)`."""
+    return repr(program.runtime.layout.schedule or OneFOneB()).removesuffix("()")
+
+
+def _time(table: Table) -> str:
+    """What a step takes with what stages compute again, next to the default schedule where that is faster."""
+    plain = lockstep(OneFOneB().table(table.stages, table.microbatches))
+    ours, other = (figures(one, recomputing(one)).lockstep for one in (table, plain))
+    text = f"with what backwards compute again a step takes as long as {ours:,g} forwards of a stage"
+    return f"{text}; OneFOneB would take {other:,g}" if other < ours else text
 
 
 def _reserved(table: Table, size: int) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.parallel.pipeline import Costs, FromFile, OneFOneB, figures, lockstep, schedules
+from axon.parallel.pipeline import Costs, FromFile, OneFOneB, figures, lockstep, recomputing, schedules
 from axon.parallel.pipeline.gantt import gantt
 from axon.parallel.pipeline.text import parse
 
@@ -15,8 +15,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "pipelines.md").read_text()
 OWN = ROOT / "docs" / "pipelines" / "eager.txt"
 NAMES = {name: getattr(schedules, name) for name in schedules.__all__}
-RECOMPUTED = Costs(1, 1.5, 1.5), Costs(1, 2, 2)
-"""A whole backward, or each part of a split one, does the forward again."""
 
 
 def table(heading: str) -> dict[str, list[str]]:
@@ -35,7 +33,7 @@ def test_the_numbers_are_the_tools(schedule):
     running = lockstep(own)
     virtual = own.chunks.virtual
     one, all_ = figures(own), figures(running)
-    recomputed = figures(running, RECOMPUTED[running.split])
+    recomputed = figures(running, recomputing(running))
     assert NUMBERS[schedule] == [
         f"{one.bubble.max():.1%}".replace("%", " %"),
         f"{one.stash.max() / virtual:g}",

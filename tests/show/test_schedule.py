@@ -7,7 +7,7 @@ import pytest
 
 from axon.config import dump
 from axon.layout import Layout, sequence_parallel
-from axon.parallel.pipeline import GPipe, Interleaved, lockstep, slots
+from axon.parallel.pipeline import GPipe, Interleaved, ZeroBubbleH1, lockstep, slots
 from axon.parallel.pipeline.rows import rows
 from axon.run import program
 from axon.show.schedule import draw_schedule, input_bytes
@@ -54,6 +54,21 @@ def test_the_schedule_is_drawn_into_a_file_of_its_own(pipelined, shown, tmp_path
     assert f"the pipeline's schedule is drawn into {tmp_path / 'mesh-schedule.png'}\n" in out
     for name in ("mesh.png", "mesh-schedule.png"):
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_schedule_is_named_with_what_was_chosen(pipelined, shown):
+    out = shown(pipelined(mesh={"pipe": 2}, microbatches=2, schedule=Interleaved(virtual=2)))
+    assert "pipeline: Interleaved(virtual=2) in lockstep, 2 stages" in out
+
+
+@pytest.mark.parametrize(
+    ("schedule", "time"), [(None, "16 forwards of a stage\n"), (ZeroBubbleH1(), "21 .*; OneFOneB .* 16\n")]
+)
+def test_what_is_computed_again_is_in_a_steps_time(schedule, time, pipelined, shown):
+    """3 microbatches on 2 stages: 4 · (3 + 1), and 6 · 3 + 3 where backwards are split."""
+    train = pipelined(mesh={"pipe": 2}, microbatches=3, schedule=schedule)
+    out = shown(replace(train, data=replace(train.data, batch=6)))
+    assert re.search(rf"with what backwards compute again a step takes as long as {time}", out)
 
 
 def test_fewer_microbatches_than_stages_cost_what_is_said(pipelined, shown):

@@ -8,7 +8,7 @@ which ticks are loops, and `check` proves all of it. `figures` says what it cost
 from axon.parallel.pipeline.check import check
 from axon.parallel.pipeline.chunks import Chunks
 from axon.parallel.pipeline.dual_pipe import DualPipeV
-from axon.parallel.pipeline.figures import Costs, Figures, figures
+from axon.parallel.pipeline.figures import Costs, Figures, figures, recomputing
 from axon.parallel.pipeline.interleaved import Interleaved
 from axon.parallel.pipeline.lockstep import forwards, lockstep
 from axon.parallel.pipeline.one_f_one_b import GPipe, OneFOneB, TwoBW
@@ -45,6 +45,7 @@ __all__ = [
     "forwards",
     "lockstep",
     "phases",
+    "recomputing",
     "slots",
     "unrolled",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from jax.extend import core
 
+from axon.parallel.pipeline.execute import BACKWARD_TICK, FORWARD_TICK
 from axon.plan.equations import MANUAL
 from axon.plan.flops import bodies_of
 
@@ -31,11 +32,14 @@ MADE_EARLY = "gradients"
 
 def phase(stack: str) -> str:
     """forward, recomputed or backward, by a name stack; "" for what is outside of the differentiated function."""
+    scopes = stack.split("/")
     if "rematted_computation" in stack:
         return "recomputed"
-    if "transpose(" in stack or MADE_EARLY in stack.split("/"):
+    if "transpose(" in stack or MADE_EARLY in scopes:
         return "backward"
-    return "forward" if "jvp(" in stack else ""
+    if BACKWARD_TICK in scopes:
+        return "recomputed" if "jvp(" in stack else "backward"
+    return "forward" if "jvp(" in stack or FORWARD_TICK in scopes else ""
 
 
 def becoming_results(jaxpr: core.Jaxpr, results: Sequence[bool]) -> set[core.Var]:

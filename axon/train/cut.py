@@ -38,11 +38,18 @@ class Cut:
 
     def first(self, outer: Mapping[str, Array], number: Array) -> Array:
         """The stream before the first block."""
-        return self._before(outer, self._microbatch(number))[0]
+        x, _ = self._before(self._bound({**outer, **self.fixed}), self._microbatch(number))
+        return x
 
     def inputs(self, outer: Mapping[str, Array]) -> Inputs:
         """What the blocks are given, of every microbatch."""
-        return jax.lax.map(lambda part: self._before(outer, part)[1], self.parts)
+
+        def of_microbatch(part: Batch) -> Inputs:
+            module = self._bound({**outer, **self.fixed})
+            module.embed = _no_stream
+            return self._before(module, part)[1]
+
+        return jax.lax.map(of_microbatch, self.parts)
 
     def by_segment(self, values: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Path → value of the blocks, for each segment of the model."""
@@ -87,9 +94,8 @@ class Cut:
             )
         return sum(means(sums.minimised, self.counts).values(), jnp.zeros(())), sums
 
-    def _before(self, outer: Mapping[str, Array], part: Batch) -> tuple[Array, Inputs]:
+    def _before(self, module: Any, part: Batch) -> tuple[Any, Inputs]:
         """The stream before the first block, and what blocks are given besides."""
-        module = self._bound({**outer, **self.fixed})
         module.layers = _stop
         try:
             self.objective.sums(module, part, self.key)
@@ -111,11 +117,15 @@ class Cut:
 class _Reached(Exception):
     """The model's depth was called: what comes before it is known."""
 
-    def __init__(self, x: Array, inputs: Inputs):
+    def __init__(self, x: Any, inputs: Inputs):
         self.x, self.inputs = x, inputs
 
 
-def _stop(x: Array, inputs: Inputs, cache: Any = None) -> Any:
+def _no_stream(inputs: Inputs) -> None:
+    """In place of a model's `embed`."""
+
+
+def _stop(x: Any, inputs: Inputs, cache: Any = None) -> Any:
     raise _Reached(x, inputs)
 
 

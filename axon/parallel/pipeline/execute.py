@@ -30,6 +30,9 @@ from axon.parallel.pipeline.table import Action, Table
 PIPE = "pipe"
 """The mesh axis of the stages."""
 
+FORWARD_TICK, BACKWARD_TICK = "forward tick", "backward tick"
+"""The named scopes of what is done in a tick."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -132,8 +135,8 @@ class _Executor:
     def _tick(self, action: Action, of_phase: Rows) -> Callable[[Carry, Any], Carry]:
         """A tick of a phase; all ticks at this place in its body are `of_phase`."""
         if action == Action.FORWARD:
-            return partial(self._forward, of_phase)
-        return partial(self._backward, of_phase, action)
+            return jax.named_scope(FORWARD_TICK)(partial(self._forward, of_phase))
+        return jax.named_scope(BACKWARD_TICK)(partial(self._backward, of_phase, action))
 
     def _forward(self, of_phase: Rows, carry: Carry, row: Any) -> Carry:
         x = self._where(of_phase.entering, row.entering, lambda m: self.parts.first(self.parts.outer, m), self._no_x())

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from axon.axes.array_spec import ArraySpec
+from axon.axes.memory import HOST
 from axon.axes.patterns import Names, base
 from axon.errors import suggest
 from axon.layout.table import KINDS, KV, Layout, LayoutError
@@ -79,6 +80,11 @@ class Placement:
     def devices(self) -> list[Any]:
         """The mesh's devices, in its order; none on an abstract mesh."""
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether the devices can use their host's memory (`pinned_host`); taken for granted on an abstract mesh."""
+        return not self.devices or any(m.kind == HOST for m in self.devices[0].addressable_memories())
 
     @property
     def torus_ring_size(self) -> int:

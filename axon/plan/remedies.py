@@ -48,7 +48,8 @@ def remat(program: Program) -> Iterator[str]:
     depths = (module for _, module in nnx.iter_modules(program.module) if isinstance(module, Depth))
     policies = {kind: policy for depth in depths for kind, policy in depth.remat.items() if policy != "full"}
     if policies:
-        now = next(iter(policies.values())) if len(set(policies.values())) == 1 else policies
+        one, *others = policies.values()
+        now = policies if any(other != one for other in others) else one
         yield (
             f"the model's remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
             "computes the rest again"

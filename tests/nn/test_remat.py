@@ -1,0 +1,116 @@
+"""What becomes of each activation: kept, computed again or offloaded, with the same gradients."""
+
+import dataclasses
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from axon.errors import UserError
+from axon.layout import Layout, Placement
+from axon.nn.remat import describe, remat_by_kind
+from axon.plan.topology import devices
+from axon.train.objective import NextToken
+from axon.train.optimizers import SGD, AdamW, Constant
+from axon.train.step import Program
+from models.gemma import Gemma
+from models.gpt2 import GPT2
+from models.gpt_oss import GptOss
+from models.llama import Llama
+
+SIZES = {"vocab": 64, "embed": 16, "heads": 2, "mlp": 32}
+MIXED = {"attention": "save", "gate": "offload", "input": "offload"}
+NAMES = {"local": ("gate", "up"), "full": ("gate", "up", "query")}
+
+
+def gemma(remat, layers=4, **options):
+    return Gemma(**SIZES, layers=layers, kv_heads=2, head_dim=8, window=8, remat=remat, **options)
+
+
+@pytest.mark.parametrize(
+    ("remat", "of_local", "of_full"),
+    [
+        ("full", "full", "full"),
+        (("gate",), ("gate",), ("gate",)),
+        ({"gate": "offload"}, {"gate": "offload"}, {"gate": "offload"}),
+        ({"full": "minimal"}, "none", "minimal"),
+        ({"local": {"input": "offload"}, "full": ("query",)}, {"input": "offload"}, ("query",)),
+    ],
+)
+def test_a_policy_is_of_all_kinds_or_by_kind(remat, of_local, of_full):
+    assert remat_by_kind(remat, NAMES) == {"local": of_local, "full": of_full}
+
+
+@pytest.mark.parametrize(
+    ("remat", "message"),
+    [
+        ({"gaet": "offload"}, "no activation is named 'gaet'. Did you mean 'gate'?"),
+        ({"inptu": "offload"}, "no activation is named 'inptu'. Did you mean 'input'?"),
+        ({"gate": "ofload"}, "'gate' is mapped to the unknown action 'ofload'. Did you mean 'offload'?"),
+        ({"full": "save", "local": "minimal"}, "'local' is mapped to the unknown action 'minimal'."),
+        ({"local": {"query": "save"}}, "no activation is named 'query'. Known: gate, input, up."),
+        ({"lokal": "full"}, "no kind of block is named 'lokal'. Did you mean 'local'?"),
+        ({"input": "recompute"}, "a block's input cannot be recomputed"),
+        ({}, "remat = {} names nothing"),
+    ],
+)
+def test_what_matches_nothing_is_refused(remat, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        remat_by_kind(remat, NAMES)
+
+
+def test_each_models_config_refuses_it_before_anything_is_built():
+    with pytest.raises(UserError, match="no activation is named 'gaet'"):
+        Llama(**SIZES, layers=2, kv_heads=2, remat={"gaet": "save"})
+    with pytest.raises(UserError, match="no activation is named 'gate'"):
+        GPT2(**SIZES, layers=2, remat={"gate": "save"})
+    with pytest.raises(UserError, match="no kind of block is named 'fall'"):
+        GptOss(remat={"fall": "full"})
+    with pytest.raises(UserError, match="no kind of block is named 'last'"):
+        gemma({"last": "full"})
+
+
+def test_gemmas_kinds_each_have_their_policy():
+    policies = {"local": {"input": "offload"}, "full": "full", "last": ("gate",)}
+    assert gemma(policies, layers=3).build().layers.remat == policies
+    many = {f"local_{i}": "full" for i in (2, 3)}
+    assert gemma(many, local_layers=3).build().layers.remat == {"local": "none", **many, "full": "none"}
+
+
+def test_a_policy_is_said_in_words():
+    assert describe({"gate": "offload", "attention": "save", "input": "offload", "up": "recompute"}) == (
+        "save attention, recompute up, offload gate + input"
+    )
+
+
+def program(model, layout=None, **options):
+    count = int(np.prod(list((layout or Layout({"data": 1})).mesh.values())))
+    given = {"devices": jax.devices()[:count]} | options
+    return Program(model, layout or Layout({"data": 1}), SGD(Constant(1e-2)), batch=4, seq=16, **given)
+
+
+def stepped(rng, packed_batch, model, layout=None):
+    """A step's metrics, the parameters after it, and what was chosen."""
+    seed = int(rng.integers(2**31))
+
+    def run(remat):
+        made = program(dataclasses.replace(model, remat=remat), layout)
+        batch = packed_batch(np.random.default_rng(seed), 4, 16, 64)
+        state, metrics = made.step(made.init(), made.place(batch))
+        return jax.device_get((state.parameters, metrics)), made.choices
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("unroll", "layout"),
+    [(False, None), (True, None), (False, Layout({"data": 2, "tensor": 2}, zero=3))],
+    ids=["scanned", "written out", "scanned, sharded"],
+)
+def test_offloaded_activations_give_the_same_step(unroll, layout, rng, packed_batch):
+    run = stepped(rng, packed_batch, Llama(**SIZES, layers=2, kv_heads=2, unroll=unroll), layout)
+    (found, choices), (expected, _) = run(MIXED), run("none")
+    assert choices["offload"] == "gate, input of each layer to pinned_host"
+    assert "remat save attention, offload gate + input" in choices["layers"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)

@@ -83,8 +83,9 @@ class Placement:
 
     @property
     def has_host_memory(self) -> bool:
-        """Whether the devices can use their host's memory (`pinned_host`); taken for granted on an abstract mesh."""
-        return not self.devices or any(m.kind == HOST for m in self.devices[0].addressable_memories())
+        """Whether the devices can use their host's memory, `pinned_host`; where they do not say, they can."""
+        kinds = {memory.kind for device in self.devices[:1] for memory in device.addressable_memories()}
+        return not kinds or HOST in kinds
 
     @property
     def torus_ring_size(self) -> int:
@@ -139,8 +140,13 @@ class Placement:
         return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in split))
 
     def sharding(self, names: Names, kind: str = "activations") -> NamedSharding:
-        """The sharding of an array with these axes."""
-        return NamedSharding(self.mesh, self.spec(names, kind))
+        """The sharding of an array with these axes, and the memory it is stored in."""
+        memory = HOST if self.on_host(names, kind) else None
+        return NamedSharding(self.mesh, self.spec(names, kind), memory_kind=memory)
+
+    def on_host(self, names: Names, kind: str) -> bool:
+        """Whether the host's memory stores an array with these axes: one of a kind in `Layout.host`, and no scalar."""
+        return kind in self.layout.host and bool(names)
 
     def bytes_per_device(self, spec: ArraySpec) -> int:
         """Bytes of each device's shard."""

@@ -1,7 +1,7 @@
 """What the backward pass computes again, what it keeps, and what waits in the host's memory, by name."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import nnx
@@ -45,7 +45,7 @@ def remat_by_kind(remat: RematByKind, names: Mapping[str, Collection[str]]) -> d
         if kind not in names:
             raise UserError(f"remat: no kind of block is named {kind!r}.{suggest(kind, names)}")
         _check(policy, names[kind])
-    return dict.fromkeys(names, "none") | dict(policies)
+    return {kind: cast(Remat, policies.get(kind, "none")) for kind in names}
 
 
 def _is_policy(remat: Mapping[str, Any], names: Mapping[str, Collection[str]]) -> bool:

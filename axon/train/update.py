@@ -1,6 +1,6 @@
 """Updating parameters from gradients, and the state of it: an optimizer, or a method around one."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon import axes
+from axon.axes.memory import to_device
 from axon.runtime import Runtime, flattened, nested
 from axon.train.gradients import Counts, GradientMethod
 from axon.train.objective import Batch, Sums, means
 from axon.train.optimizers import Averaging, Optimizer, Parameters, Schedule, frozen_paths, state_specs
 from axon.train.state import State
+from axon.train.streamed import Streamed, check_streams
 
 Metrics = dict[str, Array]
 
@@ -47,10 +49,17 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class Descent:
-    """Gradients clipped by their global norm, then the optimizer's update, under the `optimizer` rows."""
+    """Gradients clipped by their global norm, then the optimizer's update, under the `optimizer` rows.
+
+    Where the layout stores the optimizer's state on the host, layers are updated one at a time.
+    """
 
     runtime: Runtime
     optimizer: Optimizer
+
+    def __post_init__(self):
+        if self._on_host:
+            check_streams(self.optimizer, self.runtime.placement)
 
     @property
     def mesh(self) -> Mapping[str, int]:
@@ -76,12 +85,27 @@ class Descent:
         """The state after one update with these gradients, nested by path, under the `grads` rows."""
         runtime = self.runtime
         values, gradients = (flattened(runtime.reshard(x, "optimizer")) for x in (state.parameters, gradients))
-        transform = self.optimizer.transform(runtime.parameters)
+        moved, optimizer = self._change(gradients, state.optimizer, values)
+        parameters = runtime.reshard(nested(moved), "params")
+        return State(state.step + 1, parameters, optimizer, state.variables)
+
+    @cached_property
+    def _change(self) -> Callable[..., tuple[dict[str, Array], Any]]:
+        """From gradients, the optimizer's state and values, those by path, to values and state after an update."""
+        if self._on_host:
+            return Streamed(self.optimizer, self.runtime.parameters, self.runtime.placement)
+        return self._whole
+
+    def _whole(self, gradients: Any, optimizer: Any, values: dict[str, Array]) -> tuple[dict[str, Array], Any]:
+        """All parameters at once."""
         updates: Any
-        updates, optimizer = transform.update(gradients, state.optimizer, values)
+        updates, optimizer = self.optimizer.transform(self.runtime.parameters).update(gradients, optimizer, values)
         moved = {path: (values[path] + step).astype(values[path].dtype) for path, step in updates.items()}
-        parameters = runtime.reshard(nested(values | moved), "params")
-        return State(state.step + 1, parameters, self._placed(optimizer), state.variables)
+        return values | moved, self._placed(optimizer)
+
+    @property
+    def _on_host(self) -> bool:
+        return "optimizer" in self.runtime.layout.host
 
     @cached_property
     def _frozen(self) -> frozenset[str]:
@@ -105,6 +129,7 @@ class Descent:
 
         def average(optimizer: Any, parameters: Any) -> Any:
             values = flattened(runtime.reshard(parameters, "optimizer"))
+            optimizer = to_device(optimizer) if self._on_host else optimizer
             return runtime.reshard(nested(averaging.evaluated(optimizer, values)), "params")
 
         return runtime.jit(average)

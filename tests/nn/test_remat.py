@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.layout import Layout, Placement
+from axon.layout import Layout
 from axon.nn.remat import describe, remat_by_kind
-from axon.plan.topology import devices
-from axon.train.objective import NextToken
-from axon.train.optimizers import SGD, AdamW, Constant
+from axon.train.optimizers import SGD, Constant
 from axon.train.step import Program
 from models.gemma import Gemma
 from models.gpt2 import GPT2

@@ -24,9 +24,14 @@ def state_specs(optimizer: Optimizer, parameters: Parameters) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _spec(path, leaf, parameters), state)
 
 
+def owner(path: Sequence[Any], parameters: Parameters) -> str | None:
+    """The parameter that a leaf of the state is of, by its key path in the tree; None for what all parameters share."""
+    return next((key.key for key in path if getattr(key, "key", None) in parameters), None)
+
+
 def _spec(path: Sequence[Any], leaf: Any, parameters: Parameters) -> ArraySpec:
-    owner = next((key.key for key in path if getattr(key, "key", None) in parameters), None)
-    axes = None if owner is None else _axes(parameters[owner], leaf.shape)
+    of = owner(path, parameters)
+    axes = None if of is None else _axes(parameters[of], leaf.shape)
     unnamed = tuple(f"_{i}" for i in range(len(leaf.shape)))
     return ArraySpec(unnamed if axes is None else axes, tuple(leaf.shape), leaf.dtype, "optimizer")
 

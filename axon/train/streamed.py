@@ -1,0 +1,136 @@
+"""An optimizer's update one layer at a time, its state in the host's memory before and after.
+
+A layer's state is on the device while that layer is updated, and no longer: to fetch all of it at once would need the
+device memory that storing it on the host was to save.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array, lax
+
+from axon import axes
+from axon.axes import ArraySpec
+from axon.axes.memory import to_device, to_host
+from axon.errors import UserError
+from axon.layout import Placement
+from axon.nn import ParamSpec
+from axon.train.optimizers import Optimizer, Parameters, is_by_layer, owner, state_specs
+
+Leaves = dict[str, Any]
+"""Place in the state's tree → leaf."""
+
+
+def check_streams(optimizer: object, placement: Placement) -> None:
+    """Raise `UserError` for an optimizer, or a layout, whose state cannot be streamed from the host."""
+    refused = "Layout.host = ('optimizer',)"
+    if not is_by_layer(optimizer):
+        name = type(getattr(optimizer, "optimizer", optimizer)).__name__
+        raise UserError(
+            f"{refused} updates one layer at a time, and {name} does not say that it updates each layer by itself "
+            "(by_layer = True). Take 'optimizer' out of Layout.host, or use another optimizer, as AdamW"
+        )
+    if split := placement.mesh_axes("layers", "optimizer"):
+        raise UserError(
+            f"{refused} updates one layer at a time, and this layout splits 'layers' over {' and '.join(split)}. Take "
+            "'optimizer' out of Layout.host, or the mesh axis out of Layout.mesh"
+        )
+    if not placement.has_host_memory:
+        raise UserError(f"{refused}: devices of this platform ({placement.platform}) have no memory 'pinned_host'")
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """`optimizer`'s update of these parameters, with its state in the host's memory.
+
+    Parameters stacked along `layers` are updated in a loop over layers, all others each by itself.
+    """
+
+    optimizer: Optimizer
+    parameters: Parameters
+    placement: Placement
+
+    def __call__(self, gradients: Mapping[str, Array], state: Any, values: Mapping[str, Array]) -> tuple[Any, Any]:
+        """The parameters after the update, path → array, and the new state; all under the `optimizer` rows."""
+        found, tree = _leaves(state), jax.tree.structure(state)
+        owners = {_text(key): owner(key, self.parameters) for key, _ in jax.tree_util.tree_leaves_with_path(state)}
+        shared = {key: leaf for key, leaf in found.items() if owners[key] is None}
+        moved, new, after = dict(values), {}, {}
+        for is_stack, paths in self._parts():
+            update: Callable[..., tuple[Any, Leaves, Leaves]] = self._in_turn if is_stack else self._at_once
+            own = {key: leaf for key, leaf in found.items() if owners[key] in paths}
+            part = ({path: of[path] for path in paths} for of in (gradients, values))
+            moved_part, new_part, after = update(*part, own, shared)
+            moved |= moved_part
+            new |= new_part
+        return moved, tree.unflatten((new | after)[key] for key in found)
+
+    def _parts(self) -> list[tuple[bool, list[str]]]:
+        """The parameters that are updated together: those with as many layers, and each of the others alone."""
+        stacks: dict[int, list[str]] = {}
+        for path, spec in self.parameters.items():
+            if spec.stack:
+                stacks.setdefault(spec.shape[0], []).append(path)
+        alone = [(False, [path]) for path, spec in self.parameters.items() if not spec.stack]
+        return [*((True, paths) for paths in stacks.values()), *alone]
+
+    def _in_turn(self, gradients: Any, values: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
+        """Layer after layer, each put back where it came from: nothing is held twice."""
+
+        def layer(carry: Any, index: Array) -> tuple[Any, Leaves]:
+            def one(x: Array) -> Array:
+                return lax.dynamic_index_in_dim(x, index, keepdims=False)
+
+            values, own = jax.tree.map(one, carry)
+            *new, after = self._at_once(jax.tree.map(one, gradients), values, own, shared)
+            put = lax.dynamic_update_index_in_dim
+            return jax.tree.map(lambda x, y: put(x, y, index, 0), carry, tuple(new)), after
+
+        count = len(next(iter(values.values())))
+        (moved, own), afters = lax.scan(layer, (values, own), jnp.arange(count))
+        return moved, own, jax.tree.map(lambda x: x[-1], afters)
+
+    def _at_once(self, gradients: Any, values: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
+        """One layer, or one parameter: its new value, its new state, on the host, and the state that all share."""
+        structure = jax.eval_shape(self._transform.init, values)
+        found = to_device(own) | shared
+        state = jax.tree_util.tree_map_with_path(lambda key, _: found[_text(key)], structure)
+        updates: Any
+        updates, state = self._transform.update(gradients, state, values)
+        moved = {path: (values[path] + step).astype(values[path].dtype) for path, step in updates.items()}
+        leaves = _leaves(state)
+        new = {key: to_host(self._placed(leaves[key], self._specs[key])) for key in own}
+        placed = {path: self._placed(value, self._layer[path]) for path, value in (values | moved).items()}
+        return placed, new, {key: leaves[key] for key in shared}
+
+    def _placed(self, x: Array, spec: ArraySpec) -> Array:
+        return axes.reshard(x, self.placement.spec(spec.axes, "optimizer"))
+
+    @cached_property
+    def _layer(self) -> dict[str, ParamSpec]:
+        """The parameters, one layer of those that are stacked."""
+        return {path: _unstacked(spec) for path, spec in self.parameters.items()}
+
+    @cached_property
+    def _transform(self) -> optax.GradientTransformation:
+        return self.optimizer.transform(self._layer)
+
+    @cached_property
+    def _specs(self) -> Leaves:
+        return _leaves(state_specs(self.optimizer, self._layer))
+
+
+def _unstacked(spec: ParamSpec) -> ParamSpec:
+    return replace(spec, axes=spec.own, shape=spec.shape[spec.stack :], stack=0)
+
+
+def _leaves(tree: Any) -> Leaves:
+    return {_text(key): leaf for key, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+_text = jax.tree_util.keystr

@@ -10,7 +10,9 @@ import pytest
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn.remat import describe, remat_by_kind
-from axon.train.optimizers import SGD, Constant
+from axon.plan.compiled import host_bytes, memory_parts
+from axon.plan.topology import devices
+from axon.train.optimizers import SGD, AdamW, Constant
 from axon.train.step import Program
 from models.gemma import Gemma
 from models.gpt2 import GPT2
@@ -112,3 +114,20 @@ def test_offloaded_activations_give_the_same_step(unroll, layout, rng, packed_ba
     assert choices["offload"] == "gate, input of each layer to pinned_host"
     assert "remat save attention, offload gate + input" in choices["layers"]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
+
+
+@pytest.mark.full
+def test_a_compiled_step_has_offloaded_activations_in_the_hosts_memory():
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
+    sizes = {"vocab": 512, "embed": 512, "layers": 4, "heads": 4, "kv_heads": 4, "mlp": 2048}
+    device, host = {}, {}
+    for action in ("save", "offload"):
+        model = Llama(**sizes, remat={"gate": action, "up": action})
+        made = Program(
+            model, Layout({"data": 8}, zero=3), AdamW(Constant(1e-2)), batch=16, seq=512, devices=devices("v5e:2x4")
+        )
+        compiled = made.lower().compile()
+        device[action], host[action] = memory_parts(compiled)["temporaries"], host_bytes(compiled)
+    kept = 2 * 4 * (16 // 8 * 512) * 2048 * 2  # two activations of each layer, in bfloat16
+    assert device["save"] - device["offload"] > 0.6 * kept
+    assert (host["save"], host["offload"]) == (0, pytest.approx(kept, rel=0.05))

@@ -17,8 +17,13 @@ def to_host(tree: Any) -> Any:
 
 
 def to_device(tree: Any) -> Any:
-    """Arrays in the devices' own memory, sharded as they are."""
-    return jax.tree.map(lambda x: jax.device_put(x, jax.memory.Space.Device), tree)
+    """Arrays in the devices' own memory, sharded as they are; those that are there stay."""
+    return jax.tree.map(lambda x: jax.device_put(x, jax.memory.Space.Device) if is_on_host(x) else x, tree)
+
+
+def is_on_host(x: Any) -> bool:
+    """Whether an array's type says that it is in the host's memory."""
+    return jax.typeof(x).memory_space == jax.memory.Space.Host
 
 
 def check_host_memory(failure: str) -> None:

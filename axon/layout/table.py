@@ -16,7 +16,7 @@ KV = "kv"
 KINDS = ("activations", "params", "grads", "optimizer")
 """Kinds of array. Each starts from the table of the one before it, and adds its own rows."""
 
-ON_HOST = ("optimizer",)
+ON_HOST = ("params", "optimizer")
 """The kinds of array that can be stored in the host's memory."""
 
 Row = str | tuple[str, ...] | None

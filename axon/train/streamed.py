@@ -1,4 +1,4 @@
-"""An optimizer's update one layer at a time, its state in the host's memory before and after.
+"""An optimizer's update one layer at a time, what it updates in the host's memory before and after.
 
 A layer's state is on the device while that layer is updated, and no longer: to fetch all of it at once would need the
 device memory that storing it on the host was to save.
@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from axon import axes
 from axon.axes import ArraySpec
-from axon.axes.memory import to_device, to_host
+from axon.axes.memory import is_on_host, to_device, to_host
 from axon.errors import UserError
 from axon.layout import Placement
 from axon.nn import ParamSpec
@@ -27,18 +27,18 @@ Leaves = dict[str, Any]
 
 
 def check_streams(optimizer: object, placement: Placement) -> None:
-    """Raise `UserError` for an optimizer, or a layout, whose state cannot be streamed from the host."""
-    refused = "Layout.host = ('optimizer',)"
+    """Raise `UserError` for an optimizer, or a layout, with which layers cannot be streamed from the host."""
+    refused = f"Layout.host = {placement.layout.host}"
     if not is_by_layer(optimizer):
         name = type(getattr(optimizer, "optimizer", optimizer)).__name__
         raise UserError(
             f"{refused} updates one layer at a time, and {name} does not say that it updates each layer by itself "
-            "(by_layer = True). Take 'optimizer' out of Layout.host, or use another optimizer, as AdamW"
+            "(by_layer = True). Set Layout.host to (), or use another optimizer, as AdamW"
         )
     if split := placement.mesh_axes("layers", "optimizer"):
         raise UserError(
-            f"{refused} updates one layer at a time, and this layout splits 'layers' over {' and '.join(split)}. Take "
-            "'optimizer' out of Layout.host, or the mesh axis out of Layout.mesh"
+            f"{refused} updates one layer at a time, and this layout splits 'layers' over {' and '.join(split)}. Set "
+            "Layout.host to (), or take the mesh axis out of Layout.mesh"
         )
     if not placement.has_host_memory:
         raise UserError(f"{refused}: devices of this platform ({placement.platform}) have no memory 'pinned_host'")
@@ -46,7 +46,7 @@ def check_streams(optimizer: object, placement: Placement) -> None:
 
 @dataclass(frozen=True)
 class Streamed:
-    """`optimizer`'s update of these parameters, with its state in the host's memory.
+    """`optimizer`'s update of these parameters, where its state, the parameters, or both are in the host's memory.
 
     Parameters stacked along `layers` are updated in a loop over layers, all others each by itself.
     """
@@ -56,7 +56,10 @@ class Streamed:
     placement: Placement
 
     def __call__(self, gradients: Mapping[str, Array], state: Any, values: Mapping[str, Array]) -> tuple[Any, Any]:
-        """The parameters after the update, path → array, and the new state; all under the `optimizer` rows."""
+        """The parameters after the update, path → array, under the `params` rows as before, and the new state.
+
+        `gradients` are under the `optimizer` rows, as the state is.
+        """
         found, tree = _leaves(state), jax.tree.structure(state)
         owners = {_text(key): owner(key, self.parameters) for key, _ in jax.tree_util.tree_leaves_with_path(state)}
         shared = {key: leaf for key, leaf in found.items() if owners[key] is None}
@@ -95,21 +98,22 @@ class Streamed:
         (moved, own), afters = lax.scan(layer, (values, own), jnp.arange(count))
         return moved, own, jax.tree.map(lambda x: x[-1], afters)
 
-    def _at_once(self, gradients: Any, values: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
-        """One layer, or one parameter: its new value, its new state, on the host, and the state that all share."""
+    def _at_once(self, gradients: Any, stored: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
+        """One layer, or one parameter: its new value and state, where they were, and the state that all share."""
+        values = {path: self._moved(x, self._layer[path], "optimizer") for path, x in to_device(stored).items()}
         structure = jax.eval_shape(self._transform.init, values)
         found = to_device(own) | shared
         state = jax.tree_util.tree_map_with_path(lambda key, _: found[_text(key)], structure)
         updates: Any
         updates, state = self._transform.update(gradients, state, values)
-        moved = {path: (values[path] + step).astype(values[path].dtype) for path, step in updates.items()}
+        updated = {path: (values[path] + step).astype(values[path].dtype) for path, step in updates.items()}
+        back = {path: self._moved(x, self._layer[path], "params") for path, x in (values | updated).items()}
         leaves = _leaves(state)
-        new = {key: to_host(self._placed(leaves[key], self._specs[key])) for key in own}
-        placed = {path: self._placed(value, self._layer[path]) for path, value in (values | moved).items()}
-        return placed, new, {key: leaves[key] for key in shared}
+        new = {key: self._moved(leaves[key], self._specs[key], "optimizer") for key in own}
+        return _stored_like(stored, back), _stored_like(own, new), {key: leaves[key] for key in shared}
 
-    def _placed(self, x: Array, spec: ArraySpec) -> Array:
-        return axes.reshard(x, self.placement.spec(spec.axes, "optimizer"))
+    def _moved(self, x: Array, spec: ArraySpec, kind: str) -> Array:
+        return axes.reshard(x, self.placement.spec(spec.axes, kind))
 
     @cached_property
     def _layer(self) -> dict[str, ParamSpec]:
@@ -127,6 +131,11 @@ class Streamed:
 
 def _unstacked(spec: ParamSpec) -> ParamSpec:
     return replace(spec, axes=spec.own, shape=spec.shape[spec.stack :], stack=0)
+
+
+def _stored_like(before: Any, after: Any) -> Any:
+    """`after` in the memories that `before` is in."""
+    return jax.tree.map(lambda x, y: to_host(y) if is_on_host(x) else y, before, after)
 
 
 def _leaves(tree: Any) -> Leaves:

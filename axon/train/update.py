@@ -1,6 +1,6 @@
 """Updating parameters from gradients, and the state of it: an optimizer, or a method around one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -51,7 +51,7 @@ class Update(Protocol):
 class Descent:
     """Gradients clipped by their global norm, then the optimizer's update, under the `optimizer` rows.
 
-    Where the layout stores the optimizer's state on the host, layers are updated one at a time.
+    Where the layout stores optimizer state, or parameters, on the host, layers are updated one at a time.
     """
 
     runtime: Runtime
@@ -83,29 +83,28 @@ class Descent:
 
     def _applied(self, state: State, gradients: Any) -> State:
         """The state after one update with these gradients, nested by path, under the `grads` rows."""
-        runtime = self.runtime
-        values, gradients = (flattened(runtime.reshard(x, "optimizer")) for x in (state.parameters, gradients))
-        moved, optimizer = self._change(gradients, state.optimizer, values)
-        parameters = runtime.reshard(nested(moved), "params")
+        gradients = flattened(self.runtime.reshard(gradients, "optimizer"))
+        update = self._streamed if self._on_host else self._whole
+        parameters, optimizer = update(gradients, state.optimizer, state.parameters)
         return State(state.step + 1, parameters, optimizer, state.variables)
 
-    @cached_property
-    def _change(self) -> Callable[..., tuple[dict[str, Array], Any]]:
-        """From gradients, the optimizer's state and values, those by path, to values and state after an update."""
-        if self._on_host:
-            return Streamed(self.optimizer, self.runtime.parameters, self.runtime.placement)
-        return self._whole
-
-    def _whole(self, gradients: Any, optimizer: Any, values: dict[str, Array]) -> tuple[dict[str, Array], Any]:
-        """All parameters at once."""
+    def _whole(self, gradients: Mapping[str, Array], optimizer: Any, parameters: Any) -> tuple[Any, Any]:
+        """Parameters and optimizer state after an update of all at once."""
+        values = flattened(self.runtime.reshard(parameters, "optimizer"))
         updates: Any
         updates, optimizer = self.optimizer.transform(self.runtime.parameters).update(gradients, optimizer, values)
         moved = {path: (values[path] + step).astype(values[path].dtype) for path, step in updates.items()}
-        return values | moved, self._placed(optimizer)
+        return self.runtime.reshard(nested(values | moved), "params"), self._placed(optimizer)
+
+    def _streamed(self, gradients: Mapping[str, Array], optimizer: Any, parameters: Any) -> tuple[Any, Any]:
+        """The same, one layer at a time."""
+        update = Streamed(self.optimizer, self.runtime.parameters, self.runtime.placement)
+        moved, optimizer = update(gradients, optimizer, flattened(parameters))
+        return nested(moved), optimizer
 
     @property
     def _on_host(self) -> bool:
-        return "optimizer" in self.runtime.layout.host
+        return bool(self.runtime.layout.host)
 
     @cached_property
     def _frozen(self) -> frozenset[str]:
@@ -128,8 +127,9 @@ class Descent:
         assert isinstance(averaging, Averaging)
 
         def average(optimizer: Any, parameters: Any) -> Any:
+            if self._on_host:
+                optimizer, parameters = to_device((optimizer, parameters))
             values = flattened(runtime.reshard(parameters, "optimizer"))
-            optimizer = to_device(optimizer) if self._on_host else optimizer
             return runtime.reshard(nested(averaging.evaluated(optimizer, values)), "params")
 
         return runtime.jit(average)

@@ -153,7 +153,7 @@ def test_a_kind_that_cannot_be_on_the_host_is_refused():
 @pytest.mark.full
 def test_a_compiled_step_has_the_state_in_the_hosts_memory_and_one_layer_of_it_on_the_device():
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
-    model = Llama(vocab=512, embed=512, layers=4, heads=4, kv_heads=4, mlp=2048, remat="full")
+    model = Llama(vocab=512, embed=512, layers=16, heads=4, kv_heads=4, mlp=2048, remat="full")
     needed, host = {}, {}
     for kinds in ((), ("optimizer",)):
         layout = Layout({"data": 8}, zero=3, host=kinds)

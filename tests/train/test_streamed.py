@@ -40,6 +40,8 @@ RATE = Constant(1e-2)
 MODEL = Gemma(vocab=64, embed=16, layers=5, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8, unroll=False)
 """Two periods of two kinds, and a layer of a third."""
 
+LLAMA: dict[str, Any] = {"vocab": 64, "embed": 16, "layers": 2, "heads": 2, "kv_heads": 2, "mlp": 32, "unroll": False}
+
 OPTIMIZERS = {
     "AdamW": AdamW(RATE, groups=(Group("*/mlp/*", rate=0.5), Group("embedding/*", frozen=True))),
     "Muon": Muon(RATE, AdamW(RATE), separate=("heads",)),
@@ -101,6 +103,23 @@ def test_a_streamed_update_is_the_update(name, seed):
     assert_close(streamed, whole, 1e-3 if name == "SOAP" else 2e-6)
 
 
+@pytest.mark.few(unroll=(False,))
+@pytest.mark.parametrize("unroll", [False, True])
+def test_parameters_on_the_host_train_and_evaluate_the_same(unroll, rng, packed_batch):
+    model = Llama(**LLAMA | {"unroll": unroll, "tied": True, "remat": "full"})
+    batch = packed_batch(rng, 4, 16, 64)
+    found = []
+    for host in (("params", "optimizer"), ()):
+        made = program(AdamW(RATE), model, host, zero=3)
+        start = made.init()
+        assert {x.sharding.memory_kind for x in jax.tree.leaves(start.parameters)} == {
+            "pinned_host" if host else "device"
+        }
+        evaluated = made.evaluate(start, made.place(batch))
+        found.append(jax.device_get((made.step(start, made.place(batch)), evaluated)))
+    assert_close(*found, 2e-6)
+
+
 def test_the_state_stays_on_the_host_and_is_saved_for_layouts_that_have_it_elsewhere(rng, packed_batch, tmp_path):
     here, there = (program(AdamW(RATE), Llama(**LLAMA), host=host) for host in (("optimizer",), ()))
     state, _ = here.step(here.init(), here.place(packed_batch(rng, 4, 16, 64)))
@@ -120,9 +139,6 @@ def test_the_state_stays_on_the_host_and_is_saved_for_layouts_that_have_it_elsew
     back, _ = Reader(tmp_path).restore(here.abstract_state())
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(back), jax.device_get(state))
     here.step(back, here.place(packed_batch(rng, 4, 16, 64)))
-
-
-LLAMA = {"vocab": 64, "embed": 16, "layers": 2, "heads": 2, "kv_heads": 2, "mlp": 32, "unroll": False}
 
 
 @pytest.mark.parametrize(
@@ -151,16 +167,19 @@ def test_a_kind_that_cannot_be_on_the_host_is_refused():
 
 
 @pytest.mark.full
-def test_a_compiled_step_has_the_state_in_the_hosts_memory_and_one_layer_of_it_on_the_device():
+def test_a_compiled_step_has_one_layer_on_the_device_of_what_is_on_the_host():
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     model = Llama(vocab=512, embed=512, layers=16, heads=4, kv_heads=4, mlp=2048, remat="full")
     needed, host = {}, {}
-    for kinds in ((), ("optimizer",)):
+    for kinds in ((), ("optimizer",), ("params", "optimizer")):
         layout = Layout({"data": 8}, zero=3, host=kinds)
         made = Program(model, layout, AdamW(RATE), batch=8, seq=128, devices=devices("v5e:2x4"))
         compiled = made.lower().compile()
         needed[kinds], host[kinds] = device_bytes(compiled), host_bytes(compiled)
-    state = on_host(made)
-    assert arguments(made)["optimizer"] < 64
-    assert needed[()] - needed["optimizer",] > 0.7 * state
-    assert (host[()], host["optimizer",]) == (0, pytest.approx(state, rel=0.01))
+        arguments_of = arguments(made)
+    both = on_host(made)
+    assert arguments_of["parameters"] == 0
+    assert arguments_of["optimizer"] < 64
+    assert needed[()] - needed["optimizer",] > 0.8 * (2 / 3 * both)
+    assert needed[()] - needed["params", "optimizer"] > 0.8 * both
+    assert [host[kinds] / both for kinds in host] == pytest.approx([0, 2 / 3, 1], rel=0.01)

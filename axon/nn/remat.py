@@ -1,7 +1,7 @@
 """What the backward pass computes again, what it keeps, and what waits in the host's memory, by name."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import jax
 from flax import nnx
@@ -39,13 +39,14 @@ def remat_by_kind(remat: RematByKind, names: Mapping[str, Collection[str]]) -> d
     """
     policies: Any = remat
     if not isinstance(remat, Mapping) or _is_policy(remat, names):
-        _check(policies, set().union(*names.values()))
-        return dict.fromkeys(names, policies)
+        one: Remat = policies
+        _check(one, set().union(*names.values()))
+        return dict.fromkeys(names, one)
     for kind, policy in policies.items():
         if kind not in names:
             raise UserError(f"remat: no kind of block is named {kind!r}.{suggest(kind, names)}")
         _check(policy, names[kind])
-    return {kind: cast(Remat, policies.get(kind, "none")) for kind in names}
+    return {kind: policies.get(kind, "none") for kind in names}
 
 
 def _is_policy(remat: Mapping[str, Any], names: Mapping[str, Collection[str]]) -> bool:
@@ -92,6 +93,13 @@ def remat_names(block: nnx.Module) -> set[str]:
 def offloaded(remat: Remat) -> list[str]:
     """The activations that a policy offloads."""
     return [n for n, action in remat.items() if action == OFFLOAD] if isinstance(remat, Mapping) else []
+
+
+def keeps_more(remat: Remat) -> bool:
+    """Whether a policy keeps more of a block on the device than its input."""
+    if isinstance(remat, Mapping):
+        return any(action == SAVE for name, action in remat.items() if name != INPUT)
+    return remat not in ("full", ())
 
 
 def describe(remat: Remat) -> str:

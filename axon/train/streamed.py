@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec
@@ -35,10 +36,16 @@ def check_streams(optimizer: object, placement: Placement) -> None:
             f"{refused} updates one layer at a time, and {name} does not say that it updates each layer by itself "
             "(by_layer = True). Set Layout.host to (), or use another optimizer, as AdamW"
         )
-    if split := placement.mesh_axes("layers", "optimizer"):
+    stages, others = (placement.mesh_axes("layers", kind) for kind in ("params", "optimizer"))
+    if stages != others:
         raise UserError(
-            f"{refused} updates one layer at a time, and this layout splits 'layers' over {' and '.join(split)}. Set "
-            "Layout.host to (), or take the mesh axis out of Layout.mesh"
+            f"{refused} needs 'layers' split in the same way for params and optimizer, and it is split over "
+            f"{stages or 'nothing'} and {others or 'nothing'}: take 'layers' out of Layout.optimizer"
+        )
+    if stages and "params" in placement.layout.host:
+        raise UserError(
+            f"{refused}: a pipeline's stages cannot fetch parameters from the host yet. Set it to ('optimizer',), or "
+            f"take {' and '.join(stages)} out of Layout.mesh"
         )
     if not placement.has_host_memory:
         raise UserError(f"{refused}: devices of this platform ({placement.platform}) have no memory 'pinned_host'")
@@ -83,7 +90,21 @@ class Streamed:
         return [*((True, paths) for paths in stacks.values()), *alone]
 
     def _in_turn(self, gradients: Any, values: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
-        """Layer after layer, each put back where it came from: nothing is held twice."""
+        """Layer after layer, by each stage those that it has."""
+        stages = self.placement.mesh_axes("layers", "optimizer")
+        if not stages:
+            return self._scanned(gradients, values, own, shared)
+        layers, all_stages = PartitionSpec(stages), PartitionSpec()
+        return jax.shard_map(
+            self._scanned,
+            in_specs=(layers, layers, layers, all_stages),
+            out_specs=(layers, layers, all_stages),
+            axis_names=set(stages),
+            check_vma=False,
+        )(gradients, values, own, shared)
+
+    def _scanned(self, gradients: Any, values: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
+        """Layer after layer, each put back where it came from: nothing is stored twice."""
 
         def layer(carry: Any, index: Array) -> tuple[Any, Leaves]:
             def one(x: Array) -> Array:

@@ -1,6 +1,6 @@
 """Optimizer state on the host, updated one layer at a time: the same training, in less device memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -40,7 +40,7 @@ RATE = Constant(1e-2)
 MODEL = Gemma(vocab=64, embed=16, layers=5, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8, unroll=False)
 """Two periods of two kinds, and a layer of a third."""
 
-LLAMA: dict[str, Any] = {"vocab": 64, "embed": 16, "layers": 2, "heads": 2, "kv_heads": 2, "mlp": 32, "unroll": False}
+SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32, unroll=False)
 
 OPTIMIZERS = {
     "AdamW": AdamW(RATE, groups=(Group("*/mlp/*", rate=0.5), Group("embedding/*", frozen=True))),
@@ -51,18 +51,33 @@ OPTIMIZERS = {
     "schedule-free": ScheduleFreeAdamW(RATE),
     "SGD": SGD(RATE),
 }
-SPLIT = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
+PIPELINE: dict[str, Any] = {"mesh": {"pipe": 2, "data": 2}, "microbatches": 2}
+SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 
 
-def program(optimizer, model: Any = MODEL, host=("optimizer",), **layout):
-    layout = {**SPLIT, **layout}
+def program(rule, model: Any = MODEL, host=("optimizer",), **layout):
+    layout = {**SPLIT, "host": host, **layout}
     count = int(np.prod(list(layout["mesh"].values())))
-    return Program(model, Layout(**layout, host=host), optimizer, batch=4, seq=16, devices=jax.devices()[:count])
+    return Program(model, Layout(**layout), rule, batch=4, seq=16, devices=jax.devices()[:count])
 
 
 def assert_close(found, expected, tolerance: float):
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1e-6))
+
+
+KINDS = (("optimizer",), ())
+"""With the state on the host, and without."""
+
+
+@pytest.fixture
+def drawn(seed):
+    """drawn(shape, number, path): random gradients of a step."""
+
+    def draw(shape, number, path):
+        return np.random.default_rng([seed, number, len(path)]).normal(size=shape).astype(np.float32)
+
+    return draw
 
 
 @dataclass(frozen=True)
@@ -92,36 +107,41 @@ def updated(program, drawn, steps=2):
     return state, program.evaluated(state)
 
 
-@pytest.mark.few(name=("AdamW", "Muon"))
+@pytest.mark.few(name=("Muon",))
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_streamed_update_is_the_update(name, seed):
-    def drawn(shape, number, path):
-        return np.random.default_rng([seed, number, len(path)]).normal(size=shape).astype(np.float32)
-
-    runs = [program(OPTIMIZERS[name], host=host) for host in (("optimizer",), ())]
+def test_a_streamed_update_is_the_update(name, drawn):
+    runs = [program(OPTIMIZERS[name], host=host) for host in KINDS]
     streamed, whole = (jax.device_get(updated(run, drawn)) for run in runs)
     assert_close(streamed, whole, 1e-3 if name == "SOAP" else 2e-6)
+
+
+@pytest.mark.few(name=("AdamW",))
+@pytest.mark.parametrize("name", ["AdamW", "Muon"])
+def test_each_stage_of_a_pipeline_streams_its_own_layers(name, drawn):
+    model = replace(SMALL, layers=4)
+    runs = [program(OPTIMIZERS[name], model, host, **PIPELINE) for host in KINDS]
+    streamed, whole = (jax.device_get(updated(run, drawn)) for run in runs)
+    assert_close(streamed, whole, 2e-6)
 
 
 @pytest.mark.few(unroll=(False,))
 @pytest.mark.parametrize("unroll", [False, True])
 def test_parameters_on_the_host_train_and_evaluate_the_same(unroll, rng, packed_batch):
-    model = Llama(**LLAMA | {"unroll": unroll, "tied": True, "remat": "full"})
+    model = replace(SMALL, unroll=unroll, tied=True, remat="full")
     batch = packed_batch(rng, 4, 16, 64)
-    found = []
+    found = {}
     for host in (("params", "optimizer"), ()):
         made = program(AdamW(RATE), model, host, zero=3)
         start = made.init()
-        assert {x.sharding.memory_kind for x in jax.tree.leaves(start.parameters)} == {
-            "pinned_host" if host else "device"
-        }
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(start.parameters)}
+        assert kinds == {"pinned_host" if host else "device"}
         evaluated = made.evaluate(start, made.place(batch))
-        found.append(jax.device_get((made.step(start, made.place(batch)), evaluated)))
-    assert_close(*found, 2e-6)
+        found[host] = jax.device_get((made.step(start, made.place(batch)), evaluated))
+    assert_close(found["params", "optimizer"], found[()], 2e-6)
 
 
 def test_the_state_stays_on_the_host_and_is_saved_for_layouts_that_have_it_elsewhere(rng, packed_batch, tmp_path):
-    here, there = (program(AdamW(RATE), Llama(**LLAMA), host=host) for host in (("optimizer",), ()))
+    here, there = (program(AdamW(RATE), SMALL, host=host) for host in (("optimizer",), ()))
     state, _ = here.step(here.init(), here.place(packed_batch(rng, 4, 16, 64)))
     for found, promised in zip(jax.tree.leaves(state), jax.tree.leaves(here.abstract_state()), strict=True):
         assert found.sharding.is_equivalent_to(promised.sharding, found.ndim)
@@ -147,18 +167,19 @@ def test_the_state_stays_on_the_host_and_is_saved_for_layouts_that_have_it_elsew
         (Optax(optax.lamb, RATE), {}, "Optax does not say that it updates each layer by itself"),
         (EMA(Optax(optax.lamb, RATE)), {}, "Optax does not say that it updates each layer by itself"),
         (OneBitAdam(RATE, warmup=2), {"mesh": {"replica": 2}, "zero": 0}, "OneBitAdam has a state of its own"),
-        (AdamW(RATE), {"mesh": {"pipe": 2}, "microbatches": 2}, "this layout splits 'layers' over pipe"),
+        (AdamW(RATE), PIPELINE | {"host": ("params",)}, "stages cannot fetch parameters from the host yet"),
+        (AdamW(RATE), PIPELINE | {"optimizer": {"layers": None}}, "take 'layers' out of Layout.optimizer"),
     ],
 )
 def test_what_cannot_be_streamed_is_refused_by_name(optimizer, options, message):
     with pytest.raises(UserError, match=message):
-        program(optimizer, Llama(**LLAMA), **options)
+        program(optimizer, SMALL, **options)
 
 
 def test_an_outer_method_is_refused_by_name():
     layout = Layout({"replica": 2}, host=("optimizer",))
     with pytest.raises(UserError, match="DiLoCo has a state of its own"):
-        Program(Llama(**LLAMA), layout, AdamW(RATE), batch=4, seq=16, outer=DiLoCo(every=2), devices=jax.devices()[:2])
+        Program(SMALL, layout, AdamW(RATE), batch=4, seq=16, outer=DiLoCo(every=2), devices=jax.devices()[:2])
 
 
 def test_a_kind_that_cannot_be_on_the_host_is_refused():

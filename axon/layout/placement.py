@@ -82,10 +82,14 @@ class Placement:
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
 
     @property
+    def memories(self) -> frozenset[str]:
+        """The kinds of memory that devices say they can use; none for those that only describe a GPU."""
+        return frozenset(memory.kind for device in self.devices[:1] for memory in device.addressable_memories())
+
+    @property
     def has_host_memory(self) -> bool:
         """Whether the devices can use their host's memory, `pinned_host`; where they do not say, they can."""
-        kinds = {memory.kind for device in self.devices[:1] for memory in device.addressable_memories()}
-        return not kinds or HOST in kinds
+        return not self.memories or HOST in self.memories
 
     @property
     def torus_ring_size(self) -> int:

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec
-from axon.axes.memory import is_on_host, to_device, to_host
+from axon.axes.memory import HOST, is_on_host, to_device, to_host
 from axon.errors import UserError
 from axon.layout import Placement
 from axon.nn import ParamSpec
@@ -48,7 +48,13 @@ def check_streams(optimizer: object, placement: Placement) -> None:
             f"take {' and '.join(stages)} out of Layout.mesh"
         )
     if not placement.has_host_memory:
-        raise UserError(f"{refused}: devices of this platform ({placement.platform}) have no memory 'pinned_host'")
+        raise UserError(f"{refused}: devices of this platform ({placement.platform}) have no memory {HOST!r}")
+    if placement.devices and not placement.memories:
+        # JAX would leave the arrays on the device, and say nothing.
+        raise UserError(
+            f"{refused}: the devices of a {placement.platform} that is only described do not name their memories, so "
+            "JAX cannot compile for arrays in one of them. Compile for a TPU, or run on the machine itself"
+        )
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,13 @@ def test_an_outer_method_is_refused_by_name():
         Program(SMALL, layout, AdamW(RATE), batch=4, seq=16, outer=DiLoCo(every=2), devices=jax.devices()[:2])
 
 
+def test_a_described_gpu_which_has_no_memories_is_refused():
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
+    layout = Layout({"data": 8}, host=("optimizer",))
+    with pytest.raises(UserError, match="a gpu that is only described do not name their memories"):
+        Program(SMALL, layout, AdamW(RATE), batch=8, seq=16, devices=devices("h200:8"))
+
+
 def test_a_kind_that_cannot_be_on_the_host_is_refused():
     with pytest.raises(LayoutError, match=r"'optimiser' cannot be stored on the host. Did you mean 'optimizer'"):
         Layout(host=("optimiser",))

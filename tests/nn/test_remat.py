@@ -1,15 +1,18 @@
 """What becomes of each activation: kept, computed again or offloaded, with the same gradients."""
 
+import ast
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from axon.config import load
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Layout, Placement
 from axon.nn.remat import describe, remat_by_kind
 from axon.plan.compiled import host_bytes, memory_parts
 from axon.plan.topology import devices
@@ -120,6 +123,25 @@ def test_offloaded_activations_give_the_same_step(unroll, layout, rng, packed_ba
     (found, choices), (expected, _) = run(MIXED), run("none")
     assert choices["offload"] == "gate, input of each layer to pinned_host"
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
+
+
+def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(Placement, "memories", frozenset({"device"}))
+    made = program(Llama(**SIZES, layers=2, kv_heads=2, remat=MIXED))
+    with pytest.raises(UserError, match=r"'gate', 'input' cannot be offloaded.*\(cpu\) have no memory 'pinned_host'"):
+        made.trace()
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("llama3_8b", "Llama.remat={'attention': 'save', 'input': 'offload'}"),
+        ("gemma3_1b", "Gemma.remat={'local': {'input': 'offload'}, 'full': 'minimal', 'last': ('gate',)}"),
+    ],
+)
+def test_a_config_file_can_say_it(name, written):
+    remat = load(Path(__file__).parents[2] / "configs" / f"{name}.gin", [written]).tree.model.remat
+    assert remat == ast.literal_eval(written.split("=", 1)[1])
 
 
 @pytest.mark.full

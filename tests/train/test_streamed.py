@@ -11,7 +11,7 @@ import pytest
 
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.errors import UserError
-from axon.layout import Layout, LayoutError
+from axon.layout import Layout, LayoutError, Placement
 from axon.parallel.outer import DiLoCo
 from axon.plan.compiled import device_bytes, host_bytes
 from axon.plan.memory import arguments, on_host
@@ -180,6 +180,12 @@ def test_an_outer_method_is_refused_by_name():
     layout = Layout({"replica": 2}, host=("optimizer",))
     with pytest.raises(UserError, match="DiLoCo has a state of its own"):
         Program(SMALL, layout, AdamW(RATE), batch=4, seq=16, outer=DiLoCo(every=2), devices=jax.devices()[:2])
+
+
+def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(Placement, "memories", frozenset({"device"}))
+    with pytest.raises(UserError, match=r"\(cpu\) have no memory 'pinned_host'"):
+        program(AdamW(RATE), SMALL)
 
 
 def test_a_described_gpu_which_has_no_memories_is_refused():

@@ -25,6 +25,7 @@ from models.llama import Llama
 
 SIZES: dict[str, Any] = {"vocab": 64, "embed": 16, "heads": 2, "mlp": 32}
 MIXED = {"attention": "save", "gate": "offload", "input": "offload"}
+SHARDED = Layout({"data": 2, "tensor": 2}, zero=3)
 NAMES = {"local": ("gate", "up"), "full": ("gate", "up", "query")}
 
 
@@ -107,13 +108,13 @@ def stepped(rng, packed_batch, model, layout=None):
     return run
 
 
-@pytest.mark.few(unroll=(False,))
+@pytest.mark.few(layout=(SHARDED,))
 @pytest.mark.parametrize(
     ("unroll", "layout"),
     [
         (False, None),
         (True, None),
-        (False, Layout({"data": 2, "tensor": 2}, zero=3)),
+        (False, SHARDED),
         (None, Layout({"pipe": 2}, microbatches=2)),
     ],
     ids=["scanned", "written out", "scanned, sharded", "pipelined"],

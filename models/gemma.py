@@ -11,7 +11,7 @@ from axon.errors import UserError
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Attention, Auxiliary, Depth, GatedMLP, Inputs, LanguageModel, RMSNorm, Rope, Segment, gelu
 from axon.nn.language_model import RESIDUAL
-from axon.nn.remat import check_remat
+from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
 __all__ = ["Gemma"]
@@ -29,7 +29,7 @@ class Gemma:
         soft_cap, logit_soft_cap: c of c·tanh(score / c), and of the logits; None for none (Gemma 3).
         qk_norm: RMSNorm of each head's queries and keys (Gemma 3). norm_eps: of RMSNorm.
         vocab_multiple: the embedding is padded to a multiple of it, with ids that are never predicted.
-        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
+        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int
@@ -49,7 +49,7 @@ class Gemma:
     qk_norm: bool = False
     norm_eps: float = 1e-6
     vocab_multiple: int = 1
-    remat: str | tuple[str, ...] = "none"
+    remat: RematByKind = "none"
     unroll: bool | None = None
 
     def __post_init__(self):
@@ -61,7 +61,7 @@ class Gemma:
             raise UserError(f"Gemma: head_dim {self.head_dim} is odd, and rotary embedding rotates pairs")
         if self.heads % self.kv_heads:
             raise UserError(f"Gemma: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        check_remat(self.remat, Attention.remat_names + GatedMLP.remat_names)
+        remat_by_kind(self.remat, dict.fromkeys(self.kinds, Attention.remat_names + GatedMLP.remat_names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -78,10 +78,20 @@ class Gemma:
         """The module, its parameters not yet initialised."""
         return GemmaModel(self)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of block, by which `remat` can be given."""
+        periods, rest = divmod(self.layers, self.local_layers + 1)
+        return self._period * bool(periods) + ("last",) * bool(rest)
+
+    @property
+    def _period(self) -> tuple[str, ...]:
+        return ("local", *(f"local_{i}" for i in range(2, self.local_layers + 1)), "full")
+
     def segments(self) -> list[Segment]:
         """Periods of `local…, full`, and as many local layers, `last`, as remain: fewer than a period has."""
         periods, rest = divmod(self.layers, self.local_layers + 1)
-        names = ["local", *(f"local_{i}" for i in range(2, self.local_layers + 1))]
+        *names, _ = self._period
         seen = Causal() & SameDocument()
         local = partial(Block, self, seen & Window(self.window), self.local_rope)
         found = []

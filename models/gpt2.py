@@ -9,7 +9,7 @@ from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import MLP, Attention, Auxiliary, Depth, Dropout, Embedding, Inputs, LanguageModel, LayerNorm, Segment
 from axon.nn.language_model import RESIDUAL
-from axon.nn.remat import check_remat
+from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
 __all__ = ["GPT2"]
@@ -23,7 +23,7 @@ class GPT2:
         vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. norm_eps: of LayerNorm.
         dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
+        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int = 50257
@@ -35,7 +35,7 @@ class GPT2:
     norm_eps: float = 1e-5
     dropout: float = 0.1
     vocab_multiple: int = 1
-    remat: str | tuple[str, ...] = "none"
+    remat: RematByKind = "none"
     unroll: bool | None = None
 
     def __post_init__(self):
@@ -44,7 +44,7 @@ class GPT2:
         check_range(self, "[0, 1)", "dropout")
         if self.embed % self.heads:
             raise UserError(f"GPT2: embed {self.embed} is not divisible by heads {self.heads}")
-        check_remat(self.remat, Attention.remat_names + MLP.remat_names)
+        remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MLP.remat_names))
 
     @property
     def dims(self) -> dict[str, int]:

@@ -12,7 +12,7 @@ from axon.errors import UserError
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment, YarnScaling
 from axon.nn.language_model import RESIDUAL
-from axon.nn.remat import check_remat
+from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
 __all__ = ["GptOss"]
@@ -27,7 +27,7 @@ class GptOss:
         window: keys that a query of every other layer, the first one's, sees. rope: rotary frequencies.
         norm_eps: of RMSNorm.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
+        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int = 201_088
@@ -41,7 +41,7 @@ class GptOss:
     rope: Rope = Rope(150_000.0, YarnScaling(32.0, original=4096, truncate=False))
     norm_eps: float = 1e-5
     vocab_multiple: int = 1
-    remat: str | tuple[str, ...] = "none"
+    remat: RematByKind = "none"
     unroll: bool | None = None
 
     def __post_init__(self):
@@ -54,7 +54,7 @@ class GptOss:
             raise UserError(f"GptOss: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.layers % 2:
             raise UserError(f"GptOss: layers {self.layers} is odd, and they come in pairs of a local and a full one")
-        check_remat(self.remat, Attention.remat_names + GatedMLP.remat_names)
+        remat_by_kind(self.remat, dict.fromkeys(("local", "full"), Attention.remat_names + GatedMLP.remat_names))
 
     @property
     def dims(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
 from axon.nn.language_model import RESIDUAL
-from axon.nn.remat import check_remat
+from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
 __all__ = ["Llama"]
@@ -27,7 +27,7 @@ class Llama:
         bias: on queries, keys and values. qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for
             embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: "none", "full", "minimal", or the names of activations to keep. unroll: see `axon.nn.Depth`.
+        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int
@@ -44,7 +44,7 @@ class Llama:
     qk_norm: bool = False
     tied: bool = False
     vocab_multiple: int = 1
-    remat: str | tuple[str, ...] = "none"
+    remat: RematByKind = "none"
     unroll: bool | None = None
 
     def __post_init__(self):
@@ -57,7 +57,7 @@ class Llama:
             raise UserError(f"Llama: head_dim {self.dims['head_dim']} is odd, and rotary embedding rotates pairs")
         if self.heads % self.kv_heads:
             raise UserError(f"Llama: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
-        check_remat(self.remat, Attention.remat_names + GatedMLP.remat_names)
+        remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + GatedMLP.remat_names))
 
     @property
     def dims(self) -> dict[str, int]:

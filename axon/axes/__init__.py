@@ -9,12 +9,14 @@ declarations of parameters; what a name means on the device mesh is said by the 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.einsum import add, einsum
 from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
+from axon.axes.memory import is_on_host, to_device, to_host
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
 from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
 from axon.axes.scope import Placement, Scope, activate, current, log_choice
 from axon.axes.used import axes_used
 from axon.axes.weight import (
     CompositeWeight,
+    HostWeight,
     Operation,
     StoredWeight,
     Weight,
@@ -26,6 +28,7 @@ from axon.axes.weight import (
 __all__ = [
     "ArraySpec",
     "CompositeWeight",
+    "HostWeight",
     "Names",
     "Operation",
     "PatternError",
@@ -41,6 +44,7 @@ __all__ = [
     "current",
     "current_explicit",
     "einsum",
+    "is_on_host",
     "is_weight",
     "like_operand",
     "log_choice",
@@ -55,6 +59,8 @@ __all__ = [
     "stored_array",
     "strip_roles",
     "supports_unreduced",
+    "to_device",
+    "to_host",
     "use_weight",
     "zero3_mesh_axes",
 ]

@@ -19,9 +19,14 @@ def as_cotangent(gradient: Array, weight: Array) -> Array:
     happens once, after the last microbatch, by `reduce_gradient`. Without that each microbatch would pay for it. Where
     the weight is sharded and the gradient is partial, the move is a reduce-scatter: the transpose of the gather.
     """
+    return of_type(gradient, jax.typeof(weight))
+
+
+def of_type(gradient: Array, weight: Any) -> Array:
+    """The same, of the weight's type."""
     if not current_explicit():
         return gradient.astype(weight.dtype)
-    spec = jax.typeof(weight).sharding.spec
+    spec = weight.sharding.spec
     return reshard(gradient, PartitionSpec(*spec.partitions, unreduced=spec.reduced)).astype(weight.dtype)
 
 

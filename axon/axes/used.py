@@ -20,6 +20,7 @@ class _Listener:
     platform = "cpu"
     chip = ""
     torus_ring_size = 1
+    has_host_memory = True
     overlap: Names = ()
 
     def mesh_axes(self, name: str, kind: str = "activations") -> Names:

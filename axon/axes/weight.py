@@ -13,7 +13,8 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec
 
-from axon.axes.gradients import as_cotangent, like_operand
+from axon.axes.gradients import like_operand, of_type
+from axon.axes.memory import to_device
 from axon.axes.patterns import Contraction, Names, PatternError
 from axon.axes.placing import reshard
 from axon.axes.scope import Scope
@@ -47,8 +48,11 @@ def is_weight(operand: Any) -> TypeGuard[Weight | CompositeWeight]:
     return hasattr(operand, "axes")
 
 
-def stored_array(weight: Weight | CompositeWeight, user: str) -> Array:
-    """The array that a weight is. Raises `PatternError`, in the name of `user`, for a weight that is more than that."""
+def stored_array(weight: Weight | CompositeWeight, user: str) -> Any:
+    """The array, or `HostWeight`, that a weight is.
+
+    Raises `PatternError`, in the name of `user`, for a weight that is more than that.
+    """
     if isinstance(weight, CompositeWeight):
         raise PatternError(
             f"{user} is given a {type(weight).__name__}, a weight that brings its own contraction: only einsum can use "
@@ -57,23 +61,50 @@ def stored_array(weight: Weight | CompositeWeight, user: str) -> Array:
     return weight.get_value()
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HostWeight:
+    """A weight whose value is in the host's memory, where a gradient is wanted on the device.
+
+    JAX gives a gradient the type of what it is for, and so its memory. This one is `place`'s: zeros on the device with
+    the weight's shape, which nothing reads.
+    """
+
+    value: Array
+    place: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.value.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.value.ndim
+
+
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight as it is stored, while an operation uses it. `trained` says whether a gradient for it is wanted."""
+    """A weight as it is stored, while an operation uses it. `trained` says whether a gradient for it is wanted, and
+    `type` is that of this gradient's primal."""
 
     scope: Scope
     value: Array
     trained: bool = False
+    type: Any = None
 
     def gathered(self, spec: PartitionSpec) -> Array:
-        """The weight under `spec` in the compute dtype; it moves in its own dtype where that is narrower."""
+        """The weight under `spec` in the compute dtype; it moves in its own dtype where that is narrower.
+
+        One in the host's memory is brought to the device first, each device's own shard.
+        """
         compute = jax.numpy.dtype(self.scope.compute)
-        narrow = self.value.dtype.itemsize < compute.itemsize
-        return reshard(self.value if narrow else self.value.astype(compute), spec).astype(compute)
+        value = to_device(self.value)
+        narrow = value.dtype.itemsize < compute.itemsize
+        return reshard(value if narrow else value.astype(compute), spec).astype(compute)
 
     def cotangent(self, gradient: Array) -> Array:
         """A gradient, of which other devices may have a part, as the weight is stored: see `as_cotangent`."""
-        return as_cotangent(gradient, self.value)
+        return of_type(gradient, self.type)
 
 
 class Operation(ABC):
@@ -109,7 +140,7 @@ class _Residuals:
     trained: bool = field(metadata={"static": True})
 
 
-def use_weight(scope: Scope, operation: Operation, weight: Array, *operands: Array) -> Any:
+def use_weight(scope: Scope, operation: Operation, weight: Array | HostWeight, *operands: Array) -> Any:
     """`operation` with a stored weight and other operands, differentiable for all of them.
 
     - What is kept for the backward is the stored weight, and what the operation asks for, whatever the remat policy:
@@ -121,21 +152,25 @@ def use_weight(scope: Scope, operation: Operation, weight: Array, *operands: Arr
     that outlived the scope in force would give another layout's program.
     """
     types = [jax.typeof(x) for x in operands]
+    value, *place = (weight.value, weight.place) if isinstance(weight, HostWeight) else (weight,)
+    trained_type = jax.typeof((value, *place)[-1])
 
     @jax.custom_vjp
-    def use(w, *operands):
-        return operation.result(StoredWeight(scope, w), *operands)
+    def use(weight, *operands):
+        return operation.result(StoredWeight(scope, weight[0]), *operands)
 
-    def forward(w, *operands):
-        result, saved = operation.forward(StoredWeight(scope, w.value, w.perturbed), *(x.value for x in operands))
-        return result, _Residuals(w.value, saved, w.perturbed)
+    def forward(weight, *operands):
+        value, trained = weight[0].value, weight[-1].perturbed
+        stored = StoredWeight(scope, value, trained, trained_type)
+        result, saved = operation.forward(stored, *(x.value for x in operands))
+        return result, _Residuals(value, saved, trained)
 
     def backward(residuals, cotangent):
-        stored = StoredWeight(scope, residuals.weight, residuals.trained)
+        stored = StoredWeight(scope, residuals.weight, residuals.trained, trained_type)
         cotangent = jax.tree.map(lambda ct: None if isinstance(ct, SymbolicZero) else ct, cotangent)
         dw, *gradients = operation.backward(stored, residuals.saved, cotangent)
         placed = [None if dx is None else like_operand(dx, of) for dx, of in zip(gradients, types, strict=True)]
-        return None if dw is None else stored.cotangent(dw), *placed
+        return (*(None for _ in place), None if dw is None else stored.cotangent(dw)), *placed
 
     use.defvjp(forward, backward, symbolic_zeros=True)
-    return use(weight, *operands)
+    return use((value, *place), *operands)

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from axon.axes.array_spec import ArraySpec
+from axon.axes.memory import HOST
 from axon.axes.patterns import Names, base
 from axon.errors import suggest
 from axon.layout.table import KINDS, KV, Layout, LayoutError
@@ -81,6 +82,16 @@ class Placement:
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []
 
     @property
+    def memories(self) -> frozenset[str]:
+        """The kinds of memory that devices say they can use; none for those that only describe a GPU."""
+        return frozenset(memory.kind for device in self.devices[:1] for memory in device.addressable_memories())
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether the devices can use their host's memory, `pinned_host`; where they do not say, they can."""
+        return not self.memories or HOST in self.memories
+
+    @property
     def torus_ring_size(self) -> int:
         """How many devices, from the mesh's first on, lie along one dimension of a whole three-dimensional torus; or 1.
 
@@ -133,8 +144,13 @@ class Placement:
         return PartitionSpec(*(None if not axes else axes[0] if len(axes) == 1 else axes for axes in split))
 
     def sharding(self, names: Names, kind: str = "activations") -> NamedSharding:
-        """The sharding of an array with these axes."""
-        return NamedSharding(self.mesh, self.spec(names, kind))
+        """The sharding of an array with these axes, and the memory it is stored in."""
+        memory = HOST if self.on_host(names, kind) else None
+        return NamedSharding(self.mesh, self.spec(names, kind), memory_kind=memory)
+
+    def on_host(self, names: Names, kind: str) -> bool:
+        """Whether the host's memory stores an array with these axes: one of a kind in `Layout.host`, and no scalar."""
+        return kind in self.layout.host and bool(names)
 
     def bytes_per_device(self, spec: ArraySpec) -> int:
         """Bytes of each device's shard."""

@@ -16,6 +16,9 @@ KV = "kv"
 KINDS = ("activations", "params", "grads", "optimizer")
 """Kinds of array. Each starts from the table of the one before it, and adds its own rows."""
 
+ON_HOST = ("params", "optimizer")
+"""The kinds of array that can be stored in the host's memory."""
+
 Row = str | tuple[str, ...] | None
 Rows = Mapping[str, Row]
 
@@ -77,6 +80,8 @@ class Layout:
             a ring of permutes that overlap with parts of the matmul. Not with `auto`.
         replicate_kv: how many neighbours along `tensor` have the same `kv_heads`, where there are fewer of these
             than devices: they become a mesh axis `kv` of their own.
+        host: kinds of array that are stored in the host's memory, and are on a device one layer at a time:
+            ("optimizer",).
         order: mesh axes, slowest link first; a mesh axis of your own must be added here.
     """
 
@@ -92,6 +97,7 @@ class Layout:
     pad_layers: bool = False
     overlap: tuple[str, ...] = ()
     replicate_kv: int = 1
+    host: tuple[str, ...] = ()
     order: tuple[str, ...] = MESH_AXES
 
     def __post_init__(self):
@@ -107,6 +113,9 @@ class Layout:
         for axis in self.overlap:
             if axis not in self.order:
                 raise LayoutError(f"Layout.overlap: unknown mesh axis {axis!r}.{suggest(axis, self.order)}")
+        for kind in self.host:
+            if kind not in ON_HOST:
+                raise LayoutError(f"Layout.host: {kind!r} cannot be stored on the host.{suggest(kind, ON_HOST)}")
         if self.auto and self.overlap:
             raise LayoutError(
                 f"Layout.overlap = {self.overlap} is unsupported with Layout.auto = True, where XLA's partitioner "

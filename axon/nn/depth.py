@@ -15,7 +15,7 @@ from axon.errors import UserError
 from axon.nn.auxiliary import Auxiliary, over_layers
 from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
-from axon.nn.remat import Remat, remat_by_kind, with_remat
+from axon.nn.remat import RematByKind, describe, remat_by_kind, remat_names, with_remat
 from axon.nn.stored_layers import on_stages, stored_layer
 from axon.own_code import written_at
 
@@ -61,16 +61,16 @@ class Depth(nnx.Module):
     logical numbers, in which the blocks run: a parameter carries those of its stack (`Param.layers`).
 
     Args:
-        remat: what the backward recomputes, of all kinds, or by kind.
+        remat: what the backward recomputes, of all kinds, or by kind: see `axon.nn.remat`.
         unroll: write the layers out one by one, rather than scan a segment's periods; None: on CPU up to 16 layers.
             A segment of one period is always written out.
     """
 
-    def __init__(self, *segments: Segment, remat: Remat | Mapping[str, Remat] = "none", unroll: bool | None = None):
+    def __init__(self, *segments: Segment, remat: RematByKind = "none", unroll: bool | None = None):
         self.spans, self.unroll, blocks = _spans(segments), unroll, {}
         for segment in segments:
             blocks |= segment.kinds
-        self.remat = remat_by_kind(remat, blocks)
+        self.remat = remat_by_kind(remat, {kind: remat_names(block) for kind, block in blocks.items()})
         for span in self.spans:
             for kind in span.kinds:
                 if hasattr(self, kind):
@@ -205,8 +205,9 @@ class Depth(nnx.Module):
     def _log(self) -> None:
         """Leave word of how each segment runs."""
         how = [f"{s.times} × {' + '.join(s.kinds)} {('scanned', 'written out')[self._unrolled(s)]}" for s in self.spans]
-        policies = set(self.remat.values())
-        remat = ", ".join(f"{p} of {k}" for k, p in self.remat.items()) if len(policies) > 1 else next(iter(policies))
+        policies = {kind: describe(policy) for kind, policy in self.remat.items()}
+        one, *others = set(policies.values())
+        remat = ", ".join(f"{policy} of {kind}" for kind, policy in policies.items()) if others else one
         axes.log_choice("layers", f"{', '.join(how)}, remat {remat}")
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "count_instructions",
     "cycles",
     "device_bytes",
+    "host_bytes",
     "kernels",
     "largest_arrays",
     "memory_parts",
@@ -44,6 +45,16 @@ def memory_parts(compiled: Any) -> dict[str, int]:
         "temporaries": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
     }
+
+
+def host_bytes(compiled: Any) -> int:
+    """Bytes of the host's memory that each device uses while a program runs, what is aliased counted once.
+
+    0 on CPU devices, whose own memory is the host's.
+    """
+    memory = compiled.memory_analysis()
+    stored = memory.host_argument_size_in_bytes + memory.host_output_size_in_bytes - memory.host_alias_size_in_bytes
+    return stored + memory.host_temp_size_in_bytes
 
 
 def device_bytes(compiled: Any) -> int:

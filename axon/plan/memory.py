@@ -16,13 +16,23 @@ from axon.train.step import Program
 def arguments(program: Program, placement: Placement | None = None) -> dict[str, int]:
     """Bytes of a step's arguments on each device, by what they are, without the compiler's padding.
 
+    What the layout stores on the host is not counted; on CPU devices it is, as their memory is the host's.
+
     `placement`: the program's own, or another layout on its mesh.
     """
+    placement = placement or program.placement
     state = program.specs
     batch = program.evaluator.objective.specs(program.batch, program.seq)
     parts = {"parameters": state.parameters, "optimizer": state.optimizer, "variables": state.variables, "batch": batch}
     used = {name: jax.tree.leaves(tree) for name, tree in parts.items()}
-    return {name: _bytes(specs, placement or program.placement) for name, specs in used.items() if specs}
+    return {name: _bytes(specs, placement) for name, specs in used.items() if specs}
+
+
+def on_host(program: Program) -> int:
+    """Bytes of a device's shards of the state that the layout stores in the host's memory."""
+    specs = jax.tree.leaves((program.specs.parameters, program.specs.optimizer))
+    placement = program.placement
+    return sum(placement.bytes_per_device(spec) for spec in specs if placement.on_host(spec.axes, spec.kind))
 
 
 def least_memory(program: Program, placement: Placement | None = None) -> dict[str, int]:
@@ -33,7 +43,9 @@ def least_memory(program: Program, placement: Placement | None = None) -> dict[s
 
 
 def _bytes(specs: Iterable[ArraySpec], placement: Placement) -> int:
-    return sum(map(placement.bytes_per_device, specs))
+    is_host = placement.platform == "cpu"
+    own = (spec for spec in specs if is_host or not placement.on_host(spec.axes, spec.kind))
+    return sum(map(placement.bytes_per_device, own))
 
 
 def available(placement: Placement) -> int | None:

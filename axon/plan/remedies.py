@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+import jax
 from flax import nnx
 
 from axon.nn import Depth
+from axon.nn.remat import keeps_more
 from axon.plan.memory import gib, least_memory
+from axon.train.optimizers import is_by_layer
 from axon.train.step import Program
 
 SPLIT = {
@@ -23,7 +26,7 @@ WORTHWHILE = 2**30 // 100
 def remedies(program: Program, times: float = 2) -> list[str]:
     """What to set, a line each; those that change no loss first. `times`: by how much activations are to shrink."""
     changes = f"a smaller Data.batch, Data.seq or model, which train differently; or {more(program)}"
-    return [*microbatches(program, times), *remat(program), *zero(program), changes]
+    return [*microbatches(program, times), *remat(program), *zero(program), *host(program), changes]
 
 
 def more(program: Program) -> str:
@@ -46,9 +49,10 @@ def microbatches(program: Program, times: float = 2) -> Iterator[str]:
 def remat(program: Program) -> Iterator[str]:
     """Full rematerialisation, where the model has not got it."""
     depths = (module for _, module in nnx.iter_modules(program.module) if isinstance(module, Depth))
-    policies = {kind: policy for depth in depths for kind, policy in depth.remat.items() if policy != "full"}
+    policies = {kind: policy for depth in depths for kind, policy in depth.remat.items() if keeps_more(policy)}
     if policies:
-        now = next(iter(policies.values())) if len(set(policies.values())) == 1 else policies
+        one, *others = policies.values()
+        now = policies if any(other != one for other in others) else one
         yield (
             f"the model's remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
             "computes the rest again"
@@ -68,3 +72,17 @@ def zero(program: Program) -> Iterator[str]:
                 f"Layout.zero = {stage} ({layout.zero} now): {gib(now - other)} GiB less on each device, with "
                 f"{SPLIT[stage]} split over the {placement.mesh.shape['data']} devices along 'data'"
             )
+
+
+def host(program: Program) -> Iterator[str]:
+    """The optimizer's state in the host's memory, where that is another's and the optimizer allows for it."""
+    placement = program.placement
+    streams = is_by_layer(program.optimizer) and placement.has_host_memory and placement.platform != "cpu"
+    if placement.layout.host or not streams or placement.mesh_axes("layers", "optimizer"):
+        return
+    state = sum(map(placement.bytes_per_device, jax.tree.leaves(program.specs.optimizer)))
+    if state >= WORTHWHILE:
+        yield (
+            f"Layout.host = ('optimizer',): {gib(state)} GiB less on each device, whose optimizer state is then in the "
+            "host's memory, and fetched one layer at a time in each step"
+        )

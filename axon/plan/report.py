@@ -9,7 +9,7 @@ import jax
 
 from axon.errors import UserError
 from axon.plan.collectives import Collective, collectives
-from axon.plan.compiled import cycles, kernels, largest_arrays, memory_parts, total_bytes
+from axon.plan.compiled import cycles, host_bytes, kernels, largest_arrays, memory_parts, total_bytes
 from axon.plan.flops import count_jaxpr
 from axon.plan.hlo import Module
 from axon.plan.memory import arguments, gib
@@ -42,7 +42,8 @@ class Report:
 
     Args:
         memory: `arguments` (of which `parameters`, `optimizer` and `batch`, unpadded), `outputs`, `aliased`,
-            `temporaries`, `code`, their `total`, and `available`: the device's memory.
+            `temporaries`, `code`, their `total`, and `available`: the device's memory; and `host`: of the host's, that
+            each device uses.
         cycles: the TPU compiler's estimates × loop trip counts: see `axon.plan.compiled.cycles`.
         model_flops: by `axon.observe.mfu.FORMULA`; executed_flops: of the traced step, what remat repeats included.
         asynchronous: share of the bytes sent during which other work may run.
@@ -139,7 +140,9 @@ def summed(found: list[Collective], mesh: Mapping[str, int]) -> tuple[Traffic, .
 def _memory(program: Program, compiled: Any) -> dict[str, int]:
     parts = memory_parts(compiled)
     available = device_memory(program.placement.devices[0])
-    return parts | arguments(program) | {"total": total_bytes(parts), "available": available}
+    return (
+        parts | arguments(program) | {"total": total_bytes(parts), "available": available, "host": host_bytes(compiled)}
+    )
 
 
 def _model_flops(program: Program) -> int:

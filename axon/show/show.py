@@ -83,16 +83,23 @@ def _table(rows: Sequence[ParameterRow]) -> Table:
 
 def _totals(compiled: Program) -> Table:
     """What training keeps from step to step, and the gradients in between."""
-    table = Table(title="totals", title_justify="left", box=None)
-    for heading in ("kind", "bytes in all", "bytes per device"):
-        table.add_column(heading, justify="left" if heading == "kind" else "right")
-    state = compiled.specs
+    placement, state = compiled.placement, compiled.specs
     gradients = [replace(spec, kind="grads") for spec in compiled.parameters.values()]
     parts = {"params": state.parameters, "grads": gradients, "optimizer": state.optimizer, "variables": state.variables}
+    headings = ["kind", "bytes in all", "bytes per device"] + ["bytes on the host for each"] * bool(
+        placement.layout.host
+    )
+    table = Table(title="totals", title_justify="left", box=None)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "kind" else "right")
     for kind, tree in parts.items():
         if specs := jax.tree.leaves(tree):
-            whole = sum(spec.nbytes for spec in specs)
-            table.add_row(kind, f"{whole:,}", f"{sum(map(compiled.placement.bytes_per_device, specs)):,}")
+            host, device = (
+                [s for s in specs if placement.on_host(s.axes, s.kind) is wanted] for wanted in (True, False)
+            )
+            sizes = [sum(spec.nbytes for spec in specs)]
+            sizes += [sum(map(placement.bytes_per_device, stored)) for stored in (device, host)]
+            table.add_row(kind, *(f"{size:,}" for size in sizes[: len(headings) - 1]))
     return table
 
 

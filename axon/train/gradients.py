@@ -55,12 +55,14 @@ class Gradients:
         the split parameters are reduced in each microbatch: no device ever stores whole ones.) Gradients of the
         `frozen` paths are zeros, and not computed.
         """
-        values = flattened(with_deferred_gradients(self.runtime, state.parameters))
+        stored = flattened(state.parameters)
+        values = flattened(with_deferred_gradients(self.runtime, nested(_differentiated(stored))))
         still = {path: values.pop(path) for path in frozen}
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
 
         def mean(values: Any, part: Batch) -> tuple[Array, Sums]:
-            sums = self.objective.sums(self.runtime.bind(nested(values | still), state.variables), part, key)
+            weights = {path: _weight(stored[path], value) for path, value in (values | still).items()}
+            sums = self.objective.sums(self.runtime.bind(nested(weights), state.variables), part, key)
             return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
 
         differentiated = jax.value_and_grad(mean, has_aux=True)
@@ -82,6 +84,20 @@ class Gradients:
         zeros = jax.tree.map(lambda v: axes.as_cotangent(jnp.zeros(v.shape, v.dtype), v), values)
         gradients, sums = jax.lax.scan(accumulate, zeros, microbatches(batch, self.runtime.layout.microbatches))
         return gradients, jax.tree.map(lambda s: jnp.sum(s, axis=0), sums)
+
+
+def _differentiated(values: Mapping[str, Array]) -> dict[str, Array]:
+    """What gradients are asked for: the parameters, zeros in place of those in the host's memory (`HostWeight`)."""
+    return {path: _zeros_on_device(x) if axes.is_on_host(x) else x for path, x in values.items()}
+
+
+def _zeros_on_device(x: Array) -> Array:
+    zeros = jnp.zeros(x.shape, x.dtype)
+    return axes.reshard(zeros, jax.typeof(x).sharding.spec) if axes.current_explicit() else zeros
+
+
+def _weight(stored: Array, differentiated: Array) -> Array | axes.HostWeight:
+    return axes.HostWeight(stored, differentiated) if axes.is_on_host(stored) else differentiated
 
 
 def total_counts(objective: Objective, batch: Batch, number: int) -> Counts:

@@ -209,6 +209,12 @@ def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo |
             f"{name} trains replicas by themselves, which a pipeline's stages cannot do yet: choose one. Take the mesh "
             f"axis {PIPE!r} out of Layout.mesh, or train without {name}"
         )
+    if runtime.layout.host and (outer is not None or isinstance(optimizer, OneBitAdam)):
+        name = type(outer or optimizer).__name__
+        raise UserError(
+            f"Layout.host = {runtime.layout.host}: {name} has a state of its own, which cannot be streamed from the "
+            f"host yet. Set Layout.host to (), or train without {name}"
+        )
     if isinstance(optimizer, OneBitAdam):
         if outer is not None:
             raise UserError(

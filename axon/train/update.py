@@ -10,11 +10,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon import axes
+from axon.axes.memory import to_device
 from axon.runtime import Runtime, flattened, nested
 from axon.train.gradients import Counts, GradientMethod
 from axon.train.objective import Batch, Sums, means
 from axon.train.optimizers import Averaging, Optimizer, Parameters, Schedule, frozen_paths, state_specs
 from axon.train.state import State
+from axon.train.streamed import Streamed, check_streams
 
 Metrics = dict[str, Array]
 
@@ -47,10 +49,17 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class Descent:
-    """Gradients clipped by their global norm, then the optimizer's update, under the `optimizer` rows."""
+    """Gradients clipped by their global norm, then the optimizer's update, under the `optimizer` rows.
+
+    Where the layout stores optimizer state, or parameters, on the host, layers are updated one at a time.
+    """
 
     runtime: Runtime
     optimizer: Optimizer
+
+    def __post_init__(self):
+        if self._on_host:
+            check_streams(self.optimizer, self.runtime.placement)
 
     @property
     def mesh(self) -> Mapping[str, int]:
@@ -74,14 +83,28 @@ class Descent:
 
     def _applied(self, state: State, gradients: Any) -> State:
         """The state after one update with these gradients, nested by path, under the `grads` rows."""
-        runtime = self.runtime
-        values, gradients = (flattened(runtime.reshard(x, "optimizer")) for x in (state.parameters, gradients))
-        transform = self.optimizer.transform(runtime.parameters)
+        gradients = flattened(self.runtime.reshard(gradients, "optimizer"))
+        update = self._streamed if self._on_host else self._whole
+        parameters, optimizer = update(gradients, state.optimizer, state.parameters)
+        return State(state.step + 1, parameters, optimizer, state.variables)
+
+    def _whole(self, gradients: Mapping[str, Array], optimizer: Any, parameters: Any) -> tuple[Any, Any]:
+        """Parameters and optimizer state after an update of all at once."""
+        values = flattened(self.runtime.reshard(parameters, "optimizer"))
         updates: Any
-        updates, optimizer = transform.update(gradients, state.optimizer, values)
+        updates, optimizer = self.optimizer.transform(self.runtime.parameters).update(gradients, optimizer, values)
         moved = {path: (values[path] + step).astype(values[path].dtype) for path, step in updates.items()}
-        parameters = runtime.reshard(nested(values | moved), "params")
-        return State(state.step + 1, parameters, self._placed(optimizer), state.variables)
+        return self.runtime.reshard(nested(values | moved), "params"), self._placed(optimizer)
+
+    def _streamed(self, gradients: Mapping[str, Array], optimizer: Any, parameters: Any) -> tuple[Any, Any]:
+        """The same, one layer at a time."""
+        update = Streamed(self.optimizer, self.runtime.parameters, self.runtime.placement)
+        moved, optimizer = update(gradients, optimizer, flattened(parameters))
+        return nested(moved), optimizer
+
+    @property
+    def _on_host(self) -> bool:
+        return bool(self.runtime.layout.host)
 
     @cached_property
     def _frozen(self) -> frozenset[str]:
@@ -104,6 +127,8 @@ class Descent:
         assert isinstance(averaging, Averaging)
 
         def average(optimizer: Any, parameters: Any) -> Any:
+            if self._on_host:
+                optimizer, parameters = to_device((optimizer, parameters))
             values = flattened(runtime.reshard(parameters, "optimizer"))
             return runtime.reshard(nested(averaging.evaluated(optimizer, values)), "params")
 

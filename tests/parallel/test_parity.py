@@ -94,6 +94,7 @@ def combined(*names, **more) -> Layout:
     return Layout(mesh or {"data": 1}, **fields | more)
 
 
+HOST = ("params", "optimizer")
 AUTO = [combined("zero 3", "tensor", auto=True), combined("replica", "sequence", "microbatches", auto=True)]
 ODD = [
     Layout({"data": 2, "tensor": 4}, rows={"kv_heads": None}),
@@ -104,6 +105,8 @@ ODD = [
     Layout({"data": 8}, params={"mlp": "data"}),
     Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}),
     Layout({"data": 2, Z: 2, X: 2}, zero=3, **FIELDS_3D),
+    Layout({"data": 4, "tensor": 2}, zero=2, rows=sequence_parallel(), microbatches=2, host=HOST),
+    Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}, host=HOST),
     Layout({"data": 2, "tensor": 4}, rows=sequence_parallel(), auto=True),
 ]
 
@@ -111,7 +114,8 @@ ODD = [
 def described(layout):
     mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
     mode = "auto" if layout.auto else "explicit"
-    return f"{mesh}, zero {layout.zero}, {mode}, microbatches {layout.microbatches}, {dict(layout.rows)}"
+    host = ", on the host" * bool(layout.host)
+    return f"{mesh}, zero {layout.zero}, {mode}, microbatches {layout.microbatches}, {dict(layout.rows)}{host}"
 
 
 def joined(names):

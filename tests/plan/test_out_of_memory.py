@@ -115,6 +115,7 @@ def test_what_would_help_is_of_this_runs_settings():
     assert "microbatches" not in told(layout=Layout({"data": 2}, microbatches=8))
     assert "remat = 'full' (('query',) now)" in told(remat=("query",))
     assert "remat" not in told(remat="full")
+    assert "remat" not in told(remat={"gate": "offload"})
     assert "zero" not in told(layout=Layout({"tensor": 4}), scale=1_000_000), (
         "there is no data parallelism to split over"
     )

@@ -64,6 +64,16 @@ def test_identity_layers_are_said_once_and_their_bytes_counted(shown, tiny):
     assert re.search(r"layers/block/mlp/up +layers embed mlp +128 × 32 × 64 +pipe – – +262,144", out)
 
 
+def test_what_is_on_the_host_is_counted_apart(shown):
+    def totals(host):
+        lines = shown("Layout.mesh={'data': 4}", "Layout.zero=3", f"Layout.host={host}").splitlines()
+        return {line.split()[0]: numbers(line) for line in lines if line.split()[:1] in (["params"], ["optimizer"])}
+
+    (whole, params), (state, optimizer) = totals(())["params"], totals(())["optimizer"]
+    assert totals(("optimizer",)) == {"params": [whole, params, 0], "optimizer": [state, 8, optimizer - 8]}
+    assert totals(("params", "optimizer"))["params"] == [whole, 0, params]
+
+
 def test_a_mistyped_role_announces_nothing(shown):
     mesh, row = "Layout.mesh={'tensor': 2}", "('context', 'tensor')"
     assert "sequence parallelism: seq.residual" in shown(mesh, f"Layout.rows={{'seq.residual': {row}}}")

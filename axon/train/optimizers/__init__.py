@@ -2,7 +2,7 @@
 
 from axon.train.optimizers.adafactor import Adafactor
 from axon.train.optimizers.adamw import AdamW
-from axon.train.optimizers.base import Averaging, Freezing, Optimizer, Rule, frozen_paths
+from axon.train.optimizers.base import Averaging, ByLayer, Freezing, Optimizer, Rule, frozen_paths, is_by_layer
 from axon.train.optimizers.descend import descend
 from axon.train.optimizers.ema import EMA
 from axon.train.optimizers.from_optax import Optax
@@ -14,7 +14,7 @@ from axon.train.optimizers.schedule import WSD, AnySchedule, Constant, Cosine, L
 from axon.train.optimizers.schedule_free import ScheduleFreeAdamW
 from axon.train.optimizers.sgd import SGD
 from axon.train.optimizers.soap import SOAP
-from axon.train.optimizers.state import state_specs
+from axon.train.optimizers.state import owner, state_specs
 
 __all__ = [
     "EMA",
@@ -25,6 +25,7 @@ __all__ = [
     "AdamW",
     "AnySchedule",
     "Averaging",
+    "ByLayer",
     "Constant",
     "Cosine",
     "Freezing",
@@ -41,5 +42,7 @@ __all__ = [
     "ScheduleFreeAdamW",
     "descend",
     "frozen_paths",
+    "is_by_layer",
+    "owner",
     "state_specs",
 ]

@@ -1,7 +1,7 @@
 """Adafactor: Adam's second moment as the product of one vector for each side of a matrix."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,8 @@ class Adafactor(Rule):
     clip: float | None = 1.0
     groups: tuple[Group, ...] = ()
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
         check_range(self, "[0, 1)", "b1")

@@ -1,7 +1,7 @@
 """Adam with decoupled weight decay."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import optax
 
@@ -29,6 +29,8 @@ class AdamW(Rule):
     clip: float | None = 1.0
     groups: tuple[Group, ...] = ()
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
         check_range(self, "[0, 1)", "b1", "b2")

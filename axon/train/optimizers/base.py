@@ -46,6 +46,15 @@ class Averaging(Optimizer, Protocol):
         ...
 
 
+@runtime_checkable
+class ByLayer(Optimizer, Protocol):
+    """An optimizer that says whether it updates each layer, and each other parameter, from its own gradient, value and
+    state alone. Its transformation can then be given some of the parameters, one layer of those that are stacked."""
+
+    @property
+    def by_layer(self) -> bool: ...
+
+
 class Rule:
     """An optimizer with one rule for all parameters: steps of −rate·(direction + decay·value), by group.
 
@@ -66,6 +75,11 @@ class Rule:
 
     def frozen(self, parameters: Parameters) -> frozenset[str]:
         return frozen_in(parameters, self.groups)
+
+
+def is_by_layer(optimizer: object) -> bool:
+    """Whether `optimizer` can update one layer at a time."""
+    return isinstance(optimizer, ByLayer) and optimizer.by_layer
 
 
 def frozen_paths(optimizer: object, parameters: Parameters) -> frozenset[str]:

@@ -48,10 +48,13 @@ def descend(
 
 
 def restricted(transformation: optax.GradientTransformation, paths: Collection[str]) -> optax.GradientTransformation:
-    """The transformation of these parameters only: others have neither state nor update."""
+    """The transformation of these parameters only: others have neither state nor update.
+
+    It can be given some of them alone, as each layer is where they are updated one by one (`axon.train.streamed`).
+    """
 
     def only(values: Any) -> dict[str, Array]:
-        return {path: values[path] for path in paths}
+        return {path: values[path] for path in paths if path in values}
 
     def init(params: Any) -> Any:
         return transformation.init(only(params))

@@ -10,7 +10,7 @@ from jax import Array
 
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.train.optimizers.base import Averaging, Optimizer, frozen_paths
+from axon.train.optimizers.base import Averaging, Optimizer, frozen_paths, is_by_layer
 from axon.train.optimizers.descend import widened
 from axon.train.optimizers.groups import Parameters
 from axon.train.optimizers.schedule import Schedule
@@ -44,6 +44,10 @@ class EMA:
     @property
     def clip(self) -> float | None:
         return self.optimizer.clip
+
+    @property
+    def by_layer(self) -> bool:
+        return is_by_layer(self.optimizer)
 
     def transform(self, parameters: Parameters) -> optax.GradientTransformation:
         inner = self.optimizer.transform(parameters)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import optax
 from jax import Array
@@ -57,6 +57,8 @@ class Muon:
     groups: tuple[Group, ...] = ()
     separate: tuple[str, ...] = ()
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
         check_range(self, "[0, 1)", "momentum")

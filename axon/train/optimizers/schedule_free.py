@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import optax
 from jax import Array
@@ -36,6 +36,8 @@ class ScheduleFreeAdamW(Rule):
     weight_power: float = 2.0
     clip: float | None = 1.0
     groups: tuple[Group, ...] = ()
+
+    by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
         check_range(self, "(0, 1)", "b1")

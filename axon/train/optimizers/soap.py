@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
 import optax
@@ -53,6 +53,8 @@ class SOAP(Rule):
     clip: float | None = 1.0
     groups: tuple[Group, ...] = ()
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+
+    by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
         check_range(self, "[0, 1)", "b1", "b2")

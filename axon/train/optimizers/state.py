@@ -36,20 +36,25 @@ def _state(optimizer: Optimizer, parameters: Parameters) -> Any:
     return jax.eval_shape(optimizer.transform(parameters).init, values)
 
 
+def owner(path: Sequence[Any], parameters: Parameters) -> str | None:
+    """The parameter that a leaf of the state is of, by its key path in the tree; None for what all parameters share."""
+    return next((key.key for key in path if getattr(key, "key", None) in parameters), None)
+
+
 def _spec(path: Sequence[Any], leaf: Any, logical: Any, parameters: Parameters) -> ArraySpec:
     """The specification of a leaf, which without padded parameters would be `logical`."""
-    owner = parameters.get(next((key.key for key in path if getattr(key, "key", None) in parameters), ""))
-    axes = None if owner is None else _axes(owner, leaf.shape)
-    if owner is None or axes is None:
+    of = owner(path, parameters)
+    axes = None if of is None else _axes(parameters[of], leaf.shape)
+    if of is None or axes is None:
         unnamed = tuple(f"_{i}" for i in range(len(leaf.shape)))
         return ArraySpec(unnamed, tuple(leaf.shape), leaf.dtype, "optimizer")
-    unpadded = tuple(logical.shape) if _padded_alike(owner, axes, leaf.shape, logical.shape) else None
+    unpadded = tuple(logical.shape) if _padded_alike(parameters[of], axes, leaf.shape, logical.shape) else None
     return ArraySpec(axes, tuple(leaf.shape), leaf.dtype, "optimizer", unpadded=unpadded)
 
 
-def _padded_alike(owner: ParamSpec, axes: Names, shape: Sequence[int], logical: Sequence[int]) -> bool:
+def _padded_alike(spec: ParamSpec, axes: Names, shape: Sequence[int], logical: Sequence[int]) -> bool:
     """Whether a parameter's state is padded, and along the axes along which the parameter is."""
-    of_owner = {n for n, size, real in zip(owner.axes, owner.shape, owner.logical_shape, strict=True) if size != real}
+    of_owner = {n for n, size, real in zip(spec.axes, spec.shape, spec.logical_shape, strict=True) if size != real}
     of_state = {n for n, size, real in zip(axes, shape, logical, strict=True) if size != real}
     return bool(of_state) and of_state <= of_owner
 

@@ -1,0 +1,162 @@
+"""What becomes of each activation: kept, computed again or offloaded, with the same gradients."""
+
+import ast
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from axon.config import load
+from axon.errors import UserError
+from axon.layout import Layout, Placement
+from axon.nn.remat import describe, remat_by_kind
+from axon.plan.compiled import host_bytes, memory_parts
+from axon.plan.topology import devices
+from axon.train.optimizers import SGD, AdamW, Constant
+from axon.train.step import Program
+from models.gemma import Gemma
+from models.gpt2 import GPT2
+from models.gpt_oss import GptOss
+from models.llama import Llama
+
+SIZES: dict[str, Any] = {"vocab": 64, "embed": 16, "heads": 2, "mlp": 32}
+MIXED = {"attention": "save", "gate": "offload", "input": "offload"}
+SHARDED = Layout({"data": 2, "tensor": 2}, zero=3)
+NAMES = {"local": ("gate", "up"), "full": ("gate", "up", "query")}
+
+
+def gemma(remat, layers=4, **options):
+    return Gemma(**SIZES, layers=layers, kv_heads=2, head_dim=8, window=8, remat=remat, **options)
+
+
+@pytest.mark.parametrize(
+    ("remat", "of_local", "of_full"),
+    [
+        ("full", "full", "full"),
+        (("gate",), ("gate",), ("gate",)),
+        ({"gate": "offload"}, {"gate": "offload"}, {"gate": "offload"}),
+        ({"full": "minimal"}, "none", "minimal"),
+        ({"local": {"input": "offload"}, "full": ("query",)}, {"input": "offload"}, ("query",)),
+    ],
+)
+def test_a_policy_is_of_all_kinds_or_by_kind(remat, of_local, of_full):
+    assert remat_by_kind(remat, NAMES) == {"local": of_local, "full": of_full}
+
+
+@pytest.mark.parametrize(
+    ("remat", "message"),
+    [
+        ({"gaet": "offload"}, "no activation is named 'gaet'. Did you mean 'gate'?"),
+        ({"inptu": "offload"}, "no activation is named 'inptu'. Did you mean 'input'?"),
+        ({"gate": "ofload"}, "'gate' is mapped to the unknown action 'ofload'. Did you mean 'offload'?"),
+        ({"full": "save", "local": "minimal"}, "'local' is mapped to the unknown action 'minimal'."),
+        ({"local": {"query": "save"}}, "no activation is named 'query'. Known: gate, input, up."),
+        ({"lokal": "full"}, "no kind of block is named 'lokal'. Did you mean 'local'?"),
+        ({"input": "recompute"}, "a block's input cannot be recomputed"),
+        ({}, "remat = {} names nothing"),
+    ],
+)
+def test_what_matches_nothing_is_refused(remat, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        remat_by_kind(remat, NAMES)
+
+
+def test_each_models_config_refuses_it_before_anything_is_built():
+    with pytest.raises(UserError, match="no activation is named 'gaet'"):
+        Llama(**SIZES, layers=2, kv_heads=2, remat={"gaet": "save"})
+    with pytest.raises(UserError, match="no activation is named 'gate'"):
+        GPT2(**SIZES, layers=2, remat={"gate": "save"})
+    with pytest.raises(UserError, match="no kind of block is named 'fall'"):
+        GptOss(remat={"fall": "full"})
+    with pytest.raises(UserError, match="no kind of block is named 'last'"):
+        gemma({"last": "full"})
+
+
+def test_gemmas_kinds_each_have_their_policy():
+    policies = {"local": {"input": "offload"}, "full": "full", "last": ("gate",)}
+    assert gemma(policies, layers=3).build().layers.remat == policies
+    many = {f"local_{i}": "full" for i in (2, 3)}
+    assert gemma(many, local_layers=3).build().layers.remat == {"local": "none", **many, "full": "none"}
+
+
+def test_a_policy_is_said_in_words():
+    assert describe({"gate": "offload", "attention": "save", "input": "offload", "up": "recompute"}) == (
+        "save attention, recompute up, offload gate + input"
+    )
+
+
+def program(model, layout=None):
+    layout = layout or Layout({"data": 1})
+    count = int(np.prod(list(layout.mesh.values())))
+    return Program(model, layout, SGD(Constant(1e-2)), batch=4, seq=16, devices=jax.devices()[:count])
+
+
+def stepped(rng, packed_batch, model, layout=None):
+    """A step's metrics, the parameters after it, and what was chosen."""
+    seed = int(rng.integers(2**31))
+
+    def run(remat):
+        made = program(dataclasses.replace(model, remat=remat), layout)
+        batch = packed_batch(np.random.default_rng(seed), 4, 16, 64)
+        state, metrics = made.step(made.init(), made.place(batch))
+        return jax.device_get((state.parameters, metrics)), made.choices
+
+    return run
+
+
+@pytest.mark.few(layout=(SHARDED,))
+@pytest.mark.parametrize(
+    ("unroll", "layout"),
+    [
+        (False, None),
+        (True, None),
+        (False, SHARDED),
+        (None, Layout({"pipe": 2}, microbatches=2)),
+    ],
+    ids=["scanned", "written out", "scanned, sharded", "pipelined"],
+)
+def test_offloaded_activations_give_the_same_step(unroll, layout, rng, packed_batch):
+    run = stepped(rng, packed_batch, Llama(**SIZES, layers=2, kv_heads=2, unroll=unroll), layout)
+    (found, choices), (expected, _) = run(MIXED), run("none")
+    assert choices["offload"] == "gate, input of each layer to pinned_host"
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
+
+
+def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(Placement, "memories", frozenset({"device"}))
+    made = program(Llama(**SIZES, layers=2, kv_heads=2, remat=MIXED))
+    with pytest.raises(UserError, match=r"'gate', 'input' cannot be offloaded.*\(cpu\) have no memory 'pinned_host'"):
+        made.trace()
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("llama3_8b", "Llama.remat={'attention': 'save', 'input': 'offload'}"),
+        ("gemma3_1b", "Gemma.remat={'local': {'input': 'offload'}, 'full': 'minimal', 'last': ('gate',)}"),
+    ],
+)
+def test_a_config_file_can_say_it(name, written):
+    remat = load(Path(__file__).parents[2] / "configs" / f"{name}.gin", [written]).tree.model.remat
+    assert remat == ast.literal_eval(written.split("=", 1)[1])
+
+
+@pytest.mark.full
+def test_a_compiled_step_has_offloaded_activations_in_the_hosts_memory():
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
+    sizes: Any = {"vocab": 512, "embed": 256, "layers": 8, "heads": 2, "kv_heads": 2, "mlp": 8192}  # too large for VMEM
+    device, host = {}, {}
+    for action in ("save", "offload"):
+        model = Llama(**sizes, remat={"gate": action, "up": action})
+        made = Program(
+            model, Layout({"data": 8}, zero=3), AdamW(Constant(1e-2)), batch=16, seq=512, devices=devices("v5e:2x4")
+        )
+        compiled = made.lower().compile()
+        device[action], host[action] = memory_parts(compiled)["temporaries"], host_bytes(compiled)
+    kept = 2 * 8 * (16 // 8 * 512) * 8192 * 2  # two activations of each layer, in bfloat16
+    assert device["save"] - device["offload"] > 0.6 * kept
+    assert (host["save"], host["offload"]) == (0, pytest.approx(kept, rel=0.05))

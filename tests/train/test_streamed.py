@@ -1,0 +1,219 @@
+"""Optimizer state on the host, updated one layer at a time: the same training, in less device memory."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from axon.checkpoint import Checkpoints, Reader, Store
+from axon.errors import UserError
+from axon.layout import Layout, LayoutError, Placement
+from axon.parallel.outer import DiLoCo
+from axon.plan.compiled import device_bytes, host_bytes
+from axon.plan.memory import arguments, on_host
+from axon.plan.topology import devices
+from axon.runtime import nested
+from axon.train.objective import Sums
+from axon.train.optimizers import (
+    EMA,
+    SGD,
+    SOAP,
+    Adafactor,
+    AdamW,
+    Constant,
+    Group,
+    Lion,
+    Muon,
+    OneBitAdam,
+    Optax,
+    ScheduleFreeAdamW,
+)
+from axon.train.step import Program
+from models.gemma import Gemma
+from models.llama import Llama
+
+RATE = Constant(1e-2)
+MODEL = Gemma(vocab=64, embed=16, layers=5, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8, unroll=False)
+"""Two periods of two kinds, and a layer of a third."""
+
+SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32, unroll=False)
+
+OPTIMIZERS = {
+    "AdamW": AdamW(RATE, groups=(Group("*/mlp/*", rate=0.5), Group("embedding/*", frozen=True))),
+    "Muon": Muon(RATE, AdamW(RATE), separate=("heads",)),
+    "EMA of Lion": EMA(Lion(RATE), decay=0.5),
+    "Adafactor": Adafactor(RATE, b1=0.9),
+    "SOAP": SOAP(RATE),
+    "schedule-free": ScheduleFreeAdamW(RATE),
+    "SGD": SGD(RATE),
+}
+PIPELINE: dict[str, Any] = {"mesh": {"pipe": 2, "data": 2}, "microbatches": 2}
+SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
+
+
+def program(rule, model: Any = MODEL, host=("optimizer",), **layout):
+    layout = {**SPLIT, "host": host, **layout}
+    count = int(np.prod(list(layout["mesh"].values())))
+    return Program(model, Layout(**layout), rule, batch=4, seq=16, devices=jax.devices()[:count])
+
+
+def assert_close(found, expected, tolerance: float):
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(np.abs(other).max(), 1e-6))
+
+
+KINDS = (("optimizer",), ())
+"""With the state on the host, and without."""
+
+
+@pytest.fixture
+def drawn(seed):
+    """drawn(shape, number, path): random gradients of a step."""
+
+    def draw(shape, number, path):
+        return np.random.default_rng([seed, number, len(path)]).normal(size=shape).astype(np.float32)
+
+    return draw
+
+
+@dataclass(frozen=True)
+class Given:
+    """Gradients that are what they are, of no objective."""
+
+    gradients: Any
+
+    def counts(self, batch):
+        return {"tokens": jnp.ones(())}
+
+    def __call__(self, state, batch, counts, frozen=()):
+        return self.gradients, Sums({}, {})
+
+
+def updated(program, drawn, steps=2):
+    """The state, and the parameters to evaluate, after updates by the gradients that `drawn` draws, path → array."""
+
+    def step(state, gradients):
+        return program.update.step(Given(gradients), state, {})[0]
+
+    with program.runtime.tracing():
+        state, step = program.init(), program.runtime.jit(step)
+        for number in range(steps):
+            gradients = nested({path: drawn(spec.shape, number, path) for path, spec in program.parameters.items()})
+            state = step(state, jax.device_put(gradients, jax.tree.map(lambda x: x.sharding, state.parameters)))
+    return state, program.evaluated(state)
+
+
+@pytest.mark.few(name=("Muon",))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_streamed_update_is_the_update(name, drawn):
+    runs = [program(OPTIMIZERS[name], host=host) for host in KINDS]
+    streamed, whole = (jax.device_get(updated(run, drawn)) for run in runs)
+    assert_close(streamed, whole, 1e-3 if name == "SOAP" else 2e-6)
+
+
+@pytest.mark.few(name=("AdamW",))
+@pytest.mark.parametrize("name", ["AdamW", "Muon"])
+def test_each_stage_of_a_pipeline_streams_its_own_layers(name, drawn):
+    model = replace(SMALL, layers=4)
+    runs = [program(OPTIMIZERS[name], model, host, **PIPELINE) for host in KINDS]
+    streamed, whole = (jax.device_get(updated(run, drawn)) for run in runs)
+    assert_close(streamed, whole, 2e-6)
+
+
+@pytest.mark.few(unroll=(False,))
+@pytest.mark.parametrize("unroll", [False, True])
+def test_parameters_on_the_host_train_and_evaluate_the_same(unroll, rng, packed_batch):
+    model = replace(SMALL, unroll=unroll, tied=True, remat="full")
+    batch = packed_batch(rng, 4, 16, 64)
+    found = {}
+    for host in (("params", "optimizer"), ()):
+        made = program(AdamW(RATE), model, host, zero=3)
+        start = made.init()
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(start.parameters)}
+        assert kinds == {"pinned_host" if host else "device"}
+        evaluated = made.evaluate(start, made.place(batch))
+        found[host] = jax.device_get((made.step(start, made.place(batch)), evaluated))
+    assert_close(found["params", "optimizer"], found[()], 2e-6)
+
+
+def test_the_state_stays_on_the_host_and_is_saved_for_layouts_that_have_it_elsewhere(rng, packed_batch, tmp_path):
+    here, there = (program(AdamW(RATE), SMALL, host=host) for host in (("optimizer",), ()))
+    state, _ = here.step(here.init(), here.place(packed_batch(rng, 4, 16, 64)))
+    for found, promised in zip(jax.tree.leaves(state), jax.tree.leaves(here.abstract_state()), strict=True):
+        assert found.sharding.is_equivalent_to(promised.sharding, found.ndim)
+        assert found.sharding.memory_kind == promised.sharding.memory_kind
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(state.optimizer) if x.ndim} == {"pinned_host"}
+    with Store(tmp_path, Checkpoints()) as store:
+        store.save(1, state, {})
+    for other in (here, there):
+        restored, _ = Reader(tmp_path).restore(other.abstract_state())
+        kinds = {x.sharding.memory_kind for x in jax.tree.leaves(restored.optimizer) if x.ndim}
+        assert kinds == {"pinned_host" if other is here else "device"}
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(restored), jax.device_get(state))
+    with Store(tmp_path, Checkpoints()) as store:
+        store.save(2, restored, {})
+    back, _ = Reader(tmp_path).restore(here.abstract_state())
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(back), jax.device_get(state))
+    here.step(back, here.place(packed_batch(rng, 4, 16, 64)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (Optax(optax.lamb, RATE), {}, "Optax does not say that it updates each layer by itself"),
+        (EMA(Optax(optax.lamb, RATE)), {}, "Optax does not say that it updates each layer by itself"),
+        (OneBitAdam(RATE, warmup=2), {"mesh": {"replica": 2}, "zero": 0}, "OneBitAdam has a state of its own"),
+        (AdamW(RATE), PIPELINE | {"host": ("params",)}, "stages cannot fetch parameters from the host yet"),
+        (AdamW(RATE), PIPELINE | {"optimizer": {"layers": None}}, "take 'layers' out of Layout.optimizer"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused_by_name(optimizer, options, message):
+    with pytest.raises(UserError, match=message):
+        program(optimizer, SMALL, **options)
+
+
+def test_an_outer_method_is_refused_by_name():
+    layout = Layout({"replica": 2}, host=("optimizer",))
+    with pytest.raises(UserError, match="DiLoCo has a state of its own"):
+        Program(SMALL, layout, AdamW(RATE), batch=4, seq=16, outer=DiLoCo(every=2), devices=jax.devices()[:2])
+
+
+def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(Placement, "memories", frozenset({"device"}))
+    with pytest.raises(UserError, match=r"\(cpu\) have no memory 'pinned_host'"):
+        program(AdamW(RATE), SMALL)
+
+
+def test_a_described_gpu_which_has_no_memories_is_refused():
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
+    layout = Layout({"data": 8}, host=("optimizer",))
+    with pytest.raises(UserError, match="a gpu that is only described do not name their memories"):
+        Program(SMALL, layout, AdamW(RATE), batch=8, seq=16, devices=devices("h200:8"))
+
+
+def test_a_kind_that_cannot_be_on_the_host_is_refused():
+    with pytest.raises(LayoutError, match=r"'optimiser' cannot be stored on the host. Did you mean 'optimizer'"):
+        Layout(host=("optimiser",))
+
+
+@pytest.mark.full
+def test_a_compiled_step_has_one_layer_on_the_device_of_what_is_on_the_host():
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
+    model = Llama(vocab=512, embed=512, layers=16, heads=4, kv_heads=4, mlp=2048, remat="full")
+    needed, host = {}, {}
+    for kinds in ((), ("optimizer",), ("params", "optimizer")):
+        layout = Layout({"data": 8}, zero=3, host=kinds)
+        made = Program(model, layout, AdamW(RATE), batch=8, seq=128, devices=devices("v5e:2x4"))
+        compiled = made.lower().compile()
+        needed[kinds], host[kinds] = device_bytes(compiled), host_bytes(compiled)
+        arguments_of = arguments(made)
+    both = on_host(made)
+    assert arguments_of["parameters"] == 0
+    assert arguments_of["optimizer"] < 64
+    assert needed[()] - needed["optimizer",] > 0.8 * (2 / 3 * both)
+    assert needed[()] - needed["params", "optimizer"] > 0.8 * both
+    assert [host[kinds] / both for kinds in host] == pytest.approx([0, 2 / 3, 1], rel=0.01)

@@ -110,6 +110,7 @@ class Depth(nnx.Module):
         are. The blocks' parameters are those of these periods alone, in this order; auxiliary terms are as `__call__`
         gives them.
         """
+        self._log()
         inputs, auxiliaries = self._with_angles(inputs), {}
         for span, numbers, there in zip(self.spans, periods, present, strict=True):
             kinds = len(span.kinds)

@@ -149,6 +149,10 @@ class Pipeline:
             text += f"; {table.chunks.virtual} chunks a stage, to which layers are moved in each step"
         if share := self._idle_share(self.partition):
             text += f"; {share:.1%} of the blocks' time goes to places that no layer takes"
+        if any(policy != "none" for policy in self.runtime.module.layers.remat.values()):
+            text += (
+                "; a backward runs its chunk again, and what remat recomputes once more: remat 'none' computes least"
+            )
         if table.microbatches < table.stages:
             text += f"; with fewer microbatches than stages {table.stages - table.microbatches} are always idle"
         axes.log_choice(topic, text)

@@ -125,18 +125,19 @@ def test_what_is_recomputed_does_not_change_gradients_cache_or_auxiliary(remat, 
     close(run(mixed_depth(remat=remat, unroll=unroll)), run(mixed_depth(unroll=unroll)))
 
 
-def test_a_segment_in_parts_is_the_whole(run, bind):
+def test_a_segment_in_parts_is_the_whole_and_a_place_without_a_layer_adds_nothing(run, bind):
     def depth():
         return Depth(Segment(3, local=Block(rate=0.3), full=Block(jnp.sin, 0.3, mlp=24)), unroll=False)
 
     def in_parts(values, x, inputs, cache):
         found = []
-        for first, end in ((0, 2), (2, 3)):
-            part = bind(depth(), jax.tree.map(lambda v, cut=slice(first, end): v[cut], values))
-            x, auxiliary = part.part(x, inputs, jnp.arange(first, end))
+        for numbers, present in ((jnp.array([0, 1]), None), (jnp.array([2, -1]), jnp.array([True, False]))):
+            part = bind(depth(), jax.tree.map(lambda v, places=numbers: v[places], values))
+            x, auxiliary = part.part(x, inputs, [numbers], [present])
             found.append(auxiliary)
         losses = {"size": sum(one.losses["size"] for one in found)}
-        statistics = jax.tree.map(lambda *each: jnp.concatenate(each), *(one.statistics for one in found))
+        in_places = jax.tree.map(lambda *each: jnp.concatenate(each), *(one.statistics for one in found))
+        statistics = jax.tree.map(lambda s: s[:3] + jnp.sum(s[3:]), in_places)
         return x, None, Auxiliary(losses, statistics)
 
     close(run(depth(), in_parts), run(depth(), with_cache=False))

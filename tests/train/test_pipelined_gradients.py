@@ -144,7 +144,7 @@ def test_a_schedule_trains_as_one_device_does(layout, packed_batch):
     compare(layout, packed_batch)
 
 
-@pytest.mark.few(layout=TOGETHER[:1])
+@pytest.mark.full
 @pytest.mark.parametrize("layout", TOGETHER, ids=described)
 def test_a_pipeline_goes_together_with_what_else_splits_arrays(layout, packed_batch):
     compare(layout, packed_batch)
@@ -236,7 +236,7 @@ def test_segments_that_leave_places_empty_need_a_permission():
         )
 
 
-@pytest.mark.few(layout=UNEVEN[:1])
+@pytest.mark.full
 @pytest.mark.parametrize("layout", UNEVEN, ids=described)
 def test_segments_are_cut_anywhere_and_run_on_stages_that_do_not_store_them(layout, packed_batch):
     """On the first of two stages the first block and two of the others, on the second one."""

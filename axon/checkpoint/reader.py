@@ -88,9 +88,8 @@ class Reader:
             state = (found.metadata or {}).get(STATE)
             content: Any = found.custom_metadata if isinstance(found.custom_metadata, dict) else {}
             extra, shapes = content.get(EXTRA), content.get(UNPADDED, {})
-            if (
-                state is None or not isinstance(extra, dict) or not isinstance(shapes, dict)
-            ):  # Orbax returns None for what it cannot read
+            # Orbax returns None for what it cannot read.
+            if state is None or not isinstance(extra, dict) or not isinstance(shapes, dict):
                 raise ValueError("its metadata is missing or damaged")
             return _Saved(flat(state), {path: tuple(shape) for path, shape in shapes.items()}, extra)
 

@@ -124,6 +124,7 @@ def test_a_variable_follows_the_global_batch(folder, rng, packed_batch):
     assert (seen != 1).all()
 
 
+@pytest.mark.full
 def test_adapters_are_trained_alike_on_every_layout_and_their_matrices_not_at_all(folder, rng, packed_batch):
     model = runpy.run_path("lora.py")["LoraLlama"](vocab=32, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
     optimizer = AdamW(Constant(1e-2), groups=(Group("*/base", frozen=True),))

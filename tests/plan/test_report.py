@@ -91,6 +91,7 @@ def test_memory_is_told_by_part(report):
     assert memory["available"] == 16 * 2**30
 
 
+@pytest.mark.full
 def test_flops_are_the_formulas_and_remat_executes_more(report):
     made = report("v5e:4x4", {"data": 16})
     products = LAYERS * (4 * EMBED * EMBED + 3 * EMBED * MLP) + VOCAB * EMBED
@@ -98,6 +99,7 @@ def test_flops_are_the_formulas_and_remat_executes_more(report):
     assert 1.1 * made.model_flops < made.executed_flops < 1.6 * made.model_flops
 
 
+@pytest.mark.full
 def test_cycles_kernels_and_choices_are_told(report):
     made = report("v5e:4x4", {"data": 16})
     assert made.cycles["matmul"] > 0

@@ -150,7 +150,7 @@ def test_a_pipeline_goes_together_with_what_else_splits_arrays(layout, packed_ba
     compare(layout, packed_batch)
 
 
-@pytest.mark.few(schedule=(None,))
+@pytest.mark.full
 @pytest.mark.parametrize("schedule", [None, ZeroBubbleV()], ids=str)
 def test_dropout_auxiliary_losses_and_z_loss_are_those_of_one_device(schedule, packed_batch):
     layout = Layout({"pipe": 2, "data": 2}, microbatches=4, schedule=schedule)
@@ -217,7 +217,7 @@ UNEVEN = [
 ]
 
 
-@pytest.mark.few(layout=UNEVEN[:1])
+@pytest.mark.full
 @pytest.mark.parametrize("layout", UNEVEN, ids=described)
 def test_layers_that_do_not_divide_are_padded(layout, packed_batch):
     """Three on two stages: with two chunks each, one of these has none."""

@@ -107,7 +107,7 @@ def updated(program, drawn, steps=2):
     return state, program.evaluated(state)
 
 
-@pytest.mark.few(name=("Muon",))
+@pytest.mark.few(name=("AdamW",))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_streamed_update_is_the_update(name, drawn):
     runs = [program(OPTIMIZERS[name], host=host) for host in KINDS]
@@ -115,7 +115,7 @@ def test_a_streamed_update_is_the_update(name, drawn):
     assert_close(streamed, whole, 1e-3 if name == "SOAP" else 2e-6)
 
 
-@pytest.mark.few(name=("AdamW",))
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["AdamW", "Muon"])
 def test_each_stage_of_a_pipeline_streams_its_own_layers(name, drawn):
     model = replace(SMALL, layers=4)
@@ -124,7 +124,7 @@ def test_each_stage_of_a_pipeline_streams_its_own_layers(name, drawn):
     assert_close(streamed, whole, 2e-6)
 
 
-@pytest.mark.few(unroll=(False,))
+@pytest.mark.full
 @pytest.mark.parametrize("unroll", [False, True])
 def test_parameters_on_the_host_train_and_evaluate_the_same(unroll, rng, packed_batch):
     model = replace(SMALL, unroll=unroll, tied=True, remat="full")

@@ -86,7 +86,7 @@ def loop(alone, batches, method):
     return x, np.array(curve), [jax.device_get(s) for s in states]
 
 
-@pytest.mark.few(method=(SlowMo(EVERY, momentum=0.6),))
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("method", "layout"),
     [

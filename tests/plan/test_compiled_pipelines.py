@@ -1,5 +1,8 @@
 """A pipeline's step, compiled for chips that are not here: its memory, its time, and what travels while stages work."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from axon.layout import Layout
@@ -13,28 +16,32 @@ from axon.train.step import Program
 from models.llama import Llama
 
 MODEL = Llama(vocab=4096, embed=1024, layers=8, heads=8, kv_heads=4, mlp=4096)
-SEQUENCES, SEQ, DATA = 4, 1024, 2
-"""Of a microbatch on a device, and how many devices have sequences of their own."""
+FULL = replace(MODEL, remat="full")
+"""The same with little besides what waits between stages."""
+SHAPES = {"v5e:4x4": (4, 1024), "h200:8": (16, 256)}
+"""Sequences and positions of a microbatch on a device; fewer where attention makes an array of `seq × seq`."""
+DATA = 2
 MESHES = {"v5e:4x4": {"pipe": 4, "data": DATA, "tensor": 2}, "h200:8": {"pipe": 4, "data": DATA}}
 
 
-def program(schedule, microbatches, target):
+def program(schedule, microbatches, target, model):
     module = {"v5e:4x4": "libtpu", "h200:8": "jax_plugins.xla_cuda13"}[target]
     pytest.importorskip(module, reason="needs its compiler: scripts/setup compilers")
     layout = Layout(MESHES[target], microbatches=microbatches, schedule=schedule)
-    batch = SEQUENCES * DATA * microbatches
-    return Program(MODEL, layout, AdamW(Constant(1e-3)), batch=batch, seq=SEQ, devices=devices(target))
+    sequences, seq = SHAPES[target]
+    batch = sequences * DATA * microbatches
+    return Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=seq, devices=devices(target))
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    """compiled(schedule, microbatches, target): the program and what the compiler made of it, once each."""
+    """compiled(schedule, microbatches, target, model): the program and what the compiler made of it, once each."""
     made = {}
 
-    def of(schedule, microbatches, target="v5e:4x4"):
-        key = schedule, microbatches, target
+    def of(schedule, microbatches, target="v5e:4x4", model=MODEL):
+        key = schedule, microbatches, target, model
         if key not in made:
-            one = program(schedule, microbatches, target)
+            one = program(*key)
             made[key] = one, one.lower().compile()
         return made[key]
 
@@ -96,18 +103,18 @@ def test_a_steps_cycles_are_those_of_its_table(compiled):
 @pytest.mark.slow
 @pytest.mark.parametrize("target", MESHES)
 def test_1f1b_takes_less_than_half_of_gpipes_memory(target, compiled):
-    ours = [temporaries(compiled(OneFOneB(), microbatches, target)) for microbatches in (16, 64)]
+    ours = [temporaries(compiled(OneFOneB(), microbatches, target, FULL)) for microbatches in (16, 64)]
     assert ours[1] == pytest.approx(ours[0], rel=0.05)
-    assert ours[1] < 0.5 * temporaries(compiled(GPipe(), 64, target))
+    assert ours[1] < 0.5 * temporaries(compiled(GPipe(), 64, target, FULL))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", [GPipe(), Interleaved(), ZeroBubbleV()], ids=str)
 def test_a_schedule_takes_as_much_more_memory_as_its_table_has_slots_and_its_layers_take(schedule, compiled):
-    plain = compiled(OneFOneB(), 64)
-    made, program = compiled(schedule, 64)
+    plain = compiled(OneFOneB(), 64, model=FULL)
+    made, program = compiled(schedule, 64, model=FULL)
     (table, pools), (_, fewer) = ((t, rows(t)[1]) for t in (m.evaluator.pipeline.table for m in (made, plain[0])))
-    stream = SEQUENCES * SEQ * MODEL.embed * 2
+    stream = math.prod(SHAPES["v5e:4x4"]) * MODEL.embed * 2
     slots = (pools.inputs + pools.gradients - fewer.inputs - fewer.gradients) * stream
     layers = [spec for path, spec in made.parameters.items() if path.startswith("layers/")]
     held = sum(made.placement.bytes_per_device(spec) for spec in layers)

@@ -46,6 +46,7 @@ def test_the_average_is_restored_where_there_is_one(averaged, left):
         assert value.sharding.is_equivalent_to(flattened(made.abstract_state().parameters)[path].sharding, value.ndim)
 
 
+@pytest.mark.full
 def test_what_was_padded_for_stages_is_evaluated_on_one_device(tmp_path):
     model = Llama(vocab=64, embed=16, layers=3, heads=2, kv_heads=2, mlp=24)
     optimizer = EMA(AdamW(Constant(1e-3)))

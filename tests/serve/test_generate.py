@@ -101,7 +101,7 @@ def test_the_seed_decides(small, seed, rng):
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.few(layout=[{"mesh": {"data": 4, "tensor": 2}, "zero": 3}])
+@pytest.mark.full
 @pytest.mark.parametrize(
     "layout",
     [

@@ -172,7 +172,7 @@ def test_frozen_parameters_have_no_gradient(packed_batch):
     compare(Layout({"pipe": 2}, microbatches=2), packed_batch, model, optimizer=frozen)
 
 
-@pytest.mark.few(zero=(1,))
+@pytest.mark.full
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_gradients_are_summed_over_data_once_whatever_the_number_of_microbatches(zero):
     """What is sent over `data` in a loop are the sums of losses and counts; gradients are sent after the last one."""

@@ -107,7 +107,7 @@ def updated(program, drawn, steps=2):
     return state, program.evaluated(state)
 
 
-@pytest.mark.few(name=("AdamW",))
+@pytest.mark.full
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_streamed_update_is_the_update(name, drawn):
     runs = [program(OPTIMIZERS[name], host=host) for host in KINDS]

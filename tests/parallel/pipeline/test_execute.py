@@ -129,7 +129,7 @@ def test_gradients_are_those_of_the_whole_model(case, rng):
     compare(*case, rng)
 
 
-@pytest.mark.few(case=SCHEDULES[6:7])
+@pytest.mark.full
 @pytest.mark.parametrize("case", [case for case in SCHEDULES if case[1] <= 4], ids=str)
 def test_gradients_are_those_of_the_whole_model_with_data_parallelism(case, rng):
     compare(*case, rng, data=2)

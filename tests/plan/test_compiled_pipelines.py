@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from axon.layout import Layout
-from axon.parallel.pipeline import Costs, GPipe, Interleaved, OneFOneB, ZeroBubbleV, figures
+from axon.parallel.pipeline import Costs, GPipe, OneFOneB, ZeroBubbleV, figures
 from axon.parallel.pipeline.rows import rows
 from axon.plan.compiled import memory_parts
 from axon.plan.hlo import Module, array_bytes
@@ -109,7 +109,7 @@ def test_1f1b_takes_less_than_half_of_gpipes_memory(target, compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [GPipe(), Interleaved(), ZeroBubbleV()], ids=str)
+@pytest.mark.parametrize("schedule", [GPipe(), ZeroBubbleV()], ids=str)
 def test_a_schedule_takes_as_much_more_memory_as_its_table_has_slots_and_its_layers_take(schedule, compiled):
     plain = compiled(OneFOneB(), 64, model=FULL)
     made, program = compiled(schedule, 64, model=FULL)

@@ -14,6 +14,7 @@ from axon.parallel.pipeline.execute import PIPE
 from axon.parallel.pipeline.gantt import gantt, mib
 from axon.parallel.pipeline.rows import rows
 from axon.runtime import nested
+from axon.train.pipelined import Pipeline
 from axon.train.step import Program
 
 COSTS = Costs()
@@ -26,7 +27,7 @@ def print_schedule(console: Console, program: Program) -> None:
     if pipeline is None:
         return
     table, size = pipeline.table, input_bytes(program)
-    heading = f"pipeline: {_name(program)} in lockstep, {table.stages} stages, {table.microbatches} microbatches"
+    heading = f"pipeline: {_name(pipeline)} in lockstep, {table.stages} stages, {table.microbatches} microbatches"
     text = gantt(table, COSTS, width=console.width, slot_bytes=size)
     lines = [heading, text.rstrip("\n"), COST_NAMES, _time(table), _reserved(table, size)]
     if table.microbatches < table.stages:
@@ -45,9 +46,8 @@ def draw_schedule(program: Program, picture: Path) -> Path | None:
     pipeline = program.evaluator.pipeline
     if pipeline is None:
         return None
-    table, size, name = pipeline.table, input_bytes(program), _name(program)
-    schedule = program.runtime.layout.schedule or OneFOneB()
-    own = schedule.table(table.stages, table.microbatches)
+    table, size, name = pipeline.table, input_bytes(program), _name(pipeline)
+    own = pipeline.schedule.table(table.stages, table.microbatches)
     path = picture.with_stem(f"{picture.stem}-schedule")
     draw(before_and_after(name, own, table, size), path)
     return path
@@ -67,9 +67,9 @@ def input_bytes(program: Program) -> int:
     return found.dtype.itemsize * math.prod(found.sharding.shard_shape(found.shape))
 
 
-def _name(program: Program) -> str:
+def _name(pipeline: Pipeline) -> str:
     """As a config writes it, with what is chosen: `Interleaved(virtual=2)`."""
-    return repr(program.runtime.layout.schedule or OneFOneB()).removesuffix("()")
+    return repr(pipeline.schedule).removesuffix("()")
 
 
 def _time(table: Table) -> str:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from axon import axes
 from axon.errors import UserError
 from axon.layout import LayoutError
+from axon.layout.table import Schedule
 from axon.nn import LanguageModel
 from axon.nn.flops import forward_flops
 from axon.parallel.pipeline import OneFOneB, Table, check, figures, forwards, lockstep
@@ -58,12 +59,17 @@ class Pipeline:
             )
         _ = self.partition
 
+    @property
+    def schedule(self) -> Schedule:
+        """The layout's; 1F1B where it names none."""
+        schedule = self.runtime.layout.schedule
+        return OneFOneB() if schedule is None else schedule
+
     @cached_property
     def table(self) -> Table:
         """The table that runs: that of the layout's schedule, in lockstep."""
-        layout = self.runtime.layout
-        schedule = OneFOneB() if layout.schedule is None else layout.schedule
-        table = schedule.table(self.runtime.placement.mesh.shape[PIPE], layout.microbatches)
+        schedule = self.schedule
+        table = schedule.table(self.runtime.placement.mesh.shape[PIPE], self.runtime.layout.microbatches)
         if not table.flush:
             raise UserError(
                 f"Layout.schedule: {type(schedule).__name__} has no flush between batches, which cannot be run yet. "
@@ -141,8 +147,7 @@ class Pipeline:
 
     def log(self, topic: str, table: Table) -> None:
         """Leave word of what runs."""
-        layout, found = self.runtime.layout, figures(table)
-        name = type(layout.schedule or OneFOneB()).__name__
+        found, name = figures(table), type(self.schedule).__name__
         bubble = found.lockstep / found.busy.max() - 1
         text = f"{name} in lockstep: {table.stages} stages, {table.microbatches} microbatches, bubble {bubble:.0%}"
         if table.chunks.virtual > 1:

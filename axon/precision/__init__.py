@@ -14,7 +14,9 @@ class Precision:
         compute: dtype of matmul operands, and so of a weight's gather (unless it is stored in a narrower one); "auto"
             is float32 on CPU, bfloat16 elsewhere.
         reduce: dtype in which a weight's gradient is accumulated, and summed over devices. (Gradients of several
-            microbatches add up in the weight's own, before a sum over devices that waits for all of them.)
+            microbatches add up in the weight's own, before a sum over devices that waits for all of them. Those of
+            norms and biases, which are few bytes, are summed in float32 with `Layout.auto`, and in a replica that
+            trains by itself.)
     """
 
     compute: Literal["auto", "float32", "bfloat16"] = "auto"

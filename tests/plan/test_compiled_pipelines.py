@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from axon.layout import Layout
-from axon.parallel.pipeline import Costs, GPipe, OneFOneB, ZeroBubbleV, figures
+from axon.parallel.pipeline import Costs, GPipe, Interleaved, OneFOneB, ZeroBubbleV, figures
 from axon.parallel.pipeline.rows import rows
 from axon.plan.compiled import memory_parts
 from axon.plan.hlo import Module, array_bytes
@@ -109,16 +109,21 @@ def test_1f1b_takes_less_than_half_of_gpipes_memory(target, compiled):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", [GPipe(), ZeroBubbleV()], ids=str)
-def test_a_schedule_takes_as_much_more_memory_as_its_table_has_slots_and_its_layers_take(schedule, compiled):
+@pytest.mark.parametrize(
+    ("schedule", "least"), [(GPipe(), 0.85), (ZeroBubbleV(), 0.85), (Interleaved(2), 0)], ids=["gpipe", "zbv", "loop"]
+)
+def test_a_schedule_takes_as_much_more_memory_as_its_table_has_slots_and_its_layers_take(schedule, least, compiled):
     plain = compiled(OneFOneB(), 64, model=FULL)
     made, program = compiled(schedule, 64, model=FULL)
     (table, pools), (_, fewer) = ((t, rows(t)[1]) for t in (m.evaluator.pipeline.table for m in (made, plain[0])))
-    stream = math.prod(SHAPES["v5e:4x4"]) * MODEL.embed * 2
-    slots = (pools.inputs + pools.gradients - fewer.inputs - fewer.gradients) * stream
+    part = (*SHAPES["v5e:4x4"], MODEL.embed)
+    for slots in (pools.inputs, pools.gradients):
+        assert f"bf16[1,{slots},{','.join(map(str, part))}]" in program.as_text()
+    slots = (pools.inputs + pools.gradients - fewer.inputs - fewer.gradients) * math.prod(part) * 2
     layers = [spec for path, spec in made.parameters.items() if path.startswith("layers/")]
     held = sum(made.placement.bytes_per_device(spec) for spec in layers)
-    moved = (
-        2 * held if table.chunks.virtual > 1 else 0
-    )  # parameters where they run, and gradients where they are stored
-    assert temporaries((made, program)) == pytest.approx(temporaries(plain) + slots + moved, rel=0.15)
+    # Parameters where they run, and gradients where they are stored.
+    moved = 2 * held if table.chunks.virtual > 1 else 0
+    found, expected = temporaries((made, program)), temporaries(plain) + slots + moved
+    # Chunks in a loop are shorter than 1F1B's, and the compiler needs less for one than this formula has.
+    assert least * expected < found < 1.15 * expected

@@ -15,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from axon.axes import reshard
 from axon.axes.patterns import Names
 from axon.parallel.pipeline.carry import Carry, carried
 from axon.parallel.pipeline.delivery import Memory, put_of_stage
@@ -101,7 +102,7 @@ class _Executor:
         self.inputs = [parts.inputs for parts in self.versions]
         carry = self.carried.zeros(with_gradients=self._backwards)
         if memory is not None:
-            carry = carry._replace(memory=memory)
+            carry = carry._replace(memory=jax.tree.map(lambda x, z: reshard(x, spec_of(z)), memory, carry.memory))
         for start, actions, times in phases(self.table):
             ticks = slice(start, start + len(actions) * times)
             of_phase = [

@@ -120,6 +120,8 @@ class Program:
 
     def with_nothing_in_flight(self, state: State) -> State:
         """The state of a run that was saved with another schedule, or on other stages: the batch in flight is lost."""
+        if not isinstance(self.update, Delayed):
+            return replace(state, in_flight={})
         with self.runtime.tracing():
             sharding = jax.tree.map(lambda a: a.sharding, self.abstract_state().in_flight)
             empty = self.runtime.jit(lambda state: self._emptied(state).in_flight, out_shardings=sharding)

@@ -90,11 +90,13 @@ def delayed(program: Program, state: State, batches: list[Any]):
         now = state.variables["layers"]["block"]["seen"]
         return {"layers": {"block": {"seen": program.runtime.updates[path](now, statistics[path])}}}
 
-    compiled, found, began = program.runtime.jit(step), [], [state]
+    shardings = jax.tree.map(lambda a: a.sharding, program.abstract_state())
+    began = jax.device_put([state, replace(state, step=state.step + 1)], [shardings] * 2)  # the first step: no update
+    compiled, found, state = program.runtime.jit(step), [], began[1]
     for number, batch in enumerate(batches[:-1]):
-        began.append(replace(state, step=jnp.int32(number + 1)))
         with program.runtime.tracing():
             state, reported = compiled(state, began[number], program.place(batch))
+        began.append(state)
         found.append(jax.device_get((state, reported)))
     return found
 

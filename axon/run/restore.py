@@ -58,7 +58,7 @@ def lost_in_flight(extra: Mapping[str, Any], program: Program) -> str | None:
     saved = extra.get(IN_FLIGHT, "")
     if saved == program.in_flight:
         return None
-    lost = "the batch in flight is lost: it was saved with another schedule, or other stages, microbatches or batches"
+    lost = "the batch in flight is lost: it is of another schedule, dtype, or number of stages, microbatches or tokens"
     begins = "nothing is in flight in this checkpoint, so that the first step changes no parameter"
     return "; ".join([lost] * bool(saved) + [begins] * bool(program.in_flight))
 

@@ -136,7 +136,7 @@ class Program:
 
         `loss` in nats per real token, `grad_norm` before clipping, `learning_rate`, `tokens`, what else the objective
         reports, and `norms`: the squared norm of each parameter's gradient, in the order of `parameters`. The old
-        state's memory is reused.
+        state's memory is reused. Of a pipeline without a flush the metrics are of the batch before: see `Delayed`.
         """
         with self.runtime.tracing():
             return self._step(state, batch)

@@ -198,6 +198,18 @@ def test_a_run_that_is_stopped_goes_on_with_the_batch_in_flight_bit_for_bit(nois
         same(jax.device_get(state), expected)
 
 
+@pytest.mark.full
+def test_the_batch_in_flight_is_finished_on_other_devices_too(noisy, tmp_path):
+    layout = noisy.program.runtime.layout
+    other = program_of(replace(layout, mesh={"pipe": 2, "data": 2}, zero=3), Mixers(), noisy.program.seed)
+    with saved(tmp_path, noisy.states[2], noisy.program) as store:
+        state, extra = restore_state(store, other)
+    assert lost_in_flight(extra, other) is None
+    for batch, expected in zip(noisy.batches[2:], noisy.states[3:], strict=True):
+        state, _ = other.step(state, other.place(batch))
+        close(jax.device_get(state.parameters), expected.parameters, atol=3e-6)
+
+
 def test_another_schedule_goes_on_without_the_batch_in_flight_and_back(noisy, tmp_path):
     program, state = noisy.program, noisy.states[2]
     layout = replace(program.runtime.layout, schedule=OneFOneB())
@@ -205,7 +217,7 @@ def test_another_schedule_goes_on_without_the_batch_in_flight_and_back(noisy, tm
     with saved(tmp_path / "there", state, program) as store:
         there, extra = restore_state(store, plain)
     assert lost_in_flight(extra, plain) == (
-        "the batch in flight is lost: it was saved with another schedule, or other stages, microbatches or batches"
+        "the batch in flight is lost: it is of another schedule, dtype, or number of stages, microbatches or tokens"
     )
     with saved(tmp_path / "back", there, plain) as store:
         back, extra = restore_state(store, program)

@@ -23,7 +23,8 @@ def arguments(program: Program, placement: Placement | None = None) -> dict[str,
     placement = placement or program.placement
     state = program.specs
     batch = program.evaluator.objective.specs(program.batch, program.seq)
-    parts = {"parameters": state.parameters, "optimizer": state.optimizer, "variables": state.variables, "batch": batch}
+    parts = {"parameters": state.parameters, "optimizer": state.optimizer, "variables": state.variables}
+    parts |= {"in flight": state.in_flight, "batch": batch}
     used = {name: jax.tree.leaves(tree) for name, tree in parts.items()}
     return {name: _bytes(specs, placement) for name, specs in used.items() if specs}
 

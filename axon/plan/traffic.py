@@ -74,7 +74,7 @@ def step_communication(program: Program) -> Communication:
     """The collectives of a program's training step, those of parameters and batch labelled as such."""
     jaxpr = program.trace().jaxpr.jaxpr
     state = jax.tree_util.tree_leaves_with_path(program.abstract_state())
-    labels = [WEIGHTS if path[0] == jax.tree_util.GetAttrKey("parameters") else STATE for path, _ in state]
+    labels = [WEIGHTS if jax.tree_util.GetAttrKey("parameters") in path[:2] else STATE for path, _ in state]
     inputs = labels + [BATCH] * len(program.evaluator.abstract_batch)
     constants = [""] * (len(jaxpr.invars) - len(inputs))  # which tracing puts first
     metrics = [""] * (len(jaxpr.outvars) - len(labels))

@@ -1,5 +1,7 @@
 """Reading the results of a run: the parameters to evaluate, and the variables."""
 
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import jax
@@ -10,7 +12,11 @@ from axon.checkpoint import CheckpointError, Reader
 from axon.runtime import Runtime, flattened, nested
 from axon.train.optimizers import Averaging
 from axon.train.state import State
+from axon.train.step import Program
 from axon.train.update import Descent
+
+IN_FLIGHT = "in_flight"
+"""Name in `extra` of what a program must be to go on with a saved batch in flight."""
 
 
 def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple[Any, Any]:
@@ -30,6 +36,31 @@ def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple
     with runtime.tracing():
         values = update.evaluated(State(0, found["parameters"], found["optimizer"], found["variables"]))
     return values, found["variables"]
+
+
+def restore_state(reader: Reader, program: Program) -> tuple[State, dict[str, Any]]:
+    """The state that a run saved last, and the `extra` saved with it.
+
+    A batch in flight is restored if this program can go on with it; otherwise none is (see `lost_in_flight`).
+    """
+    abstract, specs = program.abstract_state(), program.specs
+    extra = reader.extra()
+    if extra.get(IN_FLIGHT, "") == program.in_flight:
+        return reader.restore(abstract, specs=specs)
+    names = [field.name for field in fields(State) if field.name != "in_flight"]
+    parts, of_parts = ({name: getattr(tree, name) for name in names} for tree in (abstract, specs))
+    found = reader.restore_parts(parts, specs=of_parts)
+    return program.with_nothing_in_flight(State(**found)), extra
+
+
+def lost_in_flight(extra: Mapping[str, Any], program: Program) -> str | None:
+    """What to say of a batch in flight that was saved with `extra` and cannot be gone on with; None: there is none."""
+    saved = extra.get(IN_FLIGHT, "")
+    if saved == program.in_flight:
+        return None
+    lost = "the batch in flight is lost: it is of another schedule, dtype, or number of stages, microbatches or tokens"
+    begins = "nothing is in flight in this checkpoint, so that the first step changes no parameter"
+    return "; ".join([lost] * bool(saved) + [begins] * bool(program.in_flight))
 
 
 def check_finite(reader: Reader, runtime: Runtime, parameters: Any) -> None:

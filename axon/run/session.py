@@ -23,7 +23,7 @@ from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, check_step, memory_explained
 from axon.run.build import program
 from axon.run.folder import RunFolder
-from axon.run.restore import check_finite, restore_evaluated
+from axon.run.restore import IN_FLIGHT, check_finite, lost_in_flight, restore_evaluated, restore_state
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
 from axon.serve.generate import Generator, check_length
@@ -126,8 +126,10 @@ class Session:
         self.report(f"model: {count:,} parameters on mesh {mesh} ({program.placement.platform})")
         if self.store.latest() is not None:
             check_same_mesh(self.store.extra().get("mesh", {}), program.update.mesh)
-            state, extra = self.store.restore(program.abstract_state(), specs=program.specs)
+            state, extra = restore_state(self.store, program)
             check_finite(self.store, program.runtime, state.parameters)
+            if lost := lost_in_flight(extra, program):
+                self.report(lost)
             self.report(f"resumed from step {int(state.step)}")
             return state, int(state.step), extra["tokens"]
         if source is None:
@@ -157,7 +159,7 @@ class Session:
             execute,
             lambda: program.place(next(batches)),
             log,
-            lambda step: corpus.position(self.train.seed, step),
+            lambda step: corpus.position(self.train.seed, step - bool(program.in_flight)),  # of the batch it finishes
             self.stop.ask,
             tokens,
         )
@@ -195,6 +197,7 @@ class Session:
         due = step % self.train.checkpoints.every == 0 or step == until or self.stop.requested is not None
         if due and step != self.store.started():
             extra = {"tokens": tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
+            extra |= {IN_FLIGHT: self.program.in_flight} if self.program.in_flight else {}
             self.store.save(step, state, extra | {"config": dump(self.train)}, self.program.specs)
         if self.stop.requested is not None:
             self.store.wait()

@@ -86,6 +86,7 @@ def _totals(compiled: Program) -> Table:
     placement, state = compiled.placement, compiled.specs
     gradients = [replace(spec, kind="grads") for spec in compiled.parameters.values()]
     parts = {"params": state.parameters, "grads": gradients, "optimizer": state.optimizer, "variables": state.variables}
+    parts |= {"in flight": state.in_flight}
     headings = ["kind", "bytes in all", "bytes per device"] + ["bytes on the host for each"] * bool(
         placement.layout.host
     )

@@ -15,7 +15,7 @@ from axon.layout.table import Schedule
 from axon.nn import LanguageModel
 from axon.nn.flops import forward_flops
 from axon.parallel.pipeline import OneFOneB, Table, check, figures, forwards, lockstep
-from axon.parallel.pipeline.execute import PIPE, Parts, evaluate, execute
+from axon.parallel.pipeline.execute import PIPE, Parts, Results, evaluate, execute
 from axon.parallel.pipeline.partition import Partition, padding, partition, width
 from axon.runtime import Runtime, flattened, nested
 from axon.train.cut import LAYERS, Cut, joined, parted
@@ -68,13 +68,7 @@ class Pipeline:
     @cached_property
     def table(self) -> Table:
         """The table that runs: that of the layout's schedule, in lockstep."""
-        schedule = self.schedule
-        table = schedule.table(self.runtime.placement.mesh.shape[PIPE], self.runtime.layout.microbatches)
-        if not table.flush:
-            raise UserError(
-                f"Layout.schedule: {type(schedule).__name__} has no flush between batches, which cannot be run yet. "
-                "Use another schedule, as @OneFOneB()"
-            )
+        table = self.schedule.table(self.runtime.placement.mesh.shape[PIPE], self.runtime.layout.microbatches)
         check(table)
         table = lockstep(table)
         check(table)
@@ -152,6 +146,8 @@ class Pipeline:
         text = f"{name} in lockstep: {table.stages} stages, {table.microbatches} microbatches, bubble {bubble:.0%}"
         if table.chunks.virtual > 1:
             text += f"; {table.chunks.virtual} chunks a stage, to which layers are moved in each step"
+        if not table.flush:
+            text += "; without a flush: gradients come one step late, with the weights of the step before"
         if share := self._idle_share(self.partition):
             text += f"; {share:.1%} of the blocks' time goes to places that no layer takes"
         if any(policy != "none" for policy in self.runtime.module.layers.remat.values()):
@@ -178,6 +174,14 @@ class PipelinedGradients:
         return self.pipeline.counts(batch)
 
     def __call__(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str] = ()) -> tuple[Any, Sums]:
+        pipeline = self.pipeline
+        pipeline.log("pipeline", pipeline.table)
+        results = execute(pipeline.table, self.parts(state, batch, counts, frozen), pipeline.apart())
+        log_idle_overlap(pipeline.runtime)
+        return self.found(results, state.parameters, frozen)
+
+    def parts(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str]) -> Parts:
+        """What an executor runs for a batch that begins with this state."""
         pipeline, runtime = self.pipeline, self.pipeline.runtime
         values = flattened(state.parameters)
         still = {path: values.pop(path) for path in frozen}
@@ -186,14 +190,12 @@ class PipelinedGradients:
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         parts = pipeline.microbatches(batch)
         cut = Cut(runtime, pipeline.objective, pipeline.partition, parts, counts, key, around)
-        pipeline.log("pipeline", pipeline.table)
-        gradients, of_outer, sums, statistics = execute(
-            pipeline.table,
-            pipeline.parts(cut, trained, fixed, with_deferred_gradients(runtime, outer)),
-            pipeline.apart(),
-        )
-        log_idle_overlap(runtime)
-        zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
-        gradients = nested(joined(gradients) | of_outer | zeros)
-        sums = replace(sums, statistics=sums.statistics | joined(statistics))
-        return runtime.reshard(gradients, "grads", axes.reduce_gradient), sums
+        return pipeline.parts(cut, trained, fixed, with_deferred_gradients(runtime, outer))
+
+    def found(self, results: Results, parameters: Any, frozen: Collection[str]) -> tuple[Any, Sums]:
+        """An executor's results as gradients of the `parameters`, nested by path, under the `grads` rows; and sums."""
+        values = flattened(parameters)
+        zeros = {path: jnp.zeros(values[path].shape, values[path].dtype) for path in frozen}
+        gradients = nested(joined(results.trained) | results.outer | zeros)
+        sums = replace(results.sums, statistics=results.sums.statistics | joined(results.statistics))
+        return self.pipeline.runtime.reshard(gradients, "grads", axes.reduce_gradient), sums

@@ -13,7 +13,8 @@ class State:
 
     Args:
         step: how many steps were done. parameters: nested by path. optimizer: what the update keeps, by name.
-        variables: the module's own, nested by path, updated without a gradient.
+        variables: the module's own, nested by path, updated without a gradient. in_flight: of a pipeline without a
+            flush, the batch that the last step began (`axon.train.delayed.InFlight`); nothing otherwise.
 
     Leaves are arrays, or their `ArraySpec` or `jax.ShapeDtypeStruct`.
     """
@@ -22,3 +23,4 @@ class State:
     parameters: dict[str, Any]
     optimizer: Any
     variables: dict[str, Any] = field(default_factory=dict)
+    in_flight: Any = field(default_factory=dict)

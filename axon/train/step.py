@@ -1,6 +1,7 @@
 """One training step: a pure function of a state and a batch, composed of objective, gradients and update."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
+from axon.train.delayed import Delayed, finished
 from axon.train.evaluate import Evaluator
 from axon.train.given import check_given
 from axon.train.gradients import GradientMethod, Gradients
@@ -67,7 +69,7 @@ class Program:
         self.evaluator = Evaluator(self.runtime, objective, batch, seq)
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)
-        self.update = _update(self.runtime, optimizer, outer)
+        self.update = self._delayed(_update(self.runtime, optimizer, outer))
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -79,7 +81,15 @@ class Program:
             updated = self.runtime.updates[path](variables[path], statistic)
             unpadded = self.runtime.variables[path].unpadded
             variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
-        return State(new.step, new.parameters, new.optimizer, nested(variables)), metrics
+        return finished(state, replace(new, variables=nested(variables))), metrics
+
+    def _delayed(self, update: Update) -> Update:
+        """Where the pipeline has no flush, an update by the gradients of the batch before."""
+        gradients = self.gradients
+        if not isinstance(gradients, PipelinedGradients) or gradients.pipeline.table.flush:
+            return update
+        assert isinstance(update, Descent)  # others cannot be combined with a pipeline
+        return Delayed(update, gradients, self.batch)
 
     # ---- to be called ---------------------------------------------------------------------------------------------
 
@@ -101,18 +111,32 @@ class Program:
     def _begin(self, values: Any, variables: Any) -> State:
         def begin(values: Any, variables: Any) -> State:
             values = jax.tree.map(_padded, values, nested(self.parameters))
-            return State(jnp.zeros((), jnp.int32), values, self.update.init(values), variables)
+            state = State(jnp.zeros((), jnp.int32), values, self.update.init(values), variables)
+            return self._emptied(state)
 
         shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state())
         with self.runtime.tracing():
             return self.runtime.jit(begin, out_shardings=shardings)(values, variables)
+
+    def with_nothing_in_flight(self, state: State) -> State:
+        """The state of a run that was saved with another schedule, or on other stages: the batch in flight is lost."""
+        if not isinstance(self.update, Delayed):
+            return replace(state, in_flight={})
+        with self.runtime.tracing():
+            sharding = jax.tree.map(lambda a: a.sharding, self.abstract_state().in_flight)
+            empty = self.runtime.jit(lambda state: self._emptied(state).in_flight, out_shardings=sharding)
+            return replace(state, in_flight=empty(replace(state, in_flight={})))
+
+    def _emptied(self, state: State) -> State:
+        empty = self.update.empty(state.parameters, state.variables) if isinstance(self.update, Delayed) else {}
+        return replace(state, in_flight=empty)
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """The next state, and the metrics of this step, as device scalars over the global batch.
 
         `loss` in nats per real token, `grad_norm` before clipping, `learning_rate`, `tokens`, what else the objective
         reports, and `norms`: the squared norm of each parameter's gradient, in the order of `parameters`. The old
-        state's memory is reused.
+        state's memory is reused. Of a pipeline without a flush the metrics are of the batch before: see `Delayed`.
         """
         with self.runtime.tracing():
             return self._step(state, batch)
@@ -150,11 +174,18 @@ class Program:
     def specs(self) -> State:
         """The state in axes: an `ArraySpec` at each leaf."""
         step = ArraySpec((), (), jnp.int32)
-        return State(step, nested(self.parameters), self.update.specs(self.parameters), nested(self.runtime.variables))
+        optimizer, variables = self.update.specs(self.parameters), nested(self.runtime.variables)
+        in_flight = self.update.in_flight if isinstance(self.update, Delayed) else {}
+        return State(step, nested(self.parameters), optimizer, variables, in_flight)
 
     def abstract_state(self) -> State:
         """Shapes, dtypes and shardings of `init()`: what a checkpoint is restored into."""
         return self.runtime.abstract(self.specs)
+
+    @property
+    def in_flight(self) -> str:
+        """What must be the same in a run that goes on with what this one has in flight; empty if that is nothing."""
+        return self.update.identity if isinstance(self.update, Delayed) else ""
 
     @property
     def module(self) -> Any:

@@ -22,7 +22,8 @@ Metrics = dict[str, Array]
 
 
 class Update(Protocol):
-    """A step's second half; implemented by `Descent`, `axon.train.outer.Outer`, `axon.train.onebit.OneBit`.
+    """A step's second half; implemented by `Descent`, `axon.train.outer.Outer`, `axon.train.onebit.OneBit`,
+    `axon.train.delayed.Delayed`.
 
     `mesh`: the mesh axes, with their sizes, that the shape of its state depends on.
     """
@@ -73,15 +74,15 @@ class Descent:
 
     def step(self, gradients: GradientMethod, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
         counts = gradients.counts(batch)
-        found, sums = gradients(state, batch, counts, self._frozen)
+        found, sums = gradients(state, batch, counts, self.frozen)
         found, norms = clipped(found, self.optimizer.clip)
         return (
-            self._applied(state, found),
+            self.applied(state, found),
             metrics(self.optimizer.schedule, state, sums, counts, norms),
             sums.statistics,
         )
 
-    def _applied(self, state: State, gradients: Any) -> State:
+    def applied(self, state: State, gradients: Any) -> State:
         """The state after one update with these gradients, nested by path, under the `grads` rows."""
         gradients = flattened(self.runtime.reshard(gradients, "optimizer"))
         update = self._streamed if self._on_host else self._whole
@@ -107,7 +108,8 @@ class Descent:
         return bool(self.runtime.layout.host)
 
     @cached_property
-    def _frozen(self) -> frozenset[str]:
+    def frozen(self) -> frozenset[str]:
+        """Paths of the parameters that are not trained."""
         return frozen_paths(self.optimizer, self.runtime.parameters)
 
     def _placed(self, optimizer: Any) -> Any:

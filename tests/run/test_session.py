@@ -24,6 +24,7 @@ from axon.layout import Layout
 from axon.nn import Param
 from axon.observe.metrics import read_metrics
 from axon.observe.trackers import TensorBoard
+from axon.parallel.pipeline import TwoBW
 from axon.run import Evaluation, Sample, program, run
 from axon.run.folder import RunFolder
 from axon.serve.generate import Sampling
@@ -147,6 +148,25 @@ def test_continued_on_another_layout_the_losses_match(tiny, trained, do, tmp_pat
     do(replace(tiny, layout=eight), tmp_path, devices=8, steps=10)
     np.testing.assert_allclose(records(tmp_path, "loss"), records(trained.folder, "loss")[:10], rtol=1e-5)
     np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:10], rtol=1e-5)
+
+
+@pytest.mark.full
+def test_a_pipeline_without_a_flush_goes_on_with_the_batch_in_flight_and_says_where_it_cannot(tiny, do, few, tmp_path):
+    stages = Layout({"pipe": 2}, microbatches=4, schedule=TwoBW())
+    endless = replace(tiny, model=replace(tiny.model, layers=2), layout=stages)
+    whole = do(endless, tmp_path / "whole", devices=2)
+    assert records(whole.folder, "loss", "tokens", "grad_norm", "learning_rate")[0] == [1, 0, 0, 0, 0]
+    assert records(whole.folder, "loss")[-1][1] < records(whole.folder, "loss")[1][1]
+    do(endless, tmp_path / "stopped", devices=2, steps=5)
+    shutil.copytree(tmp_path / "stopped", tmp_path / "other")
+    continued = do(endless, tmp_path / "stopped", devices=2)
+    assert not any("in flight is lost" in line for line in continued.lines)
+    assert records(continued.folder, "loss", "grad_norm") == records(whole.folder, "loss", "grad_norm")
+    with few(2):
+        jax.tree.map(np.testing.assert_array_equal, parameters(whole), parameters(continued))
+    plain = do(replace(endless, layout=Layout({"data": 2})), tmp_path / "other", devices=2)
+    assert any(line.startswith("the batch in flight is lost") for line in plain.lines)
+    assert records(plain.folder, "loss")[-1][1] > 0
 
 
 def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, copied):

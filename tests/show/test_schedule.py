@@ -7,7 +7,7 @@ import pytest
 
 from axon.config import dump
 from axon.layout import Layout, sequence_parallel
-from axon.parallel.pipeline import GPipe, Interleaved, ZeroBubbleH1, lockstep, slots
+from axon.parallel.pipeline import GPipe, Interleaved, TwoBW, ZeroBubbleH1, lockstep, slots
 from axon.parallel.pipeline.rows import rows
 from axon.run import program
 from axon.show.schedule import draw_schedule, input_bytes
@@ -40,6 +40,20 @@ def test_the_schedule_that_runs_is_shown_with_bubble_and_memory(pipelined, shown
         r"0\.00781 MiB each",
         out,
     )
+
+
+def test_what_is_in_flight_without_a_flush_is_among_the_totals_with_a_second_version_of_the_weights(pipelined, shown):
+    out = shown(pipelined(mesh={"pipe": 2}, microbatches=4, schedule=TwoBW()))
+    assert "pipeline: TwoBW in lockstep, 2 stages, 4 microbatches\n" in out
+    assert out.count("bubble 0.0%") == 2
+
+    def per_device(kind):
+        (line,) = (line for line in out.splitlines() if line.strip().startswith(f"{kind}  "))
+        return int(line.split()[-1].replace(",", ""))
+
+    weights, flying = per_device("params"), per_device("in flight")
+    slots = 4 * 2 * (5 + 3 + 2) * 32 * 32  # of 2 sequences: inputs, gradients and one of each on its way
+    assert 2 * weights < flying - slots < 2.1 * weights
 
 
 def test_without_stages_there_is_nothing_to_show(pipelined, shown, tmp_path):

@@ -73,7 +73,10 @@ MISTAKES = {
         r"tick 5 on \(tick 0 is line 5\)",
     ),
     "a table that lacks work": (with_file("lacks.txt"), r"lacks\.txt: stage 0 never does B3: every chunk .* backward"),
-    "a table without a flush": (with_file("endless.txt"), "FromFile has no flush between batches, which cannot be run"),
+    "a table without a flush": (
+        with_file("endless.txt"),
+        r"4 microbatches on 3 stages in lockstep and without a flush: .* Use 5 microbatches or more",
+    ),
     "a line that is too short": (
         with_file("short.txt"),
         r"short\.txt:9: a tick has a cell for each of 3 stages.* has 2",

@@ -36,8 +36,8 @@ def lockstep(table: Table) -> Table:
 
 
 def forwards(table: Table) -> Table:
-    """The forwards of a table with a flush alone, in as few uniform ticks as its order allows."""
-    rounds = _rounds(_only(table.orders(), Action.FORWARD), table)
+    """The forwards of one batch alone, with a flush, in as few uniform ticks as the table's order allows."""
+    rounds = _rounds(_only(unrolled(table, 1).orders(), Action.FORWARD), table)
     return Table.of([cell for cells in rounds for cell in cells], table.microbatches, table.chunks)
 
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from axon.errors import UserError
-from axon.parallel.pipeline.slots import NONE, lowest, slots
+from axon.parallel.pipeline.periodic import ages
+from axon.parallel.pipeline.slots import NONE, of_spans, slots
 from axon.parallel.pipeline.table import Action, Table
 
 BACKWARDS = (Action.BACKWARD, Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
@@ -21,7 +22,8 @@ class Rows(NamedTuple):
     does not need it.
 
     Attributes:
-        active: whether the stage works. microbatch, chunk: on what; 0 if it does not.
+        active: whether the stage works. microbatch, chunk: on what; 0 if it does not. age: of which batch that is: 1
+            for the batch before, in a table without a flush (see `ages`).
         input: slot of the chunk's input. gradient: slot of its output's gradient.
         input_arrives, gradient_arrives: `[tick, shift, stage]`, slots of what was made in the tick before: see `Slots`.
         enters: slot for the input of the model's first chunk, in the tick of its forward.
@@ -34,6 +36,7 @@ class Rows(NamedTuple):
     active: np.ndarray
     microbatch: np.ndarray
     chunk: np.ndarray
+    age: np.ndarray
     input: np.ndarray
     gradient: np.ndarray
     input_arrives: np.ndarray
@@ -55,7 +58,8 @@ class Pools(NamedTuple):
 
 
 def rows(table: Table) -> tuple[Rows, Pools]:
-    """The rows of a uniform table with a flush that `check` accepts, or of the forwards of one.
+    """The rows of a uniform table that `check` accepts, or of the forwards of one. Without a flush, what is made in the
+    last tick arrives in the first one of the next period.
 
     The gradients of the last chunk's outputs, which the loss makes when it has the outputs, have slots of their own,
     after those of the gradients that other stages send.
@@ -75,6 +79,7 @@ def rows(table: Table) -> tuple[Rows, Pools]:
         active=table.action != Action.IDLE,
         microbatch=table.microbatch,
         chunk=table.chunk,
+        age=ages(table),
         input=placed(memory.input, inputs),
         gradient=placed(np.where(last & ~forward, own, memory.gradient), gradients),
         input_arrives=placed(_one_later(memory.input_arrives), inputs),
@@ -90,8 +95,8 @@ def rows(table: Table) -> tuple[Rows, Pools]:
 
 
 def _one_later(arrives: np.ndarray) -> np.ndarray:
-    """What is made in the last tick nobody needs."""
-    return np.concatenate([np.full_like(arrives[:1], NONE), arrives[:-1]])
+    """With a flush nothing that is made in the last tick arrives anywhere."""
+    return np.roll(arrives, 1, axis=0)
 
 
 def _of_chunk(table: Table, logical: int) -> np.ndarray:
@@ -110,12 +115,13 @@ def _microbatch(table: Table, cells: np.ndarray) -> np.ndarray:
 
 def _loss_slots(table: Table, last: np.ndarray) -> np.ndarray:
     """`[tick, stage]`: the slot of the loss's gradient, from the forward of the last chunk to its last backward."""
-    found = np.full(table.action.shape, NONE)
+    found, age = np.full(table.action.shape, NONE), ages(table)
     cells = [(tick, stage, int(table.microbatch[tick, stage])) for tick, stage in np.argwhere(last).tolist()]
-    begins = {microbatch: tick for tick, _, microbatch in reversed(cells)}
-    ends = {microbatch: tick for tick, _, microbatch in cells}
-    in_order = sorted(begins, key=begins.__getitem__)
-    slot = dict(zip(in_order, lowest((begins[m], ends[m]) for m in in_order), strict=True))
+    when = sorted((tick + int(age[tick, stage]) * table.ticks, microbatch) for tick, stage, microbatch in cells)
+    begins, ends = {microbatch: tick for tick, microbatch in reversed(when)}, {m: tick for tick, m in when}
+    spans = {m: (begins[m] % table.ticks, begins[m] % table.ticks + ends[m] - begins[m]) for m in begins}
+    in_order = sorted(spans, key=spans.__getitem__)
+    slot = dict(zip(in_order, of_spans([spans[m] for m in in_order], table), strict=True))
     for tick, stage, microbatch in cells:
         found[tick, stage] = slot[microbatch]
     return found

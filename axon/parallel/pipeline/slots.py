@@ -1,7 +1,7 @@
 """Where values wait between ticks: which slot of a stage's memory each is written to, and which stage it goes to."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -132,10 +132,19 @@ def _allocated(values: Iterable[_Value], table: Table) -> Iterator[tuple[_Value,
         stages[value.stage].append(value)
     for waiting in stages:
         spans = [(value.first, value.last) for value in waiting]
-        yield from zip(waiting, lowest(spans) if table.flush else _rings(waiting, table.ticks), strict=True)
+        yield from zip(waiting, of_spans(spans, table), strict=True)
 
 
-def lowest(spans: Iterable[tuple[int, int]]) -> list[int]:
+Span = tuple[int, int]
+"""The ticks from which and to which a value waits, both counted in."""
+
+
+def of_spans(spans: Sequence[Span], table: Table) -> list[int]:
+    """Slots of one stage for values that wait so, in the order in which they begin; without a flush in every period."""
+    return lowest(spans) if table.flush else _rings(spans, table.ticks)
+
+
+def lowest(spans: Iterable[Span]) -> list[int]:
     """For values that wait from a tick to another, in the order in which they begin, the lowest slot that is free.
 
     These are as few as there are values at one time.
@@ -149,13 +158,13 @@ def lowest(spans: Iterable[tuple[int, int]]) -> list[int]:
     return found
 
 
-def _rings(values: list[_Value], ticks: int) -> list[int]:
+def _rings(spans: Sequence[Span], ticks: int) -> list[int]:
     """The same for values that begin again every so many ticks, and may wait past the end of a period.
 
     If no value needs its slot any more when the n-th after it begins, slots may be used in turn in rounds of n or more.
     A period has a whole number of rounds, as equal as they can be, so that the next period begins with a new one.
     """
-    count = len(values)
-    begins = [value.first for value in values] + [value.first + ticks for value in values]
-    after = max((bisect_right(begins, value.last) - i for i, value in enumerate(values)), default=1)
+    count = len(spans)
+    begins = [first for first, _ in spans] + [first + ticks for first, _ in spans]
+    after = max((bisect_right(begins, last) - i for i, (_, last) in enumerate(spans)), default=1)
     return [slot for part in np.array_split(range(count), max(1, count // after)) for slot in range(len(part))]

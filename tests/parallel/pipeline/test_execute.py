@@ -16,12 +16,13 @@ from axon.parallel.pipeline import (
     GPipe,
     Interleaved,
     OneFOneB,
+    TwoBW,
     ZeroBubbleH1,
     ZeroBubbleV,
     check,
     lockstep,
 )
-from axon.parallel.pipeline.execute import Parts, execute
+from axon.parallel.pipeline.execute import Parts, execute, execute_period, in_flight
 from axon.parallel.pipeline.partition import NOTHING, partition
 
 BATCH, EMBED, EACH = 4, 3, 2
@@ -145,3 +146,52 @@ def test_what_chunks_add_up_on_the_way_reaches_the_loss_and_its_gradient_comes_b
 @pytest.mark.parametrize("case", [SCHEDULES[1], SCHEDULES[3], SCHEDULES[6]], ids=str)
 def test_layers_need_not_be_as_many_on_every_stage(case, rng):
     compare(*case, rng, extras=True, missing=3)
+
+
+ENDLESS = [
+    (TwoBW(), 2, 3),
+    (TwoBW(), 4, 8),
+    (Interleaved(2), 2, 4),
+    (ZeroBubbleH1(), 2, 4),
+    (ZeroBubbleV(), 2, 6),
+]
+"""Without a flush: any table may be one period of a schedule that goes on."""
+
+
+@pytest.mark.few(case=ENDLESS[:1], extras=(True,))
+@pytest.mark.parametrize("extras", [True, False])
+@pytest.mark.parametrize("case", ENDLESS, ids=str)
+def test_without_a_flush_a_batch_is_finished_in_the_next_period_with_the_weights_that_it_began_with(case, extras, rng):
+    """Three batches, each with its own weights and data, one begun in each period; the fourth period ends the last."""
+    schedule, stages, microbatches = case
+    table = lockstep(replace(schedule.table(stages, microbatches), flush=False))
+    check(table)
+    layers = table.chunks.total * EACH
+    batches = [example(rng, layers, microbatches, BATCH) for _ in range(3)]
+    placement = Placement.of(Layout({"pipe": stages}), jax.devices()[:stages])
+
+    def of(trained, fixed, first, last, x, factors):
+        trained, fixed = (reshard(v, PartitionSpec("pipe")) for v in (trained, fixed))
+        first, last, x, factors = (reshard(v, PartitionSpec()) for v in (first, last, x, factors))
+        made = parts(trained, fixed, first, last, x, factors, extras)
+        return replace(made, partition=partition([layers], [1.0], table.chunks.total))
+
+    @jax.jit
+    def period(begun, before, memory):
+        return execute_period(table, of(*begun), of(*before), memory)
+
+    def results(found):
+        (trained,), outer, sums, (statistics,) = found
+        return trained, outer, sums["loss"], statistics
+
+    with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
+        memory, _, _ = jax.jit(lambda given: in_flight(table, of(*given)))(batches[0])
+        before, finished = jax.tree.map(lambda x: np.full_like(x, np.nan), batches[0]), []
+        for begun in (*batches, batches[0]):
+            first, last, memory = period(begun, before, memory)
+            finished.append(jax.device_get((results(first), results(last))))
+            before = begun
+    for number, given in enumerate(batches):
+        found = jax.tree.map(np.add, finished[number][0], finished[number + 1][1])
+        for ours, expected in zip(jax.tree.leaves(found), jax.tree.leaves(whole(*given, extras)), strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())

@@ -19,6 +19,7 @@ from axon.parallel.pipeline import (
     ZeroBubbleV,
     check,
     figures,
+    forwards,
     lockstep,
 )
 from axon.parallel.pipeline.table import needs, result, step_of
@@ -130,3 +131,11 @@ def test_without_a_flush_there_is_no_bubble_in_lockstep_either(rng):
 def test_without_a_flush_a_batch_is_longer_than_the_way_there_and_back():
     with pytest.raises(UserError, match=r"6 microbatches on 4 stages in lockstep .* Use 7 microbatches or more"):
         lockstep(TwoBW().table(4, 6))
+
+
+def test_the_forwards_of_a_table_without_a_flush_are_those_of_one_batch_from_an_empty_pipeline(rng):
+    stages = int(rng.integers(1, 6))
+    microbatches = int(rng.integers(2 * stages - 1, 16))
+    found, plain = (forwards(lockstep(one.table(stages, microbatches))) for one in (TwoBW(), OneFOneB()))
+    assert found.flush
+    assert list(found.cells()) == list(plain.cells())

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from axon.parallel.pipeline import (
@@ -13,6 +14,7 @@ from axon.parallel.pipeline import (
     TwoBW,
     ZeroBubbleH1,
     ZeroBubbleV,
+    ages,
     lockstep,
     phases,
 )
@@ -47,11 +49,18 @@ def test_interleaved_is_three_loops_too(rng):
     assert found == [((F,), 2 * stages), ((B, F), middle), ((B,), 2 * stages)]
 
 
-def test_a_period_of_a_schedule_without_a_flush_is_one(rng):
-    stages = int(rng.integers(2, 6))
-    (only,) = phases(lockstep(TwoBW().table(stages, 2 * stages)))
-    assert set(only.actions) == {F, B}
-    assert only.times == 2 * stages
+def test_a_period_of_a_schedule_without_a_flush_is_three_loops_for_what_is_outside_of_the_stages_has_one_age(rng):
+    stages = int(rng.integers(3, 6))
+    table = lockstep(TwoBW().table(stages, 2 * stages))
+    found = phases(table)
+    age = ages(table)
+    assert all(set(phase.actions) == {F, B} for phase in found)
+    assert sum(phase.times for phase in found) == 2 * stages
+    for start, actions, times in found:
+        for place in range(len(actions)):
+            ticks = age[start + place : start + len(actions) * times : len(actions)]
+            assert len(np.unique(ticks[:, [0, -1]], axis=0)) == 1
+    assert len(found) == 3
 
 
 def test_h1_has_weights_between_inputs_and_forwards(rng):

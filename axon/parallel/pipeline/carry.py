@@ -1,0 +1,141 @@
+"""What goes from tick to tick: its shapes, where it lies, and what it is before the first tick."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from axon.axes import as_cotangent, reshard
+from axon.parallel.pipeline.delivery import Memory
+from axon.parallel.pipeline.parts import Parts
+from axon.parallel.pipeline.region import PIPE, Region, spec_of
+from axon.parallel.pipeline.rows import Pools
+from axon.parallel.pipeline.stage import Stage, entry
+
+
+class Carry(NamedTuple):
+    """What goes from tick to tick: what waits, and all that is added up.
+
+    Attributes:
+        trained, statistics: of each segment, with an axis `layers` in front; where batches of two ages are computed,
+            each stage has the layers of both in a row. outer, sums: one for each age.
+    """
+
+    memory: Memory
+    trained: Any
+    statistics: Any
+    outer: tuple[Any, ...]
+    sums: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Carried:
+    """The shapes and specs of a carry.
+
+    Args:
+        versions: with what a batch of each age is computed. x, extras, statistics: shapes of a chunk's output, of what
+            it gives besides, and of the statistics of all layers, of all ages, where they run.
+    """
+
+    versions: Sequence[Parts]
+    stage: Stage
+    pools: Pools
+    region: Region
+    x: Any
+    extras: Any
+    statistics: Any
+
+    @cached_property
+    def value(self) -> Any:
+        """Specs of what goes from chunk to chunk."""
+        return self.region.spec(self.x), jax.tree.map(lambda _: PartitionSpec(), self.extras)
+
+    @cached_property
+    def pool(self) -> Any:
+        """Specs of a pool of slots for it: axes for stages and slots come first."""
+        return jax.tree.map(lambda spec: PartitionSpec(PIPE, None, *spec), self.value)
+
+    @cached_property
+    def memory(self) -> Memory:
+        made = jax.tree.map(lambda spec: PartitionSpec(PIPE, *spec), self.value)
+        return Memory(self.pool, self.pool, made, made)
+
+    @cached_property
+    def of_layers(self) -> Any:
+        """Specs of what is added up of each layer."""
+        return jax.tree.map(lambda _: PartitionSpec(PIPE), self.statistics)
+
+    @cached_property
+    def gradients(self) -> Any:
+        """Specs of each device's sums of gradients: an axis for the devices comes second."""
+        trained = list(self.versions[0].trained)
+        return jax.tree.map(lambda _: PartitionSpec(PIPE, self.region.apart or None), trained)
+
+    def nothing(self) -> tuple[Array, Any]:
+        """Zeros in place of what goes from chunk to chunk."""
+        x = reshard(jnp.zeros(self.x.shape, self.x.dtype), spec_of(self.x))
+        return x, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.extras)
+
+    def zeros(self, with_gradients: bool) -> Carry:
+        """The carry before the first tick."""
+        ages = len(self.versions)
+        made = self._waiting()
+        memory = Memory(self._waiting(self.pools.inputs), self._waiting(self.pools.gradients), made, made)
+        trained = [
+            jax.tree.map(partial(self._of_layers, places=ages * storage.runs), of)
+            for storage, of in zip(self.stage.storage, self.versions[0].trained, strict=True)
+        ]
+        statistics = jax.tree.map(lambda s: reshard(jnp.zeros(s.shape, s.dtype), spec_of(s)), self.statistics)
+        outer = tuple(_cotangents(parts.outer) if with_gradients else None for parts in self.versions)
+        return Carry(memory, trained, statistics, outer, tuple(map(self._sums, self.versions)))
+
+    def _waiting(self, *slots: int) -> Any:
+        def empty(x: Any, spec: PartitionSpec) -> Array:
+            zeros = jnp.zeros((self.stage.table.stages, *slots, *x.shape), x.dtype)
+            return reshard(zeros, PartitionSpec(PIPE, *[None] * len(slots), *spec))
+
+        return empty(self.x, spec_of(self.x)), jax.tree.map(lambda s: empty(s, PartitionSpec()), self.extras)
+
+    def _of_layers(self, value: Array, places: int) -> Array:
+        mesh, apart = jax.sharding.get_abstract_mesh(), self.region.apart
+        shape = self.stage.table.stages * places, math.prod(mesh.shape[a] for a in apart), *value.shape[1:]
+        layers, *rest = spec_of(value)
+        return reshard(jnp.zeros(shape, value.dtype), PartitionSpec(layers, apart or None, *rest))
+
+    def _sums(self, parts: Parts) -> Any:
+        found = jax.eval_shape(parts.last, parts.outer, *self.nothing(), jnp.int32(0))[1]
+        return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), found)
+
+
+def _cotangents(outer: Any) -> Any:
+    return jax.tree.map(lambda v: as_cotangent(jnp.zeros(v.shape, v.dtype), v), outer)
+
+
+def carried(versions: Sequence[Parts], stage: Stage, pools: Pools, apart: tuple[str, ...]) -> Carried:
+    """The shapes of a carry, of which only `stage` and what it runs are known.
+
+    Args:
+        apart: mesh axes over which each device has a sum of gradients of its own, unless chunks give extras or
+            statistics, which may be of the whole batch.
+    """
+    parts = versions[0]
+    x = jax.eval_shape(parts.first, parts.outer, jnp.int32(0))
+
+    def besides(trained: Any, fixed: Any, x: Array, inputs: Any) -> Any:
+        layers = [[one.to_stages(of) for one, of in zip(stage.storage, part, strict=True)] for part in (trained, fixed)]
+        chunk, of_chunk = stage.of_tick([(layers[0], layers[1])], 0, 0)
+        _, extras, statistics = chunk(of_chunk, x, entry(inputs, 0))
+        places = stage.table.chunks.virtual * len(versions)
+        return extras, jax.tree.map(lambda s: jnp.concatenate([s] * places), statistics)
+
+    of_stage = Region((PIPE,))(besides, (PartitionSpec(), PartitionSpec(PIPE)))
+    no_x = reshard(jnp.zeros(x.shape, x.dtype), spec_of(x))
+    extras, statistics = jax.eval_shape(of_stage, parts.trained, parts.fixed, no_x, parts.inputs)
+    region = Region((PIPE,) if jax.tree.leaves((extras, statistics)) else (PIPE, *apart))
+    return Carried(versions, stage, pools, region, x, extras, statistics)

@@ -1,0 +1,143 @@
+"""What a stage does in a tick, in a region that is manual over `pipe`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axon.parallel.pipeline.delivery import Delivery, Memory, after, get, put
+from axon.parallel.pipeline.region import PIPE
+from axon.parallel.pipeline.rows import Pools, Rows
+from axon.parallel.pipeline.storage import Storage
+from axon.parallel.pipeline.table import Action, Table
+
+Layers = Sequence[tuple[Any, Any]]
+"""What a stage has of its layers, `trained` and `fixed`, with which a batch of each age is computed (see `ages`)."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The work of a stage.
+
+    Args:
+        chunk: as of `Parts`. storage: of each segment of the model.
+    """
+
+    table: Table
+    pools: Pools
+    chunk: Callable[..., Any]
+    storage: Sequence[Storage]
+
+    def forward(self, of_phase: Rows) -> Callable[..., Any]:
+        """The forward of a chunk: its memory, statistics added to those before, and what leaves the last chunk."""
+        delivery = Delivery(of_phase, self.pools, self.table.stages)
+
+        def forward(memory: Memory, total: Any, layers: Layers, entering: Any, inputs: Any, row: Rows) -> Any:
+            own = _own(row)
+            memory = delivery.before(memory, own)
+            memory = memory._replace(inputs=put(memory.inputs, entering, own.enters))
+            (x, extras), memory = after(get(memory.inputs, own.input), memory)
+            chunk, of_chunk = self.of_tick(layers, own.chunk, own.age)
+            y, more, statistics = chunk(of_chunk, x, _of_microbatch(inputs, own))
+            y = y, jax.tree.map(jnp.add, extras, more)
+            total = self._add(total, jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics), own)
+            return delivery.after(memory, own)._replace(output=_lifted(y)), total, _of_one_stage(y, own.leaves)
+
+        return forward
+
+    def backward(self, action: Action, of_phase: Rows) -> Callable[..., Any]:
+        """A backward of a chunk: its memory, gradients added to those before, and what begins the first chunk's."""
+        delivery = Delivery(of_phase, self.pools, self.table.stages)
+
+        def backward(memory: Memory, total: Any, layers: Layers, inputs: Any, row: Rows) -> Any:
+            own = _own(row)
+            memory = delivery.before(memory, own)
+            needed = get(memory.inputs, own.input), get(memory.gradients, own.gradient)
+            ((x, _), dy), memory = after(needed, memory)
+            chunk, of_chunk = self.of_tick(layers, own.chunk, own.age)
+            _, pull = jax.vjp(lambda trained, x: chunk(trained, x, _of_microbatch(inputs, own))[:2], of_chunk, x)
+            gradient, dx = pull(dy)
+            if action != Action.BACKWARD_INPUT:
+                gradient = jax.tree.map(lambda d: jnp.where(own.active, d, 0)[:, None], gradient)
+                total = self._add(total, gradient, own)
+            memory = delivery.after(memory, own)
+            if action == Action.BACKWARD_WEIGHT:
+                return memory, total, jnp.zeros_like(dx)
+            return memory._replace(gradient=_lifted((dx, dy[1]))), total, _of_one_stage(dx, own.begins)
+
+        return backward
+
+    def of_tick(self, layers: Layers, chunk: Any, age: Any) -> tuple[Callable[..., Any], Any]:
+        """`(trained, x, inputs) → …`, one of the stage's chunks for a batch of this age; and its trained arrays."""
+        trained, fixed = _of_age([self._of_chunk(one, chunk) for one in layers], age)
+        numbers = self._of_chunk(self._numbers(), chunk)
+
+        def run(trained: Any, x: Array, inputs: Any) -> Any:
+            return self.chunk(trained, fixed, numbers, x, inputs)
+
+        return run, trained
+
+    def _numbers(self) -> list[Array]:
+        """Of each segment the numbers of the periods that this stage runs."""
+        return [jnp.asarray(one.numbers, jnp.int32)[lax.axis_index(PIPE)] for one in self.storage]
+
+    def _of_chunk(self, layers: Any, chunk: Any) -> Any:
+        """Of what a stage has of its layers that of one chunk."""
+        virtual = self.table.chunks.virtual
+        if virtual == 1:
+            return layers
+
+        def of_chunk(x: Array) -> Array:
+            each = x.shape[0] // virtual
+            return lax.dynamic_slice_in_dim(x, chunk * each, each)
+
+        return jax.tree.map(of_chunk, layers)
+
+    def _add(self, total: Any, gradient: Any, own: Any) -> Any:
+        """Sums with an axis `layers` in front, those of a chunk's layers added to: of each age its own, in a row."""
+
+        def added(total: Array, gradient: Array) -> Array:
+            each = gradient.shape[0]
+            if each == total.shape[0]:
+                return total + gradient
+            start = (own.age * self.table.chunks.virtual + own.chunk) * each
+            old = lax.dynamic_slice_in_dim(total, start, each)
+            return lax.dynamic_update_slice_in_dim(total, old + gradient, start, 0)
+
+        return jax.tree.map(added, total, gradient)
+
+
+def _own(row: Rows) -> Any:
+    """Of a tick's row what is about this stage."""
+    stage = lax.axis_index(PIPE)
+    return Rows(*(x[..., stage] if x.ndim else x for x in row))
+
+
+def _of_age(versions: Sequence[Any], age: Any) -> Any:
+    """One of several like trees, each stage its own: chosen by data, since stages may not branch apart."""
+    if len(versions) == 1:
+        return versions[0]
+    return jax.tree.map(lambda *leaves: lax.select_n(age, *leaves), *versions)
+
+
+def _of_microbatch(inputs: Sequence[Any], own: Any) -> Any:
+    """What a stage's blocks are given in a tick, of the `inputs` of the batch of each age."""
+    return _of_age([entry(of_batch, own.microbatch) for of_batch in inputs], own.age)
+
+
+def entry(tree: Any, number: Any) -> Any:
+    """Of arrays with an axis in front one entry of each."""
+    return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), tree)
+
+
+def _lifted(value: Any) -> Any:
+    """A stage's own value, with the axis of the stages in front."""
+    return jax.tree.map(lambda x: x[None], value)
+
+
+def _of_one_stage(x: Any, chosen: Any) -> Any:
+    """What the one stage has for which `chosen` holds, on all stages; zeros if there is none."""
+    return jax.tree.map(lambda leaf: lax.psum(jnp.where(chosen, leaf, 0), PIPE), x)

@@ -1,0 +1,232 @@
+"""Training by a pipeline without a flush: a step begins its batch, and finishes the one before.
+
+PipeDream-2BW, Narayanan et al., arXiv:2006.09503, section 3.1: `W(t+1) = W(t) − lr · update(∇f(W(t−1)))`.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon import axes
+from axon.axes import ArraySpec, parse_names
+from axon.errors import UserError
+from axon.nn.language_model import RESIDUAL
+from axon.parallel.pipeline import Table
+from axon.parallel.pipeline.execute import execute_period, in_flight
+from axon.parallel.pipeline.text import write
+from axon.runtime import Runtime, flattened, nested
+from axon.train.cut import LAYERS, joined
+from axon.train.gradients import GradientMethod, log_idle_overlap
+from axon.train.objective import SEQUENCES, Batch, Sums
+from axon.train.optimizers import Parameters
+from axon.train.pipelined import PipelinedGradients
+from axon.train.state import State
+from axon.train.update import Descent, Metrics, clipped, metrics
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class InFlight:
+    """The batch that a step began, for the next one to finish.
+
+    Args:
+        pending: 1, or 0 where there is no such batch, as before a run's first step. batch: its arrays.
+        parameters, variables: those that it began with; of the parameters those that are trained.
+        gradients, sums: what was added up over those microbatches that are done. memory: the stages' slots.
+    """
+
+    pending: Any
+    batch: dict[str, Any]
+    parameters: dict[str, Any]
+    variables: dict[str, Any]
+    gradients: dict[str, Any]
+    sums: Any
+    memory: Any
+
+
+@dataclass(frozen=True)
+class Delayed:
+    """Descent along the gradients of the batch before, which this step finishes with the weights that it began with.
+
+    Where nothing is in flight a step changes no parameter, no optimizer state and no variable (see `finished`), and its
+    metrics are 0. Metrics are those of the batch that is finished, its learning rate among them.
+
+    Args:
+        gradients: a pipeline's, whose table has no flush. batch: sequences of the global batch.
+    """
+
+    descent: Descent
+    gradients: PipelinedGradients
+    batch: int
+
+    def __post_init__(self):
+        if host := self.runtime.layout.host:
+            raise UserError(
+                f"Layout.host = {host}: a schedule without a flush, as TwoBW, keeps two versions of the weights on the "
+                "devices, and cannot stream them from the host yet. Set Layout.host to (), or use another schedule"
+            )
+
+    @property
+    def runtime(self) -> Runtime:
+        return self.descent.runtime
+
+    @property
+    def mesh(self) -> Mapping[str, int]:
+        return {}
+
+    def specs(self, parameters: Parameters) -> Any:
+        return self.descent.specs(parameters)
+
+    def init(self, values: Any) -> Any:
+        return self.descent.init(values)
+
+    def evaluated(self, state: State) -> Any:
+        return self.descent.evaluated(state)
+
+    # ---- what is in flight ----------------------------------------------------------------------------------------
+
+    @cached_property
+    def in_flight(self) -> InFlight:
+        """What is in flight in axes: an `ArraySpec` at each leaf."""
+        parameters, variables = self._trained(self.runtime.parameters), self.runtime.variables
+        memory, sums, statistics = self._shapes
+        sums = replace(sums, statistics=sums.statistics | joined(statistics))
+        return InFlight(
+            pending=ArraySpec((), (), jnp.int32),
+            batch=dict(self.gradients.pipeline.objective.specs(self.batch, self.gradients.pipeline.seq)),
+            parameters=nested(parameters),
+            variables=nested(variables),
+            gradients=nested({path: replace(spec, kind="grads") for path, spec in parameters.items()}),
+            sums=replace(
+                jax.tree.map(_unsplit, sums),
+                statistics={path: _statistic(path, shape) for path, shape in sums.statistics.items()},
+            ),
+            memory=jax.tree.map(_slots, memory),
+        )
+
+    def empty(self, parameters: Any, variables: Any) -> InFlight:
+        """What is in flight before the first step: nothing."""
+        zeros = jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), self.in_flight)
+        return replace(zeros, parameters=nested(self._trained(flattened(parameters))), variables=variables)
+
+    @cached_property
+    def identity(self) -> str:
+        """The same for all runs that can go on with what this one has in flight."""
+        leaves = jax.tree_util.tree_leaves_with_path(self.in_flight)
+        shapes = [(jax.tree_util.keystr(path), spec.shape, jnp.dtype(spec.dtype).name) for path, spec in leaves]
+        return hashlib.sha256(f"{write(self.table)} {shapes}".encode()).hexdigest()
+
+    @property
+    def table(self) -> Table:
+        return self.gradients.pipeline.table
+
+    @cached_property
+    def _shapes(self) -> tuple[Any, Any, Any]:
+        """Memory, sums, and statistics of the blocks of each segment."""
+        runtime, pipeline = self.runtime, self.gradients.pipeline
+        specs = (
+            nested(runtime.parameters),
+            nested(runtime.variables),
+            pipeline.objective.specs(self.batch, pipeline.seq),
+        )
+
+        def shapes(parameters: Any, variables: Any, batch: Batch) -> Any:
+            batch = {**batch, SEQUENCES: axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")}
+            state = State(jnp.zeros((), jnp.int32), parameters, None, variables)
+            parts = self.gradients.parts(state, batch, self.gradients.counts(batch), self.descent.frozen)
+            return in_flight(self.table, parts)
+
+        with runtime.tracing():
+            return jax.eval_shape(shapes, *map(runtime.abstract, specs))
+
+    def _trained(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {path: value for path, value in values.items() if path not in self.descent.frozen}
+
+    # ---- the step -------------------------------------------------------------------------------------------------
+
+    def step(self, gradients: GradientMethod, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+        before = state.in_flight
+        earlier: Batch = {**before.batch, SEQUENCES: batch[SEQUENCES]}
+        counts = gradients.counts(earlier)
+        found, sums, left = self._period(state, batch, earlier)
+        found, norms = clipped(found, self.descent.optimizer.clip)
+        reported = metrics(self.descent.optimizer.schedule, _earlier(state), sums, counts, norms)
+        after = replace(self.descent.applied(state, found), in_flight=left)
+        return after, jax.tree.map(lambda x: jnp.where(before.pending, x, 0), reported), sums.statistics
+
+    def _period(self, state: State, batch: Batch, earlier: Batch) -> tuple[Any, Sums, InFlight]:
+        """Gradients and sums of the batch before, and what is in flight of this one."""
+        method, before, frozen = self.gradients, state.in_flight, self.descent.frozen
+        values = nested(flattened(state.parameters) | flattened(before.parameters))
+        began = replace(_earlier(state), parameters=values, variables=before.variables)
+        method.pipeline.log("pipeline", self.table)
+        begun, finished, memory = execute_period(
+            self.table,
+            method.parts(state, batch, method.counts(batch), frozen),
+            method.parts(began, earlier, method.counts(earlier), frozen),
+            before.memory,
+            method.pipeline.apart(),
+        )
+        log_idle_overlap(self.runtime)
+        first, first_sums = method.found(begun, state.parameters, frozen)
+        last, last_sums = method.found(finished, state.parameters, frozen)
+        last, first = flattened(last), self._trained(flattened(first))
+        rest = jax.tree.map(jnp.add, self._trained(last), flattened(before.gradients))
+        left = InFlight(
+            pending=jnp.ones_like(before.pending),
+            batch={name: batch[name] for name in before.batch},
+            parameters=nested(self._trained(flattened(state.parameters))),
+            variables=state.variables,
+            gradients=nested(first),
+            sums=first_sums,
+            memory=memory,
+        )
+        return nested(last | rest), jax.tree.map(jnp.add, last_sums, before.sums), self._placed(left)
+
+    def _placed(self, left: InFlight) -> InFlight:
+        placement = self.runtime.placement
+        return jax.tree.map(lambda s, x: axes.reshard(x, placement.spec(s.axes, s.kind)), self.in_flight, left)
+
+
+def finished(before: State, after: State) -> State:
+    """The state after a step, in which nothing has changed if no batch was finished: but for what is in flight."""
+    if not isinstance(before.in_flight, InFlight):
+        return after
+    pending = before.in_flight.pending
+    kept = replace(before, step=after.step, in_flight=after.in_flight)
+    return jax.tree.map(lambda new, old: new if new is old else jnp.where(pending, new, old), after, kept)
+
+
+def _earlier(state: State) -> State:
+    """The state's step as that of the batch before."""
+    return replace(state, step=state.step - 1)
+
+
+def _unsplit(shape: Any) -> ArraySpec:
+    return ArraySpec(_unnamed(shape.shape), shape.shape, shape.dtype)
+
+
+def _statistic(path: str, shape: Any) -> ArraySpec:
+    """Of the blocks, with an axis `layers` in front."""
+    if not path.startswith(LAYERS):
+        return _unsplit(shape)
+    return ArraySpec(("layers", *_unnamed(shape.shape[1:])), shape.shape, shape.dtype, "params")
+
+
+def _slots(shape: Any) -> ArraySpec:
+    """An axis for the stages comes first, and `RESIDUAL` last; or nothing, for what else goes from chunk to chunk."""
+    residual = parse_names(RESIDUAL)
+    last = residual if len(shape.shape) > len(residual) else ()
+    between = _unnamed(shape.shape[1 : len(shape.shape) - len(last)])
+    return ArraySpec(("layers", *between, *last), shape.shape, shape.dtype)
+
+
+def _unnamed(shape: tuple[int, ...]) -> tuple[str, ...]:
+    """Names of axes that are never split."""
+    return tuple(f"_{number}" for number in range(len(shape)))

@@ -1,0 +1,218 @@
+"""An optimizer's update one layer at a time, its state in files: ZeRO-Infinity (Rajbhandari et al., arXiv:2104.07857).
+
+A step is one compiled program that makes the gradients, and a loop over layers outside of it: while a layer is updated,
+the state of the next is read, and that of the one before is written.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from axon.errors import UserError
+from axon.layout import Placement
+from axon.runtime import flattened, nested
+from axon.runtime.scratch import Scratch
+from axon.runtime.stored import Files, StoredArray, is_stored
+from axon.train.layers import LayerUpdate, Leaves, at, check_by_layer, leaves, put, rebuilt
+from axon.train.optimizers import Averaging
+from axon.train.state import State
+from axon.train.update import Descent
+
+KIND = "optimizer"
+
+
+class Pending(NamedTuple):
+    """In the place of the optimizer's state, between a step's compiled program and its update: both need no more."""
+
+    gradients: dict[str, Array]
+    optimizer: Any
+
+
+class _Piece(NamedTuple):
+    """What is updated at once: these parameters, one layer of them (`number`) or whole (None), and their state."""
+
+    paths: list[str]
+    number: int | None
+    own: Leaves
+
+    @property
+    def index(self) -> np.int32 | None:
+        """An argument of compiled functions, which are the same for all layers."""
+        return None if self.number is None else np.int32(self.number)
+
+    def read(self) -> Callable[[], Leaves]:
+        """Start to read the state. What is returned waits for it, and gives it."""
+        begun = {key: leaf.read(self.number or 0) for key, leaf in self.own.items() if is_stored(leaf)}
+        return lambda: self.own | {key: placed() for key, placed in begun.items()}
+
+    def write(self, new: Leaves) -> Leaves:
+        """Start to write what of the new state is in files; all of it, as it is in a state."""
+        for key, leaf in self.own.items():
+            if is_stored(leaf):
+                leaf.write(new[key], self.number or 0)
+        return {key: leaf if is_stored(leaf) else new[key] for key, leaf in self.own.items()}
+
+    def wait(self) -> None:
+        """Return when it is written."""
+        for leaf in filter(is_stored, self.own.values()):
+            leaf.wait(self.number or 0)
+
+
+def check_on_disk(optimizer: object, placement: Placement) -> None:
+    """Raise `UserError` for an optimizer, or a layout, whose state cannot be in files."""
+    check_by_layer(optimizer, placement, "Layout.disk")
+    refused = f"Layout.disk = {dict(placement.layout.disk)}"
+    if stages := placement.mesh_axes("layers", KIND) + placement.mesh_axes("layers", "params"):
+        raise UserError(
+            f"{refused}: a pipeline's stages cannot update from files yet. Set Layout.disk to {{}}, or take "
+            f"{' and '.join(dict.fromkeys(stages))} out of Layout.mesh"
+        )
+    if len({device.process_index for device in placement.devices}) > 1:
+        raise UserError(
+            f"{refused}: the mesh's devices are of several processes, whose state cannot be in files yet. Set "
+            "Layout.disk to {}, or train with one process"
+        )
+
+
+@dataclass(frozen=True)
+class DiskDescent(Descent):
+    """`Descent` whose optimizer's state is in files, all but scalars.
+
+    Compiled are `init` and `step` without the files: `begin` and `finish` do what is left to do outside.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_on_disk(self.optimizer, self.runtime.placement)
+
+    # ---- compiled -------------------------------------------------------------------------------------------------
+
+    def init(self, values: Any) -> Any:
+        return self._with_files(super().init(values))
+
+    def _applied(self, state: State, gradients: Any) -> State:
+        pending = Pending(flattened(self.runtime.reshard(gradients, KIND)), state.optimizer)
+        return State(state.step + 1, state.parameters, pending, state.variables)
+
+    def stored(self, abstract: Any) -> Any:
+        """The state, of which `abstract` has the shapes, with the arrays in files in their places."""
+        return self._with_files(abstract)
+
+    # ---- outside --------------------------------------------------------------------------------------------------
+
+    def begin(self, state: State) -> State:
+        """The state of a compiled `init`, its files written."""
+        values = flattened(state.parameters)
+        for piece in self._pieces(state.optimizer):
+            if not any(map(is_stored, piece.own.values())):
+                continue
+            piece.write(self._initial(piece.index, {path: values[path] for path in piece.paths}))
+            piece.wait()
+        return state
+
+    def finish(self, state: State) -> State:
+        """The state after a compiled `step`, of which the update is left to do: its arrays are donated."""
+        gradients, before = state.optimizer
+        values, after = flattened(state.parameters), leaves(before)
+        shared = self._layers.divided(before)[1]
+        new: Leaves = {}
+        writing: deque[_Piece] = deque()
+        for piece, own in self._read(before):
+            given = ({path: of[path] for path in piece.paths} for of in (gradients, values))
+            moved, found, new = self._update(piece.index, *given, own, shared)
+            values |= moved
+            after |= piece.write(found)
+            writing.append(piece)
+            if len(writing) > 1:
+                writing.popleft().wait()
+        for piece in writing:
+            piece.wait()
+        after |= new
+        return State(state.step, nested(values), rebuilt(before, after), state.variables)
+
+    def evaluated(self, state: State) -> Any:
+        if not isinstance(self.optimizer, Averaging):
+            return state.parameters
+        values = flattened(jax.tree.map(jnp.copy, state.parameters))
+        shared = self._layers.divided(state.optimizer)[1]
+        for piece, own in self._read(state.optimizer):
+            values |= self._averaged(piece.index, {path: values[path] for path in piece.paths}, own, shared)
+        return nested(values)
+
+    # ---- files ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def files(self) -> Files:
+        specs = jax.tree.leaves(self.specs(self.runtime.parameters))
+        on_disk = self.runtime.placement.on_disk
+        needed = sum(spec.nbytes for spec in specs if on_disk(spec.axes, spec.kind))
+        return Files(Scratch(KIND, self.runtime.layout.disk[KIND], needed))
+
+    def _with_files(self, state: Any) -> Any:
+        """A state with the arrays that are in files instead of its own."""
+        specs, placement = leaves(self.specs(self.runtime.parameters)), self.runtime.placement
+        stacked = {key: part.layers is not None for part, own in self._owned(state) for key in own}
+
+        def stored(key: str) -> StoredArray:
+            spec = specs[key]
+            layer = self._layers.specs[key]
+            sharding = placement.sharding(layer.axes, layer.kind)
+            return StoredArray(
+                self.files, quote(key, safe=""), spec.shape, np.dtype(spec.dtype), sharding, stacked[key]
+            )
+
+        found = leaves(state)
+        placed = {k: stored(k) if k in stacked and placement.on_disk(specs[k].axes, KIND) else found[k] for k in found}
+        return rebuilt(state, placed)
+
+    def _owned(self, state: Any) -> Iterator[tuple[Any, Leaves]]:
+        return zip(self._layers.parts, self._layers.divided(state)[0], strict=True)
+
+    def _pieces(self, state: Any) -> Iterator[_Piece]:
+        for part, own in self._owned(state):
+            for number in (None,) if part.layers is None else range(part.layers):
+                yield _Piece(part.paths, number, own)
+
+    def _read(self, state: Any) -> Iterator[tuple[_Piece, Leaves]]:
+        """Each piece with its state, while that of the next is read."""
+        begun: deque[tuple[_Piece, Callable[[], Leaves]]] = deque()
+        for piece in self._pieces(state):
+            begun.append((piece, piece.read()))
+            if len(begun) > 1:
+                first, placed = begun.popleft()
+                yield first, placed()
+        for last, placed in begun:
+            yield last, placed()
+
+    # ---- one layer ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _layers(self) -> LayerUpdate:
+        return LayerUpdate(self.optimizer, self.runtime.parameters, self.runtime.placement)
+
+    @cached_property
+    def _update(self) -> Any:
+        layers = self._layers
+        return self.runtime.jit(lambda *arguments: layers.update_at(*arguments), donate_argnums=(2, 3))
+
+    @cached_property
+    def _initial(self) -> Any:
+        layers = self._layers
+        return self.runtime.jit(lambda index, values: layers.initial(at(index, values)), keep_unused=True)
+
+    @cached_property
+    def _averaged(self) -> Any:
+        layers = self._layers
+
+        def averaged(index: Any, values: Any, own: Leaves, shared: Leaves) -> Any:
+            return put(index, values, layers.evaluated(at(index, values), own, shared))
+
+        return self.runtime.jit(averaged, donate_argnums=1)

@@ -48,6 +48,10 @@ class Scratch:
         weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
         return path
 
+    def claim(self) -> None:
+        """Create the folder now. Raises as `path` does."""
+        assert self.path
+
     def _check_space(self) -> None:
         free = shutil.disk_usage(self.parent).free
         if free < self.needed:

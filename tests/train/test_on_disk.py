@@ -1,5 +1,6 @@
 """Optimizer state in files, updated one layer at a time: the same training, in less memory than the state takes."""
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,5 +125,136 @@ def updated(run, seed, steps=3):
 @pytest.mark.few(name=["AdamW"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_from_files_is_the_update(name, seed, tmp_path):
-    stored, plain = (updated(program(OPTIMIZERS[name], folder, MODEL), seed) for folder in (tmp_path, None))
+    model = SMALL if name == "AdamW" else MODEL
+    stored, plain = (updated(program(OPTIMIZERS[name], folder, model), seed) for folder in (tmp_path, None))
     assert_close(stored, plain, 0 if name in EXACT else 1e-3 if name == "SOAP" else 2e-6)
+
+
+def test_the_state_is_saved_and_restored_with_files_and_without(batches, tmp_path):
+    here, there = (program(AdamW(RATE), folder) for folder in (tmp_path, None))
+    state = trained(here, batches[:1])
+    assert all(is_stored(leaf) or leaf.ndim == 0 for leaf in leaves(state.optimizer).values())
+    with Store(tmp_path / "first", Checkpoints()) as store:
+        store.save(1, state, {}, here.specs)
+    before = fetched(state)
+    state = trained(here, batches[1:], state)  # overwrites the files: what was saved is not in them
+    ends = []
+    for source, run in ("first", there), ("second", program(AdamW(RATE), tmp_path)), ("first", here):
+        restored, _ = Reader(tmp_path / source).restore(run.abstract_state(), specs=run.specs)
+        for key, leaf in fetched(restored).items():
+            np.testing.assert_array_equal(leaf, before[key], err_msg=key)
+        if source == "first" and run is there:
+            with Store(tmp_path / "second", Checkpoints()) as store:
+                store.save(1, restored, {}, run.specs)
+        ends.append(fetched(trained(run, batches[1:], restored)))
+    for end in ends[1:]:
+        for key, leaf in end.items():
+            np.testing.assert_allclose(leaf, ends[0][key], rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+def test_an_update_that_was_killed_costs_nothing(batches, tmp_path, monkeypatch):
+    whole = fetched(trained(program(AdamW(RATE), tmp_path), batches))
+    run = program(AdamW(RATE), tmp_path)
+    state = trained(run, batches[:2])
+    with Store(tmp_path / "checkpoints", Checkpoints()) as store:
+        store.save(2, state, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(StoredArray, "write", killed_after(StoredArray.write, 3))
+        with pytest.raises(KeyboardInterrupt):
+            trained(run, batches[2:], state)
+    again = program(AdamW(RATE), tmp_path)
+    restored, _ = Reader(tmp_path / "checkpoints").restore(again.abstract_state())
+    for key, leaf in fetched(trained(again, batches[2:], restored)).items():
+        np.testing.assert_array_equal(leaf, whole[key], err_msg=key)
+
+
+def killed_after(write, count):
+    """`StoredArray.write` that ends the process the time after so many."""
+    numbers = iter(range(count))
+
+    def limited(self, *arguments):
+        if next(numbers, None) is None:
+            raise KeyboardInterrupt
+        write(self, *arguments)
+
+    return limited
+
+
+def test_a_checkpoint_is_saved_and_restored_one_array_at_a_time(tmp_path, monkeypatch):
+    run = program(AdamW(RATE), tmp_path)
+    state, alive = run.init(), []
+    whole = StoredArray.whole
+
+    def counted(self):
+        value = whole(self)
+        alive[:] = [one for one in alive if one() is not None] + [weakref.ref(value)]
+        assert len(alive) <= 2
+        return value
+
+    monkeypatch.setattr(StoredArray, "whole", counted)
+    with Store(tmp_path / "checkpoints", Checkpoints()) as store:
+        store.save(1, state, {})
+    assert alive
+
+
+def test_the_state_may_be_larger_than_a_limit_on_memory(batches, tmp_path, monkeypatch):
+    model = Llama(vocab=64, embed=32, layers=16, heads=2, kv_heads=2, mlp=128, unroll=False)
+    run = program(AdamW(RATE), tmp_path, model, mesh={"data": 1}, zero=0)
+    state_bytes = on_disk(run)
+    limit = state_bytes // 3
+    sizes = {leaf.part for leaf in leaves(run.abstract_state().optimizer).values() if is_stored(leaf)}
+    found = []
+
+    def measured(read):
+        def measure(self, *arguments):
+            found.append(sum(x.nbytes for x in jax.live_arrays() if x.shape in sizes))
+            return read(self, *arguments)
+
+        return measure
+
+    monkeypatch.setattr(StoredArray, "read", measured(StoredArray.read))
+    monkeypatch.setattr(StoredArray, "write", measured(StoredArray.write))
+    state = trained(run, batches)
+    assert max(found) < limit
+    assert arguments(run)["optimizer"] == 2 * 4
+    monkeypatch.undo()
+    plain = trained(program(AdamW(RATE), None, model, mesh={"data": 1}, zero=0), batches)
+    assert sum(leaf.nbytes for leaf in jax.tree.leaves(plain.optimizer)) > 2 * limit
+    assert_close(state.parameters, plain.parameters, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (Optax(optax.lamb, RATE), {}, "Layout.disk = .* Optax does not say that it updates each layer by itself"),
+        (OneBitAdam(RATE, warmup=2), {"mesh": {"replica": 2}, "zero": 0}, "OneBitAdam has a state of its own"),
+        (AdamW(RATE), {"mesh": {"pipe": 2}, "microbatches": 2, "zero": 0}, "stages cannot update from files yet"),
+    ],
+)
+def test_what_cannot_be_updated_from_files_is_refused_by_name(optimizer, options, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        program(optimizer, tmp_path, **options)
+
+
+def test_an_outer_method_is_refused_by_name(tmp_path):
+    layout = Layout({"replica": 2}, disk={"optimizer": str(tmp_path)})
+    with pytest.raises(UserError, match=r"Layout.disk = .*: DiLoCo has a state of its own"):
+        Program(SMALL, layout, AdamW(RATE), batch=4, seq=16, outer=DiLoCo(every=2), devices=jax.devices()[:2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"disk": {"optimiser": "/tmp"}}, "'optimiser' cannot be stored on a disk. Did you mean 'optimizer'"),
+        ({"disk": {"params": "/tmp"}}, "'params' cannot be stored on a disk"),
+        ({"disk": {"optimizer": "/tmp"}, "host": ("optimizer",)}, "'optimizer' is in both Layout.host"),
+    ],
+)
+def test_a_kind_that_cannot_be_on_a_disk_is_refused(fields, message):
+    with pytest.raises(LayoutError, match=message):
+        Layout(**fields)
+
+
+def test_a_folder_that_is_not_one_is_refused():
+    with pytest.raises(UserError, match=r"Layout.disk\['optimizer'\] is ''; expected a path"):
+        Layout(disk={"optimizer": ""})

@@ -88,6 +88,10 @@ class StoredArray:
     stacked: bool
 
     @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
     def part(self) -> tuple[int, ...]:
         """The shape of a part."""
         return self.shape[1:] if self.stacked else self.shape

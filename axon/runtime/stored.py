@@ -38,7 +38,7 @@ class Files:
                     open=True,
                     dtype=tensorstore.dtype(array.dtype.name),
                     shape=array.stored_shape,
-                    chunk_layout=tensorstore.ChunkLayout(chunk_shape=(1, *array.sharding.shard_shape(array.part))),
+                    chunk_layout=tensorstore.ChunkLayout(chunk_shape=(1, *array.part_sharding.shard_shape(array.part))),
                     context=self.scratch.context,
                 ).result()
         return self._open[array.name]
@@ -76,7 +76,7 @@ class StoredArray:
     what it was before an update is gone after it.
 
     Args:
-        name: of the file. shape, dtype: of the array. sharding: of a part of it, which is what is read or written at
+        name: of the file. shape, dtype: of the array. part_sharding: of a part, which is what is read or written at
             once. stacked: whether a part is one element along the first dimension, as a layer is; else it is all.
     """
 
@@ -84,7 +84,7 @@ class StoredArray:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    sharding: Sharding = field(repr=False)
+    part_sharding: Sharding = field(repr=False)
     stacked: bool
 
     @property
@@ -106,14 +106,16 @@ class StoredArray:
         self.wait(number)
         with self.files.explained():
             store = self.files.store(self)[number]
-            places = self.sharding.addressable_devices_indices_map(self.part)
+            places = self.part_sharding.addressable_devices_indices_map(self.part)
             shards = dict.fromkeys(_shard(index, self.part) for index in places.values())
             return partial(self._placed, {shard: store[_slices(shard)].read() for shard in shards})
 
     def _placed(self, reads: Mapping[Shard, Any]) -> Array:
         with self.files.explained():
             found = {shard: read.result() for shard, read in reads.items()}
-        return jax.make_array_from_callback(self.part, self.sharding, lambda index: found[_shard(index, self.part)])
+        return jax.make_array_from_callback(
+            self.part, self.part_sharding, lambda index: found[_shard(index, self.part)]
+        )
 
     def write(self, value: Array, number: int = 0) -> None:
         """Start to write a part, once it is computed."""

@@ -48,10 +48,10 @@ def test_what_is_written_is_read(array, rng, shape, dtype, spec, stacked):
     for _ in range(2):
         values = -values
         for number, value in enumerate(values):
-            one.write(jax.device_put(value, one.sharding), number)
+            one.write(jax.device_put(value, one.part_sharding), number)
         for number in rng.permutation(len(values)):
             found = one.read(number)()
-            assert found.sharding == one.sharding
+            assert found.sharding == one.part_sharding
             np.testing.assert_array_equal(found, values[number])
     np.testing.assert_array_equal(one.whole(), values.reshape(shape))
     np.testing.assert_array_equal(one.fill(np.zeros(shape, one.dtype)).whole(), np.zeros(shape))
@@ -73,11 +73,11 @@ def test_an_array_in_files_is_no_argument_of_a_compiled_function(array):
 
 def test_files_that_cannot_be_written_are_an_error_with_their_folder(array):
     one = array((2, 4), "float32", (None,), True)
-    one.write(jax.device_put(np.ones(4, np.float32), one.sharding))
+    one.write(jax.device_put(np.ones(4, np.float32), one.part_sharding))
     one.wait()
     shutil.rmtree(one.files.scratch.path)
     one.files.scratch.path.touch()
-    one.write(jax.device_put(np.ones(4, np.float32), one.sharding))
+    one.write(jax.device_put(np.ones(4, np.float32), one.part_sharding))
     with pytest.raises(UserError, match="continues from the last checkpoint") as caught:
         one.wait()
     assert str(one.files.scratch.path) in str(caught.value)

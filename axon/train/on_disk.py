@@ -5,7 +5,6 @@ the state of the next is read, and that of the one before is written.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -16,13 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.layout import Placement
 from axon.runtime import flattened, nested
 from axon.runtime.scratch import Scratch
-from axon.runtime.stored import Files, StoredArray, is_stored
+from axon.runtime.stored import Files, StoredArray
 from axon.train.layers import LayerUpdate, Leaves, at, check_by_layer, leaves, put, rebuilt
 from axon.train.optimizers import Averaging
+from axon.train.pieces import Piece, pieces, read_ahead
 from axon.train.state import State
 from axon.train.update import Descent
 
@@ -34,36 +35,6 @@ class Pending(NamedTuple):
 
     gradients: dict[str, Array]
     optimizer: Any
-
-
-class _Piece(NamedTuple):
-    """What is updated at once: these parameters, one layer of them (`number`) or whole (None), and their state."""
-
-    paths: list[str]
-    number: int | None
-    own: Leaves
-
-    @property
-    def index(self) -> np.int32 | None:
-        """An argument of compiled functions, which are the same for all layers."""
-        return None if self.number is None else np.int32(self.number)
-
-    def read(self) -> Callable[[], Leaves]:
-        """Start to read the state. What is returned waits for it, and gives it."""
-        begun = {key: leaf.read(self.number or 0) for key, leaf in self.own.items() if is_stored(leaf)}
-        return lambda: self.own | {key: placed() for key, placed in begun.items()}
-
-    def write(self, new: Leaves) -> Leaves:
-        """Start to write what of the new state is in files; all of it, as it is in a state."""
-        for key, leaf in self.own.items():
-            if is_stored(leaf):
-                leaf.write(new[key], self.number or 0)
-        return {key: leaf if is_stored(leaf) else new[key] for key, leaf in self.own.items()}
-
-    def wait(self) -> None:
-        """Return when it is written."""
-        for leaf in filter(is_stored, self.own.values()):
-            leaf.wait(self.number or 0)
 
 
 def check_on_disk(optimizer: object, placement: Placement) -> None:
@@ -96,26 +67,21 @@ class DiskDescent(Descent):
     # ---- compiled -------------------------------------------------------------------------------------------------
 
     def init(self, values: Any) -> Any:
-        return self._with_files(super().init(values))
+        return self.stored(super().init(values))
 
     def _applied(self, state: State, gradients: Any) -> State:
         pending = Pending(flattened(self.runtime.reshard(gradients, KIND)), state.optimizer)
         return State(state.step + 1, state.parameters, pending, state.variables)
-
-    def stored(self, abstract: Any) -> Any:
-        """The state, of which `abstract` has the shapes, with the arrays in files in their places."""
-        return self._with_files(abstract)
 
     # ---- outside --------------------------------------------------------------------------------------------------
 
     def begin(self, state: State) -> State:
         """The state of a compiled `init`, its files written."""
         values = flattened(state.parameters)
-        for piece in self._pieces(state.optimizer):
-            if not any(map(is_stored, piece.own.values())):
-                continue
-            piece.write(self._initial(piece.index, {path: values[path] for path in piece.paths}))
-            piece.wait()
+        for piece in pieces(self._layers, state.optimizer):
+            if piece.in_files:
+                piece.write(self._initial(piece.index, piece.of(values)))
+                piece.wait()
         return state
 
     def finish(self, state: State) -> State:
@@ -124,10 +90,9 @@ class DiskDescent(Descent):
         values, after = flattened(state.parameters), leaves(before)
         shared = self._layers.divided(before)[1]
         new: Leaves = {}
-        writing: deque[_Piece] = deque()
-        for piece, own in self._read(before):
-            given = ({path: of[path] for path in piece.paths} for of in (gradients, values))
-            moved, found, new = self._update(piece.index, *given, own, shared)
+        writing: deque[Piece] = deque()
+        for piece, own in read_ahead(pieces(self._layers, before)):
+            moved, found, new = self._update(piece.index, piece.of(gradients), piece.of(values), own, shared)
             values |= moved
             after |= piece.write(found)
             writing.append(piece)
@@ -143,8 +108,8 @@ class DiskDescent(Descent):
             return state.parameters
         values = flattened(jax.tree.map(jnp.copy, state.parameters))
         shared = self._layers.divided(state.optimizer)[1]
-        for piece, own in self._read(state.optimizer):
-            values |= self._averaged(piece.index, {path: values[path] for path in piece.paths}, own, shared)
+        for piece, own in read_ahead(pieces(self._layers, state.optimizer)):
+            values |= self._averaged(piece.index, piece.of(values), own, shared)
         return nested(values)
 
     # ---- files ----------------------------------------------------------------------------------------------------
@@ -156,41 +121,19 @@ class DiskDescent(Descent):
         needed = sum(spec.nbytes for spec in specs if on_disk(spec.axes, spec.kind))
         return Files(Scratch(KIND, self.runtime.layout.disk[KIND], needed))
 
-    def _with_files(self, state: Any) -> Any:
-        """A state with the arrays that are in files instead of its own."""
-        specs, placement = leaves(self.specs(self.runtime.parameters)), self.runtime.placement
-        stacked = {key: part.layers is not None for part, own in self._owned(state) for key in own}
-
-        def stored(key: str) -> StoredArray:
-            spec = specs[key]
-            layer = self._layers.specs[key]
-            sharding = placement.sharding(layer.axes, layer.kind)
-            return StoredArray(
-                self.files, quote(key, safe=""), spec.shape, np.dtype(spec.dtype), sharding, stacked[key]
-            )
-
+    def stored(self, state: Any) -> Any:
+        """An optimizer's state, of arrays or of their shapes, with the arrays in files in the places of its own."""
+        specs, on_disk = leaves(self.specs(self.runtime.parameters)), self.runtime.placement.on_disk
         found = leaves(state)
-        placed = {k: stored(k) if k in stacked and placement.on_disk(specs[k].axes, KIND) else found[k] for k in found}
-        return rebuilt(state, placed)
+        for part, own in zip(self._layers.parts, self._layers.divided(state)[0], strict=True):
+            of_part = [key for key in own if on_disk(specs[key].axes, KIND)]
+            found |= {key: self._array(key, specs[key], part.layers is not None) for key in of_part}
+        return rebuilt(state, found)
 
-    def _owned(self, state: Any) -> Iterator[tuple[Any, Leaves]]:
-        return zip(self._layers.parts, self._layers.divided(state)[0], strict=True)
-
-    def _pieces(self, state: Any) -> Iterator[_Piece]:
-        for part, own in self._owned(state):
-            for number in (None,) if part.layers is None else range(part.layers):
-                yield _Piece(part.paths, number, own)
-
-    def _read(self, state: Any) -> Iterator[tuple[_Piece, Leaves]]:
-        """Each piece with its state, while that of the next is read."""
-        begun: deque[tuple[_Piece, Callable[[], Leaves]]] = deque()
-        for piece in self._pieces(state):
-            begun.append((piece, piece.read()))
-            if len(begun) > 1:
-                first, placed = begun.popleft()
-                yield first, placed()
-        for last, placed in begun:
-            yield last, placed()
+    def _array(self, key: str, spec: ArraySpec, stacked: bool) -> StoredArray:
+        layer = self._layers.specs[key]
+        sharding = self.runtime.placement.sharding(layer.axes, layer.kind)
+        return StoredArray(self.files, quote(key, safe=""), spec.shape, np.dtype(spec.dtype), sharding, stacked)
 
     # ---- one layer ------------------------------------------------------------------------------------------------
 

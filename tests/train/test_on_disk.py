@@ -16,6 +16,7 @@ from axon.errors import UserError
 from axon.layout import Layout, LayoutError
 from axon.parallel.outer import DiLoCo
 from axon.plan.memory import arguments, on_disk
+from axon.plan.topology import devices
 from axon.runtime import nested
 from axon.runtime.stored import StoredArray, is_stored
 from axon.train.layers import leaves
@@ -231,6 +232,23 @@ def test_a_model_trains_whose_optimizer_state_exceeds_a_limit_on_memory(batches,
 def live_bytes():
     """Of all arrays in memory."""
     return sum(x.nbytes for x in jax.live_arrays())
+
+
+@pytest.mark.full
+def test_parameters_may_be_on_the_host_and_the_state_in_files(batches, tmp_path):
+    state, plain = (
+        trained(program(AdamW(RATE), folder, host=host), batches)
+        for folder, host in ((tmp_path, ("params",)), (None, ()))
+    )
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(state.parameters)} == {"pinned_host"}
+    assert_close(state, plain, 1e-4)
+
+
+def test_several_processes_are_refused():
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
+    layout = Layout({"data": 8}, disk={"optimizer": "/nowhere"})
+    with pytest.raises(UserError, match="devices are of several processes, whose state cannot be in files yet"):
+        Program(SMALL, layout, AdamW(RATE), batch=8, seq=16, devices=devices("v5e:2x4"))
 
 
 @pytest.mark.parametrize(

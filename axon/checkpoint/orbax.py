@@ -1,6 +1,59 @@
 """What Axon uses of Orbax: its second interface, which is experimental (orbax-checkpoint 0.12)."""
 
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
 from orbax.checkpoint.experimental import v1 as ocp
 from orbax.checkpoint.experimental.v1 import training
+from orbax.checkpoint.experimental.v1._src.handlers.pytree_handler import PyTreeHandler
+from orbax.checkpoint.experimental.v1._src.serialization.numpy_leaf_handler import NumpyLeafHandler
+from orbax.checkpoint.experimental.v1._src.serialization.registry import StandardLeafHandlerRegistry
 
-__all__ = ["ocp", "training"]
+from axon.runtime.stored import StoredArray, is_stored
+
+__all__ = ["OneByOne", "ocp", "training"]
+
+
+@dataclass
+class OneByOne:
+    """A tree of arrays to save, of which those in files (`StoredArray`) are read and written one after another.
+
+    What is saved is the same as of arrays in memory. Orbax's `StatefulCheckpointable`.
+    """
+
+    tree: Any
+
+    async def save(self, directory: Any) -> Awaitable[None]:
+        registry: Any = StandardLeafHandlerRegistry()
+        registry.add(_InFiles, _Abstract, _InFilesHandler, secondary_typestrs=["np.ndarray"])
+        tree = jax.tree.map(lambda x: _InFiles(x) if is_stored(x) else x, self.tree, is_leaf=is_stored)
+        return await PyTreeHandler(leaf_handler_registry=registry).save(directory, tree)
+
+    async def load(self, directory: Any) -> Awaitable[None]:
+        raise NotImplementedError  # restored as any other checkpoint
+
+
+class _InFiles:
+    """A `StoredArray` as a leaf of trees, which it is not by itself."""
+
+    def __init__(self, array: StoredArray):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+
+class _Abstract:
+    """What a handler of leaves is registered for besides, to restore them: here nothing is."""
+
+
+class _InFilesHandler(NumpyLeafHandler):
+    """Saves arrays in files as NumPy arrays."""
+
+    async def serialize(self, params: Sequence[Any], serialization_context: Any) -> Awaitable[None]:
+        save = super().serialize
+
+        async def save_in_turn() -> None:
+            for param in params:
+                await (await save([replace(param, value=param.value.array.whole())], serialization_context))
+
+        return save_in_turn()

@@ -13,6 +13,7 @@ from axon.checkpoint.orbax import ocp
 from axon.checkpoint.quiet import quiet_log, quiet_read
 from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree, unpadded
 from axon.disk import reading
+from axon.runtime.stored import is_stored
 
 STATE = "state"
 EXTRA = "extra"
@@ -51,7 +52,8 @@ class Reader:
         """The state and the `extra` saved at `step` (None: the latest), bit for bit.
 
         `abstract_state` is the state's tree with a shape, dtype and sharding at each leaf (`jax.ShapeDtypeStruct`);
-        a leaf without a sharding is returned as a NumPy array. The shardings may differ from those at saving.
+        a leaf without a sharding is returned as a NumPy array, one in files (`StoredArray`) is filled. Shardings may
+        differ from those at saving.
         `specs`: the same tree of `ArraySpec`s, if some of it is padded: padding may differ from that at saving too, and
         what there is more of it is 0.
         Raises `CheckpointError` if there is no such checkpoint, it cannot be read, or its tree differs.
@@ -100,7 +102,12 @@ class Reader:
         wanted, here = flat(abstract), unpadded(specs)
         check_fits(str(folder), signatures(leaves, saved.unpadded), signatures(wanted, here))
         stored, asked = signatures(leaves, {}), signatures(wanted, {})
-        return self._load(folder, wanted, any(stored[path] != asked[path] for path in wanted))
+        with_other_padding = any(stored[path] != asked[path] for path in wanted)
+        in_files = {path: leaf for path, leaf in wanted.items() if is_stored(leaf)}
+        loaded = self._load(folder, {path: wanted[path] for path in wanted if path not in in_files}, with_other_padding)
+        for path, leaf in in_files.items():  # one by one: together they may be more than fits in memory
+            loaded[path] = leaf.fill(self._load(folder, {path: leaf}, with_other_padding)[path])
+        return loaded
 
     def _load(self, folder: epath.Path, abstract: Flat, with_other_padding: bool) -> Flat:
         wanted = {path: restorable(leaf) for path, leaf in abstract.items()}

@@ -10,11 +10,12 @@ from typing import Any, Self
 from etils import epath
 
 from axon.checkpoint.compare import CheckpointError
-from axon.checkpoint.orbax import training
+from axon.checkpoint.orbax import OneByOne, training
 from axon.checkpoint.quiet import quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
 from axon.checkpoint.tree import flat, nested, storable, unpadded
 from axon.checks import check_range
+from axon.runtime.stored import is_stored
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Store(Reader):
         `specs`: the state's tree of `ArraySpec`s, if arrays of it are padded: they can be restored with other padding.
 
         Returns once the arrays are copied, so that they may be donated; if `asynchronous`, they are written while the
-        next steps run. At most one save is in progress: a second waits for the first. Raises `CheckpointError` if
+        next steps run. Where some are in files, returns once all are saved: the next step overwrites the files. At
+        most one save is in progress: a second waits for the first. Raises `CheckpointError` if
         `step` is not after the last one (see `started`), or if this or the previous save could not be written.
         """
         if self._started is not None and step <= self._started:
@@ -72,15 +74,18 @@ class Store(Reader):
         content = {EXTRA: dict(extra)} | ({UNPADDED: shapes} if shapes else {})
         content = json.loads(json.dumps(content))  # as it will be read; fails before anything is written
         arrays = nested({path: storable(path, leaf) for path, leaf in flat(state).items()})
+        in_files = any(map(is_stored, flat(state).values()))
         self.wait()
         try:
-            begun = self._orbax.save_checkpointables_async(step, {STATE: arrays}, force=True, custom_metadata=content)
+            begun = self._orbax.save_checkpointables_async(
+                step, {STATE: OneByOne(arrays) if in_files else arrays}, force=True, custom_metadata=content
+            )
         except (OSError, ValueError) as error:
             raise self._unwritten(step, error) from error
         if begun is None:
             raise self._unwritten(step, "Orbax declined to save")
         self._started = step
-        if not self.checkpoints.asynchronous:
+        if in_files or not self.checkpoints.asynchronous:
             self.wait()
 
     def wait(self) -> None:

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from axon.errors import UserError
+from axon.runtime.stored import is_stored
 
 Flat = dict[str, Any]
 
 
 def flat(tree: Any) -> Flat:
     """The leaves of `tree` by path, such as `parameters/layers/up`. Raises `UserError` where two paths coincide."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_stored)[0]
     found = {"/".join(_name(key) for key in path): leaf for path, leaf in leaves}
     if len(found) < len(leaves):
         raise UserError("two leaves of the state have the same path once it is written as text; rename one of them")
@@ -51,7 +52,7 @@ def rebuilt(abstract: Any, leaves: Flat) -> Any:
     """A tree like `abstract` from loaded leaves by path, with PRNG keys wrapped again."""
     wanted = flat(abstract)
     values = [_as_key(leaf, leaves[path]) if is_key(leaf) else leaves[path] for path, leaf in wanted.items()]
-    return jax.tree.unflatten(jax.tree.structure(abstract), values)
+    return jax.tree.unflatten(jax.tree.structure(abstract, is_leaf=is_stored), values)
 
 
 def storable(path: str, leaf: Any) -> Any:
@@ -62,7 +63,7 @@ def storable(path: str, leaf: Any) -> Any:
     """
     if is_key(leaf):
         return jax.random.key_data(leaf)
-    if isinstance(leaf, jax.Array):
+    if isinstance(leaf, jax.Array) or is_stored(leaf):
         return leaf
     array = np.asarray(leaf)
     if array.dtype.kind in "OUSV" and not hasattr(leaf, "dtype"):

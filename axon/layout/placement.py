@@ -152,6 +152,10 @@ class Placement:
         """Whether the host's memory stores an array with these axes: one of a kind in `Layout.host`, and no scalar."""
         return kind in self.layout.host and bool(names)
 
+    def on_disk(self, names: Names, kind: str) -> bool:
+        """Whether files store an array with these axes: one of a kind in `Layout.disk`, and no scalar."""
+        return kind in self.layout.disk and bool(names)
+
     def bytes_per_device(self, spec: ArraySpec) -> int:
         """Bytes of each device's shard."""
         return spec.nbytes // math.prod(self.num_shards(name, spec.kind) for name in spec.axes)

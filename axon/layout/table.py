@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from axon.axes.patterns import base, parse_names
+from axon.disk import named
 from axon.errors import UserError, suggest
 
 MESH_AXES = ("replica", "pipe", "data", "expert", "context", "tensor")
@@ -18,6 +19,9 @@ KINDS = ("activations", "params", "grads", "optimizer")
 
 ON_HOST = ("params", "optimizer")
 """The kinds of array that can be stored in the host's memory."""
+
+ON_DISK = ("optimizer",)
+"""The kinds of array that can be stored in files."""
 
 Row = str | tuple[str, ...] | None
 Rows = Mapping[str, Row]
@@ -82,6 +86,8 @@ class Layout:
             than devices: they become a mesh axis `kv` of their own.
         host: kinds of array that are stored in the host's memory, and are on a device one layer at a time:
             ("optimizer",).
+        disk: kind of array → folder, on a local disk, in whose files arrays of the kind are stored; one layer at a time
+            is in memory: {"optimizer": "/mnt/nvme"}. The files are scratch: each process deletes its own at the end.
         order: mesh axes, slowest link first; a mesh axis of your own must be added here.
     """
 
@@ -98,6 +104,7 @@ class Layout:
     overlap: tuple[str, ...] = ()
     replicate_kv: int = 1
     host: tuple[str, ...] = ()
+    disk: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = MESH_AXES
 
     def __post_init__(self):
@@ -116,6 +123,7 @@ class Layout:
         for kind in self.host:
             if kind not in ON_HOST:
                 raise LayoutError(f"Layout.host: {kind!r} cannot be stored on the host.{suggest(kind, ON_HOST)}")
+        self._check_disk()
         if self.auto and self.overlap:
             raise LayoutError(
                 f"Layout.overlap = {self.overlap} is unsupported with Layout.auto = True, where XLA's partitioner "
@@ -127,6 +135,17 @@ class Layout:
             raise LayoutError(f"Layout.microbatches is {self.microbatches}; must be at least 1")
         for where in ("rows", "params", "grads", "optimizer"):
             self._check_rows(where, getattr(self, where))
+
+    def _check_disk(self) -> None:
+        for kind, folder in self.disk.items():
+            if kind not in ON_DISK:
+                raise LayoutError(f"Layout.disk: {kind!r} cannot be stored on a disk.{suggest(kind, ON_DISK)}")
+            if kind in self.host:
+                raise LayoutError(
+                    f"{kind!r} is in both Layout.host, the host's memory, and Layout.disk: choose one. Take it out of "
+                    "Layout.host, or set Layout.disk to {}"
+                )
+            named(folder, f"Layout.disk[{kind!r}]")
 
     def _check_rows(self, where: str, rows: Rows) -> None:
         for name, row in rows.items():

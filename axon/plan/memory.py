@@ -16,7 +16,8 @@ from axon.train.step import Program
 def arguments(program: Program, placement: Placement | None = None) -> dict[str, int]:
     """Bytes of a step's arguments on each device, by what they are, without the compiler's padding.
 
-    What the layout stores on the host is not counted; on CPU devices it is, as their memory is the host's.
+    What the layout stores on the host is not counted; on CPU devices it is, as their memory is the host's. What it
+    stores on disk never is.
 
     `placement`: the program's own, or another layout on its mesh.
     """
@@ -36,6 +37,13 @@ def on_host(program: Program) -> int:
     return sum(placement.bytes_per_device(spec) for spec in specs if placement.on_host(spec.axes, spec.kind))
 
 
+def on_disk(program: Program) -> int:
+    """Bytes of a device's shards of the state that the layout stores in files."""
+    placement = program.placement
+    specs = jax.tree.leaves(program.specs.optimizer)
+    return sum(placement.bytes_per_device(spec) for spec in specs if placement.on_disk(spec.axes, spec.kind))
+
+
 def least_memory(program: Program, placement: Placement | None = None) -> dict[str, int]:
     """The same with the gradients of what is trained: the least that training takes, between backward and update."""
     frozen = frozen_paths(program.optimizer, program.parameters)
@@ -45,7 +53,8 @@ def least_memory(program: Program, placement: Placement | None = None) -> dict[s
 
 def _bytes(specs: Iterable[ArraySpec], placement: Placement) -> int:
     is_host = placement.platform == "cpu"
-    own = (spec for spec in specs if is_host or not placement.on_host(spec.axes, spec.kind))
+    in_memory = (spec for spec in specs if not placement.on_disk(spec.axes, spec.kind))
+    own = (spec for spec in in_memory if is_host or not placement.on_host(spec.axes, spec.kind))
     return sum(map(placement.bytes_per_device, own))
 
 

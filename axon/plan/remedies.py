@@ -78,7 +78,7 @@ def host(program: Program) -> Iterator[str]:
     """The optimizer's state in the host's memory, where that is another's and the optimizer allows for it."""
     placement = program.placement
     streams = is_by_layer(program.optimizer) and placement.has_host_memory and placement.platform != "cpu"
-    if placement.layout.host or not streams or placement.mesh_axes("layers", "optimizer"):
+    if placement.layout.host or placement.layout.disk or not streams or placement.mesh_axes("layers", "optimizer"):
         return
     state = sum(map(placement.bytes_per_device, jax.tree.leaves(program.specs.optimizer)))
     if state >= WORTHWHILE:

@@ -12,7 +12,7 @@ from axon.plan.collectives import Collective, collectives
 from axon.plan.compiled import cycles, host_bytes, kernels, largest_arrays, memory_parts, total_bytes
 from axon.plan.flops import count_jaxpr
 from axon.plan.hlo import Module
-from axon.plan.memory import arguments, gib
+from axon.plan.memory import arguments, gib, on_disk
 from axon.plan.out_of_memory import did_not_fit, too_large
 from axon.plan.topology import device_memory
 from axon.train.step import Program
@@ -42,8 +42,8 @@ class Report:
 
     Args:
         memory: `arguments` (of which `parameters`, `optimizer` and `batch`, unpadded), `outputs`, `aliased`,
-            `temporaries`, `code`, their `total`, and `available`: the device's memory; and `host`: of the host's, that
-            each device uses.
+            `temporaries`, `code`, their `total`, and `available`: the device's memory; `host`: of the host's, that each
+            device uses; and `disk`: in files, of each device.
         cycles: the TPU compiler's estimates × loop trip counts: see `axon.plan.compiled.cycles`.
         model_flops: by `axon.observe.mfu.FORMULA`; executed_flops: of the traced step, what remat repeats included.
         asynchronous: share of the bytes sent during which other work may run.
@@ -114,8 +114,13 @@ def _report(program: Program, target: str, module: Module, memory: dict[str, int
         choices=dict(program.choices),
         options=dict(program.runtime.compiler_options),
         compile_seconds=seconds,
-        uncounted=(*counted.uncounted, *loops),
+        uncounted=(*counted.uncounted, *loops, *_outside(program)),
     )
+
+
+def _outside(program: Program) -> tuple[str, ...]:
+    """What of a step the compiled program does not do."""
+    return ("the update, one layer at a time from files, is not in the program",) * bool(program.placement.layout.disk)
 
 
 def summed(found: list[Collective], mesh: Mapping[str, int]) -> tuple[Traffic, ...]:
@@ -140,9 +145,8 @@ def summed(found: list[Collective], mesh: Mapping[str, int]) -> tuple[Traffic, .
 def _memory(program: Program, compiled: Any) -> dict[str, int]:
     parts = memory_parts(compiled)
     available = device_memory(program.placement.devices[0])
-    return (
-        parts | arguments(program) | {"total": total_bytes(parts), "available": available, "host": host_bytes(compiled)}
-    )
+    elsewhere = {"host": host_bytes(compiled), "disk": on_disk(program)}
+    return parts | arguments(program) | {"total": total_bytes(parts), "available": available} | elsewhere
 
 
 def _model_flops(program: Program) -> int:

@@ -58,6 +58,7 @@ class Session:
             check_mesh(self.train.layout)
         self.program = program(self.train)  # raises for a layout that cannot hold the model, before any work is done
         check_memory(self.program)
+        self.program.claim_disk()
         until = self._last_step(steps)
         with ExitStack() as stack:
             with process_0_first("prepare"):
@@ -156,7 +157,7 @@ class Session:
 
         loop = Loop(
             program,
-            execute,
+            program.executed(execute),
             lambda: program.place(next(batches)),
             log,
             lambda step: corpus.position(self.train.seed, step - bool(program.in_flight)),  # of the batch it finishes

@@ -161,6 +161,8 @@ def _first_choices(placement: Placement, options: Mapping[str, Any]) -> dict[str
         choices["XLA options"] = ", ".join(f"{name}={value}" for name, value in options.items())
     if placement.layout.host:
         choices["host memory"] = f"{' and '.join(placement.layout.host)}, fetched one layer at a time"
+    for kind, folder in placement.layout.disk.items():
+        choices["disk"] = f"{kind} in files in {folder}, read and written one layer at a time"
     zero = placement.layout.zero
     if zero and placement.mesh.size > 1 and placement.mesh.shape.get("data", 1) == 1:
         choices["ZeRO"] = f"stage {zero} splits nothing: it splits over 'data', which the mesh lacks"

@@ -48,8 +48,9 @@ def _memory(report: Report) -> Table:
         table.add_row(f"  {name}", _gib(memory[name]))
     for name in ("arguments", "outputs", "aliased", "temporaries", "code", "total", "available"):
         table.add_row(name, _gib(memory[name]))
-    if memory["host"]:
-        table.add_row("on the host", _gib(memory["host"]))
+    for where, name in (("on the host", "host"), ("on disk", "disk")):
+        if memory[name]:
+            table.add_row(where, _gib(memory[name]))
     return table
 
 

@@ -87,20 +87,18 @@ def _totals(compiled: Program) -> Table:
     gradients = [replace(spec, kind="grads") for spec in compiled.parameters.values()]
     parts = {"params": state.parameters, "grads": gradients, "optimizer": state.optimizer, "variables": state.variables}
     parts |= {"in flight": state.in_flight}
-    headings = ["kind", "bytes in all", "bytes per device"] + ["bytes on the host for each"] * bool(
-        placement.layout.host
-    )
+    elsewhere = {"bytes on the host for each": placement.on_host} if placement.layout.host else {}
+    elsewhere |= {"bytes on disk for each": placement.on_disk} if placement.layout.disk else {}
     table = Table(title="totals", title_justify="left", box=None)
-    for heading in headings:
+    for heading in ("kind", "bytes in all", "bytes per device", *elsewhere):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for kind, tree in parts.items():
         if specs := jax.tree.leaves(tree):
-            host, device = (
-                [s for s in specs if placement.on_host(s.axes, s.kind) is wanted] for wanted in (True, False)
-            )
-            sizes = [sum(spec.nbytes for spec in specs)]
-            sizes += [sum(map(placement.bytes_per_device, stored)) for stored in (device, host)]
-            table.add_row(kind, *(f"{size:,}" for size in sizes[: len(headings) - 1]))
+            apart = [[s for s in specs if is_there(s.axes, s.kind)] for is_there in elsewhere.values()]
+            sizes = [sum(map(placement.bytes_per_device, stored)) for stored in (specs, *apart)]
+            on_device = sizes[0] - sum(sizes[1:])
+            sizes = [sum(spec.nbytes for spec in specs), on_device, *sizes[1:]]
+            table.add_row(kind, *(f"{size:,}" for size in sizes))
     return table
 
 

@@ -1,6 +1,6 @@
 """One training step: a pure function of a state and a batch, composed of objective, gradients and update."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from axon.train.evaluate import Evaluator
 from axon.train.given import check_given
 from axon.train.gradients import GradientMethod, Gradients
 from axon.train.objective import SEQUENCES, Batch, NextToken, Objective
+from axon.train.on_disk import DiskDescent
 from axon.train.onebit import OneBit
 from axon.train.optimizers import Averaging, OneBitAdam, Optimizer
 from axon.train.outer import Outer
@@ -116,7 +117,8 @@ class Program:
 
         shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state())
         with self.runtime.tracing():
-            return self.runtime.jit(begin, out_shardings=shardings)(values, variables)
+            state = self.runtime.jit(begin, out_shardings=shardings)(values, variables)
+            return self.update.begin(state) if isinstance(self.update, DiskDescent) else state
 
     def with_nothing_in_flight(self, state: State) -> State:
         """The state of a run that was saved with another schedule, or on other stages: the batch in flight is lost."""
@@ -139,7 +141,32 @@ class Program:
         state's memory is reused. Of a pipeline without a flush the metrics are of the batch before: see `Delayed`.
         """
         with self.runtime.tracing():
-            return self._step(state, batch)
+            state, metrics = self._step(state, batch)
+        return self._finished(state), metrics
+
+    def executed(self, compiled: Any) -> Callable[[State, Batch], tuple[State, Metrics]]:
+        """`step` by the compiled program that `lower().compile()` gives."""
+
+        def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+            state, metrics = compiled(state, batch)
+            return self._finished(state), metrics
+
+        return step
+
+    def claim_disk(self) -> None:
+        """Create the folder that the layout stores arrays in, if it does; `init` and a restore do it otherwise.
+
+        Raises `UserError` if it cannot be written, or has too little space.
+        """
+        if isinstance(self.update, DiskDescent):
+            self.update.files.scratch.claim()
+
+    def _finished(self, state: State) -> State:
+        """The state after the part of a step that no program does: updating from files, where the layout has any."""
+        if not isinstance(self.update, DiskDescent):
+            return state
+        with self.runtime.tracing():
+            return self.update.finish(state)
 
     def evaluate(self, state: State, batch: Batch) -> dict[str, tuple[Array, Array]]:
         """Name of each of the objective's metrics → (sum, count) over a batch, by the parameters to evaluate."""
@@ -180,7 +207,10 @@ class Program:
 
     def abstract_state(self) -> State:
         """Shapes, dtypes and shardings of `init()`: what a checkpoint is restored into."""
-        return self.runtime.abstract(self.specs)
+        state = self.runtime.abstract(self.specs)
+        if isinstance(self.update, DiskDescent):
+            return replace(state, optimizer=self.update.stored(state.optimizer))
+        return state
 
     @property
     def in_flight(self) -> str:
@@ -240,11 +270,12 @@ def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo |
             f"{name} trains replicas by themselves, which a pipeline's stages cannot do yet: choose one. Take the mesh "
             f"axis {PIPE!r} out of Layout.mesh, or train without {name}"
         )
-    if runtime.layout.host and (outer is not None or isinstance(optimizer, OneBitAdam)):
-        name = type(outer or optimizer).__name__
+    elsewhere = [field for field in ("host", "disk") if getattr(runtime.layout, field)]
+    if elsewhere and (outer is not None or isinstance(optimizer, OneBitAdam)):
+        name, field = type(outer or optimizer).__name__, f"Layout.{elsewhere[0]}"
         raise UserError(
-            f"Layout.host = {runtime.layout.host}: {name} has a state of its own, which cannot be streamed from the "
-            f"host yet. Set Layout.host to (), or train without {name}"
+            f"{field} = {getattr(runtime.layout, elsewhere[0])}: {name} has a state of its own, which cannot be "
+            f"updated one layer at a time yet. Leave {field} empty, or train without {name}"
         )
     if isinstance(optimizer, OneBitAdam):
         if outer is not None:
@@ -259,4 +290,6 @@ def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo |
             f"{name} averages parameters over steps, and {method} trains replicas separately and evaluates their "
             f"average: choose one. Set Train.outer to None, or use an optimizer that does not average"
         )
+    if runtime.layout.disk:
+        return DiskDescent(runtime, optimizer)
     return Descent(runtime, optimizer) if outer is None else Outer(runtime, optimizer, outer)

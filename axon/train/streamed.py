@@ -5,37 +5,25 @@ device memory that storing it on the host was to save.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon import axes
-from axon.axes import ArraySpec
-from axon.axes.memory import HOST, is_on_host, to_device, to_host
+from axon.axes.memory import HOST
 from axon.errors import UserError
 from axon.layout import Placement
-from axon.nn import ParamSpec
-from axon.train.optimizers import Optimizer, Parameters, is_by_layer, owner, state_specs
-
-Leaves = dict[str, Any]
-"""Place in the state's tree → leaf."""
+from axon.train.layers import LayerUpdate, Leaves, at, check_by_layer, put, rebuilt
+from axon.train.optimizers import Optimizer, Parameters
 
 
 def check_streams(optimizer: object, placement: Placement) -> None:
     """Raise `UserError` for an optimizer, or a layout, with which layers cannot be streamed from the host."""
     refused = f"Layout.host = {placement.layout.host}"
-    if not is_by_layer(optimizer):
-        name = type(getattr(optimizer, "optimizer", optimizer)).__name__
-        raise UserError(
-            f"{refused} updates one layer at a time, and {name} does not say that it updates each layer by itself "
-            "(by_layer = True). Set Layout.host to (), or use another optimizer, as AdamW"
-        )
+    check_by_layer(optimizer, placement, "Layout.host")
     stages, others = (placement.mesh_axes("layers", kind) for kind in ("params", "optimizer"))
     if stages != others:
         raise UserError(
@@ -73,100 +61,47 @@ class Streamed:
 
         `gradients` are under the `optimizer` rows, as the state is.
         """
-        found, tree = _leaves(state), jax.tree.structure(state)
-        owners = {_text(key): owner(key, self.parameters) for key, _ in jax.tree_util.tree_leaves_with_path(state)}
-        shared = {key: leaf for key, leaf in found.items() if owners[key] is None}
+        layers = LayerUpdate(self.optimizer, self.parameters, self.placement)
+        owned, shared = layers.divided(state)
         moved, new, after = dict(values), {}, {}
-        for is_stack, paths in self._parts():
-            update: Callable[..., tuple[Any, Leaves, Leaves]] = self._in_turn if is_stack else self._at_once
-            own = {key: leaf for key, leaf in found.items() if owners[key] in paths}
-            part = ({path: of[path] for path in paths} for of in (gradients, values))
-            moved_part, new_part, after = update(*part, own, shared)
+        for part, own in zip(layers.parts, owned, strict=True):
+            update: Callable[..., tuple[Any, Leaves, Leaves]]
+            update = layers.update if part.layers is None else self._in_turn(layers)
+            given = ({path: of[path] for path in part.paths} for of in (gradients, values))
+            moved_part, new_part, after = update(*given, own, shared)
             moved |= moved_part
             new |= new_part
-        return moved, tree.unflatten((new | after)[key] for key in found)
+        return moved, rebuilt(state, new | after)
 
-    def _parts(self) -> list[tuple[bool, list[str]]]:
-        """The parameters that are updated together: those with as many layers, and each of the others alone."""
-        stacks: dict[int, list[str]] = {}
-        for path, spec in self.parameters.items():
-            if spec.stack:
-                stacks.setdefault(spec.shape[0], []).append(path)
-        alone = [(False, [path]) for path, spec in self.parameters.items() if not spec.stack]
-        return [*((True, paths) for paths in stacks.values()), *alone]
-
-    def _in_turn(self, gradients: Any, values: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
-        """Layer after layer, by each stage those that it has."""
+    def _in_turn(self, layers: LayerUpdate) -> Callable[..., tuple[Any, Leaves, Leaves]]:
+        """The update layer after layer, by each stage those that it has."""
         stages = self.placement.mesh_axes("layers", "optimizer")
+
+        def scanned(gradients: Any, values: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
+            return _scanned(layers, gradients, values, own, shared)
+
         if not stages:
-            return self._scanned(gradients, values, own, shared)
-        layers, all_stages = PartitionSpec(stages), PartitionSpec()
+            return scanned
+        split, all_stages = PartitionSpec(stages), PartitionSpec()
         return jax.shard_map(
-            self._scanned,
-            in_specs=(layers, layers, layers, all_stages),
-            out_specs=(layers, layers, all_stages),
+            scanned,
+            in_specs=(split, split, split, all_stages),
+            out_specs=(split, split, all_stages),
             axis_names=set(stages),
             check_vma=False,
-        )(gradients, values, own, shared)
-
-    def _scanned(self, gradients: Any, values: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
-        """Layer after layer, each put back where it came from: nothing is stored twice."""
-
-        def layer(carry: Any, index: Array) -> tuple[Any, Leaves]:
-            def one(x: Array) -> Array:
-                return lax.dynamic_index_in_dim(x, index, keepdims=False)
-
-            values, own = jax.tree.map(one, carry)
-            *new, after = self._at_once(jax.tree.map(one, gradients), values, own, shared)
-            put = lax.dynamic_update_index_in_dim
-            return jax.tree.map(lambda x, y: put(x, y, index, 0), carry, tuple(new)), after
-
-        count = len(next(iter(values.values())))
-        (moved, own), afters = lax.scan(layer, (values, own), jnp.arange(count))
-        return moved, own, jax.tree.map(lambda x: x[-1], afters)
-
-    def _at_once(self, gradients: Any, stored: Any, own: Leaves, shared: Leaves) -> tuple[Any, Leaves, Leaves]:
-        """One layer, or one parameter: its new value and state, where they were, and the state that all share."""
-        values = {path: self._moved(x, self._layer[path], "optimizer") for path, x in to_device(stored).items()}
-        structure = jax.eval_shape(self._transform.init, values)
-        found = to_device(own) | shared
-        state = jax.tree_util.tree_map_with_path(lambda key, _: found[_text(key)], structure)
-        updates: Any
-        updates, state = self._transform.update(gradients, state, values)
-        updated = {path: (values[path] + step).astype(values[path].dtype) for path, step in updates.items()}
-        back = {path: self._moved(x, self._layer[path], "params") for path, x in (values | updated).items()}
-        leaves = _leaves(state)
-        new = {key: self._moved(leaves[key], self._specs[key], "optimizer") for key in own}
-        return _stored_like(stored, back), _stored_like(own, new), {key: leaves[key] for key in shared}
-
-    def _moved(self, x: Array, spec: ArraySpec, kind: str) -> Array:
-        return axes.reshard(x, self.placement.spec(spec.axes, kind))
-
-    @cached_property
-    def _layer(self) -> dict[str, ParamSpec]:
-        """The parameters, one layer of those that are stacked."""
-        return {path: _unstacked(spec) for path, spec in self.parameters.items()}
-
-    @cached_property
-    def _transform(self) -> optax.GradientTransformation:
-        return self.optimizer.transform(self._layer)
-
-    @cached_property
-    def _specs(self) -> Leaves:
-        return _leaves(state_specs(self.optimizer, self._layer))
+        )
 
 
-def _unstacked(spec: ParamSpec) -> ParamSpec:
-    return replace(spec, axes=spec.own, shape=spec.shape[spec.stack :], stack=0)
+def _scanned(
+    layers: LayerUpdate, gradients: Any, values: Any, own: Leaves, shared: Leaves
+) -> tuple[Any, Leaves, Leaves]:
+    """Layer after layer, each put back where it came from: nothing is stored twice."""
 
+    def layer(carry: Any, index: Array) -> tuple[Any, Leaves]:
+        values, own = carry
+        values, new, after = layers.update_at(index, gradients, values, at(index, own), shared)
+        return (values, put(index, own, new)), after
 
-def _stored_like(before: Any, after: Any) -> Any:
-    """`after` in the memories that `before` is in."""
-    return jax.tree.map(lambda x, y: to_host(y) if is_on_host(x) else y, before, after)
-
-
-def _leaves(tree: Any) -> Leaves:
-    return {_text(key): leaf for key, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-_text = jax.tree_util.keystr
+    count = len(next(iter(values.values())))
+    (moved, own), afters = lax.scan(layer, (values, own), jnp.arange(count))
+    return moved, own, jax.tree.map(lambda x: x[-1], afters)

@@ -169,6 +169,23 @@ def test_a_pipeline_without_a_flush_goes_on_with_the_batch_in_flight_and_says_wh
     assert records(plain.folder, "loss")[-1][1] > 0
 
 
+def test_a_run_goes_on_with_its_optimizer_state_in_files_and_without(tiny, trained, do, tmp_path, eight):
+    disk = {"optimizer": str(tmp_path)}
+    begun = do(replace(tiny, layout=Layout(disk=disk)), tmp_path / "run", steps=3)
+    assert f"disk: optimizer in files in {tmp_path}, read and written one layer at a time" in begun.lines
+    do(tiny, tmp_path / "run", steps=6)
+    do(replace(tiny, layout=replace(eight, disk=disk)), tmp_path / "run", devices=8)
+    found, expected = (records(folder, "loss", "grad_norm") for folder in (tmp_path / "run", trained.folder))
+    np.testing.assert_allclose(found[:10], expected[:10], rtol=1e-5)
+    assert evaluated(tmp_path / "run") == [3, 6, 10, 12]
+
+
+def test_a_disk_that_is_not_there_is_said_before_any_work(tiny, do, tmp_path):
+    with pytest.raises(UserError, match="there is no folder /nowhere"):
+        do(replace(tiny, layout=Layout(disk={"optimizer": "/nowhere"})), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, copied):
     changed = replace(
         trained.train,

@@ -74,6 +74,15 @@ def test_what_is_on_the_host_is_counted_apart(shown):
     assert totals(("params", "optimizer"))["params"] == [whole, 0, params]
 
 
+def test_what_is_on_a_disk_is_counted_apart_and_the_disk_need_not_be_here(shown):
+    def totals(disk):
+        lines = shown("Layout.mesh={'data': 4}", "Layout.zero=3", f"Layout.disk={disk}").splitlines()
+        return {line.split()[0]: numbers(line) for line in lines if line.split()[:1] in (["params"], ["optimizer"])}
+
+    (params, state), other = totals({}).values(), totals({"optimizer": "/nowhere"})
+    assert other == {"params": [*params, 0], "optimizer": [state[0], 8, state[1] - 8]}
+
+
 def test_a_mistyped_role_announces_nothing(shown):
     mesh, row = "Layout.mesh={'tensor': 2}", "('context', 'tensor')"
     assert "sequence parallelism: seq.residual" in shown(mesh, f"Layout.rows={{'seq.residual': {row}}}")

@@ -1,0 +1,99 @@
+"""A folder of files for arrays that do not fit in memory, for as long as a process lives.
+
+Not a checkpoint: nothing in it outlives the process, nor is it synchronised to the disk.
+"""
+
+import fcntl
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from axon.disk import named, writing
+from axon.errors import UserError
+
+PREFIX = "axon-scratch-"
+LOCK = "lock"
+_GB = 1e9
+
+
+class Scratch:
+    """A folder of this process's own within `Layout.disk[kind]`, made when it is first needed, deleted at the end.
+
+    Folders of processes that were killed are deleted first: their locks are free.
+
+    Args:
+        kind: of the arrays. folder: as the layout gives it. needed: bytes that the arrays take.
+    """
+
+    def __init__(self, kind: str, folder: str, needed: int):
+        self.where = f"Layout.disk[{kind!r}]"
+        self.parent, self.needed = named(folder, self.where), needed
+
+    @cached_property
+    def path(self) -> Path:
+        """The folder. Raises `UserError` if it cannot be written, or has too little space."""
+        if not self.parent.is_dir():  # not created: what is missing may be the disk
+            raise UserError(f"{self.where}: there is no folder {self.parent}. Create it, or name another")
+        advice = f"Set {self.where} to a folder on a local disk that you can write"
+        with writing(self.parent, advice), _locked(self.parent / f"{PREFIX}{LOCK}"):
+            _delete_abandoned(self.parent)
+            self._check_space()
+            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.parent))
+            self._lock = _taken(path / LOCK)
+        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        return path
+
+    def claim(self) -> None:
+        """Create the folder now. Raises as `path` does."""
+        assert self.path
+
+    def _check_space(self) -> None:
+        free = shutil.disk_usage(self.parent).free
+        if free < self.needed:
+            raise UserError(
+                f"{self.where} = {str(self.parent)!r} has {free / _GB:.2f} GB free, and {self.needed / _GB:.2f} GB are "
+                "needed. Free some space, or name a folder on a larger disk"
+            )
+
+    @cached_property
+    def context(self) -> Any:
+        """TensorStore's, for all arrays: no cache of its own, and no waiting for the disk at each file."""
+        import tensorstore
+
+        return tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """While no other process is within; on a file system without locks, at once."""
+    with path.open("ab") as file:
+        _try(file, fcntl.LOCK_EX)
+        yield
+
+
+def _taken(path: Path) -> Any:
+    """The open file at `path`, locked until it is closed."""
+    file = path.open("ab")
+    _try(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def _try(file: Any, how: int) -> bool:
+    try:
+        fcntl.flock(file, how)
+    except OSError:
+        return False
+    return True
+
+
+def _delete_abandoned(parent: Path) -> None:
+    """Delete the folders of processes that have ended: those whose lock can be taken."""
+    for lock in parent.glob(f"{PREFIX}*/{LOCK}"):
+        with lock.open("ab") as file:
+            if _try(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                shutil.rmtree(lock.parent, ignore_errors=True)

@@ -169,6 +169,7 @@ def test_a_pipeline_without_a_flush_goes_on_with_the_batch_in_flight_and_says_wh
     assert records(plain.folder, "loss")[-1][1] > 0
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_its_optimizer_state_in_files_and_without(tiny, trained, do, tmp_path, eight):
     disk = {"optimizer": str(tmp_path)}
     begun = do(replace(tiny, layout=Layout(disk=disk)), tmp_path / "run", steps=3)

@@ -14,4 +14,4 @@ def suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f" Did you mean {close[0]!r}?"
-    return f" Known: {', '.join(names)}." if 0 < len(names) <= 20 else ""
+    return f" Known: {', '.join(names)}." if 0 < len(names) <= 30 else ""

@@ -32,9 +32,18 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "seq": ("context",),
     "kv_seq": (),
     "embed": (),
+    "embed_out": (),
     "heads": ("tensor",),
     "kv_heads": ("tensor",),
     "head_dim": (),
+    "nope_dim": (),
+    "rope_dim": (),
+    "value_dim": (),
+    "q_latent": (),
+    "q_latent.up": (),
+    "kv_latent": (),
+    "kv_latent.up": (),
+    "key_latent": (),
     "pages": (),
     "page_size": (),
     "mlp": ("tensor",),
@@ -43,6 +52,9 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "layers": ("pipe",),
     "experts": ("expert",),
 }
+
+ZERO_AXES = ("embed", "q_latent.up", "kv_latent.up")
+"""What ZeRO splits: one axis of each matrix. (The matrices from latents to heads have no `embed`.)"""
 
 
 class Schedule(Protocol):
@@ -175,10 +187,10 @@ def zero(stage: int) -> dict[str, dict[str, tuple[str, ...]]]:
     """ZeRO as rows by kind: what is split over `data` besides the batch (Rajbhandari et al., arXiv:1910.02054).
 
     1: the optimizer's state; 2: also the accumulated gradients; 3: also the parameters, gathered at their point of
-    use (FSDP). A layout appends these mesh axes to its own row of the kind, so that any row composes with every
-    stage. `replica` is not among them, so that a mesh with both is HSDP.
+    use (FSDP); of each, `ZERO_AXES`. A layout appends these mesh axes to its own row of the kind, so that any row
+    composes with every stage. `replica` is not among them, so that a mesh with both is HSDP.
     """
-    return {kind: {"embed": ("data",)} for kind in KINDS[len(KINDS) - stage :]}
+    return {kind: dict.fromkeys(ZERO_AXES, ("data",)) for kind in KINDS[len(KINDS) - stage :]}
 
 
 def sequence_parallel() -> dict[str, tuple[str, ...]]:

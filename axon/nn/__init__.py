@@ -8,8 +8,10 @@ from axon.nn.embedding import Embedding
 from axon.nn.head import Head
 from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
+from axon.nn.latent_attention import LatentAttention
 from axon.nn.loss import cross_entropy, token_nll
 from axon.nn.mlp import MLP, GatedMLP, gelu
+from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.norm import LayerNorm, RMSNorm
 from axon.nn.param import (
     Dims,
@@ -37,9 +39,11 @@ __all__ = [
     "Head",
     "Inputs",
     "LanguageModel",
+    "LatentAttention",
     "LayerNorm",
     "LinearScaling",
     "Llama3Scaling",
+    "MultiTokenBlock",
     "Param",
     "ParamSpec",
     "RMSNorm",

@@ -26,6 +26,13 @@ class Auxiliary:
         """The same of a module at `path`, as the module that holds it calls it."""
         return Auxiliary(self.losses, {f"{path}/{name}": value for name, value in self.statistics.items()})
 
+    def __add__(self, other: "Auxiliary") -> "Auxiliary":
+        """Losses summed by name, and the statistics of both."""
+        losses = dict(self.losses)
+        for name, value in other.losses.items():
+            losses[name] = losses[name] + value if name in losses else value
+        return Auxiliary(losses, self.statistics | other.statistics)
+
 
 def over_layers(kinds: Mapping[str, Auxiliary]) -> Auxiliary:
     """Of each kind of block, with a leading axis `layers` → losses summed by name, and statistics as they are."""

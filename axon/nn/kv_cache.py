@@ -16,12 +16,14 @@ from axon.kernels.attention import AttentionConfig, causal_window
 from axon.kernels.paged_attention import Cache, paged_attention
 
 KVCache = dict[str, Array]
-"""`key` and `value`, each `batch pages kv_heads page_size head_dim`."""
+"""`key` and `value`, each `batch pages kv_heads page_size head_dim`; or, of latent attention, `latent`, `batch pages
+page_size key_latent`."""
 
 PAGE = 64
 """Tokens a page."""
 
 PAGES = "batch pages kv_heads page_size head_dim.whole"
+LATENT_PAGES = "batch pages page_size key_latent.whole"
 QUERIES = "batch seq heads head_dim"
 
 
@@ -45,18 +47,10 @@ def cached_attention(
 
     Returns: `batch seq heads head_dim`, and the cache. Raises `UserError` for another mask.
     """
-    window, scope = causal_window(config.mask), axes.current()
-    options = {"window": window, "scale": config.scale, "soft_cap": config.soft_cap}
+    scope = axes.current()
 
     def local(q, k, v, keys, values, start, sinks):
-        (sequences, seq), pages = q.shape[:2], keys.shape[1]
-        paged = Cache(keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:]))
-        table = jnp.arange(sequences, dtype=jnp.int32)[:, None] * pages + jnp.arange(1, pages, dtype=jnp.int32)
-        lens, bounds = jnp.full(sequences, start + seq, jnp.int32), seq * jnp.arange(sequences + 1, dtype=jnp.int32)
-        new_q, new_k, new_v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
-        own = None if sinks is None else sinks[0, 0]
-        out, paged = paged_attention(new_q, new_k, new_v, paged, lens, table, bounds, sinks=own, **options)
-        return out.reshape(q.shape), paged.keys.reshape(keys.shape), paged.values.reshape(values.shape)
+        return _over_pages(config, q, k, v, keys, values, start, None if sinks is None else sinks[0, 0])
 
     operands = (q, k, v, cache["key"], cache["value"], start, sinks)
     if scope is None:
@@ -71,3 +65,59 @@ def cached_attention(
     run = axes.per_device(local, specs, (tokens, pages_spec, pages_spec))
     out, *pages = run(*jax.tree.map(axes.reshard, operands, specs))
     return axes.reshard(out, queries), dict(zip(cache, pages, strict=True))
+
+
+def latent_cache_specs(batch: int, length: int, width: int) -> dict[str, ArraySpec]:
+    """Room for `length` latents of each sequence, of `width` numbers, in the compute dtype."""
+    scope = axes.current()
+    shape = (batch, 1 + -(-length // PAGE), PAGE, width)
+    return {"latent": ArraySpec(parse_names(LATENT_PAGES), shape, jnp.float32 if scope is None else scope.compute)}
+
+
+def cached_latent_attention(
+    q: Array, k: Array, config: AttentionConfig, cache: KVCache, start: Array
+) -> tuple[Array, KVCache]:
+    """Attention of new tokens over the latents of all of their sequences' so far, each the key and the value of every
+    head, and the cache with theirs in it.
+
+    Args: as of `cached_attention`, but `q[batch seq heads key_latent]` and `k[batch seq key_latent]`.
+
+    Returns: `batch seq heads key_latent`, and the cache.
+    """
+
+    def local(q, k, latents, start):
+        k, pages = k[:, :, None], latents[:, :, None]
+        out, pages, _ = _over_pages(config, q, k, k, pages, pages, start, None)
+        return out, pages[:, :, 0]
+
+    operands, scope = (q, k, cache["latent"], start), axes.current()
+    if scope is None:
+        out, latents = local(*operands)
+        return out, {"latent": latents}
+    queries = scope.placement.spec(parse_names(QUERIES))
+    pages = scope.placement.spec(parse_names(LATENT_PAGES))
+    tokens = PartitionSpec(queries[0], None, queries[2], None)  # whole sequences
+    specs = (tokens, PartitionSpec(queries[0], None, None), pages, PartitionSpec())
+    out, latents = axes.per_device(local, specs, (tokens, pages))(*jax.tree.map(axes.reshard, operands, specs))
+    return axes.reshard(out, PartitionSpec(*queries[:3], None)), {"latent": latents}
+
+
+def _over_pages(
+    config: AttentionConfig,
+    q: Array,
+    k: Array,
+    v: Array,
+    keys: Array,
+    values: Array,
+    start: Array,
+    sinks: Array | None,
+) -> tuple[Array, Array, Array]:
+    """A device's own part: the result, and the pages of keys and of values. `sinks`: `heads`."""
+    (sequences, seq), pages = q.shape[:2], keys.shape[1]
+    paged = Cache(keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:]))
+    table = jnp.arange(sequences, dtype=jnp.int32)[:, None] * pages + jnp.arange(1, pages, dtype=jnp.int32)
+    lens, bounds = jnp.full(sequences, start + seq, jnp.int32), seq * jnp.arange(sequences + 1, dtype=jnp.int32)
+    new_q, new_k, new_v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+    options = {"window": causal_window(config.mask), "scale": config.scale, "soft_cap": config.soft_cap}
+    out, paged = paged_attention(new_q, new_k, new_v, paged, lens, table, bounds, sinks=sinks, **options)
+    return out.reshape(q.shape), paged.keys.reshape(keys.shape), paged.values.reshape(values.shape)

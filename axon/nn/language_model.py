@@ -1,6 +1,7 @@
 """A decoder-only language model: embedding, depth, norm, head."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,8 +12,10 @@ from axon.axes import ArraySpec, shard
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.depth import Depth
 from axon.nn.embedding import Embedding
+from axon.nn.flops import forward_flops
 from axon.nn.head import Head
 from axon.nn.inputs import Inputs
+from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.param import Dims, Param
 
 RESIDUAL = "batch seq.residual embed"
@@ -27,6 +30,8 @@ class LanguageModel(nnx.Module):
         depth: the blocks. norm: the last one. tied: whether the head is the embedding's table.
         vocab: how many ids there are, where `dims` has more: those beyond are never predicted and never counted.
         soft_cap: of the logits, see `axon.nn.head.Head`.
+        ahead: makes of the last layer's output that from which the token after the next is predicted, by the same head;
+            the objective `MultiToken` trains it.
     """
 
     max_length: int | None = None
@@ -42,13 +47,17 @@ class LanguageModel(nnx.Module):
         embedding_stddev: float,
         vocab: int | None = None,
         soft_cap: float | None = None,
+        ahead: MultiTokenBlock | None = None,
     ):
         self.embedding = Embedding("vocab", dims, embedding_stddev)
         self.layers = depth
         self.norm = norm
         if not tied:
             self.head = Param("embed vocab", dims)
+        if ahead is not None:
+            self.ahead = ahead
         self.tied, self.dims, self.soft_cap = tied, dict(dims), soft_cap
+        self.has_ahead, self.num_layers = ahead is not None, depth.num_layers
         self.vocab = None if vocab == dims["vocab"] else vocab
 
     def embed(self, inputs: Inputs) -> Array:
@@ -62,6 +71,15 @@ class LanguageModel(nnx.Module):
         """
         x, cache, auxiliary = self.layers(self.embed(inputs), inputs, cache)
         return self.norm(x, RESIDUAL), cache, auxiliary.within("layers")
+
+    def hidden_ahead(self, hidden: Array, inputs: Inputs, following: Array) -> tuple[Array, Auxiliary]:
+        """What `output` predicts the token after the next from, `batch seq.residual embed`; and its auxiliary terms.
+
+        `hidden`: what `hidden` gave for these `inputs`; `following[batch seq]`: the id after each of their tokens.
+        """
+        embedded = self.embed(replace(inputs, tokens=following))
+        x, auxiliary = self.ahead(hidden, embedded, inputs.in_layer(self.num_layers))
+        return x, auxiliary.within("ahead")
 
     @property
     def output(self) -> Head:
@@ -79,7 +97,8 @@ class LanguageModel(nnx.Module):
         The backward of a product is two. What remat repeats does not count, nor a look-up in a table.
         """
         head = 2 * math.prod(self.output.matrix.get_value().shape)
-        return 3 * (self.layers.flops(seq) + head)
+        ahead = forward_flops(self.ahead, seq) + head if self.has_ahead else 0
+        return 3 * (self.layers.flops(seq) + head + ahead)
 
 
 def _zeros(spec: ArraySpec) -> Array:

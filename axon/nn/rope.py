@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., arXiv:2104.09864), halves rotated against each other."""
+"""Rotary position embedding (Su et al., arXiv:2104.09864)."""
 
 import math
 from dataclasses import dataclass
@@ -54,8 +54,11 @@ class YarnScaling:
     Args:
         original: positions that a model was trained on before. fast, slow: how often a frequency rotates over these
             where the ramp begins, and where it ends.
-        attention_factor: of cosine and sine, whose square multiplies the scores; 0.1·ln(factor) + 1 by default.
+        attention_factor: of cosine and sine, whose square multiplies the scores; m(mscale) / m(mscale_all_dim) by
+            default, where m(x) = 0.1·x·ln(factor) + 1.
         truncate: whether the ramp begins and ends at frequencies that there are, rather than between two.
+        mscale, mscale_all_dim: x of these; the scores are multiplied by m(mscale_all_dim)² besides, also those of
+            dimensions that are not rotated (DeepSeek-V2, arXiv:2405.04434, section 3.1.4).
     """
 
     factor: float
@@ -64,9 +67,12 @@ class YarnScaling:
     slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "factor")
+        check_range(self, "[0, inf)", "mscale", "mscale_all_dim")
         check_range(self, "(0, inf)", "original", "fast", "slow", "attention_factor")
         if self.slow >= self.fast:
             raise UserError(f"YarnScaling.slow is {self.slow}; must be below YarnScaling.fast, which is {self.fast}")
@@ -74,7 +80,17 @@ class YarnScaling:
     @property
     def magnitude(self) -> float:
         """What cosine and sine are multiplied by."""
-        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by besides."""
+        return self._magnitude(self.mscale_all_dim) ** 2
+
+    def _magnitude(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1
 
     def apply(self, frequencies: np.ndarray) -> np.ndarray:
         index, logs = np.arange(len(frequencies)), np.log(frequencies)
@@ -97,6 +113,11 @@ class Rope:
 
     def __post_init__(self):
         check_range(self, "(0, inf)", "theta")
+
+    @property
+    def score_scale(self) -> float:
+        """What the scaling multiplies scores by, besides what it does to cosine and sine."""
+        return self.scaling.score_scale if isinstance(self.scaling, YarnScaling) else 1.0
 
     def angles(self, positions: Array, head_dim: int) -> "Angles":
         """Those of `positions[batch seq]`."""
@@ -132,8 +153,12 @@ class Angles:
     sin: Array
 
 
-def rotate(x: Array, angles: Angles) -> Array:
-    """`x[batch seq heads head_dim]` rotated by `angles`."""
+def rotate(x: Array, angles: Angles, interleaved: bool = False) -> Array:
+    """`x[batch seq heads head_dim]` rotated by `angles`; pair i is of elements i and i + head_dim/2.
+
+    `interleaved`: of elements 2i and 2i + 1 instead (DeepSeek), which come out at i and i + head_dim/2: in the same
+    order for queries and keys, so that their products do not see it.
+    """
     cos, sin = (a[:, :, None, :].astype(x.dtype) for a in (angles.cos, angles.sin))
-    first, second = jnp.split(x, 2, axis=-1)
+    first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -109,7 +109,7 @@ def _unsplit_sequence(placement: Placement) -> Placement:
     """Nothing split along batch, seq or their roles, as `seq.residual`: there is one sequence, a token at a time."""
     layout = placement.layout
     whole = {name for name in layout.rows if base(name) in ("batch", "seq")}
-    whole |= {"batch", "seq", "vocab.whole", "head_dim.whole"}
+    whole |= {"batch", "seq", "vocab.whole", "head_dim.whole", "key_latent.whole"}
     return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}), placement.mesh)
 
 

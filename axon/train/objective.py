@@ -7,7 +7,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 
+from axon import axes
 from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
@@ -104,6 +106,70 @@ class NextToken:
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
         reported = {"loss": nll} | jax.lax.stop_gradient(auxiliary.losses)
         return Sums({"next_token": loss} | auxiliary.losses, reported, auxiliary.statistics)
+
+
+@dataclass(frozen=True)
+class MultiToken:
+    """The next token's negative log-likelihood, and with it that of the token after it (DeepSeek-V3's multi-token
+    prediction, arXiv:2412.19437, section 2.2, at depth 1), for models with `LanguageModel.ahead`.
+
+    Args:
+        weight: of the second term. (DeepSeek-V3: 0.3, later 0.1.) z_loss: as of `NextToken`, in both.
+
+    The second term is a mean over the positions whose next position is a real one of the same document. A metric of its
+    own, `second_token`, reports it without its weight; `loss` is the next token's.
+    """
+
+    weight: float = 0.3
+    z_loss: float = 0.0
+
+    def __post_init__(self):
+        check_range(self, "[0, inf)", "weight", "z_loss")
+
+    def specs(self, batch: int, seq: int) -> Specs:
+        """As of `NextToken`."""
+        return self._next_token.specs(batch, seq)
+
+    def check(self, module: Any) -> None:
+        self._next_token.check(module)
+        if not module.has_ahead:
+            raise UserError(
+                "MultiToken needs a model that predicts the token after the next, as DeepSeek with multi_token = True; "
+                "build() returns one that does not. Use NextToken, or set that"
+            )
+
+    def counts(self, batch: Batch) -> dict[str, Array]:
+        return self._next_token.counts(batch) | {"second_token": jnp.sum(_second_targets(batch)[1])}
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+        inputs = self._next_token.inputs(batch, key)
+        x, _, auxiliary = module.hidden(inputs)
+        loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
+        x, own = module.hidden_ahead(x, inputs, batch["targets"])
+        second_loss, second_nll = cross_entropy(x, module.output, *_second_targets(batch), self.z_loss)
+        auxiliary += own
+        reported = {"loss": nll, "second_token": second_nll} | jax.lax.stop_gradient(auxiliary.losses)
+        minimised = {"next_token": loss, "second_token": self.weight * second_loss} | auxiliary.losses
+        return Sums(minimised, reported, auxiliary.statistics)
+
+    @property
+    def _next_token(self) -> NextToken:
+        return NextToken(self.z_loss)
+
+
+def _second_targets(batch: Batch) -> tuple[Array, Array]:
+    """The token two places on, and its weight: 0 where the next position is of another document, or is none."""
+    same = batch["documents"] == _at_next_position(batch["documents"], -1)
+    weights = batch["weights"] * _at_next_position(batch["weights"], 0)
+    return _at_next_position(batch["targets"], 0), jnp.where(same, weights, 0)
+
+
+def _at_next_position(x: Array, last: int) -> Array:
+    """`x[batch seq]` one place on, and `last` at the last position; of whole sequences, wherever `seq` is split."""
+    scope = axes.current()
+    if scope is not None:
+        x = axes.reshard(x, PartitionSpec(*scope.placement.spec(("batch",)), None))
+    return axes.shard(jnp.pad(x[:, 1:], ((0, 0), (0, 1)), constant_values=last), "batch seq")
 
 
 def means(sums: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:

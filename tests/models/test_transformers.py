@@ -17,15 +17,17 @@ from flax import nnx
 from reference import load, relative_error, sketch, weights
 
 from axon.nn import Inputs, LinearScaling, Llama3Scaling, Rope, YarnScaling, cross_entropy, parameters
+from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.gpt2 import GPT2
 from models.gpt_oss import GptOss
 from models.llama import Llama
 
-Row = tuple[str | tuple[str, ...], str]
+Row = tuple[str | tuple[str, ...], str] | tuple[tuple[str, ...], str, tuple[str, ...]]
 """Our path, or the paths of what they store as one, and the pattern from their array to ours.
 
-Where there are several paths, the pattern's right side begins with an axis `parts` over them.
+Where there are several paths, the pattern's right side begins with an axis `parts` over them; or it ends with an axis
+in which they follow each other, by their names there, which come third.
 """
 
 
@@ -128,6 +130,31 @@ def gpt_oss(config: dict[str, Any]) -> GptOss:
     )
 
 
+def deepseek(config: dict[str, Any]) -> DeepSeek:
+    rope, scaling = config["rope_parameters"], None
+    if rope["rope_type"] == "yarn":
+        names = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")
+        scaling = YarnScaling(
+            *(rope[name] for name in names), mscale=rope["mscale"], mscale_all_dim=rope["mscale_all_dim"]
+        )
+    return DeepSeek(
+        vocab=config["vocab_size"],
+        embed=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        first_dense=config["first_k_dense_replace"],
+        heads=config["num_attention_heads"],
+        mlp=config["intermediate_size"],
+        q_latent=config["q_lora_rank"],
+        kv_latent=config["kv_lora_rank"],
+        nope_dim=config["qk_nope_head_dim"],
+        rope_dim=config["qk_rope_head_dim"],
+        value_dim=config["v_head_dim"],
+        rope=Rope(rope["rope_theta"], scaling),
+        interleaved=config.get("rope_interleave", True),
+        norm_eps=config["rms_norm_eps"],
+    )
+
+
 def kinds_of(build: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Mapping[str, Sequence[int]]]:
     """Each kind of block, and its logical layers, as the model that `build` describes says them."""
 
@@ -170,6 +197,27 @@ FOUR_NORMS = {
     "pre_feedforward_layernorm.weight": ("mlp_norm/scale", "embed -> embed"),
     "post_feedforward_layernorm.weight": ("mlp_post_norm/scale", "embed -> embed"),
 }
+LATENT = {name: LLAMA[name] for name in LLAMA if "self_attn" not in name} | {
+    "self_attn.kv_a_proj_with_mqa.weight": (
+        ("attention/kv_down", "attention/key_rope"),
+        "width embed -> embed width",
+        ("kv_latent", "rope_dim"),
+    ),
+    "self_attn.kv_a_layernorm.weight": ("attention/kv_norm/scale", "kv_latent -> kv_latent"),
+    "self_attn.kv_b_proj.weight": (
+        ("attention/key", "attention/value"),
+        "(heads width) kv_latent -> kv_latent heads width",
+        ("nope_dim", "value_dim"),
+    ),
+    "self_attn.o_proj.weight": ("attention/out", "embed (heads value_dim) -> heads value_dim embed"),
+}
+QUERIES = (("attention/query", "attention/query_rope"), "(heads width) inputs -> inputs heads width")
+QUERY_PARTS = ("nope_dim", "rope_dim")
+LATENT_QUERIES = {
+    "self_attn.q_a_proj.weight": ("attention/query_down", "q_latent embed -> embed q_latent"),
+    "self_attn.q_a_layernorm.weight": ("attention/query_norm/scale", "q_latent -> q_latent"),
+    "self_attn.q_b_proj.weight": (*QUERIES, QUERY_PARTS),
+}
 QKV = ("attention/query", "attention/key", "attention/value")
 QKV_BIAS = ("attention/query_bias", "attention/key_bias", "attention/value_bias")
 
@@ -186,6 +234,10 @@ TABLES = {
         kinds=kinds_of(gemma),
     ),
     "gpt_oss": Table(gpt_oss, UNTIED, LLAMA | BIAS | OUT_BIAS | SINKS, kinds=kinds_of(gpt_oss)),
+    "deepseek_v2": Table(
+        deepseek, UNTIED, LATENT | {"self_attn.q_proj.weight": (*QUERIES, QUERY_PARTS)}, kinds=kinds_of(deepseek)
+    ),
+    "deepseek_v3": Table(deepseek, UNTIED, LATENT | LATENT_QUERIES, kinds=kinds_of(deepseek)),
     "gpt2": Table(
         gpt2,
         {
@@ -229,8 +281,10 @@ def ours(table: Table, config: dict[str, Any], theirs: Mapping[str, Any]) -> dic
 
 def placed_by(row: Row, value: Any, dims: Mapping[str, int]) -> dict[str, Any]:
     """Path → value of one of their parameters."""
-    paths, pattern = row
+    paths, pattern, *joined = row
     value = rearrange(value, pattern, **{name: dims[name] for name in re.findall(r"\w+", pattern) if name in dims})
+    if joined:
+        value = jnp.split(value, np.cumsum([dims[name] for name in joined[0][:-1]]), axis=-1)
     return {paths: value} if isinstance(paths, str) else dict(zip(paths, value, strict=True))
 
 
@@ -244,7 +298,7 @@ def evaluate(model: nnx.Module, tokens: np.ndarray) -> tuple[Any, Any]:
     return loss, model.output.logits(x)
 
 
-@pytest.mark.few(family=("gpt2", "llama31", "gemma2", "gpt_oss"))
+@pytest.mark.few(family=("gpt2", "llama31", "gemma2", "gpt_oss", "deepseek_v3"))
 @pytest.mark.parametrize("family", TABLES)
 def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, compiled, bind):
     table, reference = TABLES[family], load(family)
@@ -274,6 +328,8 @@ def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, com
         ("gemma2", {"query_pre_attn_scalar": None}),
         ("gemma3", {"rope": Rope(1e6)}),
         ("gpt_oss", {"rope": Rope(1000.0)}),
+        ("deepseek_v3", {"rope": Rope(1000.0, YarnScaling(40.0, 64, mscale_all_dim=1.0))}),
+        ("deepseek_v2", {"interleaved": False}),
     ],
 )
 def test_a_field_that_is_not_theirs_is_seen(family, change, placed, compiled, bind):

@@ -26,6 +26,7 @@ from axon.nn import (
 from axon.nn.language_model import RESIDUAL
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.gpt2 import GPT2
 from models.gpt_oss import GptOss
@@ -37,11 +38,12 @@ MODELS = [
     GPT2(vocab=32, embed=16, layers=2, heads=4, mlp=24, positions=16),
     Gemma(32, 16, 3, 4, 2, 24, 4, window=5, local_rope=Rope(100.0), qk_norm=True, soft_cap=1.0, logit_soft_cap=2.0),
     GptOss(32, 16, 2, 4, 2, 24, 4, window=5, rope=Rope(100.0, YarnScaling(4.0, 16))),
+    DeepSeek(32, 16, 2, 2, 4, 24, q_latent=None, kv_latent=12, nope_dim=6, rope_dim=4, value_dim=8),
 ]
 
 
 @pytest.mark.few(mesh=[{"data": 2, "tensor": 2}], config=(MODELS[1], MODELS[3]))
-@pytest.mark.parametrize("config", MODELS, ids=["tied", "window, scanned", "gpt2", "gemma", "gpt-oss"])
+@pytest.mark.parametrize("config", MODELS, ids=["tied", "window, scanned", "gpt2", "gemma", "gpt-oss", "deepseek"])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
 def test_logits_token_by_token_are_those_of_the_whole_row_and_give_its_loss(
     config, mesh, rng, placed, compiled, bind, random_parameters

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
+from axon.kernels.attention import Causal
+from axon.nn import Attention
 from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling, rotate
 
 
@@ -27,6 +29,13 @@ def test_rotation_is_multiplication_by_a_complex_number(theta, width, rng):
     positions = rng.integers(0, 200, (2, 5))
     made = rotate(jnp.asarray(x), Rope(theta).angles(jnp.asarray(positions), width))
     np.testing.assert_allclose(made, turned(x, positions, theta, width), atol=1e-4)
+
+
+def test_interleaved_pairs_are_neighbours_and_come_out_as_halves(rng):
+    x, positions = rng.normal(size=(2, 5, 3, 8)).astype(np.float32), rng.integers(0, 200, (2, 5))
+    angles = Rope().angles(jnp.asarray(positions), 8)
+    halves = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
+    np.testing.assert_array_equal(rotate(jnp.asarray(x), angles, interleaved=True), rotate(jnp.asarray(halves), angles))
 
 
 def test_scores_depend_on_the_distance_of_positions_only(rng):
@@ -132,3 +141,15 @@ def test_frequencies_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(UserError) as caught:
         wrong()
     assert str(caught.value) == message
+
+
+def test_mscale_is_the_published_rule():
+    """DeepSeek's `yarn_get_mscale`: 0.1·mscale·ln(factor) + 1, and the scores times the square of one of them."""
+    m = lambda mscale: 0.1 * mscale * math.log(40.0) + 1  # noqa: E731
+    both = YarnScaling(40.0, mscale=1.5, mscale_all_dim=0.7)
+    assert both.magnitude == pytest.approx(m(1.5) / m(0.7))
+    assert Rope(scaling=both).score_scale == pytest.approx(m(0.7) ** 2)
+    assert YarnScaling(40.0).magnitude == pytest.approx(m(1.0))
+    assert Rope(scaling=YarnScaling(40.0)).score_scale == Rope().score_scale == 1.0
+    scaled = Attention({"embed": 8, "heads": 2, "kv_heads": 2, "head_dim": 4}, Causal(), rope=Rope(scaling=both))
+    assert scaled.config.scale == pytest.approx(0.5 * m(0.7) ** 2)

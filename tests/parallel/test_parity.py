@@ -16,6 +16,7 @@ from axon.layout import KINDS, Layout, sequence_parallel, tensor_3d
 from axon.nn import Rope
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.llama import Llama
 
@@ -34,6 +35,20 @@ KINDS_OF_BLOCK = Gemma(
     soft_cap=2.0,
     logit_soft_cap=3.0,
     qk_norm=True,
+)
+LATENTS = DeepSeek(
+    vocab=61,
+    vocab_multiple=64,
+    embed=32,
+    layers=2,
+    first_dense=2,
+    heads=8,
+    mlp=64,
+    q_latent=16,
+    kv_latent=12,
+    nope_dim=6,
+    rope_dim=4,
+    value_dim=8,
 )
 ROWS, SEQ, STEPS = 16, 32, 10
 DEVICES = 8
@@ -154,6 +169,11 @@ def expected_of_kinds(packed_batch):
     return on_one_device(KINDS_OF_BLOCK, packed_batch, 3)
 
 
+@pytest.fixture(scope="module")
+def expected_of_latents(packed_batch):
+    return on_one_device(LATENTS, packed_batch, 3)
+
+
 def assert_zero_splits(placement):
     for kind in KINDS[len(KINDS) - placement.layout.zero :]:
         assert "data" in placement.mesh_axes("embed", kind), kind
@@ -187,6 +207,14 @@ def test_gradients_and_ten_steps_do_not_depend_on_a_mechanism(name, expected):
 @pytest.mark.parametrize("names", [("zero 3", "tensor"), ("zero 3", "sequence", "context")], ids=joined)
 def test_gradients_and_steps_of_several_kinds_of_block_do_not_depend_on_the_layout(names, expected_of_kinds):
     check(combined(*names), expected_of_kinds)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "names", [*COMPOSITIONS[:2], ("zero 3", "tensor"), ("zero 3", "three-dimensional")], ids=joined
+)
+def test_gradients_and_steps_with_latent_attention_do_not_depend_on_the_layout(names, expected_of_latents):
+    check(combined(*names), expected_of_latents)
 
 
 @pytest.mark.few(layout=AUTO[1:])

@@ -14,6 +14,7 @@ from axon.nn import Inputs
 from axon.serve.generate import Generator, Sampling, next_tokens
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.gpt2 import GPT2
 from models.llama import Llama
@@ -58,11 +59,13 @@ def likeliest(program, values, ids):
         return np.asarray(jax.jit(last)(values, np.asarray([ids], np.int32))).tolist()
 
 
+LATENTS = DeepSeek(VOCAB, 32, 2, 2, heads=4, mlp=48, q_latent=16, kv_latent=12, nope_dim=6, rope_dim=4, value_dim=8)
 MODELS = {
     "llama": llama(layers=2),
     "window": llama(layers=2, window=5, qk_norm=True, bias=True, tied=True),
     "gpt2": GPT2(VOCAB, 32, 2, 4, 48, 128),
     "alternating windows": Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0, unroll=False),
+    "latents": LATENTS,
 }
 
 

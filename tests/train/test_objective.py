@@ -9,15 +9,31 @@ import pytest
 
 from axon.axes import einsum
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Layout, sequence_parallel
 from axon.nn import Auxiliary, Depth, LanguageModel, RMSNorm, Segment, Variable, token_nll
-from axon.train.objective import NextToken, Sums
+from axon.train.objective import MultiToken, NextToken, Sums
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.deepseek import DeepSeek
 from models.llama import Block, Llama
 
 MODEL = Llama(vocab=48, embed=16, layers=2, heads=2, kv_heads=2, mlp=24)
 SEQUENCES, SEQ = 8, 12
+TWO_TOKENS = DeepSeek(
+    vocab=48,
+    embed=16,
+    layers=1,
+    first_dense=1,
+    heads=2,
+    mlp=24,
+    q_latent=8,
+    kv_latent=6,
+    nope_dim=4,
+    rope_dim=4,
+    value_dim=6,
+    multi_token=True,
+    remat="full",
+)
 
 
 class Penalised(Block):
@@ -91,12 +107,16 @@ LAYOUTS = [
     Layout({"data": 1}, microbatches=2),
     Layout({"data": 1}, microbatches=8),
     Layout({"data": 2, "tensor": 2}, zero=3, microbatches=2),
+    Layout({"context": 2, "tensor": 2}, rows=sequence_parallel()),
 ]
 
 
-@pytest.mark.few(layout=LAYOUTS[2:], objective=(Preference(),))
+@pytest.mark.few(layout=LAYOUTS[2:3], objective=(Preference(),))
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize(("model", "objective"), [(PenalisedLlama(), NextToken(0.01)), (MODEL, Preference())])
+@pytest.mark.parametrize(
+    ("model", "objective"),
+    [(PenalisedLlama(), NextToken(0.01)), (MODEL, Preference()), (TWO_TOKENS, MultiToken(z_loss=0.01))],
+)
 def test_terms_are_means_over_the_global_batch(layout, model, objective, rng, packed_batch):
     batch = packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)
     one, metrics, variables = first_step(batch, Layout({"data": 1}), model, objective)

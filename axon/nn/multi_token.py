@@ -1,0 +1,51 @@
+"""Multi-token prediction: a block after the last one, which predicts one token further."""
+
+import jax
+from flax import nnx
+from jax import Array
+
+from axon.axes import einsum, shard
+from axon.nn.auxiliary import Auxiliary
+from axon.nn.inputs import Inputs
+from axon.nn.norm import RMSNorm
+from axon.nn.param import Dims, Param, fan_in
+from axon.nn.remat import Remat, with_remat
+
+RESIDUAL = "batch seq.residual embed"
+JOIN = f"{RESIDUAL}, embed embed_out -> batch seq.residual embed_out"
+
+
+class MultiTokenBlock(nnx.Module):
+    """Of h_i, a model's output at position i, and of the next token's embedding e_{i+1}, what token i + 2 is predicted
+    from (DeepSeek-V3, arXiv:2412.19437, section 2.2, at depth 1):
+
+        norm(block([norm(e_{i+1}) ; norm(h_i)]·M)),   M the matrices `from_embedding` and `from_hidden`.
+
+    Position i sees positions up to i of its document, and so tokens up to i + 1. Embedding and head are the model's.
+
+    Args:
+        block: like those of the model's depth, parameters not stacked; remat: what its backward recomputes.
+    """
+
+    def __init__(self, dims: Dims, block: nnx.Module, *, norm_eps: float = 1e-6, remat: Remat = "none"):
+        dims = {**dims, "embed_out": dims["embed"]}
+        self.embedding_norm, self.hidden_norm = (RMSNorm("embed", dims, norm_eps) for _ in range(2))
+        self.from_embedding, self.from_hidden = (
+            Param("embed embed_out", dims, fan_in("embed", 2**-0.5)) for _ in range(2)
+        )
+        self.block, self.remat = block, remat
+        self.norm = RMSNorm("embed", dims, norm_eps)
+
+    @jax.named_scope("multi_token")
+    def __call__(self, hidden: Array, embedded: Array, inputs: Inputs) -> tuple[Array, Auxiliary]:
+        """`hidden, embedded[batch seq.residual embed]` → the same, and the block's auxiliary terms."""
+        joined = einsum(JOIN, self.embedding_norm(embedded, RESIDUAL), self.from_embedding)
+        joined += einsum(JOIN, self.hidden_norm(hidden, RESIDUAL), self.from_hidden)
+        graph, values = nnx.split(self.block)
+
+        def run(x: Array, values: nnx.State) -> tuple[Array, Auxiliary]:
+            x, _, auxiliary = nnx.merge(graph, values)(x, inputs)
+            return x, auxiliary
+
+        x, auxiliary = with_remat(run, self.remat, self.block, in_scan=False)(shard(joined, RESIDUAL), values)
+        return self.norm(x, RESIDUAL), auxiliary.within("block")

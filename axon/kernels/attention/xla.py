@@ -33,21 +33,66 @@ def attention_xla(
     q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs = AttentionInputs()
 ) -> tuple[Array, Array]:
     """See `axon.kernels.attention.attention_and_lse`; `inputs.start` is a constant."""
-    batch, queries, heads, width = q.shape
-    kv_heads = k.shape[2]
+    (batch, queries, heads, _), kv_heads = q.shape, k.shape[2]
     plan = _plan(config.mask, queries, k.shape[1], int(inputs.start))
     seen = [_seen(config.mask, block, inputs) for block in plan]
-    q = (q * jnp.asarray(config.scale, q.dtype)).reshape(batch, queries, kv_heads, heads // kv_heads, width)
-    q = lax.transpose(q, (0, 2, 3, 1, 4)).reshape(batch * kv_heads, heads // kv_heads, queries, width)
-    k, v = (lax.transpose(x, (0, 2, 1, 3)).reshape(batch * kv_heads, -1, x.shape[3]) for x in (k, v))
+    q = _grouped(q * jnp.asarray(config.scale, q.dtype), kv_heads)
+    k, v = (_by_head(x) for x in (k, v))
     sinks, alibi_slopes = (
         None if x is None else _per_row(x, batch, kv_heads) for x in (inputs.sinks, inputs.alibi_slopes)
     )
     attend = _blocks(plan, config.soft_cap, save=k.shape[1] <= SAVED and config.soft_cap is None)
     out, lse = attend(q, k, v, sinks, alibi_slopes, seen)
-    out = out.reshape(batch, kv_heads, heads // kv_heads, queries, -1)
-    out = lax.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, queries, heads, -1)
-    return out, lse.reshape(batch, heads, queries).swapaxes(1, 2)
+    return _as_given(out, batch), lse.reshape(batch, heads, queries).swapaxes(1, 2)
+
+
+def attention_gradients_xla(
+    q: Array,
+    k: Array,
+    v: Array,
+    config: AttentionConfig,
+    inputs: AttentionInputs,
+    rows: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Array]:
+    """See `axon.kernels.attention.attention_gradients`; `inputs.start` is a constant, and there are no slopes."""
+    batch, kv_heads, scale = q.shape[0], k.shape[2], jnp.asarray(config.scale, q.dtype)
+    q, k, v = _grouped(q * scale, kv_heads), _by_head(k), _by_head(v)
+    dout, lse, total = (_grouped(x, kv_heads) for x in (rows[0], rows[1][..., None], rows[2][..., None]))
+    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
+    dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    for block in _plan(config.mask, q.shape[2], k.shape[1], int(inputs.start)):
+        part = _cut(block, q, k, v, None, None, _seen(config.mask, block, inputs))
+        of_rows = (_rows(x, block) for x in (lse, dout))
+        gradients = _backward(part, config.soft_cap, None, *of_rows, total=_rows(total, block))
+        dq.append(_ungrouped(gradients.q, q))
+        dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
+    dq = _as_given(jnp.concatenate(dq, axis=2), batch) * config.scale
+    dk, dv = (x.reshape(batch, kv_heads, *x.shape[1:]).swapaxes(1, 2) for x in (dk, dv))
+    return dq, dk, dv
+
+
+def _grouped(x: Array, kv_heads: int) -> Array:
+    """`batch seq heads head_dim` → `rows groups seq head_dim`, a row for each of `kv_heads` of a sequence."""
+    batch, seq, heads, width = x.shape
+    x = lax.transpose(x.reshape(batch, seq, kv_heads, heads // kv_heads, width), (0, 2, 3, 1, 4))
+    return x.reshape(batch * kv_heads, heads // kv_heads, seq, width)
+
+
+def _as_given(x: Array, batch: int) -> Array:
+    """The inverse of `_grouped`."""
+    rows, groups, seq, width = x.shape
+    x = lax.transpose(x.reshape(batch, rows // batch, groups, seq, width), (0, 3, 1, 2, 4))
+    return x.reshape(batch, seq, -1, width)
+
+
+def _by_head(x: Array) -> Array:
+    """`batch seq kv_heads head_dim` → `rows seq head_dim`."""
+    return lax.transpose(x, (0, 2, 1, 3)).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _added(total: Array, part: Array, block: "_Block") -> Array:
+    """`total[rows keys head_dim]` with a block's `part` added to its keys."""
+    return total + jnp.pad(part, ((0, 0), (block.low, total.shape[1] - block.high), (0, 0)))
 
 
 def _per_row(x: Array, batch: int, kv_heads: int) -> Array:
@@ -127,10 +172,9 @@ def _blocks(plan: Sequence[_Block], cap: float | None, save: bool) -> Callable[.
         dq, dsinks, dk, dv = [], [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
         for block, own, (weights, lse) in zip(plan, seen, saved, strict=True):
             part = _cut(block, q, k, v, sinks, alibi_slopes, own)
-            gradients = _backward(part, cap, weights, lse, _rows(dout, block), _rows(dlse, block))
+            gradients = _backward(part, cap, weights, lse, _rows(dout, block), dlse=_rows(dlse, block))
             dq.append(_ungrouped(gradients.q, q))
-            around = ((0, 0), (block.low, k.shape[1] - block.high), (0, 0))
-            dk, dv = dk + jnp.pad(gradients.k, around), dv + jnp.pad(gradients.v, around)
+            dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
             if gradients.sink is not None:
                 dsinks.append(jnp.sum(_ungrouped(gradients.sink, q), axis=2, keepdims=True))
         dq = jnp.concatenate(dq, axis=2).astype(q.dtype)
@@ -205,15 +249,23 @@ class _Gradients(NamedTuple):
 
 
 def _backward(
-    part: _Part, cap: float | None, weights: Array | None, lse: Array, dout: Array, dlse: Array
+    part: _Part,
+    cap: float | None,
+    weights: Array | None,
+    lse: Array,
+    dout: Array,
+    dlse: Array | None = None,
+    total: Array | None = None,
 ) -> _Gradients:
-    """Gradients of the block's operands."""
+    """Gradients of the block's operands. `total` is D of each query, Σ out·dout − dlse; computed here from `dlse` where
+    these are all of the query's keys."""
     slope = None
     if weights is None:
         scores, slope = _scores(part, cap)
         weights = jnp.exp(scores - lse)
     dweights = _dot(dout, part.v, (2, 2))
-    total = jnp.sum(weights * dweights, axis=-1, keepdims=True) - dlse
+    if total is None:
+        total = jnp.sum(weights * dweights, axis=-1, keepdims=True) - dlse
     dscores = weights * (dweights - total)
     if slope is not None:
         dscores *= slope

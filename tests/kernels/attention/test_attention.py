@@ -20,6 +20,7 @@ from axon.kernels.attention import (
     attention_reference,
     xla,
 )
+from axon.kernels.attention.reference import attention_gradients_reference
 from axon.kernels.attention.xla import BLOCK, BLOCKS
 
 MASKS = [
@@ -287,3 +288,32 @@ def test_parts_of_the_keys_merge_by_their_log_sum_exps(rng):
     assert relative(together, lse) < 1e-6
     merged = sum(out * np.exp(part - together)[..., None] for out, part in (near, far))
     assert relative(merged, whole) < 1e-6
+
+
+def check_parts(rng, operands, documents, forward, gradients, bound=3e-6):
+    """Gradients over two parts of the keys, each told the log-sum-exp and D over both, against those over all."""
+    (q, k, v), cut = operands, int(rng.integers(1, operands[1].shape[1]))
+    config = AttentionConfig(Causal() & SameDocument() & Window(int(rng.integers(1, 2 * cut + 2))), 0.4, 1.5)
+    dout, dlse = rng.normal(size=(*q.shape[:3], v.shape[3])), rng.normal(size=q.shape[:3])
+    dout, dlse = dout.astype(np.float32), dlse.astype(np.float32)
+    whole = AttentionInputs((documents, documents))
+    (out, lse), backward = jax.vjp(lambda *o: forward(*o, config, whole), q, k, v)
+    rows = dout, lse, jnp.sum(out * dout, axis=-1) - dlse
+
+    def part(first, last):
+        of_part = AttentionInputs((documents, documents[:, first:last]), -first)
+        return gradients(q, k[:, first:last], v[:, first:last], config, of_part, rows)
+
+    (dq, *first), (more, *last) = part(0, cut), part(cut, k.shape[1])
+    ours = dq + more, *(np.concatenate(both, axis=1) for both in zip(first, last, strict=True))
+    for one, other in zip(ours, backward((dout, dlse)), strict=True):
+        assert relative(one, other) < bound
+
+
+@pytest.mark.parametrize(
+    ("forward", "gradients"),
+    [(xla.attention_xla, xla.attention_gradients_xla), (attention_reference, attention_gradients_reference)],
+)
+def test_gradients_over_parts_of_the_keys_add_up(forward, gradients, rng):
+    q, k, v, documents = draw(rng, BLOCK + 13, BLOCK + 13)
+    check_parts(rng, (q, k, v), documents, forward, gradients)

@@ -5,7 +5,17 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import current
 from axon.errors import UserError
-from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window, causal_window, mean_keys
+from axon.kernels.attention.mask import (
+    Causal,
+    Everything,
+    Mask,
+    Prefix,
+    SameDocument,
+    Window,
+    causal_window,
+    mean_keys,
+    rules,
+)
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.reference import attention_gradients_reference, attention_reference
 from axon.kernels.attention.tiles import Tiles, tiles_for
@@ -30,6 +40,7 @@ __all__ = [
     "attention_reference",
     "causal_window",
     "mean_keys",
+    "rules",
 ]
 
 

@@ -254,7 +254,7 @@ def _backward(
     weights: Array | None,
     lse: Array,
     dout: Array,
-    dlse: Array | None = None,
+    dlse: Array | float = 0.0,
     total: Array | None = None,
 ) -> _Gradients:
     """Gradients of the block's operands. `total` is D of each query, Σ out·dout − dlse; computed here from `dlse` where

@@ -1,30 +1,24 @@
 """Multi-head attention with grouped keys and values."""
 
-import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec, add, einsum
-from axon.axes.patterns import parse_names
 from axon.axes.specs import entries, num_shards
-from axon.kernels.attention import AttentionConfig, AttentionInputs, Mask, attention_and_lse, mean_keys
+from axon.kernels.attention import AttentionConfig, Mask, mean_keys
+from axon.nn.attend import attend
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
-from axon.nn.kv_cache import QUERIES, KVCache, cached_attention, kv_cache_specs
+from axon.nn.kv_cache import KVCache, cached_attention, kv_cache_specs
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.rope import Rope, rotate
-from axon.parallel.context import Route, gathered_attention, ring_attention, route
-
-EXCHANGED = "batch seq.attention heads.attention head_dim"
-"""Queries, as they are while attention is computed."""
 
 
 class Attention(nnx.Module):
@@ -136,83 +130,3 @@ def _per_shard(sinks: Param) -> Array:
     parts = (None, None) if scope is None else scope.placement.spec(("batch", "seq.attention"))
     ones = jnp.ones([num_shards(entries(p)) for p in parts])
     return einsum("batch seq.attention, heads -> batch seq.attention heads.attention", ones, sinks)
-
-
-def attend(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs, sinks: Array | None = None) -> Array:
-    """The kernel, run by each device on its own sequences, heads and queries.
-
-    `q[batch seq heads head_dim]`, `k, v[batch kv_seq kv_heads head_dim]` → `batch seq heads head_dim`. Queries are
-    split as the rows of `seq.attention` and `heads.attention` say; where `seq` is split otherwise, that is an
-    all-to-all (DeepSpeed-Ulysses, arXiv:2309.14509). Keys and values of the other positions come by a ring, or all are
-    gathered (`Layout.context`), and whole heads are brought to the device first. Where `kv_heads` is split less than
-    `heads` is, each device takes those it needs of what it has. `sinks`: as `_per_shard` gives them.
-    """
-    scope, documents = axes.current(), inputs.documents
-    if scope is None:
-        pairs, own = None if documents is None else (documents, documents), None if sinks is None else sinks[0, 0]
-        return attention_and_lse(q, k, v, config, AttentionInputs(pairs, sinks=own))[0]
-    placement, seq = scope.placement, k.shape[1]
-    sequences, queries, heads, _ = placement.spec(parse_names(EXCHANGED))
-    split, own = placement.mesh_axes("seq.attention"), placement.mesh_axes("heads.attention")
-    if set(own) - set(placement.mesh_axes("heads")):
-        k, v = (_one_for_each(x, num_shards(own)) for x in (k, v))
-        shared = own
-    else:
-        shared = placement.mesh_axes("kv_heads")
-        shared = shared if own[: len(shared)] == shared else ()
-    others, group = own[len(shared) :], q.shape[2] // k.shape[2]  # `others`: those among whom keys are shared
-    way = _route(placement, config, split, seq)
-
-    def local(q, k, v, documents, of_keys, sinks):
-        if others:
-            wanted = _kv_heads(lax.axis_index(others) * q.shape[2], q.shape[2], group)
-            k, v = jnp.take(k, wanted, axis=2), jnp.take(v, wanted, axis=2)
-        sinks = None if sinks is None else sinks[0, 0]
-        if way is not None:
-            return ring_attention(q, k, v, config, way, documents, sinks)
-        pairs = None if documents is None else (documents, of_keys)
-        stored = placement.stored_positions(seq) if placement.ring else None
-        return gathered_attention(q, k, v, config, AttentionInputs(pairs, sinks=sinks), split, stored)
-
-    of_queries, present = PartitionSpec(sequences, queries, heads, None), None if way is None else queries
-    of_keys = PartitionSpec(sequences, present, shared or None, None)
-    of_documents = [None if documents is None else PartitionSpec(sequences, axis) for axis in (queries, present)]
-    of_sinks = None if sinks is None else PartitionSpec(sequences, queries, heads)
-    specs = (of_queries, of_keys, of_keys, *of_documents, of_sinks)
-    values = jax.tree.map(axes.reshard, (q, k, v, documents, documents, sinks), specs)
-    return axes.reshard(axes.per_device(local, specs, of_queries)(*values), placement.spec(parse_names(QUERIES)))
-
-
-def _route(placement: axes.Placement, config: AttentionConfig, split: tuple[str, ...], seq: int) -> Route | None:
-    """How keys and values travel, in a ring; None where they are gathered. Leaves word of it."""
-    if not split:
-        return None
-    over = " × ".join(f"{axis!r} = {num_shards((axis,))}" for axis in split)
-    if not placement.ring:
-        axes.log_choice("context", f"keys and values are gathered over {over}: {config}")
-        return None
-    way = route(split, num_shards(split), config.mask, seq)
-    if isinstance(way, str):
-        axes.log_choice("context", f"keys and values are gathered over {over}, as {way}")
-        return None
-    axes.log_choice("context", f"a ring over {over}, {way.steps} steps: {config}")
-    return way
-
-
-def _one_for_each(x: Array, num_shards: int) -> Array:
-    """`batch seq kv_heads head_dim` with each head repeated as often as lets `num_shards` divide them."""
-    times = num_shards // math.gcd(x.shape[2], num_shards)
-    if times == 1:
-        return x
-    x = jnp.broadcast_to(x[:, :, :, None], (*x.shape[:3], times, x.shape[3]))
-    return x.reshape(*x.shape[:2], -1, x.shape[4])
-
-
-def _kv_heads(first: Array, heads: int, group: int) -> Array:
-    """Which heads of the keys `heads` query heads from `first` on look at, `group` of the latter to one of the former.
-
-    As few as serve them in equal groups, else one for each.
-    """
-    if heads % group == 0 or group % heads == 0:
-        return first // group + jnp.arange(max(1, heads // group))
-    return (first + jnp.arange(heads)) // group

@@ -76,6 +76,7 @@ def runtime_of(train: Train, report: Report = print) -> Runtime:
 
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Runtime:
-    runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices)
-    Evaluator(runtime, train.objective, train.data.batch, train.data.seq).check_layout()
+    batch, seq = train.data.batch, train.data.seq
+    runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices, seq=seq)
+    Evaluator(runtime, train.objective, batch, seq).check_layout()
     return runtime

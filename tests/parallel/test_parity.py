@@ -56,7 +56,7 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "overlap": {"mesh": {"tensor": 2}, "rows": sequence_parallel(), "overlap": ("tensor",)},
     "copies of kv_heads": {"mesh": {"tensor": 4}, "replicate_kv": 2},
     "three-dimensional": {"mesh": {X: 2, Y: 2}, "rows": FIELDS_3D["rows"], "params": FIELDS_3D["params"]},
-    "context": {"mesh": {"context": 2}},
+    "context": {"mesh": {"context": 2}, "context": "gather"},
     "ring": {"mesh": {"context": 2}, "context": "ring"},
     "ulysses": {"mesh": {"context": 2}, "context": "ulysses"},
     "usp": {"mesh": {"context": 2, "ulysses": 2}, "context": "usp"},

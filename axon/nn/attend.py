@@ -10,15 +10,14 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import Names
-from axon.axes.patterns import parse_names
 from axon.axes.specs import num_shards
 from axon.kernels.attention import AttentionConfig, AttentionInputs, attention_and_lse
 from axon.nn.inputs import Inputs
-from axon.nn.kv_cache import QUERIES
 from axon.parallel.context import Route, gathered_attention, ring_attention, route
 
-EXCHANGED = "batch seq.attention heads.attention head_dim"
-"""Queries while attention is computed."""
+QUERIES = ("batch", "seq", "heads")
+EXCHANGED = ("batch", "seq.attention", "heads.attention")
+"""Queries while attention is computed, heads whole."""
 
 
 def attend(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs, sinks: Array | None = None) -> Array:
@@ -49,7 +48,8 @@ class _Attention:
     group: int
 
     def __call__(self, q: Array, k: Array, v: Array, documents: Array | None, sinks: Array | None) -> Array:
-        sequences, queries, heads, _ = of_queries = self.placement.spec(parse_names(EXCHANGED))
+        sequences, queries, heads = self.placement.spec(EXCHANGED)
+        of_queries = PartitionSpec(sequences, queries, heads, None)
         way, shared = self._route(), self._shared
         if self._moved:
             k, v, shared = self._one_for_each(k), self._one_for_each(v), self._heads
@@ -63,9 +63,8 @@ class _Attention:
         specs = (of_queries, of_keys, of_keys, *of_documents, of_sinks)
         values = jax.tree.map(axes.reshard, (q, k, v, documents, documents, sinks), specs)
         local = self._local(way, self._heads[len(shared) :])
-        return axes.reshard(
-            axes.per_device(local, specs, of_queries)(*values), self.placement.spec(parse_names(QUERIES))
-        )
+        out = axes.per_device(local, specs, of_queries)(*values)
+        return axes.reshard(out, PartitionSpec(*self.placement.spec(QUERIES), None))
 
     def _local(self, way: Route | None, others: Names):
         """What a device does; `others`: the mesh axes among whose devices keys are shared."""
@@ -110,7 +109,7 @@ class _Attention:
         Split over the devices that split `heads` already: so what follows is one all-to-all.
         """
         times = num_shards(self._heads) // math.gcd(x.shape[2], num_shards(self._heads))
-        sequences, positions, heads, _ = self.placement.spec(parse_names(QUERIES))
+        sequences, positions, heads = self.placement.spec(QUERIES)
         (kv_heads,) = self.placement.spec(("kv_heads",))
         x = axes.reshard(x, PartitionSpec(sequences, positions, kv_heads, None))
         if times > 1:

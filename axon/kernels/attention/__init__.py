@@ -129,8 +129,9 @@ def attention_gradients(
 def _chosen(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str:
     """The implementation that runs. Raises `UserError` for operands whose shapes do not match."""
     _check(q, k, v, config, inputs)
-    traced = None if isinstance(inputs.start, int) else "the index of the first query is known only at run time"
-    return choose("attention", with_tpu(_unsupported(q, v), {"xla": traced, "reference": None}), str(config))
+    traced = not isinstance(inputs.start, int) and inputs.alibi_slopes is not None
+    unsupported = "the index of the first query is known only at run time, and there are slopes" if traced else None
+    return choose("attention", with_tpu(_unsupported(q, v), {"xla": unsupported, "reference": None}), str(config))
 
 
 def _run(

@@ -98,6 +98,19 @@ def test_a_group_of_heads_shares_one_head_of_keys(implementation, kv_heads, rng)
     assert relative(implementation(q, k, v, Causal(), None, 0, 1.0), dense(q, k, v, Causal(), None, 0, 1.0)) < 1e-6
 
 
+def test_gradients_do_not_depend_on_whether_the_start_is_traced(rng):
+    length, start = BLOCK + 13, int(rng.integers(1, 30))
+    q, k, v, documents = draw(rng, length, length + 30)
+    pairs, weight = (documents[:, start : start + length], documents), rng.normal(size=q.shape).astype(np.float32)
+
+    def loss(start, *operands):
+        return jnp.sum(attention_xla(*operands, Causal() & SameDocument(), pairs, start, 0.4) * weight)
+
+    gradients = jax.grad(loss, argnums=(1, 2, 3))
+    for one, other in zip(jax.jit(gradients)(start, q, k, v), gradients(start, q, k, v), strict=True):
+        assert relative(one, other) < 2e-6
+
+
 @pytest.mark.parametrize("mask", [*MASKS[:3], Causal() & Window(3)], ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_queries_that_start_later_see_the_keys_before_them(implementation, mask, rng):
@@ -188,14 +201,15 @@ def test_no_array_is_as_large_as_queries_times_keys_and_causal_blocks_stop_at_th
     assert f"{length}x{length}x" not in text
 
 
-def test_the_dispatcher_takes_the_reference_where_the_start_is_traced_and_says_so(rng, placed):
+def test_the_dispatcher_takes_the_reference_where_start_and_slopes_are_traced_and_says_so(rng, placed):
     from axon import axes
 
     q, k, v, _ = draw(rng, 3, 12)
     with axes.activate(axes.Scope(placed())) as scope:
-        made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
+        jax.jit(lambda start: attention(q, k, v, Causal(), start=start, alibi_slopes=jnp.ones(4)))(jnp.int32(4))
         assert scope.choices["attention"].startswith("reference, causal (not xla: the index of the first query")
     with axes.activate(axes.Scope(placed())) as scope:
+        made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
         constant = attention(q, k, v, Causal(), start=4)
     assert scope.choices["attention"].startswith("xla, causal")
     assert relative(made, constant) < 1e-6

@@ -1,17 +1,15 @@
-"""Attention under every `Layout.context`, and what it sends, from the compiled program."""
+"""Attention under every `Layout.context` against attention on one device."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axon import axes
 from axon.axes import shard
 from axon.kernels.attention import Causal, Prefix, SameDocument, Window
 from axon.nn import Attention, Inputs, Rope
-from axon.plan.compiled import collectives
 
-SEQ, FLOAT = 32, 4
+SEQ = 32
 FULL, LOCAL, PREFIX = Causal() & SameDocument(), Causal() & SameDocument() & Window(11), Prefix(9) & SameDocument()
 DIMS = {"embed": 16, "heads": 8, "kv_heads": 4, "head_dim": 4}
 LAYOUTS = [
@@ -63,21 +61,3 @@ def test_attention_does_not_depend_on_how_positions_meet(layout, mask, rng, plac
     theirs = compiled(placed(), lambda *given: run(bind, attention, placed(), *given), values, *drawn)
     for one, other in zip(*(jax.tree.leaves(jax.device_get(results)) for results in (ours, theirs)), strict=True):
         assert np.linalg.norm(one - other) <= 5e-6 * max(np.linalg.norm(other), 1.0)
-
-
-def sent(placement, bind, attention, values, x, documents, gradients=False):
-    """Kind → elements that a device sends in attention, forward or backward too; and the program's text."""
-
-    def call(values, x):
-        inputs = Inputs(documents, shard(documents, "batch seq"), shard(documents, "batch seq"))
-        return bind(attention, values)(shard(x, "batch seq embed"), inputs)[0]
-
-    fn = jax.grad(lambda v, x: jnp.sum(call(v, x)), argnums=(0, 1)) if gradients else call
-    scope = axes.Scope(placement)
-    with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
-        spec = placement.sharding(("batch", "seq", "embed"))
-        whole = placement.sharding(())
-        abstract = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=whole), values)
-        x = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=spec)
-        text = jax.jit(lambda *given: fn(*given)).lower(abstract, x).compile().as_text()
-    return list(collectives(text)), text

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from axon.axes.patterns import Names
@@ -29,6 +30,9 @@ class Placement(Protocol):
     def spec(self, names: Names, kind: str = "activations") -> PartitionSpec: ...
     @property
     def overlap(self) -> Names: ...
+    @property
+    def ring(self) -> Names: ...
+    def stored_positions(self, seq: int) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from axon.axes.patterns import Names
@@ -22,6 +23,7 @@ class _Listener:
     torus_ring_size = 1
     has_host_memory = True
     overlap: Names = ()
+    ring: Names = ()
 
     def mesh_axes(self, name: str, kind: str = "activations") -> Names:
         self.asked.add(name)
@@ -30,6 +32,9 @@ class _Listener:
     def spec(self, names: Names, kind: str = "activations") -> PartitionSpec:
         self.asked.update(names)
         return PartitionSpec(*(None for _ in names))
+
+    def stored_positions(self, seq: int) -> np.ndarray:
+        return np.arange(seq)
 
 
 def axes_used(fn: Callable[..., Any], *arguments: Any) -> frozenset[str]:

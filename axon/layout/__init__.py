@@ -5,6 +5,7 @@ from axon.layout.placement import Placement, mesh_sizes
 from axon.layout.roles import roles
 from axon.layout.table import KINDS, MESH_AXES, Layout, LayoutError, sequence_parallel, tensor_3d, zero
 from axon.layout.validate import ArraySpec, validate
+from axon.layout.zigzag import zigzag
 
 __all__ = [
     "KINDS",
@@ -21,4 +22,5 @@ __all__ = [
     "tensor_3d",
     "validate",
     "zero",
+    "zigzag",
 ]

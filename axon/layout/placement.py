@@ -15,6 +15,7 @@ from axon.axes.memory import HOST
 from axon.axes.patterns import Names, base
 from axon.errors import suggest
 from axon.layout.table import KINDS, KV, Layout, LayoutError
+from axon.layout.zigzag import zigzag
 
 DEVICES = "devices"
 """The named axis with one element for each device of the mesh."""
@@ -136,6 +137,16 @@ class Placement:
                 f"Give it a row: Layout.rows = {{{name!r}: None}} leaves it unsplit"
             )
         return found
+
+    @property
+    def ring(self) -> Names:
+        """The mesh axes along which keys and values travel in a ring, and a sequence is stored zig-zag; or none."""
+        return self.mesh_axes("seq.attention") if self.layout.context in ("ring", "usp") else ()
+
+    def stored_positions(self, seq: int) -> np.ndarray:
+        """The positions of a sequence in the order in which arrays `batch seq` have them: see `axon.layout.zigzag`."""
+        size = math.prod(self.mesh.shape[a] for a in self.ring)
+        return zigzag(size, seq) if size > 1 else np.arange(seq)
 
     def spec(self, names: Names, kind: str = "activations") -> PartitionSpec:
         """The `PartitionSpec` of an array with these axes."""

@@ -9,6 +9,9 @@ from axon.layout.table import KINDS
 
 MODEL_AXES = ("heads", "kv_heads", "mlp", "vocab", "embed", "head_dim")
 
+EXCHANGED = "heads.attention"
+"""The role of heads that positions are exchanged for, in Ulysses."""
+
 ZERO = {"params": "ZeRO-3", "grads": "ZeRO-2", "optimizer": "ZeRO-1"}
 """The first kind of array that a mesh axis splits beyond the kind before it → the ZeRO stage."""
 
@@ -35,12 +38,12 @@ def roles(placement: Placement, used: Collection[str]) -> dict[str, list[str]]:
 
 def _roles(axis: str, tables: Mapping[str, Mapping[str, Names]]) -> Iterator[str]:
     split = {kind: [name for name, row in table.items() if axis in row] for kind, table in tables.items()}
-    computed = split["activations"]
+    computed = [n for n in split["activations"] if n != EXCHANGED or "heads" not in split["activations"]]
     groups = {
         "data parallelism": [n for n in computed if base(n) == "batch"],
-        "context parallelism": [n for n in computed if n in ("seq", "kv_seq")],
+        "context parallelism": [n for n in computed if n in ("seq", "kv_seq", EXCHANGED)],
         "sequence parallelism": [n for n in computed if base(n) == "seq" != n],
-        "tensor parallelism": [n for n in computed if base(n) in MODEL_AXES],
+        "tensor parallelism": [n for n in computed if base(n) in MODEL_AXES and n != EXCHANGED],
         "expert parallelism": [n for n in computed if n == "experts"],
         "pipeline": [n for n in computed if n == "layers"],
     }

@@ -8,7 +8,7 @@ from axon.axes.patterns import base, parse_names
 from axon.disk import named
 from axon.errors import UserError, suggest
 
-MESH_AXES = ("replica", "pipe", "data", "expert", "context", "tensor")
+MESH_AXES = ("replica", "pipe", "data", "expert", "context", "ulysses", "tensor")
 """Dimensions of the device mesh, slowest link first."""
 
 KV = "kv"
@@ -16,6 +16,12 @@ KV = "kv"
 
 KINDS = ("activations", "params", "grads", "optimizer")
 """Kinds of array. Each starts from the table of the one before it, and adds its own rows."""
+
+CONTEXT = ("gather", "ring", "ulysses", "usp")
+"""How attention sees a whole sequence whose positions are split: see `Layout.context`."""
+
+ULYSSES = "ulysses"
+"""The mesh axis along which `usp` exchanges positions for heads, of those that split a sequence."""
 
 ON_HOST = ("params", "optimizer")
 """The kinds of array that can be stored in the host's memory."""
@@ -29,7 +35,7 @@ Rows = Mapping[str, Row]
 DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "replicas": ("replica",),
     "batch": ("replica", "data", "expert"),
-    "seq": ("context",),
+    "seq": ("context", ULYSSES),
     "kv_seq": (),
     "embed": (),
     "embed_out": (),
@@ -96,6 +102,12 @@ class Layout:
             a ring of permutes that overlap with parts of the matmul. Not with `auto`.
         replicate_kv: how many neighbours along `tensor` have the same `kv_heads`, where there are fewer of these
             than devices: they become a mesh axis `kv` of their own.
+        context: how attention sees a whole sequence where mesh axes split `seq`. "gather": every device gathers all
+            keys and values. "ring": they travel from device to device while each meets its queries, and the sequence
+            is stored zig-zag (Liu et al., arXiv:2310.01889). "ulysses": an all-to-all exchanges positions for heads,
+            as the rows of `seq.attention` and `heads.attention` (Jacobs et al., arXiv:2309.14509). "usp": the latter
+            over the mesh axis `ulysses`, a ring over the others (Fang & Zhao, arXiv:2405.07719). None: chosen for
+            the model and the length of its sequences, and printed: see `axon.parallel.context.choice`.
         host: kinds of array that are stored in the host's memory, and are on a device one layer at a time:
             ("optimizer",).
         disk: kind of array → folder, on a local disk, in whose files arrays of the kind are stored; one layer at a time
@@ -115,6 +127,7 @@ class Layout:
     pad_layers: bool = False
     overlap: tuple[str, ...] = ()
     replicate_kv: int = 1
+    context: str | None = None
     host: tuple[str, ...] = ()
     disk: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = MESH_AXES
@@ -143,6 +156,8 @@ class Layout:
             )
         if self.replicate_kv < 1:
             raise LayoutError(f"Layout.replicate_kv is {self.replicate_kv}; must be at least 1")
+        if self.context not in (None, *CONTEXT):
+            raise LayoutError(f"Layout.context: unknown method {self.context!r}.{suggest(self.context, CONTEXT)}")
         if self.microbatches < 1:
             raise LayoutError(f"Layout.microbatches is {self.microbatches}; must be at least 1")
         for where in ("rows", "params", "grads", "optimizer"):
@@ -180,6 +195,7 @@ class Layout:
             for name, axes in stages.get(step, {}).items():
                 if own.get(name, ()) is not None:
                     table[name] += tuple(a for a in axes if a not in table[name])
+        table = _exchanged(self.context, table)
         return table if self.replicate_kv == 1 else {name: _with_copies(name, row) for name, row in table.items()}
 
 
@@ -199,7 +215,7 @@ def sequence_parallel() -> dict[str, tuple[str, ...]]:
     A block's all-reduce becomes a reduce-scatter and an all-gather of the same bytes, and the activations of norms and
     residuals, also those saved for the backward pass, shrink to 1 / tensor.
     """
-    return {"seq.residual": ("context", "tensor")}
+    return {"seq.residual": ("context", ULYSSES, "tensor")}
 
 
 def tensor_3d(rows: str = "z", inputs: str = "x", outputs: str = "y") -> dict[str, Any]:
@@ -215,6 +231,15 @@ def tensor_3d(rows: str = "z", inputs: str = "x", outputs: str = "y") -> dict[st
         "params": {"embed": (inputs, rows)},
         "order": ("replica", "pipe", "data", rows, inputs, outputs),
     }
+
+
+def _exchanged(context: str | None, table: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """`table` with rows by which attention has whole sequences of some heads: what splits `seq` splits heads."""
+    if context not in ("ulysses", "usp"):
+        return table
+    moved = tuple(a for a in table["seq"] if context == "ulysses" or a == ULYSSES)
+    left = tuple(a for a in table["seq"] if a not in moved)
+    return {"seq.attention": left, "heads.attention": (*table["heads"], *moved)} | table
 
 
 def _with_copies(name: str, row: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from axon.axes.array_spec import ArraySpec
 from axon.axes.patterns import base
 from axon.errors import suggest
+from axon.layout.context import context_problems
 from axon.layout.placement import Placement, check_once
 from axon.layout.table import KINDS, LayoutError
 from axon.layout.unused import without_effect
@@ -34,6 +35,7 @@ def validate(
     found += [(problem, "the residual stream") for problem in streams if problem not in known]
     problems = [_line(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
     problems += list(_batch_problems(placement, batch, microbatches))
+    problems += list(context_problems(placement, parameters, batch.shape[batch.axes.index("seq")]))
     activations = {*batch.axes, *(residual.axes if residual else ())}
     problems += without_effect(placement, {n for s in parameters.values() for n in s.axes}, activations, axes_used)
     if problems:

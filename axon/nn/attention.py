@@ -5,18 +5,17 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec, add, einsum
-from axon.axes.patterns import parse_names
 from axon.axes.specs import entries, num_shards
-from axon.kernels.attention import AttentionConfig, AttentionInputs, Mask, attention_and_lse, mean_keys
+from axon.kernels.attention import AttentionConfig, Mask, mean_keys
+from axon.nn.attend import attend
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
-from axon.nn.kv_cache import QUERIES, KVCache, cached_attention, kv_cache_specs
+from axon.nn.kv_cache import KVCache, cached_attention, kv_cache_specs
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.rope import Rope, rotate
@@ -130,52 +129,6 @@ def _per_shard(sinks: Param) -> Array:
     for all the kernel's own transpose would, in each layer and each microbatch.
     """
     scope = axes.current()
-    parts = (None, None) if scope is None else scope.placement.spec(("batch", "seq"))
-    return einsum("batch seq, heads -> batch seq heads", jnp.ones([num_shards(entries(p)) for p in parts]), sinks)
-
-
-def attend(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs, sinks: Array | None = None) -> Array:
-    """The kernel, run by each device on its own sequences, heads and queries.
-
-    `q[batch seq heads head_dim]`, `k, v[batch kv_seq kv_heads head_dim]` → `batch seq heads head_dim`. Whatever the
-    layout's rows of `kv_seq` and `head_dim` say, the keys and values of a whole sequence, and whole heads, are brought
-    to the device first; and where `kv_heads` is split less than `heads` is, each device takes those it needs of what
-    it has. `sinks`: as `_per_shard` gives them.
-    """
-    pairs = None if inputs.documents is None else (inputs.documents, inputs.documents)
-    scope = axes.current()
-    if scope is None:
-        return attention_and_lse(q, k, v, config, AttentionInputs(pairs, sinks=None if sinks is None else sinks[0, 0]))[
-            0
-        ]
-    sequences, queries, heads, _ = scope.placement.spec(parse_names(QUERIES))
-    split, own = scope.placement.mesh_axes("seq"), scope.placement.mesh_axes("heads")
-    shared = scope.placement.mesh_axes("kv_heads")
-    shared = shared if own[: len(shared)] == shared else ()
-    others, group = own[len(shared) :], q.shape[2] // k.shape[2]  # `others`: those among whom keys are shared
-
-    def local(q, k, v, documents, sinks):
-        if others:
-            wanted = _kv_heads(lax.axis_index(others) * q.shape[2], q.shape[2], group)
-            k, v = jnp.take(k, wanted, axis=2), jnp.take(v, wanted, axis=2)
-        start = lax.axis_index(split) * q.shape[1] if split else 0
-        own = None if sinks is None else sinks[0, 0]
-        return attention_and_lse(q, k, v, config, AttentionInputs(documents, start, own))[0]
-
-    of_queries = PartitionSpec(sequences, queries, heads, None)
-    of_keys = PartitionSpec(sequences, None, shared or None, None)
-    of_pairs = pairs and (PartitionSpec(sequences, queries), PartitionSpec(sequences, None))
-    of_sinks = None if sinks is None else PartitionSpec(sequences, queries, heads)
-    specs = (of_queries, of_keys, of_keys, of_pairs, of_sinks)
-    values = jax.tree.map(axes.reshard, (q, k, v, pairs, sinks), specs)
-    return axes.per_device(local, specs, of_queries)(*values)
-
-
-def _kv_heads(first: Array, heads: int, group: int) -> Array:
-    """Which heads of the keys `heads` query heads from `first` on look at, `group` of the latter to one of the former.
-
-    As few as serve them in equal groups, else one for each.
-    """
-    if heads % group == 0 or group % heads == 0:
-        return first // group + jnp.arange(max(1, heads // group))
-    return (first + jnp.arange(heads)) // group
+    parts = (None, None) if scope is None else scope.placement.spec(("batch", "seq.attention"))
+    ones = jnp.ones([num_shards(entries(p)) for p in parts])
+    return einsum("batch seq.attention, heads -> batch seq.attention heads.attention", ones, sinks)

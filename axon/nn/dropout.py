@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.axes import shard
+from axon.axes import current, shard
 from axon.checks import check_range
 from axon.nn.inputs import Inputs
 
@@ -42,7 +42,9 @@ def _words(key: Array, sequences: Array, seq: int, embed: int) -> Array:
     for a shape are drawn whole on each device: on Explicit mesh axes the shape alone says nothing of a sharding.) The
     last fold is a hash of the channel under its position's key, and so as random as bits drawn from its result.
     """
-    positions, channels = shard(jnp.arange(seq), "seq.residual"), shard(jnp.arange(embed), "embed")
+    scope = current()
+    stored = jnp.arange(seq) if scope is None else jnp.asarray(scope.placement.stored_positions(seq))
+    positions, channels = shard(stored, "seq.residual"), shard(jnp.arange(embed), "embed")
     by_sequence = _folded(key, sequences)
     by_position = jax.vmap(_folded, in_axes=(0, None))(by_sequence, positions)
     by_channel = jax.vmap(jax.vmap(_folded, in_axes=(0, None)), in_axes=(0, None))(by_position, channels)

@@ -8,7 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import ArraySpec, einsum, shard
 from axon.kernels.attention import AttentionConfig, Mask, mean_keys
-from axon.nn.attention import attend
+from axon.nn.attend import attend
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
 from axon.nn.kv_cache import KVCache, cached_latent_attention, latent_cache_specs

@@ -72,10 +72,11 @@ def runtime_of(train: Train, report: Report = print) -> Runtime:
         return _on(train, train.layout, jax.devices())
     except LayoutError as error:
         report(f"on one device, as the run's layout does not fit here: {str(error).splitlines()[0]}")
-        return _on(train, replace(train.layout, mesh={}, replicate_kv=1), jax.devices()[:1])
+        return _on(train, replace(train.layout, mesh={}, replicate_kv=1, context=None), jax.devices()[:1])
 
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Runtime:
-    runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices)
-    Evaluator(runtime, train.objective, train.data.batch, train.data.seq).check_layout()
+    batch, seq = train.data.batch, train.data.seq
+    runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices, seq=seq)
+    Evaluator(runtime, train.objective, batch, seq).check_layout()
     return runtime

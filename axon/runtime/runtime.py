@@ -17,6 +17,7 @@ from axon.nn.param import variable_updates
 from axon.nn.stored_layers import pad_layers
 from axon.own_code import written_at
 from axon.precision import Precision
+from axon.runtime.context import with_context
 from axon.runtime.options import compiler_options
 
 IDENTITY_LAYERS = "identity layers"
@@ -34,6 +35,7 @@ class Runtime:
         layout: where each named axis lives. precision: dtypes. kernels: implementations asked for by name.
         devices: those of the mesh, all there are by default; or those of a described topology, to compile for.
         placement: instead of devices, the layout on a mesh that is only described, to trace for.
+        seq: positions of the sequences of training, for which a `Layout.context` of None is chosen.
 
     `parameters` and `variables` are the module's, path → specification; `choices` collects what was chosen while
     tracing.
@@ -48,13 +50,18 @@ class Runtime:
         kernels: Mapping[str, str] | None = None,
         devices: Sequence[Any] | None = None,
         placement: Placement | None = None,
+        seq: int | None = None,
     ):
-        self.placement = placement or Placement.of(layout, devices)
         self.module: Any = _built(model)
+        self.placement, context = placement or Placement.of(layout, devices), None
+        if seq is not None:
+            self.placement, context = with_context(self.placement, self.module, seq)
         self.precision, self.kernels = precision, dict(kernels or {})
         check_names(self.kernels)
         self.compiler_options = compiler_options(self.placement.devices)
         self.choices = _first_choices(self.placement, self.compiler_options)
+        if context is not None:
+            self.choices["context parallelism"] = context
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
         self.parameters, self.variables = parameters(self.module), variables(self.module)

@@ -110,7 +110,7 @@ def _unsplit_sequence(placement: Placement) -> Placement:
     layout = placement.layout
     whole = {name for name in layout.rows if base(name) in ("batch", "seq")}
     whole |= {"batch", "seq", "vocab.whole", "head_dim.whole", "key_latent.whole"}
-    return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}), placement.mesh)
+    return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}, context=None), placement.mesh)
 
 
 def _inputs(tokens: Array, start: Array) -> Inputs:

@@ -79,9 +79,15 @@ class Evaluator:
         return Pipeline(self.runtime, self.objective, self.seq)
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """This process's sequences of the global batch (`host_sequences`), as sharded global arrays."""
-        sharding = self.runtime.placement.sharding(BATCH)
-        return feed.place(sharding, dict(batch), self.host_sequences, self.batch)
+        """This process's sequences of the global batch (`host_sequences`), as sharded global arrays.
+
+        Positions are in the order in which the layout stores them (`Placement.stored_positions`).
+        """
+        placement = self.runtime.placement
+        if placement.ring:
+            stored = placement.stored_positions(self.seq)
+            batch = {name: value[:, stored] for name, value in batch.items()}
+        return feed.place(placement.sharding(BATCH), dict(batch), self.host_sequences, self.batch)
 
     @cached_property
     def host_sequences(self) -> np.ndarray:

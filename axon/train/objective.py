@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
 
@@ -165,11 +166,18 @@ def _second_targets(batch: Batch) -> tuple[Array, Array]:
 
 
 def _at_next_position(x: Array, last: int) -> Array:
-    """`x[batch seq]` one place on, and `last` at the last position; of whole sequences, wherever `seq` is split."""
+    """`x[batch seq]` one place on, and `last` at the last position; of whole sequences, wherever `seq` is split, and
+    in whichever order it is stored."""
     scope = axes.current()
-    if scope is not None:
-        x = axes.reshard(x, PartitionSpec(*scope.placement.spec(("batch",)), None))
-    return axes.shard(jnp.pad(x[:, 1:], ((0, 0), (0, 1)), constant_values=last), "batch seq")
+    if scope is None:
+        return _next(x, last)
+    order = scope.placement.stored_positions(x.shape[1])
+    whole = axes.reshard(x, PartitionSpec(*scope.placement.spec(("batch",)), None))
+    return axes.shard(_next(whole[:, np.argsort(order)], last)[:, order], "batch seq")
+
+
+def _next(x: Array, last: int) -> Array:
+    return jnp.pad(x[:, 1:], ((0, 0), (0, 1)), constant_values=last)
 
 
 def means(sums: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:

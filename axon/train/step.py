@@ -63,7 +63,7 @@ class Program:
         placement: Placement | None = None,
     ):
         self.runtime = Runtime(
-            model, layout, precision=precision, kernels=kernels, devices=devices, placement=placement
+            model, layout, precision=precision, kernels=kernels, devices=devices, placement=placement, seq=seq
         )
         objective.check(self.runtime.module)
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer

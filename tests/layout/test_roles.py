@@ -25,6 +25,12 @@ def test_the_default_table_is_tensor_and_context_parallel_and_names_only_what_th
     assert found["context"] == ["context parallelism: seq"]
 
 
+def test_an_exchange_of_positions_for_heads_is_context_parallelism():
+    found = said({"context": 2, "tensor": 2}, "seq.attention", "heads.attention", context="ulysses")
+    assert found["context"] == ["context parallelism: heads.attention seq"]
+    assert found["tensor"] == ["tensor parallelism: heads mlp vocab"]
+
+
 def test_a_pipelines_stages_have_layers_and_share_what_is_not_on_a_stage():
     found = said({"pipe": 4, "tensor": 2})
     assert found["pipe"] == ["pipeline: layers", "embedding and head, shared by all stages: vocab"]

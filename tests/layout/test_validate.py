@@ -110,3 +110,43 @@ def test_a_stream_that_one_mesh_axis_would_split_twice_is_refused(placed):
     placement = placed({"tensor": 2}, rows={"seq.residual": "tensor", "embed": "tensor"}, params={"embed": None})
     with pytest.raises(LayoutError, match=r"split twice over mesh axis 'tensor': by 'seq\.residual' and by 'embed'"):
         validate(placement, UP, BATCH, residual)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "context", "seq", "expected"),
+    [
+        ({"data": 2}, "ring", 32, "'ring' has no effect: no mesh axis of 2 or more splits 'seq'"),
+        ({"context": 2}, "usp", 32, "Write both, as in Layout.mesh = {'context': 2, 'ulysses': 2}"),
+        ({"ulysses": 2}, "usp", 32, "Write both, as in Layout.mesh = {'context': 2, 'ulysses': 2}"),
+        ({"context": 4}, "ring", 36, "in 8 chunks, and 36 positions do not divide"),
+        ({"context": 4}, "ulysses", 32, "block/query: 6 heads are not divisible by 4, and Layout.context = 'ulysses'"),
+    ],
+)
+def test_a_way_to_see_whole_sequences_that_does_not_fit_is_refused(mesh, context, seq, expected, placed):
+    (message,) = problems(placed(mesh, context=context), QUERY, ArraySpec(("batch", "seq"), (16, seq)))
+    assert expected in message
+
+
+def test_two_claims_on_one_mesh_axis_in_attention_are_refused(placed):
+    layout = {"rows": {"seq": ("context", "tensor")}, "context": "ring"}
+    (message,) = problems(placed({"context": 2, "tensor": 2}, **layout), QUERY, ArraySpec(("batch", "seq"), (16, 32)))
+    assert "split twice over mesh axis 'tensor': by 'seq.attention' and by 'heads.attention'" in message
+
+
+@pytest.mark.parametrize(
+    ("mesh", "context"),
+    [
+        ({"context": 4}, "ring"),
+        ({"context": 2}, "ulysses"),
+        ({"context": 2, "ulysses": 2}, "usp"),
+        ({"context": 2, "ulysses": 2}, "ring"),
+        ({"context": 4}, "gather"),
+    ],
+)
+def test_a_way_to_see_whole_sequences_that_fits_is_accepted(mesh, context, placed):
+    validate(placed(mesh, context=context), QUERY, BATCH)
+
+
+def test_an_unknown_way_to_see_whole_sequences_is_refused_with_the_nearest_name(placed):
+    with pytest.raises(LayoutError, match=r"unknown method 'ulyses'\. Did you mean 'ulysses'"):
+        placed({"context": 2}, context="ulyses")

@@ -85,6 +85,14 @@ def test_dropout_does_not_depend_on_the_layout(mesh, options, auto, drop, placed
     np.testing.assert_array_equal(made, drop(*operands))
 
 
+def test_dropout_does_not_depend_on_the_order_in_which_positions_are_stored(drop, placed, compiled):
+    operands = np.ones((8, 16, 4), np.float32), np.arange(8, dtype=np.int32)
+    placement = placed({"data": 2, "context": 4}, context="ring")
+    made = compiled(placement, drop, *operands)
+    stored = placement.stored_positions(16)
+    np.testing.assert_array_equal(made, np.asarray(drop(*operands))[:, stored])
+
+
 @pytest.mark.few(auto=(False,))
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "options"), LAYOUTS)

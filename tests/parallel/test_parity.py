@@ -55,7 +55,7 @@ DEVICES = 8
 OPTIMIZER = AdamW(Constant(1e-3), clip=None)
 
 X, Y, Z = "x", "y", "z"
-ORDER = ("replica", "pipe", "data", "z", "x", "y", "context", "tensor")
+ORDER = ("replica", "pipe", "data", "z", "x", "y", "context", "ulysses", "tensor")
 FIELDS_3D = tensor_3d(rows=Z, inputs=X, outputs=Y)
 
 # Each mechanism as what it adds to a layout. Sizes of mesh axes are the least that it needs.
@@ -71,12 +71,15 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "overlap": {"mesh": {"tensor": 2}, "rows": sequence_parallel(), "overlap": ("tensor",)},
     "copies of kv_heads": {"mesh": {"tensor": 4}, "replicate_kv": 2},
     "three-dimensional": {"mesh": {X: 2, Y: 2}, "rows": FIELDS_3D["rows"], "params": FIELDS_3D["params"]},
-    "context": {"mesh": {"context": 2}},
+    "context": {"mesh": {"context": 2}, "context": "gather"},
+    "ring": {"mesh": {"context": 2}, "context": "ring"},
+    "ulysses": {"mesh": {"context": 2}, "context": "ulysses"},
+    "usp": {"mesh": {"context": 2, "ulysses": 2}, "context": "usp"},
     "pipeline": {"mesh": {"pipe": 2}, "microbatches": 4},
 }
 UNLIKE = {  # two ways to split the same axes
     frozenset({"three-dimensional", other}) for other in ("tensor", "sequence", "overlap", "copies of kv_heads")
-}
+} | {frozenset(two) for two in itertools.combinations(("context", "ring", "ulysses", "usp"), 2)}
 PAIRS = [
     pair
     for pair in itertools.combinations(MECHANISMS, 2)
@@ -90,6 +93,12 @@ COMPOSITIONS = [
     ("zero 3", "three-dimensional", "microbatches"),
     ("replica", "sequence", "zero 2"),
     ("pipeline", "zero 3", "overlap"),
+    ("zero 3", "sequence", "ring"),
+    ("zero 1", "overlap", "ulysses", "microbatches"),
+    ("sequence", "usp"),
+    ("copies of kv_heads", "usp"),
+    ("pipeline", "sequence", "ring"),
+    ("pipeline", "zero 3", "ulysses"),
 ]
 
 
@@ -197,7 +206,7 @@ def check(layout, expected):
     np.testing.assert_allclose(our_curve, curve, rtol=1e-5)
 
 
-@pytest.mark.few(name=("zero 1", "context", "overlap", "three-dimensional"))
+@pytest.mark.few(name=("zero 1", "usp", "overlap", "three-dimensional"))
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_gradients_and_ten_steps_do_not_depend_on_a_mechanism(name, expected):
     check(combined(name), expected)

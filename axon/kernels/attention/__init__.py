@@ -5,15 +5,26 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import current
 from axon.errors import UserError
-from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window, causal_window, mean_keys
+from axon.kernels.attention.mask import (
+    Causal,
+    Everything,
+    Mask,
+    Prefix,
+    SameDocument,
+    Window,
+    causal_window,
+    mean_keys,
+    rules,
+)
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
-from axon.kernels.attention.reference import attention_reference
+from axon.kernels.attention.reference import attention_gradients_reference, attention_reference
 from axon.kernels.attention.tiles import Tiles, tiles_for
-from axon.kernels.attention.tpu import NAME, attention_tpu
-from axon.kernels.attention.xla import attention_xla
+from axon.kernels.attention.tpu import NAME, attention_gradients_tpu, attention_tpu
+from axon.kernels.attention.xla import attention_gradients_xla, attention_xla
 from axon.kernels.choice import choose, with_tpu
 
 __all__ = [
+    "NAME",
     "AttentionConfig",
     "AttentionInputs",
     "Causal",
@@ -24,9 +35,12 @@ __all__ = [
     "Window",
     "attention",
     "attention_and_lse",
+    "attention_gradients",
+    "attention_part",
     "attention_reference",
     "causal_window",
     "mean_keys",
+    "rules",
 ]
 
 
@@ -70,13 +84,62 @@ def attention_and_lse(
     With it attentions over parts of the keys merge exactly (ring attention, split-K); −∞ for a query that sees none.
     Both results may be differentiated.
     """
-    _check(q, k, v, config, inputs)
-    traced = None if isinstance(inputs.start, int) else "the index of the first query is known only at run time"
-    chosen = choose("attention", with_tpu(_unsupported(q, v), {"xla": traced, "reference": None}), str(config))
+    chosen = _chosen(q, k, v, config, inputs)
+    out, lse = _run(chosen, q, k, v, config, inputs)
     if chosen == "tpu":
-        return attention_tpu(q, k, v, config, inputs, tiles=_tiles())  # which names what its backward needs
-    out, lse = (attention_xla if chosen == "xla" else attention_reference)(q, k, v, config, inputs)
+        return out, lse  # which names what its backward needs
     return checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
+
+
+def attention_part(
+    q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs = AttentionInputs()
+) -> tuple[Array, Array]:
+    """As `attention_and_lse`, over a part of the keys, for whoever merges the parts and has a backward of its own.
+
+    No remat policy is told to save its results. `attention_gradients` is its backward.
+    """
+    return _run(_chosen(q, k, v, config, inputs), q, k, v, config, inputs)
+
+
+def attention_gradients(
+    q: Array,
+    k: Array,
+    v: Array,
+    config: AttentionConfig,
+    inputs: AttentionInputs,
+    rows: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Array]:
+    """Gradients of `q`, `k` and `v`, where `k` and `v` are a part of the keys that the queries see.
+
+    Args:
+        inputs: without sinks and without slopes: sinks are no key's.
+        rows: dO, `batch seq heads value_dim`, and of each query, `batch seq heads` float32, the log-sum-exp over *all*
+            of its keys, −∞ or ∞ where none of these should count, and D = Σ out·dout − dlse (arXiv:2307.08691).
+
+    Returns: in the shapes of the operands, float32, or the dtype of the operands from the TPU kernel.
+    """
+    chosen = _chosen(q, k, v, config, inputs)
+    if chosen == "tpu":
+        return attention_gradients_tpu(q, k, v, config, inputs, rows, tiles=_tiles())
+    return (attention_gradients_xla if chosen == "xla" else attention_gradients_reference)(
+        q, k, v, config, inputs, rows
+    )
+
+
+def _chosen(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str:
+    """The implementation that runs. Raises `UserError` for operands whose shapes do not match."""
+    _check(q, k, v, config, inputs)
+    traced = not isinstance(inputs.start, int) and inputs.alibi_slopes is not None
+    unsupported = "the index of the first query is known only at run time, and there are slopes" if traced else None
+    return choose("attention", with_tpu(_unsupported(q, v), {"xla": unsupported, "reference": None}), str(config))
+
+
+def _run(
+    chosen: str, q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs
+) -> tuple[Array, Array]:
+    if chosen == "tpu":
+        return attention_tpu(q, k, v, config, inputs, tiles=_tiles())
+    return (attention_xla if chosen == "xla" else attention_reference)(q, k, v, config, inputs)
 
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))

@@ -158,10 +158,10 @@ def causal_window(mask: Mask) -> int | None:
 
     Raises `UserError` for a mask that lets a query see beyond itself, or by another rule.
     """
-    rules = list(_rules(mask))
-    if not any(isinstance(rule, Causal) for rule in rules) or any(isinstance(rule, Prefix) for rule in rules):
+    found = list(rules(mask))
+    if not any(isinstance(rule, Causal) for rule in found) or any(isinstance(rule, Prefix) for rule in found):
         raise UserError(f"a KV cache supports causal masks only, as it grows token by token; this one is {mask}")
-    return min((rule.size for rule in rules if isinstance(rule, Window)), default=None)
+    return min((rule.size for rule in found if isinstance(rule, Window)), default=None)
 
 
 def mean_keys(mask: Mask, seq: int) -> float:
@@ -178,10 +178,11 @@ def mean_keys(mask: Mask, seq: int) -> float:
     return min(exact, seq / 2) if np.all(high <= queries + 1) else exact
 
 
-def _rules(mask: Mask) -> Iterator[Mask]:
+def rules(mask: Mask) -> Iterator[Mask]:
+    """The rules that a mask joins."""
     if isinstance(mask, Both):
-        yield from _rules(mask.one)
-        yield from _rules(mask.other)
+        yield from rules(mask.one)
+        yield from rules(mask.other)
     else:
         yield mask
 

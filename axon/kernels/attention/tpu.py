@@ -36,20 +36,45 @@ def attention_tpu(
     interpret: Any = False,
 ) -> tuple[Array, Array]:
     """See `axon.kernels.attention.attention_and_lse`. Operands of float16 are computed in float32."""
-    dtype = q.dtype
-    if dtype == jnp.float16:
-        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    tiles = tiles if q.dtype == jnp.bfloat16 else tiles.halved()
-    batch, queries, heads, width = q.shape
-    kv_heads = k.shape[2]
-    q = q.reshape(batch, queries, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
-    k, v = (x.swapaxes(1, 2) for x in (k, v))
-    kernels = _Kernels(config, tiles, interpret, inputs.start if isinstance(inputs.start, int) else None)
+    dtype, (batch, queries, heads, _), kv_heads = q.dtype, q.shape, k.shape[2]
+    kernels = _Kernels.of(config, inputs, dtype, tiles, interpret)
+    q, k, v = _by_group(_computed(q), kv_heads), _computed(k).swapaxes(1, 2), _computed(v).swapaxes(1, 2)
     if inputs.alibi_slopes is not None:
         inputs = inputs._replace(alibi_slopes=lax.stop_gradient(inputs.alibi_slopes))
     out, lse = kernels.differentiable()(q, k, v, inputs._replace(start=jnp.asarray(inputs.start, jnp.int32)))
     out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, v.shape[3])
     return out.astype(dtype), lse.reshape(batch, heads, queries).swapaxes(1, 2)
+
+
+def attention_gradients_tpu(
+    q: Array,
+    k: Array,
+    v: Array,
+    config: AttentionConfig,
+    inputs: AttentionInputs,
+    rows: tuple[Array, Array, Array],
+    *,
+    tiles: Tiles = Tiles(),
+    interpret: Any = False,
+) -> tuple[Array, Array, Array]:
+    """See `axon.kernels.attention.attention_gradients`; in the dtype of the operands."""
+    kv_heads, kernels = k.shape[2], _Kernels.of(config, inputs, q.dtype, tiles, interpret)
+    inputs = inputs._replace(start=jnp.asarray(inputs.start, jnp.int32))
+    of_rows = tuple(_by_group(x, kv_heads) for x in (_computed(rows[0]), rows[1][..., None], rows[2][..., None]))
+    operands = _by_group(_computed(q), kv_heads), _computed(k).swapaxes(1, 2), _computed(v).swapaxes(1, 2)
+    dq, dk, dv = kernels.backward(*operands, inputs, (of_rows[0], of_rows[1][..., 0], of_rows[2][..., 0]))
+    return dq.transpose(0, 3, 1, 2, 4).reshape(q.shape), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+
+
+def _computed(x: Array) -> Array:
+    """In the dtype that the kernels compute in."""
+    return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
+
+
+def _by_group(x: Array, kv_heads: int) -> Array:
+    """`batch seq heads head_dim` → `batch kv_heads group seq head_dim`."""
+    batch, seq, heads, width = x.shape
+    return x.reshape(batch, seq, kv_heads, heads // kv_heads, width).transpose(0, 2, 3, 1, 4)
 
 
 @dataclass(frozen=True)
@@ -63,6 +88,14 @@ class _Kernels:
     tiles: Tiles
     interpret: Any
     start: int | None
+
+    @classmethod
+    def of(
+        cls, config: AttentionConfig, inputs: AttentionInputs, dtype: Any, tiles: Tiles, interpret: Any
+    ) -> "_Kernels":
+        """For operands of `dtype`."""
+        tiles = tiles if dtype == jnp.bfloat16 else tiles.halved()
+        return cls(config, tiles, interpret, inputs.start if isinstance(inputs.start, int) else None)
 
     def differentiable(self) -> Callable[..., tuple[Array, Array]]:
         """Output and log-sum-exp, `batch kv_heads group seq`."""

@@ -7,13 +7,13 @@ saved, and a block's weights are recomputed; for short sequences the weights the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.kernels.attention.mask import Mask
+from axon.kernels.attention.mask import Documents, Mask
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 
 BLOCK = 64
@@ -32,22 +32,68 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 def attention_xla(
     q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs = AttentionInputs()
 ) -> tuple[Array, Array]:
-    """See `axon.kernels.attention.attention_and_lse`; `inputs.start` is a constant."""
-    batch, queries, heads, width = q.shape
-    kv_heads = k.shape[2]
-    plan = _plan(config.mask, queries, k.shape[1], int(inputs.start))
-    seen = [_seen(config.mask, block, inputs) for block in plan]
-    q = (q * jnp.asarray(config.scale, q.dtype)).reshape(batch, queries, kv_heads, heads // kv_heads, width)
-    q = lax.transpose(q, (0, 2, 3, 1, 4)).reshape(batch * kv_heads, heads // kv_heads, queries, width)
-    k, v = (lax.transpose(x, (0, 2, 1, 3)).reshape(batch * kv_heads, -1, x.shape[3]) for x in (k, v))
+    """See `axon.kernels.attention.attention_and_lse`; `inputs.start` is a constant, or there are no slopes."""
+    (batch, queries, heads, _), kv_heads = q.shape, k.shape[2]
+    plan, masks = _plan(config.mask, queries, k.shape[1], inputs.start), _Masks(inputs.documents, inputs.start)
+    if isinstance(inputs.start, int):  # else each block has all keys, and masks of all pairs would be saved
+        masks = [_seen(config.mask, block, masks) for block in plan]
+    q = _grouped(q * jnp.asarray(config.scale, q.dtype), kv_heads)
+    k, v = (_by_head(x) for x in (k, v))
     sinks, alibi_slopes = (
         None if x is None else _per_row(x, batch, kv_heads) for x in (inputs.sinks, inputs.alibi_slopes)
     )
-    attend = _blocks(plan, config.soft_cap, save=k.shape[1] <= SAVED and config.soft_cap is None)
-    out, lse = attend(q, k, v, sinks, alibi_slopes, seen)
-    out = out.reshape(batch, kv_heads, heads // kv_heads, queries, -1)
-    out = lax.transpose(out, (0, 3, 1, 2, 4)).reshape(batch, queries, heads, -1)
-    return out, lse.reshape(batch, heads, queries).swapaxes(1, 2)
+    attend = _blocks(plan, config, save=k.shape[1] <= SAVED and config.soft_cap is None)
+    out, lse = attend(q, k, v, sinks, alibi_slopes, masks)
+    return _as_given(out, batch), lse.reshape(batch, heads, queries).swapaxes(1, 2)
+
+
+def attention_gradients_xla(
+    q: Array,
+    k: Array,
+    v: Array,
+    config: AttentionConfig,
+    inputs: AttentionInputs,
+    rows: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Array]:
+    """See `axon.kernels.attention.attention_gradients`; there are no slopes."""
+    batch, kv_heads, scale = q.shape[0], k.shape[2], jnp.asarray(config.scale, q.dtype)
+    q, k, v = _grouped(q * scale, kv_heads), _by_head(k), _by_head(v)
+    dout, lse, total = (_grouped(x, kv_heads) for x in (rows[0], rows[1][..., None], rows[2][..., None]))
+    lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
+    dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    for block in _plan(config.mask, q.shape[2], k.shape[1], inputs.start):
+        part = _cut(block, q, k, v, None, None, _seen(config.mask, block, _Masks(inputs.documents, inputs.start)))
+        of_rows = (_rows(x, block) for x in (lse, dout))
+        gradients = _backward(part, config.soft_cap, None, *of_rows, total=_rows(total, block))
+        dq.append(_ungrouped(gradients.q, q))
+        dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
+    dq = _as_given(jnp.concatenate(dq, axis=2), batch) * config.scale
+    dk, dv = (x.reshape(batch, kv_heads, *x.shape[1:]).swapaxes(1, 2) for x in (dk, dv))
+    return dq, dk, dv
+
+
+def _grouped(x: Array, kv_heads: int) -> Array:
+    """`batch seq heads head_dim` → `rows groups seq head_dim`, a row for each of `kv_heads` of a sequence."""
+    batch, seq, heads, width = x.shape
+    x = lax.transpose(x.reshape(batch, seq, kv_heads, heads // kv_heads, width), (0, 2, 3, 1, 4))
+    return x.reshape(batch * kv_heads, heads // kv_heads, seq, width)
+
+
+def _as_given(x: Array, batch: int) -> Array:
+    """The inverse of `_grouped`."""
+    rows, groups, seq, width = x.shape
+    x = lax.transpose(x.reshape(batch, rows // batch, groups, seq, width), (0, 3, 1, 2, 4))
+    return x.reshape(batch, seq, -1, width)
+
+
+def _by_head(x: Array) -> Array:
+    """`batch seq kv_heads head_dim` → `rows seq head_dim`."""
+    return lax.transpose(x, (0, 2, 1, 3)).reshape(-1, x.shape[1], x.shape[3])
+
+
+def _added(total: Array, part: Array, block: "_Block") -> Array:
+    """`total[rows keys head_dim]` with a block's `part` added to its keys."""
+    return total + jnp.pad(part, ((0, 0), (block.low, total.shape[1] - block.high), (0, 0)))
 
 
 def _per_row(x: Array, batch: int, kv_heads: int) -> Array:
@@ -56,9 +102,16 @@ def _per_row(x: Array, batch: int, kv_heads: int) -> Array:
     return x.reshape(batch * kv_heads, -1, 1, 1)
 
 
+class _Masks(NamedTuple):
+    """What masks are made of: documents, and the place of the first query among the keys."""
+
+    documents: Documents
+    start: Array | int
+
+
 @dataclass(frozen=True)
 class _Block:
-    """Queries `[first, last)` against keys `[low, high)`; `offset` is the place of query 0 among the keys."""
+    """Queries `[first, last)` against keys `[low, high)`; `offset` is the place of query 0 among the keys, if known."""
 
     first: int
     last: int
@@ -67,28 +120,33 @@ class _Block:
     offset: int
 
 
-def _plan(mask: Mask, queries: int, keys: int, start: int) -> list[_Block]:
+def _plan(mask: Mask, queries: int, keys: int, start: Array | int) -> list[_Block]:
+    """Each block with the keys that its queries see; with all where only the running program knows these."""
     size = max(BLOCK, -(-queries // BLOCKS))
     blocks = []
     for first in range(0, queries, size):
         last = min(first + size, queries)
+        if not isinstance(start, int):
+            blocks.append(_Block(first, last, 0, keys, 0))
+            continue
         low, high = map(int, mask.keys(start + first, start + last, keys))
         low = min(low, keys - 1)
         blocks.append(_Block(first, last, low, max(high, low + 1), start))  # one key at least, perhaps unseen
     return blocks
 
 
-def _seen(mask: Mask, block: _Block, inputs: AttentionInputs) -> Array | None:
+def _seen(mask: Mask, block: _Block, inputs: _Masks) -> Array | None:
     """Booleans `batch queries keys`, or None where the block needs no mask."""
-    first, last = block.first + block.offset, block.last + block.offset
+    first, last = block.first + inputs.start, block.last + inputs.start
     apart = mask.by_document and inputs.documents is not None
-    if not apart and mask.sees_all(first, last, block.low, block.high):
+    if not apart and isinstance(inputs.start, int) and mask.sees_all(first, last, block.low, block.high):
         return None
     pairs = inputs.documents and (
         inputs.documents[0][:, block.first : block.last, None],
         inputs.documents[1][:, None, block.low : block.high],
     )
-    return mask.allowed(jnp.arange(first, last)[:, None], jnp.arange(block.low, block.high)[None, :], pairs)
+    queries = inputs.start + jnp.arange(block.first, block.last)
+    return mask.allowed(queries[:, None], jnp.arange(block.low, block.high)[None, :], pairs)
 
 
 class _Part(NamedTuple):
@@ -103,34 +161,38 @@ class _Part(NamedTuple):
     seen: Array | None
 
 
-def _blocks(plan: Sequence[_Block], cap: float | None, save: bool) -> Callable[..., tuple[Array, Array]]:
+def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Callable[..., tuple[Array, Array]]:
     """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a kv head of a sequence.
 
-    The masks are arguments: as closed-over tracers they would leak where a remat policy splits the function.
+    The masks, or what they are made of, are arguments: as closed-over tracers they would leak where a remat policy
+    splits the function.
     """
+    cap = config.soft_cap
+
+    def each(masks: Any) -> list[Array | None]:
+        return [_seen(config.mask, block, masks) for block in plan] if isinstance(masks, _Masks) else masks
 
     @jax.custom_vjp
-    def attend(q, k, v, sinks, alibi_slopes, seen):
-        return forward(q, k, v, sinks, alibi_slopes, seen)[0]
+    def attend(q, k, v, sinks, alibi_slopes, masks):
+        return forward(q, k, v, sinks, alibi_slopes, masks)[0]
 
-    def forward(q, k, v, sinks, alibi_slopes, seen):
+    def forward(q, k, v, sinks, alibi_slopes, masks):
         operands = (q, k, v, sinks, alibi_slopes)
-        results = [_forward(_cut(block, *operands, own), cap) for block, own in zip(plan, seen, strict=True)]
+        results = [_forward(_cut(block, *operands, own), cap) for block, own in zip(plan, each(masks), strict=True)]
         out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in results], axis=2).astype(q.dtype)
         lse = jnp.concatenate([_ungrouped(lse, q) for _, _, lse in results], axis=2)
         saved = [(weights if save else None, lse) for _, weights, lse in results]
-        return (out, jnp.where(lse == jnp.inf, -jnp.inf, lse)), (operands, seen, saved)
+        return (out, jnp.where(lse == jnp.inf, -jnp.inf, lse)), (operands, masks, saved)
 
     def backward(residuals, cotangents):
-        (q, k, v, sinks, alibi_slopes), seen, saved = residuals
+        (q, k, v, sinks, alibi_slopes), masks, saved = residuals
         dout, dlse = cotangents
         dq, dsinks, dk, dv = [], [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-        for block, own, (weights, lse) in zip(plan, seen, saved, strict=True):
+        for block, own, (weights, lse) in zip(plan, each(masks), saved, strict=True):
             part = _cut(block, q, k, v, sinks, alibi_slopes, own)
-            gradients = _backward(part, cap, weights, lse, _rows(dout, block), _rows(dlse, block))
+            gradients = _backward(part, cap, weights, lse, _rows(dout, block), dlse=_rows(dlse, block))
             dq.append(_ungrouped(gradients.q, q))
-            around = ((0, 0), (block.low, k.shape[1] - block.high), (0, 0))
-            dk, dv = dk + jnp.pad(gradients.k, around), dv + jnp.pad(gradients.v, around)
+            dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
             if gradients.sink is not None:
                 dsinks.append(jnp.sum(_ungrouped(gradients.sink, q), axis=2, keepdims=True))
         dq = jnp.concatenate(dq, axis=2).astype(q.dtype)
@@ -205,15 +267,23 @@ class _Gradients(NamedTuple):
 
 
 def _backward(
-    part: _Part, cap: float | None, weights: Array | None, lse: Array, dout: Array, dlse: Array
+    part: _Part,
+    cap: float | None,
+    weights: Array | None,
+    lse: Array,
+    dout: Array,
+    dlse: Array | float = 0.0,
+    total: Array | None = None,
 ) -> _Gradients:
-    """Gradients of the block's operands."""
+    """Gradients of the block's operands. `total` is D of each query, Σ out·dout − dlse; computed here from `dlse` where
+    these are all of the query's keys."""
     slope = None
     if weights is None:
         scores, slope = _scores(part, cap)
         weights = jnp.exp(scores - lse)
     dweights = _dot(dout, part.v, (2, 2))
-    total = jnp.sum(weights * dweights, axis=-1, keepdims=True) - dlse
+    if total is None:
+        total = jnp.sum(weights * dweights, axis=-1, keepdims=True) - dlse
     dscores = weights * (dweights - total)
     if slope is not None:
         dscores *= slope

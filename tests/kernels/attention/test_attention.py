@@ -20,6 +20,7 @@ from axon.kernels.attention import (
     attention_reference,
     xla,
 )
+from axon.kernels.attention.reference import attention_gradients_reference
 from axon.kernels.attention.xla import BLOCK, BLOCKS
 
 MASKS = [
@@ -95,6 +96,19 @@ def test_attention_is_the_formula(implementation, mask, length, rng):
 def test_a_group_of_heads_shares_one_head_of_keys(implementation, kv_heads, rng):
     q, k, v, _ = draw(rng, 9, 9, kv_heads=kv_heads)
     assert relative(implementation(q, k, v, Causal(), None, 0, 1.0), dense(q, k, v, Causal(), None, 0, 1.0)) < 1e-6
+
+
+def test_gradients_do_not_depend_on_whether_the_start_is_traced(rng):
+    length, start = BLOCK + 13, int(rng.integers(1, 30))
+    q, k, v, documents = draw(rng, length, length + 30)
+    pairs, weight = (documents[:, start : start + length], documents), rng.normal(size=q.shape).astype(np.float32)
+
+    def loss(start, *operands):
+        return jnp.sum(attention_xla(*operands, Causal() & SameDocument(), pairs, start, 0.4) * weight)
+
+    gradients = jax.grad(loss, argnums=(1, 2, 3))
+    for one, other in zip(jax.jit(gradients)(start, q, k, v), gradients(start, q, k, v), strict=True):
+        assert relative(one, other) < 2e-6
 
 
 @pytest.mark.parametrize("mask", [*MASKS[:3], Causal() & Window(3)], ids=str)
@@ -187,14 +201,15 @@ def test_no_array_is_as_large_as_queries_times_keys_and_causal_blocks_stop_at_th
     assert f"{length}x{length}x" not in text
 
 
-def test_the_dispatcher_takes_the_reference_where_the_start_is_traced_and_says_so(rng, placed):
+def test_the_dispatcher_takes_the_reference_where_start_and_slopes_are_traced_and_says_so(rng, placed):
     from axon import axes
 
     q, k, v, _ = draw(rng, 3, 12)
     with axes.activate(axes.Scope(placed())) as scope:
-        made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
+        jax.jit(lambda start: attention(q, k, v, Causal(), start=start, alibi_slopes=jnp.ones(4)))(jnp.int32(4))
         assert scope.choices["attention"].startswith("reference, causal (not xla: the index of the first query")
     with axes.activate(axes.Scope(placed())) as scope:
+        made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
         constant = attention(q, k, v, Causal(), start=4)
     assert scope.choices["attention"].startswith("xla, causal")
     assert relative(made, constant) < 1e-6
@@ -287,3 +302,32 @@ def test_parts_of_the_keys_merge_by_their_log_sum_exps(rng):
     assert relative(together, lse) < 1e-6
     merged = sum(out * np.exp(part - together)[..., None] for out, part in (near, far))
     assert relative(merged, whole) < 1e-6
+
+
+def check_parts(rng, operands, documents, forward, gradients, bound=3e-6):
+    """Gradients over two parts of the keys, each told the log-sum-exp and D over both, against those over all."""
+    (q, k, v), cut = operands, int(rng.integers(1, operands[1].shape[1]))
+    config = AttentionConfig(Causal() & SameDocument() & Window(int(rng.integers(1, 2 * cut + 2))), 0.4, 1.5)
+    dout, dlse = rng.normal(size=(*q.shape[:3], v.shape[3])), rng.normal(size=q.shape[:3])
+    dout, dlse = dout.astype(np.float32), dlse.astype(np.float32)
+    whole = AttentionInputs((documents, documents))
+    (out, lse), backward = jax.vjp(lambda *o: forward(*o, config, whole), q, k, v)
+    rows = dout, lse, jnp.sum(out * dout, axis=-1) - dlse
+
+    def part(first, last):
+        of_part = AttentionInputs((documents, documents[:, first:last]), -first)
+        return gradients(q, k[:, first:last], v[:, first:last], config, of_part, rows)
+
+    (dq, *first), (more, *last) = part(0, cut), part(cut, k.shape[1])
+    ours = dq + more, *(np.concatenate(both, axis=1) for both in zip(first, last, strict=True))
+    for one, other in zip(ours, backward((dout, dlse)), strict=True):
+        assert relative(one, other) < bound
+
+
+@pytest.mark.parametrize(
+    ("forward", "gradients"),
+    [(xla.attention_xla, xla.attention_gradients_xla), (attention_reference, attention_gradients_reference)],
+)
+def test_gradients_over_parts_of_the_keys_add_up(forward, gradients, rng):
+    q, k, v, documents = draw(rng, BLOCK + 13, BLOCK + 13)
+    check_parts(rng, (q, k, v), documents, forward, gradients)

@@ -22,7 +22,7 @@ from axon.kernels.attention import (
     attention_reference,
 )
 from axon.kernels.attention.tiles import Grid, Tiles, reach
-from axon.kernels.attention.tpu import attention_tpu
+from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
 
 SMALL = Tiles(512, 256, 512, 256)
 """Of float32 operands half that: two heads of 128 queries, and 128 keys."""
@@ -264,3 +264,23 @@ def test_tiles_are_even_and_whole_lanes(length, most, size):
     grid = Grid.of(most, most, 1, length, length)
     assert grid.queries == grid.keys == size
     assert (grid.query_tiles - 1) * size < length <= grid.query_tiles * size
+
+
+@pytest.mark.full
+def test_gradients_over_parts_of_the_keys_add_up(rng):
+    """Each part is told the log-sum-exp and D over both; against those over all keys."""
+    q, k, v, documents = draw(rng, queries=200, keys=200)
+    config, cut, options = AttentionConfig(Causal() & SameDocument(), 0.4), 77, {"tiles": SMALL, "interpret": True}
+    dout = rng.normal(size=q.shape).astype(np.float32)
+    whole = AttentionInputs((documents, documents))
+    (out, lse), backward = jax.vjp(lambda *o: attention_reference(*o, config, whole), q, k, v)
+    rows = dout, lse, jnp.sum(out * dout, axis=-1)
+
+    def part(first, last):
+        of_part = AttentionInputs((documents, documents[:, first:last]), -first)
+        return attention_gradients_tpu(q, k[:, first:last], v[:, first:last], config, of_part, rows, **options)
+
+    (dq, *first), (more, *last) = part(0, cut), part(cut, 200)
+    ours = dq + more, *(np.concatenate(both, axis=1) for both in zip(first, last, strict=True))
+    for one, other in zip(ours, backward((dout, np.zeros_like(lse))), strict=True):
+        assert relative(one, other) < 3e-6

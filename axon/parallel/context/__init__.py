@@ -1,0 +1,8 @@
+"""Context parallelism: attention over sequences whose positions are split over devices."""
+
+from axon.parallel.context.choice import AttentionKind, Split, choose_context
+from axon.parallel.context.gathered import gathered_attention
+from axon.parallel.context.ring import ring_attention
+from axon.parallel.context.route import Route, route
+
+__all__ = ["AttentionKind", "Route", "Split", "choose_context", "gathered_attention", "ring_attention", "route"]

@@ -10,6 +10,7 @@ from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.loss import cross_entropy, token_nll
 from axon.nn.mlp import MLP, GatedMLP, gelu
+from axon.nn.moe import MoE
 from axon.nn.norm import LayerNorm, RMSNorm
 from axon.nn.param import (
     Dims,
@@ -24,6 +25,7 @@ from axon.nn.param import (
     variables,
 )
 from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from axon.nn.router import Routing
 
 __all__ = [
     "MLP",
@@ -40,10 +42,12 @@ __all__ = [
     "LayerNorm",
     "LinearScaling",
     "Llama3Scaling",
+    "MoE",
     "Param",
     "ParamSpec",
     "RMSNorm",
     "Rope",
+    "Routing",
     "Segment",
     "Variable",
     "YarnScaling",

@@ -79,6 +79,7 @@ class Program:
             updated = self.runtime.updates[path](variables[path], statistic)
             unpadded = self.runtime.variables[path].unpadded
             variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
+        metrics = metrics | self.runtime.step_metrics(statistics)
         return State(new.step, new.parameters, new.optimizer, nested(variables)), metrics
 
     # ---- to be called ---------------------------------------------------------------------------------------------
@@ -111,8 +112,8 @@ class Program:
         """The next state, and the metrics of this step, as device scalars over the global batch.
 
         `loss` in nats per real token, `grad_norm` before clipping, `learning_rate`, `tokens`, what else the objective
-        reports, and `norms`: the squared norm of each parameter's gradient, in the order of `parameters`. The old
-        state's memory is reused.
+        and the modules report, and `norms`: the squared norm of each parameter's gradient, in the order of
+        `parameters`. The old state's memory is reused.
         """
         with self.runtime.tracing():
             return self._step(state, batch)

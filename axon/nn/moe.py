@@ -1,5 +1,6 @@
 """Mixture of experts: a router, and gated MLPs of which each token goes through a few."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -25,6 +26,14 @@ RESIDUAL = "batch seq.residual embed"
 EXCHANGES = ("auto", "dense", "padded", "ragged")
 """How tokens get to their experts: "ragged" (`ragged_all_to_all`: TPUs and GPUs), "padded" (`all_to_all`), "dense"
 (every expert works on every token: the plain reference), "auto" the first of these that the platform has."""
+
+
+def check_exchange(exchange: str, margin: float) -> None:
+    """Raise `UserError` unless these can be a `MoE`'s."""
+    if exchange not in EXCHANGES:
+        raise UserError(f"unknown exchange {exchange!r} of tokens and experts.{suggest(exchange, EXCHANGES)}")
+    if not 1 <= margin < math.inf:
+        raise UserError(f"margin is {margin}; must be at least 1, the room for a balanced load")
 
 
 class MoE(nnx.Module):
@@ -53,10 +62,7 @@ class MoE(nnx.Module):
         activation: Callable[[Array], Array] = jax.nn.silu,
         out_scale: float = 1.0,
     ):
-        if exchange not in EXCHANGES:
-            raise UserError(f"MoE: unknown exchange {exchange!r}.{suggest(exchange, EXCHANGES)}")
-        if not margin >= 1:
-            raise UserError(f"MoE: margin is {margin}; must be at least 1, the room for a balanced load")
+        check_exchange(exchange, margin)
         self.routing, self.exchange, self.margin, self.activation = routing, exchange, margin, activation
         self.has_shared = shared > 0
         self.router = Router(dims, routing)

@@ -175,7 +175,7 @@ def test_flops_are_those_of_the_experts_that_a_token_goes_through():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"exchange": "paded"}, "unknown exchange 'paded'. Did you mean 'padded'"),
+        ({"exchange": "paded"}, "unknown exchange 'paded' of tokens and experts. Did you mean 'padded'"),
         ({"margin": 0.5}, "margin is 0.5; must be at least 1"),
     ],
 )

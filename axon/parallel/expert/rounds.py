@@ -52,19 +52,19 @@ def through_experts(
         return way.rounds(chosen.reshape(-1))
 
     rounds = per_device(local, (mesh.x,), PartitionSpec())(reshard(chosen, mesh.x))
-    return y + _further(round, jnp.zeros_like(y), rounds, chosen, x, weights, matrices)
+    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, matrices)
 
 
 def _further(
     round: Callable[..., Array],
-    zeros: Array,
+    zeros: Callable[[], Array],
     rounds: Array,
     chosen: Array,
     x: Array,
     weights: Array,
     matrices: Sequence[Stored],
 ) -> Array:
-    """The sum of the rounds after the first, 0 where there are none."""
+    """The sum of the rounds after the first, from `zeros` on."""
     types = [jax.typeof(value) for value in (x, weights)]
     places = [w.place if isinstance(w, HostWeight) else w for w in matrices]
     hosted = [w.value if isinstance(w, HostWeight) else None for w in matrices]
@@ -82,7 +82,7 @@ def _further(
 
     @jax.custom_vjp
     def further(rounds: Array, chosen: Array, hosted: Any, *trained: Any) -> Array:
-        return repeat(rounds, lambda number: one(number, chosen, hosted, *trained), zeros)
+        return repeat(rounds, lambda number: one(number, chosen, hosted, *trained), zeros())
 
     def forward(*arguments: Any) -> tuple[Array, Any]:
         return further(*arguments), arguments

@@ -92,7 +92,7 @@ class MoE(nnx.Module):
         scope = axes.current()
         if scope is None or self.exchange == "dense":
             return self._dense(x, routed)
-        mesh = ExpertMesh(scope, self.routing.experts)
+        mesh = ExpertMesh.of(scope, self.routing.experts)
         ways = {"padded": Padded, "ragged": Ragged}
         way = ways[self._way(scope, mesh)](mesh, _copies(mesh, routed), self.margin)
         matrices = [stored_array(w, "MoE") for w in (self.gate, self.up, self.down)]

@@ -195,7 +195,7 @@ def test_a_layout_of_many_devices_has_no_buffer_larger_than_the_margin(placed):
     for size in (1, 2, 4, 8):
         placement = placed({"expert": size})
         with jax.set_mesh(placement.mesh):
-            mesh = ExpertMesh(axes.Scope(placement), 16)
+            mesh = ExpertMesh.of(axes.Scope(placement), 16)
             copies = 4096
             for way in (Padded(mesh, copies, 1.25), Ragged(mesh, copies, 1.25)):
                 assert way.num_rows <= math.ceil(1.25 * copies) + size

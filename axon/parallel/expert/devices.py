@@ -1,11 +1,10 @@
 """Which mesh axes split what while experts work: tokens, experts, the experts' width."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax import numpy as jnp
 from jax.sharding import PartitionSpec
 
 from axon.axes import Names, Scope
@@ -22,25 +21,23 @@ class ExpertMesh:
     own experts on the tokens that all have, and the results are summed.
 
     Args:
-        count: how many experts there are.
+        count: how many experts there are. tokens: where `batch seq` lie. experts, mlp: the mesh axes of both.
     """
 
     scope: Scope
     count: int
+    tokens: PartitionSpec
+    experts: Names
+    mlp: Names
 
-    @cached_property
-    def tokens(self) -> PartitionSpec:
-        """Of `batch seq`."""
-        return self.scope.placement.spec(("batch.expert", "seq.expert"))
-
-    @cached_property
-    def experts(self) -> Names:
-        return self.scope.placement.mesh_axes("experts", "params")
-
-    @cached_property
-    def mlp(self) -> Names:
-        used = {*mesh_axes_of(self.tokens), *self.experts}
-        return tuple(a for a in self.scope.placement.mesh_axes("mlp.expert") if a not in used)
+    @classmethod
+    def of(cls, scope: Scope, count: int) -> "ExpertMesh":
+        """That of the layout in `scope`, seen from outside of the regions in which each device works by itself."""
+        tokens = scope.placement.spec(("batch.expert", "seq.expert"))
+        experts = scope.placement.mesh_axes("experts", "params")
+        used = {*mesh_axes_of(tokens), *experts}
+        mlp = tuple(a for a in scope.placement.mesh_axes("mlp.expert") if a not in used)
+        return cls(scope, count, tokens, experts, mlp)
 
     @property
     def exchanged(self) -> Names:

@@ -14,6 +14,8 @@ from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.mixtral import Mixtral
 
+pytestmark = pytest.mark.full  # what a step is made of is in tests/nn/test_moe.py
+
 ROUTING = Routing(8, 2, sequence_loss=0.01, global_loss=0.01, z_loss=0.001, bias_rate=0.01)
 MODEL = Mixtral(
     vocab=61,
@@ -77,7 +79,6 @@ def expected(packed_batch):
     return seed, batches, *train(one, one.init(), batches)
 
 
-@pytest.mark.few(layout=LAYOUTS[:2])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=described)
 def test_gradients_variables_and_metrics_do_not_depend_on_the_layout(layout, expected):
     seed, batches, gradients, variables, curve = expected
@@ -99,7 +100,6 @@ def test_gradients_variables_and_metrics_do_not_depend_on_the_layout(layout, exp
             np.testing.assert_allclose(one[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.full
 def test_replicas_that_train_separately_have_experts(packed_batch, rng):
     layout = Layout({"replica": 2, "expert": 2})
     devices = jax.devices()[:4]

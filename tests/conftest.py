@@ -103,12 +103,18 @@ def packed_batch():
 
 @pytest.fixture(scope="session")
 def bind():
-    """bind(module, values): the module with these parameters, nested dicts of arrays."""
+    """bind(module, values): the module with these parameters, nested dicts of arrays, and variables of zeros."""
+    import jax
+    import jax.numpy as jnp
     from flax import nnx
 
     from axon.nn import Param
 
-    return lambda module, values: nnx.merge(nnx.split(module, Param)[0], values)
+    def bound(module, values):
+        graph, _, others = nnx.split(module, Param, ...)
+        return nnx.merge(graph, values, jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), others))
+
+    return bound
 
 
 @pytest.fixture(scope="session")

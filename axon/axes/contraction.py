@@ -25,6 +25,7 @@ def contract(
     spec: PartitionSpec | None = None,
     dtype: Any = None,
     flatten: bool = False,
+    precision: Any = None,
 ) -> Array:
     """`a` and `b` contracted over the names that `out` lacks; accumulated and returned in `dtype` if one is given.
 
@@ -41,22 +42,24 @@ def contract(
     names = batch + free[0] + free[1]
     result_spec = spec and permuted(spec, [out.index(n) for n in names])
     flat = (
-        _flat_dot(a, a_names, b, b_names, summed, free, result_spec, dtype)
+        _flat_dot(a, a_names, b, b_names, summed, free, result_spec, dtype, precision)
         if flatten and summed and not batch
         else None
     )
-    result = _dot(a, a_names, b, b_names, summed, batch, result_spec, dtype) if flat is None else flat
+    result = _dot(a, a_names, b, b_names, summed, batch, result_spec, dtype, precision) if flat is None else flat
     return _transposed(result, names, out)
 
 
-def _dot(a, a_names, b, b_names, summed, batch, spec, dtype) -> Array:
+def _dot(a, a_names, b, b_names, summed, batch, spec, dtype, precision) -> Array:
     contracting, batched = (
         (tuple(a_names.index(n) for n in group), tuple(b_names.index(n) for n in group)) for group in (summed, batch)
     )
-    return lax.dot_general(a, b, (contracting, batched), preferred_element_type=dtype, out_sharding=spec)
+    return lax.dot_general(
+        a, b, (contracting, batched), precision=precision, preferred_element_type=dtype, out_sharding=spec
+    )
 
 
-def _flat_dot(a, a_names, b, b_names, summed, free, spec, dtype) -> Array | None:
+def _flat_dot(a, a_names, b, b_names, summed, free, spec, dtype, precision) -> Array | None:
     """The contraction of `a` and `b` as matrices; None where their dimensions cannot be merged as they lie."""
     left, right = _as_matrix(a, a_names, summed), _as_matrix(b, b_names, summed)
     starts = (0, len(free[0]))
@@ -68,6 +71,7 @@ def _flat_dot(a, a_names, b, b_names, summed, free, spec, dtype) -> Array | None
         left,
         right,
         (((left_summed,), (right_summed,)), ((), ())),
+        precision=precision,
         preferred_element_type=dtype,
         out_sharding=spec and permuted(spec, starts),
     )

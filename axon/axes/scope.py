@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from axon.axes.patterns import Names
@@ -40,7 +41,8 @@ class Scope:
     """What `einsum` and `shard` obey while a function is traced: where, and in which precision.
 
     `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
-    gradient, and so of its reduction over devices; `kernels` names, by operation, the implementations that a person
+    gradient, and so of its reduction over devices; `precision` that of contractions as `jax.lax.Precision` has it, None
+    for the platform's own; `kernels` names, by operation, the implementations that a person
     asked for; `choices` collects what was chosen while tracing, by topic (see `log_choice`), and `rings` the mesh axes
     over which `einsum` made a ring of a collective.
 
@@ -51,6 +53,7 @@ class Scope:
     placement: Placement
     compute: Any = jnp.float32
     reduce: Any = jnp.float32
+    precision: Any = field(default=None, kw_only=True)
     kernels: Mapping[str, str] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
     rings: set[str] = field(default_factory=set)
@@ -62,6 +65,11 @@ _scope: ContextVar[Scope | None] = ContextVar("axon.axes.scope", default=None)
 def current() -> Scope | None:
     """The scope in force, or None: then patterns are mathematics only, and arrays stay where they are."""
     return _scope.get()
+
+
+def exact(scope: Scope) -> Scope:
+    """The same with float32 operands, multiplied as such: TPUs would round them to bfloat16."""
+    return replace(scope, compute=jnp.float32, precision=lax.Precision.HIGHEST)
 
 
 @contextmanager

@@ -72,7 +72,8 @@ def contract_in_place(
 
 
 def _product(scope: Scope, a_names: Names, b_names: Names, out: Names, dtype: Any, a, b, spec=None) -> Array:
-    return contract(a, a_names, b, b_names, out, spec, dtype, flatten=scope.placement.platform == "cpu")
+    flatten = scope.placement.platform == "cpu"
+    return contract(a, a_names, b, b_names, out, spec, dtype, flatten, scope.precision)
 
 
 def _gathering(

@@ -12,6 +12,9 @@ MODEL_AXES = ("heads", "kv_heads", "mlp", "vocab", "embed", "head_dim")
 EXCHANGED = "heads.attention"
 """The role of heads that positions are exchanged for, in Ulysses."""
 
+EXPERTS = "experts"
+"""The axis whose parameters stay where they are stored, and to which tokens are sent."""
+
 ZERO = {"params": "ZeRO-3", "grads": "ZeRO-2", "optimizer": "ZeRO-1"}
 """The first kind of array that a mesh axis splits beyond the kind before it → the ZeRO stage."""
 
@@ -44,7 +47,7 @@ def _roles(axis: str, tables: Mapping[str, Mapping[str, Names]]) -> Iterator[str
         "context parallelism": [n for n in computed if n in ("seq", "kv_seq", EXCHANGED)],
         "sequence parallelism": [n for n in computed if base(n) == "seq" != n],
         "tensor parallelism": [n for n in computed if base(n) in MODEL_AXES and n != EXCHANGED],
-        "expert parallelism": [n for n in computed if n == "experts"],
+        "expert parallelism": [n for n in split["params"] if n == EXPERTS],
         "pipeline": [n for n in computed if n == "layers"],
     }
     if groups["pipeline"] and groups["tensor parallelism"] == ["vocab"]:
@@ -54,7 +57,8 @@ def _roles(axis: str, tables: Mapping[str, Mapping[str, Names]]) -> Iterator[str
         groups["context parallelism"] += groups.pop("sequence parallelism")
     yield from (f"{role}: {' '.join(names)}" for role, names in groups.items() if names)
     for before, kind in pairwise(KINDS):
-        if more := [name for name in split[kind] if name not in split[before]]:
+        known = {*split[before], EXPERTS} if kind == "params" else split[before]
+        if more := [name for name in split[kind] if name not in known]:
             yield f"{ZERO[kind]}: {' '.join(more)} of {STORED[kind]}"
 
 

@@ -56,11 +56,15 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "vocab": ("tensor", "pipe"),
     "positions": (),
     "layers": ("pipe",),
-    "experts": ("expert",),
+    "experts": (),
 }
 
 ZERO_AXES = ("embed", "q_latent.up", "kv_latent.up")
 """What ZeRO splits: one axis of each matrix. (The matrices from latents to heads have no `embed`.)"""
+
+DEFAULT_STORED_ROWS: dict[str, tuple[str, ...]] = {"experts": ("expert",)}
+"""The same from stored parameters on, but for names that have a row of their own in `Layout.rows`: a device has some of
+the experts, and the router's scores of all of them for its own tokens."""
 
 
 class Schedule(Protocol):
@@ -191,6 +195,8 @@ class Layout:
         stages = zero(self.zero)
         for step in KINDS[: KINDS.index(kind) + 1]:
             own = self.rows if step == "activations" else getattr(self, step)
+            if step == "params":
+                table |= {name: row for name, row in DEFAULT_STORED_ROWS.items() if name not in self.rows}
             table |= {name: _as_tuple(row) for name, row in own.items()}
             for name, axes in stages.get(step, {}).items():
                 if own.get(name, ()) is not None:

@@ -47,7 +47,7 @@ def _mesh_axes(placement: Placement, parameters: Collection[str], activations: C
     used |= {axis for name in activations for axis in _row(placement, name, "activations")}
     for axis, size in placement.mesh.shape.items():
         if size > 1 and axis not in used:
-            rows = sorted(n for n, row in placement.tables["activations"].items() if axis in row)
+            rows = sorted({n for table in placement.tables.values() for n, row in table.items() if axis in row})
             reason = (
                 f"its rows are for {', '.join(map(repr, rows))}, which this model does not use"
                 if rows

@@ -11,6 +11,7 @@ from axon.nn.language_model import LanguageModel
 from axon.nn.latent_attention import LatentAttention
 from axon.nn.loss import cross_entropy, token_nll
 from axon.nn.mlp import MLP, GatedMLP, gelu
+from axon.nn.moe import MoE
 from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.norm import LayerNorm, RMSNorm
 from axon.nn.param import (
@@ -26,6 +27,7 @@ from axon.nn.param import (
     variables,
 )
 from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from axon.nn.router import Routing
 
 __all__ = [
     "MLP",
@@ -43,11 +45,13 @@ __all__ = [
     "LayerNorm",
     "LinearScaling",
     "Llama3Scaling",
+    "MoE",
     "MultiTokenBlock",
     "Param",
     "ParamSpec",
     "RMSNorm",
     "Rope",
+    "Routing",
     "Segment",
     "Variable",
     "YarnScaling",

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import jax
 
 from axon.observe.metrics import MetricsFile, Record, missing_steps, read_metrics
-from axon.observe.plot import plot_loss
+from axon.observe.plot import plot_experts, plot_loss
 from axon.observe.progress import Progress
 from axon.observe.trackers import Tracker, TrackerConfig
 
@@ -91,7 +91,9 @@ class FileJournal:
         return any("eval_loss" in record and record["step"] == step for record in read_metrics(self._folder.metrics))
 
     def plot(self) -> None:
-        plot_loss(read_metrics(self._folder.metrics), self._folder.plot, self._folder.path.name)
+        records = read_metrics(self._folder.metrics)
+        plot_loss(records, self._folder.plot, self._folder.path.name)
+        plot_experts(records, self._folder.plot.with_name("experts.png"))
 
     def __enter__(self) -> Self:
         self._open.__enter__()

@@ -1,4 +1,4 @@
-"""A run's loss curve, `loss.png`, drawn from the records of `metrics.jsonl`."""
+"""A run's curves, `loss.png` and `experts.png`, drawn from the records of `metrics.jsonl`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +34,32 @@ def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = 
     bits = _series(records, "eval_bits_per_byte")[1]
     if len(bits) and len(bits) == len(evaluation[1]):
         _bits_axis(axes, float(np.median(bits / evaluation[1])))
+    with writing(path):
+        figure.savefig(path)
+
+
+EXPERTS = {
+    "expert_load": "largest load / mean",
+    "expert_dropped": "share of choices dropped",
+    "router_entropy": "router's entropy (nats)",
+}
+"""Metric of a mixture of experts → what its axis says."""
+
+
+def plot_experts(records: Sequence[dict[str, Any]], path: str | Path) -> None:
+    """Draws the load of experts, the share of dropped choices and the router's entropy against steps into a PNG at
+    `path`; nothing where no record has them, as those of a dense model."""
+    series = {name: _series(records, name) for name in EXPERTS}
+    if not any(len(steps) for steps, _ in series.values()):
+        return
+    figure = Figure(figsize=(7.2, 6.0), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    for axes, (name, (steps, values)) in zip(figure.subplots(len(EXPERTS), sharex=True), series.items(), strict=True):
+        axes.plot(steps, values, color=_TRAIN, linewidth=1.2)
+        axes.set_ylabel(EXPERTS[name], color=_INK, fontsize=9)
+        axes.grid(True, color=_GRID, linewidth=0.8)
+        axes.tick_params(colors=_INK, length=0)
+    figure.axes[-1].set_xlabel("step", color=_INK)
     with writing(path):
         figure.savefig(path)
 

@@ -5,7 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from axon import axes
 from axon.axes import ArraySpec
@@ -66,6 +68,11 @@ class Runtime:
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
         self.parameters, self.variables = parameters(self.module), variables(self.module)
         self.updates = variable_updates(self.module)
+        self._reporters: dict[str, Any] = {
+            "/".join(map(str, path)): module
+            for path, module in nnx.iter_modules(self.module)
+            if hasattr(module, "step_metrics")
+        }
         self._graph, *states, foreign = nnx.split(self.module, Param, Variable, ...)
         _refuse_foreign(type(model).__name__, foreign)
         paths = [path for state in states for path, _ in nnx.to_flat_state(state)]
@@ -122,6 +129,20 @@ class Runtime:
 
         return jax.tree.map(leaf, specs)
 
+    def step_metrics(self, statistics: Mapping[str, Array]) -> dict[str, Array]:
+        """What the modules with a method `step_metrics` report of a step, each given the statistics of its own
+        variables by name, those of all layers; the mean over modules."""
+        found: dict[str, list[Array]] = {}
+        for path, module in self._reporters.items():
+            own = {
+                variable.rpartition("/")[2]: _without_padding(statistic, self.variables[variable])
+                for variable, statistic in statistics.items()
+                if variable.rpartition("/")[0] == path
+            }
+            for name, value in (module.step_metrics(own) if own else {}).items():
+                found.setdefault(name, []).append(value)
+        return {name: jnp.mean(jnp.stack(values)) for name, values in found.items()}
+
     def reshard(self, values: Any, kind: str, move: Callable[..., Any] = axes.reshard) -> Any:
         """Parameters, or what is like them, nested by path, each under its row of the table for `kind`."""
         return jax.tree.map(
@@ -129,6 +150,10 @@ class Runtime:
             nested(self.parameters),
             values,
         )
+
+
+def _without_padding(statistic: Array, spec: ArraySpec) -> Array:
+    return statistic if spec.unpadded is None else statistic[: spec.unpadded[0]]
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from axon.train.step import Program, State
 
 Record = dict[str, Any]
 
-SCALARS = ("loss", "grad_norm", "learning_rate", "tokens")
+NAMED = ("loss", "grad_norm", "learning_rate", "tokens")
+"""The metrics of every step."""
 
 
 class Diverged(UserError):
@@ -57,7 +58,7 @@ class Loop:
             state, metrics = self.execute(state, batch)
             step += 1
             waiting.append((step, metrics))
-            for name in SCALARS if behind else ():
+            for name in _scalars(metrics) if behind else ():
                 metrics[name].copy_to_host_async()
             if step < last:
                 batch = self.feed()
@@ -70,7 +71,7 @@ class Loop:
         return state, step
 
     def _read(self, step: int, metrics: Mapping[str, Any]) -> None:
-        values = {name: np.asarray(metrics[name]).item() for name in SCALARS}
+        values = {name: np.asarray(metrics[name]).item() for name in _scalars(metrics)}
         seconds, self._since = perf_counter() - self._since, perf_counter()
         if not (isfinite(values["loss"]) and isfinite(values["grad_norm"])):
             raise self._diverged(step, values, np.asarray(metrics["norms"]))
@@ -85,6 +86,7 @@ class Loop:
                 "step_seconds": seconds,
                 "grad_norm": values["grad_norm"],
                 "learning_rate": values["learning_rate"],
+                **{name: value for name, value in values.items() if name not in NAMED},
             }
         )
 
@@ -99,3 +101,8 @@ class Loop:
             "lower the learning rate or the optimizer's clip in a new --run-dir; Train.init_from starts it from the "
             "last checkpoint here"
         )
+
+
+def _scalars(metrics: Mapping[str, Any]) -> list[str]:
+    """The metrics that a record has: those of every step, and those that objective and modules add."""
+    return [name for name, value in metrics.items() if np.ndim(value) == 0]

@@ -82,6 +82,7 @@ class Program:
             updated = self.runtime.updates[path](variables[path], statistic)
             unpadded = self.runtime.variables[path].unpadded
             variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
+        metrics = metrics | self.runtime.step_metrics(statistics)
         return finished(state, replace(new, variables=nested(variables))), metrics
 
     def _delayed(self, update: Update) -> Update:
@@ -137,8 +138,9 @@ class Program:
         """The next state, and the metrics of this step, as device scalars over the global batch.
 
         `loss` in nats per real token, `grad_norm` before clipping, `learning_rate`, `tokens`, what else the objective
-        reports, and `norms`: the squared norm of each parameter's gradient, in the order of `parameters`. The old
-        state's memory is reused. Of a pipeline without a flush the metrics are of the batch before: see `Delayed`.
+        and the modules report, and `norms`: the squared norm of each parameter's gradient, in the order of
+        `parameters`. The old state's memory is reused. Of a pipeline without a flush the metrics are of the batch
+        before: see `Delayed`.
         """
         with self.runtime.tracing():
             state, metrics = self._step(state, batch)

@@ -47,6 +47,14 @@ def test_no_parallelism_is_announced_for_axes_that_the_model_does_not_name():
     assert found == {"context": ["context parallelism: seq"], "tensor": ["tensor parallelism: heads mlp vocab"]}
 
 
+def test_experts_are_expert_parallelism_though_only_parameters_are_split():
+    found = said({"data": 2, "expert": 2}, "experts", "mlp.expert")
+    assert found["expert"] == ["data parallelism: batch", "expert parallelism: experts"]
+    zero = said({"data": 2, "expert": 2}, "experts", "embed.expert", zero=3)
+    assert zero["expert"] == found["expert"]
+    assert zero["data"][1].startswith("ZeRO-3: embed of")
+
+
 def test_replicas_around_zero_are_hybrid():
     assert said({"replica": 2, "data": 4}, zero=3)["replica"][-1] == "copies of what data cut (HSDP)"
     assert len(said({"replica": 2, "data": 4})["replica"]) == 1

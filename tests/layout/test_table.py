@@ -3,14 +3,25 @@
 import itertools
 
 import pytest
+from jax.sharding import PartitionSpec
 
 from axon.layout import KINDS, Layout, LayoutError, tensor_3d, zero
-from axon.layout.table import DEFAULT_ROWS
+from axon.layout.table import DEFAULT_ROWS, DEFAULT_STORED_ROWS
 
 
 def test_without_rows_every_kind_has_the_default_table():
     for kind in KINDS:
-        assert Layout().table(kind) == DEFAULT_ROWS
+        stored = {} if kind == "activations" else DEFAULT_STORED_ROWS
+        assert Layout().table(kind) == DEFAULT_ROWS | stored
+
+
+def test_experts_are_split_where_they_are_stored_and_a_routers_scores_are_not(placed):
+    placement = placed({"expert": 4})
+    assert placement.spec(("batch", "seq", "experts")) == PartitionSpec("expert", None, None)
+    assert placement.spec(("experts", "embed.expert", "mlp.expert"), "params")[0] == "expert"
+    for row, split in ((None, ()), ("data", ("data",))):
+        for kind in KINDS:
+            assert Layout(rows={"experts": row}).table(kind)["experts"] == split
 
 
 @pytest.mark.parametrize("row", ["tensor", ("tensor",), ["tensor"]])

@@ -16,12 +16,13 @@ from einops import rearrange
 from flax import nnx
 from reference import load, relative_error, sketch, weights
 
-from axon.nn import Inputs, LinearScaling, Llama3Scaling, Rope, YarnScaling, cross_entropy, parameters
+from axon.nn import Inputs, LinearScaling, Llama3Scaling, Rope, Routing, YarnScaling, cross_entropy, parameters
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.gpt2 import GPT2
 from models.gpt_oss import GptOss
 from models.llama import Llama
+from models.mixtral import Mixtral
 
 Row = tuple[str | tuple[str, ...], str] | tuple[tuple[str, ...], str, tuple[str, ...]]
 """Our path, or the paths of what they store as one, and the pattern from their array to ours.
@@ -68,6 +69,24 @@ def llama(config: dict[str, Any]) -> Llama:
         mlp=config["intermediate_size"],
         head_dim=config.get("head_dim"),
         rope=Rope(rope["rope_theta"], scaling),
+        window=config.get("sliding_window"),
+        norm_eps=config["rms_norm_eps"],
+        tied=config["tie_word_embeddings"],
+    )
+
+
+def mixtral(config: dict[str, Any]) -> Mixtral:
+    experts = config["num_local_experts"]
+    return Mixtral(
+        vocab=config["vocab_size"],
+        embed=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        mlp=config.get("moe_intermediate_size", config["intermediate_size"]),
+        routing=Routing(experts, config["num_experts_per_tok"], normalise=config.get("norm_topk_prob", True)),
+        head_dim=config.get("head_dim"),
+        rope=Rope(config["rope_parameters"]["rope_theta"]),
         window=config.get("sliding_window"),
         norm_eps=config["rms_norm_eps"],
         tied=config["tie_word_embeddings"],
@@ -181,6 +200,13 @@ LLAMA = {
     "mlp.up_proj.weight": ("mlp/up", "mlp embed -> embed mlp"),
     "mlp.down_proj.weight": ("mlp/down", "embed mlp -> mlp embed"),
 }
+ATTENTION = {name: row for name, row in LLAMA.items() if "self_attn" in name or name.startswith("input")}
+MIXTRAL = ATTENTION | {
+    "post_attention_layernorm.weight": ("moe_norm/scale", "embed -> embed"),
+    "mlp.gate.weight": ("moe/router/matrix", "experts embed -> embed experts"),
+    "mlp.experts.gate_up_proj": (("moe/gate", "moe/up"), "experts (parts mlp) embed -> parts experts embed mlp"),
+    "mlp.experts.down_proj": ("moe/down", "experts embed mlp -> experts mlp embed"),
+}
 BIAS = {
     "self_attn.q_proj.bias": ("attention/query_bias", "(heads head_dim) -> heads head_dim"),
     "self_attn.k_proj.bias": ("attention/key_bias", "(kv_heads head_dim) -> kv_heads head_dim"),
@@ -233,6 +259,8 @@ TABLES = {
         LLAMA | FOUR_NORMS | QK_NORM,
         kinds=kinds_of(gemma),
     ),
+    "mixtral": Table(mixtral, UNTIED, MIXTRAL),
+    "qwen3_moe": Table(lambda config: replace(mixtral(config), qk_norm=True), UNTIED, MIXTRAL | QK_NORM),
     "gpt_oss": Table(gpt_oss, UNTIED, LLAMA | BIAS | OUT_BIAS | SINKS, kinds=kinds_of(gpt_oss)),
     "deepseek_v2": Table(
         deepseek, UNTIED, LATENT | {"self_attn.q_proj.weight": (*QUERIES, QUERY_PARTS)}, kinds=kinds_of(deepseek)
@@ -298,7 +326,7 @@ def evaluate(model: nnx.Module, tokens: np.ndarray) -> tuple[Any, Any]:
     return loss, model.output.logits(x)
 
 
-@pytest.mark.few(family=("gpt2", "llama31", "gemma2", "gpt_oss", "deepseek_v3"))
+@pytest.mark.few(family=("gpt2", "llama31", "gemma2", "gpt_oss", "deepseek_v3", "mixtral"))
 @pytest.mark.parametrize("family", TABLES)
 def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, compiled, bind):
     table, reference = TABLES[family], load(family)
@@ -327,6 +355,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, com
         ("gemma2", {"soft_cap": None}),
         ("gemma2", {"query_pre_attn_scalar": None}),
         ("gemma3", {"rope": Rope(1e6)}),
+        ("qwen3_moe", {"routing": Routing(8, 3, normalise=False)}),
         ("gpt_oss", {"rope": Rope(1000.0)}),
         ("deepseek_v3", {"rope": Rope(1000.0, YarnScaling(40.0, 64, mscale_all_dim=1.0))}),
         ("deepseek_v2", {"interleaved": False}),

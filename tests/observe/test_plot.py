@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from axon.errors import UserError
-from axon.observe.plot import plot_loss, smoothed
+from axon.observe.plot import plot_experts, plot_loss, smoothed
 
 
 def records(steps: int = 40, every: int = 10) -> list[dict]:
@@ -87,3 +87,11 @@ def test_drawing_leaves_pyplot_alone(tmp_path):
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path.cwd())
+
+
+def test_experts_have_a_plot_of_their_own_and_a_dense_model_has_none(tmp_path):
+    plot_experts(records(), tmp_path / "dense.png")
+    assert not (tmp_path / "dense.png").exists()
+    routed = {"expert_load": 1.5, "expert_dropped": 0.0, "router_entropy": 1.2}
+    plot_experts([{"step": step, "loss": 2.0} | routed for step in range(1, 9)], tmp_path / "experts.png")
+    assert (tmp_path / "experts.png").read_bytes().startswith(b"\x89PNG")

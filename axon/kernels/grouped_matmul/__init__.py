@@ -1,18 +1,28 @@
 """Grouped matmul: each group of rows by a weight of its own, as for experts, by the implementation that fits."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jax import Array
 
 from axon.errors import UserError
 from axon.kernels.choice import choose, with_tpu
-from axon.kernels.grouped_matmul import tpu
+from axon.kernels.grouped_matmul import tpu, tpu_gradient, tpu_product, xla
 from axon.kernels.grouped_matmul.reference import grouped_matmul_reference
 from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
 from axon.kernels.grouped_matmul.xla import grouped_matmul_xla
 
-__all__ = ["grouped_matmul", "grouped_matmul_reference", "grouped_matmul_tpu", "grouped_matmul_xla"]
+__all__ = [
+    "grouped_matmul",
+    "grouped_matmul_gradients",
+    "grouped_matmul_reference",
+    "grouped_matmul_tpu",
+    "grouped_matmul_xla",
+]
 
 _IMPLEMENTATIONS = {"tpu": grouped_matmul_tpu, "xla": grouped_matmul_xla, "reference": grouped_matmul_reference}
+_GRADIENTS = {"tpu": (tpu_product.product, tpu_gradient.weight_gradient), "xla": (xla.product, xla.weight_gradient)}
 
 
 def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
@@ -29,10 +39,25 @@ def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
     Raises `UserError` for shapes or dtypes that do not match.
     """
     _check(x, w, sizes)
+    return _IMPLEMENTATIONS[_chosen(x, w)](x, w, sizes)
+
+
+def grouped_matmul_gradients(x: Array, w: Array, sizes: Array, dy: Array, accumulate: Any) -> tuple[Array, Array]:
+    """`dx` and `dw` of `grouped_matmul` from its cotangent `dy`: that of the weights in the dtype `accumulate`."""
+    _check(x, w, sizes)
+    chosen = _chosen(x, w)
+    if chosen not in _GRADIENTS:
+        _, backward = jax.vjp(lambda x, w: grouped_matmul_reference(x, w, sizes), x, w.astype(accumulate))
+        return backward(dy.astype(accumulate))
+    product, weight_gradient = _GRADIENTS[chosen]
+    return product(dy, w, sizes, transposed=True), weight_gradient(x, dy, sizes, dtype=accumulate)
+
+
+def _chosen(x: Array, w: Array) -> str:
     candidates = with_tpu(tpu.unfit(x, w), {"xla": _xla_unfit(x), "reference": None})
     groups, embed, out = w.shape
     detail = f"{x.shape[0]} rows of {embed} by {out} in {groups} groups, {x.dtype}"
-    return _IMPLEMENTATIONS[choose("grouped_matmul", candidates, detail)](x, w, sizes)
+    return choose("grouped_matmul", candidates, detail)
 
 
 def _xla_unfit(x: Array) -> str | None:

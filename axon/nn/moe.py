@@ -1,0 +1,144 @@
+"""Mixture of experts: a router, and gated MLPs of which each token goes through a few."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+from axon import axes
+from axon.axes import Scope, einsum, shard, stored_array
+from axon.errors import UserError, suggest
+from axon.nn.auxiliary import Auxiliary
+from axon.nn.flops import forward_flops
+from axon.nn.inputs import Inputs
+from axon.nn.mlp import GatedMLP
+from axon.nn.param import Dims, Param, fan_in
+from axon.nn.router import Routed, Router, Routing
+from axon.parallel.expert import ExpertMesh, Padded, Products, Ragged, through_experts
+
+TOKENS = "batch.expert seq.expert"
+RESIDUAL = "batch seq.residual embed"
+
+EXCHANGES = ("auto", "dense", "padded", "ragged")
+"""How tokens get to their experts: "ragged" (`ragged_all_to_all`: TPUs and GPUs), "padded" (`all_to_all`), "dense"
+(every expert works on every token: the plain reference), "auto" the first of these that the platform has."""
+
+
+def check_exchange(exchange: str, margin: float) -> None:
+    """Raise `UserError` unless these can be a `MoE`'s."""
+    if exchange not in EXCHANGES:
+        raise UserError(f"unknown exchange {exchange!r} of tokens and experts.{suggest(exchange, EXCHANGES)}")
+    if not 1 <= margin < math.inf:
+        raise UserError(f"margin is {margin}; must be at least 1, the room for a balanced load")
+
+
+class MoE(nnx.Module):
+    """Each token through `top_k` of many gated MLPs, weighted by its router, and through a shared one if there is one.
+
+    Args:
+        dims: sizes of embed, experts and of each expert's mlp.
+        routing: how experts are chosen. shared: width of an MLP that all tokens go through (DeepSeekMoE, Dai et al.,
+            arXiv:2401.06066), 0 for none.
+        exchange: one of `EXCHANGES`. margin: how much more than the balanced load a device has room for. What is
+            beyond takes further rounds: no token is lost.
+        activation, out_scale: as of `GatedMLP`.
+    """
+
+    remat_names = ("dispatched", "expert_gate", "expert_up", *GatedMLP.remat_names)
+    """The activations that a remat policy can keep by name."""
+
+    def __init__(
+        self,
+        dims: Dims,
+        routing: Routing,
+        *,
+        shared: int = 0,
+        exchange: str = "auto",
+        margin: float = 1.5,
+        activation: Callable[[Array], Array] = jax.nn.silu,
+        out_scale: float = 1.0,
+    ):
+        check_exchange(exchange, margin)
+        self.routing, self.exchange, self.margin, self.activation = routing, exchange, margin, activation
+        self.has_shared = shared > 0
+        self.router = Router(dims, routing)
+        self.gate = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
+        self.up = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
+        self.down = Param("experts mlp.expert embed.expert", dims, fan_in("mlp.expert", out_scale))
+        if shared:
+            self.shared = GatedMLP({**dims, "mlp": shared}, activation=activation, out_scale=out_scale)
+
+    @jax.named_scope("moe")
+    def __call__(self, x: Array, inputs: Inputs) -> tuple[Array, Auxiliary]:
+        """Of `x[batch seq.residual embed]` the same, and the router's losses and statistics."""
+        documents = inputs.documents
+        is_real = jnp.ones(x.shape[:2], bool) if documents is None else documents >= 0
+        routed, auxiliary = self.router(x, is_real)
+        y = self._experts(x, routed)
+        return y + self.shared(x) if self.has_shared else y, auxiliary.within("router")
+
+    def flops(self, seq: int) -> int:
+        """Forward FLOPs of one token: the router, the experts that it chooses, and the shared one."""
+        experts, embed, mlp = self.gate.get_value().shape[-3:]
+        own = 2 * embed * experts + self.routing.top_k * 6 * embed * mlp
+        return own + (forward_flops(self.shared, seq) if self.has_shared else 0)
+
+    @jax.named_scope("experts")
+    def _experts(self, x: Array, routed: Routed) -> Array:
+        scope = axes.current()
+        if scope is None or self.exchange == "dense":
+            return self._dense(x, routed)
+        mesh = ExpertMesh.of(scope, self.routing.experts)
+        ways = {"padded": Padded, "ragged": Ragged}
+        way = ways[self._way(scope, mesh)](mesh, _copies(mesh, routed), self.margin)
+        matrices = [stored_array(w, "MoE") for w in (self.gate, self.up, self.down)]
+        out = scope.placement.spec(("batch", "seq.residual", "embed"))
+        return through_experts(mesh, way, self._on_rows, matrices, x, *routed, out)
+
+    def _on_rows(self, products: Products, matrices: Sequence[axes.HostWeight | Array], rows: Array, weights: Array):
+        """Each row through its expert. Weighted before the last product, so that what comes back is only added up."""
+        gate, up, down = matrices
+        rows = checkpoint_name(rows, "dispatched")
+        gated = checkpoint_name(products.up(rows, gate), "expert_gate")
+        lifted = checkpoint_name(products.up(rows, up), "expert_up")
+        return products.down(_weighted(self.activation(gated) * lifted, weights), down)
+
+    def _dense(self, x: Array, routed: Routed) -> Array:
+        """Every expert on every token, weighted by 0 where it was not chosen."""
+        hidden = f"{TOKENS} experts mlp.expert"
+        numbers = jnp.arange(self.routing.experts)
+        own = routed.chosen[..., None] == numbers  # batch seq k experts
+        weights = shard(jnp.sum(jnp.where(own, routed.weights[..., None], 0), axis=2), f"{TOKENS} experts")
+        up = f"{TOKENS} embed.expert, experts embed.expert mlp.expert -> {hidden}"
+        down = f"{hidden}, experts mlp.expert embed.expert -> {TOKENS} embed.expert"
+        tokens = shard(x, f"{TOKENS} embed.expert")
+        h = self.activation(einsum(up, tokens, self.gate)) * einsum(up, tokens, self.up)
+        return shard(einsum(down, _weighted(h, weights), self.down), RESIDUAL)
+
+    def _way(self, scope: Scope, mesh: ExpertMesh) -> str:
+        """ "padded" or "ragged", with a word in the log."""
+        if not mesh.exchanged:
+            split = f", summed over {' and '.join(mesh.shared)}" if mesh.shared else ""
+            axes.log_choice("experts", f"each device's own tokens{split}")
+            return "padded"
+        where = f"tokens sent over {' and '.join(mesh.exchanged)}, {self.margin} × the balanced load in a round"
+        platform = scope.placement.platform
+        if self.exchange == "ragged" and platform == "cpu":
+            raise UserError("MoE: exchange = 'ragged' is unavailable on CPUs, use 'padded'")
+        way = self.exchange if self.exchange != "auto" else "padded" if platform == "cpu" else "ragged"
+        axes.log_choice("experts", f"{way}: {where}")
+        return way
+
+
+def _copies(mesh: ExpertMesh, routed: Routed) -> int:
+    """How many copies a device has of its tokens."""
+    batch, seq, k = mesh.of_device(routed.chosen.shape)
+    return batch * seq * k
+
+
+def _weighted(h: Array, weights: Array) -> Array:
+    return (h * weights[..., None]).astype(h.dtype)

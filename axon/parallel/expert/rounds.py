@@ -1,0 +1,102 @@
+"""A layer of experts on its devices: dispatch, their products, combine, in as many rounds as the load needs."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import PartitionSpec
+
+from axon.axes import HostWeight, as_cotangent, like_operand, per_device, reshard
+from axon.parallel.expert.devices import ExpertMesh
+from axon.parallel.expert.exchange import Exchange
+from axon.parallel.expert.padded import Padded
+from axon.parallel.expert.product import Products
+from axon.parallel.expert.ragged import Ragged
+
+Stored = Array | HostWeight
+Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
+"""(products, matrices, `copies rows embed`, each row's weight) → `copies rows embed`."""
+
+
+def through_experts(
+    mesh: ExpertMesh,
+    way: Padded | Ragged,
+    experts: Experts,
+    matrices: Sequence[Stored],
+    x: Array,
+    chosen: Array,
+    weights: Array,
+    out: PartitionSpec,
+) -> Array:
+    """`x[batch seq embed]` through the experts of `chosen[batch seq k]`, those of a token added up, under `out`.
+
+    Args:
+        chosen: the experts of each token, -1 for none. weights: of each, `batch seq k`.
+
+    The first round takes what fits, which is all of a load within the margin. What is left takes further rounds, as
+    many as there is work for on any device; their backward computes them again, so that nothing is stored for them.
+    """
+
+    def round(number: Array, x: Array, chosen: Array, weights: Array, matrices: Sequence[Stored]) -> Array:
+        exchange = Exchange.of_round(mesh, way, chosen, number)
+        rows, of_rows = exchange.dispatch(x.astype(mesh.scope.compute), weights)
+        return exchange.combine(experts(Products(mesh, exchange.plan.sizes), matrices, rows, of_rows), out)
+
+    y = round(jnp.zeros((), jnp.int32), x, chosen, weights, matrices)
+    if way.most_rounds == 1:
+        return y
+
+    def local(chosen: Array) -> Array:
+        return way.rounds(chosen.reshape(-1))
+
+    rounds = per_device(local, (mesh.x,), PartitionSpec())(reshard(chosen, mesh.x))
+    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, matrices)
+
+
+def _further(
+    round: Callable[..., Array],
+    zeros: Callable[[], Array],
+    rounds: Array,
+    chosen: Array,
+    x: Array,
+    weights: Array,
+    matrices: Sequence[Stored],
+) -> Array:
+    """The sum of the rounds after the first, from `zeros` on."""
+    types = [jax.typeof(value) for value in (x, weights)]
+    places = [w.place if isinstance(w, HostWeight) else w for w in matrices]
+    hosted = [w.value if isinstance(w, HostWeight) else None for w in matrices]
+
+    def one(number: Array, chosen: Array, hosted: Any, x: Array, weights: Array, places: Sequence[Array]) -> Array:
+        bound = [p if value is None else HostWeight(value, p) for p, value in zip(places, hosted, strict=True)]
+        return round(number, x, chosen, weights, bound)
+
+    def repeat(rounds: Array, body: Callable[[Array], Any], total: Any) -> Any:
+        def step(carry: tuple[Array, Any]) -> tuple[Array, Any]:
+            number, total = carry
+            return number + 1, jax.tree.map(jnp.add, total, body(number))
+
+        return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
+
+    @jax.custom_vjp
+    def further(rounds: Array, chosen: Array, hosted: Any, *trained: Any) -> Array:
+        return repeat(rounds, lambda number: one(number, chosen, hosted, *trained), zeros())
+
+    def forward(*arguments: Any) -> tuple[Array, Any]:
+        return further(*arguments), arguments
+
+    def backward(arguments: Any, dy: Array) -> Any:
+        rounds, chosen, hosted, *trained = arguments
+
+        def gradients(number: Array) -> Any:
+            _, pullback = jax.vjp(lambda *trained: one(number, chosen, hosted, *trained), *trained)
+            return pullback(dy)
+
+        empty = [like_operand(jnp.zeros(t.shape, t.dtype), t) for t in types]
+        empty_weights = [as_cotangent(jnp.zeros(w.shape, w.dtype), w) for w in trained[-1]]
+        return None, None, None, *repeat(rounds, gradients, (*empty, empty_weights))
+
+    further.defvjp(forward, backward)
+    return further(rounds, chosen, hosted, x, weights, places)

@@ -13,6 +13,7 @@ from axon.axes.memory import is_on_host, to_device, to_host
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
 from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
 from axon.axes.scope import Placement, Scope, activate, current, exact, log_choice
+from axon.axes.sequences import over_positions
 from axon.axes.used import axes_used
 from axon.axes.weight import (
     CompositeWeight,
@@ -49,6 +50,7 @@ __all__ = [
     "is_weight",
     "like_operand",
     "log_choice",
+    "over_positions",
     "parse_einsum",
     "parse_names",
     "per_device",

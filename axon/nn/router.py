@@ -11,7 +11,7 @@ from flax import nnx
 from jax import Array, lax
 
 from axon import axes
-from axon.axes import einsum, shard
+from axon.axes import einsum, over_positions, shard
 from axon.checks import check_range
 from axon.errors import UserError, suggest
 from axon.nn.auxiliary import Auxiliary
@@ -153,8 +153,8 @@ class Router(nnx.Module):
         places = self.routing.places(is_chosen.shape[1])
         if places is None:
             return is_chosen
-        whole = shard(is_chosen, "batch _seq _experts")
-        return shard(whole & (jnp.cumsum(whole, axis=1) <= places), f"{STREAM} _experts")
+        kept = over_positions(lambda chosen: chosen & (jnp.cumsum(chosen, axis=1) <= places), is_chosen)
+        return shard(kept, f"{STREAM} _experts")
 
     def _auxiliary(self, logits: Array, scores: Array, real: Array, is_chosen: Array, kept: Array) -> Auxiliary:
         routing, load = self.routing, jnp.sum(is_chosen, axis=(0, 1), dtype=jnp.float32)

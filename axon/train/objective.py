@@ -6,9 +6,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec
@@ -166,18 +164,12 @@ def _second_targets(batch: Batch) -> tuple[Array, Array]:
 
 
 def _at_next_position(x: Array, last: int) -> Array:
-    """`x[batch seq]` one place on, and `last` at the last position; of whole sequences, wherever `seq` is split, and
-    in whichever order it is stored."""
-    scope = axes.current()
-    if scope is None:
-        return _next(x, last)
-    order = scope.placement.stored_positions(x.shape[1])
-    whole = axes.reshard(x, PartitionSpec(*scope.placement.spec(("batch",)), None))
-    return axes.shard(_next(whole[:, np.argsort(order)], last)[:, order], "batch seq")
+    """`x[batch seq]` one place on, and `last` at the last position."""
 
+    def shifted(x: Array) -> Array:
+        return jnp.pad(x[:, 1:], ((0, 0), (0, 1)), constant_values=last)
 
-def _next(x: Array, last: int) -> Array:
-    return jnp.pad(x[:, 1:], ((0, 0), (0, 1)), constant_values=last)
+    return axes.shard(axes.over_positions(shifted, x), "batch seq")
 
 
 def means(sums: Mapping[str, Array], counts: Mapping[str, Array]) -> dict[str, Array]:

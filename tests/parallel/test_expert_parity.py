@@ -2,6 +2,7 @@
 
 import math
 import secrets
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -98,6 +99,18 @@ def test_gradients_variables_and_metrics_do_not_depend_on_the_layout(layout, exp
         assert one.keys() == other.keys() >= {"balance", "global_balance", "router_z", "expert_load"}
         for name, value in other.items():
             np.testing.assert_allclose(one[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_a_ring_drops_the_tokens_that_one_device_does(packed_batch, rng):
+    model = replace(MODEL, routing=replace(ROUTING, capacity=1.0))
+    ring = Layout({"context": 2, "expert": 2}, context="ring")
+    batches, curves = [packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)], []
+    for layout, devices in ((Layout({"data": 1}), 1), (ring, 4)):
+        program = Program(model, layout, OPTIMIZER, batch=SEQUENCES, seq=SEQ, devices=jax.devices()[:devices])
+        curves += train(program, program.init(), batches)[2]
+    assert curves[0]["expert_dropped"] > 0
+    for name, value in curves[0].items():
+        np.testing.assert_allclose(curves[1][name], value, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 def test_replicas_that_train_separately_have_experts(packed_batch, rng):

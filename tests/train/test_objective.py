@@ -107,7 +107,7 @@ LAYOUTS = [
     Layout({"data": 1}, microbatches=2),
     Layout({"data": 1}, microbatches=8),
     Layout({"data": 2, "tensor": 2}, zero=3, microbatches=2),
-    Layout({"context": 2, "tensor": 2}, rows=sequence_parallel()),
+    Layout({"context": 2, "tensor": 2}, rows=sequence_parallel(), context="ring"),
 ]
 
 

@@ -14,7 +14,7 @@ from axon.axes.array_spec import ArraySpec
 from axon.axes.memory import HOST
 from axon.axes.patterns import Names, base
 from axon.errors import suggest
-from axon.layout.table import KINDS, KV, Layout, LayoutError
+from axon.layout.table import KINDS, KV, ULYSSES, Layout, LayoutError
 from axon.layout.zigzag import zigzag
 
 DEVICES = "devices"
@@ -207,13 +207,32 @@ def mesh_sizes(layout: Layout, count: int) -> dict[str, int]:
     if -1 in sizes.values():
         if not rest:
             raise LayoutError(f"Layout.mesh asks for {asked}, and {count} devices are not divisible by {known}")
-        return _with_kv({a: rest if n == -1 else n for a, n in sizes.items()}, layout.replicate_kv)
+        return _divided({a: rest if n == -1 else n for a, n in sizes.items()}, layout)
     if known != count:
         raise LayoutError(
             f"Layout.mesh asks for {asked} = {known} devices, and there are {count}. Change the sizes, or write -1 for "
             f"one of them; on CPU, XLA_FLAGS=--xla_force_host_platform_device_count={known} gives {known} devices"
         )
-    return _with_kv(sizes, layout.replicate_kv)
+    return _divided(sizes, layout)
+
+
+def _divided(sizes: dict[str, int], layout: Layout) -> dict[str, int]:
+    """The mesh with those mesh axes that the layout makes two of."""
+    sizes = _with_kv(sizes, layout.replicate_kv)
+    return _with_ulysses(sizes) if layout.context == "usp" and sizes.get(ULYSSES, 1) == 1 else sizes
+
+
+def _with_ulysses(sizes: dict[str, int]) -> dict[str, int]:
+    """The mesh with `context` split into a ring and a mesh axis `ulysses` as long, or shorter."""
+    context = sizes.get("context", 1)
+    exchanged = max(n for n in range(1, math.isqrt(context) + 1) if context % n == 0)
+    return _split(sizes, "context", ULYSSES, exchanged)
+
+
+def _split(sizes: dict[str, int], axis: str, new: str, size: int) -> dict[str, int]:
+    """The mesh with a mesh axis `new`, of `size`, that takes so much of `axis` and comes after it."""
+    parts = [{a: n // size, new: size} if a == axis else {a: n} for a, n in sizes.items() if a != new]
+    return {a: n for part in parts for a, n in part.items()}
 
 
 def _with_kv(sizes: dict[str, int], copies: int) -> dict[str, int]:
@@ -223,8 +242,7 @@ def _with_kv(sizes: dict[str, int], copies: int) -> dict[str, int]:
     tensor = sizes.get("tensor", 1)
     if tensor % copies:
         raise LayoutError(f"Layout.replicate_kv = {copies} does not divide the mesh axis 'tensor' = {tensor}")
-    parts = [{a: n // copies, KV: copies} if a == "tensor" else {a: n} for a, n in sizes.items()]
-    return {a: n for part in parts for a, n in part.items()}
+    return _split(sizes, "tensor", KV, copies)
 
 
 def _arranged(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:

@@ -110,8 +110,9 @@ class Layout:
             keys and values. "ring": they travel from device to device while each meets its queries, and the sequence
             is stored zig-zag (Liu et al., arXiv:2310.01889). "ulysses": an all-to-all exchanges positions for heads,
             as the rows of `seq.attention` and `heads.attention` (Jacobs et al., arXiv:2309.14509). "usp": the latter
-            over the mesh axis `ulysses`, a ring over the others (Fang & Zhao, arXiv:2405.07719). None: chosen for
-            the model and the length of its sequences, and printed: see `axon.parallel.context.choice`.
+            over the mesh axis `ulysses`, a ring over the others (Fang & Zhao, arXiv:2405.07719); of a mesh without
+            that `context` is split in two. None: chosen for the model and the length of its sequences, and printed:
+            see `axon.parallel.context.choice`.
         host: kinds of array that are stored in the host's memory, and are on a device one layer at a time:
             ("optimizer",).
         disk: kind of array → folder, on a local disk, in whose files arrays of the kind are stored; one layer at a time

@@ -17,6 +17,18 @@ def test_the_mesh_has_the_layouts_order_whatever_the_order_of_writing():
     assert [d.id for d in placement.mesh.devices[0, 0]] == [0, 1], "neighbours along the last axis, the fastest link"
 
 
+@pytest.mark.parametrize(
+    ("mesh", "expected"),
+    [
+        ({"data": 2, "context": 4}, {"data": 2, "context": 2, "ulysses": 2}),
+        ({"context": 8}, {"context": 4, "ulysses": 2}),
+        ({"context": 2, "ulysses": 4}, {"context": 2, "ulysses": 4}),
+    ],
+)
+def test_usp_makes_two_mesh_axes_of_context_where_the_mesh_has_not_both(mesh, expected):
+    assert dict(Placement.of(Layout(mesh, context="usp")).mesh.shape) == expected
+
+
 def test_axes_are_explicit_and_by_a_flag_auto():
     assert set(Placement.of(Layout()).mesh.axis_types) == {AxisType.Explicit}
     assert set(Placement.of(Layout(auto=True)).mesh.axis_types) == {AxisType.Auto}

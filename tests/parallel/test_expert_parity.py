@@ -33,7 +33,7 @@ MODEL = Mixtral(
     unroll=False,
 )
 SEQUENCES, SEQ, STEPS = 8, 16, 3
-OPTIMIZER = AdamW(Constant(1e-3), clip=None)
+OPTIMIZER = AdamW(Constant(1e-3), eps=1e-4, clip=None)  # see test_parity
 FOLDED = {
     "rows": {"seq.expert": ("context", "tensor")},
     "params": {"experts": ("expert", "tensor"), "mlp.expert": None},

@@ -52,7 +52,7 @@ LATENTS = DeepSeek(
 )
 ROWS, SEQ, STEPS = 16, 32, 10
 DEVICES = 8
-OPTIMIZER = AdamW(Constant(1e-3), clip=None)
+OPTIMIZER = AdamW(Constant(1e-3), eps=1e-4, clip=None)  # of gradients near 0 a small eps steps along the rounding
 
 X, Y, Z = "x", "y", "z"
 ORDER = ("replica", "pipe", "data", "z", "x", "y", "context", "ulysses", "tensor")

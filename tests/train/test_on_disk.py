@@ -137,6 +137,7 @@ def test_an_update_from_files_is_the_update(name, seed, tmp_path):
     assert_close(stored, plain, 0 if name in EXACT else 1e-3 if name == "SOAP" else 2e-6)
 
 
+@pytest.mark.full
 def test_the_state_is_saved_and_restored_with_files_and_without(rng, tmp_path, monkeypatch):
     here, there = (program(AdamW(RATE), folder) for folder in (tmp_path, None))
     state = here.init()

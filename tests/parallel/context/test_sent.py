@@ -51,7 +51,7 @@ def sent(text, dtype="f32"):
     return total
 
 
-@pytest.mark.few(size=(4,))
+@pytest.mark.few(size=(4,), gradients=(True,))
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "both"])
 def test_a_ring_sends_the_keys_and_values_of_all_other_devices_and_their_gradients(size, gradients, placed, bind):

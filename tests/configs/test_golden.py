@@ -28,6 +28,7 @@ PARAMETERS = {
     "llama3_8b": 8_030_261_248,
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
+    "mixtral_8x7b": 46_702_792_704,
 }
 """As counted in the published weights."""
 

@@ -46,7 +46,7 @@ def test_flops_of_a_second_token_are_those_of_a_layer_a_projection_and_the_head(
     [
         ({"kv_latent": 0}, "DeepSeek.kv_latent is 0; must be at least 1"),
         ({"rope_dim": 5}, "DeepSeek: rope_dim 5 is odd"),
-        ({"first_dense": 1}, "DeepSeek: first_dense 1 is not layers 2"),
+        ({"first_dense": 3}, "DeepSeek: first_dense 3 is more than layers 2"),
         ({"remat": ("kv_latnt",)}, "Did you mean 'kv_latent'?"),
     ],
 )

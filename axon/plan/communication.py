@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from axon.axes.patterns import Names
+from axon.parallel.expert import FURTHER_ROUNDS
 from axon.plan.equations import MANUAL, is_unreduced, num_shards, sends
 from axon.plan.flops import bodies_of, count_equation
 from axon.plan.origin import CARRIERS, MADE_EARLY, becoming_results, phase
@@ -183,6 +184,11 @@ class _Walk:
 
     def _control(self, equation, inner: list[core.Jaxpr], values: list[_Value], body: _Body, stack: str):
         """Bodies that run on their own, and stand in the outer one as a single node."""
+        if FURTHER_ROUNDS in stack:
+            self.uncounted.append(
+                "further rounds of experts count as none, which is what a load within the margin takes"
+            )
+            return [self.fresh("", _union(v.needs for v in values)) for _ in equation.outvars]
         name, needs, work = equation.primitive.name, _union(v.needs for v in values), 0.0
         times = equation.params.get("length", 1) if name == "scan" else 1
         for one in inner:

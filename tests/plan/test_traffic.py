@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from axon.layout import Layout, Placement
+from axon.nn import Routing
 from axon.plan.moves import sent
 from axon.plan.traffic import WEIGHTS, part, step_communication, summary
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
+from models.mixtral import Mixtral
 
 SEQUENCE_PARALLEL = {"seq.residual": ("context", "tensor")}
 BACKWARD = "gradients of activations"
@@ -272,3 +274,22 @@ def _numbers(shape, order):
 
 def _integers(text):
     return [int(n) for n in text.split(",") if n]
+
+
+def test_rounds_that_a_load_within_the_margin_does_not_take_count_as_none():
+    """Two rounds at most, or one: the same collectives but for the count of rounds, and the step says so."""
+    mesh = {"expert": 2}
+    placement = Placement.described(Layout(mesh), 2)
+    sizes = {"vocab": 16, "embed": 8, "layers": 1, "heads": 2, "kv_heads": 2, "mlp": 8}
+
+    def counted(margin):
+        model = Mixtral(**sizes, routing=Routing(2, 1), margin=margin)
+        optimizer = AdamW(Constant(1e-3))
+        program = Program(model, Layout(mesh), optimizer, batch=4, seq=8, placement=placement)
+        return step_communication(program)
+
+    several, one = counted(1.0), counted(2.0)
+    assert any("further rounds of experts count as none" in line for line in several.uncounted)
+    assert not one.uncounted
+    kinds = [Counter(transfer.kind for transfer in found.transfers) for found in (several, one)]
+    assert kinds[0]["all-to-all"] == kinds[1]["all-to-all"] > 0

@@ -21,6 +21,10 @@ Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
 """(products, matrices, `copies rows embed`, each row's weight) → `copies rows embed`."""
 
 
+FURTHER_ROUNDS = "further_rounds"
+"""The scope that names the loop of rounds after the first: a load within the margin runs it no time."""
+
+
 def through_experts(
     mesh: ExpertMesh,
     way: Local | Padded | Ragged,
@@ -79,7 +83,8 @@ def _further(
             number, total = carry
             return number + 1, jax.tree.map(jnp.add, total, body(number))
 
-        return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
+        with jax.named_scope(FURTHER_ROUNDS):
+            return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
 
     @jax.custom_vjp
     def further(rounds: Array, chosen: Array, hosted: Any, *trained: Any) -> Array:

@@ -197,7 +197,6 @@ def test_a_layout_of_many_devices_has_no_buffer_larger_than_the_margin(placed):
         with jax.set_mesh(placement.mesh):
             mesh = ExpertMesh.of(axes.Scope(placement), 16)
             copies = 4096
-            ways = (Padded(mesh, copies, 1.25), Ragged(mesh, copies, 1.25)) if size > 1 else (Local(mesh, copies, 1.25),)
-            for way in ways:
+            for way in (kind(mesh, copies, 1.25) for kind in ((Padded, Ragged) if size > 1 else (Local,))):
                 assert way.num_rows <= math.ceil(1.25 * copies) + size
                 assert way.num_rows * way.most_rounds >= copies * (size if isinstance(way, Ragged) else 1)

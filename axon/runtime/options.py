@@ -49,8 +49,7 @@ TABLE: Mapping[str, Sequence[Option]] = {
             "xla_tpu_enable_sparse_core_collective_offload_ragged_all_to_all",
             "true",
             "Experts' tokens are exchanged beside the TensorCore's work; else a ragged all-to-all is synchronous.",
-            "32,768 rows of 2,048, bf16, over 4 of 16 chips of v5p:2x2x4: by the TensorCore, or by a SparseCore in its own "
-            "thread.",
+            "32,768 rows of 2,048, bf16, over 4 of 16 chips of v5p:2x2x4: one operation, or a SparseCore's thread.",
         ),
     ),
     "TPU v6 lite": (

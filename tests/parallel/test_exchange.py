@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.parallel.expert import ExpertMesh, Local, Padded, Ragged, ragged
+from axon.parallel.expert import ExpertMesh, Local, Padded, Products, Ragged, ragged
 
 EXPERTS, TOKENS, K, EMBED = 8, 12, 2, 3
 LOADS = ("random", "one", "own", "none", "skewed")
@@ -110,3 +110,27 @@ def test_dispatch_and_combine_are_transposes_of_each_other(name, ways, rng, plac
         sent, returned, is_row = jax.device_get(jax.jit(run)(*arguments))
     sent = np.where(is_row[..., None], sent, 0)
     np.testing.assert_allclose(np.vdot(sent, y), np.vdot(x, returned), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_no_copy_reach_no_gradient(rng, placed):
+    """They are what was in memory, NaN perhaps, and so are their weights and their cotangents."""
+    experts, rows, mlp = 2, 12, 4
+    shapes = (experts, EMBED, mlp), (experts, mlp), (experts, mlp, EMBED), (experts, EMBED)
+    parameters = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    sizes = np.asarray([3, 4], np.int32)
+    is_row = np.arange(rows) < sizes.sum()
+    x, dy = (np.where(is_row[:, None], rng.normal(size=(1, rows, EMBED)), np.nan) for _ in range(2))
+    weights = np.where(is_row, rng.random(rows), np.nan).astype(np.float32)
+    placement = placed({"data": 1})
+    with jax.set_mesh(placement.mesh):
+        products = Products(ExpertMesh.of(axes.Scope(placement), experts), jnp.asarray(sizes))
+
+        def worked(up, up_bias, down, down_bias):
+            return products.down(products.up(jnp.asarray(x, jnp.float32), up, up_bias), down, down_bias, weights)
+
+        out, backward = jax.vjp(worked, *map(jnp.asarray, parameters))
+        gradients = backward(jnp.asarray(dy, jnp.float32))
+    assert np.isfinite(out[:, is_row]).all()
+    for gradient in gradients:
+        assert np.isfinite(gradient).all()
+        assert np.any(gradient)

@@ -31,9 +31,9 @@ class Products:
         experts, mlp = self.mesh.experts or None, self.mesh.mlp or None
         product = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, mlp), self.mesh.inner)
         out = self._use(product, weight, rows)
-        return (
-            out if bias is None else self._use(_Sum(self.mesh, self.mesh.inner, PartitionSpec(experts, mlp)), bias, out)
-        )
+        if bias is None:
+            return out
+        return self._use(_Sum(self.mesh, self.mesh.inner, PartitionSpec(experts, mlp)), bias, out)
 
     def down(self, rows: Array, weight: Stored, bias: Stored | None, weights: Array) -> Array:
         """`rows mlp` by `experts mlp embed`, plus `experts embed` times the row's weight → `copies rows embed`, which
@@ -115,7 +115,9 @@ class _Sum(Operation):
         def local(dy: Array, bias: Array, sizes: Array, *weights: Array) -> tuple[Array, ...]:
             dy, factor = _flat(dy), self._factor(weights)
             own = _is_own(sizes, dy.shape[0], dy.dtype)
-            db = self._dot(own.T, (dy * factor).astype(dy.dtype), self.mesh.scope.reduce)
+            # Rows of no expert may hold anything, NaN too, which a product with 0 would carry on.
+            weighted = jnp.where(jnp.any(own, axis=1, keepdims=True), dy * factor, 0)
+            db = self._dot(own.T, weighted.astype(dy.dtype), self.mesh.scope.reduce)
             if not weights:
                 return (db,)
             by_expert = self._dot(dy, bias.T, jnp.float32)

@@ -62,12 +62,12 @@ def curves(tmp_path_factory):
         patch.setattr(jax, "devices", lambda *_: devices)
         patch.setattr(jax, "device_count", lambda *_: 2)
         for name, changes in METHODS.items():
-            own = folder / name.replace(" ", "_")
-            run(replace(quickstart(), run_dir=str(own), **changes), report=lambda line: None)
-            rows = read_metrics(own / "metrics.jsonl")
+            place = folder / name.replace(" ", "_")
+            run(replace(quickstart(), run_dir=str(place), **changes), report=lambda line: None)
+            rows = read_metrics(place / "metrics.jsonl")
             tokens = {row["step"]: row["tokens"] for row in rows if "tokens" in row}
             found[name] = [(tokens[row["step"]], row["eval_loss"]) for row in rows if "eval_loss" in row]
-    _write(found, Path(os.environ.get("AXON_CURVES") or folder))
+    _write(found, Path(os.environ.get("AXON_CURVES", folder)))
     return found
 
 

@@ -56,6 +56,7 @@ class LatentAttention(nnx.Module):
     ):
         self.rope, self.interleaved, self.dims = rope, interleaved, dict(dims)
         self.width = dims["nope_dim"] + dims["rope_dim"]
+        self.heads = self.kv_heads = dims["heads"]
         self.config = AttentionConfig(mask, self.width**-0.5 * rope.score_scale)
         self.query_input = "q_latent" if "q_latent" in dims else "embed"
         if self.query_input == "q_latent":

@@ -3,14 +3,9 @@
 import re
 from collections import Counter
 
-import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from axon import axes
 from axon.kernels.attention import Causal, SameDocument, Window
-from axon.nn import Attention, Inputs, parameters
 from axon.plan.compiled import collectives
 
 DIMS = {"embed": 16, "heads": 8, "kv_heads": 2, "head_dim": 4}
@@ -18,28 +13,12 @@ FULL = Causal() & SameDocument()
 BATCH = 2
 
 
-def program(placement, bind, mask, seq, gradients):
+@pytest.fixture
+def program(lowered):
     """The text of attention's program, forward or forward and backward."""
-    attention = Attention(DIMS, mask)
-
-    def call(values, x, documents):
-        return bind(attention, values)(x, Inputs(documents, documents, documents))[0]
-
-    def with_gradients(values, x, documents):
-        return jax.grad(lambda *given: jnp.sum(call(*given, documents) ** 2), argnums=(0, 1))(values, x)
-
-    shapes = {"x": (("batch", "seq", "embed"), (BATCH, seq, 16)), "documents": (("batch", "seq"), (BATCH, seq))}
-    with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
-        values = {
-            path: jax.ShapeDtypeStruct(spec.shape, np.float32, sharding=placement.sharding(spec.axes, "params"))
-            for path, spec in parameters(attention).items()
-        }
-        x, documents = (
-            jax.ShapeDtypeStruct(shape, dtype, sharding=placement.sharding(names))
-            for (names, shape), dtype in zip(shapes.values(), (np.float32, np.int32), strict=True)
-        )
-        step = with_gradients if gradients else call
-        return jax.jit(lambda *given: step(*given)).lower(values, x, documents).compile().as_text()
+    return lambda placement, mask, seq, gradients: (
+        lowered(placement, mask, DIMS, BATCH, seq, gradients=gradients).compile().as_text()
+    )
 
 
 def sent(text, dtype="f32"):
@@ -54,10 +33,10 @@ def sent(text, dtype="f32"):
 @pytest.mark.few(size=(4,), gradients=(True,))
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "both"])
-def test_a_ring_sends_the_keys_and_values_of_all_other_devices_and_their_gradients(size, gradients, placed, bind):
+def test_a_ring_sends_the_keys_and_values_of_all_other_devices_and_their_gradients(size, gradients, placed, program):
     """(n − 1)/n of all keys and values in a forward; in a backward those again, and their gradients; and documents."""
     seq = 16 * size
-    text = program(placed({"context": size}, context="ring"), bind, FULL, seq, gradients)
+    text = program(placed({"context": size}, context="ring"), FULL, seq, gradients)
     keys = 2 * BATCH * (seq // size) * DIMS["kv_heads"] * DIMS["head_dim"]
     found, documents, others = sent(text), sent(text, "s32"), size - 1
     assert {*found, *documents} == {"collective-permute"}
@@ -70,9 +49,9 @@ def test_a_ring_sends_the_keys_and_values_of_all_other_devices_and_their_gradien
 
 @pytest.mark.few(gradients=(True,))
 @pytest.mark.parametrize("gradients", [False, True], ids=["forward", "both"])
-def test_a_window_sends_the_chunks_that_it_reaches(gradients, placed, bind):
+def test_a_window_sends_the_chunks_that_it_reaches(gradients, placed, program):
     size, seq = 4, 64
-    text = program(placed({"context": size}, context="ring"), bind, FULL & Window(7), seq, gradients)
+    text = program(placed({"context": size}, context="ring"), FULL & Window(7), seq, gradients)
     keys = 2 * BATCH * (seq // size) * DIMS["kv_heads"] * DIMS["head_dim"]
     assert sent(text) == {"collective-permute": keys * (2 if gradients else 1)}  # what the forward was sent is kept
 
@@ -82,10 +61,10 @@ def test_a_window_sends_the_chunks_that_it_reaches(gradients, placed, bind):
 @pytest.mark.parametrize(
     "layout", [{"mesh": {"context": 4}}, {"mesh": {"context": 8}}, {"mesh": {"context": 2, "tensor": 2}}], ids=str
 )
-def test_an_exchange_is_all_to_alls_of_a_devices_own_positions(layout, gradients, placed, bind):
+def test_an_exchange_is_all_to_alls_of_a_devices_own_positions(layout, gradients, placed, program):
     """(n − 1)/n of a device's queries, outputs, keys and values, each head of these as often as a device needs one."""
     size, tensor, seq = layout["mesh"]["context"], layout["mesh"].get("tensor", 1), 64
-    text = program(placed(**layout, context="ulysses"), bind, FULL, seq, gradients)
+    text = program(placed(**layout, context="ulysses"), FULL, seq, gradients)
     heads = 2 * DIMS["heads"] + 2 * max(DIMS["kv_heads"], size * tensor)
     own = BATCH * (seq // size) * heads * DIMS["head_dim"] // tensor
     assert sent(text)["all-to-all"] == own * (size - 1) // size * (2 if gradients else 1)
@@ -96,8 +75,8 @@ def test_an_exchange_is_all_to_alls_of_a_devices_own_positions(layout, gradients
 
 @pytest.mark.few(context=("ring",))
 @pytest.mark.parametrize("context", ["ring", "ulysses", "usp", "gather"])
-def test_no_array_has_all_pairs_of_positions(context, placed, bind):
+def test_no_array_has_all_pairs_of_positions(context, placed, program):
     seq, mesh = 4096, {"context": 4, "ulysses": 2} if context == "usp" else {"context": 8}
-    text = program(placed(mesh, context=context), bind, FULL, seq, gradients=True)
+    text = program(placed(mesh, context=context), FULL, seq, gradients=True)
     shapes = {tuple(map(int, found.split(","))) for found in re.findall(r"\w\d+\[([\d,]+)\]", text)}
     assert not [shape for shape in shapes if sum(dimension >= seq // 8 for dimension in shape) > 1]

@@ -27,7 +27,7 @@ LAYOUTS = [
     {"mesh": {"context": 4}, "context": "ring", "auto": True},
     {"mesh": {"context": 2, "ulysses": 2}, "context": {BLOCK: "usp", "other": "ring"}},
     {"mesh": {"context": 2, "ulysses": 2}, "context": {BLOCK: "gather", "other": "usp"}},
-    {"mesh": {"context": 4}, "context": {BLOCK: "ulysses", "other": "ring"}},
+    {"mesh": {"context": 2}, "context": {BLOCK: "ulysses", "other": "ring"}},
     {"mesh": {"context": 4}, "context": {BLOCK: "gather", "other": "ulysses"}},
 ]
 
@@ -58,7 +58,7 @@ def draw(rng):
 
 @pytest.mark.few(layout=LAYOUTS[4:5], mask=(LOCAL,))
 @pytest.mark.few(layout=LAYOUTS[6:7], mask=(PREFIX,))
-@pytest.mark.few(layout=LAYOUTS[11:12], mask=(FULL,))
+@pytest.mark.few(layout=LAYOUTS[13:14], mask=(FULL,))
 @pytest.mark.parametrize("mask", [FULL, LOCAL, PREFIX], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=described)
 def test_attention_does_not_depend_on_how_positions_meet(layout, mask, rng, placed, compiled, bind, random_parameters):

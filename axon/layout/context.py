@@ -14,7 +14,8 @@ def context_problems(placement: Placement, parameters: Mapping[str, ArraySpec], 
     """The mistakes, a line each. `parameters`: path → axes and shape; `seq`: positions of a sequence."""
     context = placement.layout.context
     if context is None:
-        return []
+        has_heads = any("heads" in spec.axes for spec in parameters.values())
+        return list(_split_twice(placement, "attention")) if has_heads else []
     if not isinstance(context, Mapping):
         return [*_problems(placement, f"Layout.context = {context!r}", parameters), *_not_zigzag(placement, seq)]
     found = [
@@ -37,12 +38,15 @@ def _problems(placement: Placement, chosen: str, parameters: Mapping[str, ArrayS
     if problem := _no_mesh_axis(placement, chosen):
         yield problem
         return
+    problems = list(_split_twice(placement, f"attention by {chosen}"))
+    yield from problems or _heads_that_do_not_divide(placement, chosen, parameters)
+
+
+def _split_twice(placement: Placement, where: str) -> Iterator[str]:
     try:
-        check_once(QUERIES, [placement.row(name) for name in QUERIES], f"attention by {chosen}")
+        check_once(QUERIES, [placement.row(name) for name in QUERIES], where)
     except LayoutError as error:
         yield str(error)
-        return
-    yield from _heads_that_do_not_divide(placement, chosen, parameters)
 
 
 def _not_zigzag(placement: Placement, seq: int) -> Iterator[str]:

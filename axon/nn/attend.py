@@ -56,7 +56,9 @@ class _Attention:
         of_queries = PartitionSpec(sequences, queries, heads, None)
         way, shared = self._route(), self._shared
         if self._moved:
-            k, v, shared = self._one_for_each(k), self._one_for_each(v), self._heads
+            shared = self._heads
+            if self.group > 1 or self.placement.mesh_axes("kv_heads") != self.placement.mesh_axes("heads"):
+                k, v = self._one_for_each(k), self._one_for_each(v)
             axes.log_choice(
                 "context", f"positions are exchanged for heads over {_described(self._moved)}: {self.config}"
             )

@@ -61,9 +61,15 @@ def _attention_by_block(module: nnx.Module) -> ByBlock:
     found: ByBlock = {}
     for _, one in nnx.iter_modules(module):
         if isinstance(one, Attention | LatentAttention):
-            kind = AttentionKind(one.heads, one.kv_heads, one.config.mask)
-            found.setdefault(kind_of.get(id(one)), set()).add(kind)
+            found.setdefault(kind_of.get(id(one)), set()).add(_kind(one))
     return found
+
+
+def _kind(one: Attention | LatentAttention) -> AttentionKind:
+    if isinstance(one, Attention):
+        return AttentionKind(one.heads, one.kv_heads, one.config.mask, one.head_dim, one.head_dim)
+    latent = one.dims["kv_latent"] + one.dims["rope_dim"]
+    return AttentionKind(one.heads, one.heads, one.config.mask, one.width, one.dims["value_dim"], latent)
 
 
 def _check(context: Mapping[str, str], kinds: ByBlock) -> None:

@@ -44,13 +44,13 @@ def test_the_block_that_predicts_one_token_further_is_a_kind():
     assert context == {"dense": "gather", "multi_token": "ring"}
 
 
-def test_latent_attention_has_as_many_keys_as_heads():
-    """So that an exchange sends less than a ring of more than two devices, and less than half of one of eight."""
-    assert chosen(LATENTS, Layout({"context": 4})) == (
-        "ring",
-        "ring: a forward sends 100% of all keys and values, overlapped; an all-to-all 50%",
+def test_latent_attention_has_as_many_keys_as_heads_and_an_exchange_sends_its_latents():
+    context, line = chosen(LATENTS, Layout({"context": 4}))
+    share = (8 * (10 + 8) / 4 + (12 + 4)) / (8 * (10 + 8))
+    assert (context, line) == (
+        "ulysses",
+        f"ulysses: a forward sends {share:.0%} of all keys and values; a ring 100%, which it would overlap",
     )
-    assert chosen(LATENTS, Layout({"context": 8}))[0] == "ulysses"
 
 
 def test_an_unknown_kind_of_block_is_refused_with_the_nearest_name():

@@ -15,6 +15,7 @@ from models.gemma import Gemma
 
 MODEL = Gemma(
     vocab=61,
+    vocab_multiple=64,
     embed=32,
     heads=8,
     kv_heads=2,

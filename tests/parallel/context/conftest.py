@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from axon import axes
-from axon.nn import Attention, Inputs, parameters
+from axon.nn import Inputs, parameters
 from axon.runtime.options import compiler_options
 
 LOWERING = {"gpu": "cuda"}
@@ -15,13 +15,13 @@ LOWERING = {"gpu": "cuda"}
 
 @pytest.fixture(scope="session")
 def lowered(bind):
-    """lowered(placement, mask, dims, batch, seq): attention's forward and backward, or its forward alone."""
+    """lowered(placement, attention, batch, seq): a module's forward and backward, or its forward alone."""
 
-    def of(placement, mask, dims, batch, seq, *, gradients=True, compute=jnp.float32):
-        attention = Attention(dims, mask)
+    def of(placement, attention, batch, seq, *, gradients=True, compute=jnp.float32):
+        specs = parameters(attention)
 
         def call(values, x, documents):
-            return bind(attention, values)(x, Inputs(documents, documents, documents))[0]
+            return bind(attention, values)(x, Inputs(tokens=documents, positions=documents, documents=documents))[0]
 
         def with_gradients(values, x, documents):
             loss = lambda *given: jnp.sum(call(*given, documents).astype(jnp.float32) ** 2)  # noqa: E731
@@ -32,9 +32,9 @@ def lowered(bind):
 
         values = {
             tuple(path.split("/")): abstract(spec.axes, spec.shape, np.float32, "params")
-            for path, spec in parameters(attention).items()
+            for path, spec in specs.items()
         }
-        x = abstract(("batch", "seq", "embed"), (batch, seq, dims["embed"]), compute)
+        x = abstract(("batch", "seq", "embed"), (batch, seq, specs["out"].shape[-1]), compute)
         documents = abstract(("batch", "seq"), (batch, seq), np.int32)
         step, options = with_gradients if gradients else call, compiler_options(placement.devices)
         scope = axes.Scope(placement, compute)

@@ -32,12 +32,14 @@ OPTIMIZER = AdamW(Constant(1e-3), clip=None)
 ONE, BOTH = {"data": 1}, {"context": 2, "ulysses": 2}
 LAYOUTS = [
     Layout(BOTH, context={"local": "ring", "full": "usp"}),  # a ring of four, and one of two
+    Layout({"pipe": 2, "context": 4}, context={"local": "ring", "full": "ulysses"}, microbatches=2),
+]
+MORE = [
     Layout({"context": 4}, context={"local": "ring", "full": "ulysses"}),  # whole sequences, stored zig-zag
     Layout({"context": 4}, context={"local": "gather", "full": "ring"}),
     Layout(BOTH, context={"local": "gather", "full": "usp"}),  # gathered over more devices than the ring has
     Layout({"context": 4, "tensor": 2}, context={"local": "gather", "full": "ulysses"}),
     Layout({"context": 4}, context={"full": "ulysses"}),  # of the others the rule's
-    Layout({"pipe": 2, "context": 4}, context={"local": "ring", "full": "ulysses"}, microbatches=2),
     Layout({"data": 2, "context": 4}, context={"local": "ring", "full": "ulysses"}, zero=3, auto=True),
 ]
 
@@ -68,8 +70,14 @@ def expected(packed_batch):
     return seed, batch, *first_step(one, one.init(), batch)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("layout", LAYOUTS, ids=described)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *(pytest.param(one, marks=pytest.mark.full) for one in LAYOUTS),
+        *(pytest.param(one, marks=pytest.mark.slow) for one in MORE),
+    ],
+    ids=described,
+)
 def test_each_kind_of_block_sees_whole_sequences_in_its_own_way(layout, expected):
     seed, batch, loss, gradients = expected
     print(f"seed {seed}")

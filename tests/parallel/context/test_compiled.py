@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from axon.kernels.attention import Causal, SameDocument
+from axon.layout import Layout, Placement
+from axon.nn import Attention
 from axon.plan.collectives import collectives
 from axon.plan.hlo import Module, array_bytes, arrays
 from axon.plan.topology import devices
@@ -20,12 +22,11 @@ COMPILERS = {"v5e:2x4": "libtpu", "v5p:2x2x2": "libtpu", "h200:8": "jax_plugins.
 @pytest.fixture
 def program(lowered):
     """program(target, seq): attention by a ring, forward and backward, lowered for it."""
-    from axon.layout import Layout, Placement
 
     def of(target, seq):
         pytest.importorskip(COMPILERS[target], reason="needs its compiler: scripts/setup compilers")
         placement = Placement.of(Layout({"context": DEVICES}, context="ring"), devices(target))
-        return lowered(placement, MASK, DIMS, BATCH, seq, compute=jnp.bfloat16)
+        return lowered(placement, Attention(DIMS, MASK), BATCH, seq, compute=jnp.bfloat16)
 
     return of
 
@@ -80,7 +81,7 @@ def test_at_32k_tokens_a_ring_sends_no_more_than_its_formula(target, program):
 @pytest.mark.full
 def test_at_32k_tokens_a_cpus_program_has_no_array_of_all_pairs(lowered, placed):
     seq = 32768
-    text = lowered(placed({"context": DEVICES}, context="ring"), MASK, DIMS, BATCH, seq).as_text()
+    text = lowered(placed({"context": DEVICES}, context="ring"), Attention(DIMS, MASK), BATCH, seq).as_text()
     shapes = {tuple(map(int, found[:-1].split("x"))) for found in re.findall(r"tensor<((?:\d+x)+)[a-z]", text)}
     assert pairs_of_positions(shapes, seq) == []
 

@@ -1,11 +1,13 @@
 """What attention over split positions sends and stores, from the compiled program, against formulas."""
 
+import math
 import re
 from collections import Counter
 
 import pytest
 
 from axon.kernels.attention import Causal, SameDocument, Window
+from axon.nn import Attention, LatentAttention, Rope
 from axon.plan.compiled import collectives
 
 DIMS = {"embed": 16, "heads": 8, "kv_heads": 2, "head_dim": 4}
@@ -17,7 +19,7 @@ BATCH = 2
 def program(lowered):
     """The text of attention's program, forward or forward and backward."""
     return lambda placement, mask, seq, gradients: (
-        lowered(placement, mask, DIMS, BATCH, seq, gradients=gradients).compile().as_text()
+        lowered(placement, Attention(DIMS, mask), BATCH, seq, gradients=gradients).compile().as_text()
     )
 
 
@@ -71,6 +73,20 @@ def test_an_exchange_is_all_to_alls_of_a_devices_own_positions(layout, gradients
     weights = {(16, 8, 4), (16, 2, 4), (8, 4, 16)}
     gathers = [one for one in collectives(text) if one.kind == "all-gather" and one.arrays[0][0] == "f32"]
     assert all(shape in weights for one in gathers for _, shape in one.arrays)
+
+
+@pytest.mark.full
+def test_an_exchange_gathers_latents_and_not_the_keys_and_values_of_all_heads(lowered, placed):
+    size, seq, heads, nope, rope, value, latent = 4, 64, 8, 12, 4, 8, 20
+    dims = {"embed": 16, "heads": heads, "nope_dim": nope, "rope_dim": rope, "value_dim": value, "kv_latent": latent}
+    attention = LatentAttention(dims, FULL, rope=Rope())
+    placement = placed({"context": size}, context="ulysses")
+    text = lowered(placement, attention, BATCH, seq, gradients=False).compile().as_text()
+    own = BATCH * (seq // size)
+    assert sent(text)["all-to-all"] == own * heads * (nope + rope + value) * (size - 1) // size
+    gathered = {shape for one in collectives(text) if one.kind == "all-gather" for _, shape in one.arrays}
+    assert {(BATCH, seq, latent), (BATCH, seq, rope)} <= gathered
+    assert not [shape for shape in gathered if seq in shape and math.prod(shape) > BATCH * seq * latent]
 
 
 @pytest.mark.few(context=("ring",))

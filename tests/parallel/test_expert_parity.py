@@ -46,14 +46,15 @@ DEEPSEEK = DeepSeek(
     expert_mlp=16,
     routing=Routing(8, 2, "sigmoid", scale=2.5, groups=4, kept_groups=2, bias_rate=0.01, sequence_loss=0.01),
     shared=16,
-    q_latent=16,
+    q_latent=None,
     kv_latent=12,
     nope_dim=6,
     rope_dim=4,
     value_dim=8,
     multi_token=True,
+    unroll=False,
 )
-GPT_OSS = GptOss(61, 32, 4, 4, 2, 16, 8, Routing(8, 2, z_loss=0.001), window=6, vocab_multiple=64, margin=1.0)
+GPT_OSS = GptOss(61, 32, 4, 4, 2, 16, 8, Routing(8, 2, z_loss=0.001), window=6, vocab_multiple=64, unroll=False)
 SEQUENCES, SEQ, STEPS = 8, 16, 3
 OPTIMIZER = AdamW(Constant(1e-3), eps=1e-4, clip=None)  # see test_parity
 FOLDED = {

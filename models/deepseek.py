@@ -1,8 +1,6 @@
-"""DeepSeek-V2 and V3: latent attention, and a second token predicted.
+"""DeepSeek-V2 and V3: latent attention, experts after the first layers, and a second token predicted."""
 
-Layers with experts are to come, so `first_dense` is all layers, and published weights do not load yet.
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flax import nnx
@@ -16,13 +14,16 @@ from axon.nn import (
     GatedMLP,
     LanguageModel,
     LatentAttention,
+    MoE,
     MultiTokenBlock,
     RMSNorm,
     Rope,
+    Routing,
     Segment,
     YarnScaling,
 )
 from axon.nn.language_model import RESIDUAL
+from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
@@ -34,13 +35,17 @@ class DeepSeek:
     """DeepSeek-V2 (arXiv:2405.04434) and DeepSeek-V3 (2412.19437), whose sizes are the defaults.
 
     Args:
-        vocab, embed, layers, heads: sizes. first_dense: layers that have a gated MLP, of width mlp; for now all.
+        vocab, embed, layers, heads: sizes. first_dense: how many layers, of the kind "dense", have a gated MLP, of
+            width mlp; those after them, of the kind "experts", have experts, each of width expert_mlp.
+        routing: how experts are chosen, and how many there are. shared: width of an MLP that every token of such a
+            layer goes through. exchange, margin: how tokens get to their experts, see `axon.nn.MoE`.
         q_latent, kv_latent: what a token's queries, and its keys and values, are made from; q_latent None: the stream.
         nope_dim, rope_dim: widths of a head's queries and keys, of what is not rotated and of what is; value_dim: of
             its values.
         rope: rotary frequencies; interleaved: whether neighbours are a pair, see `axon.nn.rope.rotate`. norm_eps: of
             RMSNorm.
-        multi_token: a block after the last that predicts the token after the next, for the objective `MultiToken`.
+        multi_token: a block after the last, and of its kind, that predicts the token after the next, for the objective
+            `MultiToken`.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
@@ -51,6 +56,13 @@ class DeepSeek:
     first_dense: int = 3
     heads: int = 128
     mlp: int = 18_432
+    expert_mlp: int = 2048
+    routing: Routing = Routing(
+        256, 8, "sigmoid", scale=2.5, groups=8, kept_groups=4, bias_rate=0.001, sequence_loss=1e-4
+    )
+    shared: int = 2048
+    exchange: str = "auto"
+    margin: float = 1.5
     q_latent: int | None = 1536
     kv_latent: int = 512
     nope_dim: int = 128
@@ -65,29 +77,42 @@ class DeepSeek:
     unroll: bool | None = None
 
     def __post_init__(self):
-        sizes = ("vocab", "vocab_multiple", "embed", "layers", "first_dense", "heads", "mlp", "q_latent", "kv_latent")
+        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "expert_mlp", "q_latent", "kv_latent")
         check_range(self, "[1, 2**31)", *sizes, "nope_dim", "rope_dim", "value_dim")
+        check_range(self, "[0, 2**31)", "first_dense", "shared")
         check_range(self, "[0, inf)", "norm_eps")
+        check_exchange(self.exchange, self.margin)
         if self.rope_dim % 2:
             raise UserError(f"DeepSeek: rope_dim {self.rope_dim} is odd, and rotary embedding rotates pairs")
-        if self.first_dense != self.layers:
-            raise UserError(
-                f"DeepSeek: first_dense {self.first_dense} is not layers {self.layers}, and layers with experts cannot "
-                "be built yet. Set both to the same number"
-            )
-        remat_by_kind(self.remat, dict.fromkeys(("dense",), LatentAttention.remat_names + GatedMLP.remat_names))
+        if self.first_dense > self.layers:
+            raise UserError(f"DeepSeek: first_dense {self.first_dense} is more than layers {self.layers}")
+        networks = {"dense": GatedMLP, "experts": MoE}
+        names = {kind: LatentAttention.remat_names + networks[kind].remat_names for kind in self.kinds}
+        remat_by_kind(self.remat, names)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Kind of block → how many layers are of it, in their order."""
+        counts = {"dense": self.first_dense, "experts": self.layers - self.first_dense}
+        return {kind: count for kind, count in counts.items() if count}
 
     @property
     def dims(self) -> dict[str, int]:
-        """Sizes of the named axes."""
+        """Sizes of the named axes; `mlp` is that of the dense layers."""
         names = ("embed", "heads", "mlp", "kv_latent", "nope_dim", "rope_dim", "value_dim")
         latent = {} if self.q_latent is None else {"q_latent": self.q_latent}
-        return {n: getattr(self, n) for n in names} | latent | {"vocab": padded(self.vocab, self.vocab_multiple)}
+        own = {"experts": self.routing.experts, "vocab": padded(self.vocab, self.vocab_multiple)}
+        return {n: getattr(self, n) for n in names} | latent | own
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
-        depth = Depth(Segment(self.first_dense, dense=Block(self)), remat=self.remat, unroll=self.unroll)
-        remat = depth.remat["dense"]
+        blocks: dict[str, Callable[[DeepSeek], nnx.Module]] = {"dense": DenseBlock, "experts": ExpertBlock}
+        segments = (Segment(times, **{kind: blocks[kind](self)}) for kind, times in self.kinds.items())
+        depth = Depth(*segments, remat=self.remat, unroll=self.unroll)
+        *_, last = self.kinds
+        ahead = None
+        if self.multi_token:
+            ahead = MultiTokenBlock(self.dims, blocks[last](self), norm_eps=self.norm_eps, remat=depth.remat[last])
         return LanguageModel(
             self.dims,
             depth,
@@ -95,33 +120,61 @@ class DeepSeek:
             tied=False,
             embedding_stddev=self.embed**-0.5,
             vocab=self.vocab,
-            ahead=MultiTokenBlock(self.dims, Block(self), norm_eps=self.norm_eps, remat=remat)
-            if self.multi_token
-            else None,
+            ahead=ahead,
         )
 
 
-class Block(nnx.Module):
+def attention(config: DeepSeek) -> LatentAttention:
+    """That of both kinds of block."""
+    return LatentAttention(
+        config.dims,
+        Causal() & SameDocument(),
+        rope=config.rope,
+        interleaved=config.interleaved,
+        norm_eps=config.norm_eps,
+        out_scale=(2 * config.layers) ** -0.5,
+    )
+
+
+class DenseBlock(nnx.Module):
     """Latent attention and a gated MLP, each on the normalised residual stream and added to it."""
 
     def __init__(self, config: DeepSeek):
-        dims, scale = config.dims, (2 * config.layers) ** -0.5
-        self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
-        self.attention = LatentAttention(
-            dims,
-            Causal() & SameDocument(),
-            rope=config.rope,
-            interleaved=config.interleaved,
-            norm_eps=config.norm_eps,
-            out_scale=scale,
-        )
-        self.mlp_norm = RMSNorm("embed", dims, config.norm_eps)
-        self.mlp = GatedMLP(dims, out_scale=scale)
+        self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
+        self.attention = attention(config)
+        self.mlp_norm = RMSNorm("embed", config.dims, config.norm_eps)
+        self.mlp = GatedMLP(config.dims, out_scale=(2 * config.layers) ** -0.5)
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
         x = x + out
         return x + self.mlp(self.mlp_norm(x, RESIDUAL)), cache, Auxiliary()
+
+    def cache_specs(self, batch, length):
+        return self.attention.cache_specs(batch, length)
+
+
+class ExpertBlock(nnx.Module):
+    """Latent attention and a mixture of experts, each on the normalised residual stream and added to it."""
+
+    def __init__(self, config: DeepSeek):
+        self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
+        self.attention = attention(config)
+        self.moe_norm = RMSNorm("embed", config.dims, config.norm_eps)
+        self.moe = MoE(
+            {**config.dims, "mlp": config.expert_mlp},
+            config.routing,
+            shared=config.shared,
+            exchange=config.exchange,
+            margin=config.margin,
+            out_scale=(2 * config.layers) ** -0.5,
+        )
+
+    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
+        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
+        x = x + out
+        out, auxiliary = self.moe(self.moe_norm(x, RESIDUAL), inputs)
+        return x + out, cache, auxiliary.within("moe")
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)

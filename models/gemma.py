@@ -8,7 +8,7 @@ from flax import nnx
 
 from axon.checks import check_range
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.nn import Attention, Auxiliary, Depth, GatedMLP, Inputs, LanguageModel, RMSNorm, Rope, Segment, gelu
+from axon.nn import Attention, Auxiliary, Depth, GatedMLP, Inputs, LanguageModel, RMSNorm, Rope, Segment, geglu
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
@@ -133,7 +133,7 @@ class Block(nnx.Module):
             out_scale=scale,
         )
         self.mlp_norm, self.mlp_post_norm = config.norm("embed"), config.norm("embed")
-        self.mlp = GatedMLP(dims, activation=gelu, out_scale=scale)
+        self.mlp = GatedMLP(dims, activation=geglu, out_scale=scale)
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)

@@ -1,7 +1,4 @@
-"""gpt-oss: attention sinks, and sliding-window layers between full ones.
-
-A dense gated MLP takes the place of its experts, so published weights do not load.
-"""
+"""gpt-oss: attention sinks, sliding-window layers between full ones, and experts with biases."""
 
 from dataclasses import dataclass
 
@@ -10,8 +7,20 @@ from flax import nnx
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.nn import Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment, YarnScaling
+from axon.nn import (
+    Attention,
+    ClampedSwiGLU,
+    Depth,
+    LanguageModel,
+    MoE,
+    RMSNorm,
+    Rope,
+    Routing,
+    Segment,
+    YarnScaling,
+)
 from axon.nn.language_model import RESIDUAL
+from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
@@ -20,10 +29,12 @@ __all__ = ["GptOss"]
 
 @dataclass(frozen=True)
 class GptOss:
-    """OpenAI, gpt-oss-120b & gpt-oss-20b Model Card (arXiv:2508.10925), with a dense MLP for its experts.
+    """OpenAI, gpt-oss-120b & gpt-oss-20b Model Card (arXiv:2508.10925); the 20b's sizes are the defaults.
 
     Args:
-        vocab, embed, layers, heads, kv_heads, mlp, head_dim: sizes.
+        vocab, embed, layers, heads, kv_heads, head_dim: sizes; mlp: an expert's width.
+        routing: how experts are chosen, and how many there are. activation: of their gates and ups. exchange, margin:
+            how tokens get to their experts, see `axon.nn.MoE`.
         window: keys that a query of every other layer, the first one's, sees. rope: rotary frequencies.
         norm_eps: of RMSNorm.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
@@ -37,6 +48,10 @@ class GptOss:
     kv_heads: int = 8
     mlp: int = 2880
     head_dim: int = 64
+    routing: Routing = Routing(32, 4)
+    activation: ClampedSwiGLU = ClampedSwiGLU()
+    exchange: str = "auto"
+    margin: float = 1.5
     window: int = 128
     rope: Rope = Rope(150_000.0, YarnScaling(32.0, original=4096, truncate=False))
     norm_eps: float = 1e-5
@@ -48,19 +63,21 @@ class GptOss:
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
         check_range(self, "[1, 2**31)", *sizes)
         check_range(self, "[0, inf)", "norm_eps")
+        check_exchange(self.exchange, self.margin)
         if self.head_dim % 2:
             raise UserError(f"GptOss: head_dim {self.head_dim} is odd, and rotary embedding rotates pairs")
         if self.heads % self.kv_heads:
             raise UserError(f"GptOss: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
         if self.layers % 2:
             raise UserError(f"GptOss: layers {self.layers} is odd, and they come in pairs of a local and a full one")
-        remat_by_kind(self.remat, dict.fromkeys(("local", "full"), Attention.remat_names + GatedMLP.remat_names))
+        remat_by_kind(self.remat, dict.fromkeys(("local", "full"), Attention.remat_names + MoE.remat_names))
 
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
         names = ("embed", "heads", "kv_heads", "mlp", "head_dim")
-        return {n: getattr(self, n) for n in names} | {"vocab": padded(self.vocab, self.vocab_multiple)}
+        own = {"experts": self.routing.experts, "vocab": padded(self.vocab, self.vocab_multiple)}
+        return {n: getattr(self, n) for n in names} | own
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
@@ -77,19 +94,28 @@ class GptOss:
 
 
 class Block(nnx.Module):
-    """Attention with sinks and a gated MLP, each on the normalised residual stream and added to it."""
+    """Attention with sinks and a mixture of experts, each on the normalised residual stream and added to it."""
 
     def __init__(self, config: GptOss, mask: Mask):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
         self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
         self.attention = Attention(dims, mask, rope=config.rope, sinks=True, bias=True, out_bias=True, out_scale=scale)
-        self.mlp_norm = RMSNorm("embed", dims, config.norm_eps)
-        self.mlp = GatedMLP(dims, out_scale=scale)
+        self.moe_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.moe = MoE(
+            dims,
+            config.routing,
+            exchange=config.exchange,
+            margin=config.margin,
+            activation=config.activation,
+            bias=True,
+            out_scale=scale,
+        )
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
         x = x + out
-        return x + self.mlp(self.mlp_norm(x, RESIDUAL)), cache, Auxiliary()
+        out, auxiliary = self.moe(self.moe_norm(x, RESIDUAL), inputs)
+        return x + out, cache, auxiliary.within("moe")
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)

@@ -103,8 +103,8 @@ def packed_batch():
 
 @pytest.fixture(scope="session")
 def bind():
-    """bind(module, values): the module with these parameters, nested dicts of arrays, and variables of zeros."""
-    import jax
+    """bind(module, values): the module with these parameters, nested dicts of arrays, and variables of zeros unless
+    they are among `values`."""
     import jax.numpy as jnp
     from flax import nnx
 
@@ -112,7 +112,9 @@ def bind():
 
     def bound(module, values):
         graph, _, others = nnx.split(module, Param, ...)
-        return nnx.merge(graph, values, jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), others))
+        zeros = {path: jnp.zeros(v.get_value().shape, v.get_value().dtype) for path, v in nnx.to_flat_state(others)}
+        given = nnx.traversals.flatten_mapping(values)
+        return nnx.merge(graph, nnx.traversals.unflatten_mapping(zeros | given))
 
     return bound
 

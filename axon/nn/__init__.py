@@ -10,7 +10,7 @@ from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.latent_attention import LatentAttention
 from axon.nn.loss import cross_entropy, token_nll
-from axon.nn.mlp import MLP, GatedMLP, gelu
+from axon.nn.mlp import MLP, ClampedSwiGLU, GatedMLP, geglu, gelu, swiglu
 from axon.nn.moe import MoE
 from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.norm import LayerNorm, RMSNorm
@@ -33,6 +33,7 @@ __all__ = [
     "MLP",
     "Attention",
     "Auxiliary",
+    "ClampedSwiGLU",
     "Depth",
     "Dims",
     "Dropout",
@@ -58,10 +59,12 @@ __all__ = [
     "constant",
     "cross_entropy",
     "fan_in",
+    "geglu",
     "gelu",
     "initialise",
     "normal",
     "parameters",
+    "swiglu",
     "token_nll",
     "variables",
 ]

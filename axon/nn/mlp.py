@@ -1,13 +1,16 @@
 """Feed-forward networks."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import add, einsum
+from axon.checks import check_range
 from axon.nn.param import Dims, Param, constant, fan_in
 
 UP = "batch seq embed, embed mlp -> batch seq mlp"
@@ -19,13 +22,43 @@ def gelu(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=True)
 
 
+Activation = Callable[[Array, Array], Array]
+"""Of a gated MLP's gate and up, each `… mlp`, what goes into its last product."""
+
+
+def swiglu(gate: Array, up: Array) -> Array:
+    """silu(gate) · up (Shazeer, arXiv:2002.05202)."""
+    return jax.nn.silu(gate) * up
+
+
+def geglu(gate: Array, up: Array) -> Array:
+    """gelu(gate) · up (the same)."""
+    return gelu(gate) * up
+
+
+@dataclass(frozen=True)
+class ClampedSwiGLU:
+    """gate · σ(alpha · gate) · (up + 1), of a gate of at most `limit` and an up within ±`limit`: gpt-oss's
+    (OpenAI, arXiv:2508.10925)."""
+
+    alpha: float = 1.702
+    limit: float = 7.0
+
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "alpha", "limit")
+
+    def __call__(self, gate: Array, up: Array) -> Array:
+        gate = jnp.minimum(gate, self.limit)
+        return gate * jax.nn.sigmoid(self.alpha * gate) * (jnp.clip(up, -self.limit, self.limit) + 1)
+
+
 class GatedMLP(nnx.Module):
-    """down(activation(gate(x)) · up(x)): SwiGLU, or GeGLU with `gelu` (Shazeer, arXiv:2002.05202)."""
+    """down(activation(gate(x), up(x)))."""
 
     remat_names = ("gate", "up")
     """The activations that a remat policy can keep by name."""
 
-    def __init__(self, dims: Dims, *, activation: Callable[[Array], Array] = jax.nn.silu, out_scale: float = 1.0):
+    def __init__(self, dims: Dims, *, activation: Activation = swiglu, out_scale: float = 1.0):
         self.activation = activation
         self.gate = Param("embed mlp", dims)
         self.up = Param("embed mlp", dims)
@@ -35,7 +68,7 @@ class GatedMLP(nnx.Module):
     def __call__(self, x: Array) -> Array:  # batch seq embed
         gate = checkpoint_name(einsum(UP, x, self.gate), "gate")
         up = checkpoint_name(einsum(UP, x, self.up), "up")
-        return einsum(DOWN, self.activation(gate) * up, self.down)
+        return einsum(DOWN, self.activation(gate, up), self.down)
 
 
 class MLP(nnx.Module):

@@ -1,7 +1,7 @@
 """Mixture of experts: a router, and gated MLPs of which each token goes through a few."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,13 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from axon import axes
-from axon.axes import Scope, einsum, shard, stored_array
+from axon.axes import Scope, add, einsum, shard, stored_array
 from axon.errors import UserError, suggest
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
-from axon.nn.mlp import GatedMLP
-from axon.nn.param import Dims, Param, fan_in
+from axon.nn.mlp import Activation, GatedMLP, swiglu
+from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.router import Routed, Router, Routing
 from axon.parallel.expert import ExpertMesh, Padded, Products, Ragged, through_experts
 
@@ -45,7 +45,7 @@ class MoE(nnx.Module):
             arXiv:2401.06066), 0 for none.
         exchange: one of `EXCHANGES`. margin: how much more than the balanced load a device has room for. What is
             beyond takes further rounds: no token is lost.
-        activation, out_scale: as of `GatedMLP`.
+        activation, out_scale: as of `GatedMLP`. bias: whether the router and the experts' products have biases.
     """
 
     remat_names = ("dispatched", "expert_gate", "expert_up", *GatedMLP.remat_names)
@@ -59,16 +59,22 @@ class MoE(nnx.Module):
         shared: int = 0,
         exchange: str = "auto",
         margin: float = 1.5,
-        activation: Callable[[Array], Array] = jax.nn.silu,
+        activation: Activation = swiglu,
+        bias: bool = False,
         out_scale: float = 1.0,
     ):
         check_exchange(exchange, margin)
         self.routing, self.exchange, self.margin, self.activation = routing, exchange, margin, activation
-        self.has_shared = shared > 0
-        self.router = Router(dims, routing)
+        self.has_shared, self.has_bias = shared > 0, bias
+        self.router = Router(dims, routing, bias=bias)
         self.gate = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
         self.up = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
         self.down = Param("experts mlp.expert embed.expert", dims, fan_in("mlp.expert", out_scale))
+        if bias:
+            self.gate_bias, self.up_bias, self.down_bias = (
+                Param(f"experts {width}", dims, constant(0.0), decay=False)
+                for width in ("mlp.expert", "mlp.expert", "embed.expert")
+            )
         if shared:
             self.shared = GatedMLP({**dims, "mlp": shared}, activation=activation, out_scale=out_scale)
 
@@ -95,17 +101,23 @@ class MoE(nnx.Module):
         mesh = ExpertMesh.of(scope, self.routing.experts)
         ways = {"padded": Padded, "ragged": Ragged}
         way = ways[self._way(scope, mesh)](mesh, _copies(mesh, routed), self.margin)
-        matrices = [stored_array(w, "MoE") for w in (self.gate, self.up, self.down)]
+        matrices = [stored_array(w, "MoE") for w in (self.gate, self.up, self.down, *self._biases)]
         out = scope.placement.spec(("batch", "seq.residual", "embed"))
         return through_experts(mesh, way, self._on_rows, matrices, x, *routed, out)
 
+    @property
+    def _biases(self) -> Sequence[Param]:
+        """Those of the three products, or none."""
+        return (self.gate_bias, self.up_bias, self.down_bias) if self.has_bias else ()
+
     def _on_rows(self, products: Products, matrices: Sequence[axes.HostWeight | Array], rows: Array, weights: Array):
         """Each row through its expert. Weighted before the last product, so that what comes back is only added up."""
-        gate, up, down = matrices
+        gate, up, down, *biases = matrices
+        gate_bias, up_bias, down_bias = biases or (None, None, None)
         rows = checkpoint_name(rows, "dispatched")
-        gated = checkpoint_name(products.up(rows, gate), "expert_gate")
-        lifted = checkpoint_name(products.up(rows, up), "expert_up")
-        return products.down(_weighted(self.activation(gated) * lifted, weights), down)
+        gated = checkpoint_name(products.up(rows, gate, gate_bias), "expert_gate")
+        lifted = checkpoint_name(products.up(rows, up, up_bias), "expert_up")
+        return products.down(_weighted(self.activation(gated, lifted), weights), down, down_bias, weights)
 
     def _dense(self, x: Array, routed: Routed) -> Array:
         """Every expert on every token, weighted by 0 where it was not chosen."""
@@ -116,8 +128,14 @@ class MoE(nnx.Module):
         up = f"{TOKENS} embed.expert, experts embed.expert mlp.expert -> {hidden}"
         down = f"{hidden}, experts mlp.expert embed.expert -> {TOKENS} embed.expert"
         tokens = shard(x, f"{TOKENS} embed.expert")
-        h = self.activation(einsum(up, tokens, self.gate)) * einsum(up, tokens, self.up)
-        return shard(einsum(down, _weighted(h, weights), self.down), RESIDUAL)
+        gate, lifted = einsum(up, tokens, self.gate), einsum(up, tokens, self.up)
+        if self.has_bias:
+            plus = f"{hidden}, experts mlp.expert -> {hidden}"
+            gate, lifted = add(plus, gate, self.gate_bias), add(plus, lifted, self.up_bias)
+        y = einsum(down, _weighted(self.activation(gate, lifted), weights), self.down)
+        if self.has_bias:
+            y += einsum(f"{TOKENS} experts, experts embed.expert -> {TOKENS} embed.expert", weights, self.down_bias)
+        return shard(y, RESIDUAL)
 
     def _way(self, scope: Scope, mesh: ExpertMesh) -> str:
         """ "padded" or "ragged", with a word in the log."""

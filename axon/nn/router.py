@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,11 +12,11 @@ from flax import nnx
 from jax import Array, lax
 
 from axon import axes
-from axon.axes import einsum, over_positions, shard
+from axon.axes import add, einsum, over_positions, shard
 from axon.checks import check_range
 from axon.errors import UserError, suggest
 from axon.nn.auxiliary import Auxiliary
-from axon.nn.param import Dims, Param, Variable
+from axon.nn.param import Dims, Param, Variable, constant
 
 SCORES = ("softmax", "sigmoid")
 STREAM = "batch seq.residual"
@@ -28,8 +29,9 @@ class Routing:
     Args:
         scores: "softmax" over the experts, or "sigmoid" of each (DeepSeek-V3, arXiv:2412.19437).
         normalise: whether the weights of the chosen experts are divided by their sum. scale: multiplies them.
-        groups, kept_groups: experts are in `groups` equal parts, and a token's are of the `kept_groups` whose two best
-            scores have the largest sum: DeepSeek-V3's node-limited routing.
+        groups, kept_groups, group_best: experts are in `groups` equal parts, and a token's are of the `kept_groups`
+            whose `group_best` best scores have the largest sum: node-limited routing, with the two best in DeepSeek-V3,
+            and the best alone in DeepSeek-V2 (arXiv:2405.04434).
         bias_rate: how far each step moves a bias up for each expert with less than the mean load, and down for one
             with more. The bias only takes part in the choice (Wang et al., arXiv:2408.15664); 0 for no bias.
         sequence_loss: weight of the load-balancing loss of each sequence (DeepSeek-V3, equation 17). global_loss: of
@@ -48,6 +50,7 @@ class Routing:
     scale: float = 1.0
     groups: int = 1
     kept_groups: int = 1
+    group_best: int = 2
     bias_rate: float = 0.0
     sequence_loss: float = 0.0
     global_loss: float = 0.0
@@ -55,7 +58,7 @@ class Routing:
     capacity: float | None = None
 
     def __post_init__(self):
-        check_range(self, "[1, 2**31)", "experts", "top_k", "groups", "kept_groups")
+        check_range(self, "[1, 2**31)", "experts", "top_k", "groups", "kept_groups", "group_best")
         check_range(self, "[0, inf)", "bias_rate", "sequence_loss", "global_loss", "z_loss")
         check_range(self, "(0, inf)", "scale", "capacity")
         if self.scores not in SCORES:
@@ -85,15 +88,17 @@ class Routed(NamedTuple):
 
 
 class Router(nnx.Module):
-    """Scores of all experts in float32, and the choice of some of them.
+    """Scores of all experts in float32, and the choice of some of them. `bias`: whether the logits have a trained one.
 
     Its variables are what the last step saw: the tokens that chose each expert (`load`), how many choices were dropped,
     and the entropy of its scores, summed over tokens. Padding is not routed, and counts for nothing.
     """
 
-    def __init__(self, dims: Dims, routing: Routing):
-        self.routing = routing
+    def __init__(self, dims: Dims, routing: Routing, *, bias: bool = False):
+        self.routing, self.has_logit_bias = routing, bias
         self.matrix = Param("embed experts", dims)
+        if bias:
+            self.logit_bias = Param("experts", dims, constant(0.0))
         self.load = Variable("experts", dims, _latest)
         self.dropped, self.entropy = Variable("", dims, _latest), Variable("", dims, _latest)
         if routing.bias_rate:
@@ -128,12 +133,12 @@ class Router(nnx.Module):
 
     def _logits(self, x: Array) -> Array:
         """`batch seq.residual experts`, the scores of all experts on each device."""
-        pattern = f"{STREAM} embed, embed experts -> {STREAM} experts"
         scope = axes.current()
-        if scope is None:
-            return einsum(pattern, x.astype(jnp.float32), self.matrix)
-        with axes.activate(axes.exact(scope)):
-            return shard(einsum(pattern, x.astype(jnp.float32), self.matrix), f"{STREAM} _experts")
+        with axes.activate(axes.exact(scope)) if scope else nullcontext():
+            logits = einsum(f"{STREAM} embed, embed experts -> {STREAM} experts", x.astype(jnp.float32), self.matrix)
+            if self.has_logit_bias:
+                logits = add(f"{STREAM} experts, experts -> {STREAM} experts", logits, self.logit_bias)
+            return shard(logits, f"{STREAM} _experts")
 
     def _choice(self, scores: Array) -> Array:
         """`batch seq k`: the experts with the largest scores, bias added, of the groups that are kept."""
@@ -142,7 +147,7 @@ class Router(nnx.Module):
             scores = scores + self.bias.get_value()
         if routing.kept_groups < routing.groups:
             by_group = scores.reshape(*scores.shape[:2], routing.groups, -1)
-            best, _ = lax.top_k(by_group, min(2, by_group.shape[-1]))
+            best, _ = lax.top_k(by_group, min(routing.group_best, by_group.shape[-1]))
             _, groups = lax.top_k(jnp.sum(best, axis=-1), routing.kept_groups)
             is_kept = jnp.repeat(_any_of(groups, by_group[..., 0]), by_group.shape[-1], axis=-1)
             scores = jnp.where(is_kept, scores, -jnp.inf)

@@ -28,8 +28,13 @@ PARAMETERS = {
     "llama3_8b": 8_030_261_248,
     "llama3_70b": 70_553_706_496,
     "llama3_405b": 405_853_388_800,
+    "mixtral_8x7b": 46_702_792_704,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "gpt_oss_20b": 20_914_757_184,
+    "deepseek_v3": 671_026_404_352 + 11_610_067_968,
 }
-"""As counted in the published weights."""
+"""As counted in the published weights. (DeepSeek-V3's: its layers, embedding and head, and the multi-token block
+without the copies of the last two that are stored with it; the routers' biases are variables.)"""
 
 
 def resolved(name: str):

@@ -25,12 +25,14 @@ class Reference:
     """One family: its config as `transformers` resolved it, and what the model computed in float32.
 
     Args:
-        shapes: parameter's name → shape. tokens: `batch seq`; logits: `batch seq vocab`.
-        loss: mean of the next token's negative log-likelihood, nats. gradients: parameter's name → `sketch` of it.
+        shapes: parameter's name → shape; buffers: the same of what is saved with them and has no gradient.
+        tokens: `batch seq`; logits: `batch seq vocab`. loss: mean of the next token's negative log-likelihood, nats.
+        gradients: parameter's name → `sketch` of it.
     """
 
     config: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
+    buffers: dict[str, tuple[int, ...]]
     tokens: np.ndarray
     logits: np.ndarray
     loss: float
@@ -41,14 +43,14 @@ def load(family: str) -> Reference:
     """The stored fixture of `family`."""
     with np.load(FOLDER / f"{family}.npz") as stored:
         about = json.loads(str(stored["about"]))
-        shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
-        gradients = dict(zip(shapes, stored["gradients"], strict=True))
-        return Reference(about["config"], shapes, stored["tokens"], stored["logits"], float(stored["loss"]), gradients)
+        shapes, buffers = ({n: tuple(shape) for n, shape in about[k].items()} for k in ("shapes", "buffers"))
+        gradients, loss = dict(zip(shapes, stored["gradients"], strict=True)), float(stored["loss"])
+        return Reference(about["config"], shapes, buffers, stored["tokens"], stored["logits"], loss, gradients)
 
 
 def save(family: str, made: Reference) -> None:
     """Store `made`; `load` gives it back."""
-    about = json.dumps({"config": made.config, "shapes": made.shapes})
+    about = json.dumps({"config": made.config, "shapes": made.shapes, "buffers": made.buffers})
     arrays = {"tokens": made.tokens, "logits": made.logits, "loss": np.float64(made.loss)}
     np.savez_compressed(FOLDER / f"{family}.npz", about=about, gradients=np.stack([*made.gradients.values()]), **arrays)
 

@@ -5,7 +5,7 @@ A further family is a config in fixtures/make.py and a table here.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -16,7 +16,18 @@ from einops import rearrange
 from flax import nnx
 from reference import load, relative_error, sketch, weights
 
-from axon.nn import Inputs, LinearScaling, Llama3Scaling, Rope, Routing, YarnScaling, cross_entropy, parameters
+from axon.nn import (
+    ClampedSwiGLU,
+    Inputs,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    Routing,
+    YarnScaling,
+    cross_entropy,
+    parameters,
+    variables,
+)
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.gpt2 import GPT2
@@ -44,14 +55,15 @@ class Table:
     Args:
         build: from their config to ours. outer: names outside of the blocks; block: names within one, after `prefix`
             and the layer's number. kinds: from their config to our path of each kind of block, and the numbers of the
-            layers that are stacked there.
+            layers that are stacked there. of_kind: by that path, further names within its blocks.
     """
 
     build: Callable[[dict[str, Any]], Any]
     outer: Mapping[str, Row]
-    block: Mapping[str, Row]
+    block: dict[str, Row]
     prefix: str = "model.layers"
     kinds: Callable[[dict[str, Any]], Mapping[str, Sequence[int]]] = every_layer
+    of_kind: Mapping[str, dict[str, Row]] = field(default_factory=dict)
 
 
 def llama(config: dict[str, Any]) -> Llama:
@@ -143,10 +155,22 @@ def gpt_oss(config: dict[str, Any]) -> GptOss:
         kv_heads=config["num_key_value_heads"],
         mlp=config["intermediate_size"],
         head_dim=config["head_dim"],
+        routing=Routing(config["num_local_experts"], config["num_experts_per_tok"]),
+        activation=ClampedSwiGLU(config["swiglu_alpha"], config["swiglu_limit"]),
         window=config["sliding_window"],
         rope=Rope(rope["rope_theta"], YarnScaling(*(rope[name] for name in names), truncate=rope["truncate"])),
         norm_eps=config["rms_norm_eps"],
     )
+
+
+def deepseek_routing(config: dict[str, Any]) -> Routing:
+    experts, chosen, scale = (config[n] for n in ("n_routed_experts", "num_experts_per_tok", "routed_scaling_factor"))
+    if config["model_type"] == "deepseek_v2":
+        grouped = config["topk_method"] == "group_limited_greedy"
+        groups = {"groups": config["n_group"], "kept_groups": config["topk_group"], "group_best": 1} if grouped else {}
+        return Routing(experts, chosen, normalise=False, scale=scale, **groups)
+    groups = {"groups": config["n_group"], "kept_groups": config["topk_group"]}
+    return Routing(experts, chosen, "sigmoid", config["norm_topk_prob"], scale, bias_rate=0.001, **groups)
 
 
 def deepseek(config: dict[str, Any]) -> DeepSeek:
@@ -163,6 +187,9 @@ def deepseek(config: dict[str, Any]) -> DeepSeek:
         first_dense=config["first_k_dense_replace"],
         heads=config["num_attention_heads"],
         mlp=config["intermediate_size"],
+        expert_mlp=config["moe_intermediate_size"],
+        routing=deepseek_routing(config),
+        shared=config["moe_intermediate_size"] * config["n_shared_experts"],
         q_latent=config["q_lora_rank"],
         kv_latent=config["kv_lora_rank"],
         nope_dim=config["qk_nope_head_dim"],
@@ -179,7 +206,7 @@ def kinds_of(build: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]
 
     def kinds(config: dict[str, Any]) -> dict[str, Sequence[int]]:
         blocks = build(config).build().layers.blocks
-        return {f"layers/{kind}": block.mlp.up.layers for kind, block in blocks.items()}
+        return {f"layers/{kind}": block.attention_norm.scale.layers for kind, block in blocks.items()}
 
     return kinds
 
@@ -201,12 +228,13 @@ LLAMA = {
     "mlp.down_proj.weight": ("mlp/down", "embed mlp -> mlp embed"),
 }
 ATTENTION = {name: row for name, row in LLAMA.items() if "self_attn" in name or name.startswith("input")}
-MIXTRAL = ATTENTION | {
-    "post_attention_layernorm.weight": ("moe_norm/scale", "embed -> embed"),
+EXPERTS = {
     "mlp.gate.weight": ("moe/router/matrix", "experts embed -> embed experts"),
-    "mlp.experts.gate_up_proj": (("moe/gate", "moe/up"), "experts (parts mlp) embed -> parts experts embed mlp"),
-    "mlp.experts.down_proj": ("moe/down", "experts embed mlp -> experts mlp embed"),
+    "mlp.experts.gate_up_proj": (("moe/gate", "moe/up"), "experts (parts width) embed -> parts experts embed width"),
+    "mlp.experts.down_proj": ("moe/down", "experts embed width -> experts width embed"),
 }
+MOE_NORM = {"post_attention_layernorm.weight": ("moe_norm/scale", "embed -> embed")}
+MIXTRAL = ATTENTION | MOE_NORM | EXPERTS
 BIAS = {
     "self_attn.q_proj.bias": ("attention/query_bias", "(heads head_dim) -> heads head_dim"),
     "self_attn.k_proj.bias": ("attention/key_bias", "(kv_heads head_dim) -> kv_heads head_dim"),
@@ -218,12 +246,27 @@ QK_NORM = {
 }
 OUT_BIAS = {"self_attn.o_proj.bias": ("attention/out_bias", "embed -> embed")}
 SINKS = {"self_attn.sinks": ("attention/sinks", "heads -> heads")}
+BIASED_EXPERTS = {
+    "mlp.router.weight": ("moe/router/matrix", "experts embed -> embed experts"),
+    "mlp.router.bias": ("moe/router/logit_bias", "experts -> experts"),
+    "mlp.experts.gate_up_proj": (("moe/gate", "moe/up"), "experts embed (width parts) -> parts experts embed width"),
+    "mlp.experts.gate_up_proj_bias": (("moe/gate_bias", "moe/up_bias"), "experts (width parts) -> parts experts width"),
+    "mlp.experts.down_proj": ("moe/down", "experts width embed -> experts width embed"),
+    "mlp.experts.down_proj_bias": ("moe/down_bias", "experts embed -> experts embed"),
+}
 FOUR_NORMS = {
     "post_attention_layernorm.weight": ("attention_post_norm/scale", "embed -> embed"),
     "pre_feedforward_layernorm.weight": ("mlp_norm/scale", "embed -> embed"),
     "post_feedforward_layernorm.weight": ("mlp_post_norm/scale", "embed -> embed"),
 }
-LATENT = {name: LLAMA[name] for name in LLAMA if "self_attn" not in name} | {
+DENSE = {name: row for name, row in LLAMA.items() if name not in ATTENTION}
+SHARED_EXPERT = {
+    "mlp.shared_experts.gate_proj.weight": ("moe/shared/gate", "width embed -> embed width"),
+    "mlp.shared_experts.up_proj.weight": ("moe/shared/up", "width embed -> embed width"),
+    "mlp.shared_experts.down_proj.weight": ("moe/shared/down", "embed width -> width embed"),
+}
+LATENT = {
+    "input_layernorm.weight": ("attention_norm/scale", "embed -> embed"),
     "self_attn.kv_a_proj_with_mqa.weight": (
         ("attention/kv_down", "attention/key_rope"),
         "width embed -> embed width",
@@ -244,6 +287,9 @@ LATENT_QUERIES = {
     "self_attn.q_a_layernorm.weight": ("attention/query_norm/scale", "q_latent -> q_latent"),
     "self_attn.q_b_proj.weight": (*QUERIES, QUERY_PARTS),
 }
+PLAIN_QUERIES = {"self_attn.q_proj.weight": (*QUERIES, QUERY_PARTS)}
+FEED_FORWARD = {"layers/dense": DENSE, "layers/experts": MOE_NORM | EXPERTS | SHARED_EXPERT}
+BALANCE = {"mlp.gate.e_score_correction_bias": ("moe/router/bias", "experts -> experts")}
 QKV = ("attention/query", "attention/key", "attention/value")
 QKV_BIAS = ("attention/query_bias", "attention/key_bias", "attention/value_bias")
 
@@ -261,11 +307,21 @@ TABLES = {
     ),
     "mixtral": Table(mixtral, UNTIED, MIXTRAL),
     "qwen3_moe": Table(lambda config: replace(mixtral(config), qk_norm=True), UNTIED, MIXTRAL | QK_NORM),
-    "gpt_oss": Table(gpt_oss, UNTIED, LLAMA | BIAS | OUT_BIAS | SINKS, kinds=kinds_of(gpt_oss)),
-    "deepseek_v2": Table(
-        deepseek, UNTIED, LATENT | {"self_attn.q_proj.weight": (*QUERIES, QUERY_PARTS)}, kinds=kinds_of(deepseek)
+    "gpt_oss": Table(
+        gpt_oss,
+        UNTIED,
+        ATTENTION | BIAS | OUT_BIAS | SINKS | MOE_NORM | BIASED_EXPERTS,
+        kinds=kinds_of(gpt_oss),
     ),
-    "deepseek_v3": Table(deepseek, UNTIED, LATENT | LATENT_QUERIES, kinds=kinds_of(deepseek)),
+    "deepseek_v2": Table(deepseek, UNTIED, LATENT | LATENT_QUERIES, kinds=kinds_of(deepseek), of_kind=FEED_FORWARD),
+    "deepseek_v2_lite": Table(deepseek, UNTIED, LATENT | PLAIN_QUERIES, kinds=kinds_of(deepseek), of_kind=FEED_FORWARD),
+    "deepseek_v3": Table(
+        deepseek,
+        UNTIED,
+        LATENT | LATENT_QUERIES,
+        kinds=kinds_of(deepseek),
+        of_kind=FEED_FORWARD | {"layers/experts": FEED_FORWARD["layers/experts"] | BALANCE},
+    ),
     "gpt2": Table(
         gpt2,
         {
@@ -300,7 +356,7 @@ def ours(table: Table, config: dict[str, Any], theirs: Mapping[str, Any]) -> dic
     for name, row in table.outer.items():
         flat |= placed_by(row, left.pop(name), dims)
     for kind, layers in table.kinds(config).items():
-        for name, row in table.block.items():
+        for name, row in (table.block | table.of_kind.get(kind, {})).items():
             found = [placed_by(row, left.pop(f"{table.prefix}.{layer}.{name}"), dims) for layer in layers]
             flat |= {f"{kind}/{path}": jnp.stack([one[path] for one in found]) for path in found[0]}
     assert not left
@@ -310,6 +366,7 @@ def ours(table: Table, config: dict[str, Any], theirs: Mapping[str, Any]) -> dic
 def placed_by(row: Row, value: Any, dims: Mapping[str, int]) -> dict[str, Any]:
     """Path → value of one of their parameters."""
     paths, pattern, *joined = row
+    dims = {**dims, "parts": len(paths)}
     value = rearrange(value, pattern, **{name: dims[name] for name in re.findall(r"\w+", pattern) if name in dims})
     if joined:
         value = jnp.split(value, np.cumsum([dims[name] for name in joined[0][:-1]]), axis=-1)
@@ -326,22 +383,26 @@ def evaluate(model: nnx.Module, tokens: np.ndarray) -> tuple[Any, Any]:
     return loss, model.output.logits(x)
 
 
-@pytest.mark.few(family=("gpt2", "llama31", "gemma2", "gpt_oss", "deepseek_v3", "mixtral"))
+@pytest.mark.few(family=("gpt2", "llama31", "gemma2", "gpt_oss", "deepseek_v3"))
 @pytest.mark.parametrize("family", TABLES)
 def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, compiled, bind):
     table, reference = TABLES[family], load(family)
-    module, theirs = table.build(reference.config).build(), weights(family, reference.shapes)
+    module, theirs = table.build(reference.config).build(), weights(family, reference.shapes | reference.buffers)
 
     def run(theirs):
         flat = ours(table, reference.config, theirs)
-        assert {path: value.shape for path, value in flat.items()} == shapes(module)
+        found = {path: value.shape for path, value in flat.items() if path not in variables(module)}
+        assert found == {path: spec.shape for path, spec in parameters(module).items()}
         return evaluate(bind(module, nested(flat)), reference.tokens)
 
     (loss, logits), gradients = compiled(placed(), jax.value_and_grad(run, has_aux=True), theirs)
     np.testing.assert_allclose(logits, reference.logits, rtol=0, atol=1e-4)
     np.testing.assert_allclose(loss, reference.loss, rtol=1e-5)
-    sketches = {name: sketch(family, name, np.asarray(value)) for name, value in gradients.items()}
-    errors = {name: relative_error(sketches[name], stored) for name, stored in reference.gradients.items()}
+    errors = {
+        name: relative_error(sketch(family, name, np.asarray(gradients[name])), stored)
+        for name, stored in reference.gradients.items()
+    }
+    assert not any(np.any(gradients[name]) for name in reference.buffers)
     assert max(errors.values()) < 1e-4, errors
 
 
@@ -358,19 +419,21 @@ def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, com
         ("qwen3_moe", {"routing": Routing(8, 3, normalise=False)}),
         ("gpt_oss", {"rope": Rope(1000.0)}),
         ("deepseek_v3", {"rope": Rope(1000.0, YarnScaling(40.0, 64, mscale_all_dim=1.0))}),
-        ("deepseek_v2", {"interleaved": False}),
+        ("deepseek_v2_lite", {"interleaved": False}),
+        ("deepseek_v2", {"routing": Routing(12, 3, normalise=False, scale=4.0)}),
+        (
+            "deepseek_v3",
+            {"routing": Routing(12, 3, "sigmoid", scale=2.5, groups=3, kept_groups=2, group_best=1, bias_rate=1.0)},
+        ),
+        ("gpt_oss", {"activation": ClampedSwiGLU()}),
     ],
 )
 def test_a_field_that_is_not_theirs_is_seen(family, change, placed, compiled, bind):
     table, reference = TABLES[family], load(family)
     module = replace(table.build(reference.config), **change).build()
-    values = nested(ours(table, reference.config, weights(family, reference.shapes)))
+    values = nested(ours(table, reference.config, weights(family, reference.shapes | reference.buffers)))
     _, logits = compiled(placed(), lambda values: evaluate(bind(module, values), reference.tokens), values)
     assert np.abs(logits - reference.logits).max() > 1e-2
-
-
-def shapes(module: nnx.Module) -> dict[str, tuple[int, ...]]:
-    return {path: spec.shape for path, spec in parameters(module).items()}
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from axon.nn import MLP, GatedMLP, gelu, parameters
+from axon.nn import MLP, ClampedSwiGLU, GatedMLP, geglu, parameters
 
 DIMS = {"embed": 6, "mlp": 10}
 
@@ -38,8 +38,17 @@ def test_the_mlp_is_gpt2s_with_biases_and_the_tanh_form_of_gelu(rng):
     )
 
 
-def test_the_gated_mlp_with_gelu_is_geglu(rng):
-    module, x = GatedMLP(DIMS, activation=gelu), rng.normal(size=(2, 3, 6)).astype(np.float32)
+def test_the_gated_mlp_with_geglu(rng):
+    module, x = GatedMLP(DIMS, activation=geglu), rng.normal(size=(2, 3, 6)).astype(np.float32)
     w = filled(module, rng)
     expected = (plain_gelu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
     np.testing.assert_allclose(module(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_clamped_swiglu_is_its_formula_on_both_sides_of_its_limit(rng):
+    gate, up = rng.normal(size=(2, 64)).astype(np.float32) * 3
+    clamped = np.minimum(gate, 2.0)
+    expected = (np.clip(up, -2.0, 2.0) + 1) * clamped / (1 + np.exp(-1.5 * clamped))
+    np.testing.assert_allclose(
+        ClampedSwiGLU(1.5, 2.0)(jnp.asarray(gate), jnp.asarray(up)), expected, rtol=1e-4, atol=1e-5
+    )

@@ -11,7 +11,7 @@ from flax import nnx
 from axon import axes
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
-from axon.nn import Inputs, MoE, Param, Routing, parameters, variables
+from axon.nn import ClampedSwiGLU, Inputs, MoE, Param, Routing, parameters, variables
 from axon.nn.flops import forward_flops
 from axon.parallel.expert import ExpertMesh, Padded, Ragged
 
@@ -19,6 +19,7 @@ DIMS = {"embed": 8, "mlp": 8, "experts": 8}
 BATCH, SEQ = 8, 12
 LOSSES = {"sequence_loss": 0.1, "z_loss": 0.01, "global_loss": 0.2, "bias_rate": 0.1}
 ROUTING = Routing(8, 2, **LOSSES)
+WHOLE = {"shared": 4, "bias": True, "activation": ClampedSwiGLU(limit=1.0)}
 FOLDED = {
     "rows": {"seq.expert": ("context", "tensor")},
     "params": {"experts": ("expert", "tensor"), "mlp.expert": None},
@@ -95,7 +96,7 @@ def check_same(found, expected, tolerance=1e-5):
 
 @pytest.fixture(scope="module")
 def reference(placed):
-    return Run(placed(), MoE(DIMS, ROUTING, shared=4, exchange="dense"))
+    return Run(placed(), MoE(DIMS, ROUTING, **WHOLE, exchange="dense"))
 
 
 @pytest.mark.few(layout=LAYOUTS[2:3])
@@ -104,7 +105,7 @@ def test_output_losses_statistics_and_gradients_are_those_of_every_expert_on_eve
     layout, rng, placed, reference
 ):
     """Whatever the load: where all goes to two experts, in several rounds."""
-    module = MoE(DIMS, ROUTING, shared=4, margin=1.0)
+    module = MoE(DIMS, ROUTING, **WHOLE, margin=1.0)
     run = Run(placed(layout.mesh, **{n: getattr(layout, n) for n in ("rows", "params", "zero", "auto")}), module)
     for load in LOADS.values():
         drawn = draw(rng, module, load)
@@ -116,15 +117,17 @@ def plain_experts(values, x, chosen, weights):
     y = np.zeros(x.shape)
     for token in np.ndindex(*x.shape[:2]):
         for expert, weight in zip(chosen[token], weights[token], strict=True):
-            gate, up = x[token] @ values["gate"][expert], x[token] @ values["up"][expert]
-            y[token] += weight * (gate / (1 + np.exp(-gate)) * up) @ values["down"][expert]
+            gate, up = (x[token] @ values[name][expert] + values[f"{name}_bias"][expert] for name in ("gate", "up"))
+            gate, up = np.minimum(gate, 1), np.clip(up, -1, 1)
+            h = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            y[token] += weight * (h @ values["down"][expert] + values["down_bias"][expert])
     return y
 
 
 def test_the_reference_is_the_formula_and_no_layout_is_the_reference(rng, placed):
-    module = MoE(DIMS, Routing(8, 3), exchange="dense")
+    module = MoE(DIMS, Routing(8, 3), **WHOLE | {"shared": 0}, exchange="dense")
     values, state, x = draw(rng, module)
-    logits = x @ values["router/matrix"]
+    logits = x @ values["router/matrix"] + values["router/logit_bias"]
     scores = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     chosen = np.argsort(-scores, axis=-1)[..., :3]
     weights = np.take_along_axis(scores, chosen, -1)

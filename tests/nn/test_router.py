@@ -40,13 +40,15 @@ def test_the_chosen_have_the_largest_scores_and_their_weights(rng):
             np.testing.assert_allclose(routed.weights, weights, rtol=1e-4)
 
 
-def test_groups_are_kept_by_the_sum_of_their_two_best(rng):
-    logits, real, routed, _ = route(Routing(8, 2, "sigmoid", groups=4, kept_groups=2), rng)
-    by_group = (1 / (1 + np.exp(-logits))).reshape(BATCH, SEQ, 4, 2).sum(-1)
-    kept = np.argsort(-by_group, axis=-1)[..., :2]
-    allowed = (np.arange(8) // 2 == kept[..., None]).any(-2)
-    expected = np.argsort(-np.where(allowed, logits, -np.inf), axis=-1)[..., :2]
-    np.testing.assert_array_equal(np.asarray(routed.chosen)[real], expected[real])
+def test_groups_are_kept_by_the_sum_of_their_best(rng):
+    for group_best in (1, 2):
+        routing = Routing(8, 2, "sigmoid", groups=2, kept_groups=1, group_best=group_best)
+        logits, real, routed, _ = route(routing, rng)
+        scores = np.sort((1 / (1 + np.exp(-logits))).reshape(BATCH, SEQ, 2, 4))
+        kept = np.argmax(scores[..., -group_best:].sum(-1), axis=-1)
+        allowed = np.arange(8) // 4 == kept[..., None]
+        expected = np.argsort(-np.where(allowed, logits, -np.inf), axis=-1)[..., :2]
+        np.testing.assert_array_equal(np.asarray(routed.chosen)[real], expected[real])
 
 
 def test_losses_are_their_formulas_over_real_tokens(rng):
@@ -116,6 +118,7 @@ def test_an_expert_takes_the_first_tokens_of_each_sequence_up_to_its_capacity(rn
         ({"groups": 3}, "Routing.groups: 8 experts do not divide into 3 groups"),
         ({"groups": 2, "kept_groups": 3}, "Routing.kept_groups is 3, of 2 groups"),
         ({"groups": 8, "kept_groups": 1}, "Routing.top_k is 2, and 1 of 8 groups have 1 experts: raise kept_groups"),
+        ({"group_best": 0}, "Routing.group_best is 0; must be at least 1"),
         ({"scores": "softmaks"}, "Routing.scores is 'softmaks', which is unknown. Did you mean 'softmax'"),
         ({"bias_rate": -1.0}, "Routing.bias_rate is -1.0; must be at least 0"),
     ],

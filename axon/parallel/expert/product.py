@@ -1,19 +1,24 @@
-"""Experts' matrices, each by the rows of its own expert."""
+"""Experts' matrices and biases, each with the rows of its own expert."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from jax import Array
+import jax.numpy as jnp
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import HostWeight, Operation, StoredWeight, per_device, reshard, use_weight
+from axon.axes import HostWeight, Names, Operation, StoredWeight, per_device, reshard, use_weight
 from axon.axes.specs import partial_spec
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.devices import ExpertMesh
 
+Stored = Array | HostWeight
+
 
 @dataclass(frozen=True)
 class Products:
-    """What experts do with rows sorted by expert, of which each device has its own: two kinds of product.
+    """What experts do with rows sorted by expert, of which each device has its own: two kinds of product, and biases.
 
     `sizes` are how many rows each expert has, of each device.
     """
@@ -21,18 +26,27 @@ class Products:
     mesh: ExpertMesh
     sizes: Array
 
-    def up(self, rows: Array, weight: Array | HostWeight) -> Array:
-        """`copies rows embed` by `experts embed mlp` → `rows mlp`."""
-        spec = PartitionSpec(self.mesh.experts or None, None, self.mesh.mlp or None)
-        return self._use(_Product(self.mesh, self.mesh.wide, spec, self.mesh.inner), weight, rows)
+    def up(self, rows: Array, weight: Stored, bias: Stored | None = None) -> Array:
+        """`copies rows embed` by `experts embed mlp`, plus `experts mlp` → `rows mlp`."""
+        experts, mlp = self.mesh.experts or None, self.mesh.mlp or None
+        product = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, mlp), self.mesh.inner)
+        out = self._use(product, weight, rows)
+        if bias is None:
+            return out
+        return self._use(_Sum(self.mesh, self.mesh.inner, PartitionSpec(experts, mlp)), bias, out)
 
-    def down(self, rows: Array, weight: Array | HostWeight) -> Array:
-        """`rows mlp` by `experts mlp embed` → `copies rows embed`, whose sum over the copies is the product."""
-        spec = PartitionSpec(self.mesh.experts or None, self.mesh.mlp or None, None)
-        return self._use(_Product(self.mesh, self.mesh.inner, spec, self.mesh.wide), weight, rows)
+    def down(self, rows: Array, weight: Stored, bias: Stored | None, weights: Array) -> Array:
+        """`rows mlp` by `experts mlp embed`, plus `experts embed` times the row's weight → `copies rows embed`, which
+        are to be summed over the copies."""
+        experts, mlp = self.mesh.experts or None, self.mesh.mlp or None
+        product = _Product(self.mesh, self.mesh.inner, PartitionSpec(experts, mlp, None), self.mesh.wide)
+        out = self._use(product, weight, rows)
+        if bias is None:
+            return out
+        return self._use(_Sum(self.mesh, self.mesh.wide, PartitionSpec(experts, None)), bias, out, weights)
 
-    def _use(self, product: "_Product", weight: Array | HostWeight, rows: Array) -> Array:
-        return use_weight(self.mesh.scope, product, weight, rows, self.sizes)
+    def _use(self, operation: Operation, weight: Stored, rows: Array, *weights: Array) -> Array:
+        return use_weight(self.mesh.scope, operation, weight, rows, self.sizes, *weights)
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,69 @@ class _Product(Operation):
 
     def _placed(self, rows: Array, spec: PartitionSpec) -> Array:
         return reshard(rows.astype(self.mesh.scope.compute), spec)
+
+
+@dataclass(frozen=True)
+class _Sum(Operation):
+    """Rows plus the bias of each one's expert, times the row's weight where there are weights; specs of both.
+
+    Of copies the first alone gets it, since they are summed; and no row gets one that is of no expert.
+    """
+
+    mesh: ExpertMesh
+    rows: PartitionSpec
+    bias: PartitionSpec
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Sequence[Array]]:
+        rows, *of_rows = operands
+
+        def local(rows: Array, bias: Array, sizes: Array, *weights: Array) -> Array:
+            own = self._dot(_is_own(sizes, rows.shape[-2], bias.dtype), bias, jnp.float32)
+            return rows + (own * self._factor(weights)).astype(rows.dtype)
+
+        run = per_device(local, (self.rows, self.bias, *(self.mesh.rows for _ in of_rows)), self.rows)
+        return run(reshard(rows, self.rows), weight.gathered(self.bias), *of_rows), of_rows
+
+    def backward(self, weight: StoredWeight, saved: Sequence[Array], cotangent: Array) -> tuple[Array | None, ...]:
+        def local(dy: Array, bias: Array, sizes: Array, *weights: Array) -> tuple[Array, ...]:
+            dy, factor = _flat(dy), self._factor(weights)
+            own = _is_own(sizes, dy.shape[0], dy.dtype)
+            db = self._dot(own.T, (dy * factor).astype(dy.dtype), self.mesh.scope.reduce)
+            if not weights:
+                return (db,)
+            by_expert = self._dot(dy, bias.T, jnp.float32)
+            return db, jnp.sum(by_expert * own, axis=1) * self._is_first()
+
+        inputs = (self.rows, self.bias, *(self.mesh.rows for _ in saved))
+        of_bias = partial_spec(self.bias, (*self.mesh.replicas, *self._copies))
+        outputs = (of_bias, *(partial_spec(self.mesh.rows, self._copies) for _ in saved[1:]))
+        run = per_device(local, inputs, outputs)
+        dy = reshard(cotangent.astype(self.mesh.scope.compute), self.rows)
+        db, *dweights = run(dy, weight.gathered(self.bias), *saved)
+        return db if weight.trained else None, cotangent, None, *dweights
+
+    def _factor(self, weights: Sequence[Array]) -> Any:
+        """What the bias of each row is multiplied by, `rows 1` or a scalar."""
+        return self._is_first() * weights[0][:, None] if weights else self._is_first()
+
+    def _is_first(self) -> Any:
+        """1 on the device of the first copy, 0 on those of the others."""
+        return (lax.axis_index(self._copies) == 0).astype(jnp.float32) if self._copies else 1
+
+    @property
+    def _copies(self) -> Names:
+        """The mesh axes whose devices have copies of the rows, of which one counts."""
+        return self.mesh.mlp if len(self.rows) == 3 else ()
+
+    def _dot(self, x: Array, y: Array, dtype: Any) -> Array:
+        return jnp.dot(x, y, precision=self.mesh.scope.precision, preferred_element_type=dtype)
+
+
+def _is_own(sizes: Array, rows: int, dtype: Any) -> Array:
+    """`rows experts`: 1 where a row is the expert's, of rows sorted by expert. A product with it sums or selects
+    rows without a gather or a scatter."""
+    ends, number = jnp.cumsum(sizes), jnp.arange(rows)[:, None]
+    return ((ends - sizes <= number) & (number < ends)).astype(dtype)
 
 
 def _flat(rows: Array) -> Array:

@@ -20,7 +20,7 @@ FURTHER_ROUNDS = "further_rounds"
 
 Stored = Array | HostWeight
 Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
-"""(products, matrices, `copies rows embed`, each row's weight) → `copies rows embed`."""
+"""(products, matrices and biases, `copies rows embed`, each row's weight) → `copies rows embed`."""
 
 
 def through_experts(

@@ -88,8 +88,7 @@ class Routed(NamedTuple):
 
 
 class Router(nnx.Module):
-    """Scores of all experts in float32, and the choice of some of them. `bias`: whether the logits have one, which is
-    trained.
+    """Scores of all experts in float32, and the choice of some of them. `bias`: whether the logits have a trained one.
 
     Its variables are what the last step saw: the tokens that chose each expert (`load`), how many choices were dropped,
     and the entropy of its scores, summed over tokens. Padding is not routed, and counts for nothing.

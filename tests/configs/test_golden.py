@@ -33,8 +33,8 @@ PARAMETERS = {
     "gpt_oss_20b": 20_914_757_184,
     "deepseek_v3": 671_026_404_352 + 11_610_067_968,
 }
-"""As counted in the published weights. (DeepSeek-V3's: its layers, embedding and head, and the multi-token block without
-the copies of the last two that are stored with it; the routers' biases are variables.)"""
+"""As counted in the published weights. (DeepSeek-V3's: its layers, embedding and head, and the multi-token block
+without the copies of the last two that are stored with it; the routers' biases are variables.)"""
 
 
 def resolved(name: str):

@@ -1,9 +1,9 @@
-"""DeepSeek: published sizes of its attention, FLOPs with a second token, and what cannot be."""
+"""DeepSeek: published sizes, which layers have experts, FLOPs with a second token, and what cannot be."""
 
 import pytest
 
 from axon.errors import UserError
-from axon.nn import parameters
+from axon.nn import Routing, parameters, variables
 from models.deepseek import DeepSeek
 
 SMALL = DeepSeek(
@@ -25,13 +25,43 @@ SMALL = DeepSeek(
     ("config", "count"),
     [
         (DeepSeek(first_dense=61), 187_107_328),
-        (DeepSeek(102_400, 2048, 27, 27, heads=16, mlp=10_944, q_latent=None), 13_763_072),
+        (DeepSeek(102_400, 2048, 27, 27, 16, 10_944, q_latent=None), 13_763_072),
     ],
     ids=["V3", "V2-Lite"],
 )
 def test_attention_has_the_published_number_of_parameters(config, count):
     attention = [s for p, s in parameters(config.build()).items() if "/attention/" in p]
     assert sum(spec.size for spec in attention) == config.layers * count
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        (DeepSeek(), 671_026_404_352),
+        (
+            DeepSeek(
+                102_400, 5120, 60, 1, 128, 12_288, 1536, Routing(160, 6, groups=8, kept_groups=3, group_best=1), 3072
+            ),
+            235_741_434_880,
+        ),
+        (DeepSeek(102_400, 2048, 27, 1, 16, 10_944, 1408, Routing(64, 6), 2816, q_latent=None), 15_706_484_224),
+    ],
+    ids=["V3", "V2", "V2-Lite"],
+)
+def test_it_has_the_published_number_of_parameters(config, count):
+    assert sum(spec.size for spec in parameters(config.build()).values()) == count
+
+
+def test_layers_after_the_first_and_the_multi_token_block_have_experts():
+    routing = Routing(4, 2, bias_rate=0.1)
+    module = DeepSeek(**vars(SMALL) | {"layers": 5, "routing": routing, "multi_token": True}).build()
+    shapes = {path: spec.shape for path, spec in parameters(module).items()}
+    assert (shapes["layers/dense/mlp/up"], shapes["layers/experts/moe/up"]) == ((2, 24, 32), (3, 4, 24, 2048))
+    assert shapes["ahead/block/moe/up"] == (4, 24, 2048)
+    assert {path: spec.shape for path, spec in variables(module).items() if path.endswith("bias")} == {
+        "layers/experts/moe/router/bias": (3, 4),
+        "ahead/block/moe/router/bias": (4,),
+    }
 
 
 def test_flops_of_a_second_token_are_those_of_a_layer_a_projection_and_the_head(rng):
@@ -47,6 +77,8 @@ def test_flops_of_a_second_token_are_those_of_a_layer_a_projection_and_the_head(
         ({"kv_latent": 0}, "DeepSeek.kv_latent is 0; must be at least 1"),
         ({"rope_dim": 5}, "DeepSeek: rope_dim 5 is odd"),
         ({"first_dense": 3}, "DeepSeek: first_dense 3 is more than layers 2"),
+        ({"exchange": "paded"}, "unknown exchange 'paded' of tokens and experts. Did you mean 'padded'"),
+        ({"remat": {"experts": "full"}}, "no kind of block is named 'experts'"),
         ({"remat": ("kv_latnt",)}, "Did you mean 'kv_latent'?"),
     ],
 )

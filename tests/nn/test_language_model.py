@@ -18,6 +18,7 @@ from axon.nn import (
     Param,
     RMSNorm,
     Rope,
+    Routing,
     Segment,
     Variable,
     YarnScaling,
@@ -32,13 +33,14 @@ from models.gpt2 import GPT2
 from models.gpt_oss import GptOss
 from models.llama import Llama
 
+EXPERTS = Routing(8, 2, "sigmoid", groups=2, kept_groups=1, bias_rate=0.1)
 MODELS = [
     Llama(vocab=32, embed=16, layers=2, heads=4, kv_heads=2, mlp=24, tied=True),
     Llama(vocab=32, embed=16, layers=2, heads=4, kv_heads=2, mlp=24, window=5, unroll=False),
     GPT2(vocab=32, embed=16, layers=2, heads=4, mlp=24, positions=16),
     Gemma(32, 16, 3, 4, 2, 24, 4, window=5, local_rope=Rope(100.0), qk_norm=True, soft_cap=1.0, logit_soft_cap=2.0),
-    GptOss(32, 16, 2, 4, 2, 24, 4, window=5, rope=Rope(100.0, YarnScaling(4.0, 16))),
-    DeepSeek(32, 16, 2, 2, 4, 24, q_latent=None, kv_latent=12, nope_dim=6, rope_dim=4, value_dim=8),
+    GptOss(32, 16, 2, 4, 2, 24, 4, Routing(4, 2), window=5, rope=Rope(100.0, YarnScaling(4.0, 16))),
+    DeepSeek(32, 16, 2, 1, 4, 24, 8, EXPERTS, 8, q_latent=None, kv_latent=12, nope_dim=6, rope_dim=4, value_dim=8),
 ]
 
 

@@ -10,14 +10,16 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel, tensor_3d
-from axon.nn import Inputs
+from axon.nn import Inputs, Routing
 from axon.serve.generate import Generator, Sampling, next_tokens
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.gpt2 import GPT2
+from models.gpt_oss import GptOss
 from models.llama import Llama
+from models.mixtral import Mixtral
 
 VOCAB = 64
 
@@ -37,6 +39,11 @@ def random_values(program, seed):
     return jax.tree.map(make, program.abstract_state().parameters)
 
 
+def variables_of(program):
+    """Those of its module before the first step."""
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), program.abstract_state().variables)
+
+
 def llama(**fields):
     return Llama(**{"vocab": VOCAB, "embed": 32, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 48, **fields})
 
@@ -50,7 +57,7 @@ def likeliest(program, values, ids):
     """The likeliest id after each of `ids`, by one forward pass over all of them."""
 
     def last(values, tokens):
-        model = program.runtime.bind(values)
+        model = program.runtime.bind(values, variables_of(program))
         positions = jnp.arange(tokens.shape[1])[None]
         hidden, *_ = model.hidden(Inputs(tokens, positions, jnp.zeros_like(tokens)))
         return jnp.argmax(model.output.logits(hidden)[0], axis=-1)
@@ -59,13 +66,30 @@ def likeliest(program, values, ids):
         return np.asarray(jax.jit(last)(values, np.asarray([ids], np.int32))).tolist()
 
 
-LATENTS = DeepSeek(VOCAB, 32, 2, 2, heads=4, mlp=48, q_latent=16, kv_latent=12, nope_dim=6, rope_dim=4, value_dim=8)
+LATENTS = DeepSeek(
+    VOCAB,
+    32,
+    layers=2,
+    first_dense=1,
+    heads=4,
+    mlp=48,
+    expert_mlp=16,
+    routing=Routing(8, 2, "sigmoid", groups=2, kept_groups=1, bias_rate=0.1),
+    shared=16,
+    q_latent=16,
+    kv_latent=12,
+    nope_dim=6,
+    rope_dim=4,
+    value_dim=8,
+)
 MODELS = {
     "llama": llama(layers=2),
     "window": llama(layers=2, window=5, qk_norm=True, bias=True, tied=True),
     "gpt2": GPT2(VOCAB, 32, 2, 4, 48, 128),
     "alternating windows": Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0, unroll=False),
     "latents": LATENTS,
+    "experts": Mixtral(VOCAB, 32, 2, 4, 2, 24, Routing(8, 2), qk_norm=True, head_dim=16),
+    "biased experts": GptOss(VOCAB, 32, 2, 4, 2, 24, 8, Routing(4, 2), window=6),
 }
 
 
@@ -75,7 +99,7 @@ def test_temperature_0_takes_what_the_full_forward_pass_finds_likeliest(model, s
     of = program(MODELS[model])
     values = random_values(of, seed)
     prompt = rng.integers(0, VOCAB, int(rng.integers(1, 20))).tolist()
-    ids = Generator(of.runtime)(values, prompt, Sampling(tokens=12, temperature=0))
+    ids = Generator(of.runtime)(values, prompt, Sampling(tokens=12, temperature=0), variables_of(of))
     assert ids == likeliest(of, values, [*prompt, *ids])[len(prompt) - 1 : -1]
 
 

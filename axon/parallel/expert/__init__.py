@@ -11,6 +11,6 @@ from axon.parallel.expert.local import Local
 from axon.parallel.expert.padded import Padded
 from axon.parallel.expert.product import Products
 from axon.parallel.expert.ragged import Ragged
-from axon.parallel.expert.rounds import FURTHER_ROUNDS, through_experts
+from axon.parallel.expert.rounds import through_experts
 
-__all__ = ["FURTHER_ROUNDS", "ExpertMesh", "Local", "Padded", "Products", "Ragged", "through_experts"]
+__all__ = ["ExpertMesh", "Local", "Padded", "Products", "Ragged", "through_experts"]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import HostWeight, Operation, StoredWeight, per_device, reshard, use_weight
+from axon.axes import HostWeight, Names, Operation, StoredWeight, per_device, reshard, use_weight
 from axon.axes.specs import partial_spec
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.devices import ExpertMesh
@@ -124,9 +124,8 @@ class _Sum(Operation):
             return db, jnp.sum(by_expert * own, axis=1) * self._is_first()
 
         inputs = (self.rows, self.bias, *(self.mesh.rows for _ in saved))
-        copies = self.mesh.mlp if len(self.rows) == 3 else ()
-        of_bias = partial_spec(self.bias, (*self.mesh.replicas, *copies))
-        outputs = (of_bias, *(partial_spec(self.mesh.rows, copies) for _ in saved[1:]))
+        of_bias = partial_spec(self.bias, (*self.mesh.replicas, *self._copies))
+        outputs = (of_bias, *(partial_spec(self.mesh.rows, self._copies) for _ in saved[1:]))
         run = per_device(local, inputs, outputs)
         dy = reshard(cotangent.astype(self.mesh.scope.compute), self.rows)
         db, *dweights = run(dy, weight.gathered(self.bias), *saved)
@@ -138,7 +137,12 @@ class _Sum(Operation):
 
     def _is_first(self) -> Any:
         """1 on the device of the first copy, 0 on those of the others."""
-        return (lax.axis_index(self.mesh.mlp) == 0).astype(jnp.float32) if len(self.rows) == 3 and self.mesh.mlp else 1
+        return (lax.axis_index(self._copies) == 0).astype(jnp.float32) if self._copies else 1
+
+    @property
+    def _copies(self) -> Names:
+        """The mesh axes whose devices have copies of the rows, of which one counts."""
+        return self.mesh.mlp if len(self.rows) == 3 else ()
 
     def _dot(self, x: Array, y: Array, dtype: Any) -> Array:
         return jnp.dot(x, y, precision=self.mesh.scope.precision, preferred_element_type=dtype)

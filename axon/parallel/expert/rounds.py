@@ -16,13 +16,12 @@ from axon.parallel.expert.padded import Padded
 from axon.parallel.expert.product import Products
 from axon.parallel.expert.ragged import Ragged
 
+FURTHER_ROUNDS = "further_rounds"
+"""The named scope of the loop that a load within the margin never enters: `axon.plan` counts it as nothing."""
+
 Stored = Array | HostWeight
 Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
-"""(products, matrices, `copies rows embed`, each row's weight) → `copies rows embed`."""
-
-
-FURTHER_ROUNDS = "further_rounds"
-"""The scope that names the loop of rounds after the first: a load within the margin runs it no time."""
+"""(products, matrices and biases, `copies rows embed`, each row's weight) → `copies rows embed`."""
 
 
 def through_experts(
@@ -78,13 +77,13 @@ def _further(
         bound = [p if value is None else HostWeight(value, p) for p, value in zip(places, hosted, strict=True)]
         return round(number, x, chosen, weights, bound)
 
+    @jax.named_scope(FURTHER_ROUNDS)
     def repeat(rounds: Array, body: Callable[[Array], Any], total: Any) -> Any:
         def step(carry: tuple[Array, Any]) -> tuple[Array, Any]:
             number, total = carry
             return number + 1, jax.tree.map(jnp.add, total, body(number))
 
-        with jax.named_scope(FURTHER_ROUNDS):
-            return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
+        return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
 
     @jax.custom_vjp
     def further(rounds: Array, chosen: Array, hosted: Any, *trained: Any) -> Array:

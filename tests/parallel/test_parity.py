@@ -220,7 +220,9 @@ def test_gradients_and_steps_of_several_kinds_of_block_do_not_depend_on_the_layo
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "names", [*COMPOSITIONS[:2], ("zero 3", "tensor"), ("zero 3", "three-dimensional")], ids=joined
+    "names",
+    [*COMPOSITIONS[:2], ("zero 3", "tensor"), ("zero 3", "three-dimensional"), ("pipeline", "zero 3", "ulysses")],
+    ids=joined,
 )
 def test_gradients_and_steps_with_latent_attention_do_not_depend_on_the_layout(names, expected_of_latents):
     check(combined(*names), expected_of_latents)

@@ -16,8 +16,9 @@ from jax.sharding import PartitionSpec
 from axon.axes.gradients import like_operand, of_type
 from axon.axes.memory import to_device
 from axon.axes.patterns import Contraction, Names, PatternError
-from axon.axes.placing import reshard
+from axon.axes.placing import current_explicit, reshard
 from axon.axes.scope import Scope
+from axon.axes.specs import extra_axes
 
 
 class Weight(Protocol):
@@ -105,6 +106,22 @@ class StoredWeight:
     def cotangent(self, gradient: Array) -> Array:
         """A gradient, of which other devices may have a part, as the weight is stored: see `as_cotangent`."""
         return of_type(gradient, self.type)
+
+    def swapped_cotangent(self, gradient: Array) -> Array:
+        """`cotangent` of a gradient whose last two dimensions are swapped: it is summed over devices as it is.
+
+        A reduce-scatter by the last dimension would first copy it, to have each device's part in one piece.
+        """
+        if current_explicit():
+            spec = self.type.sharding.spec
+            *first, a, b = spec.partitions
+            gradient = reshard(gradient, PartitionSpec(*first, b, a, unreduced=spec.reduced))
+        return jax.numpy.swapaxes(gradient, -1, -2)
+
+    def splits_last_beyond(self, spec: PartitionSpec) -> bool:
+        """Whether a device stores a part of the last dimension of what `spec` gives it there."""
+        stored = jax.typeof(self.value).sharding.spec
+        return bool(extra_axes(spec[-1], stored.partitions[-1] if len(stored.partitions) == len(spec) else None))
 
 
 class Operation(ABC):

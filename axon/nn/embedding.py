@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import Scope, StoredWeight
-from axon.axes.specs import mesh_axes_of, num_shards, partial_spec, without
+from axon.axes.specs import entries, mesh_axes_of, num_shards, partial_spec, without
 from axon.nn.param import Dims, Param, normal
 
 
@@ -69,7 +69,8 @@ class _LookUp(axes.Operation):
         if self.apart:
             # Exchanged while the sum over rows is still to be made, so that one collective makes it of fewer vectors.
             deferred = self.row_axes if axes.supports_unreduced() else ()
-            vectors = axes.reshard(vectors, partial_spec(self.out, deferred))
+            for spec in self._exchange()[1:]:
+                vectors = axes.reshard(vectors, partial_spec(spec, deferred))
         return axes.reshard(vectors, self.residual), ids
 
     def backward(self, weight: StoredWeight, saved: Array, cotangent: Array) -> tuple[Array | None, None]:
@@ -81,8 +82,23 @@ class _LookUp(axes.Operation):
             return zeros.at[self._place(ids)].add(vectors.astype(self.scope.reduce), mode="drop")
 
         added = axes.per_device(add, (self.vectors, self.ids), partial_spec(self.table, mesh_axes_of(self.ids)))
-        vectors = axes.reshard(axes.reshard(cotangent, self.out), self.vectors)
+        vectors = axes.reshard(cotangent, self.out)
+        for spec in reversed(self._exchange()):
+            vectors = axes.reshard(vectors, spec)
         return added(vectors, axes.reshard(saved, self.ids)), None
+
+    def _exchange(self) -> list[PartitionSpec]:
+        """From `vectors` to `out`, a dimension of the tokens at a time, the last mesh axis of the columns first.
+
+        Of an exchange that splits two dimensions at once XLA makes a gather of all vectors of all tokens.
+        """
+        specs, left = [self.vectors], [a for a in self.apart if a in mesh_axes_of(self.out[:2])]
+        while left:
+            split = next(entries(entry) for entry in self.out[:2] if left[-1] in entries(entry))
+            left = [a for a in left if a not in split]
+            tokens = (without(entry, left) for entry in self.out[:2])
+            specs.append(PartitionSpec(*tokens, (*entries(self.out[2]), *left) or None))
+        return specs
 
     def _place(self, ids: Array) -> Array:
         """The row of each id in this device's part of the table; `rows`, which is none, where it is not there."""

@@ -18,7 +18,7 @@ from axon.nn.inputs import Inputs
 from axon.nn.mlp import Activation, GatedMLP, swiglu
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.router import Routed, Router, Routing
-from axon.parallel.expert import ExpertMesh, Padded, Products, Ragged, through_experts
+from axon.parallel.expert import ExpertMesh, Local, Padded, Products, Ragged, through_experts
 
 TOKENS = "batch.expert seq.expert"
 RESIDUAL = "batch seq.residual embed"
@@ -99,7 +99,7 @@ class MoE(nnx.Module):
         if scope is None or self.exchange == "dense":
             return self._dense(x, routed)
         mesh = ExpertMesh.of(scope, self.routing.experts)
-        ways = {"padded": Padded, "ragged": Ragged}
+        ways = {"local": Local, "padded": Padded, "ragged": Ragged}
         way = ways[self._way(scope, mesh)](mesh, _copies(mesh, routed), self.margin)
         matrices = [stored_array(w, "MoE") for w in (self.gate, self.up, self.down, *self._biases)]
         out = scope.placement.spec(("batch", "seq.residual", "embed"))
@@ -138,11 +138,11 @@ class MoE(nnx.Module):
         return shard(y, RESIDUAL)
 
     def _way(self, scope: Scope, mesh: ExpertMesh) -> str:
-        """ "padded" or "ragged", with a word in the log."""
+        """ "local", "padded" or "ragged", with a word in the log."""
         if not mesh.exchanged:
             split = f", summed over {' and '.join(mesh.shared)}" if mesh.shared else ""
             axes.log_choice("experts", f"each device's own tokens{split}")
-            return "padded"
+            return "local"
         where = f"tokens sent over {' and '.join(mesh.exchanged)}, {self.margin} × the balanced load in a round"
         platform = scope.placement.platform
         if self.exchange == "ragged" and platform == "cpu":

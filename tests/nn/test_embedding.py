@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon import axes
 from axon.axes import shard
 from axon.nn import Embedding
 
@@ -16,6 +17,7 @@ LAYOUTS = [
     ({"context": 2, "tensor": 4}, {}),
     ({"data": 2, "x": 2}, {"rows": {"vocab": None, "embed": "x"}, "order": ("data", "x")}),
     ({"data": 4}, {"rows": {"vocab": "data"}}),
+    BOTH := ({"data": 2, "context": 4}, {"params": {"embed": ("data", "context")}}),
 ]
 
 
@@ -44,6 +46,17 @@ def test_a_look_up_and_its_gradient_do_not_depend_on_the_layout(mesh, options, a
     expected = np.zeros((24, 8))
     np.add.at(expected, ids, weight)
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
+
+
+def test_no_device_has_all_vectors_where_they_change_hands_over_both_dimensions(rng, placed, run):
+    mesh, options = BOTH
+    placement, table = placed(mesh, **options), rng.normal(size=(24, 8)).astype(np.float32)
+    stored = jax.device_put(table, placement.sharding(("vocab", "embed"), "params"))
+    with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
+        arguments = stored, np.zeros((4, 32), np.int32), np.zeros((4, 32, 8), np.float32)
+        text = jax.jit(lambda *arguments: run(*arguments)).lower(*arguments).compile().as_text()
+    assert "f32[4,32,1]" in text
+    assert "f32[4,32,8]" not in text.split("ENTRY")[1].replace("parameter", "")
 
 
 def test_without_a_layout_it_is_indexing(rng):

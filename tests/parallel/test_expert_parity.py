@@ -64,6 +64,7 @@ FOLDED = {
 LAYOUTS = [
     Layout({"expert": 2, "tensor": 2}, rows=sequence_parallel(), microbatches=2),
     Layout({"data": 2, "expert": 2}, zero=3, microbatches=2),
+    Layout({"data": 4}, zero=3, microbatches=2),
     Layout({"expert": 8}),
     Layout({"data": 2, "expert": 2, "tensor": 2}, zero=1),
     Layout({"data": 2, "expert": 2, "tensor": 2}, zero=3, **FOLDED),

@@ -1,5 +1,6 @@
 """configs/pods: each run on the chips that its name says. Compiling them whole is slow, and done on request."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,11 @@ from axon.plan.topology import devices
 
 PODS = Path(__file__).parents[2] / "configs" / "pods"
 NAMES = sorted(path.stem for path in PODS.glob("*.gin"))
+ATTENTION = {"axon_attention_forward", "axon_attention_backward"}
+EXPERTS = {"grouped_matmul", "grouped_matmul_transposed", "grouped_matmul_weight_gradient"}
+
+MAXTEXT = {"mixtral_8x7b_v5p_4x4x4": 34.1}
+"""GiB a device of the same step in MaxText, see docs/measurements.md."""
 
 
 def target(name):
@@ -37,8 +43,8 @@ def test_the_layout_holds_the_model_on_the_chips_that_the_file_is_named_after(na
 def test_the_whole_step_fits_and_on_tpus_attention_is_our_kernels_and_never_a_square(name):
     made = program(name)
     report, text = compile_step(made, target(name))
-    assert report.memory["total"] <= report.memory["available"]
+    assert report.memory["total"] <= min(report.memory["available"], MAXTEXT.get(name, math.inf) * 2**30)
     if "h200" not in name:
-        assert set(report.kernels) == {"axon_attention_forward", "axon_attention_backward"}
+        assert set(report.kernels) == ATTENTION | (EXPERTS if "experts" in made.module.dims else set())
         square = f"{made.seq},{made.seq}]"  # of 70B that is a weight's shape, too
         assert made.seq == made.module.dims["embed"] or square not in text

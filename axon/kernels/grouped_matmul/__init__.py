@@ -42,15 +42,23 @@ def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
     return _IMPLEMENTATIONS[_chosen(x, w)](x, w, sizes)
 
 
-def grouped_matmul_gradients(x: Array, w: Array, sizes: Array, dy: Array, accumulate: Any) -> tuple[Array, Array]:
-    """`dx` and `dw` of `grouped_matmul` from its cotangent `dy`: that of the weights in the dtype `accumulate`."""
+def grouped_matmul_gradients(
+    x: Array, w: Array, sizes: Array, dy: Array, accumulate: Any, *, swapped: bool = False
+) -> tuple[Array, Array]:
+    """`dx` and `dw` of `grouped_matmul` from its cotangent `dy`: that of the weights in the dtype `accumulate`.
+
+    Args:
+        swapped: make `dw` as `groups out embed`.
+    """
     _check(x, w, sizes)
     chosen = _chosen(x, w)
     if chosen not in _GRADIENTS:
         _, backward = jax.vjp(lambda x, w: grouped_matmul_reference(x, w, sizes), x, w.astype(accumulate))
-        return backward(dy.astype(accumulate))
+        dx, dw = backward(dy.astype(accumulate))
+        return dx, jnp.swapaxes(dw, 1, 2) if swapped else dw
     product, weight_gradient = _GRADIENTS[chosen]
-    return product(dy, w, sizes, transposed=True), weight_gradient(x, dy, sizes, dtype=accumulate)
+    left, right = (dy, x) if swapped else (x, dy)
+    return product(dy, w, sizes, transposed=True), weight_gradient(left, right, sizes, dtype=accumulate)
 
 
 def _chosen(x: Array, w: Array) -> str:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon.axes import like_operand, per_device, reshard
 from axon.axes.specs import partial_spec
 from axon.parallel.expert.devices import ExpertMesh
+from axon.parallel.expert.local import Local
 from axon.parallel.expert.padded import Padded
 from axon.parallel.expert.ragged import Ragged
 
@@ -29,12 +29,12 @@ class Exchange:
     """
 
     mesh: ExpertMesh
-    way: Padded | Ragged
+    way: Local | Padded | Ragged
     shape: tuple[int, ...]
     plan: Any
 
     @classmethod
-    def of_round(cls, mesh: ExpertMesh, way: Padded | Ragged, chosen: Array, number: Array) -> "Exchange":
+    def of_round(cls, mesh: ExpertMesh, way: Local | Padded | Ragged, chosen: Array, number: Array) -> "Exchange":
         """The exchange of a round, from `chosen[batch seq k]`, the expert of each copy of a token or -1."""
 
         def local(chosen: Array, number: Array) -> Any:
@@ -84,8 +84,8 @@ class Exchange:
         """Sums of copies, of which the devices along `mlp` and `shared` have parts."""
 
         def local(rows: Array, plan: Any) -> Array:
-            copies = self.way.back(rows[0], plan)
-            return jnp.sum(copies.reshape(*self.shape, copies.shape[-1]), axis=2)
+            total = self.way.back(rows[0], plan).summed(self.shape[-1])
+            return total.reshape(*self.shape[:2], -1)
 
         out = partial_spec(self.mesh.x, (*self.mesh.mlp, *self.mesh.shared))
         return self._run(local, (reshard(rows, self.mesh.wide), plan), self.mesh.wide, out)
@@ -98,7 +98,7 @@ class Exchange:
 
     def _returned(self, weights: Array, plan: Any) -> Array:
         def local(weights: Array, plan: Any) -> Array:
-            return self.way.back(weights, plan).reshape(self.shape)
+            return self.way.back(weights, plan).each().reshape(self.shape)
 
         out = partial_spec(self.mesh.x, self.mesh.shared)
         return self._run(local, (reshard(weights, self.mesh.rows), plan), self.mesh.rows, out)

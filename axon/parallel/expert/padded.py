@@ -8,14 +8,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.axes.specs import num_shards
+from axon.parallel.expert.copies import Copies
 from axon.parallel.expert.devices import ExpertMesh
 
 
 class PaddedPlan(NamedTuple):
-    """Where each copy of a token goes in one round, on one device; numbers past the end mean none."""
+    """Where each copy of a token goes in one round, on one device; a copy past the last means none."""
 
     copy: Array  # places: which copy is sent from it
     place: Array  # copies: the place that it is sent from
+    is_sent: Array  # copies: whether it is sent in this round
     order: Array  # rows: the received place whose row comes here, sorted by expert
     row: Array  # places: the row that what is received there becomes
     sizes: Array  # experts of this device: how many rows each has
@@ -55,7 +57,7 @@ class Padded:
     def rounds(self, chosen: Array) -> Array:
         """How many rounds this load takes: the same number on all devices that exchange."""
         found = -(-jnp.max(self._counts(self.mesh.destination(chosen))) // self.places)
-        return lax.pmax(found, self.mesh.by_row) if self.mesh.by_row else found
+        return lax.pmax(found, self.mesh.by_row)
 
     def plan(self, chosen: Array, number: Array) -> PaddedPlan:
         """The plan of a round, from each copy's expert."""
@@ -70,17 +72,17 @@ class Padded:
         is_filled = begin + jnp.arange(self.places) < counts[:, None]
         copy = jnp.where(is_filled, order.at[position].get(mode="clip"), self.copies).reshape(-1)
 
-        rank = jnp.zeros_like(order).at[order].set(jnp.arange(self.copies))
+        rank = jnp.argsort(order)  # argsort of a permutation is its inverse
         peer = jnp.minimum(group // local, peers - 1)
         index = rank - (first + begin)[peer]
         fits = (group < peers * local) & (index >= 0) & (index < self.places)
-        place = jnp.where(fits, peer * self.places + index, self.num_rows)
+        place = jnp.where(fits, peer * self.places + index, 0)
 
         expert = self._exchange(jnp.where(copy < self.copies, group.at[copy].get(mode="clip") % local, local))
         sorted_by_expert = jnp.argsort(expert, stable=True)
-        row = jnp.zeros_like(sorted_by_expert).at[sorted_by_expert].set(jnp.arange(self.num_rows))
+        row = jnp.argsort(sorted_by_expert)
         sizes = jnp.sum(expert[:, None] == jnp.arange(local), axis=0, dtype=jnp.int32)
-        return PaddedPlan(copy, place, sorted_by_expert, row, sizes)
+        return PaddedPlan(copy, place, fits, sorted_by_expert, row, sizes)
 
     def send(self, values: Array, plan: PaddedPlan) -> Array:
         """`copies …`, or `tokens …` of which each is sent k times, → `rows …`, those of no copy 0."""
@@ -88,9 +90,9 @@ class Padded:
         filled = values.at[plan.copy // per_value].get(mode="fill", fill_value=0)
         return self._exchange(filled)[plan.order]
 
-    def back(self, rows: Array, plan: PaddedPlan) -> Array:
-        """`rows …` → `copies …`, those that were not sent in this round 0."""
-        return self._exchange(rows[plan.row]).at[plan.place].get(mode="fill", fill_value=0)
+    def back(self, rows: Array, plan: PaddedPlan) -> Copies:
+        """`rows …` → those of each copy that was sent in this round."""
+        return Copies(self._exchange(rows[plan.row]), plan.place, plan.is_sent)
 
     def _counts(self, group: Array) -> Array:
         """How many copies go to each device."""
@@ -99,6 +101,4 @@ class Padded:
 
     def _exchange(self, places: Array) -> Array:
         """Each pair's places, sent."""
-        if not self.mesh.exchanged:
-            return places
         return lax.all_to_all(places, self.mesh.exchanged, 0, 0, tiled=True)

@@ -69,16 +69,22 @@ class _Product(Operation):
 
     def backward(self, weight: StoredWeight, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array | None, ...]:
         rows, sizes = saved
+        swapped = weight.splits_last_beyond(self.weight)
 
         def local(rows: Array, w: Array, sizes: Array, dy: Array) -> tuple[Array, Array]:
-            dx, dw = grouped_matmul_gradients(_flat(rows), w, sizes, _flat(dy), self.mesh.scope.reduce)
+            reduce = self.mesh.scope.reduce
+            dx, dw = grouped_matmul_gradients(_flat(rows), w, sizes, _flat(dy), reduce, swapped=swapped)
             return _with_copies(dx, self.rows), dw
 
+        experts, inner, out = self.weight
+        gradient = PartitionSpec(experts, out, inner) if swapped else self.weight
         inputs = (self.rows, self.weight, self.mesh.rows, self.out)
-        run = per_device(local, inputs, (self.rows, partial_spec(self.weight, self.mesh.replicas)))
+        run = per_device(local, inputs, (self.rows, partial_spec(gradient, self.mesh.replicas)))
         dy = self._placed(cotangent, self.out)
         dx, dw = run(self._placed(rows, self.rows), weight.gathered(self.weight), sizes, dy)
-        return dw if weight.trained else None, dx, None
+        if not weight.trained:
+            return None, dx, None
+        return weight.swapped_cotangent(dw) if swapped else dw, dx, None
 
     def _placed(self, rows: Array, spec: PartitionSpec) -> Array:
         return reshard(rows.astype(self.mesh.scope.compute), spec)
@@ -109,7 +115,9 @@ class _Sum(Operation):
         def local(dy: Array, bias: Array, sizes: Array, *weights: Array) -> tuple[Array, ...]:
             dy, factor = _flat(dy), self._factor(weights)
             own = _is_own(sizes, dy.shape[0], dy.dtype)
-            db = self._dot(own.T, (dy * factor).astype(dy.dtype), self.mesh.scope.reduce)
+            # Rows of no expert may hold anything, NaN too, which a product with 0 would carry on.
+            weighted = jnp.where(jnp.any(own, axis=1, keepdims=True), dy * factor, 0)
+            db = self._dot(own.T, weighted.astype(dy.dtype), self.mesh.scope.reduce)
             if not weights:
                 return (db,)
             by_expert = self._dot(dy, bias.T, jnp.float32)

@@ -8,27 +8,27 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.axes.specs import num_shards
+from axon.parallel.expert.copies import Copies
 from axon.parallel.expert.devices import ExpertMesh
 
 
 class RaggedPlan(NamedTuple):
     """Where each copy of a token goes in one round, on one device.
 
-    Copies are sent as they are sorted by device and expert, and received by device: `taken` from each `at` a place
-    there, the first of `first` on.
+    Copies are sent as they are sorted by device and expert, one run to each expert of each device, and received sorted
+    by expert and device: runs of `sent` or `received` rows, each a run for the device and the expert it is for or from.
     """
 
     copy: Array  # sorted copies: which one it is
     place: Array  # copies: its place among the sorted
-    order: Array  # rows: the received row that comes here, sorted by expert
-    row: Array  # received rows: where it goes
+    is_sent: Array  # copies: whether it is sent in this round
     sizes: Array  # experts of this device: how many rows each has
-    sent: Array  # devices: how many rows each gets of this one's
-    sent_from: Array  # devices: the first of them among the sorted
-    sent_to: Array  # devices: where it is received there
-    received: Array  # devices: how many rows come from each
-    received_at: Array  # devices: the first of them here
-    received_from: Array  # devices: where it is among those sorted there
+    sent: Array  # runs that go: how many rows
+    sent_from: Array  # runs that go: the first of them among the sorted
+    sent_to: Array  # runs that go: where it is received
+    received: Array  # runs that come: how many rows
+    received_at: Array  # runs that come: the first of them here
+    received_from: Array  # runs that come: where it is among those sorted there
 
 
 @dataclass(frozen=True)
@@ -65,26 +65,26 @@ class Ragged:
         """The plan of a round, from each copy's expert."""
         group, me = self.mesh.destination(chosen), lax.axis_index(self.mesh.exchanged)
         copy = jnp.argsort(group, stable=True)
-        place = jnp.zeros_like(copy).at[copy].set(jnp.arange(self.copies))
+        place = jnp.argsort(copy)  # argsort of a permutation is its inverse
 
-        by_expert = self._all_counts(group)  # from to expert
-        counts = jnp.sum(by_expert, axis=2)
+        counts = self._all_counts(group)  # from to expert
+        total = jnp.sum(counts, axis=0)  # to expert
+        queued = (jnp.cumsum(total, axis=1) - total)[None] + jnp.cumsum(counts, axis=0) - counts
         begin = number * self.num_rows
-        queued = jnp.cumsum(counts, axis=0) - counts  # from to: rows that come to a device before these
         low = jnp.clip(queued, begin, begin + self.num_rows)
         high = jnp.clip(queued + counts, begin, begin + self.num_rows)
-        sorted_at = jnp.cumsum(counts, axis=1) - counts + low - queued  # from to: the first of them where they are
+        sorted_at = (jnp.cumsum(counts.reshape(len(counts), -1), axis=1)).reshape(counts.shape) - counts + low - queued
 
-        order, row, sizes = self._sorted(by_expert[:, me], begin)
-        own, here = (lambda x: x[me].astype(jnp.int32)), (lambda x: x[:, me].astype(jnp.int32))
+        own, here = (lambda x: x[me].reshape(-1)), (lambda x: x[:, me].reshape(-1))
+        sent, sent_from = own(high - low), own(sorted_at)
+        at = place[:, None]
         return RaggedPlan(
             copy=copy,
             place=place,
-            order=order,
-            row=row,
-            sizes=sizes,
-            sent=own(high - low),
-            sent_from=own(sorted_at),
+            is_sent=jnp.any((at >= sent_from) & (at < sent_from + sent), axis=1),
+            sizes=jnp.sum((high - low)[:, me], axis=0),
+            sent=sent,
+            sent_from=sent_from,
             sent_to=own(low - begin),
             received=here(high - low),
             received_at=here(low - begin),
@@ -92,29 +92,14 @@ class Ragged:
         )
 
     def send(self, values: Array, plan: RaggedPlan) -> Array:
-        """`copies …`, or `tokens …` of which each is sent k times, → `rows …`, those of no copy 0."""
-        per_value = self.copies // values.shape[0]
-        received = self._exchange(
-            values[plan.copy // per_value], self.num_rows, plan.sent_from, plan.sent, plan.sent_to, plan.received
-        )
-        return received[plan.order]
+        """`copies …`, or `tokens …` of which each is sent k times, → `rows …`; those of no copy may be anything."""
+        copies = values.at[plan.copy // (self.copies // values.shape[0])].get(mode="promise_in_bounds")
+        return self._exchange(copies, self.num_rows, plan.sent_from, plan.sent, plan.sent_to, plan.received)
 
-    def back(self, rows: Array, plan: RaggedPlan) -> Array:
-        """`rows …` → `copies …`, those that were not sent in this round 0."""
-        returned = self._exchange(
-            rows[plan.row], self.copies, plan.received_at, plan.received, plan.received_from, plan.sent
-        )
-        return returned[plan.place]
-
-    def _sorted(self, counts: Array, begin: Array) -> tuple[Array, Array, Array]:
-        """Received rows by expert, from how many each device sends to each expert here, `from expert`."""
-        ends = jnp.cumsum(counts.reshape(-1))
-        number = begin + jnp.arange(self.num_rows)
-        source = jnp.searchsorted(ends, number, side="right")
-        expert = jnp.where(number < ends[-1], source % self.mesh.local, self.mesh.local)
-        order = jnp.argsort(expert, stable=True)
-        row = jnp.zeros_like(order).at[order].set(jnp.arange(self.num_rows))
-        return order, row, jnp.sum(expert[:, None] == jnp.arange(self.mesh.local), axis=0, dtype=jnp.int32)
+    def back(self, rows: Array, plan: RaggedPlan) -> Copies:
+        """`rows …` → those of each copy that was sent in this round."""
+        returned = self._exchange(rows, self.copies, plan.received_at, plan.received, plan.received_from, plan.sent)
+        return Copies(returned, plan.place, plan.is_sent)
 
     def _all_counts(self, group: Array) -> Array:
         """`from to expert`: how many copies each device has for each expert of each device."""
@@ -123,8 +108,8 @@ class Ragged:
         return lax.all_gather(counts, self.mesh.exchanged).reshape(-1, groups // self.mesh.local, self.mesh.local)
 
     def _exchange(self, values: Array, size: int, start: Array, sent: Array, to: Array, received: Array) -> Array:
-        """Runs of rows sent, as `lax.ragged_all_to_all` has them: those of no device are 0."""
+        """Runs of rows sent, as `lax.ragged_all_to_all` has them: those of no run may be anything."""
         wide = values.reshape(values.shape[0], -1)
-        out = jnp.zeros((size, wide.shape[1]), values.dtype)
+        out = lax.empty((size, wide.shape[1]), values.dtype)
         found = lax.ragged_all_to_all(wide, out, start, sent, to, received, axis_name=self.mesh.exchanged)
         return found.reshape(size, *values.shape[1:])

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from axon.axes import HostWeight, as_cotangent, like_operand, per_device, reshard
 from axon.parallel.expert.devices import ExpertMesh
 from axon.parallel.expert.exchange import Exchange
+from axon.parallel.expert.local import Local
 from axon.parallel.expert.padded import Padded
 from axon.parallel.expert.product import Products
 from axon.parallel.expert.ragged import Ragged
@@ -25,7 +26,7 @@ Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
 
 def through_experts(
     mesh: ExpertMesh,
-    way: Padded | Ragged,
+    way: Local | Padded | Ragged,
     experts: Experts,
     matrices: Sequence[Stored],
     x: Array,

@@ -13,6 +13,7 @@ from axon import axes
 from axon.errors import UserError
 from axon.kernels.grouped_matmul import (
     grouped_matmul,
+    grouped_matmul_gradients,
     grouped_matmul_reference,
     grouped_matmul_tpu,
     grouped_matmul_xla,
@@ -152,3 +153,13 @@ def test_no_rows_give_no_rows_and_zero_gradients():
     y, dx, dw = with_gradients(grouped_matmul)(x, w, jnp.zeros(2, jnp.int32), jnp.zeros((0, 3)))
     assert (y.shape, dx.shape) == ((0, 3), (0, 4))
     assert not np.any(dw)
+
+
+@pytest.mark.parametrize("rows", [40, 0], ids=["xla", "reference"])
+def test_the_weights_gradient_can_be_made_with_its_last_two_dimensions_swapped(rows, rng):
+    x, w, dy = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((rows, 6), (3, 6, 5), (rows, 5)))
+    sizes = jnp.asarray([11, 0, 20] if rows else [0, 0, 0], jnp.int32)
+    plain = grouped_matmul_gradients(x, w, sizes, dy, jnp.float32)
+    swapped = grouped_matmul_gradients(x, w, sizes, dy, jnp.float32, swapped=True)
+    np.testing.assert_array_equal(swapped[0], plain[0])
+    np.testing.assert_allclose(swapped[1], jnp.swapaxes(plain[1], 1, 2), rtol=1e-5, atol=1e-5)

@@ -14,6 +14,7 @@ from axon.parallel.expert.exchange import Exchange
 from axon.parallel.expert.padded import Padded
 from axon.parallel.expert.product import Products
 from axon.parallel.expert.ragged import Ragged
+from axon.parallel.pipeline.region import PIPE, in_stage
 
 Stored = Array | HostWeight
 Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
@@ -36,7 +37,8 @@ def through_experts(
         chosen: the experts of each token, -1 for none. weights: of each, `batch seq k`.
 
     The first round takes what fits, which is all of a load within the margin. What is left takes further rounds, as
-    many as there is work for on any device; their backward computes them again, so that nothing is stored for them.
+    many as there is work for on any device, of any stage of a pipeline; their backward computes them again, so that
+    nothing is stored for them.
     """
 
     def round(number: Array, x: Array, chosen: Array, weights: Array, matrices: Sequence[Stored]) -> Array:
@@ -52,6 +54,8 @@ def through_experts(
         return way.rounds(chosen.reshape(-1))
 
     rounds = per_device(local, (mesh.x,), PartitionSpec())(reshard(chosen, mesh.x))
+    if in_stage():  # each meets the collectives of as many rounds as any other does
+        rounds = lax.pmax(rounds, PIPE)
     return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, matrices)
 
 

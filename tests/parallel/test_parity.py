@@ -101,8 +101,8 @@ OF_SEVERAL_KINDS: list[Case] = [
     ("expert", "pipeline", "sequence"),
     ("expert", "interleaved", "zero 3"),
     ("folded", "pipeline", "zero 1"),  # 16 devices
-    ("folded", "replica"),  # 16 devices
-    ("folded by tensor", "replica"),
+    ("replica", "folded"),  # 16 devices
+    ("replica", "folded by tensor"),
     ("folded", "ulysses", "microbatches"),
     ("expert", "three-dimensional", "microbatches"),
     ("expert", "zero 3", "three-dimensional"),  # 16 devices

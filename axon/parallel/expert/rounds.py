@@ -50,13 +50,22 @@ def through_experts(
     if way.most_rounds == 1:
         return y
 
+    rounds = num_rounds(mesh, way, chosen)
+    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, matrices)
+
+
+def num_rounds(mesh: ExpertMesh, way: Padded | Ragged, chosen: Array) -> Array:
+    """How many rounds the load of `chosen[batch seq k]` takes: the same number on all devices, of all stages too.
+
+    A round has collectives. Those of two stages have no device in common, but nobody promises that devices of one
+    program may meet them different numbers of times; and stages wait for each other after every tick anyway.
+    """
+
     def local(chosen: Array) -> Array:
         return way.rounds(chosen.reshape(-1))
 
     rounds = per_device(local, (mesh.x,), PartitionSpec())(reshard(chosen, mesh.x))
-    if in_stage():  # each meets the collectives of as many rounds as any other does
-        rounds = lax.pmax(rounds, PIPE)
-    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, matrices)
+    return lax.pmax(rounds, PIPE) if in_stage() else rounds
 
 
 def _further(

@@ -10,7 +10,8 @@ import pickle
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ ONE = Layout({"data": 1})
 ADAMW = AdamW(Constant(1e-3), eps=1e-4, clip=None)
 """Of gradients near 0 a smaller eps would step along their rounding."""
 
-MARGIN = 2e-5
+MARGIN = 1e-5
 """By how much a token's last expert must score above the next for rounding not to change its choice."""
 
 
@@ -99,39 +100,37 @@ def train(program: Program, state: Any, batches: list[Any]) -> Trained:
 
 
 def on_one_device(problem: Problem, packed_batch: Callable[..., Any]) -> Expected:
-    """Values and batches, drawn once for all layouts: again, where rounding could change a token's experts."""
-    while True:
-        seed = secrets.randbits(31)
-        batches = problem.batches(np.random.default_rng(seed), packed_batch)
-        with smallest_margin() as margins:
-            one = problem.program(Layout({"data": 1}, microbatches=problem.microbatches), seed)
-            state = one.init()
+    """Values and batches, drawn once for all layouts; others, where rounding could change a token's experts."""
+    seed = secrets.randbits(31)
+    rng = np.random.default_rng(seed)
+    one = problem.program(Layout({"data": 1}, microbatches=problem.microbatches), seed)
+    with router_margins() as margins:
+        while True:
+            margins.clear()
+            batches, state = problem.batches(rng, packed_batch), one.init()
             parameters = jax.device_get(state.parameters)
             trained = train(one, state, batches)
-        if min(margins, default=math.inf) > MARGIN:
-            return Expected(problem, seed, parameters, batches, trained)
+            jax.effects_barrier()
+            if min(margins, default=math.inf) > MARGIN:
+                return Expected(problem, seed, parameters, batches, trained)
 
 
-class smallest_margin:
-    """Within it routers add to a list by how much the last expert of any token scores above the next."""
+@contextmanager
+def router_margins() -> Iterator[list[float]]:
+    """A list to which a step that is traced now adds by how much, in each layer, the last expert of any token scores
+    above the next."""
+    margins: list[float] = []
+    choice = Router._choice
 
-    def __enter__(self) -> list[float]:
-        margins: list[float] = []
-        self.patch = pytest.MonkeyPatch()
-        choice = Router._choice
+    def measured(router: Router, scores: Array) -> Array:
+        biased = scores + router.bias.get_value() if router.routing.bias_rate else scores
+        best, _ = lax.top_k(biased, router.routing.top_k + 1)
+        jax.debug.callback(lambda least: margins.append(float(least)), jnp.min(best[..., -2] - best[..., -1]))
+        return choice(router, scores)
 
-        def measured(router: Router, scores: Array) -> Array:
-            biased = scores + router.bias.get_value() if router.routing.bias_rate else scores
-            best, _ = lax.top_k(biased, router.routing.top_k + 1)
-            jax.debug.callback(lambda least: margins.append(float(least)), jnp.min(best[..., -2] - best[..., -1]))
-            return choice(router, scores)
-
-        self.patch.setattr(Router, "_choice", measured)
-        return margins
-
-    def __exit__(self, *error: object) -> None:
-        jax.effects_barrier()
-        self.patch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Router, "_choice", measured)
+        yield margins
 
 
 def check(layout: Layout, expected: Expected) -> tuple[Program, Trained]:

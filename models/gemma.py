@@ -7,12 +7,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from axon.checks import check_range
-from axon.errors import UserError
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Attention, Auxiliary, Depth, GatedMLP, Inputs, LanguageModel, RMSNorm, Rope, Segment, gelu
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
-from axon.nn.sizes import padded
+from axon.nn.sizes import check_heads, decoder_dims
 
 __all__ = ["Gemma"]
 
@@ -57,17 +56,13 @@ class Gemma:
         check_range(self, "[1, 2**31)", *sizes, "window", "local_layers")
         check_range(self, "(0, inf)", "query_pre_attn_scalar", "soft_cap", "logit_soft_cap")
         check_range(self, "[0, inf)", "norm_eps")
-        if self.head_dim % 2:
-            raise UserError(f"Gemma: head_dim {self.head_dim} is odd, and rotary embedding rotates pairs")
-        if self.heads % self.kv_heads:
-            raise UserError(f"Gemma: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        check_heads(self)
         remat_by_kind(self.remat, dict.fromkeys(self.kinds, Attention.remat_names + GatedMLP.remat_names))
 
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        names = ("embed", "heads", "kv_heads", "mlp", "head_dim")
-        return {n: getattr(self, n) for n in names} | {"vocab": padded(self.vocab, self.vocab_multiple)}
+        return decoder_dims(self)
 
     @property
     def norm(self) -> partial[RMSNorm]:

@@ -6,13 +6,12 @@ from functools import partial
 from flax import nnx
 
 from axon.checks import check_range
-from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
-from axon.nn.sizes import padded
+from axon.nn.sizes import check_heads, decoder_dims
 
 __all__ = ["Mixtral"]
 
@@ -57,20 +56,13 @@ class Mixtral:
         check_range(self, "[0, 2**31)", "shared")
         check_range(self, "[0, inf)", "norm_eps")
         check_exchange(self.exchange, self.margin)
-        if self.head_dim is None and self.embed % self.heads:
-            raise UserError(f"Mixtral: embed {self.embed} is not divisible by heads {self.heads}; set head_dim")
-        if self.dims["head_dim"] % 2:
-            raise UserError(f"Mixtral: head_dim {self.dims['head_dim']} is odd, and rotary embedding rotates pairs")
-        if self.heads % self.kv_heads:
-            raise UserError(f"Mixtral: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        check_heads(self)
         remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MoE.remat_names))
 
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        names = ("embed", "heads", "kv_heads", "mlp")
-        own = {"head_dim": self.head_dim or self.embed // self.heads, "vocab": padded(self.vocab, self.vocab_multiple)}
-        return {n: getattr(self, n) for n in names} | own | {"experts": self.routing.experts}
+        return decoder_dims(self) | {"experts": self.routing.experts}
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""

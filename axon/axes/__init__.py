@@ -12,7 +12,7 @@ from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, ref
 from axon.axes.memory import is_on_host, to_device, to_host
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
 from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
-from axon.axes.scope import Placement, Scope, activate, current, exact, log_choice
+from axon.axes.scope import Placement, Scope, activate, current, exact, in_block, log_choice
 from axon.axes.sequences import over_positions
 from axon.axes.used import axes_used
 from axon.axes.weight import (
@@ -46,6 +46,7 @@ __all__ = [
     "current_explicit",
     "einsum",
     "exact",
+    "in_block",
     "is_on_host",
     "is_weight",
     "like_operand",

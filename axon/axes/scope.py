@@ -33,6 +33,9 @@ class Placement(Protocol):
     def overlap(self) -> Names: ...
     @property
     def ring(self) -> Names: ...
+    @property
+    def context(self) -> str | None: ...
+    def in_block(self, kind: str) -> "Placement": ...
     def stored_positions(self, seq: int) -> np.ndarray: ...
 
 
@@ -80,6 +83,17 @@ def activate(scope: Scope) -> Iterator[Scope]:
         yield scope
     finally:
         _scope.reset(token)
+
+
+@contextmanager
+def in_block(kind: str) -> Iterator[None]:
+    """Put in force, inside the `with` block, what the layout says of a block of this kind alone."""
+    scope = current()
+    if scope is None:
+        yield
+        return
+    with activate(replace(scope, placement=scope.placement.in_block(kind))):
+        yield
 
 
 ALSO = "; also "

@@ -24,6 +24,7 @@ class _Listener:
     has_host_memory = True
     overlap: Names = ()
     ring: Names = ()
+    context = None
 
     def mesh_axes(self, name: str, kind: str = "activations") -> Names:
         self.asked.add(name)
@@ -32,6 +33,9 @@ class _Listener:
     def spec(self, names: Names, kind: str = "activations") -> PartitionSpec:
         self.asked.update(names)
         return PartitionSpec(*(None for _ in names))
+
+    def in_block(self, kind: str) -> "_Listener":
+        return self
 
     def stored_positions(self, seq: int) -> np.ndarray:
         return np.arange(seq)

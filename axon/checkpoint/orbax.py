@@ -20,7 +20,7 @@ __all__ = ["OneByOne", "ocp", "training"]
 class OneByOne:
     """A tree of arrays to save, of which those in files (`StoredArray`) are read and written one after another.
 
-    What is saved is the same as of arrays in memory. Orbax's `StatefulCheckpointable`.
+    What is saved is the same as of arrays in memory, and restored as such. Orbax's `StatefulCheckpointable`.
     """
 
     tree: Any
@@ -32,7 +32,13 @@ class OneByOne:
         return await PyTreeHandler(leaf_handler_registry=registry).save(directory, tree)
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        raise NotImplementedError  # restored as any other checkpoint
+        """Sets `tree` to what is in `directory`, all of it in memory."""
+        reading = await PyTreeHandler().load(directory)
+
+        async def read() -> None:
+            self.tree = await reading
+
+        return read()
 
 
 class _InFiles:

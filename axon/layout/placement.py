@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,12 +29,13 @@ class Placement:
     """A `Layout` whose mesh has been built over devices, or over an abstract topology.
 
     Specs leave out mesh axes of size 1, and those that are manual in the current context. `assumed` is the platform
-    of a mesh without devices.
+    of a mesh without devices; `method` that of `Layout.context` in the block being traced, where it has several.
     """
 
     layout: Layout
     mesh: Mesh | AbstractMesh
     assumed: str = "cpu"
+    method: str | None = None
 
     @classmethod
     def of(cls, layout: Layout, devices: Sequence[Any] | None = None) -> "Placement":
@@ -113,7 +114,7 @@ class Placement:
 
     @cached_property
     def tables(self) -> Mapping[str, dict[str, Names]]:
-        return {kind: self.layout.table(kind) for kind in KINDS}
+        return {kind: self.layout.table(kind, self.method) for kind in KINDS}
 
     def mesh_axes(self, name: str, kind: str = "activations") -> Names:
         """The mesh axes that split `name`, but for manual ones and those of size 1."""
@@ -139,9 +140,22 @@ class Placement:
         return found
 
     @property
+    def context(self) -> str | None:
+        """As `Layout.context`, of the block being traced; None: keys and values are gathered."""
+        return self.method if isinstance(self.layout.context, Mapping) else self.layout.context
+
+    def in_block(self, kind: str) -> "Placement":
+        """The placement in a block of this kind."""
+        context = self.layout.context
+        return replace(self, method=context.get(kind)) if isinstance(context, Mapping) else self
+
+    @property
     def ring(self) -> Names:
-        """The mesh axes along which keys and values travel in a ring, and a sequence is stored zig-zag; or none."""
-        return self.mesh_axes("seq.attention") if self.layout.context in ("ring", "usp") else ()
+        """The mesh axes over which a sequence is stored zig-zag, for the longest ring of any block; or none."""
+        for method in ("ring", "usp"):
+            if method in self.layout.contexts:
+                return replace(self, method=method).mesh_axes("seq.attention")
+        return ()
 
     def stored_positions(self, seq: int) -> np.ndarray:
         """The positions of a sequence in the order in which arrays `batch seq` have them: see `axon.layout.zigzag`."""

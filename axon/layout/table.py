@@ -112,8 +112,9 @@ class Layout:
             is stored zig-zag (Liu et al., arXiv:2310.01889). "ulysses": an all-to-all exchanges positions for heads,
             as the rows of `seq.attention` and `heads.attention` (Jacobs et al., arXiv:2309.14509). "usp": the latter
             over the mesh axis `ulysses`, a ring over the others (Fang & Zhao, arXiv:2405.07719); of a mesh without
-            that `context` is split in two. None: chosen for the model and the length of its sequences, and printed:
-            see `axon.parallel.context.choice`.
+            that `context` is split in two. Or kind of block → one of these: {"local": "gather", "full": "ring"}. None,
+            and what is left out: chosen for the model and the length of its sequences, and printed: see
+            `axon.parallel.context.choice`.
         host: kinds of array that are stored in the host's memory, and are on a device one layer at a time:
             ("optimizer",).
         disk: kind of array → folder, on a local disk, in whose files arrays of the kind are stored; one layer at a time
@@ -133,7 +134,7 @@ class Layout:
     pad_layers: bool = False
     overlap: tuple[str, ...] = ()
     replicate_kv: int = 1
-    context: str | None = None
+    context: str | Mapping[str, str] | None = None
     host: tuple[str, ...] = ()
     disk: Mapping[str, str] = field(default_factory=dict)
     order: tuple[str, ...] = MESH_AXES
@@ -162,12 +163,24 @@ class Layout:
             )
         if self.replicate_kv < 1:
             raise LayoutError(f"Layout.replicate_kv is {self.replicate_kv}; must be at least 1")
-        if self.context not in (None, *CONTEXT):
-            raise LayoutError(f"Layout.context: unknown method {self.context!r}.{suggest(self.context, CONTEXT)}")
+        self._check_context()
         if self.microbatches < 1:
             raise LayoutError(f"Layout.microbatches is {self.microbatches}; must be at least 1")
         for where in ("rows", "params", "grads", "optimizer"):
             self._check_rows(where, getattr(self, where))
+
+    @property
+    def contexts(self) -> frozenset[str]:
+        """Every method that `context` names."""
+        named = self.context
+        return frozenset(named.values() if isinstance(named, Mapping) else () if named is None else (named,))
+
+    def _check_context(self) -> None:
+        if isinstance(self.context, Mapping) and not self.context:
+            raise LayoutError("Layout.context = {} names no kind of block: write None to have it chosen")
+        for method in self.contexts:
+            if method not in CONTEXT:
+                raise LayoutError(f"Layout.context: unknown method {method!r}.{suggest(method, CONTEXT)}")
 
     def _check_disk(self) -> None:
         for kind, folder in self.disk.items():
@@ -191,20 +204,23 @@ class Layout:
                 hint = suggest(base(name), DEFAULT_ROWS)
                 raise LayoutError(f"Layout.{where}: {name!r} is a role of unknown axis {base(name)!r}.{hint}")
 
-    def table(self, kind: str) -> dict[str, tuple[str, ...]]:
-        """Named axis → mesh axes for one kind of array: the defaults, this layout's rows over them, ZeRO's added."""
-        table, unsplit = dict(DEFAULT_ROWS), set()
+    def table(self, kind: str, context: str | None = None) -> dict[str, tuple[str, ...]]:
+        """Named axis → mesh axes for one kind of array: the defaults, this layout's rows over them, ZeRO's added.
+
+        `context`: the method of the block that asks, where `Layout.context` has several.
+        """
+        table, unsplit = dict(DEFAULT_ROWS), set[str]()
         stages = zero(self.zero)
         for step in KINDS[: KINDS.index(kind) + 1]:
             own = self.rows if step == "activations" else getattr(self, step)
             if step == "params":
                 table |= {name: row for name, row in DEFAULT_STORED_ROWS.items() if name not in self.rows}
             table |= {name: _as_tuple(row) for name, row in own.items()}
-            unsplit |= {name for name, row in own.items() if row is None and base(name) != name}
+            unsplit = {name for name in (*unsplit, *own) if base(name) != name and own.get(name) is None}
             for name, axes in _with_roles(stages.get(step, {}), table).items():
                 if own.get(name, ()) is not None and name not in unsplit:
                     table[name] += tuple(a for a in axes if a not in table[name])
-        table = _exchanged(self.context, table)
+        table = _exchanged(context or self.context, table)
         return table if self.replicate_kv == 1 else {name: _with_copies(name, row) for name, row in table.items()}
 
 
@@ -247,7 +263,7 @@ def _with_roles(stage: dict[str, tuple[str, ...]], table: dict[str, tuple[str, .
     return stage | {name: stage[base(name)] for name in table if name not in stage and base(name) in stage}
 
 
-def _exchanged(context: str | None, table: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+def _exchanged(context: Any, table: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """`table` with rows by which attention has whole sequences of some heads: what splits `seq` splits heads."""
     if context not in ("ulysses", "usp"):
         return table

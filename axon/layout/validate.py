@@ -35,7 +35,7 @@ def validate(
     found += [(problem, "the residual stream") for problem in streams if problem not in known]
     problems = [_line(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
     problems += list(_batch_problems(placement, batch, microbatches))
-    problems += list(context_problems(placement, parameters, batch.shape[batch.axes.index("seq")]))
+    problems += context_problems(placement, parameters, batch.shape[batch.axes.index("seq")])
     activations = {*batch.axes, *(residual.axes if residual else ())}
     problems += without_effect(placement, {n for s in parameters.values() for n in s.axes}, activations, axes_used)
     if problems:

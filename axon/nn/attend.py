@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
@@ -13,7 +14,10 @@ from axon.axes import Names
 from axon.axes.specs import num_shards
 from axon.kernels.attention import AttentionConfig, AttentionInputs, attention_and_lse
 from axon.nn.inputs import Inputs
-from axon.parallel.context import Route, gathered_attention, ring_attention, route
+from axon.parallel.context import Positions, Route, gathered_attention, permuted, ring_attention, route
+
+RINGS = ("ring", "usp")
+"""The methods of `Layout.context` by which keys and values travel in a ring."""
 
 QUERIES = ("batch", "seq", "heads")
 EXCHANGED = ("batch", "seq.attention", "heads.attention")
@@ -52,7 +56,9 @@ class _Attention:
         of_queries = PartitionSpec(sequences, queries, heads, None)
         way, shared = self._route(), self._shared
         if self._moved:
-            k, v, shared = self._one_for_each(k), self._one_for_each(v), self._heads
+            shared = self._heads
+            if self.group > 1 or self.placement.mesh_axes("kv_heads") != self.placement.mesh_axes("heads"):
+                k, v = self._one_for_each(k), self._one_for_each(v)
             axes.log_choice(
                 "context", f"positions are exchanged for heads over {_described(self._moved)}: {self.config}"
             )
@@ -69,7 +75,8 @@ class _Attention:
     def _local(self, way: Route | None, others: Names):
         """What a device does; `others`: the mesh axes among whose devices keys are shared."""
         # Asked here: in the region where all mesh axes are manual, a placement knows of none.
-        split, stored = self._split, self.placement.stored_positions(self.seq) if self.placement.ring else None
+        split, stored = self._split, self.placement.stored_positions(self.seq)
+        order = Positions.of(stored, num_shards(split)).order
 
         def local(q, k, v, documents, of_keys, sinks):
             if others:
@@ -77,7 +84,8 @@ class _Attention:
                 k, v = jnp.take(k, wanted, axis=2), jnp.take(v, wanted, axis=2)
             sinks = None if sinks is None else sinks[0, 0]
             if way is not None:
-                return ring_attention(q, k, v, self.config, way, documents, sinks)
+                q, k, v, documents = (permuted(x, order) for x in (q, k, v, documents))
+                return permuted(ring_attention(q, k, v, self.config, way, documents, sinks), np.argsort(order))
             inputs = AttentionInputs(None if documents is None else (documents, of_keys), sinks=sinks)
             return gathered_attention(q, k, v, self.config, inputs, split, stored)
 
@@ -122,7 +130,7 @@ class _Attention:
         split = self._split
         if not split:
             return None
-        way = route(split, num_shards(split), self.config.mask, self.seq) if self.placement.ring else ""
+        way = route(split, num_shards(split), self.config.mask, self.seq) if self.placement.context in RINGS else ""
         if isinstance(way, str):
             why = f", as {way}" if way else ""
             axes.log_choice("context", f"keys and values are gathered over {_described(split)}: {self.config}{why}")

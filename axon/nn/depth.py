@@ -198,7 +198,8 @@ class Depth(nnx.Module):
 
         def layer(x, part):
             parameters, cache, number = part
-            result = nnx.merge(graph, parameters)(x, inputs.in_layer(number), cache)
+            with axes.in_block(kind):
+                result = nnx.merge(graph, parameters)(x, inputs.in_layer(number), cache)
             return _checked(result, kind, block)
 
         return with_remat(layer, self.remat[kind], block, in_scan)

@@ -56,6 +56,7 @@ class LatentAttention(nnx.Module):
     ):
         self.rope, self.interleaved, self.dims = rope, interleaved, dict(dims)
         self.width = dims["nope_dim"] + dims["rope_dim"]
+        self.heads = dims["heads"]
         self.config = AttentionConfig(mask, self.width**-0.5 * rope.score_scale)
         self.query_input = "q_latent" if "q_latent" in dims else "embed"
         if self.query_input == "q_latent":
@@ -115,10 +116,16 @@ class LatentAttention(nnx.Module):
         return q, einsum(pattern.format(self.query_input, "rope_dim"), x, self.query_rope)
 
     def _expanded(self, q: Array, q_rope: Array, latent: Array, k_rope: Array, inputs: Inputs) -> Array:
-        """Attention with the keys and values of every head, `batch seq heads value_dim`."""
-        k = einsum("batch seq kv_latent, kv_latent heads nope_dim -> batch seq heads nope_dim", latent, self.key)
-        v = einsum("batch seq kv_latent, kv_latent heads value_dim -> batch seq heads value_dim", latent, self.value)
-        each = shard(jnp.ones(self.dims["heads"], k_rope.dtype), "heads")[:, None]  # once a head, on the head's devices
+        """Attention with the keys and values of every head, `batch seq heads value_dim`.
+
+        They are made where attention looks at them: where positions are exchanged for heads it is the latents that are
+        gathered, and each device makes its own heads of them.
+        """
+        pattern = "batch seq.attention kv_latent, kv_latent heads {0} -> batch seq.attention heads.attention {0}"
+        k = einsum(pattern.format("nope_dim"), latent, self.key)
+        v = einsum(pattern.format("value_dim"), latent, self.value)
+        each = shard(jnp.ones(self.heads, k_rope.dtype), "heads.attention")[:, None]  # once a head, on its devices
+        k_rope = shard(k_rope[:, :, 0], "batch seq.attention rope_dim")[:, :, None]
         q, k = jnp.concatenate([q, q_rope], axis=-1), jnp.concatenate([k, k_rope * each], axis=-1)
         q, k, v = (checkpoint_name(a, n) for a, n in ((q, "query"), (k, "key"), (v, "value")))
         return attend(q, k, v, self.config, inputs)

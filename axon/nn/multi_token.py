@@ -4,7 +4,7 @@ import jax
 from flax import nnx
 from jax import Array
 
-from axon.axes import einsum, shard
+from axon.axes import einsum, in_block, shard
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.inputs import Inputs
 from axon.nn.norm import RMSNorm
@@ -13,6 +13,10 @@ from axon.nn.remat import Remat, with_remat
 
 RESIDUAL = "batch seq.residual embed"
 JOIN = f"{RESIDUAL}, embed embed_out -> batch seq.residual embed_out"
+
+
+KIND = "multi_token"
+"""The block's kind, as `Layout.context` names it."""
 
 
 class MultiTokenBlock(nnx.Module):
@@ -36,6 +40,11 @@ class MultiTokenBlock(nnx.Module):
         self.block, self.remat = block, remat
         self.norm = RMSNorm("embed", dims, norm_eps)
 
+    @property
+    def blocks(self) -> dict[str, nnx.Module]:
+        """Kind → its block."""
+        return {KIND: self.block}
+
     @jax.named_scope("multi_token")
     def __call__(self, hidden: Array, embedded: Array, inputs: Inputs) -> tuple[Array, Auxiliary]:
         """`hidden, embedded[batch seq.residual embed]` → the same, and the block's auxiliary terms."""
@@ -44,7 +53,8 @@ class MultiTokenBlock(nnx.Module):
         graph, values = nnx.split(self.block)
 
         def run(x: Array, values: nnx.State) -> tuple[Array, Auxiliary]:
-            x, _, auxiliary = nnx.merge(graph, values)(x, inputs)
+            with in_block(KIND):
+                x, _, auxiliary = nnx.merge(graph, values)(x, inputs)
             return x, auxiliary
 
         x, auxiliary = with_remat(run, self.remat, self.block, in_scan=False)(shard(joined, RESIDUAL), values)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jax.extend import core
 
 from axon.axes.patterns import Names
+from axon.parallel.expert.rounds import FURTHER_ROUNDS
 from axon.plan.equations import MANUAL, is_unreduced, num_shards, sends
 from axon.plan.flops import bodies_of, count_equation
 from axon.plan.origin import CARRIERS, MADE_EARLY, becoming_results, phase
@@ -184,6 +185,9 @@ class _Walk:
     def _control(self, equation, inner: list[core.Jaxpr], values: list[_Value], body: _Body, stack: str):
         """Bodies that run on their own, and stand in the outer one as a single node."""
         name, needs, work = equation.primitive.name, _union(v.needs for v in values), 0.0
+        if name == "while" and FURTHER_ROUNDS in stack:
+            self._seldom(inner, body, stack)
+            return [self.fresh("", needs) for _ in equation.outvars]
         times = equation.params.get("length", 1) if name == "scan" else 1
         for one in inner:
             given = values[1:] if name == "cond" else values
@@ -199,6 +203,21 @@ class _Walk:
             needs |= body.node(work, needs)
         source = ACTIVATION_GRADIENTS if phase(stack) == "backward" else ""
         return [self.fresh(source, needs) for _ in equation.outvars]
+
+    def _seldom(self, inner: list[core.Jaxpr], body: _Body, stack: str) -> None:
+        """Bodies of a loop that a load of experts within the margin never enters: not counted, but told."""
+        begin = len(self.transfers)
+        for one in inner:
+            own = _Body(body.times)
+            self.inline(one, [self.fresh() for _ in one.invars], own, stack)
+            self.close(own, {})
+        size = sum(one.bytes * one.times for one in self.transfers[begin:]) / body.times
+        del self.transfers[begin:]
+        if size:
+            self.uncounted.append(
+                f"experts' rounds after the first, which only a load beyond the margin takes: each sends {size:,.0f} "
+                f"bytes a device in the {phase(stack) or 'forward'}"
+            )
 
 
 def _union(sets: Iterable[int]) -> int:

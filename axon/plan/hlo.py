@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from axon.parallel.expert.rounds import FURTHER_ROUNDS
+
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _OPCODE = re.compile(r"(?:^|[\s)}\]])([a-z][\w-]*)\(")
@@ -117,18 +119,16 @@ class Module:
     def trips(self, loop: Instruction) -> int:
         """How often a loop's body runs: as the compiler says, or the bound that its counter is compared with.
 
-        JAX's loops of a known length count from 0 by 1. A loop whose length is not in the program counts once: see
-        `unknown_loops`.
+        JAX's loops of a known length count from 0 by 1. A loop whose length is not in the program counts once (see
+        `unknown_loops`), but for one that a load of experts within the margin never enters.
         """
-        return self._bound(loop) or 1
+        return self._bound(loop) or int(FURTHER_ROUNDS not in loop.attributes)
 
     @property
-    def unknown_loops(self) -> list[str]:
-        """Loops whose length is known only when they run."""
-        return [s.instruction.name for s in self.scheduled if s.instruction.opcode == "while" and self._unknown(s)]
-
-    def _unknown(self, one: Scheduled) -> bool:
-        return self._bound(one.instruction) is None
+    def unknown_loops(self) -> dict[str, int]:
+        """Loops whose length is known only when they run, and as how many runs of its body each counts."""
+        loops = [s.instruction for s in self.scheduled if s.times and s.instruction.opcode == "while"]
+        return {loop.name: self.trips(loop) for loop in loops if self._bound(loop) is None}
 
     def _bound(self, loop: Instruction) -> int | None:
         if match := _TRIPS.search(loop.attributes):

@@ -18,6 +18,7 @@ from axon.plan.topology import device_memory
 from axon.train.step import Program
 
 GIB = 2**30
+BEYOND_THE_MARGIN = "as nothing: only a load of experts beyond the margin enters it"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,10 @@ def _report(program: Program, target: str, module: Module, memory: dict[str, int
     traffic = summed(collectives(module), mesh)
     sent = sum(one.sent for one in traffic)
     counted = count_jaxpr(program.trace().jaxpr.jaxpr)
-    loops = [f"loop {name}: its length is not in the program, and it counts once" for name in module.unknown_loops]
+    loops = [
+        f"loop {name}: its length is not in the program, and it counts {'once' if trips else BEYOND_THE_MARGIN}"
+        for name, trips in module.unknown_loops.items()
+    ]
     return Report(
         target=target,
         devices=devices,

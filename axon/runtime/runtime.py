@@ -55,9 +55,7 @@ class Runtime:
         seq: int | None = None,
     ):
         self.module: Any = _built(model)
-        self.placement, context = placement or Placement.of(layout, devices), None
-        if seq is not None:
-            self.placement, context = with_context(self.placement, self.module, seq)
+        self.placement, context = with_context(placement or Placement.of(layout, devices), self.module, seq)
         self.precision, self.kernels = precision, dict(kernels or {})
         check_names(self.kernels)
         self.compiler_options = compiler_options(self.placement.devices)

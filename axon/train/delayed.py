@@ -27,7 +27,7 @@ from axon.train.objective import SEQUENCES, Batch, Sums
 from axon.train.optimizers import Parameters
 from axon.train.pipelined import PipelinedGradients
 from axon.train.state import State
-from axon.train.update import Descent, Metrics, clipped, metrics
+from axon.train.update import Descent, Metrics, Update, clipped, metrics
 
 
 @jax.tree_util.register_dataclass
@@ -51,10 +51,10 @@ class InFlight:
 
 
 @dataclass(frozen=True)
-class Delayed:
+class Delayed(Update):
     """Descent along the gradients of the batch before, which this step finishes with the weights that it began with.
 
-    Where nothing is in flight a step changes no parameter, no optimizer state and no variable (see `finished`), and its
+    Where nothing is in flight a step changes no parameter, no optimizer state and no variable (see `settled`), and its
     metrics are 0. Metrics are those of the batch that is finished, its learning rate among them.
 
     Args:
@@ -75,10 +75,6 @@ class Delayed:
     @property
     def runtime(self) -> Runtime:
         return self.descent.runtime
-
-    @property
-    def mesh(self) -> Mapping[str, int]:
-        return {}
 
     def specs(self, parameters: Parameters) -> Any:
         return self.descent.specs(parameters)
@@ -156,9 +152,15 @@ class Delayed:
         counts = gradients.counts(earlier)
         found, sums, left = self._period(state, batch, earlier)
         found, norms = clipped(found, self.descent.optimizer.clip)
-        reported = metrics(self.descent.optimizer.schedule, _earlier(state), sums, counts, norms)
+        reported = metrics(self.descent.rate(state), sums, counts, norms)
         after = replace(self.descent.applied(state, found), in_flight=left)
         return after, jax.tree.map(lambda x: jnp.where(before.pending, x, 0), reported), sums.statistics
+
+    def settled(self, before: State, after: State) -> State:
+        """The state after a step, in which nothing has changed if no batch was finished: but for what is in flight."""
+        pending = before.in_flight.pending
+        kept = replace(before, step=after.step, in_flight=after.in_flight)
+        return jax.tree.map(lambda new, old: new if new is old else jnp.where(pending, new, old), after, kept)
 
     def _period(self, state: State, batch: Batch, earlier: Batch) -> tuple[Any, Sums, InFlight]:
         """Gradients and sums of the batch before, and what is in flight of this one."""
@@ -192,15 +194,6 @@ class Delayed:
     def _placed(self, left: InFlight) -> InFlight:
         placement = self.runtime.placement
         return jax.tree.map(lambda s, x: axes.reshard(x, placement.spec(s.axes, s.kind)), self.in_flight, left)
-
-
-def finished(before: State, after: State) -> State:
-    """The state after a step, in which nothing has changed if no batch was finished: but for what is in flight."""
-    if not isinstance(before.in_flight, InFlight):
-        return after
-    pending = before.in_flight.pending
-    kept = replace(before, step=after.step, in_flight=after.in_flight)
-    return jax.tree.map(lambda new, old: new if new is old else jnp.where(pending, new, old), after, kept)
 
 
 def _earlier(state: State) -> State:

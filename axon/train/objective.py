@@ -86,10 +86,12 @@ class NextToken:
         return {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in dtypes.items()}
 
     def check(self, module: Any) -> None:
-        if not isinstance(module, LanguageModel):
+        _check_language_model(module, "NextToken")
+        if module.has_ahead:
             raise UserError(
-                f"NextToken needs an axon.nn.LanguageModel, or a subclass of it, with a block of your own; "
-                f"build() returns a {type(module).__name__}"
+                "NextToken would leave the block that predicts the token after the next untrained (parameters "
+                "ahead/…): set Train.objective = @MultiToken(), or build the model without it, as DeepSeek with "
+                "multi_token = False"
             )
 
     def counts(self, batch: Batch) -> dict[str, Array]:
@@ -130,7 +132,7 @@ class MultiToken:
         return self._next_token.specs(batch, seq)
 
     def check(self, module: Any) -> None:
-        self._next_token.check(module)
+        _check_language_model(module, "MultiToken")
         if not module.has_ahead:
             raise UserError(
                 "MultiToken needs a model that predicts the token after the next, as DeepSeek with multi_token = True; "
@@ -154,6 +156,14 @@ class MultiToken:
     @property
     def _next_token(self) -> NextToken:
         return NextToken(self.z_loss)
+
+
+def _check_language_model(module: Any, objective: str) -> None:
+    if not isinstance(module, LanguageModel):
+        raise UserError(
+            f"{objective} needs an axon.nn.LanguageModel, or a subclass of it, with a block of your own; "
+            f"build() returns a {type(module).__name__}"
+        )
 
 
 def _second_targets(batch: Batch) -> tuple[Array, Array]:

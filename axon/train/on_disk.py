@@ -76,7 +76,6 @@ class DiskDescent(Descent):
     # ---- outside --------------------------------------------------------------------------------------------------
 
     def begin(self, state: State) -> State:
-        """The state of a compiled `init`, its files written."""
         values = flattened(state.parameters)
         for piece in pieces(self._layers, state.optimizer):
             if piece.in_files:
@@ -85,7 +84,7 @@ class DiskDescent(Descent):
         return state
 
     def finish(self, state: State) -> State:
-        """The state after a compiled `step`, of which the update is left to do: its arrays are donated."""
+        """The state after a compiled `step`, of which the whole update is left to do: its arrays are donated."""
         gradients, before = state.optimizer
         values, after = flattened(state.parameters), leaves(before)
         shared = self._layers.divided(before)[1]
@@ -121,14 +120,17 @@ class DiskDescent(Descent):
         needed = sum(spec.nbytes for spec in specs if on_disk(spec.axes, spec.kind))
         return Files(Scratch(KIND, self.runtime.layout.disk[KIND], needed))
 
-    def stored(self, state: Any) -> Any:
-        """An optimizer's state, of arrays or of their shapes, with the arrays in files in the places of its own."""
+    def claim_disk(self) -> None:
+        """Raises `UserError` if the folder cannot be written, or has too little space."""
+        self.files.scratch.claim()
+
+    def stored(self, optimizer: Any) -> Any:
         specs, on_disk = leaves(self.specs(self.runtime.parameters)), self.runtime.placement.on_disk
-        found = leaves(state)
-        for part, own in zip(self._layers.parts, self._layers.divided(state)[0], strict=True):
+        found = leaves(optimizer)
+        for part, own in zip(self._layers.parts, self._layers.divided(optimizer)[0], strict=True):
             of_part = [key for key in own if on_disk(specs[key].axes, KIND)]
             found |= {key: self._array(key, specs[key], part.layers is not None) for key in of_part}
-        return rebuilt(state, found)
+        return rebuilt(optimizer, found)
 
     def _array(self, key: str, spec: ArraySpec, stacked: bool) -> StoredArray:
         layer = self._layers.specs[key]

@@ -23,11 +23,11 @@ from axon.train.objective import Batch, Sums
 from axon.train.optimizers import OneBitAdam, Parameters
 from axon.train.outer import replicated_spec
 from axon.train.state import State
-from axon.train.update import Metrics, clipped, metrics
+from axon.train.update import Metrics, Update, clipped, metrics
 
 
 @dataclass(frozen=True)
-class OneBit:
+class OneBit(Update):
     """1-bit Adam's update around the gradients of each replica.
 
     The state: `mu` and `nu`, Adam's, the same on every replica; `worker_error`, the compression error of each replica's
@@ -99,7 +99,7 @@ class OneBit:
         )
         values = self.runtime.reshard(self._moved(state, moments), "params")
         after = State(state.step + 1, values, moments, state.variables)
-        return after, metrics(self.optimizer.schedule, state, sums, counts, norms), sums.statistics
+        return after, metrics(self._rate(state), sums, counts, norms), sums.statistics
 
     def _by_replica(self, gradients: GradientMethod, state: State, batch: Batch, counts: Any) -> tuple[Any, Sums]:
         """Gradients `replicas …` whose mean is that of the global batch, and its sums."""
@@ -160,11 +160,14 @@ class OneBit:
             gradients = jax.tree.map(lambda g: g * lax.expand_dims(factor, range(1, g.ndim)), gradients)
         return gradients, jnp.stack([jnp.mean(s) for s in squares])
 
+    def _rate(self, state: State) -> Array:
+        return jnp.asarray(self.optimizer.schedule.function()(state.step), jnp.float32)
+
     def _moved(self, state: State, moments: Mapping[str, Any]) -> Any:
         """The parameters after AdamW's update with these moments; the variance's bias is corrected for the warm-up's
         steps only, after which it is frozen."""
         count, adam = state.step + 1, self.optimizer
-        rate = adam.schedule.function()(state.step)
+        rate = self._rate(state)
         mean = 1 - adam.b1**count
         variance = 1 - adam.b2 ** jnp.minimum(count, adam.warmup)
         values = flattened(self.runtime.reshard(state.parameters, "optimizer"))

@@ -24,11 +24,11 @@ from axon.train.gradients import GradientMethod
 from axon.train.objective import Batch
 from axon.train.optimizers import Optimizer, Parameters
 from axon.train.state import State
-from axon.train.update import Descent, Metrics
+from axon.train.update import Descent, Metrics, Update
 
 
 @dataclass(frozen=True)
-class Outer:
+class Outer(Update):
     """Every replica takes the optimizer's steps by itself; every `method.every` steps an outer step averages them.
 
     The state: `State.parameters` are the outer ones, as of the last outer step: evaluation, generation and export use

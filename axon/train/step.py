@@ -19,7 +19,7 @@ from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
-from axon.train.delayed import Delayed, finished
+from axon.train.delayed import Delayed
 from axon.train.evaluate import Evaluator
 from axon.train.given import check_given
 from axon.train.gradients import GradientMethod, Gradients
@@ -83,7 +83,7 @@ class Program:
             unpadded = self.runtime.variables[path].unpadded
             variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
         metrics = metrics | self.runtime.step_metrics(statistics)
-        return finished(state, replace(new, variables=nested(variables))), metrics
+        return self.update.settled(state, replace(new, variables=nested(variables))), metrics
 
     def _delayed(self, update: Update) -> Update:
         """Where the pipeline has no flush, an update by the gradients of the batch before."""
@@ -119,11 +119,11 @@ class Program:
         shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state())
         with self.runtime.tracing():
             state = self.runtime.jit(begin, out_shardings=shardings)(values, variables)
-            return self.update.begin(state) if isinstance(self.update, DiskDescent) else state
+            return self.update.begin(state)
 
     def with_nothing_in_flight(self, state: State) -> State:
         """The state of a run that was saved with another schedule, or on other stages: the batch in flight is lost."""
-        if not isinstance(self.update, Delayed):
+        if not self.in_flight:
             return replace(state, in_flight={})
         with self.runtime.tracing():
             sharding = jax.tree.map(lambda a: a.sharding, self.abstract_state().in_flight)
@@ -131,8 +131,7 @@ class Program:
             return replace(state, in_flight=empty(replace(state, in_flight={})))
 
     def _emptied(self, state: State) -> State:
-        empty = self.update.empty(state.parameters, state.variables) if isinstance(self.update, Delayed) else {}
-        return replace(state, in_flight=empty)
+        return replace(state, in_flight=self.update.empty(state.parameters, state.variables))
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """The next state, and the metrics of this step, as device scalars over the global batch.
@@ -160,13 +159,10 @@ class Program:
 
         Raises `UserError` if it cannot be written, or has too little space.
         """
-        if isinstance(self.update, DiskDescent):
-            self.update.files.scratch.claim()
+        self.update.claim_disk()
 
     def _finished(self, state: State) -> State:
         """The state after the part of a step that no program does: updating from files, where the layout has any."""
-        if not isinstance(self.update, DiskDescent):
-            return state
         with self.runtime.tracing():
             return self.update.finish(state)
 
@@ -204,20 +200,17 @@ class Program:
         """The state in axes: an `ArraySpec` at each leaf."""
         step = ArraySpec((), (), jnp.int32)
         optimizer, variables = self.update.specs(self.parameters), nested(self.runtime.variables)
-        in_flight = self.update.in_flight if isinstance(self.update, Delayed) else {}
-        return State(step, nested(self.parameters), optimizer, variables, in_flight)
+        return State(step, nested(self.parameters), optimizer, variables, self.update.in_flight)
 
     def abstract_state(self) -> State:
         """Shapes, dtypes and shardings of `init()`: what a checkpoint is restored into."""
         state = self.runtime.abstract(self.specs)
-        if isinstance(self.update, DiskDescent):
-            return replace(state, optimizer=self.update.stored(state.optimizer))
-        return state
+        return replace(state, optimizer=self.update.stored(state.optimizer))
 
     @property
     def in_flight(self) -> str:
         """What must be the same in a run that goes on with what this one has in flight; empty if that is nothing."""
-        return self.update.identity if isinstance(self.update, Delayed) else ""
+        return self.update.identity
 
     @property
     def module(self) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import Array
 
 from axon import axes
@@ -14,7 +15,7 @@ from axon.axes.memory import to_device
 from axon.runtime import Runtime, flattened, nested
 from axon.train.gradients import Counts, GradientMethod
 from axon.train.objective import Batch, Sums, means
-from axon.train.optimizers import Averaging, Optimizer, Parameters, Schedule, frozen_paths, state_specs
+from axon.train.optimizers import Averaging, Optimizer, Parameters, frozen_paths, state_specs
 from axon.train.state import State
 from axon.train.streamed import Streamed, check_streams
 
@@ -22,14 +23,16 @@ Metrics = dict[str, Array]
 
 
 class Update(Protocol):
-    """A step's second half; implemented by `Descent`, `axon.train.outer.Outer`, `axon.train.onebit.OneBit`,
-    `axon.train.delayed.Delayed`.
+    """A step's second half; implemented by `Descent`, `axon.train.on_disk.DiskDescent`, `axon.train.outer.Outer`,
+    `axon.train.onebit.OneBit`, `axon.train.delayed.Delayed`.
 
-    `mesh`: the mesh axes, with their sizes, that the shape of its state depends on.
+    What has a default here concerns few of them: a batch in flight, and state in files.
     """
 
     @property
-    def mesh(self) -> Mapping[str, int]: ...
+    def mesh(self) -> Mapping[str, int]:
+        """The mesh axes, with their sizes, that the shape of its state depends on."""
+        return {}
 
     def specs(self, parameters: Parameters) -> Any:
         """Its state in axes: a tree, by name, whose leaves are `ArraySpec`s."""
@@ -47,9 +50,46 @@ class Update(Protocol):
         """The parameters that evaluation, generation and export use."""
         ...
 
+    # ---- a batch in flight ----------------------------------------------------------------------------------------
+
+    @property
+    def in_flight(self) -> Any:
+        """In axes, what a step leaves for the next one to finish; nothing, where each finishes its batch."""
+        return {}
+
+    @property
+    def identity(self) -> str:
+        """The same for all runs that can go on with what this one has in flight; empty if that is nothing."""
+        return ""
+
+    def empty(self, parameters: Any, variables: Any) -> Any:
+        """What is in flight before the first step."""
+        return {}
+
+    def settled(self, before: State, after: State) -> State:
+        """The state after a step whose variables are updated: `before`, where the step finished no batch."""
+        return after
+
+    # ---- files, which no compiled program reads or writes ---------------------------------------------------------
+
+    def stored(self, optimizer: Any) -> Any:
+        """Its state, of arrays or of their shapes, with what is in files in the places of its own."""
+        return optimizer
+
+    def claim_disk(self) -> None:
+        """Create the folder of its files, if it has any. Raises `UserError` if that cannot be."""
+
+    def begin(self, state: State) -> State:
+        """The state of a compiled `init`, its files written."""
+        return state
+
+    def finish(self, state: State) -> State:
+        """The state after a compiled `step`, with what is left to do outside of it done."""
+        return state
+
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(Update):
     """Gradients clipped by their global norm, then the optimizer's update, under the `optimizer` rows.
 
     Where the layout stores optimizer state, or parameters, on the host, layers are updated one at a time.
@@ -61,10 +101,6 @@ class Descent:
     def __post_init__(self):
         if self._on_host:
             check_streams(self.optimizer, self.runtime.placement)
-
-    @property
-    def mesh(self) -> Mapping[str, int]:
-        return {}
 
     def specs(self, parameters: Parameters) -> Any:
         return state_specs(self.optimizer, parameters)
@@ -78,9 +114,19 @@ class Descent:
         found, norms = clipped(found, self.optimizer.clip)
         return (
             self.applied(state, found),
-            metrics(self.optimizer.schedule, state, sums, counts, norms),
+            metrics(self.rate(state), sums, counts, norms),
             sums.statistics,
         )
+
+    def rate(self, state: State) -> Array:
+        """The learning rate of the next update.
+
+        It is that of the optimizer's own count, by name in all of optax: there are fewer updates than steps in a run
+        that left a batch in flight behind.
+        """
+        counts = optax.tree_utils.tree_get_all_with_path(state.optimizer, "count")
+        rate = self.optimizer.schedule.function()(counts[0][1] if counts else state.step)
+        return jnp.asarray(rate, jnp.float32)
 
     def applied(self, state: State, gradients: Any) -> State:
         """The state after one update with these gradients, nested by path, under the `grads` rows."""
@@ -146,17 +192,18 @@ def clipped(gradients: Any, clip: float | None) -> tuple[Any, Array]:
     return gradients, norms
 
 
-def metrics(schedule: Schedule, state: State, sums: Sums, counts: Counts, norms: Array) -> Metrics:
+def metrics(rate: Array, sums: Sums, counts: Counts, norms: Array) -> Metrics:
     """A step's metrics: means of the objective's. `loss` is what is minimised, unless the objective reports its own.
 
-    `norms` are the squared norms of the gradients by parameter, before clipping, in the order of the parameters.
+    `rate` is the learning rate; `norms` are the squared norms of the gradients by parameter, before clipping, in the
+    order of the parameters.
     """
     minimised = sum(means(sums.minimised, counts).values(), jnp.zeros(()))
     return {
         "loss": minimised,
         **means(sums.metrics, counts),
         "grad_norm": jnp.sqrt(jnp.sum(norms)),
-        "learning_rate": jnp.asarray(schedule.function()(state.step), jnp.float32),
+        "learning_rate": rate,
         "tokens": counts["tokens"],
         "norms": norms,
     }

@@ -33,5 +33,7 @@ def test_files_and_names_are_there(page):
     assert not {link for link in links if not (page.parent / link).exists()}
     paths = re.findall(r"\b(?:axon|models|configs|tests|scripts|docs)/[\w./]*\w", text)
     assert not {path for path in paths if not list(ROOT.glob(f"{path}*"))}
+    tests = re.findall(r"(tests/[\w/]+\.py)::(\w+)", text)
+    assert not {(file, test) for file, test in tests if f"def {test}(" not in (ROOT / file).read_text()}
     names = set(re.findall(r"`(axon(?:\.\w+)+|models(?:\.\w+)+)", text)) - {"models.py"}
     assert not {name for name in names if not resolves(name)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from axon.layout import ArraySpec, LayoutError, validate
+from axon.layout import ArraySpec, Layout, LayoutError, validate
 from axon.parallel.pipeline import Interleaved
 
 BATCH = ArraySpec(("batch", "seq"), (16, 32))
@@ -120,6 +120,9 @@ def test_a_stream_that_one_mesh_axis_would_split_twice_is_refused(placed):
         ({"ulysses": 2}, "usp", 32, "Write both, as in Layout.mesh = {'context': 2, 'ulysses': 2}"),
         ({"context": 4}, "ring", 36, "in 8 chunks, and 36 positions do not divide"),
         ({"context": 4}, "ulysses", 32, "block/query: 6 heads are not divisible by 4, and Layout.context = 'ulysses'"),
+        ({"context": 4}, {"block": "ulysses"}, 32, "and Layout.context['block'] = 'ulysses' exchanges positions"),
+        ({"context": 4}, {"block": "gather", "last": "ring"}, 36, "in 8 chunks, and 36 positions do not divide"),
+        ({"data": 2}, {"block": "ring"}, 32, "Layout.context['block'] = 'ring' has no effect: no mesh axis"),
     ],
 )
 def test_a_way_to_see_whole_sequences_that_does_not_fit_is_refused(mesh, context, seq, expected, placed):
@@ -141,12 +144,20 @@ def test_two_claims_on_one_mesh_axis_in_attention_are_refused(placed):
         ({"context": 2, "ulysses": 2}, "usp"),
         ({"context": 2, "ulysses": 2}, "ring"),
         ({"context": 4}, "gather"),
+        ({"context": 2, "ulysses": 2}, {"block": "usp", "last": "ring"}),
+        ({"context": 2}, {"block": "ulysses"}),
     ],
 )
 def test_a_way_to_see_whole_sequences_that_fits_is_accepted(mesh, context, placed):
     validate(placed(mesh, context=context), QUERY, BATCH)
 
 
-def test_an_unknown_way_to_see_whole_sequences_is_refused_with_the_nearest_name(placed):
+@pytest.mark.parametrize("context", ["ulyses", {"local": "ring", "full": "ulyses"}], ids=["all", "by kind of block"])
+def test_an_unknown_way_to_see_whole_sequences_is_refused_with_the_nearest_name(context):
     with pytest.raises(LayoutError, match=r"unknown method 'ulyses'\. Did you mean 'ulysses'"):
-        placed({"context": 2}, context="ulyses")
+        Layout({"context": 2}, context=context)
+
+
+def test_methods_by_kind_of_block_without_a_kind_are_refused():
+    with pytest.raises(LayoutError, match=r"Layout\.context = \{\} names no kind of block"):
+        Layout({"context": 2}, context={})

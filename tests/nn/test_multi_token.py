@@ -107,3 +107,8 @@ def test_a_model_without_it_is_refused():
     MultiToken().check(MODEL.build())
     with pytest.raises(UserError, match="MultiToken needs a model that predicts the token after the next"):
         MultiToken().check(llama)
+
+
+def test_an_objective_that_would_leave_the_block_untrained_is_refused():
+    with pytest.raises(UserError, match=r"NextToken would leave the block .* Train\.objective = @MultiToken\(\)"):
+        NextToken().check(MODEL.build())

@@ -80,7 +80,7 @@ def delayed(program: Program, state: State, batches: list[Any]):
         found, sums = program.gradients(began, batch, counts, frozen)
         found, norms = clipped(found, program.optimizer.clip)
         after = program.update.applied(state, found)
-        reported = metrics(program.optimizer.schedule, began, sums, counts, norms)
+        reported = metrics(program.update.rate(state), sums, counts, norms)
         return replace(after, variables=variables(state, sums.statistics)), reported
 
     def variables(state, statistics):
@@ -228,6 +228,7 @@ def test_another_schedule_goes_on_without_the_batch_in_flight_and_back(noisy, tm
     assert int(again.step) == 3
     _, reported = program.step(again, program.place(noisy.batches[3]))
     assert reported["loss"] > 0
+    np.testing.assert_allclose(reported["learning_rate"], OPTIMIZER.schedule.function()(1))  # one update was made
 
 
 @pytest.mark.full

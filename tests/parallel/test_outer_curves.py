@@ -14,7 +14,7 @@ from axon.data import Bpe
 from axon.layout import Layout
 from axon.observe.metrics import read_metrics
 from axon.parallel.outer import DiLoCo, SlowMo
-from axon.run import Train
+from axon.run import Train, run
 from axon.train.optimizers import AdamW, Cosine, OneBitAdam
 
 ROOT = Path(__file__).parents[2]
@@ -62,9 +62,9 @@ def curves(tmp_path_factory):
         patch.setattr(jax, "devices", lambda *_: devices)
         patch.setattr(jax, "device_count", lambda *_: 2)
         for name, changes in METHODS.items():
-            run = folder / name.replace(" ", "_")
-            run(replace(quickstart(), run_dir=str(run), **changes), report=lambda line: None)
-            rows = read_metrics(run / "metrics.jsonl")
+            place = folder / name.replace(" ", "_")
+            run(replace(quickstart(), run_dir=str(place), **changes), report=lambda line: None)
+            rows = read_metrics(place / "metrics.jsonl")
             tokens = {row["step"]: row["tokens"] for row in rows if "tokens" in row}
             found[name] = [(tokens[row["step"]], row["eval_loss"]) for row in rows if "eval_loss" in row]
     _write(found, Path(os.environ.get("AXON_CURVES", folder)))

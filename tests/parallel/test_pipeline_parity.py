@@ -50,9 +50,10 @@ SCHEDULES: dict[str, Any] = {
 MECHANISMS = ("zero 1", "zero 2", "zero 3", "tensor", "sequence", "overlap", "context", "replica")
 SETS = [(), *((name,) for name in MECHANISMS), ("zero 3", "sequence")]
 ALL = [(schedule, names) for names in SETS for schedule in SCHEDULES]
-SHOWN = [("interleaved", ("sequence",))]
+SHOWN = [("1F1B", ("sequence",))]
 FULL = [
-    *(("1F1B", (name,)) for name in ("zero 1", "zero 3", "tensor", "sequence", "replica")),
+    ("interleaved", ("sequence",)),
+    *(("1F1B", (name,)) for name in ("zero 1", "zero 3", "tensor", "replica")),
     *zip(SCHEDULES, ((), *((name,) for name in ("replica", "zero 3", "tensor", "zero 1", "context"))), strict=True),
 ]
 

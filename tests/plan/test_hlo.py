@@ -42,7 +42,17 @@ def test_a_loop_runs_as_often_as_its_condition_or_the_compiler_says():
     module = Module.of(LOOPS)
     work = [one.times for one in module.scheduled if one.instruction.name == "work"]
     assert work == [5, 3, 1]
-    assert module.unknown_loops == ["never"]
+    assert module.unknown_loops == {"never": 1}
+
+
+def test_a_loop_that_a_load_of_experts_within_the_margin_never_enters_counts_as_nothing():
+    inner = "  ROOT %t = (s32[], f32[4]) while(%p), condition=%other, body=%inside\n"
+    named = LOOPS.replace("  ROOT %t = (s32[], f32[4]) tuple(%p, /*index=1*/%work)\n", inner).replace(
+        "body=%body\n  ROOT", 'body=%body, metadata={op_name="jit(step)/moe/further_rounds/while"}\n  ROOT'
+    )
+    module = Module.of(named)
+    assert [one.times for one in module.scheduled if one.instruction.name == "work"] == [5, 3, 0]
+    assert module.unknown_loops == {"t": 1, "never": 0}
 
 
 def test_cycles_are_those_of_what_is_scheduled_and_a_sentinel_is_none():

@@ -78,6 +78,7 @@ def test_tensor_parallelism_reduces_activations_along_its_own_mesh_axis(report):
     assert any(one.mesh_axes == ("data",) for one in made.collectives)
 
 
+@pytest.mark.full
 def test_memory_is_told_by_part(report):
     memory = report("v5e:4x4", {"data": 16}).memory
     count = sum(math.prod(s.shape) for s in program("v5e:4x4", {"data": 16}, zero=3).parameters.values())

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from axon.layout import Layout, Placement
+from axon.nn import Routing
 from axon.plan.moves import sent
 from axon.plan.traffic import WEIGHTS, part, step_communication, summary
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
+from models.mixtral import Mixtral
 
 SEQUENCE_PARALLEL = {"seq.residual": ("context", "tensor")}
 BACKWARD = "gradients of activations"
@@ -171,6 +173,40 @@ def test_data_parallelism_sends_gradients_of_weights_and_zero_the_new_weights(rn
     new = rows.get(("all-gather", "weights, after the update"))
     assert (new.bytes if new else 0) == (pytest.approx(size) if stage else 0)
     assert not any(content == BACKWARD for _, content in rows)
+
+
+def experts_program(rng, margin):
+    """A mixture of 8 experts on 4 devices that exchange, and the bytes of a token's row."""
+    embed, layers = 8 * int(rng.integers(2, 9)), int(rng.integers(1, 3))
+    sizes = {"vocab": 64, "embed": embed, "layers": layers, "heads": 2, "kv_heads": 2, "mlp": 16}
+    model = Mixtral(**sizes, routing=Routing(8, 2), margin=margin)
+    optimizer, devices = AdamW(Constant(1e-3)), jax.devices()[:4]
+    return Program(model, Layout({"expert": 4}), optimizer, batch=8, seq=16, devices=devices), embed, layers
+
+
+def test_experts_send_each_token_there_and_back_forward_and_backward_and_what_few_loads_need_is_told(rng):
+    margin = float(rng.uniform(1, 2))
+    program, embed, layers = experts_program(rng, margin)
+    result = step_communication(program)
+    sent = sum(one.bytes * one.times for one in result.transfers if one.kind == "all-to-all")
+    copies, n = 8 // 4 * 16 * 2, 4
+    rows = n * math.ceil(margin * copies / n)
+    # Rows in the compute dtype, float32 on CPUs. With a row go its weight, that weight's gradient and its expert.
+    assert sent == pytest.approx((n - 1) / n * rows * (4 * 4 * embed + 3 * 4) * layers)
+    assert margin * copies <= rows < margin * copies + n  # the formula's m · k · B · S, in whole places
+    (forward,) = (line for line in result.uncounted if line.endswith("in the forward"))
+    (backward,) = (line for line in result.uncounted if line.endswith("in the backward"))
+    each = [int(re.search(r"sends ([\d,]+) bytes", line)[1].replace(",", "")) for line in (forward, backward)]
+    assert each[0] >= (n - 1) / n * rows * 2 * 4 * embed
+    assert each[1] >= 2 * each[0] - 4 * rows * 4, "the backward computes the round again"
+
+
+@pytest.mark.slow
+def test_experts_with_room_for_any_load_send_what_their_program_says(rng):
+    program, *_ = experts_program(rng, margin=4.0)
+    assert not any("rounds after the first" in line for line in step_communication(program).uncounted)
+    traced, compiled = compared(program)
+    assert traced["all-to-all", ("expert",)] == pytest.approx(compiled["all-to-all", ("expert",)])
 
 
 def test_a_mesh_of_devices_that_are_not_there_is_traced_as_one_of_devices_that_are(seed):

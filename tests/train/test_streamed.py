@@ -44,7 +44,7 @@ OPTIMIZERS = {
     "Muon": Muon(RATE, AdamW(RATE), separate=("heads",)),
     "EMA of Lion": EMA(Lion(RATE), decay=0.5),
     "Adafactor": Adafactor(RATE, b1=0.9),
-    "SOAP": SOAP(RATE),
+    "SOAP": SOAP(RATE, eps=1e-3),  # its second step is a sign where eps is small, and of what is near 0 by rounding
     "schedule-free": ScheduleFreeAdamW(RATE),
     "SGD": SGD(RATE),
 }

@@ -2,7 +2,18 @@
 
 from axon.parallel.context.choice import AttentionKind, Split, choose_context
 from axon.parallel.context.gathered import gathered_attention
+from axon.parallel.context.positions import Positions, permuted
 from axon.parallel.context.ring import ring_attention
 from axon.parallel.context.route import Route, route
 
-__all__ = ["AttentionKind", "Route", "Split", "choose_context", "gathered_attention", "ring_attention", "route"]
+__all__ = [
+    "AttentionKind",
+    "Positions",
+    "Route",
+    "Split",
+    "choose_context",
+    "gathered_attention",
+    "permuted",
+    "ring_attention",
+    "route",
+]

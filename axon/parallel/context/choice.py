@@ -10,11 +10,19 @@ from axon.parallel.context.route import route
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """A kind of attention in a model."""
+    """A kind of attention in a model.
+
+    Args:
+        key_dim, value_dim: numbers of a head's key, and of its value. latent_dim: of what the keys and values of all
+            heads of a position are made of, where there is such: an exchange sends it in their place.
+    """
 
     heads: int
     kv_heads: int
     mask: Mask
+    key_dim: int = 1
+    value_dim: int = 1
+    latent_dim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -72,15 +80,23 @@ def _no_exchange(kinds: Sequence[AttentionKind], split: Split, size: int) -> str
 
 
 def _gathered(kind: AttentionKind, size: int) -> float:
-    """What a device sends in a forward, in heads of a device's positions."""
-    return 2 * kind.kv_heads * (size - 1)
+    """What a device sends in a forward, in numbers for each of its positions."""
+    return _keys(kind, kind.kv_heads) * (size - 1)
 
 
 def _by_ring(kind: AttentionKind, size: int, seq: int) -> float:
     way = route((), size, kind.mask, seq)
-    return 0 if isinstance(way, str) else 2 * kind.kv_heads * way.steps
+    return 0 if isinstance(way, str) else _keys(kind, kind.kv_heads) * way.steps
 
 
 def _exchanged(kind: AttentionKind, heads: int, size: int) -> float:
-    """Of queries, outputs, and keys and values, each head of these as often as each device gets one."""
-    return 2 * (kind.heads + math.lcm(kind.kv_heads, heads * size)) * (size - 1) / size
+    """Of queries, outputs, and keys and values, each head of these as often as each device gets one; or of latents."""
+    share = (size - 1) / size
+    if kind.latent_dim is not None:
+        return _keys(kind, kind.heads) * share + kind.latent_dim * (size - 1)
+    return _keys(kind, kind.heads + math.lcm(kind.kv_heads, heads * size)) * share
+
+
+def _keys(kind: AttentionKind, heads: int) -> int:
+    """Keys and values, or queries and outputs, of so many heads."""
+    return heads * (kind.key_dim + kind.value_dim)

@@ -6,6 +6,7 @@ from jax import Array, lax
 
 from axon.axes import Names
 from axon.kernels.attention import AttentionConfig, AttentionInputs, attention_and_lse
+from axon.parallel.context.positions import Positions, permuted
 
 
 def gathered_attention(
@@ -15,25 +16,23 @@ def gathered_attention(
     config: AttentionConfig,
     inputs: AttentionInputs,
     axes: Names,
-    stored: np.ndarray | None,
+    stored: np.ndarray,
 ) -> Array:
     """Attention of `q[batch seq heads head_dim]`, a device's part, over `k, v[batch kv_seq kv_heads head_dim]`, all.
 
-    In a region that is manual over the mesh `axes` that split the sequence. `stored`: the order in which `kv_seq` is
-    stored, if zig-zag: each of a device's two chunks then has its own place among the keys. `inputs.start` is unused.
+    In a region that is manual over the mesh `axes` that split the sequence. `stored`: the order in which positions are
+    stored: each run of a device's positions has its own place among the keys. `inputs.start` is unused.
     """
-    if not axes:
-        return attention_and_lse(q, k, v, config, inputs)[0]
-    device, seq = lax.axis_index(axes), q.shape[1]
-    if stored is None:
-        return attention_and_lse(q, k, v, config, inputs._replace(start=device * seq))[0]
-    natural, chunk, chunks = np.argsort(stored), seq // 2, 2 * k.shape[1] // seq
-    k, v, results = jnp.take(k, natural, axis=1), jnp.take(v, natural, axis=1), []
-    for first, number in ((0, device), (chunk, chunks - 1 - device)):
-        documents = inputs.documents and (
-            inputs.documents[0][:, first : first + chunk],
-            jnp.take(inputs.documents[1], natural, axis=1),
-        )
-        of_chunk = inputs._replace(documents=documents, start=number * chunk)
-        results.append(attention_and_lse(q[:, first : first + chunk], k, v, config, of_chunk)[0])
-    return jnp.concatenate(results, axis=1)
+    own, natural = Positions.of(stored, k.shape[1] // q.shape[1]), np.argsort(stored)
+    q, (k, v) = permuted(q, own.order), (permuted(x, natural) for x in (k, v))
+    of_queries, of_keys = inputs.documents or (None, None)
+    of_queries, of_keys = permuted(of_queries, own.order), permuted(of_keys, natural)
+    results = []
+    for run in range(own.starts.shape[1]):
+        places = slice(run * own.length, (run + 1) * own.length)
+        documents = None if of_queries is None or of_keys is None else (of_queries[:, places], of_keys)
+        start = jnp.asarray(own.starts[:, run], jnp.int32)[lax.axis_index(axes)] if axes else 0
+        of_run = inputs._replace(documents=documents, start=start)
+        results.append(attention_and_lse(q[:, places], k, v, config, of_run)[0])
+    out = jnp.concatenate(results, axis=1) if len(results) > 1 else results[0]
+    return permuted(out, np.argsort(own.order))

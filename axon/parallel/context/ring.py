@@ -104,7 +104,7 @@ class _Attention:
             return following, _merged(total, pairs, self._products(problem, pairs, queries, of_queries, keys))
 
         if self.route.steps:
-            _, total = self._over_steps(step, (self.route.advance(keys), total))
+            _, total = self._over_steps(step, (self.route.advance(keys), total), first=1)
         return _with_sinks(_Part(_whole(total.out), _whole(total.lse)), sinks, q.dtype)
 
     def _own(self, q: Array, k: Array, v: Array, documents: Array | None) -> _Part:
@@ -147,7 +147,8 @@ class _Attention:
             return following, of_keys, of_queries + _added(dq, [p.queries for p in pairs])
 
         carry = self.route.advance(keys), None, jnp.zeros(queries.q.shape, jnp.float32)
-        _, of_keys, of_queries = self._over_steps(step, carry)
+        carry = step(carry, 1, self.route.problem(1), self.route.steps == 1)  # in which no gradients arrive yet
+        _, of_keys, of_queries = carry if self.route.steps == 1 else self._over_steps(step, carry, first=2)
         dk, dv = self.route.home(of_keys)
         return own[0] + _whole(of_queries), own[1] + _whole(dk), own[2] + _whole(dv)
 
@@ -175,14 +176,17 @@ class _Attention:
 
     # ---- both -----------------------------------------------------------------------------------------------------
 
-    def _over_steps(self, step: Callable[..., Any], carry: Any) -> Any:
-        """All steps of the route: the first and the last written out, as less is sent in them."""
+    def _over_steps(self, step: Callable[..., Any], carry: Any, first: int) -> Any:
+        """The steps of the route from `first` on, the last written out, as less is sent in it.
+
+        The others are loops, in which the TPU compiler starts what is sent before the kernel: of steps that are written
+        out, after it.
+        """
         route = self.route
-        carry = step(carry, 1, route.problem(1), route.steps == 1)
-        for problem, numbers in in_order(route):
+        for problem, numbers in in_order(route, first):
             body = lambda carry, number, problem=problem: (step(carry, number, problem, False), None)  # noqa: E731
             carry, _ = lax.scan(body, carry, jnp.arange(numbers.start, numbers.stop))
-        return step(carry, route.steps, route.problem(route.steps), True) if route.steps > 1 else carry
+        return step(carry, route.steps, route.problem(route.steps), True)
 
     def _config(self, problem: Problem) -> AttentionConfig:
         return replace(self.config, mask=problem.mask)

@@ -193,9 +193,9 @@ def route(axes: Names, size: int, mask: Mask, seq: int) -> Route | str:
     return Neighbours(axes, size, mask, window, seq // (2 * size))
 
 
-def in_order(route: Route) -> list[tuple[Problem, range]]:
-    """The steps of a route between its first and its last, those that follow each other with one problem together."""
-    middle = groupby(range(2, route.steps), route.problem)
+def in_order(route: Route, first: int) -> list[tuple[Problem, range]]:
+    """The steps of a route from `first` to the last but one, those that follow each other with one problem together."""
+    middle = groupby(range(first, route.steps), route.problem)
     return [(problem, range(min(steps := list(each)), max(steps) + 1)) for problem, each in middle]
 
 

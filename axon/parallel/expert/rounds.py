@@ -16,6 +16,9 @@ from axon.parallel.expert.product import Products
 from axon.parallel.expert.ragged import Ragged
 from axon.parallel.pipeline.region import PIPE, in_stage
 
+FURTHER_ROUNDS = "further_rounds"
+"""The named scope of the loop that a load within the margin never enters: `axon.plan` counts it as nothing."""
+
 Stored = Array | HostWeight
 Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
 """(products, matrices, `copies rows embed`, each row's weight) → `copies rows embed`."""
@@ -86,6 +89,7 @@ def _further(
         bound = [p if value is None else HostWeight(value, p) for p, value in zip(places, hosted, strict=True)]
         return round(number, x, chosen, weights, bound)
 
+    @jax.named_scope(FURTHER_ROUNDS)
     def repeat(rounds: Array, body: Callable[[Array], Any], total: Any) -> Any:
         def step(carry: tuple[Array, Any]) -> tuple[Array, Any]:
             number, total = carry

@@ -29,7 +29,7 @@ class Parts:
 
     first: Callable[[Any, Array], Array]
     chunk: Callable[[Any, Any, Any, Array, Any, Any], tuple[Array, Any, Any]]
-    last: Callable[[Any, Array, Any, Any], tuple[Array, Any]]
+    last: Callable[[Any, Array, Any, Array], tuple[Array, Any]]
     trained: Sequence[Any]
     fixed: Sequence[Any]
     outer: Any

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from axon.kernels.attention import Causal, Prefix, SameDocument, Window
-from axon.layout import Layout
+from axon.layout import Layout, LayoutError
 from axon.parallel.context import AttentionKind, Split, choose_context
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
@@ -43,3 +43,26 @@ def test_the_choice_is_made_before_batches_are_placed_and_is_printed():
         "ring: a forward sends 100% of all keys and values, overlapped; no all-to-all: 3 heads do not divide by 2"
     )
     assert made.placement.stored_positions(16).tolist() == [0, 1, 2, 3, 12, 13, 14, 15, *range(4, 12)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "seq", "expected"),
+    [
+        (
+            {"mesh": {"context": 2}, "context": "ulysses"},
+            32,
+            "3 heads are not divisible by 2, and Layout.context = 'ul",
+        ),
+        ({"mesh": {"context": 4}, "context": "ring"}, 36, "stores a sequence in 8 chunks, and 36 positions do not"),
+        ({"mesh": {"context": 4}, "context": {"block": "ring"}}, 36, "in 8 chunks, and 36 positions do not divide"),
+        ({"mesh": {"context": 2}, "context": {"blok": "ring"}}, 32, "a kind of block named 'blok'. Did you mean 'bl"),
+        ({"mesh": {"context": 2}, "rows": {"heads.attention": "context"}}, 32, "split twice over mesh axis 'context'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_message_when_the_program_is_made(layout, seq, expected):
+    model = Llama(vocab=61, embed=24, layers=1, heads=3, kv_heads=3, mlp=64)
+    devices = jax.devices()[: layout["mesh"]["context"]]
+    with pytest.raises(LayoutError) as caught:
+        Program(model, Layout(**layout), AdamW(Constant(1e-3)), batch=2, seq=seq, devices=devices)
+    (message,) = str(caught.value).splitlines()
+    assert expected in message

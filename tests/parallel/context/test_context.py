@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axon.axes import shard
+from axon.axes import in_block, shard
 from axon.kernels.attention import Causal, Prefix, SameDocument, Window
 from axon.nn import Attention, Inputs, Rope
 
 SEQ = 32
 FULL, LOCAL, PREFIX = Causal() & SameDocument(), Causal() & SameDocument() & Window(11), Prefix(9) & SameDocument()
 DIMS = {"embed": 16, "heads": 8, "kv_heads": 4, "head_dim": 4}
+BLOCK = "block"
 LAYOUTS = [
     {"mesh": {"context": 4, "tensor": 2}, "context": "ring"},
     {"mesh": {"context": 2, "tensor": 4}, "context": "ring", "replicate_kv": 2},
@@ -24,6 +25,10 @@ LAYOUTS = [
     {"mesh": {"context": 2, "ulysses": 2}, "context": "ring"},
     {"mesh": {"context": 2, "ulysses": 2}, "context": "gather"},
     {"mesh": {"context": 4}, "context": "ring", "auto": True},
+    {"mesh": {"context": 2, "ulysses": 2}, "context": {BLOCK: "usp", "other": "ring"}},
+    {"mesh": {"context": 2, "ulysses": 2}, "context": {BLOCK: "gather", "other": "usp"}},
+    {"mesh": {"context": 2}, "context": {BLOCK: "ulysses", "other": "ring"}},
+    {"mesh": {"context": 4}, "context": {BLOCK: "gather", "other": "ulysses"}},
 ]
 
 
@@ -39,7 +44,8 @@ def run(bind, attention, placement, values, x, documents):
 
     def call(values, x):
         inputs = Inputs(documents, shard(positions, "batch seq"), shard(documents[:, stored], "batch seq"))
-        out = bind(attention, values)(shard(x[:, stored], "batch seq embed"), inputs)[0]
+        with in_block(BLOCK):
+            out = bind(attention, values)(shard(x[:, stored], "batch seq embed"), inputs)[0]
         return shard(out, "batch _seq embed")[:, np.argsort(stored)]
 
     return call(values, x), jax.grad(lambda v, x: jnp.sum(call(v, x) ** 2), argnums=(0, 1))(values, x)
@@ -52,6 +58,7 @@ def draw(rng):
 
 @pytest.mark.few(layout=LAYOUTS[4:5], mask=(LOCAL,))
 @pytest.mark.few(layout=LAYOUTS[6:7], mask=(PREFIX,))
+@pytest.mark.few(layout=LAYOUTS[13:14], mask=(FULL,))
 @pytest.mark.parametrize("mask", [FULL, LOCAL, PREFIX], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=described)
 def test_attention_does_not_depend_on_how_positions_meet(layout, mask, rng, placed, compiled, bind, random_parameters):

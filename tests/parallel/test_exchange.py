@@ -119,7 +119,7 @@ def test_all_stages_of_a_pipeline_take_as_many_rounds_as_one_of_them_needs(place
     chosen = np.concatenate([balanced, np.zeros_like(balanced)]).astype(np.int32)  # stage batch seq k
 
     def rounds(chosen):
-        mesh = ExpertMesh.of(axes.current(), EXPERTS)
+        mesh = ExpertMesh.of(axes.Scope(placement), EXPERTS)
         return num_rounds(mesh, Padded(mesh, TOKENS * K // 2, margin=1.0), chosen[0])[None]
 
     def of_stages(chosen):

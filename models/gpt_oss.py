@@ -22,7 +22,7 @@ from axon.nn import (
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
-from axon.nn.sizes import padded
+from axon.nn.sizes import check_heads, decoder_dims
 
 __all__ = ["GptOss"]
 
@@ -64,10 +64,7 @@ class GptOss:
         check_range(self, "[1, 2**31)", *sizes)
         check_range(self, "[0, inf)", "norm_eps")
         check_exchange(self.exchange, self.margin)
-        if self.head_dim % 2:
-            raise UserError(f"GptOss: head_dim {self.head_dim} is odd, and rotary embedding rotates pairs")
-        if self.heads % self.kv_heads:
-            raise UserError(f"GptOss: heads {self.heads} is not a multiple of kv_heads {self.kv_heads}")
+        check_heads(self)
         if self.layers % 2:
             raise UserError(f"GptOss: layers {self.layers} is odd, and they come in pairs of a local and a full one")
         remat_by_kind(self.remat, dict.fromkeys(("local", "full"), Attention.remat_names + MoE.remat_names))
@@ -75,9 +72,7 @@ class GptOss:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        names = ("embed", "heads", "kv_heads", "mlp", "head_dim")
-        own = {"experts": self.routing.experts, "vocab": padded(self.vocab, self.vocab_multiple)}
-        return {n: getattr(self, n) for n in names} | own
+        return decoder_dims(self) | {"experts": self.routing.experts}
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""

@@ -139,6 +139,30 @@ def random_parameters():
 
 
 @pytest.fixture(scope="session")
+def given():
+    """given(runtime): a way to make gradients, of no objective: those that are the batch, path → array."""
+    from dataclasses import dataclass
+
+    import jax.numpy as jnp
+
+    from axon.runtime import Runtime, nested
+    from axon.train.objective import Sums
+
+    @dataclass(frozen=True)
+    class Given:
+        runtime: Runtime
+
+        def counts(self, batch):
+            return {"tokens": jnp.ones(())}
+
+        def __call__(self, state, batch, counts, frozen=()):
+            gradients = {path: jnp.zeros_like(g) if path in frozen else g for path, g in batch.items()}
+            return self.runtime.reshard(nested(gradients), "grads"), Sums({"loss": jnp.zeros(())})
+
+    return Given
+
+
+@pytest.fixture(scope="session")
 def caches(tmp_path_factory):
     """The folder that keeps tokens and compiled programs from here on, for tests that train the same model often."""
     import jax

@@ -35,6 +35,14 @@ def reshard(x: Array, spec: PartitionSpec) -> Array:
     return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
 
 
+def pinned(x: Array) -> Array:
+    """`x` where its type says, also to XLA's partitioner, which takes a loop's carry to lie where the loop uses it.
+
+    It cannot then make a sum unreduced over fewer mesh axes than it has the operand split over, and ends the process.
+    """
+    return jax.sharding.reshard(x, jax.typeof(x).sharding.spec)
+
+
 def current_explicit() -> bool:
     """Whether shardings are part of array types here (`AxisType.Explicit`)."""
     scope = current()

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from axon.axes import ring
 from axon.axes.contraction import contract
 from axon.axes.patterns import Names
-from axon.axes.placing import current_explicit, per_device, reshard, supports_unreduced
+from axon.axes.placing import current_explicit, per_device, pinned, reshard, supports_unreduced
 from axon.axes.scope import Scope
 from axon.axes.specs import entries, partial_spec, single_split, split
 
@@ -73,6 +73,7 @@ def contract_in_place(
 
 def _product(scope: Scope, a_names: Names, b_names: Names, out: Names, dtype: Any, a, b, spec=None) -> Array:
     flatten = scope.placement.platform == "cpu"
+    a, b = (pinned(a), pinned(b)) if spec is not None and spec.unreduced else (a, b)
     return contract(a, a_names, b, b_names, out, spec, dtype, flatten, scope.precision)
 
 

@@ -94,7 +94,8 @@ class Layout:
         params: further rows for stored parameters; grads: for accumulated gradients; optimizer: for its state.
             Each kind starts from the one before it: activations (`rows`), params, grads, optimizer.
         zero: the ZeRO stage (Rajbhandari et al., arXiv:1910.02054), as mesh axes that it adds to the rows of its
-            kinds, your own rows included: see `zero`. A row of None in a kind leaves that kind out.
+            kinds, your own rows included, those of roles (`embed.expert`) too: see `zero`. A row of None in a kind
+            leaves that kind out; of a role, the kinds after it as well.
         auto: let XLA's partitioner choose shardings where no pattern does (`AxisType.Auto`), for models that were not
             written in patterns; by default every sharding is part of an array's type (`AxisType.Explicit`).
         microbatches: parts of the batch whose gradients are accumulated and reduced once. (With ZeRO-3 gradients of
@@ -208,15 +209,16 @@ class Layout:
 
         `context`: the method of the block that asks, where `Layout.context` has several.
         """
-        table = dict(DEFAULT_ROWS)
+        table, unsplit = dict(DEFAULT_ROWS), set[str]()
         stages = zero(self.zero)
         for step in KINDS[: KINDS.index(kind) + 1]:
             own = self.rows if step == "activations" else getattr(self, step)
             if step == "params":
                 table |= {name: row for name, row in DEFAULT_STORED_ROWS.items() if name not in self.rows}
             table |= {name: _as_tuple(row) for name, row in own.items()}
-            for name, axes in stages.get(step, {}).items():
-                if own.get(name, ()) is not None:
+            unsplit = {name for name in (*unsplit, *own) if base(name) != name and own.get(name) is None}
+            for name, axes in _with_roles(stages.get(step, {}), table).items():
+                if own.get(name, ()) is not None and name not in unsplit:
                     table[name] += tuple(a for a in axes if a not in table[name])
         table = _exchanged(context or self.context, table)
         return table if self.replicate_kv == 1 else {name: _with_copies(name, row) for name, row in table.items()}
@@ -254,6 +256,11 @@ def tensor_3d(rows: str = "z", inputs: str = "x", outputs: str = "y") -> dict[st
         "params": {"embed": (inputs, rows)},
         "order": ("replica", "pipe", "data", rows, inputs, outputs),
     }
+
+
+def _with_roles(stage: dict[str, tuple[str, ...]], table: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """A ZeRO stage's rows, and the same for roles of their axes that have rows of their own."""
+    return stage | {name: stage[base(name)] for name in table if name not in stage and base(name) in stage}
 
 
 def _exchanged(context: Any, table: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

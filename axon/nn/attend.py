@@ -57,6 +57,7 @@ class _Attention:
         way, shared = self._route(), self._shared
         if self._moved:
             shared = self._heads
+            # Where each head has keys of its own they may be where they are looked at already, as in LatentAttention.
             if self.group > 1 or self.placement.mesh_axes("kv_heads") != self.placement.mesh_axes("heads"):
                 k, v = self._one_for_each(k), self._one_for_each(v)
             axes.log_choice(

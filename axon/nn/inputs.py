@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 
 from axon.nn.rope import Angles, Rope
@@ -34,6 +35,12 @@ class Inputs:
     def in_layer(self, layer: Array | int) -> "Inputs":
         """The same, with a key of the layer's own, so that no two layers drop the same elements."""
         return self if self.key is None else replace(self, key=jax.random.fold_in(self.key, layer))
+
+    def real_where(self, condition: Array | bool) -> "Inputs":
+        """The same where `condition`, one for all, holds; else padding alone, if `documents` can say so."""
+        if self.documents is None:
+            return self
+        return replace(self, documents=jnp.where(condition, self.documents, -1))
 
     def with_angles(self, ropes: Iterable[tuple[Rope, int]]) -> "Inputs":
         """The same, with the angles of each (rope, head_dim): computed in a layer, they would be in every layer."""

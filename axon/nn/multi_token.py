@@ -14,7 +14,6 @@ from axon.nn.remat import Remat, with_remat
 RESIDUAL = "batch seq.residual embed"
 JOIN = f"{RESIDUAL}, embed embed_out -> batch seq.residual embed_out"
 
-
 KIND = "multi_token"
 """The block's kind, as `Layout.context` names it."""
 

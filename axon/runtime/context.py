@@ -10,7 +10,7 @@ from flax import nnx
 from axon.errors import suggest
 from axon.layout import LayoutError, Placement
 from axon.layout.table import ULYSSES
-from axon.nn import Attention, LatentAttention
+from axon.nn import Attention, Depth, LatentAttention, MultiTokenBlock
 from axon.parallel.context import AttentionKind, Split, choose_context
 
 ByBlock = dict[str | None, set[AttentionKind]]
@@ -51,11 +51,11 @@ def _split(placement: Placement, seq: int) -> Split:
 
 
 def _attention_by_block(module: nnx.Module) -> ByBlock:
-    """By the kinds that modules declare in their attribute `blocks`, as `axon.nn.Depth` does."""
     kind_of = {
         id(part): kind
         for _, owner in nnx.iter_modules(module)
-        for kind, block in getattr(owner, "blocks", {}).items()
+        if isinstance(owner, Depth | MultiTokenBlock)
+        for kind, block in owner.blocks.items()
         for _, part in nnx.iter_modules(block)
     }
     found: ByBlock = {}

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec
@@ -151,7 +152,10 @@ class Runtime:
 
 
 def _without_padding(statistic: Array, spec: ArraySpec) -> Array:
-    return statistic if spec.unpadded is None else statistic[: spec.unpadded[0]]
+    """Of the layers that there are: all of them on every device, as they need not divide among a pipeline's stages."""
+    if spec.unpadded is None:
+        return statistic
+    return axes.reshard(statistic, PartitionSpec(*(None for _ in statistic.shape)))[: spec.unpadded[0]]
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

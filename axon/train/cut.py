@@ -65,14 +65,16 @@ class Cut:
         periods: Sequence[Array],
         x: Array,
         inputs: Inputs,
+        active: Array | bool,
     ) -> tuple[Array, Any, Any]:
-        """Some blocks, their auxiliary losses and their statistics."""
+        """Some blocks, their auxiliary losses and their statistics. A stage that is idle has padding alone: of what
+        lies in its memory a router would choose any experts, and their load would keep the other stages waiting."""
         module = self._bound({**joined(trained), **joined(fixed)})
         present = [
             one != NOTHING if padding(of_segment) else None
             for one, of_segment in zip(periods, self.partition, strict=True)
         ]
-        x, auxiliary = module.layers.part(x, inputs, periods, present)
+        x, auxiliary = module.layers.part(x, inputs.real_where(active), periods, present)
         statistics = auxiliary.within(LAYERS.rstrip("/")).statistics
         return x, auxiliary.losses, self.by_segment(statistics)
 

@@ -56,6 +56,16 @@ def test_zero_splits_embed_over_data_from_its_kind_on(stage, split):
     assert ("data",) in [row for rows in zero(stage).values() for row in rows.values()] or stage == 0
 
 
+def test_zero_adds_to_a_roles_own_row_unless_that_is_none():
+    for own in ("rows", "params"):
+        table = Layout(zero=3, **{own: {"embed.expert": "tensor"}}).table
+        assert table("params")["embed.expert"] == table("optimizer")["embed.expert"] == ("tensor", "data")
+        assert table("activations").get("embed.expert", ()) == (("tensor",) if own == "rows" else ())
+        table = Layout(zero=3, **{own: {"embed.expert": None}}).table
+        assert table("params")["embed.expert"] == table("optimizer")["embed.expert"] == ()
+        assert table("optimizer")["embed"] == ("data",)
+
+
 def test_zero_adds_to_a_persons_row_of_any_kind():
     for own in ("rows", "params"):
         assert Layout(zero=3, **{own: {"embed": "tensor"}}).table("params")["embed"] == ("tensor", "data")

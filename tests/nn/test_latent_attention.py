@@ -37,6 +37,7 @@ LAYOUTS = [
     ({"context": 4}, {"context": "ring"}),
     ({"context": 2, "tensor": 2}, {"context": "ulysses", "rows": sequence_parallel()}),
     ({"context": 2, "ulysses": 2}, {"context": "usp"}),
+    ({"data": 2, "context": 2, "tensor": 2}, {"context": "ulysses", "zero": 3}),
     ({"context": 2, "tensor": 2}, {"context": "ulysses", "rows": {"kv_heads": None}}),
     ({"context": 4}, {"context": "ulysses", "auto": True}),
 ]

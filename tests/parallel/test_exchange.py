@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.parallel.expert import ExpertMesh, Local, Padded, Products, Ragged, ragged
+from axon.parallel.expert.rounds import num_rounds
 
 EXPERTS, TOKENS, K, EMBED = 8, 12, 2, 3
 LOADS = ("random", "one", "own", "none", "skewed")
@@ -134,3 +135,19 @@ def test_rows_of_no_copy_reach_no_gradient(rng, placed):
     for gradient in gradients:
         assert np.isfinite(gradient).all()
         assert np.any(gradient)
+
+
+def test_all_stages_of_a_pipeline_take_as_many_rounds_as_one_of_them_needs(placed, compiled):
+    placement = placed({"pipe": 2, "expert": 2})
+    balanced = np.arange(TOKENS * K).reshape(1, 2, -1, K) % EXPERTS
+    chosen = np.concatenate([balanced, np.zeros_like(balanced)]).astype(np.int32)  # stage batch seq k
+
+    def rounds(chosen):
+        mesh = ExpertMesh.of(axes.Scope(placement), EXPERTS)
+        return num_rounds(mesh, Padded(mesh, TOKENS * K // 2, margin=1.0), chosen[0])[None]
+
+    def of_stages(chosen):
+        split, by_stage = PartitionSpec("pipe"), axes.reshard(chosen, PartitionSpec("pipe", None, None, None))
+        return jax.shard_map(rounds, in_specs=split, out_specs=split, axis_names={"pipe"}, check_vma=False)(by_stage)
+
+    assert compiled(placement, of_stages, chosen).tolist() == [2, 2]

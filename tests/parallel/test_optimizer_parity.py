@@ -1,7 +1,6 @@
 """The numerics contract for every optimizer: what it makes of gradients, and a whole training, do not depend on the
 layout."""
 
-import math
 import secrets
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from parity import ONE, Problem, devices
 
 from axon.axes import ArraySpec
 from axon.layout import Layout, sequence_parallel
 from axon.runtime import Runtime, flattened, nested
-from axon.train.objective import Sums
 from axon.train.optimizers import (
     EMA,
     SGD,
@@ -30,12 +29,11 @@ from axon.train.optimizers import (
     ScheduleFreeAdamW,
 )
 from axon.train.state import State
-from axon.train.step import Program
 from axon.train.update import Descent
 from models.llama import Llama
 
 MODEL = Llama(vocab=61, vocab_multiple=64, embed=32, layers=2, heads=8, kv_heads=4, mlp=64)
-SEQUENCES, SEQ, STEPS = 8, 16, 4
+STEPS = 4
 
 REST = AdamW(Constant(3e-3))
 OPTIMIZERS: dict[str, Any] = {
@@ -49,6 +47,7 @@ OPTIMIZERS: dict[str, Any] = {
     "schedule-free": ScheduleFreeAdamW(Constant(3e-3)),
     "Optax": Optax(optax.adabelief, Constant(1e-3)),
 }
+PROBLEMS = {name: Problem(MODEL, optimizer, sequences=8, seq=16, steps=STEPS) for name, optimizer in OPTIMIZERS.items()}
 LAYOUTS = {
     "zero 0": Layout({"data": 4}),
     "zero 1": Layout({"data": 4}, zero=1),
@@ -61,7 +60,6 @@ LAYOUTS = {
     "sequence": Layout({"data": 4, "tensor": 2}, zero=1, rows=sequence_parallel(), microbatches=2),
     "pipeline": Layout({"pipe": 2, "data": 2}, zero=1, microbatches=2),
 }
-ONE = Layout({"data": 1})
 
 
 @dataclass(frozen=True)
@@ -71,10 +69,6 @@ class Trained:
     curve: np.ndarray
     parameters: Any
     evaluated: Any
-
-
-def devices(layout):
-    return jax.devices()[: math.prod(layout.mesh.values())]
 
 
 def check(ours: Trained, expected: Trained):
@@ -87,20 +81,6 @@ def check(ours: Trained, expected: Trained):
 
 
 # ---- given gradients, all else of a step: clipping, the update, its state -----------------------------------------
-
-
-@dataclass(frozen=True)
-class Given:
-    """Gradients that are the batch."""
-
-    runtime: Runtime
-
-    def counts(self, batch):
-        return {"tokens": jnp.ones(())}
-
-    def __call__(self, state, batch, counts, frozen=()):
-        given = {path: jnp.zeros_like(g) if path in frozen else g for path, g in batch.items()}
-        return self.runtime.reshard(nested(given), "grads"), Sums({"loss": jnp.zeros(())})
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +102,14 @@ def begun(optimizer, gradients) -> State:
     return jax.device_get(State(jnp.int32(0), values, jax.jit(update.init)(values)))
 
 
-def updated(optimizer, layout, start, gradients) -> Trained:
+def updated(optimizer, layout, given, start, gradients) -> Trained:
     runtime = Runtime(MODEL, layout, devices=devices(layout))
-    update, given = Descent(runtime, optimizer), Given(runtime)
+    update = Descent(runtime, optimizer)
     specs = State(ArraySpec((), (), jnp.int32), nested(runtime.parameters), update.specs(runtime.parameters))
     places = runtime.abstract(specs)
     state = jax.device_put(start, jax.tree.map(lambda a: a.sharding, places))
     with runtime.tracing():
-        step = runtime.jit(lambda state, batch: update.step(given, state, batch)[:2])
+        step = runtime.jit(lambda state, batch: update.step(given(runtime), state, batch)[:2])
         norms = []
         for batch in gradients[1]:
             state, metrics = step(state, batch)
@@ -143,12 +123,12 @@ def updated(optimizer, layout, start, gradients) -> Trained:
 
 @pytest.mark.few(name=("Muon by head",))
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_what_is_made_of_gradients_does_not_depend_on_the_layout(name, gradients):
+def test_what_is_made_of_gradients_does_not_depend_on_the_layout(name, given, gradients):
     optimizer = OPTIMIZERS[name]
     start = begun(optimizer, gradients)
-    expected = updated(optimizer, ONE, start, gradients)
+    expected = updated(optimizer, ONE, given, start, gradients)
     for layout in ("composed", "auto"):
-        check(updated(optimizer, LAYOUTS[layout], start, gradients), expected)
+        check(updated(optimizer, LAYOUTS[layout], given, start, gradients), expected)
 
 
 # ---- a whole training ---------------------------------------------------------------------------------------------
@@ -158,8 +138,7 @@ def test_what_is_made_of_gradients_does_not_depend_on_the_layout(name, gradients
 def drawn(packed_batch):
     """Seed and batches, drawn once."""
     seed = secrets.randbits(31)
-    rng = np.random.default_rng(seed)
-    return seed, [packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab) for _ in range(STEPS)]
+    return seed, PROBLEMS["Muon"].batches(np.random.default_rng(seed), packed_batch)
 
 
 @pytest.fixture(scope="module")
@@ -169,16 +148,16 @@ def on_one_device(drawn):
 
     def train(name: str) -> Trained:
         if name not in done:
-            done[name] = trained(OPTIMIZERS[name], ONE, drawn)
+            done[name] = trained(name, ONE, drawn)
         return done[name]
 
     return train
 
 
-def trained(optimizer, layout, drawn) -> Trained:
+def trained(name, layout, drawn) -> Trained:
     seed, batches = drawn
     print(f"seed {seed}")
-    program = Program(MODEL, layout, optimizer, batch=SEQUENCES, seq=SEQ, seed=seed, devices=devices(layout))
+    program = PROBLEMS[name].program(layout, seed)
     state, curve = program.init(), []
     for batch in batches:
         state, metrics = program.step(state, program.place(batch))
@@ -189,11 +168,11 @@ def trained(optimizer, layout, drawn) -> Trained:
 @pytest.mark.full
 @pytest.mark.parametrize("layout", ["composed", "pipeline"])
 def test_training_with_muon_does_not_depend_on_a_composed_layout(layout, drawn, on_one_device):
-    check(trained(OPTIMIZERS["Muon"], LAYOUTS[layout], drawn), on_one_device("Muon"))
+    check(trained("Muon", LAYOUTS[layout], drawn), on_one_device("Muon"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_training_does_not_depend_on_any_layout(name, layout, drawn, on_one_device):
-    check(trained(OPTIMIZERS[name], LAYOUTS[layout], drawn), on_one_device(name))
+    check(trained(name, LAYOUTS[layout], drawn), on_one_device(name))

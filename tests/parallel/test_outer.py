@@ -6,6 +6,7 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.nn import Routing
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.runtime import nested
 from axon.train.optimizers import AdamW, Linear, OneBitAdam
@@ -13,6 +14,7 @@ from axon.train.step import Program
 from axon.train.step import Program as program
 from models.gpt2 import GPT2
 from models.llama import Llama
+from models.mixtral import Mixtral
 
 MODEL = Llama(vocab=64, embed=32, layers=1, heads=4, kv_heads=4, mlp=48)
 MESH = {"replica": 2, "data": 2, "tensor": 2}
@@ -211,6 +213,15 @@ def test_one_bit_adam_after_its_warm_up_is_the_paper_by_loops(alone, rng, packed
             for chunk, of in ((said[:size], value.ravel()[:size]), (said[size:], value.ravel()[size:])):
                 np.testing.assert_allclose(np.abs(chunk), np.abs(of).mean() if of.size else 0, rtol=2e-3, atol=1e-6)
     np.testing.assert_allclose(curve[0, 1], np.sqrt(sum(s.sum() for s in squares) / 2), rtol=1e-5)
+
+
+@pytest.mark.full
+def test_replicas_that_train_separately_have_experts(packed_batch, rng):
+    model = Mixtral(vocab=64, embed=32, layers=1, heads=4, kv_heads=4, mlp=16, routing=Routing(4, 2), margin=1.0)
+    ours = made(Layout({"replica": 2, "expert": 2}), model=model, outer=DiLoCo(every=2))
+    batch = packed_batch(rng, ROWS, SEQ, model.vocab)
+    _, curve = run(ours, ours.init(), [batch] * 4)
+    assert curve[-1, 0] < curve[0, 0]
 
 
 def test_slowmo_counts_in_units_of_the_inner_rate_and_diloco_is_nesterov(rng):

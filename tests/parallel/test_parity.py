@@ -1,91 +1,120 @@
 """The numerics contract: loss and gradients do not depend on the layout, on its mode, or on microbatches.
 
-Each mechanism alone, every pair, compositions of three and more; packed documents, padding and tied embeddings in all.
+Each mechanism alone, every pair, compositions of three and more, of a dense model and of a mixture of experts; packed
+documents, padding and tied embeddings in all. `parity.py` compares, `mechanisms.py` has the layouts.
 """
 
-import itertools
-import math
-import secrets
+from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
+from mechanisms import DENSE, FIELDS_3D, OF_EXPERTS, ORDER, X, Z, combined, described, joined, pairs
+from parity import Expected, Problem, check, check_in_a_process, num_devices, on_one_device
 
-from axon.layout import KINDS, Layout, sequence_parallel, tensor_3d
-from axon.nn import Rope
-from axon.train.optimizers import AdamW, Constant
-from axon.train.step import Program
+from axon.layout import Layout, sequence_parallel
+from axon.nn import Rope, Routing
+from axon.train.objective import MultiToken
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
+from models.gpt_oss import GptOss
 from models.llama import Llama
+from models.mixtral import Mixtral
 
-MODEL = Llama(vocab=61, vocab_multiple=64, embed=32, layers=2, heads=8, kv_heads=4, mlp=64, tied=True)
-KINDS_OF_BLOCK = Gemma(
-    vocab=61,
-    vocab_multiple=64,
-    embed=32,
-    heads=8,
-    kv_heads=4,
-    mlp=64,
-    head_dim=4,
-    layers=3,
-    window=9,
-    local_rope=Rope(100.0),
-    soft_cap=2.0,
-    logit_soft_cap=3.0,
-    qk_norm=True,
-)
-LATENTS = DeepSeek(
-    vocab=61,
-    vocab_multiple=64,
-    embed=32,
+SIZES: dict[str, Any] = {"vocab": 61, "vocab_multiple": 64, "embed": 32, "heads": 8}
+ROUTING = Routing(8, 2, sequence_loss=0.01, global_loss=0.01, z_loss=0.001, bias_rate=0.01)
+EXPERTS = Mixtral(
+    **SIZES,
     layers=2,
-    first_dense=2,
-    heads=8,
-    mlp=64,
-    q_latent=16,
-    kv_latent=12,
-    nope_dim=6,
-    rope_dim=4,
-    value_dim=8,
+    kv_heads=4,
+    mlp=16,
+    routing=ROUTING,
+    shared=16,
+    margin=1.0,  # so that there are further rounds
+    remat=("dispatched",),
+    unroll=False,
 )
-ROWS, SEQ, STEPS = 16, 32, 10
-DEVICES = 8
-OPTIMIZER = AdamW(Constant(1e-3), eps=1e-4, clip=None)  # of gradients near 0 a small eps steps along the rounding
-
-X, Y, Z = "x", "y", "z"
-ORDER = ("replica", "pipe", "data", "z", "x", "y", "context", "ulysses", "tensor")
-FIELDS_3D = tensor_3d(rows=Z, inputs=X, outputs=Y)
-
-# Each mechanism as what it adds to a layout. Sizes of mesh axes are the least that it needs.
-MECHANISMS: dict[str, dict[str, Any]] = {
-    "data": {"mesh": {"data": 2}},
-    "replica": {"mesh": {"replica": 2, "data": 2}, "zero": 3},
-    "zero 1": {"mesh": {"data": 2}, "zero": 1},
-    "zero 2": {"mesh": {"data": 2}, "zero": 2},
-    "zero 3": {"mesh": {"data": 2}, "zero": 3},
-    "microbatches": {"microbatches": 2},
-    "tensor": {"mesh": {"tensor": 2}},
-    "sequence": {"mesh": {"tensor": 2}, "rows": sequence_parallel()},
-    "overlap": {"mesh": {"tensor": 2}, "rows": sequence_parallel(), "overlap": ("tensor",)},
-    "copies of kv_heads": {"mesh": {"tensor": 4}, "replicate_kv": 2},
-    "three-dimensional": {"mesh": {X: 2, Y: 2}, "rows": FIELDS_3D["rows"], "params": FIELDS_3D["params"]},
-    "context": {"mesh": {"context": 2}, "context": "gather"},
-    "ring": {"mesh": {"context": 2}, "context": "ring"},
-    "ulysses": {"mesh": {"context": 2}, "context": "ulysses"},
-    "usp": {"mesh": {"context": 2, "ulysses": 2}, "context": "usp"},
-    "pipeline": {"mesh": {"pipe": 2}, "microbatches": 4},
+PROBLEMS = {
+    "dense": Problem(Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)),
+    "experts": Problem(EXPERTS, steps=3),
+    "dropped": Problem(replace(EXPERTS, routing=replace(ROUTING, capacity=1.0)), steps=1),
+    "kinds of block": Problem(
+        Gemma(
+            **SIZES,
+            kv_heads=4,
+            mlp=64,
+            head_dim=4,
+            layers=3,
+            window=9,
+            local_rope=Rope(100.0),
+            soft_cap=2.0,
+            logit_soft_cap=3.0,
+            qk_norm=True,
+        ),
+        steps=3,
+    ),
+    "latents": Problem(
+        DeepSeek(
+            **SIZES,
+            layers=2,
+            first_dense=2,
+            mlp=64,
+            q_latent=16,
+            kv_latent=12,
+            nope_dim=6,
+            rope_dim=4,
+            value_dim=8,
+        ),
+        steps=3,
+    ),
+    "DeepSeek": Problem(
+        DeepSeek(
+            **SIZES,
+            layers=4,
+            first_dense=1,
+            mlp=48,
+            expert_mlp=16,
+            routing=Routing(8, 2, "sigmoid", scale=2.5, groups=4, kept_groups=2, bias_rate=0.01, sequence_loss=0.01),
+            shared=16,
+            q_latent=None,
+            kv_latent=12,
+            nope_dim=6,
+            rope_dim=4,
+            value_dim=8,
+            multi_token=True,
+            unroll=False,
+        ),
+        MultiToken(),
+        steps=3,
+    ),
+    "gpt-oss": Problem(
+        GptOss(
+            **SIZES,
+            layers=4,
+            kv_heads=4,
+            mlp=16,
+            head_dim=8,
+            routing=Routing(8, 2, z_loss=0.001),
+            window=6,
+            unroll=False,
+        ),
+        steps=3,
+    ),
 }
-UNLIKE = {  # two ways to split the same axes
-    frozenset({"three-dimensional", other}) for other in ("tensor", "sequence", "overlap", "copies of kv_heads")
-} | {frozenset(two) for two in itertools.combinations(("context", "ring", "ulysses", "usp"), 2)}
-PAIRS = [
-    pair
-    for pair in itertools.combinations(MECHANISMS, 2)
-    if frozenset(pair) not in UNLIKE and not all(name.startswith("zero") for name in pair)
-]
-COMPOSITIONS = [
+
+Case = tuple[str, ...]
+"""A problem and mechanisms."""
+
+
+def of(problem: str, *all_names: Case) -> list[Case]:
+    return [(problem, *names) for names in all_names]
+
+
+def alone(*names: str) -> list[Case]:
+    return [(name,) for name in names]
+
+
+COMPOSITIONS: list[Case] = [
     ("replica", "overlap", "microbatches"),
     ("zero 3", "sequence", "context"),
     ("zero 2", "copies of kv_heads", "microbatches"),
@@ -99,32 +128,53 @@ COMPOSITIONS = [
     ("copies of kv_heads", "usp"),
     ("pipeline", "sequence", "ring"),
     ("pipeline", "zero 3", "ulysses"),
+    ("zero 1", "tensor", "ulysses"),
+    ("interleaved", "zero 3", "sequence", "ring"),  # 16 devices
 ]
+OF_SEVERAL_KINDS: list[Case] = [
+    ("expert", "pipeline", "ring"),
+    ("expert", "pipeline", "sequence"),
+    ("expert", "interleaved", "zero 3"),
+    ("folded", "pipeline", "zero 1"),  # 16 devices
+    ("replica", "folded"),  # 16 devices
+    ("replica", "folded by tensor"),
+    ("folded", "ulysses", "microbatches"),
+    ("expert", "three-dimensional", "microbatches"),
+    ("expert", "zero 3", "three-dimensional"),  # 16 devices
+    ("expert", "zero 3", "overlap"),
+    ("expert", "zero 2", "ring"),
+    ("expert", "usp", "microbatches"),
+    ("expert", "copies of kv_heads", "microbatches"),
+    ("expert", "zero 3", "tensor", "auto"),
+    ("expert", "zero 2", "on the host", "microbatches"),
+    ("zero 1", "tensor", "ulysses"),
+    ("interleaved", "zero 3", "sequence", "ring"),  # 16 devices
+]
+OF_FAMILIES: list[Case] = [
+    ("expert", "zero 3", "microbatches"),
+    ("expert", "pipeline", "padded layers"),
+    ("expert", "tensor"),
+]
+AUTO: list[Case] = [("zero 3", "tensor", "auto"), ("replica", "sequence", "microbatches", "auto")]
 
-
-def combined(*names, **more) -> Layout:
-    """The layout with all these mechanisms."""
-    mesh: dict[str, int] = {}
-    fields: dict[str, Any] = {"order": ORDER}
-    for one in (MECHANISMS[name] for name in names):
-        mesh |= {axis: max(size, mesh.get(axis, 1)) for axis, size in one.get("mesh", {}).items()}
-        for name, value in one.items():
-            if name != "mesh":
-                fields[name] = {**fields.get(name, {}), **value} if isinstance(value, dict) else value
-    if mesh == {X: 2, Y: 2}:
-        mesh[Z] = 2
-    if math.prod(mesh.values()) > DEVICES:
-        mesh[max(mesh, key=ORDER.index)] //= 2
-    return Layout(mesh or {"data": 1}, **fields | more)
-
+DEFAULT = of("dense", *alone("zero 1", "usp", "overlap", "three-dimensional"), COMPOSITIONS[1], AUTO[1])
+FULL = [
+    *of("dense", *alone(*DENSE), AUTO[0], COMPOSITIONS[0], COMPOSITIONS[-1]),
+    *of("experts", *alone(*DENSE, *OF_EXPERTS), *OF_SEVERAL_KINDS),
+    *of("dropped", ("expert", "ring")),
+    *of("kinds of block", ("zero 3", "tensor"), ("zero 3", "sequence", "context")),
+    *of("latents", *COMPOSITIONS[:2], ("zero 3", "tensor"), ("zero 3", "three-dimensional"), COMPOSITIONS[12]),
+    *of("DeepSeek", *OF_FAMILIES),
+    *of("gpt-oss", *OF_FAMILIES),
+]
+SLOW = [*of("dense", *COMPOSITIONS, *pairs(DENSE)), *of("experts", *pairs({**DENSE, **OF_EXPERTS}))]
 
 HOST = ("params", "optimizer")
-AUTO = [combined("zero 3", "tensor", auto=True), combined("replica", "sequence", "microbatches", auto=True)]
 ODD = [
     Layout({"data": 2, "tensor": 4}, rows={"kv_heads": None}),
     Layout({"data": 2, "tensor": 4}, rows={"heads": None}),
     Layout({"data": 2, "context": 4}, rows={"kv_seq": "context"}),
-    Layout({"data": 2, "tensor": 2, "x": 2}, rows={"embed": "x"}, zero=3, order=("data", "tensor", "x")),
+    Layout({"data": 2, "tensor": 2, X: 2}, rows={"embed": X}, zero=3, order=("data", "tensor", X)),
     Layout({"data": 4, "tensor": 2}, rows={"vocab": "data"}),
     Layout({"data": 8}, params={"mlp": "data"}),
     Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}),
@@ -133,124 +183,55 @@ ODD = [
     Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}, host=HOST),
     Layout({"data": 2, "tensor": 4}, rows=sequence_parallel(), auto=True),
 ]
+ODD_OF_EXPERTS = [
+    Layout({"expert": 8}),
+    Layout({"data": 2, "tensor": 2}, rows={"experts": None}, params={"experts": "tensor", "mlp.expert": None}),
+    Layout({"expert": 2, "context": 2}, rows={"batch": "data", "seq": ("context", "expert")}),
+    Layout({"data": 2, "expert": 2, X: 2}, zero=3, params={"embed.expert": X}, order=ORDER),
+]
 
 
-def described(layout):
-    mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
-    mode = "auto" if layout.auto else "explicit"
-    host = ", on the host" * bool(layout.host)
-    return f"{mesh}, zero {layout.zero}, {mode}, microbatches {layout.microbatches}, {dict(layout.rows)}{host}"
+def marked(cases: list[Case]) -> list[Any]:
+    """The parameters of each case, once."""
 
+    def parameter(case: Case) -> Any:
+        problem, *names = case
+        marks = [] if case in DEFAULT else [pytest.mark.full] if case in FULL else [pytest.mark.slow]
+        return pytest.param(problem, names, id=f"{problem}: {joined(names)}", marks=marks)
 
-def joined(names):
-    return " + ".join(names)
-
-
-def train(program, state, batches):
-    """First gradients by path, and losses and gradient norms of every step."""
-    curve, gradients = [], None
-    for batch in batches:
-        state, metrics = program.step(state, program.place(batch))
-        curve.append(jax.device_get((metrics["loss"], metrics["grad_norm"])))
-        if gradients is None:  # Adam's first moment after one step is (1 − b1) of the gradient
-            moment = state.optimizer["direction"].mu
-            gradients = jax.tree.map(lambda m: np.asarray(m, np.float64) / (1 - OPTIMIZER.b1), moment)
-    return gradients, np.asarray(curve)
-
-
-def on_one_device(model, packed_batch, steps):
-    """Model, seed, batches and initial state, drawn once for all layouts, and what one device makes of them."""
-    seed = secrets.randbits(31)
-    rng = np.random.default_rng(seed)
-    batches = [packed_batch(rng, ROWS, SEQ, model.vocab) for _ in range(steps)]
-    one = Program(model, Layout({"data": 1}), OPTIMIZER, batch=ROWS, seq=SEQ, seed=seed, devices=jax.devices()[:1])
-    start = jax.device_get(one.init())
-    return model, seed, batches, start, *train(one, one.init(), batches)
+    return [parameter(case) for case in dict.fromkeys(cases)]
 
 
 @pytest.fixture(scope="module")
 def expected(packed_batch):
-    return on_one_device(MODEL, packed_batch, STEPS)
+    """expected(problem): what one device makes of it, once for all layouts."""
+    done: dict[str, Expected] = {}
+
+    def of_problem(name: str) -> Expected:
+        if name not in done:
+            done[name] = on_one_device(PROBLEMS[name], packed_batch)
+        return done[name]
+
+    return of_problem
 
 
-@pytest.fixture(scope="module")
-def expected_of_kinds(packed_batch):
-    return on_one_device(KINDS_OF_BLOCK, packed_batch, 3)
-
-
-@pytest.fixture(scope="module")
-def expected_of_latents(packed_batch):
-    return on_one_device(LATENTS, packed_batch, 3)
-
-
-def assert_zero_splits(placement):
-    for kind in KINDS[len(KINDS) - placement.layout.zero :]:
-        assert "data" in placement.mesh_axes("embed", kind), kind
-
-
-def check(layout, expected):
-    model, seed, batches, start, gradients, curve = expected
-    print(f"seed {seed}")
-    devices = jax.devices()[: math.prod(layout.mesh.values())]
-    program = Program(model, layout, OPTIMIZER, batch=ROWS, seq=SEQ, devices=devices)
-    assert_zero_splits(program.placement)
-    state = jax.device_put(start, jax.tree.map(lambda a: a.sharding, program.abstract_state()))
-    ours, our_curve = train(program, state, batches)
-    whole = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradients)))
-    for path, one in jax.tree_util.tree_leaves_with_path(ours):
-        other = gradients
-        for key in path:
-            other = other[key.key]
-        error = np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-3 * whole)
-        assert error <= 1e-5, (jax.tree_util.keystr(path), error)
-    np.testing.assert_allclose(our_curve, curve, rtol=1e-5)
-
-
-@pytest.mark.few(name=("zero 1", "usp", "overlap", "three-dimensional"))
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_gradients_and_ten_steps_do_not_depend_on_a_mechanism(name, expected):
-    check(combined(name), expected)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("names", [("zero 3", "tensor"), ("zero 3", "sequence", "context")], ids=joined)
-def test_gradients_and_steps_of_several_kinds_of_block_do_not_depend_on_the_layout(names, expected_of_kinds):
-    check(combined(*names), expected_of_kinds)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "names", [*COMPOSITIONS[:2], ("zero 3", "tensor"), ("zero 3", "three-dimensional")], ids=joined
-)
-def test_gradients_and_steps_with_latent_attention_do_not_depend_on_the_layout(names, expected_of_latents):
-    check(combined(*names), expected_of_latents)
-
-
-@pytest.mark.few(layout=AUTO[1:])
-@pytest.mark.parametrize("layout", AUTO, ids=described)
-def test_gradients_and_ten_steps_do_not_depend_on_the_mode(layout, expected):
-    check(layout, expected)
-
-
-@pytest.mark.few(names=COMPOSITIONS[1:2])
-@pytest.mark.parametrize("names", COMPOSITIONS[:2], ids=joined)
-def test_gradients_and_ten_steps_do_not_depend_on_a_composition(names, expected):
-    check(combined(*names), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", COMPOSITIONS[2:], ids=joined)
-def test_gradients_and_ten_steps_do_not_depend_on_any_composition(names, expected):
-    check(combined(*names), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("names", PAIRS, ids=joined)
-def test_gradients_and_ten_steps_do_not_depend_on_any_pair(names, expected):
-    check(combined(*names), expected)
+@pytest.mark.parametrize(("problem", "names"), marked([*DEFAULT, *FULL, *SLOW]))
+def test_gradients_and_steps_do_not_depend_on_the_layout(problem, names, expected, tmp_path):
+    layout, wanted = combined(*names), expected(problem)
+    assert problem != "dropped" or wanted.trained.metrics[0]["expert_dropped"] > 0
+    if num_devices(layout) > len(jax.devices()):
+        check_in_a_process(layout, wanted, tmp_path)
+    else:
+        check(layout, wanted)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ODD, ids=described)
-def test_gradients_and_ten_steps_do_not_depend_on_rows_that_nobody_expected(layout, expected):
-    check(layout, expected)
+def test_gradients_and_steps_do_not_depend_on_rows_that_nobody_expected(layout, expected):
+    check(layout, expected("dense"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ODD_OF_EXPERTS, ids=described)
+def test_gradients_and_steps_of_experts_do_not_depend_on_rows_that_nobody_expected(layout, expected):
+    check(layout, expected("experts"))

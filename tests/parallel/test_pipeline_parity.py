@@ -4,16 +4,17 @@ makes of the model on one device, and a run done again has the same bits.
 The model has tied embeddings, packed documents and padding.
 """
 
-import math
-import secrets
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
+import parity
 import pytest
+from mechanisms import combined, joined
+from parity import Expected, Problem
 
-from axon.layout import Layout, sequence_parallel
+from axon.layout import Layout
 from axon.parallel.pipeline import (
     Action,
     Cell,
@@ -31,13 +32,12 @@ from axon.parallel.pipeline import (
 )
 from axon.parallel.pipeline.table import needs, result, step_of
 from axon.parallel.pipeline.text import write
-from axon.train.optimizers import AdamW, Constant
-from axon.train.step import Program
 from models.llama import Llama
 
-MODEL = Llama(vocab=61, vocab_multiple=64, embed=32, layers=4, heads=4, kv_heads=2, mlp=48, tied=True)
-SEQUENCES, SEQ, MICROBATCHES, STEPS = 16, 16, 4, 3
-OPTIMIZER = AdamW(Constant(1e-3), eps=1e-4, clip=None)  # see test_parity
+MICROBATCHES = 4
+LLAMA = Llama(vocab=61, vocab_multiple=64, embed=32, layers=4, heads=4, kv_heads=2, mlp=48, tied=True)
+MODELS = {"tied": LLAMA, "a head of its own": replace(LLAMA, tied=False), "12 layers": replace(LLAMA, layers=12)}
+PROBLEMS = {name: Problem(model, seq=16, steps=3, microbatches=MICROBATCHES) for name, model in MODELS.items()}
 
 SCHEDULES: dict[str, Any] = {
     "GPipe": GPipe(),
@@ -47,95 +47,57 @@ SCHEDULES: dict[str, Any] = {
     "ZB-V": ZeroBubbleV(),
     "DualPipe-V": DualPipeV(),
 }
-MECHANISMS: dict[str, dict[str, Any]] = {
-    "alone": {},
-    "zero 1": {"mesh": {"data": 2}, "zero": 1},
-    "zero 2": {"mesh": {"data": 2}, "zero": 2},
-    "zero 3": {"mesh": {"data": 2}, "zero": 3},
-    "tensor": {"mesh": {"tensor": 2}},
-    "sequence": {"mesh": {"tensor": 2}, "rows": sequence_parallel()},
-    "overlap": {"mesh": {"tensor": 2}, "rows": sequence_parallel(), "overlap": ("tensor",)},
-    "context": {"mesh": {"context": 2}},
-    "replica": {"mesh": {"replica": 2, "data": 2}, "zero": 3},
-    "zero 3 and sequence": {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()},
-}
-ALL = [(schedule, mechanism) for mechanism in MECHANISMS for schedule in SCHEDULES]
-SHOWN = [("1F1B", "sequence")]
+MECHANISMS = ("zero 1", "zero 2", "zero 3", "tensor", "sequence", "overlap", "context", "replica")
+SETS = [(), *((name,) for name in MECHANISMS), ("zero 3", "sequence")]
+ALL = [(schedule, names) for names in SETS for schedule in SCHEDULES]
+SHOWN = [("1F1B", ("sequence",))]
 FULL = [
-    ("interleaved", "sequence"),
-    *(("1F1B", mechanism) for mechanism in ("zero 1", "zero 3", "tensor", "replica")),
-    *zip(SCHEDULES, ("alone", "replica", "zero 3", "tensor", "zero 1", "context"), strict=True),
+    ("interleaved", ("sequence",)),
+    *(("1F1B", (name,)) for name in ("zero 1", "zero 3", "tensor", "replica")),
+    *zip(SCHEDULES, ((), *((name,) for name in ("replica", "zero 3", "tensor", "zero 1", "context"))), strict=True),
 ]
 
 
-def marked(pair: tuple[str, str]) -> Any:
-    marks = [] if pair in SHOWN else [pytest.mark.full] if pair in FULL else [pytest.mark.slow]
-    return pytest.param(*pair, marks=marks)
+def marked(schedule: str, names: tuple[str, ...]) -> Any:
+    case = schedule, names
+    marks = [] if case in SHOWN else [pytest.mark.full] if case in FULL else [pytest.mark.slow]
+    return pytest.param(*case, id=f"{schedule}: {joined(names) or 'alone'}", marks=marks)
 
 
-def pipelined(schedule: Any, mesh: Any = (), stages: int = 2, **fields: Any) -> Layout:
-    return Layout({"pipe": stages, **dict(mesh)}, microbatches=MICROBATCHES, schedule=schedule, **fields)
-
-
-def devices(layout: Layout) -> list[Any]:
-    return jax.devices()[: math.prod(layout.mesh.values())]
-
-
-def train(program: Program, batches: list[Any]) -> tuple[Any, np.ndarray]:
-    """First gradients, and loss and norm of the gradients of every step."""
-    state, curve, gradients = program.init(), [], None
-    for batch in batches:
-        state, metrics = program.step(state, program.place(batch))
-        curve.append(jax.device_get((metrics["loss"], metrics["grad_norm"])))
-        if gradients is None:  # Adam's first moment after one step is (1 − b1) of the gradient
-            moment = state.optimizer["direction"].mu
-            gradients = jax.tree.map(lambda m: np.asarray(m, np.float64) / (1 - OPTIMIZER.b1), moment)
-    return gradients, np.asarray(curve)
+def pipelined(schedule: Any, *names: str, stages: int = 2, **fields: Any) -> Layout:
+    layout = combined(*names, "pipeline", microbatches=MICROBATCHES, schedule=schedule, **fields)
+    return replace(layout, mesh={**layout.mesh, "pipe": stages})
 
 
 @pytest.fixture(scope="module")
 def on_one_device(packed_batch):
-    """on_one_device(model): a seed, batches, and what autodiff of the unpipelined step makes of them; drawn once."""
-    done = {}
+    """on_one_device(problem): what autodiff of the unpipelined step makes of it; drawn once."""
+    done: dict[str, Expected] = {}
 
-    def expected(model: Any) -> Any:
-        if model not in done:
-            seed = secrets.randbits(31)
-            rng = np.random.default_rng(seed)
-            batches = [packed_batch(rng, SEQUENCES, SEQ, model.vocab) for _ in range(STEPS)]
-            layout = Layout({"data": 1}, microbatches=MICROBATCHES)
-            one = Program(model, layout, OPTIMIZER, batch=SEQUENCES, seq=SEQ, seed=seed, devices=devices(layout))
-            done[model] = seed, batches, train(one, batches)
-        return done[model]
+    def expected(name: str) -> Expected:
+        if name not in done:
+            done[name] = parity.on_one_device(PROBLEMS[name], packed_batch)
+        return done[name]
 
     return expected
 
 
-def compare(layout: Layout, expected: Any, model: Any = MODEL) -> None:
+def compare(layout: Layout, expected: Expected) -> None:
     """Steps of a pipeline against the expected ones; done again, they have the same bits."""
-    seed, batches, (gradients, curve) = expected
-    print(f"seed {seed}")
-    program = Program(model, layout, OPTIMIZER, batch=SEQUENCES, seq=SEQ, seed=seed, devices=devices(layout))
-    ours, our_curve = train(program, batches)
-    whole = np.sqrt(sum(np.sum(g**2) for g in jax.tree.leaves(gradients)))
-    for (path, one), other in zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(gradients), strict=True):
-        error = np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-3 * whole)
-        assert error <= 1e-5, (jax.tree_util.keystr(path), error)
-    np.testing.assert_allclose(our_curve, curve, rtol=1e-5)
-    again, again_curve = train(program, batches)
-    jax.tree.map(np.testing.assert_array_equal, again, ours)
-    np.testing.assert_array_equal(again_curve, our_curve)
+    program, ours = parity.check(layout, expected)
+    again = parity.train(program, program.begin(expected.parameters), expected.batches)
+    jax.tree.map(np.testing.assert_array_equal, again.gradients, ours.gradients)
+    assert again.metrics == ours.metrics
 
 
-@pytest.mark.parametrize(("schedule", "mechanism"), list(map(marked, ALL)))
-def test_steps_do_not_depend_on_the_schedule_and_on_what_else_is_split(schedule, mechanism, on_one_device):
-    compare(pipelined(SCHEDULES[schedule], **MECHANISMS[mechanism]), on_one_device(MODEL))
+@pytest.mark.parametrize(("schedule", "names"), [marked(*case) for case in ALL])
+def test_steps_do_not_depend_on_the_schedule_and_on_what_else_is_split(schedule, names, on_one_device):
+    compare(pipelined(SCHEDULES[schedule], *names), on_one_device("tied"))
 
 
 @pytest.mark.full
 def test_a_head_of_its_own_is_trained_alike(on_one_device):
-    model = replace(MODEL, tied=False)
-    compare(pipelined(OneFOneB(), {"tensor": 2}, stages=4), on_one_device(model), model)
+    compare(pipelined(OneFOneB(), "tensor", stages=4), on_one_device("a head of its own"))
 
 
 # ---- tables of one's own ------------------------------------------------------------------------------------------
@@ -179,6 +141,5 @@ def test_steps_do_not_depend_on_a_table_of_ones_own(chunks, rng, on_one_device, 
     table = random_table(rng, chunks)
     check(table)
     (tmp_path / "mine.txt").write_text(write(table))
-    model = replace(MODEL, layers=12)
     layout = pipelined(FromFile(str(tmp_path / "mine.txt")), stages=chunks.stages, rows={"vocab": None})
-    compare(layout, on_one_device(model), model)
+    compare(layout, on_one_device("12 layers"))

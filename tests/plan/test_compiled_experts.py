@@ -1,9 +1,12 @@
 """A step of a mixture of experts, compiled for chips that are not here."""
 
+from dataclasses import replace
+
 import pytest
 
 from axon.layout import Layout
 from axon.nn import Routing
+from axon.plan.hlo import Module
 from axon.plan.topology import devices
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
@@ -21,14 +24,35 @@ MODEL = Mixtral(
 )
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("target", "module"), [("v5e:2x2", "libtpu"), ("h200:4", "jax_plugins.xla_cuda13")], ids=["v5e", "h200"]
-)
-def test_tokens_are_sent_by_ragged_all_to_all(target, module):
+def compiled(model, layout, target, batch, seq):
+    """The program, and what the compiler made of it."""
+    module = "jax_plugins.xla_cuda13" if target.startswith("h200") else "libtpu"
     pytest.importorskip(module, reason="needs its compiler: scripts/setup compilers")
-    optimizer = AdamW(Constant(1e-3))
-    program = Program(MODEL, Layout({"expert": 4}), optimizer, batch=4, seq=512, devices=devices(target))
-    text = program.lower().compile().as_text()
+    program = Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=seq, devices=devices(target))
+    return program, program.lower().compile().as_text()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["v5e:2x2", "h200:4"])
+def test_tokens_are_sent_by_ragged_all_to_all(target):
+    program, text = compiled(MODEL, Layout({"expert": 4}), target, batch=4, seq=512)
     assert "ragged-all-to-all" in text
     assert program.choices["experts"].startswith("ragged: tokens sent over expert")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("target", "mesh"),
+    [
+        ("v5p:2x2x4", {"pipe": 2, "expert": 2, "context": 2, "tensor": 2}),
+        ("h200:8", {"pipe": 2, "expert": 2, "context": 2}),
+    ],
+    ids=["v5p", "h200"],
+)
+def test_experts_and_a_ring_work_on_the_stages_of_a_pipeline(target, mesh):
+    """In one region manual over `pipe`, each works in one that is manual over all else; with further rounds."""
+    model = replace(MODEL, layers=2, heads=4, mlp=512, margin=1.0)
+    program, text = compiled(model, Layout(mesh, context="ring", microbatches=2), target, batch=4, seq=1024)
+    assert {"experts", "pipeline", "context"} <= program.choices.keys()
+    assert "ragged-all-to-all" in text
+    assert "collective-permute-start" in {line.instruction.opcode for line in Module.of(text).scheduled}

@@ -2,11 +2,9 @@
 
 import gc
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -17,10 +15,8 @@ from axon.layout import Layout, LayoutError
 from axon.parallel.outer import DiLoCo
 from axon.plan.memory import arguments, on_disk
 from axon.plan.topology import devices
-from axon.runtime import nested
 from axon.runtime.stored import StoredArray, is_stored
 from axon.train.layers import leaves
-from axon.train.objective import Sums
 from axon.train.optimizers import (
     EMA,
     SGD,
@@ -96,24 +92,11 @@ def trained(run, batches, state=None):
     return state
 
 
-@dataclass(frozen=True)
-class Given:
-    """Gradients that are what they are, of no objective."""
-
-    gradients: Any
-
-    def counts(self, batch):
-        return {"tokens": jnp.ones(())}
-
-    def __call__(self, state, batch, counts, frozen=()):
-        return self.gradients, Sums({}, {})
-
-
-def updated(run, seed, steps=3):
+def updated(run, given, seed, steps=3):
     """The state, and the parameters to evaluate, after updates by random gradients."""
 
     def step(state, gradients):
-        return run.update.step(Given(gradients), state, {})[0]
+        return run.update.step(given(run.runtime), state, gradients)[0]
 
     state, step = run.init(), run.runtime.jit(step)
     for number in range(steps):
@@ -121,19 +104,18 @@ def updated(run, seed, steps=3):
             path: np.random.default_rng([seed, number, len(path)]).normal(size=spec.shape).astype(np.float32)
             for path, spec in run.parameters.items()
         }
-        placed = jax.device_put(nested(draws), jax.tree.map(lambda x: x.sharding, state.parameters))
         with run.runtime.tracing():
-            state = step(state, placed)
+            state = step(state, draws)
             state = run.update.finish(state) if run.runtime.layout.disk else state
     return state, run.evaluated(state)
 
 
 @pytest.mark.few(name=["AdamW"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_update_from_files_is_the_update(name, seed, tmp_path):
+def test_an_update_from_files_is_the_update(name, given, seed, tmp_path):
     model, mesh = (SMALL, {"data": 2}) if name == "AdamW" else (MODEL, SPLIT["mesh"])
     runs = [program(OPTIMIZERS[name], folder, model, mesh=mesh) for folder in (tmp_path, None)]
-    stored, plain = (updated(run, seed) for run in runs)
+    stored, plain = (updated(run, given, seed) for run in runs)
     assert_close(stored, plain, 0 if name in EXACT else 1e-3 if name == "SOAP" else 2e-6)
 
 

@@ -1,10 +1,9 @@
 """Optimizer state on the host, updated one layer at a time: the same training, in less device memory."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,8 +15,6 @@ from axon.parallel.outer import DiLoCo
 from axon.plan.compiled import device_bytes, host_bytes
 from axon.plan.memory import arguments, on_host
 from axon.plan.topology import devices
-from axon.runtime import nested
-from axon.train.objective import Sums
 from axon.train.optimizers import (
     EMA,
     SGD,
@@ -80,47 +77,33 @@ def drawn(seed):
     return draw
 
 
-@dataclass(frozen=True)
-class Given:
-    """Gradients that are what they are, of no objective."""
-
-    gradients: Any
-
-    def counts(self, batch):
-        return {"tokens": jnp.ones(())}
-
-    def __call__(self, state, batch, counts, frozen=()):
-        return self.gradients, Sums({}, {})
-
-
-def updated(program, drawn, steps=2):
+def updated(program, given, drawn, steps=2):
     """The state, and the parameters to evaluate, after updates by the gradients that `drawn` draws, path → array."""
 
     def step(state, gradients):
-        return program.update.step(Given(gradients), state, {})[0]
+        return program.update.step(given(program.runtime), state, gradients)[0]
 
     with program.runtime.tracing():
         state, step = program.init(), program.runtime.jit(step)
         for number in range(steps):
-            gradients = nested({path: drawn(spec.shape, number, path) for path, spec in program.parameters.items()})
-            state = step(state, jax.device_put(gradients, jax.tree.map(lambda x: x.sharding, state.parameters)))
+            state = step(state, {path: drawn(s.shape, number, path) for path, s in program.parameters.items()})
     return state, program.evaluated(state)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_streamed_update_is_the_update(name, drawn):
+def test_a_streamed_update_is_the_update(name, given, drawn):
     runs = [program(OPTIMIZERS[name], host=host) for host in KINDS]
-    streamed, whole = (jax.device_get(updated(run, drawn)) for run in runs)
+    streamed, whole = (jax.device_get(updated(run, given, drawn)) for run in runs)
     assert_close(streamed, whole, 1e-3 if name == "SOAP" else 2e-6)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["AdamW", "Muon"])
-def test_each_stage_of_a_pipeline_streams_its_own_layers(name, drawn):
+def test_each_stage_of_a_pipeline_streams_its_own_layers(name, given, drawn):
     model = replace(SMALL, layers=4)
     runs = [program(OPTIMIZERS[name], model, host, **PIPELINE) for host in KINDS]
-    streamed, whole = (jax.device_get(updated(run, drawn)) for run in runs)
+    streamed, whole = (jax.device_get(updated(run, given, drawn)) for run in runs)
     assert_close(streamed, whole, 2e-6)
 
 

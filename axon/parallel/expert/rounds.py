@@ -15,6 +15,7 @@ from axon.parallel.expert.local import Local
 from axon.parallel.expert.padded import Padded
 from axon.parallel.expert.product import Products
 from axon.parallel.expert.ragged import Ragged
+from axon.parallel.pipeline.region import PIPE, in_stage
 
 FURTHER_ROUNDS = "further_rounds"
 """The named scope of the loop that a load within the margin never enters: `axon.plan` counts it as nothing."""
@@ -40,7 +41,8 @@ def through_experts(
         chosen: the experts of each token, -1 for none. weights: of each, `batch seq k`.
 
     The first round takes what fits, which is all of a load within the margin. What is left takes further rounds, as
-    many as there is work for on any device; their backward computes them again, so that nothing is stored for them.
+    many as there is work for on any device, of any stage of a pipeline; their backward computes them again, so that
+    nothing is stored for them.
     """
 
     def round(number: Array, x: Array, chosen: Array, weights: Array, matrices: Sequence[Stored]) -> Array:
@@ -52,11 +54,22 @@ def through_experts(
     if way.most_rounds == 1:
         return y
 
+    rounds = num_rounds(mesh, way, chosen)
+    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, matrices)
+
+
+def num_rounds(mesh: ExpertMesh, way: Local | Padded | Ragged, chosen: Array) -> Array:
+    """How many rounds the load of `chosen[batch seq k]` takes: the same number on all devices, of all stages too.
+
+    A round has collectives. Those of two stages have no device in common, but nobody promises that devices of one
+    program may meet them different numbers of times; and stages wait for each other after every tick anyway.
+    """
+
     def local(chosen: Array) -> Array:
         return way.rounds(chosen.reshape(-1))
 
     rounds = per_device(local, (mesh.x,), PartitionSpec())(reshard(chosen, mesh.x))
-    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, matrices)
+    return lax.pmax(rounds, PIPE) if in_stage() else rounds
 
 
 def _further(

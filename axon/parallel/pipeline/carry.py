@@ -129,7 +129,7 @@ def carried(versions: Sequence[Parts], stage: Stage, pools: Pools, apart: tuple[
 
     def besides(trained: Any, fixed: Any, x: Array, inputs: Any) -> Any:
         layers = [[one.to_stages(of) for one, of in zip(stage.storage, part, strict=True)] for part in (trained, fixed)]
-        chunk, of_chunk = stage.of_tick([(layers[0], layers[1])], 0, 0)
+        chunk, of_chunk = stage.of_tick([(layers[0], layers[1])], 0, 0, True)
         _, extras, statistics = chunk(of_chunk, x, entry(inputs, 0))
         places = stage.table.chunks.virtual * len(versions)
         return extras, jax.tree.map(lambda s: jnp.concatenate([s] * places), statistics)

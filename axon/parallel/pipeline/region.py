@@ -14,6 +14,11 @@ PIPE = "pipe"
 """The mesh axis of the stages."""
 
 
+def in_stage() -> bool:
+    """Whether this is traced for a stage by itself."""
+    return PIPE in jax.sharding.get_abstract_mesh().manual_axes
+
+
 @dataclass(frozen=True)
 class Region:
     """`region(fn, outputs)` is `fn`, run by each stage by itself.

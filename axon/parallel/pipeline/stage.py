@@ -40,7 +40,7 @@ class Stage:
             memory = delivery.before(memory, own)
             memory = memory._replace(inputs=put(memory.inputs, entering, own.enters))
             (x, extras), memory = after(get(memory.inputs, own.input), memory)
-            chunk, of_chunk = self.of_tick(layers, own.chunk, own.age)
+            chunk, of_chunk = self.of_tick(layers, own.chunk, own.age, own.active)
             y, more, statistics = chunk(of_chunk, x, _of_microbatch(inputs, own))
             y = y, jax.tree.map(jnp.add, extras, more)
             total = self._add(total, jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics), own)
@@ -57,7 +57,7 @@ class Stage:
             memory = delivery.before(memory, own)
             needed = get(memory.inputs, own.input), get(memory.gradients, own.gradient)
             ((x, _), dy), memory = after(needed, memory)
-            chunk, of_chunk = self.of_tick(layers, own.chunk, own.age)
+            chunk, of_chunk = self.of_tick(layers, own.chunk, own.age, own.active)
             _, pull = jax.vjp(lambda trained, x: chunk(trained, x, _of_microbatch(inputs, own))[:2], of_chunk, x)
             gradient, dx = pull(dy)
             if action != Action.BACKWARD_INPUT:
@@ -70,13 +70,13 @@ class Stage:
 
         return backward
 
-    def of_tick(self, layers: Layers, chunk: Any, age: Any) -> tuple[Callable[..., Any], Any]:
+    def of_tick(self, layers: Layers, chunk: Any, age: Any, active: Any) -> tuple[Callable[..., Any], Any]:
         """`(trained, x, inputs) → …`, one of the stage's chunks for a batch of this age; and its trained arrays."""
         trained, fixed = _of_age([self._of_chunk(one, chunk) for one in layers], age)
         numbers = self._of_chunk(self._numbers(), chunk)
 
         def run(trained: Any, x: Array, inputs: Any) -> Any:
-            return self.chunk(trained, fixed, numbers, x, inputs)
+            return self.chunk(trained, fixed, numbers, x, inputs, active)
 
         return run, trained
 

@@ -116,7 +116,7 @@ def programs(problem):
             out = attention(q, k, v, documents, sinks)
             return jnp.sum(out * weight), out
 
-        return jax.value_and_grad(loss, (0, 1, 2, 3) if problem.sinks else (0, 1, 2), has_aux=True)
+        return jax.grad(loss, (0, 1, 2, 3) if problem.sinks else (0, 1, 2), has_aux=True)
 
     own, plain = jax.jit(with_gradients(ours)), jax.jit(with_gradients(theirs))
 
@@ -133,7 +133,7 @@ def check(problem, starts, seed):
     q, k, v, weight = (rng.normal(size=shape).astype(np.float32) for shape in shapes)
     sinks = rng.normal(size=heads).astype(np.float32) if problem.sinks else None
     documents = np.array([[sum(begin <= i for begin in row) for i in range(seq)] for row in starts], np.int32)
-    (ours, theirs) = (run(q, k, v, sinks, documents, weight) for run in programs(problem))
+    ours, theirs = (run(q, k, v, sinks, documents, weight) for run in programs(problem))
     for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert np.linalg.norm(one - other) <= 5e-6 * max(np.linalg.norm(other), 1.0)
 

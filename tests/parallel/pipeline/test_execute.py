@@ -71,10 +71,10 @@ def parts(trained, fixed, first, last, x, factors, extras):
         loss = jnp.sum(logits**2) * (1 + number) + 0.1 * sum(more.values(), jnp.zeros(()))
         return loss, {"loss": loss}
 
-    def run(trained, fixed, numbers, x, inputs):
+    def run(trained, fixed, numbers, x, inputs, active):
         (trained,), (fixed,), (numbers,) = trained, fixed, numbers
         y, more, statistics = chunk(trained, fixed, numbers, x, inputs, extras)
-        return y, more, [statistics]
+        return jnp.where(active, y, jnp.nan), more, [statistics]  # what an idle stage makes is for nobody
 
     return Parts(before, run, after, [trained], [fixed], (first, last), factors, [])
 
@@ -87,7 +87,8 @@ def whole(trained, fixed, first, last, x, factors, extras):
         losses, found = [], []
         for number in range(len(x)):
             numbers = np.arange(len(trained))
-            y, more, statistics = of.chunk([trained], [fixed], [numbers], of.first(outer, number), factors[number])
+            x_of_first = of.first(outer, number)
+            y, more, statistics = of.chunk([trained], [fixed], [numbers], x_of_first, factors[number], True)
             losses.append(of.last(outer, y, more, number)[0])
             found.append(statistics)
         return sum(losses), jax.tree.map(lambda *each: sum(each), *found)

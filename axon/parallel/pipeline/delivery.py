@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax import Array, lax
 
+from axon import axes
 from axon.parallel.pipeline.region import PIPE
 from axon.parallel.pipeline.rows import Pools, Rows
 from axon.parallel.pipeline.slots import SHIFTS
@@ -24,7 +25,8 @@ class Memory(NamedTuple):
 @dataclass(frozen=True)
 class Delivery:
     """How what was made in the tick before reaches its slots, in the ticks of a phase: `before` a stage's work where
-    some work of the phase needs it at once, else `after`, so that it travels while the stage works."""
+    some work of the phase needs it at once, or where nothing travels meanwhile (see `one_by_one`); else `after`, so
+    that it travels while the stage works."""
 
     of_phase: Rows
     pools: Pools
@@ -38,8 +40,10 @@ class Delivery:
 
     @property
     def _at_once(self) -> bool:
-        return _read(self.of_phase.input_arrives, self.of_phase.input, self.pools.inputs) or _read(
-            self.of_phase.gradient_arrives, self.of_phase.gradient, self.pools.gradients
+        return (
+            one_by_one()
+            or _read(self.of_phase.input_arrives, self.of_phase.input, self.pools.inputs)
+            or _read(self.of_phase.gradient_arrives, self.of_phase.gradient, self.pools.gradients)
         )
 
     def _deliver(self, memory: Memory, own: Rows) -> Memory:
@@ -90,8 +94,22 @@ def put_of_stage(pool: Any, value: Any, slots: Array) -> Any:
     return put(pool, value, slots[lax.axis_index(PIPE)])
 
 
+def one_by_one() -> bool:
+    """Whether a tick's collectives wait for those before them: on CPUs, where XLA has each device begin those that do
+    not need each other in an order of its own, and devices that began different ones would wait for ever."""
+    scope = axes.current()
+    return scope is None or scope.placement.platform == "cpu"
+
+
+def begun(memory: Memory, total: Any) -> tuple[Memory, Any]:
+    """What a tick begins with: where collectives go one by one, when all of the tick before is done."""
+    return lax.optimization_barrier((memory, total)) if one_by_one() else (memory, total)
+
+
 def after(needed: Any, memory: Memory) -> tuple[Any, Memory]:
     """What a stage's work needs, from when the last tick's is done on: a compiler that changed the order of ticks that
     do not need each other would have nothing to do while results travel."""
+    if one_by_one():
+        return lax.optimization_barrier((needed, memory))
     needed, output, gradient = lax.optimization_barrier((needed, memory.output, memory.gradient))
     return needed, memory._replace(output=output, gradient=gradient)

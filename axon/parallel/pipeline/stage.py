@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.parallel.pipeline.delivery import Delivery, Memory, after, get, put
+from axon.parallel.pipeline.delivery import Delivery, Memory, after, begun, get, put
 from axon.parallel.pipeline.region import PIPE
 from axon.parallel.pipeline.rows import Pools, Rows
 from axon.parallel.pipeline.storage import Storage
@@ -37,6 +37,7 @@ class Stage:
 
         def forward(memory: Memory, total: Any, layers: Layers, entering: Any, inputs: Any, row: Rows) -> Any:
             own = _own(row)
+            memory, total = begun(memory, total)
             memory = delivery.before(memory, own)
             memory = memory._replace(inputs=put(memory.inputs, entering, own.enters))
             (x, extras), memory = after(get(memory.inputs, own.input), memory)
@@ -54,6 +55,7 @@ class Stage:
 
         def backward(memory: Memory, total: Any, layers: Layers, inputs: Any, row: Rows) -> Any:
             own = _own(row)
+            memory, total = begun(memory, total)
             memory = delivery.before(memory, own)
             needed = get(memory.inputs, own.input), get(memory.gradients, own.gradient)
             ((x, _), dy), memory = after(needed, memory)

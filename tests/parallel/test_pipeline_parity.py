@@ -53,6 +53,7 @@ ALL = [(schedule, names) for names in SETS for schedule in SCHEDULES]
 SHOWN = [("1F1B", ("sequence",))]
 FULL = [
     ("interleaved", ("sequence",)),
+    ("DualPipe-V", ("zero 3", "sequence")),
     *(("1F1B", (name,)) for name in ("zero 1", "zero 3", "tensor", "replica")),
     *zip(SCHEDULES, ((), *((name,) for name in ("replica", "zero 3", "tensor", "zero 1", "context"))), strict=True),
 ]

@@ -47,7 +47,10 @@ OPTIMIZERS: dict[str, Any] = {
     "schedule-free": ScheduleFreeAdamW(Constant(3e-3)),
     "Optax": Optax(optax.adabelief, Constant(1e-3)),
 }
-PROBLEMS = {name: Problem(MODEL, optimizer, sequences=8, seq=16, steps=STEPS) for name, optimizer in OPTIMIZERS.items()}
+PROBLEMS = {
+    name: Problem(MODEL, optimizer=optimizer, sequences=8, seq=16, steps=STEPS)
+    for name, optimizer in OPTIMIZERS.items()
+}
 LAYOUTS = {
     "zero 0": Layout({"data": 4}),
     "zero 1": Layout({"data": 4}, zero=1),

@@ -55,4 +55,4 @@ def test_experts_and_a_ring_work_on_the_stages_of_a_pipeline(target, mesh):
     program, text = compiled(model, Layout(mesh, context="ring", microbatches=2), target, batch=4, seq=1024)
     assert {"experts", "pipeline", "context"} <= program.choices.keys()
     assert "ragged-all-to-all" in text
-    assert "collective-permute-start" in {line.instruction.opcode for line in Module.of(text).scheduled}
+    assert any(line.instruction.opcode.startswith("collective-permute") for line in Module.of(text).scheduled)

@@ -57,8 +57,8 @@ def test_zero_3_on_tpus_gathers_each_weight_twice_a_layer_and_reduces_each_gradi
     gathered = line(made, "all-gather", "data")
     assert gathered.bytes == pytest.approx(2 * matrices(2), rel=0.02)  # bf16, forward and backward
     assert gathered.sent == pytest.approx(gathered.bytes * 15 / 16)
-    # Too little is computed here to hide a ring on v5e, where the compiler makes an all-reduce of each reduce-scatter; on
-    # v5p the SparseCores scatter.
+    # Too little is computed here to hide a ring on v5e, where the compiler makes an all-reduce of each reduce-scatter;
+    # on v5p the SparseCores scatter.
     kind, times = ("reduce-scatter", 1) if target.startswith("v5p") else ("all-reduce", 2)
     assert line(made, kind, "data").sent == pytest.approx(times * 4 * matrices(1) * 15 / 16, rel=0.02)
     assert line(made, "all-to-all", "data").sent == pytest.approx(2 * 2 * BATCH * SEQ // 16 * EMBED * 15 / 16)

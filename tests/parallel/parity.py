@@ -10,9 +10,10 @@ import pickle
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,11 @@ def on_one_device(problem: Problem, packed_batch: Callable[..., Any]) -> Expecte
             jax.effects_barrier()
             if min(margins, default=math.inf) > MARGIN:
                 return Expected(problem, seed, parameters, batches, trained)
+
+
+def once_each(problems: Mapping[str, Problem], packed_batch: Callable[..., Any]) -> Callable[[str], Expected]:
+    """`on_one_device` of the problem of a name, the first time that it is asked for."""
+    return cache(lambda name: on_one_device(problems[name], packed_batch))
 
 
 @contextmanager

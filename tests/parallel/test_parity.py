@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 from mechanisms import DENSE, FIELDS_3D, OF_EXPERTS, ORDER, X, Z, combined, described, joined, pairs
-from parity import Expected, Problem, check, check_in_a_process, num_devices, on_one_device
+from parity import Problem, check, check_in_a_process, num_devices, once_each
 
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Rope, Routing
@@ -205,14 +205,7 @@ def marked(cases: list[Case]) -> list[Any]:
 @pytest.fixture(scope="module")
 def expected(packed_batch):
     """expected(problem): what one device makes of it, once for all layouts."""
-    done: dict[str, Expected] = {}
-
-    def of_problem(name: str) -> Expected:
-        if name not in done:
-            done[name] = on_one_device(PROBLEMS[name], packed_batch)
-        return done[name]
-
-    return of_problem
+    return once_each(PROBLEMS, packed_batch)
 
 
 @pytest.mark.parametrize(("problem", "names"), marked([*DEFAULT, *FULL, *SLOW]))

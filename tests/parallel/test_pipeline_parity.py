@@ -73,14 +73,7 @@ def pipelined(schedule: Any, *names: str, stages: int = 2, **fields: Any) -> Lay
 @pytest.fixture(scope="module")
 def on_one_device(packed_batch):
     """on_one_device(problem): what autodiff of the unpipelined step makes of it; drawn once."""
-    done: dict[str, Expected] = {}
-
-    def expected(name: str) -> Expected:
-        if name not in done:
-            done[name] = parity.on_one_device(PROBLEMS[name], packed_batch)
-        return done[name]
-
-    return expected
+    return parity.once_each(PROBLEMS, packed_batch)
 
 
 def compare(layout: Layout, expected: Expected) -> None:

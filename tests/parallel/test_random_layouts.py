@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from mechanisms import DEVICES, EVERY, ORDER
-from parity import Expected, Problem, check, on_one_device
+from parity import Expected, Problem, check, once_each
 
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
@@ -80,14 +80,7 @@ def possible_layout(draw: random.Random, problem: Problem) -> Layout:
 @pytest.fixture(scope="module")
 def expected(packed_batch):
     """expected(problem): what one device makes of it, once for all layouts."""
-    done: dict[str, Expected] = {}
-
-    def of_problem(name: str) -> Expected:
-        if name not in done:
-            done[name] = on_one_device(PROBLEMS[name], packed_batch)
-        return done[name]
-
-    return of_problem
+    return once_each(PROBLEMS, packed_batch)
 
 
 def check_drawn(draw: random.Random, expected: Expected) -> None:

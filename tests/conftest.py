@@ -1,8 +1,10 @@
 """Eight CPU devices for every test, decided before jax is imported, and small things that many tests draw.
 
 LLVM does not optimise what the tests run: programs this small take much longer to compile than to run, and XLA's own
-passes are the same. `XLA_FLAGS=--xla_backend_optimization_level=3 scripts/test` has it all, as users do. On a busy
-machine one device can wait for another longer than the 40 seconds after which XLA ends the process: here it is 10 minutes.
+passes are the same. `XLA_FLAGS=--xla_backend_optimization_level=3 scripts/test` has it all, as users do.
+
+On a busy machine a device may wait for another longer than the 40 seconds after which XLA ends the process: here it is
+10 minutes.
 """
 
 import os

@@ -22,4 +22,5 @@ def program(train: Train, placement: Placement | None = None) -> Program:
         seed=train.seed,
         kernels=train.kernels,
         placement=placement,
+        can_skip=train.faults.can_skip,
     )

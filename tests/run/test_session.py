@@ -456,7 +456,7 @@ def test_memory_that_runs_out_in_a_step_is_explained(tiny, tmp_path, monkeypatch
         def memory_analysis(self):
             return jax.jit(lambda x: x).lower(1.0).compile().memory_analysis()
 
-    monkeypatch.setattr("axon.run.session.compile_interruptibly", lambda *_: Compiled())
+    monkeypatch.setattr("axon.run.training.compile_interruptibly", lambda *_: Compiled())
     with pytest.raises(UserError) as caught:
         run(replace(tiny, run_dir=str(tmp_path / "run")), report=lambda _: None)
     told = str(caught.value)

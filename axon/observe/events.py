@@ -51,6 +51,16 @@ def events(path: Path) -> Events:
     return FileEvents(path) if jax.process_index() == 0 else NullEvents()
 
 
+def record_event(path: Path, kind: str, step: int | None = None, **values: Any) -> None:
+    """Appends one event, of a process that is not the run's own, while no other writes."""
+    with LinesFile(path) as file:
+        file.append(_event(kind, step, values))
+
+
+def _event(kind: str, step: int | None, values: Record) -> Record:
+    return {"time": round(time.time(), 3), "step": step, "kind": kind, **values}
+
+
 class FileEvents:
     """Appends to `events.jsonl`. See `Events`."""
 
@@ -59,7 +69,7 @@ class FileEvents:
         self._since = time.monotonic()
 
     def record(self, kind: str, step: int | None = None, **values: Any) -> None:
-        self._file.append({"time": round(time.time(), 3), "step": step, "kind": kind, **values})
+        self._file.append(_event(kind, step, values))
 
     def last(self, kind: str) -> Record | None:
         return next((event for event in reversed(read_lines(self._file.path)) if event.get("kind") == kind), None)

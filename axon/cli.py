@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from axon.commands.report import report
 from axon.disk import cache_folder, named
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
@@ -167,6 +168,9 @@ def generate(
 
     sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed)
     typer.echo(generate_text(run_dir, prompt, sampling, _say))
+
+
+app.command()(report)
 
 
 @app.command()

@@ -123,7 +123,8 @@ def _drawn(line: Line, x, y) -> str:
 
 def _legend(lines: Sequence[Line], marks: Sequence[Mark]) -> str:
     named = [(line.style, line.label) for line in lines if line.label]
-    kinds = {mark.kind: f"line {mark.style}" for mark in marks}
-    shown = [*(named if len(named) > 1 else []), *((style, kind) for kind, style in kinds.items())]
+    styles = dict.fromkeys(mark.style for mark in marks)
+    kinds = {style: dict.fromkeys(mark.kind for mark in marks if mark.style == style) for style in styles}
+    shown = [*(named if len(named) > 1 else []), *((f"line {style}", ", ".join(kinds[style])) for style in styles)]
     items = (f'<span><i class="key {style}"></i>{escape(label)}</span>' for style, label in shown)
     return f'<div class="legend">{"".join(items)}</div>' if shown else ""

@@ -52,6 +52,7 @@ th { color: var(--soft); font-weight: 500; }
 .events td:nth-child(-n+3), .events th { white-space: nowrap; overflow-wrap: normal; }
 .number { font-variant-numeric: tabular-nums; white-space: nowrap; }
 td:last-child { color: var(--soft); }
+td:has(> .key) { white-space: nowrap; width: 1%; }
 .facts td:first-child { white-space: nowrap; width: 1%; }
 .facts td:last-child { color: var(--ink); }
 b { font-weight: 600; } b.good { color: var(--good); } b.warn { color: var(--warn); } b.bad { color: var(--bad); }

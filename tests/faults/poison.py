@@ -1,6 +1,10 @@
-"""Batches that go wrong, by what is in them: an objective that a run's configuration can name."""
+"""What goes wrong in a run, as parts that its configuration can name: batches, and a step that hangs."""
 
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,3 +27,27 @@ class Poisoned(NextToken):
         factor = jnp.where(bad, jnp.nan if self.times is None else self.times, 1.0)
         minimised, metrics = jax.tree.map(lambda x: x * factor, (found.minimised, found.metrics))
         return replace(found, minimised=minimised, metrics=metrics)
+
+
+@dataclass(frozen=True)
+class Sleeper:
+    """A tracker that never returns from step `at`: what a hung step looks like."""
+
+    at: int
+
+    def open(self, run_dir: Path) -> "Sleeper":
+        return self
+
+    def start(self, info: Mapping[str, Any], step: int = 0) -> None:
+        pass
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self.at:
+            sleep_without_end()
+
+    def finish(self) -> None:
+        pass
+
+
+def sleep_without_end() -> None:
+    time.sleep(10_000)

@@ -1,6 +1,7 @@
 """Disks that fill up, turn read-only, or have remains of earlier deaths; a clock that is moved back."""
 
 import os
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -46,17 +47,24 @@ def disk(tmp_path):
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@pytest.fixture
+def folder(whole, disk) -> Path:
+    """The whole run's folder on the small disk, as it was after step 10."""
+    folder = Path(shutil.copytree(whole.folder, disk.path / "run"))
+    shutil.rmtree(folder / "checkpoints/12")
+    return folder
+
+
+@pytest.mark.few(left=(0,))
 @pytest.mark.parametrize("left", [64 * 1024, 0], ids=["a checkpoint", "a line"])
-def test_a_disk_that_fills_up_ends_the_run_and_freed_it_goes_on_bit_for_bit(short, whole, do, disk, left):
-    folder = disk.path / "run"
-    do(short, folder, steps=6)
+def test_a_disk_that_fills_up_ends_the_run_and_freed_it_goes_on_bit_for_bit(short, whole, do, disk, folder, left):
     disk.fill(left)
     with pytest.raises(UserError, match=r"cannot write|could not be written|cannot store"):
         do(short, folder)
     disk.free()
-    assert Reader(folder / "checkpoints").latest() == 6
+    assert Reader(folder / "checkpoints").latest() == 10
     ran = do(short, folder)
-    assert "resumed from step 6" in ran.lines
+    assert "resumed from step 10" in ran.lines
     assert ran.records("loss", "grad_norm") == whole.records("loss", "grad_norm")
 
 
@@ -72,9 +80,8 @@ def test_a_disk_that_fills_up_while_tokens_are_written_leaves_nothing_half_done(
     assert len(parts) == 1
 
 
-def test_a_folder_that_turned_read_only_is_said_and_changes_nothing(short, whole, do, disk):
-    folder = disk.path / "run"
-    do(short, folder, steps=5)
+@pytest.mark.full
+def test_a_folder_that_turned_read_only_is_said_and_changes_nothing(short, whole, do, disk, folder):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     disk.remount("ro")
     with pytest.raises(UserError, match=r"cannot write .*Read-only file system"):
@@ -107,6 +114,7 @@ def test_remains_of_a_killed_save_are_swept_away_and_not_restored(short, whole, 
     assert ran.records("loss")[:12] == whole.records("loss")
 
 
+@pytest.mark.full
 def test_a_clock_that_was_moved_back_changes_nothing_but_the_times(short, whole, do, tmp_path, monkeypatch):
     do(short, tmp_path, steps=6)
     now = time.time

@@ -27,6 +27,7 @@ def poisoned(short):
     return poison
 
 
+@pytest.mark.full
 def test_a_run_that_may_skip_and_does_not_is_the_same_bit_for_bit(short, whole, do, tmp_path):
     ran = do(replace(short, faults=Faults("skip", Spikes(policy="skip", window=3))), tmp_path)
     assert ran.records("loss", "grad_norm", "learning_rate") == whole.records("loss", "grad_norm", "learning_rate")

@@ -27,5 +27,14 @@ def start(processes: int, port: int | None = None) -> int | None:
 
 
 def supervises(restarts: int) -> bool:
-    """Whether this process is to start the command again when it dies, rather than to run it."""
-    return restarts > 0 and Process.found(os.environ) is None and not is_supervised(os.environ)
+    """Whether this process is to start the command again when it dies, rather than to run it.
+
+    Raises `UserError` for a process that something else than Axon started as one of several.
+    """
+    process = Process.found(os.environ)
+    if restarts and process is not None and process.launcher is None:
+        raise UserError(
+            f"--restarts {restarts}: this is process {process.index} of {process.count}, and the others would not be "
+            "started again with it. Leave it out, and let the scheduler start all of them again"
+        )
+    return restarts > 0 and process is None and not is_supervised(os.environ)

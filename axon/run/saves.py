@@ -29,13 +29,19 @@ class Saves:
         self.look()
 
     def look(self) -> None:
-        """Records the save in progress as complete, once it is. Costs microseconds: to be called in every step."""
-        if self._pending is not None and not self._store.saving():
-            self.wait()
+        """Records the save in progress as complete, once it is. Costs microseconds: to be called in every step.
+
+        It waits for nothing, not even for a save that has ended: processes that wait, wait for each other.
+        """
+        if self._pending is not None and not self._store.saving() and self._pending[0] in self._store.steps():
+            self._complete()
 
     def wait(self) -> None:
         """Returns when the save in progress is complete. Raises `CheckpointError` if it failed."""
         self._store.wait()
+        self._complete()
+
+    def _complete(self) -> None:
         if self._pending is not None:
             step, began = self._pending
             self._pending = None

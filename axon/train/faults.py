@@ -74,6 +74,11 @@ class Faults:
         """Whether the compiled step decides whether its update is applied."""
         return "skip" in (self.not_finite, self.spikes and self.spikes.policy)
 
+    @property
+    def can_roll_back(self) -> bool:
+        """Whether the run may be rolled back."""
+        return "rollback" in (self.not_finite, self.spikes and self.spikes.policy)
+
     def hang_limit(self, phase: str) -> float | None:
         """How many seconds a phase may take."""
         return self.hang_seconds if phase in ("step", "batch") else self.hang_seconds_besides

@@ -146,11 +146,12 @@ class Loop:
             "or Faults.skips_in_a_row allows",
             "rollback": f"The run was rolled back {monitor.rollbacks} times already, which Faults.rollbacks allows",
         }[fault.policy]
+        leave = "" if fault.policy == "rollback" else f", leave it out by {fault.field} = 'rollback'"
         return Diverged(
             f"step {fault.step}: {fault.why}: {first} ({len(bad)} of {parameters} parameters).\n"
             f"The batch: {self.position(fault.step - 1)}\n"
-            f"{tried}. Look at that batch, leave it out by {fault.field} = 'rollback', or lower the learning "
-            "rate or the optimizer's clip in a new --run-dir; Train.init_from starts it from the last checkpoint here"
+            f"{tried}. Look at that batch{leave}, or lower the learning rate or the optimizer's clip in a new "
+            "--run-dir; Train.init_from starts it from the last checkpoint here"
         )
 
 

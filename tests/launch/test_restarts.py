@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from axon.errors import UserError
+from axon.launch.start import supervises
+
 SUPERVISOR = """
 import json, os, sys
 from pathlib import Path
@@ -136,3 +139,17 @@ def test_the_process_does_not_outlive_its_supervisor(begin, tmp_path):
     while Path(f"/proc/{pid}").exists() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_only_the_command_that_a_person_started_supervises(monkeypatch):
+    assert supervises(3)
+    assert not supervises(0)
+    monkeypatch.setenv("AXON_SUPERVISOR", "1")
+    assert not supervises(3)
+    monkeypatch.delenv("AXON_SUPERVISOR")
+    monkeypatch.setenv("AXON_PROCESS", "1")
+    monkeypatch.setenv("AXON_PROCESSES", "2")
+    with pytest.raises(UserError, match=r"--restarts 3: this is process 1 of 2"):
+        supervises(3)
+    monkeypatch.setenv("AXON_LAUNCHER", "1")
+    assert not supervises(3)

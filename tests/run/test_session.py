@@ -145,7 +145,9 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied)
 @pytest.mark.smoke
 def test_continued_on_another_layout_the_losses_match(tiny, trained, do, tmp_path, eight):
     do(tiny, tmp_path, steps=4)
-    do(replace(tiny, layout=eight), tmp_path, devices=8, steps=10)
+    other = do(replace(tiny, layout=eight), tmp_path, devices=8, steps=10)
+    changed = "changed since the last start: devices 1 → 8, mesh {'data': 1} → {'data': 4, 'tensor': 2}"
+    assert changed in other.lines
     np.testing.assert_allclose(records(tmp_path, "loss"), records(trained.folder, "loss")[:10], rtol=1e-5)
     np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:10], rtol=1e-5)
 

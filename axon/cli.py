@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from axon.commands.report import report
 from axon.disk import cache_folder, named
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
@@ -41,6 +42,9 @@ def train(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Of their coordinator; by default a free one.")
     ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Start again, at most so many times, when a process dies or hangs.")
+    ] = 0,
 ) -> None:
     """Train a model, or continue the run in the folder.
 
@@ -48,21 +52,25 @@ def train(
     """
     from dataclasses import replace
 
-    from axon.launch.start import start
+    from axon.launch.start import start, supervises
 
-    code = start(processes, port)
+    if run_dir is not None:
+        named(run_dir, "--run-dir")
+    supervised = supervises(restarts)
+    code = None if supervised else start(processes, port)
     if code is not None:
         raise typer.Exit(code)
     keep_freed_memory()
 
     from axon.config import load
     from axon.run import run
+    from axon.run.restarted import run_with_restarts
 
-    if run_dir is not None:
-        named(run_dir, "--run-dir")
     tree = load(config, set_).tree
-    folder = run_dir or tree.run_dir or Path("runs") / config.stem
-    run(replace(tree, run_dir=str(folder)), steps=steps, profile=profile, report=typer.echo)
+    tree = replace(tree, run_dir=str(run_dir or tree.run_dir or Path("runs") / config.stem))
+    if supervised:
+        raise typer.Exit(run_with_restarts(tree, restarts))
+    run(tree, steps=steps, profile=profile, report=typer.echo)
 
 
 @app.command("eval")
@@ -162,6 +170,9 @@ def generate(
     typer.echo(generate_text(run_dir, prompt, sampling, _say))
 
 
+app.command()(report)
+
+
 @app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="train, overhead, data, compile or kernels.")],
@@ -217,7 +228,7 @@ OURS = "this is a fault of Axon's, not of yours; please report it with the text 
 
 
 def main() -> None:
-    """Run a command; exit with 0, 2 (the person's mistake), 1 (ours), or 130 and 143 (interrupted)."""
+    """Run a command; exit with 0, 2 (the person's mistake), 1 (ours), 124 (hung), or 130 and 143 (interrupted)."""
     choose_platform()
     cache_compiled_code(cache_folder() / "xla")
     sys.exit(_exit_code())

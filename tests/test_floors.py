@@ -20,6 +20,7 @@ FLOORS = [
     {"train", "checkpoint", "data"},
     {"plan", "serve", "launch", "observe"},
     {"config", "run", "show", "bench"},
+    {"commands"},
     {"cli"},
 ]
 """The rooms, ground floor first; a room may import its own floor and those below."""

@@ -58,6 +58,10 @@ class Store(Reader):
         """The last step that is saved or being saved, or None."""
         return self._started
 
+    def saving(self) -> bool:
+        """Whether a save is in progress."""
+        return self._orbax.is_saving_in_progress()
+
     def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None) -> None:
         """Saves `state`, a tree of arrays, and `extra`, a dictionary fit for JSON, as checkpoint `step`.
 

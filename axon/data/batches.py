@@ -40,6 +40,10 @@ class TokenSequences:
         """The numbers of one source's sequences: from the first up to, not including, the second."""
         return int(self._first[source]), int(self._first[source + 1])
 
+    def tokens_of(self, source: int) -> Tokens:
+        """The tokens of one source."""
+        return self._tokens[source]
+
     def source_of(self, numbers: np.ndarray) -> np.ndarray:
         """Which source each sequence number belongs to."""
         return np.searchsorted(self._first, numbers, side="right") - 1
@@ -96,6 +100,29 @@ def training_order(
     spans = [sequences.span(source) for source in range(len(weights))]
     each = [grain.MapDataset.source(_Shuffled(*span, 1, seed, str(source))) for source, span in enumerate(spans)]
     return grain.MapDataset.mix(each, weights).batch(batch, batch_fn=np.concatenate)
+
+
+def numbered_without(position: int, left_out: Sequence[int]) -> int:
+    """The number of the batch at `position` of the order without the batches numbered `left_out`."""
+    for number in sorted(left_out):
+        position += number <= position
+    return position
+
+
+def without(order: grain.MapDataset, left_out: Sequence[int]) -> grain.MapDataset:
+    """`order` without the elements numbered `left_out`."""
+    return grain.MapDataset.source(_Without(order, left_out)) if left_out else order
+
+
+class _Without:
+    def __init__(self, order: grain.MapDataset, left_out: Sequence[int]):
+        self._order, self._left_out = order, tuple(left_out)
+
+    def __len__(self) -> int:
+        return len(self._order) - len(self._left_out)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return np.asarray(self._order[numbered_without(index, self._left_out)])
 
 
 def held_out_order(sequences: TokenSequences, batch: int) -> grain.MapDataset:

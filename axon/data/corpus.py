@@ -1,6 +1,6 @@
 """`Data`, what a person writes, and `Corpus`, what it prepares: text of any source as batches of packed tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from math import isfinite
@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import Batches, SequenceNumbers, TokenSequences, held_out_order, training_order
+from axon.data.batches import Batches, SequenceNumbers, TokenSequences, held_out_order, training_order, without
+from axon.data.documents import documents_of
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
 from axon.data.sources import Source, Stdlib
 from axon.data.store import Root
@@ -100,15 +101,18 @@ class Corpus:
     _stored: list[Stored] = field(repr=False)
     _sequences: dict[str, TokenSequences] = field(repr=False)
 
-    def train(self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL) -> Batches:
+    def train(
+        self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL, left_out: Sequence[int] = ()
+    ) -> Batches:
         """Training batches from global step `start` on, without end: dicts of NumPy arrays, all `batch seq`.
 
         int32 tokens, targets, positions (from 0 in each document and sequence) and documents (0, 1, … in each
         sequence), float32 weights. Batch k depends on (seed, k) alone. `sequences`: which of the global batch to read,
-        as a host's share.
+        as a host's share. `left_out`: numbers of batches that are left out of the order; step `start` is counted
+        without them.
         """
         self._need("train")
-        order = training_order(self._sequences["train"], self.data.weights, self.data.batch, seed)
+        order = without(self._order(seed), left_out)
         return self._batches("train", order[start:], sequences)
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> Batches:
@@ -135,7 +139,7 @@ class Corpus:
     def position(self, seed: int, step: int) -> str:
         """Where batch `step` comes from, for messages: each source's epoch, and which of its sequences."""
         sequences = self._sequences["train"]
-        numbers = np.asarray(training_order(sequences, self.data.weights, self.data.batch, seed)[step])
+        numbers = np.asarray(self._order(seed)[step])
         sources = sequences.source_of(numbers)
         shares = np.array(self.data.weights or sequences.counts) / sum(self.data.weights or sequences.counts)
         listed = []
@@ -144,6 +148,19 @@ class Corpus:
             shown = _shown(numbers[sources == source] - sequences.span(source)[0])
             listed.append(f"{_label(self._stored, source)} (epoch {epoch:.2f}) sequences {shown}")
         return f"batch {step} of seed {seed}: {'; '.join(listed)}"
+
+    def documents(self, seed: int, step: int) -> list[dict[str, Any]]:
+        """Which text batch `step` is of: for each run of sequences, its source, and the numbers of its documents.
+
+        `documents` are numbered from 0, in the source's order, through those of its training split: `first` and
+        `last` of them, both included. The tokens before are read to count them.
+        """
+        sequences = self._sequences["train"]
+        found = documents_of(sequences, np.asarray(self._order(seed)[step]), self.tokenizer.bos)
+        return [{"source": _label(self._stored, source), **where} for source, where in found]
+
+    def _order(self, seed: int) -> Any:
+        return training_order(self._sequences["train"], self.data.weights, self.data.batch, seed)
 
     def _batches(self, split: str, order: Any, mine: SequenceNumbers) -> Batches:
         return Batches(order, self._sequences[split], self.tokenizer.bos, self.data.batch, mine, self.data.threads)

@@ -25,8 +25,12 @@ class Folder(Protocol):
 class Journal(Protocol):
     """The log of one call of `axon train`. A context manager."""
 
-    def begin(self, info: Mapping[str, Any], start: int) -> None:
-        """Continues from step `start`: records of later steps are dropped."""
+    def begin(self, info: Mapping[str, Any], start: int) -> list[Record]:
+        """Continues from step `start`: records of later steps are dropped, and returned."""
+        ...
+
+    def roll_back(self, step: int) -> list[Record]:
+        """Drops the records of steps after `step`, and returns them: they are done again."""
         ...
 
     def stepped(self, record: Record) -> None:
@@ -65,9 +69,9 @@ class FileJournal:
         self._open = ExitStack()
         self._trackers: list[Tracker] = [tracker.open(folder.path) for tracker in trackers]
 
-    def begin(self, info: Mapping[str, Any], start: int) -> None:
+    def begin(self, info: Mapping[str, Any], start: int) -> list[Record]:
         self._metrics = self._open.enter_context(MetricsFile(self._folder.metrics))
-        self._metrics.cut_back(start)
+        dropped = self._metrics.cut_back(start)
         if missing := missing_steps(read_metrics(self._folder.metrics), start):
             which = ", ".join(map(str, missing[:3])) + (", …" if len(missing) > 3 else "")
             self._report(f"{self._folder.metrics} lacks {len(missing):,} of the {start:,} steps so far: {which}")
@@ -76,6 +80,10 @@ class FileJournal:
             self._open.callback(tracker.finish)
         if start < self._until:
             self._progress = self._open.enter_context(Progress(self._until))
+        return dropped
+
+    def roll_back(self, step: int) -> list[Record]:
+        return self._metrics.cut_back(step)
 
     def stepped(self, record: Record) -> None:
         self.evaluated(record)
@@ -106,8 +114,11 @@ class FileJournal:
 class NullJournal:
     """For all processes but 0, which writes for them. See `Journal`."""
 
-    def begin(self, info: Mapping[str, Any], start: int) -> None:
-        pass
+    def begin(self, info: Mapping[str, Any], start: int) -> list[Record]:
+        return []
+
+    def roll_back(self, step: int) -> list[Record]:
+        return []
 
     def stepped(self, record: Record) -> None:
         pass

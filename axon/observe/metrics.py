@@ -1,39 +1,16 @@
 """A run's `metrics.jsonl`: one JSON object per line, appended at each step."""
 
-import json
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
 
-from axon.disk import reading, writing
-from axon.errors import UserError
-
-Record = dict[str, Any]
+from axon.disk import writing
+from axon.observe.lines import LinesFile, Record, line, read_lines
 
 
 def read_metrics(path: str | Path) -> list[Record]:
-    """All records of a metrics file, in order; none if there is no such file.
-
-    An incomplete last line, of a killed run, is left out. Raises `UserError` at any other line that is not JSON.
-    """
-    path = Path(path)
-    with reading(path):
-        content = path.read_bytes() if path.exists() else b""
-    lines = content.split(b"\n")[:-1]  # what follows the last newline is incomplete
-    return [_parsed(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _parsed(path: Path, number: int, line: bytes) -> Record:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{path}:{number}: invalid JSON ({error}); delete that line to continue") from error
-    if not isinstance(record, dict) or not isinstance(record.get("step", 0), int):
-        raise UserError(f"{path}:{number}: expected a JSON object with the metrics of a step, not {record!r}")
-    return record
+    """All records of a metrics file, in order, as `read_lines` reads them."""
+    return read_lines(path)
 
 
 def missing_steps(records: Sequence[Record], last: int) -> list[int]:
@@ -43,58 +20,21 @@ def missing_steps(records: Sequence[Record], last: int) -> list[int]:
     )
 
 
-class MetricsFile:
-    """Appends records to a metrics file, unbuffered: a record survives the process once `append` returns.
+class MetricsFile(LinesFile):
+    """Appends records of steps; those after the step that a run goes on from can be dropped."""
 
-    An incomplete last line of a killed run is dropped on opening, or the next record would be appended to it.
-    """
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - open for as long as the run
-            self._drop_incomplete_line()
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Writes one record. Numbers may be scalars of NumPy or JAX; NaN and infinities become null: JSON has none."""
-        line = json.dumps({name: _plain(value) for name, value in record.items()}, allow_nan=False)
-        left = line.encode() + b"\n"
-        with writing(self.path):
-            while left:  # one unbuffered write, so a kill truncates one line at most; a full disk may take part of it
-                left = left[self._file.write(left) :]
-
-    def cut_back(self, step: int) -> int:
-        """Drops the records of steps after `step`, atomically; returns how many. Records without a step stay."""
+    def cut_back(self, step: int) -> list[Record]:
+        """Drops the records of steps after `step`, atomically, and returns them. Records without a step stay."""
         records = read_metrics(self.path)
-        remaining = [record for record in records if record.get("step", step) <= step]
-        if len(remaining) < len(records):
-            self._replace(remaining)
-        return len(records) - len(remaining)
-
-    def close(self) -> None:
-        """No record can be appended afterwards."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        self.close()
+        dropped = [record for record in records if record.get("step", step) > step]
+        if dropped:
+            self._replace([record for record in records if record.get("step", step) <= step])
+        return dropped
 
     def _replace(self, records: list[Record]) -> None:
         fresh = self.path.with_name(self.path.name + ".new")
         with writing(self.path):
-            fresh.write_text("".join(json.dumps(record) + "\n" for record in records))
+            fresh.write_bytes(b"".join(map(line, records)))
             self._file.close()
             os.replace(fresh, self.path)
             self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-
-    def _drop_incomplete_line(self) -> None:
-        content = self.path.read_bytes()
-        self._file.truncate(content.rfind(b"\n") + 1)
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -22,7 +22,7 @@ def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = 
     Left axis: nats per token. Right axis, where there are evaluations: bits per byte, at the held-out text's own
     ratio of bytes to tokens. Raises `UserError` if no record has a loss.
     """
-    train, evaluation = _series(records, "loss"), _series(records, "eval_loss")
+    train, evaluation = series(records, "loss"), series(records, "eval_loss")
     if not len(train[0]) + len(evaluation[0]):
         raise UserError("nothing to plot: no record of the metrics has a finite loss")
     figure = Figure(figsize=(7.2, 4.2), dpi=150, layout="constrained", facecolor="white")
@@ -31,7 +31,7 @@ def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = 
     _draw_training(axes, *train)
     _draw_evaluations(axes, *evaluation)
     _style(axes, title)
-    bits = _series(records, "eval_bits_per_byte")[1]
+    bits = series(records, "eval_bits_per_byte")[1]
     if len(bits) and len(bits) == len(evaluation[1]):
         _bits_axis(axes, float(np.median(bits / evaluation[1])))
     with writing(path):
@@ -49,12 +49,12 @@ EXPERTS = {
 def plot_experts(records: Sequence[dict[str, Any]], path: str | Path) -> None:
     """Draws the load of experts, the share of dropped choices and the router's entropy against steps into a PNG at
     `path`; nothing where no record has them, as those of a dense model."""
-    series = {name: _series(records, name) for name in EXPERTS}
-    if not any(len(steps) for steps, _ in series.values()):
+    found = {name: series(records, name) for name in EXPERTS}
+    if not any(len(steps) for steps, _ in found.values()):
         return
     figure = Figure(figsize=(7.2, 6.0), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    for axes, (name, (steps, values)) in zip(figure.subplots(len(EXPERTS), sharex=True), series.items(), strict=True):
+    for axes, (name, (steps, values)) in zip(figure.subplots(len(EXPERTS), sharex=True), found.items(), strict=True):
         axes.plot(steps, values, color=_TRAIN, linewidth=1.2)
         axes.set_ylabel(EXPERTS[name], color=_INK, fontsize=9)
         axes.grid(True, color=_GRID, linewidth=0.8)
@@ -64,7 +64,7 @@ def plot_experts(records: Sequence[dict[str, Any]], path: str | Path) -> None:
         figure.savefig(path)
 
 
-def _series(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
+def series(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values of the records that have a finite number under `name`."""
     found = [
         (record["step"], record[name])

@@ -3,5 +3,6 @@
 from axon.run.build import program
 from axon.run.session import run
 from axon.run.tree import Evaluation, Sample, Train
+from axon.train.faults import Faults, Spikes
 
-__all__ = ["Evaluation", "Sample", "Train", "program", "run"]
+__all__ = ["Evaluation", "Faults", "Sample", "Spikes", "Train", "program", "run"]

@@ -1,5 +1,6 @@
 """From the configuration of a run to its compiled functions."""
 
+from axon.errors import UserError
 from axon.layout import Placement
 from axon.run.tree import Train
 from axon.train.step import Program
@@ -10,7 +11,7 @@ def program(train: Train, placement: Placement | None = None) -> Program:
 
     `placement`: a mesh other than that of this machine's devices: to trace the program, or to compile for.
     """
-    return Program(
+    program = Program(
         train.model,
         train.layout,
         train.optimizer,
@@ -22,4 +23,11 @@ def program(train: Train, placement: Placement | None = None) -> Program:
         seed=train.seed,
         kernels=train.kernels,
         placement=placement,
+        can_skip=train.faults.can_skip,
     )
+    if train.faults.can_roll_back and program.in_flight:
+        raise UserError(
+            "Train.faults: a schedule without a flush, as TwoBW, has a batch in flight in each checkpoint, which a "
+            "rollback could not leave out. Set Faults.not_finite (and Spikes.policy) to 'skip' or 'stop'"
+        )
+    return program

@@ -15,17 +15,22 @@ from axon.config import differences, dump, load
 from axon.disk import reading, writing
 from axon.errors import UserError
 
-FREE = ("layout", "steps", "checkpoints", "trackers", "evaluation", "sample", "run_dir", "data.store", "data.threads")
-"""Fields that may differ when a run is continued: none of them changes the losses."""
+FREE = (
+    *("layout", "steps", "checkpoints", "faults", "trackers", "evaluation", "sample", "run_dir"),
+    *("data.store", "data.threads"),
+)
+"""Fields that may differ when a run is continued: none of them changes the losses (`faults`: of steps without)."""
 
 
 class RunFolder:
-    """`config.gin`, `metrics.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json`, `lock` of one run."""
+    """`config.gin`, `metrics.jsonl`, `events.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json` and
+    `lock` of one run."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
         self.config = self.path / "config.gin"
         self.metrics = self.path / "metrics.jsonl"
+        self.events = self.path / "events.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.tokenizer = self.path / "tokenizer.json"
         self.plot = self.path / "loss.png"
@@ -131,8 +136,8 @@ class RunFolder:
             raise UserError(
                 f"{self.path} has another run; it differs in\n"
                 + "\n".join(f"  {line}" for line in found)
-                + "\nGive another --run-dir, or undo the changes. Layout, steps, evaluation, saving and trackers "
-                "may change"
+                + "\nGive another --run-dir, or undo the changes. Layout, steps, evaluation, saving, faults and "
+                "trackers may change"
             )
 
 

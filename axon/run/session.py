@@ -1,9 +1,9 @@
 """Carrying out a run: prepare, train or continue, evaluate, save, sample."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cached_property
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import jax
@@ -11,27 +11,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from axon.checkpoint import Reader, Store
-from axon.config import dump
 from axon.data import Corpus
 from axon.errors import UserError
 from axon.launch.agree import AgreedStop, largest, process_0_first
 from axon.launch.mesh import check_mesh
-from axon.launch.signals import Interrupts, compile_interruptibly
+from axon.launch.signals import Interrupts
+from axon.launch.watchdog import Hang, Watchdog
+from axon.observe.events import events
 from axon.observe.journal import journal
-from axon.observe.mfu import FORMULA, mfu, peak
 from axon.observe.record import run_record
-from axon.plan.out_of_memory import check_memory, check_step, memory_explained
+from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.build import program
 from axon.run.folder import RunFolder
-from axon.run.restore import IN_FLIGHT, check_finite, lost_in_flight, restore_evaluated, restore_state
+from axon.run.restore import check_finite, lost_in_flight, restore_evaluated, restore_state
+from axon.run.saves import Saves
+from axon.run.starting import changes, changes_text, described
+from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
 from axon.serve.generate import Generator, check_length
 from axon.train.evaluate import Evaluator
-from axon.train.loop import Loop, Record
+from axon.train.loop import Record
 from axon.train.state import State
 
-PROFILED_STEPS = 5
+HANG_LINGER_SECONDS = 5.0
+"""A process that hung ends so much after it has said so: the others, which wait for it, say so within that time."""
 
 
 def run(
@@ -73,16 +77,22 @@ class Session:
                 if self.first:
                     stack.enter_context(self.folder.locked())
                 record = self._claim_folder(corpus)
+            self.events = stack.enter_context(events(self.folder.events))
             self.interrupts = stack.enter_context(Interrupts())
             self.stop = AgreedStop(self.interrupts)
+            self.watchdog = stack.enter_context(self._watchdog())
+            before, here = self.events.last("start"), described(self.program, until)
+            self.events.record("start", **here)
+            self.watchdog.enter("restore")
             self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
+            self.saves = stack.enter_context(Saves(self.store, self.events))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))
             state, start, tokens = self._begin(source)
             self._leave_if_asked()
-            self.journal.begin(record, start)
+            self._resumed(start, before, here, self.journal.begin(record, start))
             if start < until:
-                state = self._train(corpus, state, start, until, tokens, profile, stack)
+                state = self._train(corpus, Position(state, start, tokens), until, source, profile)
             else:
                 self.report(f"nothing left to train: the checkpoint is of step {start}, and the run ends at {until}")
             self._finish(corpus, state)
@@ -114,6 +124,11 @@ class Session:
             corpus.tokenizer.save(self.folder.tokenizer)
         return record
 
+    def _watchdog(self) -> Watchdog:
+        stacks = self.folder.path / f"stacks-{jax.process_index()}.txt"
+        linger = HANG_LINGER_SECONDS if jax.process_count() > 1 else 0.0
+        return Watchdog(self.train.faults.hang_limit, stacks, self._hung, linger)
+
     def _last_step(self, steps: int | None) -> int:
         if steps is not None and steps > self.train.steps:
             self.report(f"the run ends at step {self.train.steps}, before the requested {steps}: raise Train.steps")
@@ -141,85 +156,52 @@ class Session:
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, corpus, state, start, until, tokens, profile, stack) -> State:
-        program = self.program
-        lowered = program.lower()
-        for topic, choice in program.choices.items():
-            self.report(f"{topic}: {choice}")
-        execute = compile_interruptibly(lowered.compile, self.interrupts)
-        check_step(program, execute)
-        batches = stack.enter_context(corpus.train(self.train.seed, start, program.host_sequences))
-        rate = peak(program.placement.devices)
-        self.report(f"{FORMULA}; peak: {rate.source}")
+    def _train(self, corpus: Corpus, start: Position, until: int, source: RunFolder | None, profile: bool) -> State:
+        return Training(
+            self.train,
+            self.program,
+            corpus,
+            self.store,
+            self.saves,
+            self.journal,
+            self.events,
+            self.watchdog,
+            self.interrupts,
+            self.stop,
+            self.report,
+            lambda: Position(*self._begin(source)),
+            lambda state: self._evaluate(corpus, state),
+            lambda state: self._evaluate_if_missing(corpus, state),
+            self.folder.path / "profile" if profile and self.first else None,
+        )(start, until)
 
-        def log(record: Record) -> None:
-            self.journal.stepped(record | {"mfu": mfu(record["tokens_per_second"], self._flops_per_token, rate)})
-
-        loop = Loop(
-            program,
-            program.executed(execute),
-            lambda: program.place(next(batches)),
-            log,
-            lambda step: corpus.position(self.train.seed, step - bool(program.in_flight)),  # of the batch it finishes
-            self.stop.ask,
-            tokens,
-        )
-        if start and self._evaluation_due(start):
-            self._evaluate_if_missing(corpus, state)  # the last call was stopped between saving and evaluating
-        step = start
-        for end in self._segments(start, until, profile):
-            with self._profiled(start, end) if profile and step == start and self.first else nullcontext():
-                state, step = loop.advance(state, step, end)
-            self._save(step, state, loop.tokens, until)
-            self.stop.check()
-            if self._evaluation_due(step) and step < until:
-                self._evaluate(corpus, state)
-        return state
-
-    @contextmanager
-    def _profiled(self, start: int, end: int) -> Iterator[None]:
-        """Record a profile of the body for XProf."""
-        folder = self.folder.path / "profile"
-        with jax.profiler.trace(str(folder)):
-            yield
-        self.report(f"profile of steps {start + 1} to {end}: {folder}")
-
-    def _segments(self, start: int, until: int, profile: bool) -> Iterator[int]:
-        """The steps after which anything besides training is due, the last one included."""
-        every, profiled = self.train.checkpoints.every, start + PROFILED_STEPS if profile else None
-        for step in range(start + 1, until + 1):
-            if step in (until, profiled) or step % every == 0 or self._evaluation_due(step):
-                yield step
-
-    def _evaluation_due(self, step: int) -> bool:
-        return self.train.evaluation is not None and step % self.train.evaluation.every == 0
-
-    def _save(self, step: int, state: State, tokens: int, until: int) -> None:
-        due = step % self.train.checkpoints.every == 0 or step == until or self.stop.requested is not None
-        if due and step != self.store.started():
-            extra = {"tokens": tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
-            extra |= {IN_FLIGHT: self.program.in_flight} if self.program.in_flight else {}
-            self.store.save(step, state, extra | {"config": dump(self.train)}, self.program.specs)
-        if self.stop.requested is not None:
-            self.store.wait()
-            self.report(f"saved step {step} in {self.folder.checkpoints}; the same command continues from there")
+    def _resumed(self, start: int, before: Record | None, here: Record, dropped: Sequence[Record]) -> None:
+        """Says what has changed since the start before, and how much of it is done again."""
+        if before is None:
+            return
+        changed = changes(before, here)
+        self.events.record("resume", start, changed=changed, **lost_time(dropped))
+        if changed:
+            self.report(f"changed since the last start: {changes_text(changed)}")
 
     def _leave_if_asked(self) -> None:
         self.stop.ask()
         self.stop.check()
 
-    @cached_property
-    def _flops_per_token(self) -> int:
-        return self.program.module.flops_per_token(self.train.data.seq)
+    def _hung(self, hang: Hang) -> None:
+        self.events.record("hang", hang.step, phase=hang.phase, seconds=round(hang.seconds, 1), stacks=str(hang.stacks))
 
     # ---- after ----------------------------------------------------------------------------------------------------
 
     def _evaluate(self, corpus: Corpus, state: State) -> None:
         evaluation = self.train.evaluation
         assert evaluation is not None
-        loss, bits = held_out_loss(
-            self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
-        )
+        began = time.monotonic()
+        with self.watchdog.during("evaluation", int(state.step)):
+            loss, bits = held_out_loss(
+                self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
+            )
+        self.events.record("evaluation", int(state.step), seconds=round(time.monotonic() - began, 6), loss=loss)
         self.journal.evaluated({"step": int(state.step), "eval_loss": loss, "eval_bits_per_byte": bits})
         self.report(f"step {int(state.step)}: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
 
@@ -228,6 +210,7 @@ class Session:
             self._evaluate(corpus, state)
 
     def _finish(self, corpus: Corpus, state: State) -> None:
+        self.watchdog.enter("end", int(state.step))
         if self.train.evaluation is not None:
             self._evaluate_if_missing(corpus, state)
         self._leave_if_asked()
@@ -236,7 +219,7 @@ class Session:
             self.report(sample_text(self.program.runtime, values, state.variables, corpus.tokenizer, self.train.sample))
         self._leave_if_asked()
         self.journal.plot()
-        self.store.wait()
+        self.saves.wait()
         self.report(f"loss curve: {self.folder.plot}")
         self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
 

@@ -17,6 +17,7 @@ from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
 from axon.serve.generate import Sampling
+from axon.train.faults import Faults
 from axon.train.objective import NextToken, Objective
 from axon.train.optimizers import OneBitAdam, Optimizer
 
@@ -68,6 +69,7 @@ class Train:
         kernels: implementations by name, as `{'attention': 'xla'}`; the others are chosen, and reported.
         outer: lets replicas across a slow link train separately between outer steps, as `DiLoCo(every=50)`; or None.
         evaluation: loss on held-out text; None for none. checkpoints: when to save and what to keep.
+        faults: what to do at a step that is not finite, or a spike, or hangs.
         trackers: where metrics are logged besides `metrics.jsonl`. sample: text to continue at the end.
         init_from: the folder of a run whose parameters this one starts from.
         run_dir: the run's own folder.
@@ -85,6 +87,7 @@ class Train:
     kernels: Mapping[str, str] = field(default_factory=dict)
     evaluation: Evaluation | None = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
+    faults: Faults = Faults()
     trackers: tuple[TrackerConfig, ...] = ()
     sample: Sample | None = None
     init_from: str | None = None

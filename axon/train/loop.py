@@ -1,8 +1,8 @@
-"""The loop around the step: feed batches, read metrics, stop at a loss or gradient that is not finite."""
+"""The loop around the step: feed batches, read metrics, notice a loss or gradient that is not finite."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from time import perf_counter
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from axon.errors import UserError
+from axon.train.faults import Fault, Monitor
 from axon.train.step import Program, State
 
 Record = dict[str, Any]
@@ -19,7 +20,19 @@ NAMED = ("loss", "grad_norm", "learning_rate", "tokens")
 
 
 class Diverged(UserError):
-    """The loss or a gradient is no longer a number."""
+    """The loss or a gradient is no longer a number, or far above what it was."""
+
+
+class RollBack(Exception):
+    """The run is to go on from its last checkpoint, without the batches of `fault`."""
+
+    def __init__(self, fault: Fault):
+        super().__init__(f"step {fault.step}: {fault.why}")
+        self.fault = fault
+
+
+def _ignore(*_: Any) -> None:
+    """A callback of which nothing is expected."""
 
 
 @dataclass
@@ -27,41 +40,53 @@ class Loop:
     """Runs steps of a program from a given step on.
 
     Args:
-        execute: the compiled step, `(state, batch) -> (state, metrics)`.
+        execute: the compiled step, `(state, batch) -> (state, metrics)`; with `Limits` after the batch where it may
+            skip its update.
         feed: the next batch, placed on the mesh.
         log: called with the record of each step, as soon as its metrics are read.
         position: where batch k comes from, for messages.
         stop: called after each step, with how many steps late its answer may be; True ends the segment.
         tokens: real tokens seen before the first step.
+        monitor: finds faults. noticed: called with each, and the paths of the gradients that are not finite.
+        enter: called with what begins, "batch" or "step", and the number of the step.
+        waited: seconds waited for batches so far.
     """
 
     program: Program
-    execute: Callable[[State, Mapping[str, Any]], tuple[State, Mapping[str, Any]]]
+    execute: Callable[..., tuple[State, Mapping[str, Any]]]
     feed: Callable[[], Mapping[str, Any]]
     log: Callable[[Record], None]
     position: Callable[[int], str]
     stop: Callable[[int], bool]
     tokens: int = 0
+    monitor: Monitor = field(default_factory=Monitor)
+    noticed: Callable[[Fault, Sequence[str]], None] = _ignore
+    enter: Callable[[str, int], None] = _ignore
+    waited: float = 0.0
 
     def advance(self, state: State, first: int, last: int) -> tuple[State, int]:
         """Steps `first` to `last`, fewer if asked to stop; the new state, and the number of its last step.
 
-        On return the metrics of every step have been logged and were finite, so the state may be saved. Metrics, and
-        the processes' agreement on stopping, are read one step late, while the next step runs: reading them at once
-        would leave the devices idle. Not on CPU, whose collectives cannot be queued.
+        On return the metrics of every step have been logged, and the state may be saved: where they were not finite,
+        the step was skipped. Raises `Diverged` or `RollBack` at a fault, by the monitor's policies.
+
+        Metrics, and the processes' agreement on stopping, are read one step late, while the next step runs: reading
+        them at once would leave the devices idle. Not on CPU, whose collectives cannot be queued.
         """
         behind = 0 if self.program.placement.platform == "cpu" else 1
         waiting: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._since = perf_counter()
-        step, batch = first, self.feed()
+        step, batch = first, self._batch(first + 1)
         while step < last:
-            state, metrics = self.execute(state, batch)
             step += 1
+            self.enter("step", step)
+            state, metrics = self._stepped(state, batch, step)
             waiting.append((step, metrics))
             for name in _scalars(metrics) if behind else ():
                 metrics[name].copy_to_host_async()
             if step < last:
-                batch = self.feed()
+                batch = self._batch(step + 1)
+                self.enter("step", step)
             if len(waiting) > behind:
                 self._read(*waiting.popleft())
             if self.stop(behind):
@@ -70,11 +95,23 @@ class Loop:
             self._read(*waiting.popleft())
         return state, step
 
+    def _batch(self, step: int) -> Mapping[str, Any]:
+        self.enter("batch", step)
+        began = perf_counter()
+        batch = self.feed()
+        self.waited += perf_counter() - began
+        return batch
+
+    def _stepped(self, state: State, batch: Mapping[str, Any], step: int) -> tuple[State, Mapping[str, Any]]:
+        if self.monitor.faults.can_skip:
+            return self.execute(state, batch, self.monitor.limits(step))
+        return self.execute(state, batch)
+
     def _read(self, step: int, metrics: Mapping[str, Any]) -> None:
         values = {name: np.asarray(metrics[name]).item() for name in _scalars(metrics)}
         seconds, self._since = perf_counter() - self._since, perf_counter()
-        if not (isfinite(values["loss"]) and isfinite(values["grad_norm"])):
-            raise self._diverged(step, values, np.asarray(metrics["norms"]))
+        if (fault := self.monitor.judge(step, values)) is not None:
+            self._handle(fault, np.asarray(metrics["norms"]))
         tokens = int(values["tokens"])
         self.tokens += tokens
         self.log(
@@ -90,16 +127,31 @@ class Loop:
             }
         )
 
-    def _diverged(self, step: int, values: Mapping[str, float], norms: np.ndarray) -> Diverged:
+    def _handle(self, fault: Fault, norms: np.ndarray) -> None:
+        """Return only if the step was skipped."""
         bad = [path for path, norm in zip(self.program.parameters, norms, strict=True) if not isfinite(norm)]
+        self.noticed(fault, bad)
+        if fault.policy == "skip" and self.monitor.skip():
+            return
+        if fault.policy == "rollback" and self.monitor.rollbacks < self.monitor.faults.rollbacks:
+            raise RollBack(fault)
+        raise self._diverged(fault, bad, len(norms))
+
+    def _diverged(self, fault: Fault, bad: Sequence[str], parameters: int) -> Diverged:
         first = f"the first gradient that is not finite is that of {bad[0]}" if bad else "every gradient is finite"
+        monitor = self.monitor
+        tried = {
+            "stop": "Nothing was saved after it, and the same command would fail at the same step",
+            "skip": f"{monitor.skips} steps were skipped, {monitor.in_a_row} of them in a row: more than Faults.skips "
+            "or Faults.skips_in_a_row allows",
+            "rollback": f"The run was rolled back {monitor.rollbacks} times already, which Faults.rollbacks allows",
+        }[fault.policy]
+        leave = "" if fault.policy == "rollback" else f", leave it out by {fault.field} = 'rollback'"
         return Diverged(
-            f"step {step}: loss {values['loss']}, gradient norm {values['grad_norm']}: {first} "
-            f"({len(bad)} of {len(norms)} parameters).\n"
-            f"The batch: {self.position(step - 1)}\n"
-            "Nothing was saved after it, and the same command would fail at the same step. Look at that batch, or "
-            "lower the learning rate or the optimizer's clip in a new --run-dir; Train.init_from starts it from the "
-            "last checkpoint here"
+            f"step {fault.step}: {fault.why}: {first} ({len(bad)} of {parameters} parameters).\n"
+            f"The batch: {self.position(fault.step - 1)}\n"
+            f"{tried}. Look at that batch{leave}, or lower the learning rate or the optimizer's clip in a new "
+            "--run-dir; Train.init_from starts it from the last checkpoint here"
         )
 
 

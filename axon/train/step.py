@@ -21,6 +21,7 @@ from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
 from axon.train.delayed import Delayed
 from axon.train.evaluate import Evaluator
+from axon.train.faults import NO_LIMITS, Limits
 from axon.train.given import check_given
 from axon.train.gradients import GradientMethod, Gradients
 from axon.train.objective import SEQUENCES, Batch, NextToken, Objective
@@ -29,6 +30,7 @@ from axon.train.onebit import OneBit
 from axon.train.optimizers import Averaging, OneBitAdam, Optimizer
 from axon.train.outer import Outer
 from axon.train.pipelined import PipelinedGradients
+from axon.train.skipping import check_can_skip, unless_faulty
 from axon.train.state import State
 from axon.train.update import Descent, Metrics, Update
 
@@ -41,6 +43,7 @@ class Program:
         optimizer: how parameters are updated. outer: lets replicas train separately between outer steps; or None.
         batch, seq: shape of the global batch, in sequences and positions. objective: what is minimised.
         precision, kernels, devices, placement: see `axon.runtime.Runtime`. seed: of initial values and dropout.
+        can_skip: the step takes `Limits`, and applies no update where they are exceeded or a number is not finite.
 
     Raises `LayoutError`, before anything is traced, if the layout cannot shard the model, and `UserError` for parts
     that cannot be combined.
@@ -61,6 +64,7 @@ class Program:
         kernels: Mapping[str, str] | None = None,
         devices: Sequence[Any] | None = None,
         placement: Placement | None = None,
+        can_skip: bool = False,
     ):
         self.runtime = Runtime(
             model, layout, precision=precision, kernels=kernels, devices=devices, placement=placement, seq=seq
@@ -71,6 +75,9 @@ class Program:
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)
         self.update = self._delayed(_update(self.runtime, optimizer, outer))
+        self.can_skip = can_skip
+        if can_skip:
+            check_can_skip(layout)
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -84,6 +91,9 @@ class Program:
             variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
         metrics = metrics | self.runtime.step_metrics(statistics)
         return self.update.settled(state, replace(new, variables=nested(variables))), metrics
+
+    def _train_or_skip(self, state: State, batch: Batch, limits: Limits) -> tuple[State, Metrics]:
+        return unless_faulty(state, *self._train(state, batch), limits)
 
     def _delayed(self, update: Update) -> Update:
         """Where the pipeline has no flush, an update by the gradients of the batch before."""
@@ -133,7 +143,7 @@ class Program:
     def _emptied(self, state: State) -> State:
         return replace(state, in_flight=self.update.empty(state.parameters, state.variables))
 
-    def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+    def step(self, state: State, batch: Batch, limits: Limits = NO_LIMITS) -> tuple[State, Metrics]:
         """The next state, and the metrics of this step, as device scalars over the global batch.
 
         `loss` in nats per real token, `grad_norm` before clipping, `learning_rate`, `tokens`, what else the objective
@@ -142,14 +152,14 @@ class Program:
         before: see `Delayed`.
         """
         with self.runtime.tracing():
-            state, metrics = self._step(state, batch)
+            state, metrics = self._step(state, batch, *([limits] if self.can_skip else []))
         return self._finished(state), metrics
 
-    def executed(self, compiled: Any) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    def executed(self, compiled: Any) -> Callable[..., tuple[State, Metrics]]:
         """`step` by the compiled program that `lower().compile()` gives."""
 
-        def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-            state, metrics = compiled(state, batch)
+        def step(state: State, batch: Batch, *limits: Limits) -> tuple[State, Metrics]:
+            state, metrics = compiled(state, batch, *limits)
             return self._finished(state), metrics
 
         return step
@@ -183,13 +193,13 @@ class Program:
 
     @cached_property
     def _step(self) -> Any:
-        return self.runtime.jit(self._train, donate_argnums=0)
+        return self.runtime.jit(self._train_or_skip if self.can_skip else self._train, donate_argnums=0)
 
     def trace(self) -> Any:
         """The step, traced for abstract arguments; FLOPs are counted from its `.jaxpr`."""
         state, batch = self.abstract_state(), self.evaluator.abstract_batch
         with self.runtime.tracing():
-            return self._step.trace(state, batch)
+            return self._step.trace(state, batch, *([NO_LIMITS] if self.can_skip else []))
 
     def lower(self) -> Any:
         """The step, traced and lowered for abstract arguments: `.compile()` it for the mesh's devices."""

@@ -1,7 +1,9 @@
 """The metrics file: what was appended is there, whatever killed the run."""
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -52,13 +54,27 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path, monkeypatch):
             file.append({"step": 1, "loss": 2.5})
 
 
-class Slow:
-    """A file that takes three bytes at a time."""
+def test_a_line_of_which_a_full_disk_took_a_part_is_taken_back(tmp_path, monkeypatch):
+    with MetricsFile(tmp_path / "m.jsonl") as file:
+        file.append({"step": 1})
+        monkeypatch.setattr(file, "_file", Slow(file._file, room=6))
+        with pytest.raises(UserError, match="No space left"):
+            file.append({"step": 2})
+        monkeypatch.undo()
+        file.append({"step": 3})
+    assert read_metrics(tmp_path / "m.jsonl") == [{"step": 1}, {"step": 3}]
 
-    def __init__(self, inner):
-        self.inner, self.close = inner, inner.close
+
+class Slow:
+    """A file that takes three bytes at a time, and `room` bytes in all."""
+
+    def __init__(self, inner, room=100):
+        self.inner, self.close, self.room = inner, inner.close, room
 
     def write(self, data):
+        if self.room <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.room -= 3
         return self.inner.write(data[:3])
 
 
@@ -80,7 +96,7 @@ def test_records_after_a_step_are_cut(tmp_path):
             file.append({"step": step, "loss": step / 10})
             if step % 2 == 0:
                 file.append({"step": step, "eval_loss": step / 10})
-        assert file.cut_back(4) == 4
+        assert [record["step"] for record in file.cut_back(4)] == [5, 6, 6, 7]
         file.append({"step": 5, "loss": 9.0})
     records = read_metrics(tmp_path / "m.jsonl")
     assert [record.get("step") for record in records] == [None, 1, 2, 2, 3, 4, 4, 5]
@@ -92,7 +108,7 @@ def test_cutting_back_further_than_the_end_changes_nothing(tmp_path):
     with MetricsFile(tmp_path / "m.jsonl") as file:
         file.append({"step": 1, "loss": 1.0})
         before = file.path.stat()
-        assert file.cut_back(100) == 0
+        assert file.cut_back(100) == []
         assert file.path.stat() == before
 
 

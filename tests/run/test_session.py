@@ -145,7 +145,9 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied)
 @pytest.mark.smoke
 def test_continued_on_another_layout_the_losses_match(tiny, trained, do, tmp_path, eight):
     do(tiny, tmp_path, steps=4)
-    do(replace(tiny, layout=eight), tmp_path, devices=8, steps=10)
+    other = do(replace(tiny, layout=eight), tmp_path, devices=8, steps=10)
+    changed = "changed since the last start: devices 1 → 8, mesh {'data': 1} → {'data': 4, 'tensor': 2}"
+    assert changed in other.lines
     np.testing.assert_allclose(records(tmp_path, "loss"), records(trained.folder, "loss")[:10], rtol=1e-5)
     np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:10], rtol=1e-5)
 
@@ -456,7 +458,7 @@ def test_memory_that_runs_out_in_a_step_is_explained(tiny, tmp_path, monkeypatch
         def memory_analysis(self):
             return jax.jit(lambda x: x).lower(1.0).compile().memory_analysis()
 
-    monkeypatch.setattr("axon.run.session.compile_interruptibly", lambda *_: Compiled())
+    monkeypatch.setattr("axon.run.training.compile_interruptibly", lambda *_: Compiled())
     with pytest.raises(UserError) as caught:
         run(replace(tiny, run_dir=str(tmp_path / "run")), report=lambda _: None)
     told = str(caught.value)

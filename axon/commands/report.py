@@ -1,0 +1,29 @@
+"""`axon report`: where the time of a run went, and the run as one HTML page."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, finished or not.")],
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Where to write the page; RUN_DIR/report.html by default.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; no page unless --html.")] = False,
+) -> None:
+    """Where a run's time went (its goodput), and one HTML page with its plots, events and configuration.
+
+    Example: `axon report runs/quickstart`
+    """
+    from axon.run.reporting import RunReport
+
+    found = RunReport(run_dir)
+    for line in [json.dumps(found.summary())] if json_ else found.lines():
+        typer.echo(line)
+    if html is not None or not json_:
+        path = html or run_dir / "report.html"
+        found.write_page(path)
+        typer.echo(f"page: {path}", err=json_)

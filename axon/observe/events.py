@@ -1,0 +1,114 @@
+"""A run's `events.jsonl`: what happened besides steps, one JSON object per line.
+
+Each has `time` (seconds since 1970), `step` (or null), `kind`, and what belongs to the kind:
+
+start: a process begins: `devices`, `device_kind`, `mesh`, `processes`, `until`, `pid`, `host`
+resume: from a checkpoint: `lost_steps` and `lost_seconds` are repeated; `changed`: what differs since the last start
+compile_begin, compile_end: of the training step; `seconds`
+steps: a stretch between saves and evaluations: `first`, `seconds`, `data_seconds` of it waiting for data, `memory`
+save_begin, save_blocked, save_end: `seconds` that training waited, and until all was on disk
+evaluation: `seconds`, `loss`
+stop: a person or the machine asked to stop: `signal`
+not_finite, spike: a fault at a step: `loss`, `grad_norm`, `policy`, `batch`, and the `documents` in it
+skip, rollback: what was done about it
+hang: nothing went on for `seconds` in `phase`; `stacks` is the file that has the threads' stacks
+restart, give_up: of `axon train --restarts`: how the process ended, and the `seconds` to wait
+end: a process ends: `outcome` (done, interrupted, failed), `seconds`, `error`
+"""
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import jax
+
+from axon.errors import UserError
+from axon.launch.signals import Interrupted
+from axon.observe.lines import LinesFile, Record, read_lines
+
+
+class Events(Protocol):
+    """The events of one call of `axon train`. A context manager, whose end is the last of them."""
+
+    def record(self, kind: str, step: int | None = None, **values: Any) -> None:
+        """Appends an event. Raises `UserError` if it cannot be written."""
+        ...
+
+    def last(self, kind: str) -> Record | None:
+        """The latest event of this kind, of any call. None in processes that do not write."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def events(path: Path) -> Events:
+    """This process's events: process 0 writes, the others do not."""
+    return FileEvents(path) if jax.process_index() == 0 else NullEvents()
+
+
+def record_event(path: Path, kind: str, step: int | None = None, **values: Any) -> None:
+    """Appends one event, of a process that is not the run's own, while no other writes."""
+    with LinesFile(path) as file:
+        file.append(_event(kind, step, values))
+
+
+def _event(kind: str, step: int | None, values: Record) -> Record:
+    return {"time": round(time.time(), 3), "step": step, "kind": kind, **values}
+
+
+class FileEvents:
+    """Appends to `events.jsonl`. See `Events`."""
+
+    def __init__(self, path: Path):
+        self._file = LinesFile(path)
+        self._since = time.monotonic()
+
+    def record(self, kind: str, step: int | None = None, **values: Any) -> None:
+        self._file.append(_event(kind, step, values))
+
+    def last(self, kind: str) -> Record | None:
+        return next((event for event in reversed(read_lines(self._file.path)) if event.get("kind") == kind), None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        with self._file:
+            values: Record = {} if error is None else {"error": _first_line(error)}
+            seconds = round(time.monotonic() - self._since, 3)
+            try:
+                self.record("end", outcome=_outcome(error), seconds=seconds, **values)
+            except UserError:
+                if error is None:
+                    raise  # else what ended the run is the news
+
+
+class NullEvents:
+    """For all processes but 0, which writes for them. See `Events`."""
+
+    def record(self, kind: str, step: int | None = None, **values: Any) -> None:
+        pass
+
+    def last(self, kind: str) -> Record | None:
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        pass
+
+
+def _outcome(error: BaseException | None) -> str:
+    if error is None:
+        return "done"
+    return "interrupted" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:500]

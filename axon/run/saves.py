@@ -1,0 +1,55 @@
+"""Saving a run's state, with the events of it: how long training waited, and when all was on disk."""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from axon.checkpoint import Store
+from axon.observe.events import Events
+
+
+class Saves:
+    """Saves into a store. A context manager, which waits for the save in progress."""
+
+    def __init__(self, store: Store, events: Events):
+        self._store, self._events = store, events
+        self._pending: tuple[int, float] | None = None
+
+    def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any) -> None:
+        """Saves as `Store.save` does, unless this step is saved already."""
+        if step == self._store.started():
+            return
+        began = time.monotonic()
+        self.wait()
+        self._events.record("save_begin", step)
+        self._store.save(step, state, extra, specs)
+        self._pending = step, began
+        self._events.record("save_blocked", step, seconds=round(time.monotonic() - began, 6))
+        self.look()
+
+    def look(self) -> None:
+        """Records the save in progress as complete, once it is. Costs microseconds: to be called in every step.
+
+        It waits for nothing, not even for a save that has ended: processes that wait, wait for each other.
+        """
+        if self._pending is not None and not self._store.saving() and self._pending[0] in self._store.steps():
+            self._complete()
+
+    def wait(self) -> None:
+        """Returns when the save in progress is complete. Raises `CheckpointError` if it failed."""
+        self._store.wait()
+        self._complete()
+
+    def _complete(self) -> None:
+        if self._pending is not None:
+            step, began = self._pending
+            self._pending = None
+            self._events.record("save_end", step, seconds=round(time.monotonic() - began, 6))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        if error is None:
+            self.wait()

@@ -1,0 +1,36 @@
+"""On what a run starts, for its events, and what differs from the start before."""
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from axon.train.step import Program
+
+COMPARED = ("devices", "device_kind", "mesh", "processes")
+
+
+def described(program: Program, until: int) -> dict[str, Any]:
+    """Devices, mesh and processes of this start, and the step it is to end at."""
+    devices = program.placement.devices
+    return {
+        "devices": len(devices),
+        "device_kind": devices[0].device_kind,
+        "mesh": dict(program.placement.mesh.shape),
+        "processes": jax.process_count(),
+        "until": until,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+    }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Name → what it was and what it is, of devices, mesh and processes that differ."""
+    return {name: [before.get(name), now[name]] for name in COMPARED if before.get(name) != now[name]}
+
+
+def changes_text(changed: Mapping[str, list[Any]]) -> str:
+    """`changes` for a person: `mesh {'data': 4} → {'data': 2}, processes 2 → 1`."""
+    return ", ".join(f"{name.replace('_', ' ')} {before} → {now}" for name, (before, now) in changed.items())

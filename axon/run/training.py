@@ -1,0 +1,226 @@
+"""The training part of a run: compile, step, save, evaluate; skip or roll back where a step goes wrong."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+
+from axon.checkpoint import Store
+from axon.config import dump
+from axon.data import Corpus
+from axon.data.batches import numbered_without
+from axon.launch.agree import AgreedStop
+from axon.launch.signals import Interrupts, compile_interruptibly
+from axon.launch.watchdog import Watchdog
+from axon.observe.events import Events
+from axon.observe.journal import Journal
+from axon.observe.memory import memory_use
+from axon.observe.mfu import FORMULA, mfu, peak
+from axon.plan.out_of_memory import check_step
+from axon.run.restore import IN_FLIGHT
+from axon.run.saves import Saves
+from axon.run.tree import Train
+from axon.train.faults import Fault, Monitor
+from axon.train.loop import Loop, Record, RollBack
+from axon.train.state import State
+from axon.train.step import Program
+
+PROFILED_STEPS = 5
+MONITOR = "faults"
+"""Name in `extra` of what a checkpoint keeps of faults before it."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training is: the state, its step, and the number of tokens it was trained on."""
+
+    state: State
+    step: int
+    tokens: int
+
+
+@dataclass
+class Training:
+    """The steps of one call of `run`.
+
+    Args:
+        begin: restores the position to go on from. evaluate: evaluates a state. first: whether this is process 0.
+        profile: the folder for a profile of the first steps; None for none.
+    """
+
+    train: Train
+    program: Program
+    corpus: Corpus
+    store: Store
+    saves: Saves
+    journal: Journal
+    events: Events
+    watchdog: Watchdog
+    interrupts: Interrupts
+    stop: AgreedStop
+    report: Callable[[str], None]
+    begin: Callable[[], Position]
+    evaluate: Callable[[State], None]
+    evaluate_if_missing: Callable[[State], None]
+    profile: Any = None
+
+    def __call__(self, position: Position, until: int) -> State:
+        """Train up to step `until`; the state after it."""
+        execute = self._compiled()
+        rate = peak(self.program.placement.devices)
+        self.report(f"{FORMULA}; peak: {rate.source}")
+
+        def log(record: Record) -> None:
+            self.saves.look()
+            self.journal.stepped(record | {"mfu": mfu(record["tokens_per_second"], self._flops_per_token, rate)})
+
+        monitor = self._monitor(position.step)
+        if position.step and self._evaluation_due(position.step):
+            self.evaluate_if_missing(position.state)  # the last call was stopped between saving and evaluating
+        while True:
+            try:
+                return self._trained(position, until, execute, log, monitor)
+            except RollBack as error:
+                fault = error.fault
+            del position  # two states may be more than fits in memory
+            position, monitor = self._rolled_back(fault, monitor)
+
+    def _compiled(self) -> Any:
+        with self.watchdog.during("compile"):
+            began = time.monotonic()
+            self.events.record("compile_begin")
+            lowered = self.program.lower()
+            for topic, choice in self.program.choices.items():
+                self.report(f"{topic}: {choice}")
+            execute = compile_interruptibly(lowered.compile, self.interrupts)
+            self.events.record("compile_end", seconds=_since(began))
+            check_step(self.program, execute)
+        return self.program.executed(execute)
+
+    def _monitor(self, step: int) -> Monitor:
+        saved = self.store.extra(step).get(MONITOR, {}) if step and self.store.latest() is not None else {}
+        monitor = Monitor.restored(self.train.faults, saved)
+        if monitor.left_out:
+            self.report(f"left out since rollbacks: batches {', '.join(map(str, monitor.left_out))}")
+        return monitor
+
+    # ---- the loop -------------------------------------------------------------------------------------------------
+
+    def _trained(self, start: Position, until: int, execute: Any, log: Any, monitor: Monitor) -> State:
+        program, seed, left_out = self.program, self.train.seed, monitor.left_out
+        with self.corpus.train(seed, start.step, program.host_sequences, left_out) as batches:
+            loop = Loop(
+                program,
+                execute,
+                lambda: program.place(next(batches)),
+                log,
+                lambda step: self.corpus.position(seed, self._batch(step, left_out)),
+                self.stop.ask,
+                start.tokens,
+                monitor,
+                lambda fault, paths: self._noticed(fault, paths, left_out),
+                self.watchdog.enter,
+            )
+            state, step = start.state, start.step
+            for end in self._segments(step, until):
+                profiled = self.profile if step == start.step else None
+                with self._profiled(step, end) if profiled else nullcontext():
+                    state, step = self._segment(loop, state, step, end)
+                self._save(Position(state, step, loop.tokens), until, monitor)
+                self.stop.check()
+                if self._evaluation_due(step) and step < until:
+                    self.evaluate(state)
+            return state
+
+    def _segment(self, loop: Loop, state: State, first: int, last: int) -> tuple[State, int]:
+        began, waited = time.monotonic(), loop.waited
+        state, step = loop.advance(state, first, last)
+        data = round(loop.waited - waited, 6)
+        self.watchdog.enter("between steps", step)
+        self.events.record(
+            "steps", step, first=first + 1, seconds=_since(began), data_seconds=data, memory=memory_use()
+        )
+        return state, step
+
+    def _batch(self, step: int, left_out: Sequence[int]) -> int:
+        """The number of the batch that step `step` + 1 finishes."""
+        return numbered_without(step - bool(self.program.in_flight), left_out)
+
+    @contextmanager
+    def _profiled(self, start: int, end: int) -> Iterator[None]:
+        """Record a profile of the body for XProf."""
+        with jax.profiler.trace(str(self.profile)):
+            yield
+        self.report(f"profile of steps {start + 1} to {end}: {self.profile}")
+
+    def _segments(self, start: int, until: int) -> Iterator[int]:
+        """The steps after which anything besides training is due, the last one included."""
+        every, profiled = self.train.checkpoints.every, start + PROFILED_STEPS if self.profile else None
+        for step in range(start + 1, until + 1):
+            if step in (until, profiled) or step % every == 0 or self._evaluation_due(step):
+                yield step
+
+    def _evaluation_due(self, step: int) -> bool:
+        return self.train.evaluation is not None and step % self.train.evaluation.every == 0
+
+    @cached_property
+    def _flops_per_token(self) -> int:
+        return self.program.module.flops_per_token(self.train.data.seq)
+
+    def _save(self, at: Position, until: int, monitor: Monitor) -> None:
+        asked = self.stop.requested
+        with self.watchdog.during("save", at.step):
+            if at.step % self.train.checkpoints.every == 0 or at.step == until or asked is not None:
+                extra = {"tokens": at.tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
+                extra |= {IN_FLIGHT: self.program.in_flight} if self.program.in_flight else {}
+                extra |= {MONITOR: saved} if (saved := monitor.saved()) else {}
+                self.saves.save(at.step, at.state, extra | {"config": dump(self.train)}, self.program.specs)
+            if asked is not None:
+                self.events.record("stop", at.step, signal=asked)
+                self.saves.wait()
+                self.report(f"saved step {at.step} in {self.store.directory}; the same command continues from there")
+
+    # ---- faults ---------------------------------------------------------------------------------------------------
+
+    def _noticed(self, fault: Fault, paths: Sequence[str], left_out: Sequence[int]) -> None:
+        batch = self._batch(fault.step - 1, left_out)
+        where = {"batch": batch, "documents": self.corpus.documents(self.train.seed, batch)}
+        numbers = {"loss": fault.loss, "grad_norm": fault.grad_norm, "policy": fault.policy}
+        self.events.record(fault.kind, fault.step, **numbers, parameters=list(paths[:10]), **where)
+        if fault.policy == "skip":
+            self.events.record("skip", fault.step)
+            self.report(f"step {fault.step} is skipped: {fault.why}. {self.corpus.position(self.train.seed, batch)}")
+
+    def _rolled_back(self, fault: Fault, monitor: Monitor) -> tuple[Position, Monitor]:
+        """The last checkpoint's position, or the first of all, and the monitor for going on from there."""
+        self.watchdog.enter("restore", fault.step)
+        self.saves.wait()
+        position = self.begin()
+        bad = [self._batch(step, monitor.left_out) for step in range(position.step, fault.step)]
+        bad = bad[-self.train.faults.leave_out :]
+        monitor = replace(
+            self._monitor(position.step),
+            left_out=tuple(sorted({*monitor.left_out, *bad})),
+            rollbacks=monitor.rollbacks + 1,
+        )
+        lost = self.journal.roll_back(position.step)
+        self.events.record("rollback", position.step, at=fault.step, left_out=bad, **lost_time(lost))
+        self.report(
+            f"step {fault.step}: {fault.why}. Rolled back to step {position.step}, to go on without batch"
+            f"{'es' if len(bad) > 1 else ''} {', '.join(map(str, bad))} of seed {self.train.seed}"
+        )
+        return position, monitor
+
+
+def lost_time(dropped: Sequence[Record]) -> dict[str, Any]:
+    """How many steps are done again, and how long they took, by their records."""
+    steps = [record for record in dropped if "step_seconds" in record]
+    return {"lost_steps": len(steps), "lost_seconds": round(sum(r["step_seconds"] for r in steps), 3)}
+
+
+def _since(began: float) -> float:
+    return round(time.monotonic() - began, 6)

@@ -1,0 +1,100 @@
+"""Whole commands that hang, die, and are told to stop; of one process and of two."""
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from axon.checkpoint import Reader
+from axon.observe.lines import read_lines
+
+TWO = "\nTrain.layout = @Layout()\nLayout.mesh = {'data': 2}\n"
+SHORT = "\nTrain.steps = 60\nCheckpoints.every = 7\n"
+
+
+def losses(folder: Path):
+    return [(r["step"], r["loss"], r["grad_norm"]) for r in read_lines(folder / "metrics.jsonl") if "loss" in r]
+
+
+def kinds(folder: Path, *wanted: str):
+    return [event for event in read_lines(folder / "events.jsonl") if event["kind"] in wanted]
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.full
+def test_a_step_that_hangs_ends_the_run_with_its_stacks_and_the_next_start_goes_on(start, tmp_path):
+    hung = "\nfrom poison import Sleeper\nTrain.trackers = (@Sleeper(),)\nSleeper.at = 23\n"
+    limits = "\nTrain.faults = @Faults()\nFaults.hang_seconds = 6\n"
+    process = start(tmp_path / "run", lines=hung + limits + SHORT)
+    out = process.communicate(timeout=200)[0]
+    assert process.returncode == 124, out
+    assert "nothing has happened for 6 s in phase 'step' at step 23" in out
+    assert "sleep_without_end" in (tmp_path / "run/stacks-0.txt").read_text()
+    (hang,) = kinds(tmp_path / "run", "hang")
+    assert (hang["step"], hang["phase"]) == (23, "step")
+    again = start(tmp_path / "run", lines=SHORT)
+    out = again.communicate(timeout=200)[0]
+    assert again.returncode == 0, out
+    assert re.search(r"resumed from step (14|21)", out)
+    assert [step for step, *_ in losses(tmp_path / "run")] == list(range(1, 61))
+
+
+@pytest.mark.full
+def test_sigterm_to_one_process_of_two_saves_one_step_on_both(start, tmp_path, wait_for_step):
+    process = start(tmp_path / "run", "--processes", "2", lines=TWO + SHORT)
+    wait_for_step(random.randint(8, 30), tmp_path / "run", process)
+    os.kill(children(process.pid)[1], signal.SIGTERM)
+    out = process.communicate(timeout=100)[0]
+    assert process.returncode == 143, out
+    (stop,) = kinds(tmp_path / "run", "stop")
+    assert stop["signal"] == signal.SIGTERM
+    reader = Reader(tmp_path / "run/checkpoints")
+    assert reader.latest() == stop["step"] == losses(tmp_path / "run")[-1][0]
+    assert kinds(tmp_path / "run", "end")[0]["outcome"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_two_processes_under_a_supervisor_go_on_when_one_is_killed(start, tmp_path, wait_for_step):
+    whole = start(tmp_path / "whole", "--processes", "2", lines=TWO + SHORT)
+    assert whole.communicate(timeout=200)[0] is not None
+    process = start(tmp_path / "cut", "--processes", "2", "--restarts", "3", lines=TWO + SHORT)
+    for step in (10, 30):
+        wait_for_step(step, tmp_path / "cut", process)
+        (launcher,) = children(process.pid)
+        os.kill(random.choice(children(launcher)), signal.SIGKILL)
+        time.sleep(1)
+    out = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, out
+    assert [event["number"] for event in kinds(tmp_path / "cut", "restart")] == [1, 2]
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [100])
+def test_two_processes_killed_at_random_moments_lose_no_checkpoint_and_no_bit(start, tmp_path, wait_for_step, kills):
+    lines = f"{TWO}\nTrain.steps = {12 * kills}\nCheckpoints.every = 7\n"
+    whole = start(tmp_path / "whole", "--processes", "2", lines=lines)
+    assert whole.communicate(timeout=600)[0] is not None
+    folder = tmp_path / "cut"
+    reader = Reader(folder / "checkpoints")
+    for _ in range(kills):
+        begun = reader.latest() or 0
+        process = start(folder, "--processes", "2", lines=lines)
+        wait_for_step(begun + random.randint(1, 18), folder, process)
+        time.sleep(random.uniform(0, 0.1))
+        victims = [process.pid, *children(process.pid)] if process.poll() is None else []
+        if victims:
+            os.kill(random.choice(victims), signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert (reader.latest() or 0) >= losses(folder)[-1][0] - 14
+    last = start(folder, "--processes", "2", lines=lines)
+    out = last.communicate(timeout=600)[0]
+    assert last.returncode == 0, out
+    assert losses(folder) == losses(tmp_path / "whole")

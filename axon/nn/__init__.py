@@ -1,5 +1,6 @@
 """Modules that speak in named axes; Flax NNX holds their state."""
 
+from axon.nn.alternation import Alternation
 from axon.nn.attention import Attention
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.depth import Depth, Segment
@@ -26,11 +27,13 @@ from axon.nn.param import (
     parameters,
     variables,
 )
-from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from axon.nn.rope import Rope
+from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from axon.nn.router import Routing
 
 __all__ = [
     "MLP",
+    "Alternation",
     "Attention",
     "Auxiliary",
     "ClampedSwiGLU",
@@ -46,6 +49,7 @@ __all__ = [
     "LayerNorm",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRopeScaling",
     "MoE",
     "MultiTokenBlock",
     "Param",

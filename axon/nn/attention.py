@@ -33,7 +33,8 @@ class Attention(nnx.Module):
         sinks: whether each head has a learned score that takes part in the softmax and has no value (gpt-oss; Xiao et
             al., arXiv:2309.17453).
         bias: of queries, keys and values (Qwen2), out_bias: of the output (GPT-2).
-        qk_norm: makes the norm of each head's queries and that of its keys (Qwen3; Henry et al., arXiv:2010.04245).
+        qk_norm: makes, of "heads" and of "kv_heads", the norm of queries and that of keys (Henry et al.,
+            arXiv:2010.04245): over the "head_dim" of each head (Qwen3), or over all "heads head_dim" (OLMo-2).
         out_scale: of the output projection's initial values.
     """
 
@@ -51,7 +52,7 @@ class Attention(nnx.Module):
         sinks: bool = False,
         bias: bool = False,
         out_bias: bool = False,
-        qk_norm: Callable[[], RMSNorm] | None = None,
+        qk_norm: Callable[[str], RMSNorm] | None = None,
         out_scale: float = 1.0,
     ):
         self.rope, self.heads, self.kv_heads, self.head_dim = rope, dims["heads"], dims["kv_heads"], dims["head_dim"]
@@ -70,7 +71,7 @@ class Attention(nnx.Module):
         if out_bias:
             self.out_bias = Param("embed", dims, constant(0.0))
         if qk_norm is not None:
-            self.query_norm, self.key_norm = qk_norm(), qk_norm()
+            self.query_norm, self.key_norm = qk_norm("heads"), qk_norm("kv_heads")
         self.bias, self.has_out_bias, self.qk_norm, self.has_sinks = bias, out_bias, qk_norm is not None, sinks
 
     @jax.named_scope("attention")

@@ -21,6 +21,7 @@ from axon.nn import (
     Inputs,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     Rope,
     Routing,
     YarnScaling,
@@ -34,11 +35,12 @@ from models.gpt2 import GPT2
 from models.gpt_oss import GptOss
 from models.llama import Llama
 from models.mixtral import Mixtral
+from models.olmo import Olmo
 
 Row = tuple[str | tuple[str, ...], str] | tuple[tuple[str, ...], str, tuple[str, ...]]
 """Our path, or the paths of what they store as one, and the pattern from their array to ours.
 
-Where there are several paths, the pattern's right side begins with an axis `parts` over them; or it ends with an axis
+Where there are several paths, the pattern's right side begins with an axis `parts` over them; or it has an axis `width`
 in which they follow each other, by their names there, which come third.
 """
 
@@ -66,12 +68,33 @@ class Table:
     of_kind: Mapping[str, dict[str, Row]] = field(default_factory=dict)
 
 
+def rope_of(described: dict[str, Any], positions: int = 0) -> Rope:
+    """`positions`: how many the model has, which longrope is told of here alone."""
+    fraction = described.get("partial_rotary_factor", 1.0)
+    return Rope(described["rope_theta"], scaling_of(described, positions), fraction)
+
+
+def scaling_of(described: dict[str, Any], positions: int) -> Any:
+    original = described.get("original_max_position_embeddings")
+    match described["rope_type"]:
+        case "default":
+            return None
+        case "linear":
+            return LinearScaling(described["factor"])
+        case "llama3":
+            names = ("factor", "low_freq_factor", "high_freq_factor")
+            return Llama3Scaling(*(described[name] for name in names), original)
+        case "longrope":
+            short, long = (tuple(described[name]) for name in ("short_factor", "long_factor"))
+            return LongRopeScaling(short, long, original, positions / original)
+        case "yarn":
+            fast, slow, truncate = (described[name] for name in ("beta_fast", "beta_slow", "truncate"))
+            factor = described["attention_factor"]
+            return YarnScaling(described["factor"], original, fast, slow, factor, truncate)
+    raise NotImplementedError(described["rope_type"])
+
+
 def llama(config: dict[str, Any]) -> Llama:
-    rope = config["rope_parameters"]
-    scaling = None
-    if rope["rope_type"] == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        scaling = Llama3Scaling(*(rope[name] for name in names))
     return Llama(
         vocab=config["vocab_size"],
         embed=config["hidden_size"],
@@ -80,11 +103,16 @@ def llama(config: dict[str, Any]) -> Llama:
         kv_heads=config["num_key_value_heads"],
         mlp=config["intermediate_size"],
         head_dim=config.get("head_dim"),
-        rope=Rope(rope["rope_theta"], scaling),
+        rope=rope_of(config["rope_parameters"], config["max_position_embeddings"]),
         window=config.get("sliding_window"),
         norm_eps=config["rms_norm_eps"],
         tied=config["tie_word_embeddings"],
     )
+
+
+def smollm3(config: dict[str, Any]) -> Llama:
+    rotates = config["no_rope_layers"]
+    return replace(llama(config), nope_every=rotates.index(0) + 1)
 
 
 def mixtral(config: dict[str, Any]) -> Mixtral:
@@ -118,9 +146,21 @@ def gpt2(config: dict[str, Any]) -> GPT2:
     )
 
 
-def rope_of(described: dict[str, Any]) -> Rope:
-    scaling = LinearScaling(described["factor"]) if described["rope_type"] == "linear" else None
-    return Rope(described["rope_theta"], scaling)
+def olmo(config: dict[str, Any]) -> Olmo:
+    ropes, window = config["rope_parameters"], config.get("sliding_window")
+    rope = rope_of(ropes.get("full_attention", ropes))
+    return Olmo(
+        vocab=config["vocab_size"],
+        embed=config["hidden_size"],
+        layers=config["num_hidden_layers"],
+        heads=config["num_attention_heads"],
+        kv_heads=config["num_key_value_heads"],
+        mlp=config["intermediate_size"],
+        window=window,
+        local_rope=rope if window is None else rope_of(ropes["sliding_attention"]),
+        rope=rope,
+        norm_eps=config["rms_norm_eps"],
+    )
 
 
 def gemma(config: dict[str, Any]) -> Gemma:
@@ -244,6 +284,24 @@ QK_NORM = {
     "self_attn.q_norm.weight": ("attention/query_norm/scale", "head_dim -> head_dim"),
     "self_attn.k_norm.weight": ("attention/key_norm/scale", "head_dim -> head_dim"),
 }
+JOINED = {
+    "self_attn.qkv_proj.weight": (
+        ("attention/query", "attention/key", "attention/value"),
+        "(width head_dim) embed -> embed width head_dim",
+        ("heads", "kv_heads", "kv_heads"),
+    ),
+    "mlp.gate_up_proj.weight": (("mlp/gate", "mlp/up"), "(parts mlp) embed -> parts embed mlp"),
+}
+PHI = JOINED | {name: row for name, row in LLAMA.items() if not re.search("[qkv]_proj|gate_proj|up_proj", name)}
+AFTER = {
+    "post_attention_layernorm.weight": ("attention_norm/scale", "embed -> embed"),
+    "post_feedforward_layernorm.weight": ("mlp_norm/scale", "embed -> embed"),
+}
+QK_NORM_OF_ALL = {
+    "self_attn.q_norm.weight": ("attention/query_norm/scale", "(heads head_dim) -> heads head_dim"),
+    "self_attn.k_norm.weight": ("attention/key_norm/scale", "(kv_heads head_dim) -> kv_heads head_dim"),
+}
+OLMO = {name: row for name, row in LLAMA.items() if "layernorm" not in name} | AFTER | QK_NORM_OF_ALL
 OUT_BIAS = {"self_attn.o_proj.bias": ("attention/out_bias", "embed -> embed")}
 SINKS = {"self_attn.sinks": ("attention/sinks", "heads -> heads")}
 BIASED_EXPERTS = {
@@ -298,6 +356,12 @@ TABLES = {
     "mistral": Table(llama, UNTIED, LLAMA),
     "qwen2": Table(lambda config: replace(llama(config), bias=True), TIED, LLAMA | BIAS),
     "qwen3": Table(lambda config: replace(llama(config), qk_norm=True), UNTIED, LLAMA | QK_NORM),
+    "phi3": Table(llama, UNTIED, PHI),
+    "phi4_mini": Table(llama, TIED, PHI),
+    "phi4_mini_short": Table(llama, TIED, PHI),
+    "smollm3": Table(smollm3, TIED, LLAMA, kinds=kinds_of(smollm3)),
+    "olmo2": Table(olmo, UNTIED, OLMO, kinds=kinds_of(olmo)),
+    "olmo3": Table(olmo, UNTIED, OLMO, kinds=kinds_of(olmo)),
     "gemma2": Table(gemma, TIED, LLAMA | FOUR_NORMS, kinds=kinds_of(gemma)),
     "gemma3": Table(
         lambda config: replace(gemma(config), qk_norm=True),
@@ -369,7 +433,8 @@ def placed_by(row: Row, value: Any, dims: Mapping[str, int]) -> dict[str, Any]:
     dims = {**dims, "parts": len(paths)}
     value = rearrange(value, pattern, **{name: dims[name] for name in re.findall(r"\w+", pattern) if name in dims})
     if joined:
-        value = jnp.split(value, np.cumsum([dims[name] for name in joined[0][:-1]]), axis=-1)
+        axis = pattern.split("->")[1].split().index("width")
+        value = jnp.split(value, np.cumsum([dims[name] for name in joined[0][:-1]]), axis=axis)
     return {paths: value} if isinstance(paths, str) else dict(zip(paths, value, strict=True))
 
 
@@ -416,6 +481,10 @@ def test_logits_loss_and_gradients_are_those_of_transformers(family, placed, com
         ("gemma2", {"soft_cap": None}),
         ("gemma2", {"query_pre_attn_scalar": None}),
         ("gemma3", {"rope": Rope(1e6)}),
+        ("phi4_mini", {"rope": Rope(100.0, fraction=0.75)}),
+        ("phi4_mini", {"rope": Rope(100.0)}),
+        ("olmo3", {"rope": Rope(1000.0)}),
+        ("olmo3", {"window": 9}),
         ("qwen3_moe", {"routing": Routing(8, 3, normalise=False)}),
         ("gpt_oss", {"rope": Rope(1000.0)}),
         ("deepseek_v3", {"rope": Rope(1000.0, YarnScaling(40.0, 64, mscale_all_dim=1.0))}),

@@ -20,6 +20,7 @@ from models.gemma import Gemma
 from models.gpt_oss import GptOss
 from models.llama import Llama
 from models.mixtral import Mixtral
+from models.olmo import Olmo
 
 SIZES: dict[str, Any] = {"vocab": 61, "vocab_multiple": 64, "embed": 32, "heads": 8}
 ROUTING = Routing(8, 2, sequence_loss=0.01, global_loss=0.01, z_loss=0.001, bias_rate=0.01)
@@ -52,6 +53,9 @@ PROBLEMS = {
             qk_norm=True,
         ),
         steps=3,
+    ),
+    "QK norm of all heads": Problem(
+        Olmo(**SIZES, kv_heads=4, mlp=64, head_dim=4, layers=4, window=9, unroll=False), steps=3
     ),
     "latents": Problem(
         DeepSeek(
@@ -163,6 +167,7 @@ FULL = [
     *of("experts", *alone(*DENSE, *OF_EXPERTS), *OF_SEVERAL_KINDS),
     *of("dropped", ("expert", "ring")),
     *of("kinds of block", ("zero 3", "tensor"), ("zero 3", "sequence", "context")),
+    *of("QK norm of all heads", ("zero 3", "tensor", "sequence")),
     *of("latents", *COMPOSITIONS[:2], ("zero 3", "tensor"), ("zero 3", "three-dimensional"), COMPOSITIONS[12]),
     *of("DeepSeek", *OF_FAMILIES),
     *of("gpt-oss", *OF_FAMILIES),

@@ -8,11 +8,13 @@ from flax import nnx
 from axon.checks import check_range
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
+from axon.nn.hugging_face import Architecture, Constant, Field, Of, Row, in_layers
+from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
 
-__all__ = ["Llama"]
+__all__ = ["HUGGING_FACE", "Llama"]
 
 
 @dataclass(frozen=True)
@@ -112,3 +114,59 @@ class Block(nnx.Module):
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)
+
+
+EMBEDDING = (
+    Row("model.embed_tokens.weight", "embedding/table"),
+    Row("model.norm.weight", "norm/scale"),
+    Row("lm_head.weight", "head", "vocab embed"),
+)
+ATTENTION = (
+    Row("input_layernorm.weight", "attention_norm/scale"),
+    Row("self_attn.q_proj.weight", "attention/query", "(heads head_dim) embed"),
+    Row("self_attn.k_proj.weight", "attention/key", "(kv_heads head_dim) embed"),
+    Row("self_attn.v_proj.weight", "attention/value", "(kv_heads head_dim) embed"),
+    Row("self_attn.o_proj.weight", "attention/out", "embed (heads head_dim)"),
+    Row("self_attn.q_proj.bias", "attention/query_bias", "(heads head_dim)"),
+    Row("self_attn.k_proj.bias", "attention/key_bias", "(kv_heads head_dim)"),
+    Row("self_attn.v_proj.bias", "attention/value_bias", "(kv_heads head_dim)"),
+    Row("self_attn.o_proj.bias", "attention/out_bias"),
+    Row("self_attn.q_norm.weight", "attention/query_norm/scale"),
+    Row("self_attn.k_norm.weight", "attention/key_norm/scale"),
+)
+MLP = (
+    Row("mlp.gate_proj.weight", "mlp/gate", "mlp embed"),
+    Row("mlp.up_proj.weight", "mlp/up", "mlp embed"),
+    Row("mlp.down_proj.weight", "mlp/down", "embed mlp"),
+)
+ROWS = EMBEDDING + in_layers((*ATTENTION, Row("post_attention_layernorm.weight", "mlp_norm/scale"), *MLP))
+
+SIZES = (
+    Field("vocab_size", "vocab"),
+    Field("hidden_size", "embed"),
+    Field("num_hidden_layers", "layers"),
+    Field("num_attention_heads", "heads"),
+    Field("num_key_value_heads", "kv_heads", Of("num_attention_heads")),
+    Field("intermediate_size", "mlp"),
+    Field("head_dim", "head_dim", None),
+)
+FIELDS = (
+    *SIZES,
+    rope_field(),
+    Field("rms_norm_eps", "norm_eps", 1e-6),
+    Field("tie_word_embeddings", "tied", False),
+    Constant("hidden_act", "silu"),
+)
+NO_BIAS = Constant("attention_bias", False)
+PLAIN = {"window": None, "bias": False, "qk_norm": False, "nope_every": None}
+WINDOWED = {"bias": False, "qk_norm": False, "nope_every": None}
+NO_WINDOW = Constant("use_sliding_window", False, moot=("sliding_window", "max_window_layers"))
+WINDOW = Field("sliding_window", "window", 4096)
+NO_MLP_BIAS = Constant("mlp_bias", False)
+
+HUGGING_FACE = (
+    Architecture("LlamaForCausalLM", "llama", Llama, ROWS, (*FIELDS, NO_BIAS, NO_MLP_BIAS), PLAIN),
+    Architecture("MistralForCausalLM", "mistral", Llama, ROWS, (*FIELDS, WINDOW), WINDOWED),
+    Architecture("Qwen2ForCausalLM", "qwen2", Llama, ROWS, (*FIELDS, NO_WINDOW), PLAIN | {"bias": True}),
+    Architecture("Qwen3ForCausalLM", "qwen3", Llama, ROWS, (*FIELDS, NO_BIAS, NO_WINDOW), PLAIN | {"qk_norm": True}),
+)

@@ -8,7 +8,19 @@ from flax import nnx
 
 from axon.checks import check_range
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.nn import Attention, Auxiliary, Depth, GatedMLP, Inputs, LanguageModel, RMSNorm, Rope, Segment, geglu
+from axon.nn import (
+    Alternation,
+    Attention,
+    Auxiliary,
+    Depth,
+    GatedMLP,
+    Inputs,
+    LanguageModel,
+    RMSNorm,
+    Rope,
+    Segment,
+    geglu,
+)
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
@@ -76,25 +88,17 @@ class Gemma:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of block, by which `remat` can be given."""
-        periods, rest = divmod(self.layers, self.local_layers + 1)
-        return self._period * bool(periods) + ("last",) * bool(rest)
+        return self._alternation.kinds
 
     @property
-    def _period(self) -> tuple[str, ...]:
-        return ("local", *(f"local_{i}" for i in range(2, self.local_layers + 1)), "full")
+    def _alternation(self) -> Alternation:
+        return Alternation(self.layers, self.local_layers, "local", "full")
 
     def segments(self) -> list[Segment]:
-        """Periods of `local…, full`, and as many local layers, `last`, as remain: fewer than a period has."""
-        periods, rest = divmod(self.layers, self.local_layers + 1)
-        *names, _ = self._period
+        """Periods of `local…, full`, and as many local layers, `last`, as remain."""
         seen = Causal() & SameDocument()
         local = partial(Block, self, seen & Window(self.window), self.local_rope)
-        found = []
-        if periods:
-            found.append(Segment(periods, **{name: local() for name in names}, full=Block(self, seen, self.rope)))
-        if rest:
-            found.append(Segment(rest, last=local()))
-        return found
+        return self._alternation.segments(local, partial(Block, self, seen, self.rope))
 
 
 class GemmaModel(LanguageModel):
@@ -129,7 +133,7 @@ class Block(nnx.Module):
             rope=rope,
             scale=(config.query_pre_attn_scalar or config.head_dim) ** -0.5,
             soft_cap=config.soft_cap,
-            qk_norm=partial(config.norm, "head_dim") if config.qk_norm else None,
+            qk_norm=(lambda heads: config.norm("head_dim")) if config.qk_norm else None,
             out_scale=scale,
         )
         self.mlp_norm, self.mlp_post_norm = config.norm("embed"), config.norm("embed")

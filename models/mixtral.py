@@ -1,7 +1,6 @@
 """Mixtral, and the models that differ from it by a field: Qwen3-MoE."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from flax import nnx
 
@@ -84,7 +83,7 @@ class Block(nnx.Module):
         mask = Causal() & SameDocument()
         if config.window is not None:
             mask = mask & Window(config.window)
-        qk_norm = partial(RMSNorm, "head_dim", dims, config.norm_eps) if config.qk_norm else None
+        qk_norm = (lambda heads: RMSNorm("head_dim", dims, config.norm_eps)) if config.qk_norm else None
         self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
         self.attention = Attention(dims, mask, rope=config.rope, qk_norm=qk_norm, out_scale=scale)
         self.moe_norm = RMSNorm("embed", dims, config.norm_eps)

@@ -7,6 +7,7 @@ declarations of parameters; what a name means on the device mesh is said by the 
 """
 
 from axon.axes.array_spec import ArraySpec
+from axon.axes.by_sequence import at_places, by_sequence
 from axon.axes.einsum import add, einsum
 from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
 from axon.axes.memory import is_on_host, to_device, to_host
@@ -40,8 +41,10 @@ __all__ = [
     "activate",
     "add",
     "as_cotangent",
+    "at_places",
     "axes_used",
     "base",
+    "by_sequence",
     "current",
     "current_explicit",
     "einsum",

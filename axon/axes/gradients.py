@@ -26,7 +26,9 @@ def of_type(gradient: Array, weight: Any) -> Array:
     """The same, of the weight's type."""
     if not current_explicit():
         return gradient.astype(weight.dtype)
-    spec = weight.sharding.spec
+    spec, current = weight.sharding.spec, jax.typeof(gradient).sharding.spec.unreduced
+    if current - spec.reduced and spec.reduced - current:  # XLA ends the process where both are to change at once
+        gradient = reshard(gradient, PartitionSpec(*spec.partitions, unreduced=spec.reduced & current))
     return reshard(gradient, PartitionSpec(*spec.partitions, unreduced=spec.reduced)).astype(weight.dtype)
 
 

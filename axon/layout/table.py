@@ -55,6 +55,8 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "mlp": ("tensor",),
     "vocab": ("tensor", "pipe"),
     "positions": (),
+    "types": (),
+    "buckets": (),
     "layers": ("pipe",),
     "experts": (),
 }

@@ -1,7 +1,9 @@
 """Modules that speak in named axes; Flax NNX holds their state."""
 
+from axon.nn.alternation import Alternation
 from axon.nn.attention import Attention
 from axon.nn.auxiliary import Auxiliary
+from axon.nn.cross_attention import CrossAttention
 from axon.nn.depth import Depth, Segment
 from axon.nn.dropout import Dropout
 from axon.nn.embedding import Embedding
@@ -10,7 +12,7 @@ from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.latent_attention import LatentAttention
 from axon.nn.loss import cross_entropy, token_nll
-from axon.nn.mlp import MLP, ClampedSwiGLU, GatedMLP, geglu, gelu, swiglu
+from axon.nn.mlp import MLP, ClampedSwiGLU, GatedMLP, exact_gelu, geglu, gelu, swiglu
 from axon.nn.moe import MoE
 from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.norm import LayerNorm, RMSNorm
@@ -26,14 +28,18 @@ from axon.nn.param import (
     parameters,
     variables,
 )
-from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from axon.nn.relative_bias import RelativeBias
+from axon.nn.rope import Rope
+from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 from axon.nn.router import Routing
 
 __all__ = [
     "MLP",
+    "Alternation",
     "Attention",
     "Auxiliary",
     "ClampedSwiGLU",
+    "CrossAttention",
     "Depth",
     "Dims",
     "Dropout",
@@ -46,11 +52,13 @@ __all__ = [
     "LayerNorm",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRopeScaling",
     "MoE",
     "MultiTokenBlock",
     "Param",
     "ParamSpec",
     "RMSNorm",
+    "RelativeBias",
     "Rope",
     "Routing",
     "Segment",
@@ -58,6 +66,7 @@ __all__ = [
     "YarnScaling",
     "constant",
     "cross_entropy",
+    "exact_gelu",
     "fan_in",
     "geglu",
     "gelu",

@@ -24,22 +24,54 @@ EXCHANGED = ("batch", "seq.attention", "heads.attention")
 """Queries while attention is computed, heads whole."""
 
 
-def attend(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs, sinks: Array | None = None) -> Array:
+def attend(
+    q: Array,
+    k: Array,
+    v: Array,
+    config: AttentionConfig,
+    inputs: Inputs,
+    sinks: Array | None = None,
+    bias: Array | None = None,
+) -> Array:
     """The kernel, run by each device on its own sequences, heads and queries.
 
     `q[batch seq heads head_dim]`, `k, v[batch kv_seq kv_heads head_dim]` → `batch seq heads head_dim`. Queries are
     split as the rows of `seq.attention` and `heads.attention` have it: where they differ from those of `seq` and
     `heads`, positions are exchanged for heads by an all-to-all (DeepSpeed-Ulysses, arXiv:2309.14509). Keys and values
     of other positions come by a ring, or all are gathered (`Layout.context`). Whatever the layout's row of `head_dim`
-    says, whole heads are brought to the device first. `sinks[batch seq.attention heads.attention]`: once for each part
-    that `batch` and `seq.attention` are cut into.
+    says, whole heads are brought to the device first. `sinks[batch seq.attention heads.attention]` and a `bias` by
+    distance, the same with a last axis `_distances`: once for each part that `batch` and `seq.attention` are cut into.
     """
     scope, documents = axes.current(), inputs.documents
     if scope is None:
         pairs, own = None if documents is None else (documents, documents), None if sinks is None else sinks[0, 0]
-        return attention_and_lse(q, k, v, config, AttentionInputs(pairs, sinks=own))[0]
+        own_bias = None if bias is None else bias[0, 0]
+        return attention_and_lse(q, k, v, config, AttentionInputs(pairs, sinks=own, distance_bias=own_bias))[0]
     work = _Attention(scope.placement, config, k.shape[1], q.shape[2] // k.shape[2])
-    return work(q, k, v, documents, sinks)
+    return work(q, k, v, documents, sinks, bias)
+
+
+def attend_across(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs) -> Array:
+    """Attention to the tokens of another sequence, which all are on each device, by a mask without positions.
+
+    `q[batch seq heads head_dim]`, `k, v[batch kv_seq heads head_dim]` → `batch seq heads head_dim`; the documents of
+    the keys are `inputs.encoded_documents`.
+    """
+    documents, of_keys = inputs.documents, inputs.encoded_documents
+
+    def local(q, k, v, documents, of_keys):
+        pairs = None if documents is None or of_keys is None else (documents, of_keys)
+        return attention_and_lse(q, k, v, config, AttentionInputs(pairs))[0]
+
+    scope = axes.current()
+    if scope is None:
+        return local(q, k, v, documents, of_keys)
+    sequences, queries, heads = scope.placement.spec(QUERIES)
+    of_queries, all_keys = PartitionSpec(sequences, queries, heads, None), PartitionSpec(sequences, None, heads, None)
+    of_documents = None if documents is None else PartitionSpec(sequences, queries)
+    specs = (of_queries, all_keys, all_keys, of_documents, None if of_keys is None else PartitionSpec(sequences, None))
+    values = jax.tree.map(axes.reshard, (q, k, v, documents, of_keys), specs)
+    return axes.per_device(local, specs, of_queries)(*values)
 
 
 @dataclass(frozen=True)
@@ -51,10 +83,12 @@ class _Attention:
     seq: int
     group: int
 
-    def __call__(self, q: Array, k: Array, v: Array, documents: Array | None, sinks: Array | None) -> Array:
+    def __call__(
+        self, q: Array, k: Array, v: Array, documents: Array | None, sinks: Array | None, bias: Array | None
+    ) -> Array:
         sequences, queries, heads = self.placement.spec(EXCHANGED)
         of_queries = PartitionSpec(sequences, queries, heads, None)
-        way, shared = self._route(), self._shared
+        way, shared = self._route(bias is not None), self._shared
         if self._moved:
             shared = self._heads
             # Where each head has keys of its own they may be where they are looked at already, as in LatentAttention.
@@ -67,8 +101,9 @@ class _Attention:
         of_keys = PartitionSpec(sequences, present, shared or None, None)
         of_documents = [None if documents is None else PartitionSpec(sequences, axis) for axis in (queries, present)]
         of_sinks = None if sinks is None else PartitionSpec(sequences, queries, heads)
-        specs = (of_queries, of_keys, of_keys, *of_documents, of_sinks)
-        values = jax.tree.map(axes.reshard, (q, k, v, documents, documents, sinks), specs)
+        of_bias = None if bias is None else PartitionSpec(sequences, queries, heads, None)
+        specs = (of_queries, of_keys, of_keys, *of_documents, of_sinks, of_bias)
+        values = jax.tree.map(axes.reshard, (q, k, v, documents, documents, sinks, bias), specs)
         local = self._local(way, self._heads[len(shared) :])
         out = axes.per_device(local, specs, of_queries)(*values)
         return axes.reshard(out, PartitionSpec(*self.placement.spec(QUERIES), None))
@@ -79,15 +114,16 @@ class _Attention:
         split, stored = self._split, self.placement.stored_positions(self.seq)
         order = Positions.of(stored, num_shards(split)).order
 
-        def local(q, k, v, documents, of_keys, sinks):
+        def local(q, k, v, documents, of_keys, sinks, bias):
             if others:
                 wanted = _kv_heads(lax.axis_index(others) * q.shape[2], q.shape[2], self.group)
                 k, v = jnp.take(k, wanted, axis=2), jnp.take(v, wanted, axis=2)
-            sinks = None if sinks is None else sinks[0, 0]
+            sinks, bias = (None if x is None else x[0, 0] for x in (sinks, bias))
             if way is not None:
                 q, k, v, documents = (permuted(x, order) for x in (q, k, v, documents))
                 return permuted(ring_attention(q, k, v, self.config, way, documents, sinks), np.argsort(order))
-            inputs = AttentionInputs(None if documents is None else (documents, of_keys), sinks=sinks)
+            pairs = None if documents is None else (documents, of_keys)
+            inputs = AttentionInputs(pairs, sinks=sinks, distance_bias=bias)
             return gathered_attention(q, k, v, self.config, inputs, split, stored)
 
         return local
@@ -126,12 +162,15 @@ class _Attention:
             x = x.reshape(*x.shape[:2], -1, x.shape[4])
         return axes.reshard(x, PartitionSpec(sequences, positions, heads, None))
 
-    def _route(self) -> Route | None:
+    def _route(self, biased: bool) -> Route | None:
         """How keys and values travel, in a ring; None where they are gathered, if there are others. It is logged."""
         split = self._split
         if not split:
             return None
-        way = route(split, num_shards(split), self.config.mask, self.seq) if self.placement.context in RINGS else ""
+        way: Route | str = ""
+        if self.placement.context in RINGS:
+            no_ring = "a ring's backward has no bias by distance"
+            way = no_ring if biased else route(split, num_shards(split), self.config.mask, self.seq)
         if isinstance(way, str):
             why = f", as {way}" if way else ""
             axes.log_choice("context", f"keys and values are gathered over {_described(split)}: {self.config}{why}")

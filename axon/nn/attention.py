@@ -33,8 +33,10 @@ class Attention(nnx.Module):
         sinks: whether each head has a learned score that takes part in the softmax and has no value (gpt-oss; Xiao et
             al., arXiv:2309.17453).
         bias: of queries, keys and values (Qwen2), out_bias: of the output (GPT-2).
-        qk_norm: makes the norm of each head's queries and that of its keys (Qwen3; Henry et al., arXiv:2010.04245).
-        out_scale: of the output projection's initial values.
+        biased: whether `Inputs.score_bias` is added to the scores (T5).
+        qk_norm: makes, of "heads" and of "kv_heads", the norm of queries and that of keys (Henry et al.,
+            arXiv:2010.04245): over the "head_dim" of each head (Qwen3), or over all "heads head_dim" (OLMo-2).
+        query_scale, out_scale: of the initial values of the projections of queries and of the output.
     """
 
     remat_names = ("query", "key", "value", "attention")
@@ -51,13 +53,15 @@ class Attention(nnx.Module):
         sinks: bool = False,
         bias: bool = False,
         out_bias: bool = False,
-        qk_norm: Callable[[], RMSNorm] | None = None,
+        biased: bool = False,
+        qk_norm: Callable[[str], RMSNorm] | None = None,
+        query_scale: float = 1.0,
         out_scale: float = 1.0,
     ):
         self.rope, self.heads, self.kv_heads, self.head_dim = rope, dims["heads"], dims["kv_heads"], dims["head_dim"]
         default = self.head_dim**-0.5 * (1.0 if rope is None else rope.score_scale)
         self.config = AttentionConfig(mask, default if scale is None else scale, soft_cap)
-        self.query = Param("embed heads head_dim", dims)
+        self.query = Param("embed heads head_dim", dims, fan_in("embed", query_scale))
         self.key = Param("embed kv_heads head_dim", dims)
         self.value = Param("embed kv_heads head_dim", dims)
         self.out = Param("heads head_dim embed", dims, fan_in("heads head_dim", out_scale))
@@ -70,8 +74,9 @@ class Attention(nnx.Module):
         if out_bias:
             self.out_bias = Param("embed", dims, constant(0.0))
         if qk_norm is not None:
-            self.query_norm, self.key_norm = qk_norm(), qk_norm()
+            self.query_norm, self.key_norm = qk_norm("heads"), qk_norm("kv_heads")
         self.bias, self.has_out_bias, self.qk_norm, self.has_sinks = bias, out_bias, qk_norm is not None, sinks
+        self.biased = biased
 
     @jax.named_scope("attention")
     def __call__(self, x: Array, inputs: Inputs, cache: KVCache | None = None) -> tuple[Array, KVCache | None]:
@@ -83,7 +88,7 @@ class Attention(nnx.Module):
         q, k, v = (checkpoint_name(a, n) for a, n in ((q, "query"), (k, "key"), (v, "value")))
         sinks = _per_shard(self.sinks) if self.has_sinks else None
         if cache is None:
-            out = attend(q, k, v, self.config, inputs, sinks)
+            out = attend(q, k, v, self.config, inputs, sinks, inputs.score_bias if self.biased else None)
         elif inputs.start is None:
             raise ValueError("Attention: a cache of keys and values needs Inputs.start, where to write to it")
         else:

@@ -21,6 +21,10 @@ class Inputs:
         start: index of the first token in the cache of keys and values; None without a cache.
         key, sequences: the key from which dropout follows, and the number of each sequence in the global batch,
             `batch` int32; None where nothing is dropped.
+        score_bias: `batch seq heads _distances`, which attention that is `biased` adds to its scores: see
+            `axon.nn.relative_bias`.
+        encoded, encoded_documents: what an encoder made of another sequence, `batch seq.residual embed`, and its
+            documents, `batch seq`; None where there is no encoder.
         angles: those of the positions that were computed before the layers, once for all.
     """
 
@@ -30,6 +34,9 @@ class Inputs:
     start: Array | None = None
     key: Array | None = None
     sequences: Array | None = None
+    score_bias: Array | None = None
+    encoded: Array | None = None
+    encoded_documents: Array | None = None
     angles: tuple[Angles, ...] = ()
 
     def in_layer(self, layer: Array | int) -> "Inputs":

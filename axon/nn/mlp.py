@@ -22,6 +22,11 @@ def gelu(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=True)
 
 
+def exact_gelu(x: Array) -> Array:
+    """x·Φ(x), Φ the normal distribution function (the same)."""
+    return jax.nn.gelu(x, approximate=False)
+
+
 Activation = Callable[[Array, Array], Array]
 """Of a gated MLP's gate and up, each `… mlp`, what goes into its last product."""
 
@@ -72,20 +77,32 @@ class GatedMLP(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """down(gelu(up(x))) with biases: GPT-2's."""
+    """down(activation(up(x))): GPT-2's, with biases; without them T5's."""
 
     remat_names = ("up",)
     """The activations that a remat policy can keep by name."""
 
-    def __init__(self, dims: Dims, out_scale: float = 1.0):
+    def __init__(
+        self,
+        dims: Dims,
+        out_scale: float = 1.0,
+        *,
+        activation: Callable[[Array], Array] = gelu,
+        bias: bool = True,
+    ):
+        self.activation, self.bias = activation, bias
         self.up = Param("embed mlp", dims)
-        self.up_bias = Param("mlp", dims, constant(0.0))
         self.down = Param("mlp embed", dims, fan_in("mlp", out_scale))
-        self.down_bias = Param("embed", dims, constant(0.0))
+        if bias:
+            self.up_bias = Param("mlp", dims, constant(0.0))
+            self.down_bias = Param("embed", dims, constant(0.0))
 
     @jax.named_scope("mlp")
     def __call__(self, x: Array) -> Array:  # batch seq embed
         up = checkpoint_name(einsum(UP, x, self.up), "up")
-        up = add("batch seq mlp, mlp -> batch seq mlp", up, self.up_bias)
-        down = einsum(DOWN, gelu(up), self.down)
+        if self.bias:
+            up = add("batch seq mlp, mlp -> batch seq mlp", up, self.up_bias)
+        down = einsum(DOWN, self.activation(up), self.down)
+        if not self.bias:
+            return down
         return add("batch seq.residual embed, embed -> batch seq.residual embed", down, self.down_bias)

@@ -10,20 +10,21 @@ from axon.nn.param import Dims, Param, constant
 
 
 class RMSNorm(nnx.Module):
-    """x / √(mean(x²) + eps) · scale over the last axis (Zhang & Sennrich, arXiv:1910.07467).
+    """x / √(mean(x²) + eps) · scale over `axis`, or several (Zhang & Sennrich, arXiv:1910.07467).
 
     `zero_centered`: the factor is 1 + scale, and scale is 0 at first (Gemma).
     """
 
     def __init__(self, axis: str, dims: Dims, eps: float = 1e-5, zero_centered: bool = False):
-        self.scale = Param(axis, dims, constant(0.0 if zero_centered else 1.0))
+        self.scale = Param(axis, dims, constant(0.0 if zero_centered else 1.0), decay=False)
+        self.over = tuple(range(-len(self.scale.axes), 0))
         self.axis, self.eps, self.zero_centered = axis, eps, zero_centered
 
     @jax.named_scope("norm")
     def __call__(self, x: Array, pattern: str) -> Array:
         """`pattern` names the axes of `x`, this norm's last: `"batch seq embed"`."""
         wide = x.astype(jnp.float32)
-        mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        mean = jnp.mean(jnp.square(wide), axis=self.over, keepdims=True)
         normed = (wide * lax.rsqrt(mean + self.eps)).astype(x.dtype)
         product = einsum(f"{pattern}, {self.axis} -> {pattern}", normed, self.scale)
         return normed + product if self.zero_centered else product

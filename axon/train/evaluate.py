@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from axon import axes
 from axon.axes import ArraySpec, axes_used, parse_names
 from axon.layout import validate
 from axon.nn.language_model import RESIDUAL
@@ -42,10 +43,8 @@ class Evaluator:
         runtime = self.runtime
 
         def sums(values: Any, variables: Any, batch: Batch) -> Any:
-            sequences = jnp.arange(self.batch, dtype=jnp.int32)
-            return self.objective.sums(
-                runtime.bind(values, variables), {**batch, SEQUENCES: sequences}, jax.random.key(0)
-            )
+            key = jax.random.key(0)
+            return self.objective.sums(runtime.bind(values, variables), self.drawn(batch, key), key)
 
         declared = [*runtime.parameters.values(), *runtime.variables.values()]
         parts = nested(runtime.parameters), nested(runtime.variables), dict(self.objective.specs(self.batch, self.seq))
@@ -60,11 +59,18 @@ class Evaluator:
     @cached_property
     def _compiled(self) -> Any:
         def evaluate(parameters: Any, variables: Any, batch: Batch) -> dict[str, tuple[Array, Array]]:
+            batch = self.drawn(batch, jax.random.key(0))
             sums = self._sums(parameters, variables, batch)
             counts = self.objective.counts(batch)
             return {name: (value, counts.get(name, counts["tokens"])) for name, value in sums.metrics.items()}
 
         return self.runtime.jit(evaluate)
+
+    def drawn(self, batch: Batch, key: Array) -> Batch:
+        """A batch with the numbers of its sequences, and with what the objective draws of it, if it draws anything."""
+        batch = {**batch, SEQUENCES: axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")}
+        draw = getattr(self.objective, "draw", None)
+        return batch if draw is None else draw(self.runtime.module, batch, key)
 
     def _sums(self, parameters: Any, variables: Any, batch: Batch) -> Sums:
         if self.pipeline is not None:

@@ -41,6 +41,10 @@ class Sums:
 class Objective(Protocol):
     """What a step minimises; implemented by `NextToken`.
 
+    One that is random in its batch has besides a method `draw(module, batch, key)`: of a global batch and its
+    `SEQUENCES`, the batch that `counts` and `sums` are given parts of, each array's first axis `batch` (see
+    `axon.train.masked`). `key` follows from the run's seed and the step; in evaluation it is always the same.
+
     Sums and counts are added up over microbatches and devices before one is divided by the other, so that the mean is
     that over the *global* batch, whatever the layout, the number of microbatches and the padding.
     """

@@ -1,5 +1,6 @@
 """One training step: a pure function of a state and a batch, composed of objective, gradients and update."""
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -10,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.layout import Layout, Placement
@@ -24,7 +24,7 @@ from axon.train.evaluate import Evaluator
 from axon.train.faults import NO_LIMITS, Limits
 from axon.train.given import check_given
 from axon.train.gradients import GradientMethod, Gradients
-from axon.train.objective import SEQUENCES, Batch, NextToken, Objective
+from axon.train.objective import Batch, NextToken, Objective
 from axon.train.on_disk import DiskDescent
 from axon.train.onebit import OneBit
 from axon.train.optimizers import Averaging, OneBitAdam, Optimizer
@@ -82,8 +82,9 @@ class Program:
     # ---- the step -------------------------------------------------------------------------------------------------
 
     def _train(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        sequences = axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")
-        new, metrics, statistics = self.update.step(self.gradients, state, {**batch, SEQUENCES: sequences})
+        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        drawn = self.evaluator.drawn(batch, jax.random.fold_in(key, zlib.crc32(b"batch")))
+        new, metrics, statistics = self.update.step(self.gradients, state, drawn)
         variables = flattened(state.variables)
         for path, statistic in statistics.items():
             updated = self.runtime.updates[path](variables[path], statistic)

@@ -65,16 +65,31 @@ def tokens(family: str, vocab: int, batch: int = 2, seq: int = 24) -> np.ndarray
     return _generator(family, "tokens").randint(0, vocab, (batch, seq), dtype=np.int32)
 
 
+def decoded(ids: np.ndarray) -> np.ndarray:
+    """What the decoder of an encoder–decoder is given, whose encoder has `ids[batch seq]`: fewer of them, reversed."""
+    return np.ascontiguousarray(ids[:, 16::-1])
+
+
+def types(ids: np.ndarray) -> np.ndarray:
+    """The type of each token, `batch seq`: 0 in the first part of a sequence, and 1 in the second."""
+    return np.broadcast_to(np.arange(ids.shape[1]) >= 10, ids.shape).astype(np.int32)
+
+
 def sketch(family: str, name: str, gradient: np.ndarray) -> np.ndarray:
     """`DIRECTIONS` projections of `gradient`, float32, their norm that of the gradient in expectation."""
     directions = _generator(family, f"{name}/directions").standard_normal((DIRECTIONS, gradient.size))
     return (directions @ np.ravel(gradient) / DIRECTIONS**0.5).astype(np.float32)
 
 
-def relative_error(one: np.ndarray, other: np.ndarray) -> float:
-    """‖one − other‖ / ‖other‖."""
+def relative_error(one: np.ndarray, other: np.ndarray, least: float = 0.0) -> float:
+    """‖one − other‖ / ‖other‖, or / `least`, if that is larger."""
     wide = np.asarray(other, np.float64)
-    return float(np.linalg.norm(one - wide) / np.linalg.norm(wide))
+    return float(np.linalg.norm(one - wide) / max(np.linalg.norm(wide), least))
+
+
+def least_norm(gradients: Mapping[str, np.ndarray]) -> float:
+    """Below which a gradient is as good as none: a bias of keys has none, but for rounding."""
+    return 1e-3 * float(np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in gradients.values())))
 
 
 def _weight(family: str, name: str, shape: tuple[int, ...]) -> np.ndarray:

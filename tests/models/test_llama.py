@@ -106,14 +106,29 @@ PUBLISHED = [
         ),
         596_049_920,
     ),
+    (Llama(vocab=32064, embed=3072, layers=32, heads=32, kv_heads=32, mlp=8192, window=2047), 3_821_079_552),
+    (Llama(vocab=200064, embed=3072, layers=32, heads=24, kv_heads=8, mlp=8192, tied=True), 3_836_021_760),
+    (
+        Llama(vocab=128256, embed=2048, layers=36, heads=16, kv_heads=4, mlp=11008, tied=True, nope_every=4),
+        3_075_098_624,
+    ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("config", "count"), PUBLISHED, ids=["8B", "70B", "405B", "llama2", "mistral", "qwen2.5", "qwen3"]
+    ("config", "count"),
+    PUBLISHED,
+    ids=["8B", "70B", "405B", "llama2", "mistral", "qwen2.5", "qwen3", "phi3", "phi4", "smollm3"],
 )
 def test_published_shapes_have_the_published_number_of_parameters(config, count):
     assert sum(int(np.prod(spec.shape, dtype=np.int64)) for spec in parameters(config.build()).values()) == count
+
+
+@pytest.mark.parametrize(("layers", "every"), [(8, 4), (7, 3), (2, 3), (3, 1)])
+def test_every_so_many_layers_one_does_not_rotate(layers, every):
+    blocks = Llama(**BASE | {"layers": layers}, nope_every=every).build().layers.blocks.values()
+    rotates = {layer: block.attention.rope is not None for block in blocks for layer in block.mlp.up.layers}
+    assert rotates == {layer: bool((layer + 1) % every) for layer in range(layers)}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ LAYOUTS = [
 
 
 def module(mask=MASK, dims=DIMS, **options):
-    qk_norm = lambda: RMSNorm("head_dim", dims)  # noqa: E731
+    qk_norm = lambda heads: RMSNorm("head_dim", dims)  # noqa: E731
     return Attention(dims, mask, rope=Rope(), bias=True, out_bias=True, qk_norm=qk_norm, **options)
 
 

@@ -10,7 +10,8 @@ import pytest
 from axon.errors import UserError
 from axon.kernels.attention import Causal
 from axon.nn import Attention
-from axon.nn.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling, rotate
+from axon.nn.rope import Rope, rotate
+from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 
 def turned(x, positions, theta, width):
@@ -43,6 +44,24 @@ def test_scores_depend_on_the_distance_of_positions_only(rng):
     at = lambda x, p: rotate(jnp.asarray(x), Rope().angles(jnp.full((1, 1), p), 16))  # noqa: E731
     one, other = (jnp.sum(at(q, p + 7) * at(k, p)) for p in (0, 90))
     np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+def test_elements_beyond_the_fraction_stay_as_they_are(rng):
+    x, positions = rng.normal(size=(2, 5, 3, 8)).astype(np.float32), jnp.asarray(rng.integers(0, 200, (2, 5)))
+    rotated = rotate(jnp.asarray(x), Rope(fraction=0.75).angles(positions, 8))
+    np.testing.assert_array_equal(rotated[..., 6:], x[..., 6:])
+    np.testing.assert_array_equal(rotated[..., :6], rotate(jnp.asarray(x[..., :6]), Rope().angles(positions, 6)))
+
+
+def test_longrope_divides_by_the_long_factors_in_sequences_with_a_position_from_the_original_length_on():
+    scaling = LongRopeScaling((1.0, 2.0), (3.0, 5.0), original=16, factor=4.0)
+    positions = jnp.asarray([[0, 3, 15], [0, 3, 16]])
+    angles = Rope(100.0, scaling).angles(positions, 4)
+    size = (1 + math.log(4) / math.log(16)) ** 0.5
+    for row, by in enumerate(([1.0, 2.0], [3.0, 5.0])):
+        radians = np.asarray(positions[row])[:, None] * np.array([1.0, 0.1]) / by
+        np.testing.assert_allclose(angles.cos[row], size * np.cos(radians), atol=1e-5)
+        np.testing.assert_allclose(angles.sin[row], size * np.sin(radians), atol=1e-5)
 
 
 def published(wavelength, factor, low, high, original):
@@ -128,6 +147,19 @@ def test_a_cpu_computes_sines_once_however_many_use_them():
     [
         (lambda: Rope(theta=0.0), "Rope.theta is 0.0; must be above 0"),
         (lambda: Rope(theta=math.inf), "Rope.theta is inf; must be in (0, inf)"),
+        (
+            lambda: Rope(fraction=0.5).width(6),
+            "Rope.fraction 0.5 of head_dim 6 is 3 elements; must be even, as rotary embedding rotates pairs",
+        ),
+        (
+            lambda: LongRopeScaling((1.0,), (1.0, 2.0)),
+            "LongRopeScaling: short has 1 divisors and long 2; both must have one for each rotated pair of a head, "
+            "above 0",
+        ),
+        (
+            lambda: Rope(scaling=LongRopeScaling((1.0,), (1.0,))).angles(jnp.zeros((1, 2)), 4),
+            "LongRopeScaling: short and long have 1 divisors; must have 2, one for each rotated pair of a head",
+        ),
         (lambda: LinearScaling(-2.0), "LinearScaling.factor is -2.0; must be above 0"),
         (lambda: YarnScaling(0.5), "YarnScaling.factor is 0.5; must be at least 1"),
         (

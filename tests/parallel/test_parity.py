@@ -14,12 +14,17 @@ from parity import Problem, check, check_in_a_process, num_devices, once_each
 
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Rope, Routing
+from axon.train.masked import MaskedToken
 from axon.train.objective import MultiToken
+from axon.train.spans import SpanCorruption
+from models.bert import Bert
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.gpt_oss import GptOss
 from models.llama import Llama
 from models.mixtral import Mixtral
+from models.olmo import Olmo
+from models.t5 import T5
 
 SIZES: dict[str, Any] = {"vocab": 61, "vocab_multiple": 64, "embed": 32, "heads": 8}
 ROUTING = Routing(8, 2, sequence_loss=0.01, global_loss=0.01, z_loss=0.001, bias_rate=0.01)
@@ -51,6 +56,30 @@ PROBLEMS = {
             logit_soft_cap=3.0,
             qk_norm=True,
         ),
+        steps=3,
+    ),
+    "QK norm of all heads": Problem(
+        Olmo(**SIZES, kv_heads=4, mlp=64, head_dim=4, layers=4, window=9, unroll=False), steps=3
+    ),
+    "masked tokens": Problem(
+        Bert(**SIZES, layers=2, mlp=64, positions=32, dropout=0.2, unroll=False), MaskedToken(), steps=3
+    ),
+    "spans": Problem(
+        T5(
+            61,
+            vocab_multiple=64,
+            embed=32,
+            heads=8,
+            head_dim=4,
+            mlp=64,
+            encoder_layers=2,
+            decoder_layers=2,
+            buckets=8,
+            max_distance=20,
+            dropout=0.2,
+            unroll=False,
+        ),
+        SpanCorruption(),
         steps=3,
     ),
     "latents": Problem(
@@ -163,6 +192,9 @@ FULL = [
     *of("experts", *alone(*DENSE, *OF_EXPERTS), *OF_SEVERAL_KINDS),
     *of("dropped", ("expert", "ring")),
     *of("kinds of block", ("zero 3", "tensor"), ("zero 3", "sequence", "context")),
+    *of("QK norm of all heads", ("zero 3", "tensor", "sequence")),
+    *of("masked tokens", ("zero 3", "sequence", "context", "microbatches")),
+    *of("spans", ("zero 3", "sequence", "context", "microbatches")),
     *of("latents", *COMPOSITIONS[:2], ("zero 3", "tensor"), ("zero 3", "three-dimensional"), COMPOSITIONS[12]),
     *of("DeepSeek", *OF_FAMILIES),
     *of("gpt-oss", *OF_FAMILIES),

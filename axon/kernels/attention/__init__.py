@@ -56,6 +56,7 @@ def attention(
     soft_cap: float | None = None,
     sinks: Array | None = None,
     alibi_slopes: Array | None = None,
+    distance_bias: Array | None = None,
 ) -> Array:
     """Grouped-query attention on one device's shard (Vaswani et al., arXiv:1706.03762; Ainslie et al., 2305.13245).
 
@@ -66,14 +67,15 @@ def attention(
         documents: the document of each query and of each key, `batch seq` and `batch kv_seq`.
         start: index of the first query among the keys; traced (a cache's fill) or a constant.
         scale: of the scores; 1/√head_dim by default.
-        soft_cap, sinks, alibi_slopes: see `axon.kernels.attention.problem`; no gradient reaches alibi_slopes.
+        soft_cap, sinks, alibi_slopes, distance_bias: see `axon.kernels.attention.problem`; no gradient reaches
+            alibi_slopes.
 
     Returns: `batch seq heads value_dim`, in the dtype of `q`; zeros for a query that sees no key.
 
     Raises `UserError` for operands whose shapes do not match.
     """
     config = AttentionConfig(mask, float(q.shape[-1] ** -0.5) if scale is None else scale, soft_cap)
-    return attention_and_lse(q, k, v, config, AttentionInputs(documents, start, sinks, alibi_slopes))[0]
+    return attention_and_lse(q, k, v, config, AttentionInputs(documents, start, sinks, alibi_slopes, distance_bias))[0]
 
 
 def attention_and_lse(
@@ -112,7 +114,7 @@ def attention_gradients(
     """Gradients of `q`, `k` and `v`, where `k` and `v` are a part of the keys that the queries see.
 
     Args:
-        inputs: without sinks and without slopes: sinks are no key's.
+        inputs: without sinks, slopes and bias: sinks are no key's.
         rows: dO, `batch seq heads value_dim`, and of each query, `batch seq heads` float32, the log-sum-exp over *all*
             of its keys, −∞ or ∞ where none of these should count, and D = Σ out·dout − dlse (arXiv:2307.08691).
 
@@ -131,7 +133,9 @@ def _chosen(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Atten
     _check(q, k, v, config, inputs)
     traced = not isinstance(inputs.start, int) and inputs.alibi_slopes is not None
     unsupported = "the index of the first query is known only at run time, and there are slopes" if traced else None
-    return choose("attention", with_tpu(_unsupported(q, v), {"xla": unsupported, "reference": None}), str(config))
+    return choose(
+        "attention", with_tpu(_unsupported(q, v, inputs), {"xla": unsupported, "reference": None}), str(config)
+    )
 
 
 def _run(
@@ -149,8 +153,10 @@ FEW = 64
 """Queries below which a tile of the TPU kernel is mostly padding, and a plain product is as fast."""
 
 
-def _unsupported(q: Array, v: Array) -> str | None:
+def _unsupported(q: Array, v: Array, inputs: AttentionInputs) -> str | None:
     """Why the TPU kernel cannot run this; None if it can."""
+    if inputs.distance_bias is not None:
+        return "it adds no bias by distance to the scores"
     if (q.shape[3], v.shape[3]) not in HEAD_DIMS:
         known = ", ".join(str(a) if a == b else f"{a} (values {b})" for a, b in HEAD_DIMS)
         return f"it supports head_dim {known}, not {q.shape[3]} (values {v.shape[3]})"
@@ -178,6 +184,12 @@ def _check(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Attent
     for name, x in (("sinks", inputs.sinks), ("alibi_slopes", inputs.alibi_slopes)):
         if x is not None and x.shape != (heads,):
             raise UserError(f"attention: {name} are {_shape(x)}; there are {heads} heads, one number each")
+    distances = (heads, 2 * k.shape[1] - 1)
+    if inputs.distance_bias is not None and inputs.distance_bias.shape != distances:
+        raise UserError(
+            f"attention: distance_bias is {_shape(inputs.distance_bias)}; must be {' × '.join(map(str, distances))}, "
+            f"for {heads} heads and the distances of {k.shape[1]} keys"
+        )
     for x, documents in zip((q, k), inputs.documents or (), strict=False):
         if documents.shape != x.shape[:2]:
             raise UserError(f"attention: documents are {_shape(documents)} for {x.shape[0]} sequences of {x.shape[1]}")

@@ -33,9 +33,12 @@ class AttentionInputs(NamedTuple):
         start: index of the first query among the keys; traced, or a constant.
         sinks: `heads`, a score of each head that takes part in the softmax and has no value (arXiv:2309.17453).
         alibi_slopes: `heads`; `slope·(key − query)`, of their indices, is added to the scores (arXiv:2108.12409).
+        distance_bias: `heads 2·kv_seq−1`, added to the scores (T5's relative position bias, arXiv:1910.10683): of a key
+            and a query with the element `kv_seq − 1 + key − query`, of their indices.
     """
 
     documents: Documents = None
     start: Array | int = 0
     sinks: Array | None = None
     alibi_slopes: Array | None = None
+    distance_bias: Array | None = None

@@ -52,6 +52,9 @@ def _scores(q: Array, k: Array, config: AttentionConfig, inputs: AttentionInputs
     if inputs.alibi_slopes is not None:
         slopes = lax.stop_gradient(inputs.alibi_slopes).astype(q.dtype)
         scores += slopes.reshape(k.shape[2], -1, 1, 1) * ahead
+    if inputs.distance_bias is not None:
+        bias = inputs.distance_bias.astype(q.dtype)[:, k.shape[1] - 1 + ahead]
+        scores += bias.reshape(k.shape[2], -1, *ahead.shape)
     return jnp.where(seen, scores, -jnp.inf)
 
 

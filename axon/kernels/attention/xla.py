@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from axon.kernels.attention.distances import Distances, add_by_distance, by_distance
 from axon.kernels.attention.mask import Documents, Mask
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 
@@ -42,8 +43,10 @@ def attention_xla(
     sinks, alibi_slopes = (
         None if x is None else _per_row(x, batch, kv_heads) for x in (inputs.sinks, inputs.alibi_slopes)
     )
+    bias = inputs.distance_bias
+    bias = None if bias is None else bias.astype(jnp.float32).reshape(kv_heads, -1, bias.shape[1])
     attend = _blocks(plan, config, save=k.shape[1] <= SAVED and config.soft_cap is None)
-    out, lse = attend(q, k, v, sinks, alibi_slopes, masks)
+    out, lse = attend(q, k, v, sinks, alibi_slopes, bias, masks)
     return _as_given(out, batch), lse.reshape(batch, heads, queries).swapaxes(1, 2)
 
 
@@ -55,7 +58,7 @@ def attention_gradients_xla(
     inputs: AttentionInputs,
     rows: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array]:
-    """See `axon.kernels.attention.attention_gradients`; there are no slopes."""
+    """See `axon.kernels.attention.attention_gradients`; there are neither slopes nor a bias."""
     batch, kv_heads, scale = q.shape[0], k.shape[2], jnp.asarray(config.scale, q.dtype)
     q, k, v = _grouped(q * scale, kv_heads), _by_head(k), _by_head(v)
     dout, lse, total = (_grouped(x, kv_heads) for x in (rows[0], rows[1][..., None], rows[2][..., None]))
@@ -112,6 +115,11 @@ class _Masks(NamedTuple):
 @dataclass(frozen=True)
 class _Block:
     """Queries `[first, last)` against keys `[low, high)`; `offset` is the place of query 0 among the keys, if known."""
+
+    def distances(self, masks: Any, bias: Array) -> Distances:
+        """Where those of its queries and keys are in a bias by distance."""
+        start, keys = masks.start if isinstance(masks, _Masks) else self.offset, (bias.shape[-1] + 1) // 2
+        return Distances(keys + self.low - start - self.last, self.last - self.first, self.high - self.low)
 
     first: int
     last: int
@@ -173,31 +181,39 @@ def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Call
         return [_seen(config.mask, block, masks) for block in plan] if isinstance(masks, _Masks) else masks
 
     @jax.custom_vjp
-    def attend(q, k, v, sinks, alibi_slopes, masks):
-        return forward(q, k, v, sinks, alibi_slopes, masks)[0]
+    def attend(q, k, v, sinks, alibi_slopes, bias, masks):
+        return forward(q, k, v, sinks, alibi_slopes, bias, masks)[0]
 
-    def forward(q, k, v, sinks, alibi_slopes, masks):
-        operands = (q, k, v, sinks, alibi_slopes)
-        results = [_forward(_cut(block, *operands, own), cap) for block, own in zip(plan, each(masks), strict=True)]
+    def parts(operands, masks):
+        q, k, v, sinks, alibi_slopes, bias = operands
+        for block, own in zip(plan, each(masks), strict=True):
+            part = _cut(block, q, k, v, sinks, alibi_slopes, own)
+            yield block, part if bias is None else _with_bias(part, bias, block.distances(masks, bias))
+
+    def forward(q, k, v, sinks, alibi_slopes, bias, masks):
+        operands = (q, k, v, sinks, alibi_slopes, bias)
+        results = [_forward(part, cap) for _, part in parts(operands, masks)]
         out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in results], axis=2).astype(q.dtype)
         lse = jnp.concatenate([_ungrouped(lse, q) for _, _, lse in results], axis=2)
         saved = [(weights if save else None, lse) for _, weights, lse in results]
         return (out, jnp.where(lse == jnp.inf, -jnp.inf, lse)), (operands, masks, saved)
 
     def backward(residuals, cotangents):
-        (q, k, v, sinks, alibi_slopes), masks, saved = residuals
-        dout, dlse = cotangents
+        operands, masks, saved = residuals
+        (q, k, v, _, alibi_slopes, bias), (dout, dlse) = operands, cotangents
         dq, dsinks, dk, dv = [], [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
-        for block, own, (weights, lse) in zip(plan, each(masks), saved, strict=True):
-            part = _cut(block, q, k, v, sinks, alibi_slopes, own)
+        dbias = None if bias is None else jnp.zeros_like(bias)
+        for (block, part), (weights, lse) in zip(parts(operands, masks), saved, strict=True):
             gradients = _backward(part, cap, weights, lse, _rows(dout, block), dlse=_rows(dlse, block))
             dq.append(_ungrouped(gradients.q, q))
             dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
             if gradients.sink is not None:
                 dsinks.append(jnp.sum(_ungrouped(gradients.sink, q), axis=2, keepdims=True))
+            if bias is not None:
+                dbias = add_by_distance(dbias, gradients.scores, block.distances(masks, bias))
         dq = jnp.concatenate(dq, axis=2).astype(q.dtype)
         dslopes = None if alibi_slopes is None else jnp.zeros_like(alibi_slopes)
-        return dq, dk.astype(k.dtype), dv.astype(v.dtype), sum(dsinks) if dsinks else None, dslopes, None
+        return dq, dk.astype(k.dtype), dv.astype(v.dtype), sum(dsinks) if dsinks else None, dslopes, dbias, None
 
     attend.defvjp(forward, backward)
     return attend
@@ -259,11 +275,20 @@ def _forward(part: _Part, cap: float | None) -> tuple[Array, Array, Array]:
     return _dot(weights, part.v, (2, 1)), weights, lse
 
 
+def _with_bias(part: _Part, bias: Array, distances: Distances) -> _Part:
+    """The part with its `bias[kv_heads groups distances]`, besides that of slopes."""
+    found = by_distance(bias, distances)
+    times = part.q.shape[0] // found.shape[0]
+    found = jnp.broadcast_to(found, (times, *found.shape)).reshape(part.q.shape[0], -1, found.shape[-1])
+    return part._replace(bias=found if part.bias is None else part.bias + found)
+
+
 class _Gradients(NamedTuple):
     q: Array
     k: Array
     v: Array
     sink: Array | None
+    scores: Array
 
 
 def _backward(
@@ -285,14 +310,14 @@ def _backward(
     if total is None:
         total = jnp.sum(weights * dweights, axis=-1, keepdims=True) - dlse
     dscores = weights * (dweights - total)
-    if slope is not None:
-        dscores *= slope
-    dscores, weights = dscores.astype(part.q.dtype), weights.astype(part.q.dtype)
+    dproducts = dscores if slope is None else dscores * slope
+    dproducts, weights = dproducts.astype(part.q.dtype), weights.astype(part.q.dtype)
     return _Gradients(
-        _dot(dscores, part.k, (2, 1)),
-        _dot(dscores, part.q, (1, 1)),
+        _dot(dproducts, part.k, (2, 1)),
+        _dot(dproducts, part.q, (1, 1)),
         _dot(weights, dout, (1, 1)),
         None if part.sink is None else -jnp.exp(part.sink - lse) * total,
+        dscores,
     )
 
 

@@ -1,0 +1,88 @@
+"""Arrays in safetensors files, one or several with an index: read by slices, through the library `safetensors` 0.8."""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from axon.checkpoint.compare import CheckpointError
+from axon.disk import reading
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES: Mapping[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
+"""Their name of a dtype → NumPy's, of those that weights can be read in."""
+
+
+class Weights:
+    """The arrays in a folder.
+
+    Raises `CheckpointError` if there are none, or a file of the index is missing or damaged.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._files: dict[str, Any] = {}
+        self._where = self._index()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name → shape."""
+        return {name: tuple(self._slice(name).get_shape()) for name in self._where}
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Name → dtype, as `DTYPES` names it."""
+        return {name: self._slice(name).get_dtype() for name in self._where}
+
+    def complete(self, prefix: str, wanted: Collection[str]) -> None:
+        """Give names that lack `prefix` what `wanted` has."""
+        self._where = {
+            f"{prefix}{n}" if n not in wanted and f"{prefix}{n}" in wanted else n: at for n, at in self._where.items()
+        }
+
+    def read(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
+        """A part of an array, as it is stored."""
+        found = self._slice(name)
+        return np.asarray(found[where] if where else found[:])
+
+    def item_size(self, name: str) -> int:
+        """Bytes of an element. Raises `CheckpointError` for a dtype that is not in `DTYPES`."""
+        dtype = self._slice(name).get_dtype()
+        if dtype not in DTYPES:
+            raise CheckpointError(
+                f"{self.folder}: {name} is stored as {dtype}, which is quantised; Axon reads {', '.join(DTYPES)}. Use "
+                "a copy of the model with bfloat16 weights"
+            )
+        return np.dtype(DTYPES[dtype]).itemsize
+
+    def _slice(self, name: str) -> Any:
+        file, stored = self._where[name]
+        return self._open(file).get_slice(stored)
+
+    def _open(self, file: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        if file not in self._files:
+            path = self.folder / file
+            try:
+                with reading(path):
+                    self._files[file] = safe_open(path, "numpy", backend="pread")
+            except SafetensorError as error:
+                raise CheckpointError(f"{path} is damaged: {error}. Download or copy it again") from error
+        return self._files[file]
+
+    def _index(self) -> dict[str, tuple[str, str]]:
+        """Name → file, and the name there."""
+        if (index := self.folder / INDEX).is_file():
+            with reading(index):
+                files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {name: (file, name) for name, file in files.items()}
+        if (self.folder / SINGLE).is_file():
+            return {name: (SINGLE, name) for name in self._open(SINGLE).keys()}  # noqa: SIM118 - no dictionary
+        raise CheckpointError(
+            f"{self.folder} has neither {SINGLE} nor {INDEX}: expected a model in safetensors, as transformers saves it"
+        )

@@ -1,0 +1,167 @@
+"""Scalings of rotary frequencies, by which a model sees further than it was trained to."""
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from axon.checks import check_range
+from axon.errors import UserError
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """A rule that changes the frequencies of rotary embedding, and perhaps the size of scores."""
+
+    @property
+    def magnitude(self) -> float:
+        """What cosine and sine are multiplied by."""
+        return 1.0
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by besides."""
+        return 1.0
+
+    def apply(self, frequencies: np.ndarray) -> np.ndarray:
+        """The scaled `frequencies`, where these are the same for every sequence."""
+        raise NotImplementedError
+
+    def at(self, positions: Array, frequencies: np.ndarray) -> np.ndarray | Array:
+        """The scaled frequencies by which `positions[batch seq]` rotate, `frequencies` or `batch 1 frequencies`."""
+        return self.apply(frequencies)
+
+
+@dataclass(frozen=True)
+class LinearScaling(RopeScaling):
+    """Positions divided by `factor` (Chen et al., arXiv:2306.15595)."""
+
+    factor: float
+
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "factor")
+
+    def apply(self, frequencies: np.ndarray) -> np.ndarray:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True)
+class Llama3Scaling(RopeScaling):
+    """Llama 3.1's: long wavelengths divided by `factor`, short ones as they are, a ramp between (arXiv:2407.21783)."""
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "factor", "low", "high", "original")
+        if self.low >= self.high:
+            raise UserError(f"Llama3Scaling.low is {self.low}; must be below Llama3Scaling.high, which is {self.high}")
+
+    def apply(self, frequencies: np.ndarray) -> np.ndarray:
+        turns = self.original * frequencies / (2 * math.pi)
+        kept = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
+@dataclass(frozen=True)
+class YarnScaling(RopeScaling):
+    """YaRN: long wavelengths divided by `factor`, short ones as they are, a ramp between (arXiv:2309.00071).
+
+    Args:
+        original: positions that a model was trained on before. fast, slow: how often a frequency rotates over these
+            where the ramp begins, and where it ends.
+        attention_factor: of cosine and sine, whose square multiplies the scores; m(mscale) / m(mscale_all_dim) by
+            default, where m(x) = 0.1·x·ln(factor) + 1.
+        truncate: whether the ramp begins and ends at frequencies that there are, rather than between two.
+        mscale, mscale_all_dim: x of these; the scores are multiplied by m(mscale_all_dim)² besides, also those of
+            dimensions that are not rotated (DeepSeek-V2, arXiv:2405.04434, section 3.1.4).
+    """
+
+    factor: float
+    original: int = 4096
+    fast: float = 32.0
+    slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+    def __post_init__(self):
+        check_range(self, "[1, inf)", "factor")
+        check_range(self, "[0, inf)", "mscale", "mscale_all_dim")
+        check_range(self, "(0, inf)", "original", "fast", "slow", "attention_factor")
+        if self.slow >= self.fast:
+            raise UserError(f"YarnScaling.slow is {self.slow}; must be below YarnScaling.fast, which is {self.fast}")
+
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+
+    @property
+    def score_scale(self) -> float:
+        return self._magnitude(self.mscale_all_dim) ** 2
+
+    def _magnitude(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1
+
+    def apply(self, frequencies: np.ndarray) -> np.ndarray:
+        index, logs = np.arange(len(frequencies)), np.log(frequencies)
+        step = (logs[0] - logs[-1]) / max(len(logs) - 1, 1) or 1.0
+        rotations = np.log([self.fast, self.slow]) + math.log(2 * math.pi / self.original)
+        first, last = (logs[0] - rotations) / step  # indices of the frequencies that rotate so often
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * len(frequencies) - 1)
+        scaled = np.clip((index - first) / max(last - first, 1e-3), 0, 1)
+        return frequencies * (1 - scaled + scaled / self.factor)
+
+
+@dataclass(frozen=True)
+class LongRopeScaling(RopeScaling):
+    """LongRoPE: each frequency divided by a number of its own, one for short and one for long sequences (Ding et al.,
+    arXiv:2402.13753; Phi-3, 2404.14219).
+
+    Args:
+        short, long: the divisors, one for each frequency. original: positions that a model was trained on before; a
+            sequence with a position from there on takes `long`, all of it, others `short`.
+        factor: how many times as far the model sees. attention_factor: of cosine and sine, whose square multiplies the
+            scores; √(1 + ln(factor) / ln(original)) by default.
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original: int = 4096
+    factor: float = 32.0
+    attention_factor: float | None = None
+
+    def __post_init__(self):
+        check_range(self, "[2, inf)", "original")
+        check_range(self, "[1, inf)", "factor")
+        check_range(self, "(0, inf)", "attention_factor")
+        if len(self.short) != len(self.long) or min(self.short + self.long, default=0) <= 0:
+            raise UserError(
+                f"LongRopeScaling: short has {len(self.short)} divisors and long {len(self.long)}; both must have one "
+                "for each rotated pair of a head, above 0"
+            )
+
+    @property
+    def magnitude(self) -> float:
+        if self.attention_factor is not None:
+            return self.attention_factor
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.original))
+
+    def at(self, positions: Array, frequencies: np.ndarray) -> Array:
+        if len(self.short) != len(frequencies):
+            raise UserError(
+                f"LongRopeScaling: short and long have {len(self.short)} divisors; must have {len(frequencies)}, one "
+                "for each rotated pair of a head"
+            )
+        is_long = jnp.max(positions, axis=1)[:, None, None] >= self.original
+        short, long = (jnp.asarray(frequencies / np.asarray(by), jnp.float32) for by in (self.short, self.long))
+        return jnp.where(is_long, long, short)

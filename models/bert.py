@@ -1,0 +1,148 @@
+"""BERT: an encoder that predicts masked tokens from both sides."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from axon.axes import add, einsum, shard
+from axon.checks import check_range
+from axon.errors import UserError
+from axon.kernels.attention import SameDocument
+from axon.nn import (
+    MLP,
+    Attention,
+    Auxiliary,
+    Depth,
+    Dropout,
+    Embedding,
+    Inputs,
+    LayerNorm,
+    Param,
+    Segment,
+    constant,
+    exact_gelu,
+)
+from axon.nn.language_model import RESIDUAL
+from axon.nn.remat import RematByKind, remat_by_kind
+from axon.nn.sizes import padded
+
+__all__ = ["Bert"]
+
+
+@dataclass(frozen=True)
+class Bert:
+    """Devlin et al. (arXiv:1810.04805), without its second task, the next sentence. Train it by `MaskedToken`.
+
+    Args:
+        vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. types: of tokens, as of the first and
+            the second sentence. norm_eps: of LayerNorm.
+        dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
+        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
+        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
+    """
+
+    vocab: int = 30522
+    embed: int = 768
+    layers: int = 12
+    heads: int = 12
+    mlp: int = 3072
+    positions: int = 512
+    types: int = 2
+    norm_eps: float = 1e-12
+    dropout: float = 0.1
+    vocab_multiple: int = 1
+    remat: RematByKind = "none"
+    unroll: bool | None = None
+
+    def __post_init__(self):
+        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions", "types")
+        check_range(self, "[1, 2**31)", *sizes)
+        check_range(self, "[0, inf)", "norm_eps")
+        check_range(self, "[0, 1)", "dropout")
+        if self.embed % self.heads:
+            raise UserError(f"Bert: embed {self.embed} is not divisible by heads {self.heads}")
+        remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MLP.remat_names))
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named axes."""
+        sizes = {name: getattr(self, name) for name in ("embed", "heads", "mlp", "positions", "types")}
+        own = {"kv_heads": self.heads, "head_dim": self.embed // self.heads, "embed_out": self.embed}
+        return sizes | own | {"vocab": padded(self.vocab, self.vocab_multiple)}
+
+    def build(self) -> "BertModel":
+        """The module, its parameters not yet initialised."""
+        return BertModel(self)
+
+
+class BertModel(nnx.Module):
+    """Token ids in, a distribution over the ids of each position out."""
+
+    def __init__(self, config: Bert):
+        dims = config.dims
+        self.embedding = Embedding("vocab", dims, 0.02)
+        self.positions = Embedding("positions", dims, 0.02)
+        self.types = Embedding("types", dims, 0.02)
+        self.embedding_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.dropout = Dropout(config.dropout, "embedding")
+        self.layers = Depth(Segment(config.layers, block=Block(config)), remat=config.remat, unroll=config.unroll)
+        self.transform, self.transform_bias = Param("embed embed_out", dims), Param("embed_out", dims, constant(0.0))
+        self.transform_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.output_bias = Param("vocab", dims, constant(0.0))
+        self.dims, self.vocab = dims, config.vocab
+
+    def hidden(self, inputs: Inputs, types: Array | None = None) -> tuple[Array, Auxiliary]:
+        """The last layer's output, `batch seq.residual embed`, and the layers' auxiliary terms.
+
+        `types[batch seq]`: of the tokens, int32; None: all are of type 0.
+        """
+        length = inputs.tokens.shape[1]
+        if length > self.dims["positions"]:
+            raise UserError(
+                f"Bert: sequences of {length} positions, and embeddings for {self.dims['positions']}; raise "
+                "Bert.positions, or shorten the sequences (Data.seq)"
+            )
+        types = jnp.zeros_like(inputs.tokens) if types is None else types
+        x = self.embedding(inputs.tokens) + self.types(types) + self.positions(inputs.positions)
+        x = self.dropout(self.embedding_norm(x, RESIDUAL), inputs)
+        x, _, auxiliary = self.layers(x, inputs)
+        return x, auxiliary.within("layers")
+
+    def masked_logits(self, x: Array, places: str = "_places") -> Array:
+        """`batch places vocab` float32 of `x[batch places embed]`, the hidden states of some positions of each
+        sequence; `places` is the name of their axis."""
+        embed = f"batch {places} embed"
+        out = einsum(f"{embed}, embed embed_out -> {embed}_out", x, self.transform)
+        out = exact_gelu(add(f"{embed}_out, embed_out -> {embed}_out", out, self.transform_bias))
+        out = self.transform_norm(shard(out, embed), embed)
+        of_vocab = f"batch {places} vocab"
+        logits = einsum(f"{embed}, vocab embed -> {of_vocab}", out, self.embedding.table)
+        logits = add(f"{of_vocab}, vocab -> {of_vocab}", logits, self.output_bias).astype(jnp.float32)
+        ids = shard(jnp.arange(logits.shape[-1]), "vocab")
+        return jnp.where(ids < self.vocab, logits, jnp.finfo(jnp.float32).min)
+
+    def flops_per_token(self, seq: int) -> int:
+        """Model FLOPs of training on one token in a sequence of `seq`, forward and backward: of the layers. The head's,
+        which sees the few tokens that are masked, are left out."""
+        return 3 * self.layers.flops(seq)
+
+
+class Block(nnx.Module):
+    """Attention to the whole document and an MLP, each added to the residual stream, which is then normalised."""
+
+    def __init__(self, config: Bert):
+        dims = config.dims
+        self.attention = Attention(dims, SameDocument(), bias=True, out_bias=True)
+        self.attention_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.mlp = MLP(dims, activation=exact_gelu)
+        self.mlp_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.attention_dropout = Dropout(config.dropout, "attention")
+        self.mlp_dropout = Dropout(config.dropout, "mlp")
+
+    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
+        out, _ = self.attention(x, inputs)
+        x = self.attention_norm(x + self.attention_dropout(out, inputs), RESIDUAL)
+        x = self.mlp_norm(x + self.mlp_dropout(self.mlp(x), inputs), RESIDUAL)
+        return x, cache, Auxiliary()

@@ -1,0 +1,105 @@
+"""OLMo 2 and 3: norms after attention and MLP, QK norm over all heads; sliding windows in OLMo 3."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from flax import nnx
+
+from axon.checks import check_range
+from axon.kernels.attention import Causal, Mask, SameDocument, Window
+from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
+from axon.nn.language_model import RESIDUAL
+from axon.nn.remat import RematByKind, remat_by_kind
+from axon.nn.sizes import check_heads, decoder_dims
+
+__all__ = ["Olmo"]
+
+
+@dataclass(frozen=True)
+class Olmo:
+    """Team OLMo, OLMo 2 (arXiv:2501.00656) and OLMo 3 (2512.13961).
+
+    Args:
+        vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads by default.
+        window: keys that a query of a local layer sees (OLMo 3); None: every layer is a full one (OLMo 2).
+        local_layers: local layers before each full one, where there is a window.
+        local_rope, rope: frequencies of local and of full layers. norm_eps: of RMSNorm.
+        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
+        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
+    """
+
+    vocab: int
+    embed: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    head_dim: int | None = None
+    window: int | None = None
+    local_layers: int = 3
+    local_rope: Rope = Rope(500_000.0)
+    rope: Rope = Rope(500_000.0)
+    norm_eps: float = 1e-6
+    vocab_multiple: int = 1
+    remat: RematByKind = "none"
+    unroll: bool | None = None
+
+    def __post_init__(self):
+        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
+        check_range(self, "[1, 2**31)", *sizes, "local_layers")
+        check_range(self, "[0, inf)", "norm_eps")
+        check_heads(self)
+        remat_by_kind(self.remat, dict.fromkeys(self.kinds, Attention.remat_names + GatedMLP.remat_names))
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named axes."""
+        return decoder_dims(self)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of block, by which `remat` can be given."""
+        return ("block",) if self.window is None else self._alternation.kinds
+
+    @property
+    def _alternation(self) -> Alternation:
+        return Alternation(self.layers, self.local_layers, "local", "full")
+
+    def segments(self) -> list[Segment]:
+        """Full layers alone, or local layers between them."""
+        seen = Causal() & SameDocument()
+        full = partial(Block, self, seen, self.rope)
+        if self.window is None:
+            return [Segment(self.layers, block=full())]
+        return self._alternation.segments(partial(Block, self, seen & Window(self.window), self.local_rope), full)
+
+    def build(self) -> LanguageModel:
+        """The module, its parameters not yet initialised."""
+        return LanguageModel(
+            self.dims,
+            Depth(*self.segments(), remat=self.remat, unroll=self.unroll),
+            RMSNorm("embed", self.dims, self.norm_eps),
+            tied=False,
+            embedding_stddev=self.embed**-0.5,
+            vocab=self.vocab,
+        )
+
+
+class Block(nnx.Module):
+    """Attention and a gated MLP, each normalised before it is added to the residual stream."""
+
+    def __init__(self, config: Olmo, mask: Mask, rope: Rope):
+        dims = config.dims
+        norm = partial(RMSNorm, dims=dims, eps=config.norm_eps)
+        self.attention = Attention(dims, mask, rope=rope, qk_norm=lambda heads: norm(f"{heads} head_dim"))
+        self.attention_norm = norm("embed")
+        self.mlp = GatedMLP(dims)
+        self.mlp_norm = norm("embed")
+
+    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
+        out, cache = self.attention(x, inputs, cache)
+        x = x + self.attention_norm(out, RESIDUAL)
+        return x + self.mlp_norm(self.mlp(x), RESIDUAL), cache, Auxiliary()
+
+    def cache_specs(self, batch, length):
+        return self.attention.cache_specs(batch, length)

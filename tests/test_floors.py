@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = [
-    {"errors", "checks", "disk", "own_code"},
+    {"errors", "checks", "disk", "own_code", "signed_json"},
     {"axes"},
     {"layout"},
     {"kernels", "precision"},
@@ -20,6 +20,7 @@ FLOORS = [
     {"train", "checkpoint", "data"},
     {"plan", "serve", "launch", "observe"},
     {"config", "run", "show", "bench"},
+    {"commands"},
     {"cli"},
 ]
 """The rooms, ground floor first; a room may import its own floor and those below."""

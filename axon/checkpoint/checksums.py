@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import tensorstore as ts
 from etils import epath
 
+from axon.signed_json import signed, unsigned
+
 PARTS = "checksums"
 """The folder, within that of the state, with one file for each process that saved."""
 SEAL = "checksums.json"
@@ -105,20 +107,6 @@ def crc32_of(span: Span) -> int:
 def content_crc32(content: Any) -> int:
     """The CRC-32 of a JSON value, however it is spelt."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-def signed(value: Any) -> str:
-    """JSON, and a line with its own checksum."""
-    text = json.dumps(value)
-    return f"{text}\n{zlib.crc32(text.encode()):08x}\n"
-
-
-def unsigned(text: str) -> Any:
-    """What was `signed`. Raises `ValueError` if a character of it is another."""
-    body = text[: -len("\n00000000\n")]
-    if text != f"{body}\n{zlib.crc32(body.encode()):08x}\n":
-        raise ValueError("its own checksum does not match")
-    return json.loads(body)
 
 
 def _owner(name: str) -> int:

@@ -18,8 +18,8 @@ from axon.checkpoint.checksums import (
     content_crc32,
     crc32_of,
     part_file,
-    unsigned,
 )
+from axon.signed_json import unsigned
 
 METADATA = "_CHECKPOINT_METADATA"
 CHECKSUMS = "checksums"

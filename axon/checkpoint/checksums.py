@@ -55,7 +55,7 @@ def write_part(state: epath.Path, process: int, processes: int, content: Any) ->
 
     `content`: what is saved with the arrays as the checkpoint's own metadata.
     """
-    owned = [path for path in _files_below(state) if _owner(path.relative_to(state).parts[0]) == process]
+    owned = [path for path in files_below(state) if _owner(path.relative_to(state).parts[0]) == process]
     arrays: dict[epath.Path, list[tuple[int, int, str]]] = {}
     for folder in (path.parent for path in owned if path.name == "manifest.ocdbt"):
         arrays |= _arrays_in(folder)
@@ -73,9 +73,9 @@ def part_file(state: epath.Path, process: int) -> epath.Path:
 
 def write_seal(folder: epath.Path, state: epath.Path) -> None:
     """Writes the checksums of the files in a complete checkpoint's `folder` that no part has."""
-    parts = [path for path in _files_below(state) if path.parent.name == PARTS]
+    parts = [path for path in files_below(state) if path.parent.name == PARTS]
     known = {state / name for path in parts for name in unsigned(path.read_text())["files"]}
-    left = [path for path in _files_below(folder) if path not in known and path.name != SEAL]
+    left = [path for path in files_below(folder) if path not in known and path.name != SEAL]
     (folder / SEAL).write_text(signed({"files": checksums(folder, left, {})}))
 
 
@@ -115,10 +115,11 @@ def _owner(name: str) -> int:
     return int(own[1]) if own else 0
 
 
-def _files_below(folder: epath.Path) -> list[epath.Path]:
+def files_below(folder: epath.Path) -> list[epath.Path]:
+    """All files of a folder and those in it, sorted."""
     found = []
     for path in sorted(folder.iterdir()):
-        found += _files_below(path) if path.is_dir() else [path]
+        found += files_below(path) if path.is_dir() else [path]
     return found
 
 

@@ -82,6 +82,14 @@ class Reader:
         """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore` does."""
         return self._metadata(self._folder(step)).extra
 
+    def saved_leaves(self, step: int) -> Flat:
+        """Shape and dtype of each array of the state saved at `step`, by path, with padding. Raises as `restore`."""
+        return self._metadata(self._folder(step)).leaves
+
+    def load_leaf(self, step: int, path: str, abstract: jax.ShapeDtypeStruct) -> np.ndarray:
+        """One array of the state saved at `step`, in the host's memory. Raises as `restore` does."""
+        return np.asarray(self._load(self._intact(self._folder(step)), {path: abstract}, False)[path])
+
     def damage(self, step: int) -> list[Damage] | None:
         """What differs from what was saved at `step`; None: it was saved without checksums, by an earlier Axon.
 

@@ -57,6 +57,18 @@ def damage(folder: epath.Path, state: str) -> list[Damage]:
     return _of_all_processes(found)
 
 
+def wrong_lengths(folder: epath.Path, state: str) -> list[Damage]:
+    """As `damage`, but only files that are missing or of another length: none of their bytes is read."""
+    found: list[Damage] = []
+    for path, segments in _expected(folder, folder / state, found).items():
+        file, size = str(path.relative_to(folder)), sum(segment.size for segment in segments)
+        if not path.exists():
+            found.append(Damage(file, "it is missing"))
+        elif path.stat().length != size:
+            found.append(Damage(file, f"it has {path.stat().length:,} bytes, and {size:,} were saved"))
+    return found
+
+
 def _expected(folder: epath.Path, state: epath.Path, found: list[Damage]) -> dict[epath.Path, list[Segment]]:
     """The segments of the files of a checkpoint; what is wrong with the checksums themselves is added to `found`."""
     content = _content(folder)

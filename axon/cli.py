@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from axon.commands import checkpoint
 from axon.commands.report import report
 from axon.disk import cache_folder, named
 from axon.errors import UserError
@@ -21,6 +22,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(checkpoint.app, name="checkpoint")
 
 Set = Annotated[
     list[str], typer.Option("--set", metavar="NAME.FIELD=VALUE", help="Bind a value last, as a line of the file would.")

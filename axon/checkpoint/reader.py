@@ -1,6 +1,6 @@
 """Reading checkpoints: which steps there are, and the state of one of them. Changes nothing on disk."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from axon.checkpoint.compare import CheckpointError, check_fits, signatures
 from axon.checkpoint.orbax import ocp
 from axon.checkpoint.quiet import quiet_log, quiet_read
 from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree, unpadded
+from axon.checkpoint.verify import Damage, Unverified, damage
 from axon.disk import reading
 from axon.runtime.stored import is_stored
 
@@ -19,6 +20,7 @@ STATE = "state"
 EXTRA = "extra"
 UNPADDED = "unpadded"
 """Path → shape without padding, of the arrays that have any: what else reads the checkpoint need not know."""
+_DAMAGE_SHOWN = 5
 T = TypeVar("T")
 
 
@@ -32,10 +34,14 @@ class _Saved:
 
 
 class Reader:
-    """The checkpoints in a folder, one folder per step. Safe while a run is saving into it."""
+    """The checkpoints in a folder, one folder per step. Safe while a run is saving into it.
+
+    Before anything of a checkpoint is restored, every byte of it is compared with its checksums, once.
+    """
 
     def __init__(self, directory: epath.PathLike):
         self.directory = epath.Path(directory).absolute()
+        self._damage: dict[int, list[Damage] | None] = {}
 
     def steps(self) -> list[int]:
         """The steps with a complete checkpoint, ascending; those of a killed save are left out."""
@@ -56,9 +62,9 @@ class Reader:
         differ from those at saving.
         `specs`: the same tree of `ArraySpec`s, if some of it is padded: padding may differ from that at saving too, and
         what there is more of it is 0.
-        Raises `CheckpointError` if there is no such checkpoint, it cannot be read, or its tree differs.
+        Raises `CheckpointError` if there is no such checkpoint, it is damaged, cannot be read, or its tree differs.
         """
-        folder = self._folder(step)
+        folder = self._intact(self._folder(step))
         saved = self._metadata(folder)
         return rebuilt(abstract_state, self._fitting(folder, saved, saved.leaves, abstract_state, specs)), saved.extra
 
@@ -66,7 +72,7 @@ class Reader:
         self, abstract: Mapping[str, Any], step: int | None = None, specs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Takes and raises what `restore` does."""
-        folder = self._folder(step)
+        folder = self._intact(self._folder(step))
         saved = self._metadata(folder)
         parts = {path: leaf for name in abstract for path, leaf in subtree(saved.leaves, name).items()}
         wanted = {name: part for name, part in abstract.items() if jax.tree.leaves(part)}
@@ -75,6 +81,31 @@ class Reader:
     def extra(self, step: int | None = None) -> dict[str, Any]:
         """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore` does."""
         return self._metadata(self._folder(step)).extra
+
+    def saved_leaves(self, step: int) -> Flat:
+        """Shape and dtype of each array of the state saved at `step`, by path, with padding. Raises as `restore`."""
+        return self._metadata(self._folder(step)).leaves
+
+    def load_leaf(self, step: int, path: str, abstract: jax.ShapeDtypeStruct) -> np.ndarray:
+        """One array of the state saved at `step`, in the host's memory. Raises as `restore` does."""
+        return np.asarray(self._load(self._intact(self._folder(step)), {path: abstract}, False)[path])
+
+    def damage(self, step: int) -> list[Damage] | None:
+        """What differs from what was saved at `step`; None: it was saved without checksums, by an earlier Axon.
+
+        All its files are read, at the first call. Of several processes each reads a share, and all have to call.
+        """
+        if step not in self._damage:
+            try:
+                self._damage[step] = damage(self.directory / str(step), STATE)
+            except Unverified:
+                self._damage[step] = None
+        return self._damage[step]
+
+    def _intact(self, folder: epath.Path) -> epath.Path:
+        if found := self.damage(int(folder.name)):
+            raise self._unreadable(folder, f"it is damaged: {listed(found)}")
+        return folder
 
     def _folder(self, step: int | None) -> epath.Path:
         steps = self.steps()
@@ -131,10 +162,14 @@ class Reader:
 
     def _unreadable(self, folder: epath.Path, why: str) -> CheckpointError:
         earlier = [step for step in self.steps() if str(step) != folder.name]
-        advice = (
-            f"Delete or move that folder to continue from step {earlier[-1]}." if earlier else "It is the only one."
-        )
+        advice = f"`axon train` can continue from step {earlier[-1]}." if earlier else "It is the only one."
         return CheckpointError(f"the checkpoint {folder} cannot be read: {why}\n{advice}")
+
+
+def listed(found: Sequence[Damage]) -> str:
+    """The first few of what is damaged, in one line."""
+    more = f"; and {len(found) - _DAMAGE_SHOWN} more" if len(found) > _DAMAGE_SHOWN else ""
+    return "; ".join(map(str, found[:_DAMAGE_SHOWN])) + more
 
 
 def _of_shape(value: Any, shape: tuple[int, ...]) -> np.ndarray:

@@ -4,16 +4,21 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import jax
 from etils import epath
 
+from axon.checkpoint.checksums import write_part, write_seal
 from axon.checkpoint.compare import CheckpointError
-from axon.checkpoint.orbax import OneByOne, training
+from axon.checkpoint.orbax import ArrayTree, training
 from axon.checkpoint.quiet import quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
+from axon.checkpoint.set_aside import set_aside_damaged
 from axon.checkpoint.tree import flat, nested, storable, unpadded
+from axon.checkpoint.verify import CHECKSUMS
 from axon.checks import check_range
 from axon.runtime.stored import is_stored
 
@@ -35,6 +40,9 @@ class Store(Reader):
 
     Opening it deletes the remains of a killed save (in the background, before the first save), so only the run itself
     may open a `Store`; all others open a `Reader`. A context manager; closing waits for the save in progress.
+
+    Damaged checkpoints that are later than the last intact one are set aside when it is opened, under another name;
+    `notices` has a line about each. Raises `CheckpointError` if all are damaged.
     """
 
     def __init__(self, directory: epath.PathLike, checkpoints: Checkpoints):
@@ -42,11 +50,13 @@ class Store(Reader):
         self.checkpoints = checkpoints
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"cannot store checkpoints in {self.directory}: it is not a folder")
+        self.notices = set_aside_damaged(self)
         policy = training.preservation_policies.LatestN(checkpoints.keep)
         self._orbax = _opened(self.directory, policy)
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_log())
         self._started = self.latest()
+        self._unsealed: epath.Path | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -75,20 +85,21 @@ class Store(Reader):
         if self._started is not None and step <= self._started:
             raise CheckpointError(f"cannot save step {step} in {self.directory}: step {self._started} is saved already")
         shapes = unpadded(specs)
-        content = {EXTRA: dict(extra)} | ({UNPADDED: shapes} if shapes else {})
+        content = {EXTRA: dict(extra), CHECKSUMS: True} | ({UNPADDED: shapes} if shapes else {})
         content = json.loads(json.dumps(content))  # as it will be read; fails before anything is written
         arrays = nested({path: storable(path, leaf) for path, leaf in flat(state).items()})
         in_files = any(map(is_stored, flat(state).values()))
+        checksum = partial(write_part, process=jax.process_index(), processes=jax.process_count(), content=content)
         self.wait()
         try:
             begun = self._orbax.save_checkpointables_async(
-                step, {STATE: OneByOne(arrays) if in_files else arrays}, force=True, custom_metadata=content
+                step, {STATE: ArrayTree(arrays, checksum)}, force=True, custom_metadata=content
             )
         except (OSError, ValueError) as error:
             raise self._unwritten(step, error) from error
         if begun is None:
             raise self._unwritten(step, "Orbax declined to save")
-        self._started = step
+        self._started, self._unsealed = step, self.directory / str(step)
         if in_files or not self.checkpoints.asynchronous:
             self.wait()
 
@@ -96,8 +107,15 @@ class Store(Reader):
         """Returns when the save in progress is complete on disk. Raises `CheckpointError` if it failed."""
         try:
             self._orbax.wait()
+            self._seal()
         except (OSError, ValueError) as error:
             raise self._unwritten(self._started, error) from error
+
+    def _seal(self) -> None:
+        """Add the checksums of what Orbax wrote last of the checkpoint that is now complete."""
+        folder, self._unsealed = self._unsealed, None
+        if folder is not None and jax.process_index() == 0:
+            write_seal(folder, folder / STATE)
 
     def close(self) -> None:
         """Waits as `wait` does, then closes the folder."""

@@ -17,9 +17,10 @@ from axon.data.store import Root
 from axon.data.tokenizer import BOS, Bpe, Tokenizer, read_tokenizer
 from axon.data.tokens import TokenWriter
 from axon.errors import UserError
+from axon.signed_json import signed, unsigned
 
-TOKENIZER_FORMAT = 1
-FORMAT = 2
+TOKENIZER_FORMAT = 2
+FORMAT = 3
 BLOCK = 4 * 2**20
 PROGRESS_SECONDS = 10.0
 SPLITS = ("train", "held_out")
@@ -47,7 +48,7 @@ class Stored:
 
     source: str
     part: str
-    splits: dict[str, dict[str, Any]]  # split → documents, replaced, bytes, token_bytes, tokens, digest, crc32
+    splits: dict[str, dict[str, Any]]  # split → COUNTS, and what `TokenWriter.finish` returns
 
 
 def documents(source: Source, held_out: float) -> Iterator[Document]:
@@ -87,11 +88,11 @@ def train_tokenizer(bpe: Bpe, sources: Iterable[Source], held_out: float, root: 
     def make(part: str) -> str:
         texts = (_sample(source, held_out, bpe.sample // len(sources)) for source in sources)
         trained.append(bpe.train(itertools.chain.from_iterable(texts), report))
-        return trained[0].to_json()
+        return signed(json.loads(trained[0].to_json()))
 
     text = root.once(key, make, report)
     with root.intact(key.rpartition("/")[0]):
-        tokenizer = read_tokenizer(text, BOS)
+        tokenizer = read_tokenizer(json.dumps(unsigned(text)), BOS)
     done = f"trained in {time.perf_counter() - began:.1f} s" if trained else "reused"
     fewer = f" ({bpe.vocab:,} requested, the text has no more to merge)" if tokenizer.vocab < bpe.vocab else ""
     report(f"tokenizer: BPE of {tokenizer.vocab:,}{fewer}, {done}: {root.location}/{key}")
@@ -117,11 +118,11 @@ def write_tokens(source: Source, tokenizer: Tokenizer, held_out: float, root: Ro
     def make(part: str) -> str:
         written.append(part)
         splits = _tokenise(source, tokenizer, held_out, root, part, report)
-        return json.dumps({"format": FORMAT, "source": repr(source), "part": part, "splits": splits}, indent=1)
+        return signed({"format": FORMAT, "source": repr(source), "part": part, "splits": splits}, indent=1)
 
     text = root.once(f"{folder}/manifest.json", make, report)
     with root.intact(folder):
-        manifest = json.loads(text)
+        manifest = unsigned(text)
         stored = Stored(source.name, manifest["part"], manifest["splits"])
         summary = _summary(stored)
     done = f"written in {time.perf_counter() - began:.1f} s" if stored.part in written else "reused"

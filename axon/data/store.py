@@ -6,6 +6,7 @@ import glob
 import secrets
 import shutil
 import socket
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,10 @@ class Root:
         found = self.ask(lambda: self._keys.read(key).result())
         with self.intact(key.rpartition("/")[0]):
             return found.value.decode() if found.state == "value" else None
+
+    def crc32(self, key: str) -> int:
+        """The CRC-32 of the bytes under `key`; 0 if there are none."""
+        return zlib.crc32(self.ask(lambda: self._keys.read(key).result()).value)
 
     def write_once(self, key: str, text: str) -> str:
         """Writes `text` under `key` unless it has a value; returns its value."""

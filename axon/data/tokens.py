@@ -2,7 +2,7 @@
 
 Without compression a shard's file is its tokens, chunk after chunk, and then an index. So one format serves both: any
 zarr3 reader opens it, and a local shard is memory-mapped as a flat array. Damage is detected by checksums: of a local
-shard in the manifest, of a remote chunk in the shard itself, where TensorStore verifies it.
+shard's whole file in the manifest, of a remote chunk in the shard itself, where TensorStore verifies it.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ import numpy as np
 import tensorstore as ts
 
 from axon.data.store import Root
+from axon.disk import reading
 
 SHARD = 16 * 2**20
 CHUNK = 64 * 2**10
@@ -33,7 +34,7 @@ class TokenWriter:
     """Appends tokens to a new array at `key`, holding at most one shard in memory."""
 
     def __init__(self, root: Root, key: str, dtype: np.dtype, shard: int = SHARD, chunk: int = CHUNK):
-        self._root = root
+        self._root, self._key = root, key
         spec = _spec(dtype, shard, chunk, checksums=root.local is None)
         self._array = root.ask(lambda: root.array(key, spec=spec, create=True))
         self._waiting = np.empty(shard, dtype)
@@ -53,10 +54,15 @@ class TokenWriter:
                 self._flush()
 
     def finish(self) -> dict[str, Any]:
-        """Writes what is left; returns what `open_tokens` needs: the count, a digest of all, each shard's checksum."""
+        """Writes what is left; returns what `open_tokens` needs: the count, a digest of all tokens, checksums of files.
+
+        `crc32`: of each shard, empty on a remote root; `metadata_crc32`: of the array's description.
+        """
         if self._filled:
             self._flush()
-        return {"tokens": self.count, "digest": self._hash.hexdigest(), "crc32": self._crc32}
+        metadata = self._root.crc32(f"{self._key}/zarr.json")
+        digest = self._hash.hexdigest()
+        return {"tokens": self.count, "digest": digest, "crc32": self._crc32, "metadata_crc32": metadata}
 
     def _flush(self) -> None:
         shard = self._waiting[: self._filled]
@@ -65,8 +71,20 @@ class TokenWriter:
         self._root.ask(self._array[self.count : end].write(shard).result)
         raw = shard.astype(shard.dtype.newbyteorder("<")).tobytes()
         self._hash.update(raw)
-        self._crc32.append(zlib.crc32(raw))
+        if self._root.local:
+            self._crc32.append(zlib.crc32(self._after(len(raw)), zlib.crc32(raw)))
         self.count, self._filled = end, 0
+
+    def _after(self, tokens: int) -> bytes:
+        """What TensorStore has written of the last shard after so many bytes of tokens: padding and an index."""
+        assert self._root.local is not None
+        with reading(path := _shard_path(self._root.local / self._key, len(self._crc32))), path.open("rb") as file:
+            file.seek(tokens)
+            return file.read()
+
+
+def _shard_path(folder: Path, number: int) -> Path:
+    return folder / "c" / str(number)
 
 
 def _spec(dtype: np.dtype, shard: int, chunk: int, checksums: bool) -> dict:
@@ -153,13 +171,13 @@ class MappedTokens:
         return self._shards[number]
 
     def _check(self, number: int) -> None:
-        tokens = self._shards[number][: self.count - number * self._shard]
-        if zlib.crc32(tokens.view(np.uint8)) != self._crc32[number]:
-            raise ValueError(f"the token shard {self._path(number)} has a checksum other than when it was written")
-        _check_ids(tokens, self._vocab, f"the token shard {self._path(number)}")
+        path, tokens = self._path(number), self._shards[number][: self.count - number * self._shard]
+        if zlib.crc32(np.memmap(path, np.uint8, "r")) != self._crc32[number]:
+            raise ValueError(f"the token shard {path} has a checksum other than when it was written")
+        _check_ids(tokens, self._vocab, f"the token shard {path}")
 
     def _path(self, number: int) -> Path:
-        return self._folder / "c" / str(number)
+        return _shard_path(self._folder, number)
 
 
 def _check_ids(tokens: np.ndarray, vocab: int, where: str) -> None:
@@ -197,6 +215,8 @@ def open_tokens(root: Root, key: str, counts: Mapping[str, Any], vocab: int) -> 
     """
     intact = partial(root.intact, key.rsplit("/", 2)[0])  # above the part and the split
     with intact():
+        if root.crc32(f"{key}/zarr.json") != counts["metadata_crc32"]:
+            raise ValueError(f"{key}/zarr.json has a checksum other than when it was written")
         array = root.array(key, open=True, read=True)
         if array.shape[0] != counts["tokens"]:
             raise ValueError(f"{key} has {array.shape[0]:,} tokens, and its manifest says {counts['tokens']:,}")

@@ -86,6 +86,8 @@ class Session:
             self.watchdog.enter("restore")
             self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
             self.saves = stack.enter_context(Saves(self.store, self.events))
+            for line in self.store.notices:
+                self.report(line)
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))
             state, start, tokens = self._begin(source)

@@ -1,6 +1,7 @@
 """The whole way from a `Data` to its batches: exact continuation, hosts, splits, and a person's mistakes."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +53,36 @@ def test_batches_are_the_same_from_a_corpus_prepared_elsewhere(data, tmp_path):
     first, *others = [take(one.prepare(quiet).train(7), 5) for one in (data, elsewhere, remote)]
     for other in others:
         assert all(same(one, two) for one, two in zip(first, other, strict=True))
+
+
+def stored_files(cache: Path) -> list[Path]:
+    return [path for path in sorted(cache.rglob("*")) if path.is_file() and path.stat().st_size]
+
+
+def check_flips(data: Data, cache: Path, flips: list[Path]) -> None:
+    for path in flips:
+        raw = path.read_bytes()
+        place = random.randrange(len(raw))
+        path.write_bytes(raw[:place] + bytes([raw[place] ^ 1 << random.randrange(8)]) + raw[place + 1 :])
+        store = "/".join(path.relative_to(cache).parts[:2])
+        with pytest.raises(UserError, match=f"^{cache}/{store} cannot be read: .*delete that folder"):
+            data.prepare(quiet)
+        path.write_bytes(raw)
+
+
+def test_a_flipped_bit_in_any_file_of_a_token_store_is_found_when_it_is_opened(data, cache):
+    corpus = data.prepare(quiet)
+    found = stored_files(cache)
+    assert {path.name for path in found} == {"tokenizer.json", "manifest.json", "zarr.json", "0"}
+    check_flips(data, cache, found)
+    assert same(take(data.prepare(quiet).train(0), 1)[0], take(corpus.train(0), 1)[0])
+
+
+@pytest.mark.full
+def test_many_flipped_bits_of_a_token_store_are_found_one_by_one(data, cache):
+    data.prepare(quiet)
+    found = stored_files(cache)
+    check_flips(data, cache, random.choices(found, [path.stat().st_size for path in found], k=24) + found)
 
 
 @pytest.mark.parametrize("threads", [0, 2])

@@ -112,6 +112,31 @@ def tell_pipeline(me: int) -> dict:
     return {"numbers": numbers, "stages": [s for s, row in enumerate(mesh) if row[0].process_index == me]}
 
 
+def tell_damage(me: int, folder: Path) -> dict:
+    """Of two checkpoints, in the later one of which a byte of this process's own arrays is flipped by process 1."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental.multihost_utils import sync_global_devices
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from axon.checkpoint import Checkpoints, Reader, Store
+
+    split = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec("data"))
+    state = {"w": jax.device_put(jnp.arange(4096.0) ** 0.5, split)}
+    with Store(folder, Checkpoints()) as store:
+        for step in (1, 2):
+            store.save(step, state, {"step": step})
+    told = {"intact": [Reader(folder).damage(step) for step in (1, 2)]}
+    told["parts"] = sorted(path.name for path in (folder / "2/state/checksums").iterdir())
+    if me == 1:
+        file = max((folder / "2/state/ocdbt.process_1/d").iterdir(), key=lambda path: path.stat().st_size)
+        content = file.read_bytes()
+        file.write_bytes(content[:99] + bytes([content[99] ^ 1]) + content[100:])
+    sync_global_devices("flipped")
+    with Store(folder, Checkpoints()) as store:
+        return told | {"notices": store.notices, "steps": store.steps()}
+
+
 def main(folder: Path) -> None:
     from axon.launch.cluster import Process
 
@@ -120,7 +145,7 @@ def main(folder: Path) -> None:
 
     me = jax.process_index()
     told = {"agreement": tell_agreement(me), "feed": tell_feed(me), "training": tell_training(me)}
-    told["pipeline"] = tell_pipeline(me)
+    told["pipeline"], told["damage"] = tell_pipeline(me), tell_damage(me, folder / "checkpoints")
     (folder / f"{me}.json").write_text(json.dumps(told))
 
 

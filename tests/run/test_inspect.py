@@ -182,6 +182,13 @@ def test_on_fewer_devices_the_reason_is_said_and_kernels_and_layout_rows_stay(ti
     assert runtime_of(replace(train, layout=Layout({}))).kernels == {"attention": "reference"}
 
 
+def test_nothing_of_a_damaged_checkpoint_is_used_not_even_if_the_damage_is_elsewhere(trained, few, copied):
+    (file,) = (copied / "checkpoints/12/state").glob("_sharding")
+    file.write_bytes(file.read_bytes() + b" ")
+    with few(1), pytest.raises(UserError, match=r"checkpoints/12 cannot be read: it is damaged: state/_sharding"):
+        evaluate_run(copied, None, 1, silent)
+
+
 def test_a_loss_that_is_no_number_is_an_error(trained, few, copied, monkeypatch):
     monkeypatch.setattr(Reader, "restore_parts", spoiled(Reader.restore_parts))
     with few(1), pytest.raises(UserError, match=r"not finite: .*/.*damaged"):

@@ -134,6 +134,18 @@ def test_what_was_written_after_the_last_checkpoint_is_cut_back_and_a_torn_line_
     assert records(copied, "loss") == records(trained.folder, "loss")
 
 
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before_and_says_so(trained, do, copied):
+    with (copied / "checkpoints/12/state/manifest.ocdbt").open("r+b") as file:
+        file.write(b"\xff")
+    again = do(trained.train, copied)
+    (said,) = (line for line in again.lines if line.startswith("checkpoint 12 is damaged"))
+    assert "state/manifest.ocdbt: bytes 0 to" in said
+    assert said.endswith(f"kept as {copied / 'checkpoints/12.damaged'}; continuing from step 10")
+    assert "resumed from step 10" in again.lines
+    assert records(copied, "loss") == records(trained.folder, "loss")
+    assert Reader(copied / "checkpoints").steps() == [10, 12]
+
+
 def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied):
     shutil.rmtree(copied / "checkpoints/12")
     kept = [record for record in read_metrics(copied / "metrics.jsonl") if "loss" in record and record["step"] <= 10]

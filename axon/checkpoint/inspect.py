@@ -1,0 +1,135 @@
+"""What is in a folder of checkpoints: for people who look at, compare and delete them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from axon.checkpoint.checksums import files_below
+from axon.checkpoint.compare import CheckpointError
+from axon.checkpoint.reader import STATE, Reader
+from axon.checkpoint.verify import METADATA, Unverified, wrong_lengths
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A folder among the checkpoints: its name, bytes, when it was complete, and in a word how it is."""
+
+    name: str
+    size: int
+    saved: datetime | None
+    condition: str
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One array of two checkpoints that is not the same: how, and by how much at most where both can be compared."""
+
+    path: str
+    how: str
+    absolute: float | None = None
+    relative: float | None = None
+
+
+def opened(path: str) -> tuple[Reader, int | None]:
+    """The checkpoints at `path`, and the step if it is the folder of one: that, their folder, or that of a run.
+
+    Raises `CheckpointError` if there are none.
+    """
+    folder = epath.Path(path).expanduser().absolute()
+    if (folder / "checkpoints").is_dir():
+        folder = folder / "checkpoints"
+    reader, step = (Reader(folder.parent), int(folder.name)) if folder.name.isdecimal() else (Reader(folder), None)
+    if not reader.steps() or (step is not None and step not in reader.steps()):
+        raise CheckpointError(f"no checkpoint in {path}; expected the folder of a run, its checkpoints, or one of them")
+    return reader, step
+
+
+def entries(reader: Reader) -> list[Entry]:
+    """All folders of checkpoints, complete ones first. Of their files only lengths are looked at."""
+    complete = [str(step) for step in reader.steps()]
+    others = sorted({path.name for path in reader.directory.iterdir() if path.is_dir()} - {*complete})
+    return [_entry(reader.directory / name, name in complete) for name in complete + others]
+
+
+def _entry(folder: epath.Path, complete: bool) -> Entry:
+    size = sum(path.stat().length for path in files_below(folder))
+    return Entry(folder.name, size, _saved(folder), _condition(folder) if complete else _other(folder.name))
+
+
+def _other(name: str) -> str:
+    return "damaged, set aside" if ".damaged" in name else "not complete: a save in progress, or killed"
+
+
+def _condition(folder: epath.Path) -> str:
+    try:
+        found = wrong_lengths(folder, STATE)
+    except Unverified:
+        return "complete, without checksums"
+    return f"damaged: {found[0]}" if found else "complete"
+
+
+def _saved(folder: epath.Path) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(json.loads((folder / METADATA).read_text())["commit_timestamp_nsecs"] / 1e9)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def arrays(reader: Reader, step: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shape and dtype of each array saved at `step`, by path, as they are on disk."""
+    return {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in reader.saved_leaves(step).items()}
+
+
+def read_arrays(reader: Reader, step: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Each array saved at `step`, one in memory at a time. Raises `CheckpointError` for one that cannot be read."""
+    for path, abstract in arrays(reader, step).items():
+        yield path, reader.load_leaf(step, path, abstract)
+
+
+def difference(one: tuple[Reader, int], other: tuple[Reader, int]) -> Iterator[Difference]:
+    """The arrays in which two checkpoints differ; two arrays are in memory at a time."""
+    (a, step_a), (b, step_b) = one, other
+    of_a, of_b = arrays(a, step_a), arrays(b, step_b)
+    for path in sorted({*of_a, *of_b}):
+        if path not in of_a or path not in of_b:
+            yield Difference(path, f"only in the {'first' if path in of_a else 'second'}")
+        elif of_a[path].shape != of_b[path].shape:
+            yield Difference(path, f"shape {of_a[path].shape} and {of_b[path].shape}")
+        else:
+            x, y = a.load_leaf(step_a, path, of_a[path]), b.load_leaf(step_b, path, of_b[path])
+            yield from _compared(path, x, y)
+
+
+def _compared(path: str, a: np.ndarray, b: np.ndarray) -> Iterator[Difference]:
+    if a.dtype == b.dtype and a.tobytes() == b.tobytes():
+        return
+    how = "values" if a.dtype == b.dtype else f"dtype {a.dtype} and {b.dtype}"
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    off, size = np.abs(x - y), np.maximum(np.abs(x), np.abs(y))
+    relative = np.divide(off, size, out=np.zeros_like(off), where=size > 0)
+    yield Difference(path, how, float(off.max(initial=0)), float(relative.max(initial=0)))
+
+
+def to_prune(reader: Reader, keep: int | None, steps: Sequence[int]) -> list[int]:
+    """The steps to delete: `steps`, and if `keep` is given all but the latest so many.
+
+    Raises `CheckpointError` for a step that is not there, or if none would be left.
+    """
+    found = reader.steps()
+    if missing := [step for step in steps if step not in found]:
+        raise CheckpointError(f"no checkpoint of step {missing[0]} in {reader.directory}; there are {found}")
+    gone = {*steps, *(found[:-keep] if keep is not None else ())}
+    if gone == {*found}:
+        raise CheckpointError(f"that would delete every checkpoint in {reader.directory}; keep at least one")
+    return sorted(gone)
+
+
+def describe_extra(reader: Reader, step: int) -> dict[str, Any]:
+    """What is saved besides the arrays, without the text of the configuration."""
+    return {name: value for name, value in reader.extra(step).items() if name != "config"}

@@ -1,0 +1,93 @@
+"""A run goes on from the newest intact checkpoint, and a damaged one is kept under another name."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.checkpoint import CheckpointError, Checkpoints, Reader, Store
+
+
+def state(step: int) -> dict[str, jax.Array]:
+    """One array, whose first value is the step, that is too large for the index."""
+    return {"w": jnp.asarray(np.random.default_rng(step).random(1024), jnp.float32).at[0].set(step)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    with Store(folder, Checkpoints(keep=3)) as store:
+        for step in (4, 8, 12):
+            store.save(step, state(step), {"tokens": step})
+    return folder
+
+
+@pytest.fixture
+def copied(saved, tmp_path) -> Path:
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+def spoil(folder: Path, step: int) -> None:
+    path = max((folder / str(step)).rglob("d/*"), key=lambda path: path.stat().st_size)
+    content = path.read_bytes()
+    path.write_bytes(content[:50] + bytes([content[50] ^ 16]) + content[51:])
+
+
+def restored(folder: Path) -> tuple[float, dict]:
+    found, extra = Reader(folder).restore({"w": jax.ShapeDtypeStruct((1024,), jnp.float32)})
+    return float(found["w"][0]), extra
+
+
+def test_the_newest_intact_one_is_next_and_the_step_can_be_saved_again(copied):
+    spoil(copied, 12)
+    spoil(copied, 8)
+    with Store(copied, Checkpoints(keep=3)) as store:
+        assert store.started() == 4
+        assert [line.partition(":")[0] for line in store.notices] == [f"checkpoint {n} is damaged" for n in (12, 8)]
+        assert all("w in state/" in line and line.endswith("continuing from step 4") for line in store.notices)
+        assert restored(copied) == (4, {"tokens": 4})
+        store.save(8, state(0), {"tokens": 9})
+    assert restored(copied) == (0, {"tokens": 9})
+    assert (copied / "8.damaged/state").is_dir()
+    assert (copied / "12.damaged/state").is_dir()
+    assert Reader(copied).steps() == [4, 8]
+
+
+def test_one_that_is_damaged_again_is_kept_besides_the_first(copied):
+    for name in ("12.damaged", "12.damaged-2"):
+        spoil(copied, 12)
+        with Store(copied, Checkpoints(keep=3)) as store:
+            assert str(copied / name) in store.notices[0]
+            store.save(12, state(0), {})
+
+
+def test_an_earlier_one_than_the_newest_intact_is_left_alone(copied):
+    spoil(copied, 4)
+    with Store(copied, Checkpoints(keep=3)) as store:
+        assert store.notices == []
+        assert store.steps() == [4, 8, 12]
+
+
+def test_if_all_are_damaged_nothing_is_renamed(copied):
+    for step in (4, 8, 12):
+        spoil(copied, step)
+    with pytest.raises(
+        CheckpointError, match=r"every checkpoint in .* is damaged:\n  step 12: w in state/(.|\n)*step 4"
+    ):
+        Store(copied, Checkpoints(keep=3))
+    assert Reader(copied).steps() == [4, 8, 12]
+
+
+def test_one_without_checksums_is_taken_and_said(copied):
+    shutil.rmtree(copied / "12/state/checksums")
+    (copied / "12/checksums.json").unlink()
+    metadata = json.loads((copied / "12/_CHECKPOINT_METADATA").read_text())
+    del metadata["custom_metadata"]["checksums"]
+    (copied / "12/_CHECKPOINT_METADATA").write_text(json.dumps(metadata))
+    with Store(copied, Checkpoints(keep=3)) as store:
+        assert store.notices == ["checkpoint 12 was saved without checksums: whether it is damaged is not known"]
+    np.testing.assert_equal(restored(copied)[0], 12)

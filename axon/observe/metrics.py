@@ -26,6 +26,11 @@ def read_metrics(path: str | Path) -> list[Record]:
     return [_parsed(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
+def held_out_losses(path: str | Path) -> dict[int, float]:
+    """By step, the loss on held-out text in a metrics file. Raises as `read_metrics` does."""
+    return {record["step"]: record["eval_loss"] for record in read_metrics(path) if "eval_loss" in record}
+
+
 def _parsed(path: Path, number: int, line: bytes) -> Record:
     try:
         record = json.loads(line)

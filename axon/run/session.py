@@ -18,6 +18,7 @@ from axon.launch.agree import AgreedStop, largest, process_0_first
 from axon.launch.mesh import check_mesh
 from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.observe.journal import journal
+from axon.observe.metrics import held_out_losses
 from axon.observe.mfu import FORMULA, mfu, peak
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, check_step, memory_explained
@@ -78,6 +79,7 @@ class Session:
             self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
             for line in self.store.notices:
                 self.report(line)
+            self.store.losses.update(held_out_losses(self.folder.metrics))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))
             state, start, tokens = self._begin(source)
@@ -222,6 +224,7 @@ class Session:
         loss, bits = held_out_loss(
             self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
         )
+        self.store.losses[int(state.step)] = loss
         self.journal.evaluated({"step": int(state.step), "eval_loss": loss, "eval_bits_per_byte": bits})
         self.report(f"step {int(state.step)}: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
 

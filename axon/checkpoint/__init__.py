@@ -1,4 +1,4 @@
-"""Save and restore the state of a run: Orbax behind a thin module."""
+"""Save, verify and restore the state of a run: Orbax behind a thin module."""
 
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.keep import Checkpoints

@@ -85,6 +85,7 @@ class Store(Reader):
         if begun is None:
             raise self._unwritten(step, "Orbax declined to save")
         self._started, self._unsealed = step, self.directory / str(step)
+        self._damage.pop(step, None)  # of one with this number that was set aside
         if in_files or not self.checkpoints.asynchronous:
             self.wait()
 

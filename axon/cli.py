@@ -178,7 +178,7 @@ app.command()(report)
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="train, overhead, data, compile or kernels.")],
+    name: Annotated[str, typer.Argument(help="train, overhead, data, compile, checkpoint or kernels.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
     compile_: Annotated[
@@ -186,7 +186,8 @@ def bench(
     ] = False,
     search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
 ) -> None:
-    """Run a benchmark: `train` (against torch), `overhead` (against bare JAX), `data`, `compile`, `kernels`.
+    """Run a benchmark: `train` (against torch), `overhead` (against bare JAX), `data`, `compile`, `checkpoint`,
+    `kernels`.
 
     Example: `axon bench train --json`
     """

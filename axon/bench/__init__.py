@@ -28,6 +28,7 @@ BENCHMARKS = {
     "overhead": Benchmark("axon.bench.overhead", "the framework's step against bare JAX's", of_training=True),
     "data": Benchmark("axon.bench.data", "tokens through the whole data pipeline"),
     "compile": Benchmark("axon.bench.compile", "tracing and compiling llama3_8b for TPUs, by depth"),
+    "checkpoint": Benchmark("axon.bench.checkpoint", "saving and restoring, against the disk"),
     "kernels": Benchmark("axon.bench.kernels", "our kernels on this CPU against plain JAX"),
 }
 

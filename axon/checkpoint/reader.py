@@ -104,7 +104,7 @@ class Reader:
 
     def _intact(self, folder: epath.Path) -> epath.Path:
         if found := self.damage(int(folder.name)):
-            raise self._unreadable(folder, f"it is damaged: {listed(found)}")
+            raise self._unreadable(folder, f"it is damaged: {listed(found)}", "`axon train` can continue from step {}.")
         return folder
 
     def _folder(self, step: int | None) -> epath.Path:
@@ -158,11 +158,12 @@ class Reader:
             root: BaseException = error
             while root.__cause__ is not None:
                 root = root.__cause__
-            raise self._unreadable(folder, str(root)[:300] or type(root).__name__) from error
+            advice = "Delete or move that folder to continue from step {}."
+            raise self._unreadable(folder, str(root)[:300] or type(root).__name__, advice) from error
 
-    def _unreadable(self, folder: epath.Path, why: str) -> CheckpointError:
+    def _unreadable(self, folder: epath.Path, why: str, advice: str) -> CheckpointError:
         earlier = [step for step in self.steps() if str(step) != folder.name]
-        advice = f"`axon train` can continue from step {earlier[-1]}." if earlier else "It is the only one."
+        advice = advice.format(earlier[-1]) if earlier else "It is the only one."
         return CheckpointError(f"the checkpoint {folder} cannot be read: {why}\n{advice}")
 
 

@@ -1,9 +1,8 @@
-"""Saving checkpoints while training goes on, keeping the latest few."""
+"""Saving checkpoints while training goes on."""
 
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -13,26 +12,14 @@ from etils import epath
 
 from axon.checkpoint.checksums import write_part, write_seal
 from axon.checkpoint.compare import CheckpointError
+from axon.checkpoint.keep import Checkpoints, kept
 from axon.checkpoint.orbax import ArrayTree, training
 from axon.checkpoint.quiet import quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
 from axon.checkpoint.set_aside import set_aside_damaged
 from axon.checkpoint.tree import flat, nested, storable, unpadded
 from axon.checkpoint.verify import CHECKSUMS
-from axon.checks import check_range
 from axon.runtime.stored import is_stored
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """Save every `every` steps, keep the latest `keep`; `asynchronous`: training goes on while arrays are written."""
-
-    every: int = 200
-    keep: int = 2
-    asynchronous: bool = True
-
-    def __post_init__(self):
-        check_range(self, "[1, inf)", "every", "keep")
 
 
 class Store(Reader):
@@ -43,6 +30,8 @@ class Store(Reader):
 
     Damaged checkpoints that are later than the last intact one are set aside when it is opened, under another name;
     `notices` has a line about each. Raises `CheckpointError` if all are damaged.
+
+    `losses`: for `Checkpoints.keep_best`, the held-out loss of steps, to be filled in as they become known.
     """
 
     def __init__(self, directory: epath.PathLike, checkpoints: Checkpoints):
@@ -51,8 +40,8 @@ class Store(Reader):
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"cannot store checkpoints in {self.directory}: it is not a folder")
         self.notices = set_aside_damaged(self)
-        policy = training.preservation_policies.LatestN(checkpoints.keep)
-        self._orbax = _opened(self.directory, policy)
+        self.losses: dict[int, float] = {}
+        self._orbax = _opened(self.directory, kept(checkpoints, self.losses))
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_log())
         self._started = self.latest()
@@ -100,6 +89,7 @@ class Store(Reader):
         if begun is None:
             raise self._unwritten(step, "Orbax declined to save")
         self._started, self._unsealed = step, self.directory / str(step)
+        self._damage.pop(step, None)  # of one with this number that was set aside
         if in_files or not self.checkpoints.asynchronous:
             self.wait()
 

@@ -13,6 +13,11 @@ def read_metrics(path: str | Path) -> list[Record]:
     return read_lines(path)
 
 
+def held_out_losses(path: str | Path) -> dict[int, float]:
+    """By step, the loss on held-out text in a metrics file. Raises as `read_metrics` does."""
+    return {record["step"]: record["eval_loss"] for record in read_metrics(path) if "eval_loss" in record}
+
+
 def missing_steps(records: Sequence[Record], last: int) -> list[int]:
     """The steps from 1 to `last` without a record of their loss, as where the file was shortened or deleted."""
     return sorted(

@@ -19,6 +19,7 @@ from axon.launch.signals import Interrupts
 from axon.launch.watchdog import Hang, Watchdog
 from axon.observe.events import events
 from axon.observe.journal import journal
+from axon.observe.metrics import held_out_losses
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.build import program
@@ -88,6 +89,7 @@ class Session:
             self.saves = stack.enter_context(Saves(self.store, self.events))
             for line in self.store.notices:
                 self.report(line)
+            self.store.losses.update(held_out_losses(self.folder.metrics))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))
             state, start, tokens = self._begin(source)
@@ -204,6 +206,7 @@ class Session:
                 self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
             )
         self.events.record("evaluation", int(state.step), seconds=round(time.monotonic() - began, 6), loss=loss)
+        self.store.losses[int(state.step)] = loss
         self.journal.evaluated({"step": int(state.step), "eval_loss": loss, "eval_bits_per_byte": bits})
         self.report(f"step {int(state.step)}: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from axon import bench
+from axon.bench import checkpoint, overhead, train
 from axon.bench import compile as compile_bench
 from axon.bench import data as data_bench
-from axon.bench import overhead, train
 from axon.bench.reference import MODEL
 from axon.bench.timing import alternate, median_error
 from axon.data import Bpe, Data, Synthetic
@@ -23,6 +23,16 @@ TINY = replace(MODEL, vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
 def test_an_unknown_benchmark_is_answered_with_the_one_that_was_meant():
     with pytest.raises(UserError, match="Did you mean 'overhead'"):
         bench.run("overhaed")
+
+
+@pytest.mark.full
+def test_checkpoint_gives_speeds_beside_the_disks(tmp_path):
+    result = checkpoint.run(megabytes=1, rounds=1, folder=str(tmp_path))
+    json.dumps(result, allow_nan=False)
+    assert all(result[name] > 0 for name in ("save_ratio", "restore_ratio", "other_mesh_ratio", "verify", "checksum"))
+    assert 0 < result["blocking_share"] < 1
+    assert len(checkpoint.rows(result)) == 12
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

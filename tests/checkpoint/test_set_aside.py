@@ -51,6 +51,8 @@ def test_the_newest_intact_one_is_next_and_the_step_can_be_saved_again(copied):
         assert all("w in state/" in line and line.endswith("continuing from step 4") for line in store.notices)
         assert restored(copied) == (4, {"tokens": 4})
         store.save(8, state(0), {"tokens": 9})
+        store.wait()
+        assert store.damage(8) == []
     assert restored(copied) == (0, {"tokens": 9})
     assert (copied / "8.damaged/state").is_dir()
     assert (copied / "12.damaged/state").is_dir()

@@ -101,6 +101,23 @@ def test_only_the_latest_few_are_kept(tmp_path):
     assert Reader(tmp_path).restore(abstract(state), step=4)[1] == {"step": 4}
 
 
+def test_those_of_every_so_many_steps_and_the_best_are_kept_besides_the_latest(tmp_path):
+    losses = {1: 5.0, 2: 1.0, 3: 2.0, 4: 9.0, 5: 9.0, 6: 9.0, 7: 1.5, 8: 9.0}
+    for steps in (range(1, 5), range(5, 9)):  # the run is stopped in between
+        with Store(tmp_path, Checkpoints(every=1, keep=1, keep_every=4, keep_best=2)) as store:
+            store.losses.update({step: losses[step] for step in range(1, steps[0])})
+            for step in steps:
+                store.save(step, {"w": jnp.ones(3)}, {})
+                store.wait()
+                store.losses[step] = losses[step]
+    assert Reader(tmp_path).steps() == [2, 4, 7, 8]
+
+
+def test_a_step_interval_to_keep_at_which_nothing_is_saved_is_refused():
+    with pytest.raises(UserError, match=r"Checkpoints.keep_every is 300; must be a multiple of Checkpoints.every, 200"):
+        Checkpoints(keep_every=300)
+
+
 @pytest.mark.parametrize("step", [5, 3])
 def test_saving_a_step_that_is_not_new_is_refused(tmp_path, step):
     state = fresh_state()
@@ -245,7 +262,7 @@ def test_a_path_that_cannot_hold_checkpoints_is_an_error_that_names_it(tmp_path)
         Store(tmp_path / "file", Checkpoints())
 
 
-@pytest.mark.parametrize("field", ["every", "keep"])
+@pytest.mark.parametrize("field", ["every", "keep", "keep_every", "keep_hours", "keep_best"])
 def test_intervals_below_one_are_refused(field):
     with pytest.raises(UserError, match=f"Checkpoints.{field} is 0"):
         Checkpoints(**{field: 0})

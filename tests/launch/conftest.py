@@ -28,6 +28,6 @@ def told(environment, tmp_path_factory) -> list[dict[str, Any]]:
     """What each of two processes of two devices found out: see `member.py`."""
     folder: Path = tmp_path_factory.mktemp("told")
     command = [sys.executable, str(Path(__file__).parent / "member.py"), str(folder)]
-    done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]

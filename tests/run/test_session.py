@@ -146,6 +146,14 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before_and_
     assert Reader(copied / "checkpoints").steps() == [10, 12]
 
 
+@pytest.mark.full
+def test_the_best_by_its_evaluation_is_kept_besides_the_latest(tiny, do, tmp_path):
+    best = replace(tiny, checkpoints=Checkpoints(every=5, keep=1, keep_best=1))
+    do(best, tmp_path, steps=10)
+    do(best, tmp_path)  # what the first call evaluated is known to the second
+    assert Reader(tmp_path / "checkpoints").steps() == [10, 12]
+
+
 def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied):
     shutil.rmtree(copied / "checkpoints/12")
     kept = [record for record in read_metrics(copied / "metrics.jsonl") if "loss" in record and record["step"] <= 10]

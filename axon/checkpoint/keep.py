@@ -1,0 +1,66 @@
+"""When to save, and which checkpoints are kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from axon.checkpoint.orbax import training
+from axon.checks import check_range
+from axon.errors import UserError
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """When to save, and which checkpoints to keep: those that any of the `keep…` keeps.
+
+    Args:
+        every: save after every so many steps. keep: the latest so many.
+        asynchronous: training goes on while arrays are written.
+        keep_every: those of every so many steps, a multiple of `every`. keep_hours: the first, and then one whenever
+            so many hours have passed since the last one kept so. keep_best: so many with the lowest held-out loss.
+    """
+
+    every: int = 200
+    keep: int = 2
+    asynchronous: bool = True
+    keep_every: int | None = None
+    keep_hours: float | None = None
+    keep_best: int | None = None
+
+    def __post_init__(self):
+        check_range(self, "[1, inf)", "every", "keep", "keep_every", "keep_best")
+        check_range(self, "(0, inf)", "keep_hours")
+        if self.keep_every is not None and self.keep_every % self.every:
+            raise UserError(
+                f"Checkpoints.keep_every is {self.keep_every}; must be a multiple of Checkpoints.every, {self.every}, "
+                "or hardly any checkpoint is of such a step"
+            )
+
+
+def kept(checkpoints: Checkpoints, losses: Mapping[int, float]) -> Any:
+    """Orbax's policy for what is kept; `losses`: held-out loss by step, looked at whenever a save is complete."""
+    policies = training.preservation_policies
+    asked: list[Any] = [policies.LatestN(checkpoints.keep)]
+    if checkpoints.keep_every is not None:
+        asked.append(policies.EveryNSteps(checkpoints.keep_every))
+    if checkpoints.keep_hours is not None:
+        asked.append(policies.EveryNSeconds(round(checkpoints.keep_hours * 3600)))
+    if checkpoints.keep_best is not None:
+        asked.append(_Best(checkpoints.keep_best, losses))
+    return policies.AnyPreservationPolicy(asked)
+
+
+@dataclass(frozen=True)
+class _Best:
+    """Orbax's `PreservationPolicy`: the `count` checkpoints with the lowest loss.
+
+    Not its own `BestN`, which wants a checkpoint's metrics when it is saved: a run evaluates after that.
+    """
+
+    count: int
+    losses: Mapping[int, float]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        known = [one.step for one in checkpoints if one.step in self.losses]
+        best = sorted(known, key=lambda step: self.losses[step])[: self.count]
+        return [one.step in best for one in checkpoints]

@@ -59,8 +59,8 @@ def train(
 
     if run_dir is not None:
         named(run_dir, "--run-dir")
-    supervised = supervises(restarts)
-    code = None if supervised else start(processes, port)
+    is_supervisor = supervises(restarts)
+    code = None if is_supervisor else start(processes, port)
     if code is not None:
         raise typer.Exit(code)
     keep_freed_memory()
@@ -71,7 +71,7 @@ def train(
 
     tree = load(config, set_).tree
     tree = replace(tree, run_dir=str(run_dir or tree.run_dir or Path("runs") / config.stem))
-    if supervised:
+    if is_supervisor:
         raise typer.Exit(run_with_restarts(tree, restarts))
     run(tree, steps=steps, profile=profile, report=typer.echo)
 

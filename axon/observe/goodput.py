@@ -24,7 +24,10 @@ OUTSIDE = ("restart", "give_up")
 
 @dataclass(frozen=True)
 class Goodput:
-    """Seconds from the first start to the last event, and how many of them each of `PARTS` took; how many starts."""
+    """Seconds from the first start to the last event, and how many of them each of `PARTS` took; how many starts.
+
+    The time between a process that was done, as with `--steps`, and the next start is not counted.
+    """
 
     total: float
     seconds: dict[str, float]
@@ -63,7 +66,8 @@ def goodput(events: Sequence[Record], metrics: Sequence[Record]) -> Goodput:
         "repeated": repeated + skipped,
         "down": sum(_down(one, other) for one, other in pairwise(calls)),
     }
-    total = max(0.0, calls[-1][-1]["time"] - calls[0][0]["time"])
+    rests = sum(other[0]["time"] - one[-1]["time"] for one, other in pairwise(calls) if _done(one))
+    total = max(0.0, calls[-1][-1]["time"] - calls[0][0]["time"] - rests)
     return Goodput(total, found | {"other": max(0.0, total - sum(found.values()))}, len(calls))
 
 
@@ -82,8 +86,14 @@ def _sum(events: Sequence[Record], kind: str, name: str = "seconds") -> float:
     return sum(event.get(name) or 0.0 for event in events if event.get("kind") == kind)
 
 
+def _done(call: Sequence[Record]) -> bool:
+    return call[-1].get("outcome") == "done"
+
+
 def _down(before: Sequence[Record], after: Sequence[Record]) -> float:
     """Seconds between two processes, without those of steps that the first did after its last event."""
+    if _done(before):
+        return 0.0
     gap = after[0]["time"] - before[-1]["time"]
     resumed = next((event for event in after if event["kind"] == "resume"), {})
     lost = resumed.get("lost_steps") or 0

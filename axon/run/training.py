@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -48,8 +49,8 @@ class Training:
     """The steps of one call of `run`.
 
     Args:
-        begin: restores the position to go on from. evaluate: evaluates a state. first: whether this is process 0.
-        profile: the folder for a profile of the first steps; None for none.
+        begin: restores the position to go on from. evaluate: evaluates a state. evaluate_if_missing: the same, unless
+            the metrics have it. profile: the folder for a profile of the first steps; None for none.
     """
 
     train: Train
@@ -66,7 +67,7 @@ class Training:
     begin: Callable[[], Position]
     evaluate: Callable[[State], None]
     evaluate_if_missing: Callable[[State], None]
-    profile: Any = None
+    profile: Path | None = None
 
     def __call__(self, position: Position, until: int) -> State:
         """Train up to step `until`; the state after it."""

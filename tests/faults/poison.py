@@ -12,18 +12,22 @@ import jax.numpy as jnp
 from axon.train.objective import Batch, NextToken, Sums
 
 
+def hashes(tokens):
+    """A number for each sequence of `batch seq`, whatever the order of its positions; of NumPy or JAX."""
+    return (31 * tokens * tokens + tokens).sum(axis=1)
+
+
 @dataclass(frozen=True)
 class Poisoned(NextToken):
-    """Next token, with a loss `times` as large (None: not a number) in batches with a sequence whose tokens add up to
-    one of `totals`."""
+    """Next token, with a loss `times` as large (None: not a number) in batches with a sequence of one of `hashes`."""
 
-    totals: tuple[int, ...] = ()
+    hashes: tuple[int, ...] = ()
     times: float | None = None
 
     def sums(self, module, batch: Batch, key=None) -> Sums:
         found = super().sums(module, batch, key)
-        totals = jnp.sum(batch["tokens"], axis=1)
-        bad = jnp.any(jnp.stack([jnp.any(totals == one) for one in self.totals]))
+        found_hashes = hashes(batch["tokens"])
+        bad = jnp.any(jnp.stack([jnp.any(found_hashes == one) for one in self.hashes]))
         factor = jnp.where(bad, jnp.nan if self.times is None else self.times, 1.0)
         minimised, metrics = jax.tree.map(lambda x: x * factor, (found.minimised, found.metrics))
         return replace(found, minimised=minimised, metrics=metrics)

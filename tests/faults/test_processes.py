@@ -35,7 +35,7 @@ def test_a_step_that_hangs_ends_the_run_with_its_stacks_and_the_next_start_goes_
     process = start(tmp_path / "run", lines=hung + limits + SHORT)
     out = process.communicate(timeout=200)[0]
     assert process.returncode == 124, out
-    assert "nothing has happened for 6 s in phase 'step' at step 23" in out
+    assert re.search(r"nothing has happened for \d+ s in phase 'step' at step 23: stopping", out), out
     assert "sleep_without_end" in (tmp_path / "run/stacks-0.txt").read_text()
     (hang,) = kinds(tmp_path / "run", "hang")
     assert (hang["step"], hang["phase"]) == (23, "step")

@@ -63,6 +63,15 @@ def test_skipped_and_rolled_back_steps_are_not_productive():
     assert found.seconds["repeated"] == 3
 
 
+def test_time_after_a_process_that_was_done_is_not_counted():
+    later = [{**one, "time": one["time"] + 1000} for one in WHOLE]
+    found = goodput([*WHOLE, *later], steps(1, 20))
+    assert found.total == pytest.approx(36)
+    assert found.seconds["down"] == 0
+    interrupted = goodput([*WHOLE[:-1], event(18, "end", outcome="interrupted"), *later], steps(1, 20))
+    assert interrupted.seconds["down"] == pytest.approx(982)
+
+
 def test_a_clock_that_was_moved_back_gives_no_negative_time():
     found = goodput([*WHOLE, event(-500, "start"), event(-490, "end")], steps(1, 10))
     assert all(seconds >= 0 for seconds in found.seconds.values())

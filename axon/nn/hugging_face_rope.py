@@ -71,6 +71,11 @@ def write_rope(rope: Rope) -> dict[str, Any]:
     return {"rope_theta": rope.theta, "rope_scaling": write_scaling(rope)}
 
 
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """`rope_parameters`, which says both."""
+    return {"rope_type": "default", **(write_scaling(rope) or {}), "rope_theta": rope.theta}
+
+
 def write_scaling(rope: Rope) -> dict[str, Any] | None:
     """`rope_scaling`; None for none."""
     if rope.scaling is None:

@@ -25,7 +25,7 @@ class Reference:
     """One family: its config as `transformers` resolved it, and what the model computed in float32.
 
     Args:
-        shapes: parameter's name → shape; buffers: the same of what is saved with them and has no gradient.
+        shapes: parameter's name → shape, as in files; buffers: the same of what is saved with them and has no gradient.
         tokens: `batch seq`; logits: `batch seq vocab`. loss: mean of the next token's negative log-likelihood, nats.
         gradients: parameter's name → `sketch` of it.
     """

@@ -72,9 +72,9 @@ def sketch(family: str, name: str, gradient: np.ndarray) -> np.ndarray:
 
 
 def relative_error(one: np.ndarray, other: np.ndarray) -> float:
-    """‖one − other‖ / ‖other‖."""
+    """‖one − other‖ / ‖other‖, or ‖one‖ where the other is zero, as the gradient of an expert without tokens."""
     wide = np.asarray(other, np.float64)
-    return float(np.linalg.norm(one - wide) / np.linalg.norm(wide))
+    return float(np.linalg.norm(one - wide) / (np.linalg.norm(wide) or 1.0))
 
 
 def _weight(family: str, name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -76,11 +76,16 @@ def unrepresented(architecture: Architecture, model: Any) -> list[str]:
         said = read_fields(architecture, write_config(architecture, model))
     except UserError as error:
         return [str(error)]
-    return [
-        f"{name} is {value_at(model, name)!r}, and would become {value!r}"
-        for name, value in said.items()
-        if name not in LOCAL and value_at(model, name) != value
-    ]
+    return [f"{name} is {value_at(model, name)!r}, and would become {said[name]!r}" for name in _changed(said, model)]
+
+
+def changed_fields(architecture: Architecture, config: Mapping[str, Any], model: Any) -> list[str]:
+    """The fields of our config whose value is not what a config.json says, by name."""
+    return _changed(read_fields(architecture, config), model)
+
+
+def _changed(said: Mapping[str, Any], model: Any) -> list[str]:
+    return [name for name, value in said.items() if name not in LOCAL and value_at(model, name) != value]
 
 
 def unknown_fields(architecture: Architecture, config: Mapping[str, Any]) -> list[str]:

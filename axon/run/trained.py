@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -60,10 +59,7 @@ class TrainedRun:
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
-
-    @cached_property
-    def train(self) -> Train:
-        return self.folder.tree()
+        self.train: Train = folder.tree()
 
     @property
     def tokenizer(self) -> TokenizerFile:
@@ -91,14 +87,8 @@ class TrainedHub:
 
     def __init__(self, hub: HubModel):
         self.hub = hub
-
-    @cached_property
-    def train(self) -> Train:
-        return run_of(self.hub, self.tokenizer)
-
-    @property
-    def tokenizer(self) -> TokenizerFile:
-        return _fitting(tokenizer_of(self.hub.folder), self.hub.model, "model")
+        self.tokenizer = _fitting(tokenizer_of(hub.folder), hub.model, "model")
+        self.train = run_of(hub, self.tokenizer)
 
     def restore(self, runtime: Runtime, model: Any, report: Report) -> tuple[Any, Any]:
         for line in self._differences(model):
@@ -110,10 +100,17 @@ class TrainedHub:
     def check_same_tokens(self, tokenizer: str) -> None:
         mine = self.tokenizer
         if mine.load().to_json() != tokenizer:
+            fields = {"path": mine.path, "bos": mine.bos, "ends": mine.ends, "prompts": mine.prompts}
+            lines = [f"TokenizerFile.{name} = {value!r}" for name, value in fields.items()]
             raise UserError(
-                f"{self.hub.name}: its tokenizer differs from this run's, so its embeddings would be of other tokens. "
-                f"Set Data.tokenizer = @TokenizerFile(), TokenizerFile.path = {mine.path!r} and TokenizerFile.bos = "
-                f"{mine.bos!r}"
+                "\n  ".join(
+                    [
+                        f"{self.hub.name}: its tokenizer differs from this run's, so its embeddings would be of other "
+                        "tokens. Set",
+                        "Data.tokenizer = @TokenizerFile()",
+                        *lines,
+                    ]
+                )
             )
 
     def _differences(self, model: Any) -> list[str]:

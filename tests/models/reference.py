@@ -16,6 +16,8 @@ import numpy as np
 
 FOLDER = Path(__file__).parent / "fixtures"
 DIRECTIONS = 64
+PROMPT, GREEDY = 8, 16
+"""Tokens of a prompt, and of its continuation: as many as GPT-2's fixture has positions."""
 PLUS_ONE = ("gemma2", "gemma3")
 """Families whose norms multiply by 1 + weight."""
 
@@ -27,7 +29,8 @@ class Reference:
     Args:
         shapes: parameter's name → shape, as in files; buffers: the same of what is saved with them and has no gradient.
         tokens: `batch seq`; logits: `batch seq vocab`. loss: mean of the next token's negative log-likelihood, nats.
-        gradients: parameter's name → `sketch` of it.
+        gradients: parameter's name → `sketch` of it. greedy: the likeliest ids, one after the other, after the first
+            `PROMPT` of `tokens[0]`.
     """
 
     config: dict[str, Any]
@@ -37,6 +40,7 @@ class Reference:
     logits: np.ndarray
     loss: float
     gradients: dict[str, np.ndarray]
+    greedy: np.ndarray
 
 
 def load(family: str) -> Reference:
@@ -45,13 +49,14 @@ def load(family: str) -> Reference:
         about = json.loads(str(stored["about"]))
         shapes, buffers = ({n: tuple(shape) for n, shape in about[k].items()} for k in ("shapes", "buffers"))
         gradients, loss = dict(zip(shapes, stored["gradients"], strict=True)), float(stored["loss"])
-        return Reference(about["config"], shapes, buffers, stored["tokens"], stored["logits"], loss, gradients)
+        arrays = stored["tokens"], stored["logits"], loss, gradients, stored["greedy"]
+        return Reference(about["config"], shapes, buffers, *arrays)
 
 
 def save(family: str, made: Reference) -> None:
     """Store `made`; `load` gives it back."""
     about = json.dumps({"config": made.config, "shapes": made.shapes, "buffers": made.buffers})
-    arrays = {"tokens": made.tokens, "logits": made.logits, "loss": np.float64(made.loss)}
+    arrays = {"tokens": made.tokens, "logits": made.logits, "loss": np.float64(made.loss), "greedy": made.greedy}
     np.savez_compressed(FOLDER / f"{family}.npz", about=about, gradients=np.stack([*made.gradients.values()]), **arrays)
 
 

@@ -8,15 +8,17 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from reference import Reference, load, relative_error, sketch, weights
+from reference import GREEDY, PROMPT, Reference, load, relative_error, sketch, weights
 
 from axon.checkpoint.huggingface.config import LOCAL, read_config, read_fields, unknown_fields
 from axon.checkpoint.huggingface.load import check_weights, read_shard
 from axon.checkpoint.huggingface.pieces import pieces_of
 from axon.checkpoint.huggingface.save import Theirs, fetch_from
 from axon.checkpoint.huggingface.tables import known, table_for
+from axon.layout import Layout
 from axon.nn import ClampedSwiGLU, Inputs, Rope, Routing, YarnScaling, cross_entropy, parameters, variables
-from axon.runtime import nested
+from axon.runtime import Runtime, nested
+from axon.serve.generate import Generator, Sampling
 
 FAMILIES = (
     "llama31",
@@ -99,6 +101,19 @@ def test_logits_loss_and_gradients_are_those_of_transformers(name, family, place
     theirs = Theirs(pieces, fetch_from(gradients))
     errors = {n: relative_error(sketch(name, n, theirs(n)), stored) for n, stored in reference.gradients.items()}
     assert max(errors.values()) < 1e-4, errors
+
+
+@pytest.mark.few(name=("llama31",))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_text_is_that_of_transformers(name, family):
+    one = family(name)
+    runtime = Runtime(one.config, Layout(), devices=jax.devices()[:1])
+    values, _ = one.ours(runtime.module)
+    state = {path: np.zeros(spec.shape, np.float32) for path, spec in runtime.variables.items()} | values
+    parameters, variables = (nested({p: state[p] for p in of}) for of in (runtime.parameters, runtime.variables))
+    prompt = one.reference.tokens[0, :PROMPT].tolist()
+    ids = Generator(runtime)(parameters, prompt, Sampling(GREEDY, temperature=0), variables)
+    assert ids == one.reference.greedy.tolist()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -24,7 +24,7 @@ app = typer.Typer(
 Set = Annotated[
     list[str], typer.Option("--set", metavar="NAME.FIELD=VALUE", help="Bind a value last, as a line of the file would.")
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or hf:DIR_OR_NAME.")]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .gin file.")]
 
 
@@ -160,6 +160,20 @@ def generate(
 
     sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed)
     typer.echo(generate_text(run_dir, prompt, sampling, _say))
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf:DIR_OR_NAME, or the folder of a run.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for a run, or hf:DIR.")],
+) -> None:
+    """A Hugging Face model as the folder of a run, or a run as a Hugging Face model.
+
+    Example: `axon convert hf:Qwen/Qwen3-0.6B runs/qwen3`, and back: `axon convert runs/qwen3 hf:out`
+    """
+    from axon.run.convert import convert
+
+    convert(source, target, _say)
 
 
 @app.command()

@@ -25,7 +25,8 @@ class SpanCorruption:
     Of each sequence the share `density` is left out, in spans of `span` tokens on average: as many of both in every
     sequence, where they are is drawn anew in each step. The encoder reads the sequence with a sentinel in place of each
     span; the decoder writes each sentinel and its span, and a last sentinel. Sentinels are the last ids of the model's
-    vocabulary, backwards. Sequences are taken as they are, with the documents that they pack, as T5 did.
+    vocabulary, backwards, which must have as many more than the tokenizer. Sequences are taken as they are, with the
+    documents that they pack, as T5 did.
 
     The draw follows from the run's seed, the step and the sequence's number in the global batch: it depends neither on
     the layout nor on microbatches, and a resumed run draws the same. Evaluation draws the same for every batch.

@@ -75,14 +75,16 @@ class SpanCorruption:
         noise, spans = self.sizes(batch["tokens"].shape[1])
         words = (random_words(key, name, batch) for name in ("noise", "rest"))
 
+        # Orders are asked for here: in the region where all mesh axes are manual, a placement knows of none.
+        natural = np.argsort(_stored(batch["tokens"].shape[1]))
+
         def local(*stored: Array) -> dict[str, Array]:
-            natural = np.argsort(_stored(stored[0].shape[1]))
             tokens, weights, of_noise, of_rest = (x[:, natural] for x in stored)
             left_out, number = _left_out(of_noise, of_rest, noise, spans)
             return self._cut(tokens, weights, left_out, number, noise, spans, module.vocab)
 
         drawn = axes.by_sequence(local, batch["tokens"], batch["weights"], *words)
-        drawn = {name: axes.shard(value, "batch seq") for name, value in drawn.items()}
+        drawn = {name: axes.shard(x[:, _stored(x.shape[1])], "batch seq") for name, x in drawn.items()}
         return {"weights": batch["weights"], SEQUENCES: batch[SEQUENCES], **drawn}
 
     def counts(self, batch: Batch) -> dict[str, Array]:
@@ -122,9 +124,8 @@ class SpanCorruption:
         return padded | documents
 
     def _padded(self, x: Array) -> Array:
-        """With zeros at its end, and positions in the order in which the layout stores them."""
-        x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % self.multiple)))
-        return x[:, _stored(x.shape[1])]
+        """With zeros at its end."""
+        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % self.multiple)))
 
 
 def _stored(seq: int) -> np.ndarray:

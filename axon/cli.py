@@ -28,7 +28,7 @@ app.add_typer(checkpoint.app, name="checkpoint")
 Set = Annotated[
     list[str], typer.Option("--set", metavar="NAME.FIELD=VALUE", help="Bind a value last, as a line of the file would.")
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run.")]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or hf:DIR_OR_NAME.")]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .gin file.")]
 
 
@@ -174,6 +174,20 @@ def generate(
 
 
 app.command()(report)
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="hf:DIR_OR_NAME, or the folder of a run.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for a run, or hf:DIR.")],
+) -> None:
+    """A Hugging Face model as the folder of a run, or a run as a Hugging Face model.
+
+    Example: `axon convert hf:Qwen/Qwen3-0.6B runs/qwen3`, and back: `axon convert runs/qwen3 hf:out`
+    """
+    from axon.run.convert import convert
+
+    convert(source, target, _say)
 
 
 @app.command()

@@ -24,11 +24,12 @@ from axon.nn import (
     constant,
     exact_gelu,
 )
+from axon.nn.hugging_face import Architecture, Constant, Field, Row, in_layers
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
-__all__ = ["Bert"]
+__all__ = ["HUGGING_FACE", "Bert"]
 
 
 @dataclass(frozen=True)
@@ -146,3 +147,62 @@ class Block(nnx.Module):
         x = self.attention_norm(x + self.attention_dropout(out, inputs), RESIDUAL)
         x = self.mlp_norm(x + self.mlp_dropout(self.mlp(x), inputs), RESIDUAL)
         return x, cache, Auxiliary()
+
+
+def _linear(theirs: str, ours: str, axes: str, bias: str) -> tuple[Row, Row]:
+    return Row(f"{theirs}.weight", ours, axes), Row(f"{theirs}.bias", f"{ours}_bias", bias)
+
+
+def _norm(theirs: str, ours: str) -> tuple[Row, Row]:
+    return Row(f"{theirs}.weight", f"{ours}/scale"), Row(f"{theirs}.bias", f"{ours}/bias")
+
+
+ROWS = (
+    Row("bert.embeddings.word_embeddings.weight", "embedding/table"),
+    Row("bert.embeddings.position_embeddings.weight", "positions/table"),
+    Row("bert.embeddings.token_type_embeddings.weight", "types/table"),
+    *_norm("bert.embeddings.LayerNorm", "embedding_norm"),
+    *_linear("cls.predictions.transform.dense", "transform", "embed_out embed", "embed_out"),
+    *_norm("cls.predictions.transform.LayerNorm", "transform_norm"),
+    Row("cls.predictions.bias", "output_bias"),
+    *in_layers(
+        (
+            *_linear("attention.self.query", "attention/query", "(heads head_dim) embed", "(heads head_dim)"),
+            *_linear("attention.self.key", "attention/key", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
+            *_linear("attention.self.value", "attention/value", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
+            *_linear("attention.output.dense", "attention/out", "embed (heads head_dim)", "embed"),
+            *_norm("attention.output.LayerNorm", "attention_norm"),
+            *_linear("intermediate.dense", "mlp/up", "mlp embed", "mlp"),
+            *_linear("output.dense", "mlp/down", "embed mlp", "embed"),
+            *_norm("output.LayerNorm", "mlp_norm"),
+        ),
+        "bert.encoder.layer.{layer}",
+    ),
+)
+FIELDS = (
+    Field("vocab_size", "vocab", 30522),
+    Field("hidden_size", "embed", 768),
+    Field("num_hidden_layers", "layers", 12),
+    Field("num_attention_heads", "heads", 12),
+    Field("intermediate_size", "mlp", 3072),
+    Field("max_position_embeddings", "positions", 512),
+    Field("type_vocab_size", "types", 2),
+    Field("layer_norm_eps", "norm_eps", 1e-12),
+    Field("hidden_dropout_prob", "dropout", 0.1),
+    Constant("hidden_act", "gelu"),
+    Constant("is_decoder", False),
+    Constant("add_cross_attention", False),
+    Constant("position_embedding_type", "absolute", also=(None,)),
+    Constant("tie_word_embeddings", True),
+)
+HUGGING_FACE = (
+    Architecture(
+        "BertForMaskedLM",
+        "bert",
+        Bert,
+        ROWS,
+        FIELDS,
+        unused=("cls.predictions.decoder.*", "bert.pooler.*", "cls.seq_relationship.*", "*.position_ids"),
+        silent=("attention_probs_dropout_prob", "classifier_dropout"),
+    ),
+)

@@ -1,7 +1,8 @@
 """DeepSeek-V2 and V3: latent attention, experts after the first layers, and a second token predicted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flax import nnx
 
@@ -22,12 +23,16 @@ from axon.nn import (
     Segment,
     YarnScaling,
 )
+from axon.nn.hugging_face import UNUSED, Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
+from models.llama import EMBEDDING, MLP
+from models.mixtral import EXPERTS, MOE_NORM
 
-__all__ = ["DeepSeek"]
+__all__ = ["HUGGING_FACE", "DeepSeek"]
 
 
 @dataclass(frozen=True)
@@ -178,3 +183,119 @@ class ExpertBlock(nnx.Module):
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)
+
+
+BLOCK = (
+    Row("input_layernorm.weight", "attention_norm/scale"),
+    Row("self_attn.q_proj.weight", "attention/query", "(heads [nope_dim]) embed"),
+    Row("self_attn.q_proj.weight", "attention/query_rope", "(heads [rope_dim]) embed"),
+    Row("self_attn.q_a_proj.weight", "attention/query_down", "q_latent embed"),
+    Row("self_attn.q_a_layernorm.weight", "attention/query_norm/scale"),
+    Row("self_attn.q_b_proj.weight", "attention/query", "(heads [nope_dim]) q_latent"),
+    Row("self_attn.q_b_proj.weight", "attention/query_rope", "(heads [rope_dim]) q_latent"),
+    Row("self_attn.kv_a_proj_with_mqa.weight", "attention/kv_down", "[kv_latent] embed"),
+    Row("self_attn.kv_a_proj_with_mqa.weight", "attention/key_rope", "[rope_dim] embed"),
+    Row("self_attn.kv_a_layernorm.weight", "attention/kv_norm/scale"),
+    Row("self_attn.kv_b_proj.weight", "attention/key", "(heads [nope_dim]) kv_latent"),
+    Row("self_attn.kv_b_proj.weight", "attention/value", "(heads [value_dim]) kv_latent"),
+    Row("self_attn.o_proj.weight", "attention/out", "embed (heads value_dim)"),
+    Row("post_attention_layernorm.weight", "mlp_norm/scale"),
+    MOE_NORM,
+    *MLP,
+    *EXPERTS,
+    Row("mlp.gate.e_score_correction_bias", "moe/router/bias"),
+    Row("mlp.shared_experts.gate_proj.weight", "moe/shared/gate", "mlp embed"),
+    Row("mlp.shared_experts.up_proj.weight", "moe/shared/up", "mlp embed"),
+    Row("mlp.shared_experts.down_proj.weight", "moe/shared/down", "embed mlp"),
+)
+ROWS = EMBEDDING + in_layers(BLOCK)
+
+
+def _read_v2_groups(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("topk_method", "greedy") == "greedy":
+        return {"routing.groups": 1, "routing.kept_groups": 1}
+    groups = {"routing.groups": config["n_group"], "routing.kept_groups": config["topk_group"]}
+    return groups | {"routing.group_best": 1}
+
+
+def _write_v2_groups(model: DeepSeek) -> dict[str, Any]:
+    if model.routing.groups == 1:
+        return {"topk_method": "greedy"}
+    groups = {"n_group": model.routing.groups, "topk_group": model.routing.kept_groups}
+    return {"topk_method": "group_limited_greedy"} | groups
+
+
+FIELDS = (
+    Field("vocab_size", "vocab"),
+    Field("hidden_size", "embed"),
+    Field("num_hidden_layers", "layers"),
+    Field("num_attention_heads", "heads"),
+    Field("intermediate_size", "mlp"),
+    Field("moe_intermediate_size", "expert_mlp"),
+    Field("n_routed_experts", "routing.experts"),
+    Field("num_experts_per_tok", "routing.top_k"),
+    Converted(
+        lambda config: {"shared": (config.get("n_shared_experts") or 0) * config["moe_intermediate_size"]},
+        lambda model: {"n_shared_experts": model.shared // model.expert_mlp},
+        ("n_shared_experts",),
+    ),
+    Field("q_lora_rank", "q_latent", 1536),
+    Field("kv_lora_rank", "kv_latent", 512),
+    Field("qk_nope_head_dim", "nope_dim", 128),
+    Field("qk_rope_head_dim", "rope_dim", 64),
+    Field("v_head_dim", "value_dim", 128),
+    Field("rms_norm_eps", "norm_eps", 1e-6),
+    rope_field(),
+    # Said by the fields above; transformers reads the first.
+    Converted(
+        lambda config: {},
+        lambda model: {"num_key_value_heads": model.heads},
+        ("num_key_value_heads", "head_dim", "qk_head_dim"),
+    ),
+    Constant("moe_layer_freq", 1),
+    Constant("attention_bias", False),
+    Constant("hidden_act", "silu"),
+    Constant("tie_word_embeddings", False),
+)
+V2 = (
+    Field("first_k_dense_replace", "first_dense", 0),
+    Field("routed_scaling_factor", "routing.scale", 1.0),
+    Converted(_read_v2_groups, _write_v2_groups, ("topk_method", "n_group", "topk_group")),
+    Constant("scoring_func", "softmax"),
+    Constant("norm_topk_prob", False),
+    Constant("mlp_bias", False),
+)
+V3 = (
+    Field("first_k_dense_replace", "first_dense", 3),
+    Field("routed_scaling_factor", "routing.scale", 2.5),
+    Field("n_group", "routing.groups", 8),
+    Field("topk_group", "routing.kept_groups", 4),
+    Field("norm_topk_prob", "routing.normalise", True),
+    Field("rope_interleave", "interleaved", True),
+    Constant("scoring_func", "sigmoid"),
+    Constant("topk_method", "noaux_tc"),
+)
+SOFTMAX = {"routing.scores": "softmax", "routing.normalise": False, "routing.bias_rate": 0.0}
+SIGMOID = {"routing.scores": "sigmoid", "routing.group_best": 2, "routing.bias_rate": 0.001}
+SILENT = ("aux_loss_alpha", "auto_map", "ep_size", "num_nextn_predict_layers", "seq_aux")
+HUGGING_FACE = (
+    Architecture(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        DeepSeek,
+        ROWS,
+        FIELDS + V2,
+        SOFTMAX | {"interleaved": True, "multi_token": False},
+        silent=SILENT,
+    ),
+    Architecture(
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        DeepSeek,
+        ROWS,
+        FIELDS + V3,
+        SIGMOID | {"multi_token": False},
+        unused=(*UNUSED, "model.layers.61.*"),  # multi-token prediction's block, which transformers leaves out too
+        silent=SILENT,
+    ),
+)

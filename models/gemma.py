@@ -1,7 +1,9 @@
 """Gemma 2 and 3: sliding-window layers between full ones, norms before and after."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -21,11 +23,15 @@ from axon.nn import (
     Segment,
     geglu,
 )
+from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face_layers import local_layers
+from axon.nn.hugging_face_rope import THEIRS, described, read_rope, rope_parameters, write_rope
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
+from models.llama import ATTENTION, EMBEDDING, MLP, SIZES
 
-__all__ = ["Gemma"]
+__all__ = ["HUGGING_FACE", "Gemma"]
 
 
 @dataclass(frozen=True)
@@ -147,3 +153,72 @@ class Block(nnx.Module):
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)
+
+
+ROWS = EMBEDDING + in_layers(
+    (
+        *ATTENTION,
+        Row("post_attention_layernorm.weight", "attention_post_norm/scale"),
+        Row("pre_feedforward_layernorm.weight", "mlp_norm/scale"),
+        *MLP,
+        Row("post_feedforward_layernorm.weight", "mlp_post_norm/scale"),
+    )
+)
+
+
+def _read_scale(config: Mapping[str, Any]) -> dict[str, Any]:
+    scalar = config.get("query_pre_attn_scalar", 256)
+    return {"query_pre_attn_scalar": None if scalar == config.get("head_dim", 256) else scalar}
+
+
+def _read_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = read_rope(described(config, 10_000.0), config)
+    return {"rope": rope, "local_rope": rope}
+
+
+def _read_two_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
+    both = config.get("rope_parameters") or {}
+    if "full_attention" in both:
+        full, local = both["full_attention"], both["sliding_attention"]
+    else:
+        full, local = described(config, 1e6), {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+    return {"rope": read_rope(full, config), "local_rope": read_rope(local, config)}
+
+
+def _write_two_ropes(model: Gemma) -> dict[str, Any]:
+    ropes = {"full_attention": model.rope, "sliding_attention": model.local_rope}
+    return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in ropes.items()}}
+
+
+FIELDS = (
+    *(field for field in SIZES if field.ours != "head_dim"),
+    Field("head_dim", "head_dim", 256),
+    Field("sliding_window", "window", 4096),
+    Converted(
+        _read_scale,
+        lambda model: {"query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_dim},
+        ("query_pre_attn_scalar",),
+    ),
+    Field("rms_norm_eps", "norm_eps", 1e-6),
+    Constant("hidden_activation", "gelu_pytorch_tanh", also=(None,), moot=("hidden_act",)),
+    Constant("attention_bias", False),
+    Constant("use_bidirectional_attention", False, also=(None,)),
+    Constant("tie_word_embeddings", True),
+)
+GEMMA2 = (
+    local_layers(2),
+    Converted(_read_one_rope, lambda model: write_rope(model.rope), THEIRS),
+    Field("attn_logit_softcapping", "soft_cap", 50.0),
+    Field("final_logit_softcapping", "logit_soft_cap", 30.0),
+)
+GEMMA3 = (
+    local_layers(6),
+    Converted(_read_two_ropes, _write_two_ropes, (*THEIRS, "rope_local_base_freq")),
+    Field("attn_logit_softcapping", "soft_cap", None),
+    Field("final_logit_softcapping", "logit_soft_cap", None),
+)
+SILENT = ("cache_implementation",)
+HUGGING_FACE = (
+    Architecture("Gemma2ForCausalLM", "gemma2", Gemma, ROWS, FIELDS + GEMMA2, {"qk_norm": False}, silent=SILENT),
+    Architecture("Gemma3ForCausalLM", "gemma3_text", Gemma, ROWS, FIELDS + GEMMA3, {"qk_norm": True}, silent=SILENT),
+)

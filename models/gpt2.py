@@ -8,11 +8,12 @@ from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import MLP, Attention, Auxiliary, Depth, Dropout, Embedding, Inputs, LanguageModel, LayerNorm, Segment
+from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
-__all__ = ["GPT2"]
+__all__ = ["GPT2", "HUGGING_FACE"]
 
 
 @dataclass(frozen=True)
@@ -106,3 +107,68 @@ class Block(nnx.Module):
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)
+
+
+ROWS = (
+    Row("transformer.wte.weight", "embedding/table"),
+    Row("transformer.wpe.weight", "positions/table"),
+    Row("transformer.ln_f.weight", "norm/scale"),
+    Row("transformer.ln_f.bias", "norm/bias"),
+    *in_layers(
+        (
+            Row("ln_1.weight", "attention_norm/scale"),
+            Row("ln_1.bias", "attention_norm/bias"),
+            Row("attn.c_attn.weight", "attention/query", "embed [heads head_dim]"),
+            Row("attn.c_attn.weight", "attention/key", "embed [kv_heads head_dim]"),
+            Row("attn.c_attn.weight", "attention/value", "embed [kv_heads head_dim]"),
+            Row("attn.c_attn.bias", "attention/query_bias", "[heads head_dim]"),
+            Row("attn.c_attn.bias", "attention/key_bias", "[kv_heads head_dim]"),
+            Row("attn.c_attn.bias", "attention/value_bias", "[kv_heads head_dim]"),
+            Row("attn.c_proj.weight", "attention/out", "(heads head_dim) embed"),
+            Row("attn.c_proj.bias", "attention/out_bias"),
+            Row("ln_2.weight", "mlp_norm/scale"),
+            Row("ln_2.bias", "mlp_norm/bias"),
+            Row("mlp.c_fc.weight", "mlp/up"),
+            Row("mlp.c_fc.bias", "mlp/up_bias"),
+            Row("mlp.c_proj.weight", "mlp/down"),
+            Row("mlp.c_proj.bias", "mlp/down_bias"),
+        ),
+        "transformer.h.{layer}",
+    ),
+)
+WIDTH = Converted(
+    lambda config: {"mlp": config.get("n_inner") or 4 * config.get("n_embd", 768)},
+    lambda model: {"n_inner": model.mlp},
+    ("n_inner",),
+)
+FIELDS = (
+    Field("vocab_size", "vocab", 50257),
+    Field("n_embd", "embed", 768),
+    Field("n_layer", "layers", 12),
+    Field("n_head", "heads", 12),
+    WIDTH,
+    Field("n_positions", "positions", 1024),
+    Field("layer_norm_epsilon", "norm_eps", 1e-5),
+    Field("resid_pdrop", "dropout", 0.1),
+    Constant("activation_function", "gelu_new", also=("gelu_pytorch_tanh",)),
+    Constant("scale_attn_weights", True),
+    Constant("scale_attn_by_inverse_layer_idx", False),
+    Constant("add_cross_attention", False),
+    Constant("tie_word_embeddings", True),
+)
+HUGGING_FACE = (
+    Architecture(
+        "GPT2LMHeadModel",
+        "gpt2",
+        GPT2,
+        ROWS,
+        FIELDS,
+        unused=("*lm_head.weight", "*h.*.attn.bias", "*h.*.attn.masked_bias"),
+        silent=(
+            *("attn_pdrop", "embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "task_specific_params"),
+            *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
+            "summary_use_proj",
+        ),
+        optional_prefix="transformer.",
+    ),
+)

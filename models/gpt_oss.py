@@ -1,6 +1,8 @@
 """gpt-oss: attention sinks, sliding-window layers between full ones, and experts with biases."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from flax import nnx
 
@@ -19,12 +21,15 @@ from axon.nn import (
     Segment,
     YarnScaling,
 )
+from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
+from models.llama import ATTENTION, EMBEDDING, SIZES
 
-__all__ = ["GptOss"]
+__all__ = ["HUGGING_FACE", "GptOss"]
 
 
 @dataclass(frozen=True)
@@ -114,3 +119,52 @@ class Block(nnx.Module):
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)
+
+
+ROWS = EMBEDDING + in_layers(
+    (
+        *ATTENTION,
+        Row("self_attn.sinks", "attention/sinks"),
+        Row("post_attention_layernorm.weight", "moe_norm/scale"),
+        Row("mlp.router.weight", "moe/router/matrix", "experts embed"),
+        Row("mlp.router.bias", "moe/router/logit_bias"),
+        Row("mlp.experts.gate_up_proj", "moe/gate", "experts embed (mlp [1])"),
+        Row("mlp.experts.gate_up_proj", "moe/up", "experts embed (mlp [1])"),
+        Row("mlp.experts.gate_up_proj_bias", "moe/gate_bias", "experts (mlp [1])"),
+        Row("mlp.experts.gate_up_proj_bias", "moe/up_bias", "experts (mlp [1])"),
+        Row("mlp.experts.down_proj", "moe/down"),
+        Row("mlp.experts.down_proj_bias", "moe/down_bias"),
+    )
+)
+
+
+def _read_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
+    types = config.get("layer_types") or []
+    if any((kind == "full_attention") != bool(layer % 2) for layer, kind in enumerate(types)):
+        raise UserError(f"config.json: layer_types is {types}; in models.gpt_oss every other layer is a full one")
+    return {}
+
+
+FIELDS = (
+    *(field for field in SIZES if field.ours != "head_dim"),
+    Field("head_dim", "head_dim", 64),
+    Field("num_local_experts", "routing.experts", 128, also=("num_experts",)),
+    Field("num_experts_per_tok", "routing.top_k", 4, also=("experts_per_token",)),
+    Field("swiglu_alpha", "activation.alpha", 1.702),
+    Field("swiglu_limit", "activation.limit", 7.0),
+    Field("sliding_window", "window", 128),
+    Converted(
+        _read_layer_types,
+        lambda model: {"layer_types": ["sliding_attention", "full_attention"] * (model.layers // 2)},
+        ("layer_types",),
+    ),
+    Field("rms_norm_eps", "norm_eps", 1e-5),
+    rope_field(theta=150_000.0),
+    Constant("attention_bias", True),
+    Constant("hidden_act", "silu"),
+    Constant("tie_word_embeddings", False),
+)
+ROUTING = {"routing.scores": "softmax", "routing.normalise": True, "routing.scale": 1.0, "routing.groups": 1}
+HUGGING_FACE = (
+    Architecture("GptOssForCausalLM", "gpt_oss", GptOss, ROWS, FIELDS, ROUTING, silent=("initial_context_length",)),
+)

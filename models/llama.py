@@ -1,14 +1,17 @@
 """Llama 2 and 3, and the models that differ from it by a field: Mistral, Qwen 2 and 3, Phi 3 and 4, SmolLM 3."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from flax import nnx
 
 from axon.checks import check_range
+from axon.errors import UserError
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
-from axon.nn.hugging_face import Architecture, Constant, Field, Of, Row, in_layers
+from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Of, Row, in_layers
 from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
@@ -140,6 +143,19 @@ MLP = (
     Row("mlp.down_proj.weight", "mlp/down", "embed mlp"),
 )
 ROWS = EMBEDDING + in_layers((*ATTENTION, Row("post_attention_layernorm.weight", "mlp_norm/scale"), *MLP))
+PHI_ROWS = EMBEDDING + in_layers(
+    (
+        Row("input_layernorm.weight", "attention_norm/scale"),
+        Row("self_attn.qkv_proj.weight", "attention/query", "[heads head_dim] embed"),
+        Row("self_attn.qkv_proj.weight", "attention/key", "[kv_heads head_dim] embed"),
+        Row("self_attn.qkv_proj.weight", "attention/value", "[kv_heads head_dim] embed"),
+        Row("self_attn.o_proj.weight", "attention/out", "embed (heads head_dim)"),
+        Row("post_attention_layernorm.weight", "mlp_norm/scale"),
+        Row("mlp.gate_up_proj.weight", "mlp/gate", "[mlp] embed"),
+        Row("mlp.gate_up_proj.weight", "mlp/up", "[mlp] embed"),
+        Row("mlp.down_proj.weight", "mlp/down", "embed mlp"),
+    )
+)
 
 SIZES = (
     Field("vocab_size", "vocab"),
@@ -164,9 +180,48 @@ NO_WINDOW = Constant("use_sliding_window", False, moot=("sliding_window", "max_w
 WINDOW = Field("sliding_window", "window", 4096)
 NO_MLP_BIAS = Constant("mlp_bias", False)
 
+
+def _read_nope(config: Mapping[str, Any]) -> dict[str, Any]:
+    layers, every = config["num_hidden_layers"], config.get("no_rope_layer_interval", 4)
+    rotates = config.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(layers)]
+    every = rotates.index(0) + 1 if 0 in rotates else None
+    if every and any(bool(one) != bool((layer + 1) % every) for layer, one in enumerate(rotates)):
+        raise UserError(f"config.json: no_rope_layers is {rotates}; models.llama has one such layer in each so many")
+    return {"nope_every": every}
+
+
+def _write_nope(model: Llama) -> dict[str, Any]:
+    every = model.nope_every or model.layers + 1
+    rotates = [int((layer + 1) % every != 0) for layer in range(model.layers)]
+    return {"no_rope_layers": rotates, "no_rope_layer_interval": every}
+
+
+SMOLLM3 = (
+    *SIZES,
+    rope_field(theta=2_000_000.0),
+    Converted(_read_nope, _write_nope, ("no_rope_layers", "no_rope_layer_interval")),
+    Field("rms_norm_eps", "norm_eps", 1e-6),
+    Field("tie_word_embeddings", "tied", True),
+    Constant("hidden_act", "silu"),
+    NO_BIAS,
+    NO_MLP_BIAS,
+    NO_WINDOW,
+)
+PHI3 = (
+    *SIZES,
+    rope_field(long=True),
+    Field("sliding_window", "window", None),
+    Field("rms_norm_eps", "norm_eps", 1e-5),
+    Field("tie_word_embeddings", "tied", False),
+    Constant("hidden_act", "silu"),
+)
+SMOL = {name: value for name, value in PLAIN.items() if name != "nope_every"}
+
 HUGGING_FACE = (
     Architecture("LlamaForCausalLM", "llama", Llama, ROWS, (*FIELDS, NO_BIAS, NO_MLP_BIAS), PLAIN),
     Architecture("MistralForCausalLM", "mistral", Llama, ROWS, (*FIELDS, WINDOW), WINDOWED),
     Architecture("Qwen2ForCausalLM", "qwen2", Llama, ROWS, (*FIELDS, NO_WINDOW), PLAIN | {"bias": True}),
     Architecture("Qwen3ForCausalLM", "qwen3", Llama, ROWS, (*FIELDS, NO_BIAS, NO_WINDOW), PLAIN | {"qk_norm": True}),
+    Architecture("SmolLM3ForCausalLM", "smollm3", Llama, ROWS, SMOLLM3, SMOL),
+    Architecture("Phi3ForCausalLM", "phi3", Llama, PHI_ROWS, PHI3, WINDOWED, silent=("resid_pdrop", "embd_pdrop")),
 )

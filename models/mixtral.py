@@ -7,12 +7,15 @@ from flax import nnx
 from axon.checks import check_range
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment
+from axon.nn.hugging_face import Architecture, Constant, Field, Row, in_layers
+from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
+from models.llama import ATTENTION, EMBEDDING, NO_BIAS, NO_WINDOW, SIZES
 
-__all__ = ["Mixtral"]
+__all__ = ["HUGGING_FACE", "Mixtral"]
 
 
 @dataclass(frozen=True)
@@ -104,3 +107,62 @@ class Block(nnx.Module):
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)
+
+
+MOE_NORM = Row("post_attention_layernorm.weight", "moe_norm/scale")
+MIXTRAL_EXPERTS = (
+    Row("block_sparse_moe.gate.weight", "moe/router/matrix", "experts embed"),
+    Row("block_sparse_moe.experts.{experts}.w1.weight", "moe/gate", "mlp embed"),
+    Row("block_sparse_moe.experts.{experts}.w3.weight", "moe/up", "mlp embed"),
+    Row("block_sparse_moe.experts.{experts}.w2.weight", "moe/down", "embed mlp"),
+)
+EXPERTS = (
+    Row("mlp.gate.weight", "moe/router/matrix", "experts embed"),
+    Row("mlp.experts.{experts}.gate_proj.weight", "moe/gate", "mlp embed"),
+    Row("mlp.experts.{experts}.up_proj.weight", "moe/up", "mlp embed"),
+    Row("mlp.experts.{experts}.down_proj.weight", "moe/down", "embed mlp"),
+)
+FIELDS = (
+    *(field for field in SIZES if field.ours != "mlp"),
+    Field("tie_word_embeddings", "tied", False),
+    Constant("hidden_act", "silu"),
+)
+MIXTRAL = (
+    rope_field(theta=1e6),
+    Field("intermediate_size", "mlp"),
+    Field("num_local_experts", "routing.experts", 8),
+    Field("num_experts_per_tok", "routing.top_k", 2),
+    Field("rms_norm_eps", "norm_eps", 1e-5),
+    Field("sliding_window", "window", None),
+)
+QWEN3_MOE = (
+    rope_field(),
+    Field("moe_intermediate_size", "mlp", 768),
+    Field("num_experts", "routing.experts", 128, also=("num_local_experts",)),
+    Field("num_experts_per_tok", "routing.top_k", 8),
+    Field("norm_topk_prob", "routing.normalise", False),
+    Field("rms_norm_eps", "norm_eps", 1e-6),
+    Constant("decoder_sparse_step", 1, moot=("intermediate_size",)),
+    Constant("mlp_only_layers", [], also=(None,)),
+    NO_BIAS,
+    NO_WINDOW,
+)
+ROUTING = {"routing.scores": "softmax", "routing.scale": 1.0, "routing.groups": 1, "routing.bias_rate": 0.0}
+HUGGING_FACE = (
+    Architecture(
+        "MixtralForCausalLM",
+        "mixtral",
+        Mixtral,
+        EMBEDDING + in_layers((*ATTENTION, MOE_NORM, *MIXTRAL_EXPERTS)),
+        FIELDS + MIXTRAL,
+        ROUTING | {"shared": 0, "qk_norm": False, "routing.normalise": True},
+    ),
+    Architecture(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        Mixtral,
+        EMBEDDING + in_layers((*ATTENTION, MOE_NORM, *EXPERTS)),
+        FIELDS + QWEN3_MOE,
+        ROUTING | {"shared": 0, "qk_norm": True, "window": None},
+    ),
+)

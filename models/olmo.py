@@ -1,18 +1,24 @@
 """OLMo 2 and 3: norms after attention and MLP, QK norm over all heads; sliding windows in OLMo 3."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from flax import nnx
 
 from axon.checks import check_range
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
+from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face_layers import local_layers
+from axon.nn.hugging_face_rope import THEIRS, described, read_rope, rope_parameters, write_rope
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
+from models.llama import EMBEDDING, MLP, SIZES
 
-__all__ = ["Olmo"]
+__all__ = ["HUGGING_FACE", "Olmo"]
 
 
 @dataclass(frozen=True)
@@ -103,3 +109,60 @@ class Block(nnx.Module):
 
     def cache_specs(self, batch, length):
         return self.attention.cache_specs(batch, length)
+
+
+ROWS = EMBEDDING + in_layers(
+    (
+        Row("self_attn.q_proj.weight", "attention/query", "(heads head_dim) embed"),
+        Row("self_attn.k_proj.weight", "attention/key", "(kv_heads head_dim) embed"),
+        Row("self_attn.v_proj.weight", "attention/value", "(kv_heads head_dim) embed"),
+        Row("self_attn.o_proj.weight", "attention/out", "embed (heads head_dim)"),
+        Row("self_attn.q_norm.weight", "attention/query_norm/scale", "(heads head_dim)"),
+        Row("self_attn.k_norm.weight", "attention/key_norm/scale", "(kv_heads head_dim)"),
+        Row("post_attention_layernorm.weight", "attention_norm/scale"),
+        *MLP,
+        Row("post_feedforward_layernorm.weight", "mlp_norm/scale"),
+    )
+)
+THETA = 500_000.0
+
+
+def _read_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = read_rope(described(config, 10_000.0), config)
+    return {"rope": rope, "local_rope": rope}
+
+
+def _read_two_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Before transformers 5 `rope_scaling` was of full layers alone."""
+    both = config.get("rope_parameters") or {}
+    if "full_attention" in both:
+        local, full = both["sliding_attention"], both["full_attention"]
+    else:
+        full = described(config, THETA)
+        local = {"rope_theta": full["rope_theta"]}
+    return {"rope": read_rope(full, config), "local_rope": read_rope(local, config)}
+
+
+def _write_two_ropes(model: Olmo) -> dict[str, Any]:
+    ropes = {"full_attention": model.rope, "sliding_attention": model.local_rope}
+    return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in ropes.items()}}
+
+
+FIELDS = (
+    *SIZES,
+    Field("rms_norm_eps", "norm_eps", 1e-5),
+    Constant("tie_word_embeddings", False),
+    Constant("hidden_act", "silu"),
+    Constant("attention_bias", False),
+)
+OLMO2 = (*FIELDS, Converted(_read_one_rope, lambda model: write_rope(model.rope), THEIRS))
+OLMO3 = (
+    *FIELDS,
+    Field("sliding_window", "window", 4096),
+    local_layers(4),
+    Converted(_read_two_ropes, _write_two_ropes, THEIRS),
+)
+HUGGING_FACE = (
+    Architecture("Olmo2ForCausalLM", "olmo2", Olmo, ROWS, OLMO2, {"window": None, "local_layers": 3}),
+    Architecture("Olmo3ForCausalLM", "olmo3", Olmo, ROWS, OLMO3),
+)

@@ -1,7 +1,9 @@
 """T5: an encoder–decoder with a relative position bias."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -27,11 +29,12 @@ from axon.nn import (
     Segment,
     geglu,
 )
+from axon.nn.hugging_face import Architecture, Converted, Field, Of, Row, in_layers
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import Remat, RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
-__all__ = ["T5"]
+__all__ = ["HUGGING_FACE", "T5"]
 
 
 @dataclass(frozen=True)
@@ -170,14 +173,101 @@ class Block(nnx.Module):
         if config.gated:
             self.mlp = GatedMLP(dims, activation=geglu, out_scale=scale)
         else:
-            self.mlp = MLP(dims, scale, activation=nnx.relu, bias=False)
+            self.relu_mlp = MLP(dims, scale, activation=nnx.relu, bias=False)
         places = ("attention", "cross", "mlp")
         self.dropouts = {name: Dropout(config.dropout, f"{mask} {name}") for name in places}
-        self.crosses = crosses
+        self.crosses, self.gated = crosses, config.gated
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, _ = self.attention(self.attention_norm(x, RESIDUAL), inputs)
         x = x + self.dropouts["attention"](out, inputs)
         if self.crosses:
             x = x + self.dropouts["cross"](self.cross(self.cross_norm(x, RESIDUAL), inputs), inputs)
-        return x + self.dropouts["mlp"](self.mlp(self.mlp_norm(x, RESIDUAL)), inputs), cache, Auxiliary()
+        mlp = self.mlp if self.gated else self.relu_mlp
+        return x + self.dropouts["mlp"](mlp(self.mlp_norm(x, RESIDUAL)), inputs), cache, Auxiliary()
+
+
+def _attention(theirs: str, ours: str, keys: str) -> tuple[Row, ...]:
+    return (
+        Row(f"{theirs}.q.weight", f"{ours}/query", "(heads head_dim) embed"),
+        Row(f"{theirs}.k.weight", f"{ours}/key", f"({keys} head_dim) embed"),
+        Row(f"{theirs}.v.weight", f"{ours}/value", f"({keys} head_dim) embed"),
+        Row(f"{theirs}.o.weight", f"{ours}/out", "embed (heads head_dim)"),
+    )
+
+
+def _stack(stack: str, mlp: str, others: tuple[Row, ...] = ()) -> tuple[Row, ...]:
+    """The rows of the encoder or of the decoder; `mlp`: their name of a block's last part."""
+    block = (
+        *_attention("layer.0.SelfAttention", "attention", "kv_heads"),
+        Row("layer.0.layer_norm.weight", "attention_norm/scale"),
+        Row(f"{mlp}.DenseReluDense.wi.weight", "relu_mlp/up", "mlp embed"),
+        Row(f"{mlp}.DenseReluDense.wo.weight", "relu_mlp/down", "embed mlp"),
+        Row(f"{mlp}.DenseReluDense.wi_0.weight", "mlp/gate", "mlp embed"),
+        Row(f"{mlp}.DenseReluDense.wi_1.weight", "mlp/up", "mlp embed"),
+        Row(f"{mlp}.DenseReluDense.wo.weight", "mlp/down", "embed mlp"),
+        Row(f"{mlp}.layer_norm.weight", "mlp_norm/scale"),
+    )
+    bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+    return (
+        Row(bias, f"{stack}/bias/table", "buckets heads"),
+        Row(f"{stack}.final_layer_norm.weight", f"{stack}/norm/scale"),
+        *in_layers((*block, *others), f"{stack}.block.{{layer}}", f"{stack}/layers/*"),
+    )
+
+
+CROSS = (
+    *_attention("layer.1.EncDecAttention", "cross", "heads"),
+    Row("layer.1.layer_norm.weight", "cross_norm/scale"),
+)
+ROWS = (
+    Row("shared.weight", "embedding/table"),
+    Row("lm_head.weight", "head", "vocab embed"),
+    *_stack("encoder", "layer.1"),
+    *_stack("decoder", "layer.2", CROSS),
+)
+
+
+def _read_mlp(config: Mapping[str, Any]) -> dict[str, Any]:
+    kind = config.get("feed_forward_proj", "relu")
+    if kind not in ("relu", "gated-gelu"):
+        raise UserError(f"config.json: feed_forward_proj is {kind!r}; models.t5 has relu and gated-gelu")
+    return {"gated": kind == "gated-gelu"}
+
+
+def _read_tied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers 5 says `tie_word_embeddings` of all, and of those that are tied that their output is scaled."""
+    return {"tied": config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))}
+
+
+MLP_FIELDS = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
+TIED_FIELDS = ("tie_word_embeddings", "scale_decoder_outputs")
+FIELDS = (
+    Field("vocab_size", "vocab", 32128),
+    Field("d_model", "embed", 512),
+    Field("d_kv", "head_dim", 64),
+    Field("d_ff", "mlp", 2048),
+    Field("num_layers", "encoder_layers", 6),
+    Field("num_decoder_layers", "decoder_layers", Of("num_layers")),
+    Field("num_heads", "heads", 8),
+    Field("relative_attention_num_buckets", "buckets", 32),
+    Field("relative_attention_max_distance", "max_distance", 128),
+    Field("dropout_rate", "dropout", 0.1),
+    Field("layer_norm_epsilon", "norm_eps", 1e-6),
+    Converted(_read_mlp, lambda model: {"feed_forward_proj": "gated-gelu" if model.gated else "relu"}, MLP_FIELDS),
+    Converted(_read_tied, lambda model: {"tie_word_embeddings": model.tied}, TIED_FIELDS),
+)
+HUGGING_FACE = (
+    Architecture(
+        "T5ForConditionalGeneration",
+        "t5",
+        T5,
+        ROWS,
+        FIELDS,
+        unused=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+        silent=(
+            *("classifier_dropout", "initializer_factor", "is_decoder", "add_cross_attention", "n_positions"),
+            *("decoder_start_token_id", "output_past", "task_specific_params"),
+        ),
+    ),
+)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
@@ -31,13 +31,19 @@ class Tokenizer:
     Attributes:
         vocab: number of ids.
         bos: the id that opens every document, and so ends the one before it.
+        ends: the ids at which generation stops.
         byte_lengths: int32 `vocab`, the UTF-8 bytes an id stands for; 0 for special tokens. Exact for byte-level
             tokenizers, a best estimate for others.
     """
 
-    def __init__(self, inner: tokenizers.Tokenizer, bos: int):
+    def __init__(
+        self, inner: tokenizers.Tokenizer, bos: int, ends: frozenset[int] | None = None, *, template: bool = False
+    ):
         inner.no_padding()
         inner.no_truncation()
+        # Before special tokens in a text become plain text: a prompt's are special, as in `transformers`.
+        self._template = tokenizers.Tokenizer.from_str(inner.to_str()) if template else None
+        self.ends = frozenset([bos]) if ends is None else ends
         # `<|endoftext|>` written in a document is that text: only we place the special token.
         inner.encode_special_tokens = True
         self._inner = inner
@@ -56,6 +62,22 @@ class Tokenizer:
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"The tokenizer cannot encode this text: {error}") from error
         return [one.ids for one in encoded]
+
+    def prompt(self, text: str) -> list[int]:
+        """The ids of a document that begins with `text`: the special tokens of the tokenizer's template, or `bos`."""
+        if self._template is None:
+            return [self.bos, *self.encode(text)]
+        return self._template.encode(text).ids
+
+    def continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
+        """The text of `ids` after those of `prompt`, up to the first that ends it; special tokens are left out."""
+        stop = next((place for place, token in enumerate(ids) if token in self.ends), len(ids))
+        before, both = (
+            self._inner.decode([*map(int, part)], skip_special_tokens=True) for part in (prompt, [*prompt, *ids[:stop]])
+        )
+        if both.startswith(before):  # decoded alone, the first word of some tokenizers loses its space
+            return both[len(before) :]
+        return self._inner.decode([*map(int, ids[:stop])], skip_special_tokens=True)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens shown; bytes that are no whole character become U+FFFD."""
@@ -113,31 +135,42 @@ class Bpe:
 
 @dataclass(frozen=True)
 class TokenizerFile:
-    """A `tokenizer.json` on disk. `bos` names the token that opens a document; None looks for a usual one."""
+    """A `tokenizer.json` on disk.
+
+    Attributes:
+        bos: the token that opens a document; None looks for a usual one.
+        ends: the tokens at which generation stops; None: `bos`.
+        prompts: what a prompt to continue has besides its text: `bos` in front, or the special tokens of the file's own
+            template ("template"), as a prompt of `transformers` has.
+    """
 
     path: str
     bos: str | None = None
+    ends: tuple[str, ...] | None = None
+    prompts: Literal["bos", "template"] = "bos"
 
     def load(self) -> Tokenizer:
         """Reads it.
 
         Raises:
-            UserError: the file is missing or no tokenizer, or `bos` is not in its vocabulary.
+            UserError: the file is missing or no tokenizer, or `bos` or one of `ends` is not in its vocabulary.
         """
         path = named(self.path, "TokenizerFile.path")
         with reading(path):
             text = path.read_text(encoding="utf-8")
         try:
-            return read_tokenizer(text, self.bos)
+            return read_tokenizer(text, self.bos, self.ends, template=self.prompts == "template")
         except ValueError as error:
             raise UserError(f"{path}: {error}") from error
 
 
-def read_tokenizer(text: str, bos: str | None) -> Tokenizer:
+def read_tokenizer(
+    text: str, bos: str | None, ends: Sequence[str] | None = None, *, template: bool = False
+) -> Tokenizer:
     """A tokenizer from the text of a tokenizer.json.
 
     Raises:
-        ValueError: the library cannot read it, or it has no token `bos`.
+        ValueError: the library cannot read it, or it has no token `bos`, or none of `ends`.
     """
     try:
         json.loads(text)  # its errors are clearer than the library's
@@ -150,7 +183,15 @@ def read_tokenizer(text: str, bos: str | None) -> Tokenizer:
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         wanted = f"no token {bos!r}" if bos else f"none of {', '.join(KNOWN_BOS)}"
         raise ValueError(f"it has {wanted} to open documents with: set TokenizerFile.bos.{suggest(bos or '', special)}")
-    return Tokenizer(inner, found[0])
+    stops = None if ends is None else frozenset(_id(inner, name) for name in ends)
+    return Tokenizer(inner, found[0], stops, template=template)
+
+
+def _id(inner: tokenizers.Tokenizer, token: str) -> int:
+    number = inner.token_to_id(token)
+    if number is None:
+        raise ValueError(f"it has no token {token!r} to end texts with: set TokenizerFile.ends")
+    return number
 
 
 def _byte_lengths(inner: tokenizers.Tokenizer) -> np.ndarray:

@@ -89,6 +89,8 @@ class Attention(nnx.Module):
         sinks = _per_shard(self.sinks) if self.has_sinks else None
         if cache is None:
             out = attend(q, k, v, self.config, inputs, sinks, inputs.score_bias if self.biased else None)
+        elif self.biased:
+            raise ValueError("Attention: a cache of keys and values has no bias by distance yet")
         elif inputs.start is None:
             raise ValueError("Attention: a cache of keys and values needs Inputs.start, where to write to it")
         else:

@@ -28,7 +28,7 @@ class Row:
         theirs: its name. `{layer}` is the logical number of a layer; the name of one of our axes in braces, as
             `{experts}`, is a place on it: each place is an array of its own.
         ours: the path of a parameter or variable; `*` is any kind of block (`layers/*/mlp/up`). A row is used where
-            the model has the path, so that one table serves models with and without a bias.
+            the model has the path, with these axes: one table serves models with and without a bias.
         axes: their array in the names of our axes, as the left side of an einops pattern whose right side are the axes
             that ours is declared with; None where both are the same. `(heads head_dim) embed` is a dimension of heads,
             and within them of head_dim. Where an array of theirs has several of ours, in rows of the same name, the
@@ -83,6 +83,10 @@ class Converted:
     theirs: tuple[str, ...]
 
 
+UNUSED = ("lm_head.weight", "*.rotary_emb.inv_freq")
+"""What old files have besides: a tied head, and frequencies."""
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One of their model classes, as one of our configs.
@@ -91,7 +95,7 @@ class Architecture:
         name: as `architectures` of a config.json has it. model_type: likewise. model: the class of our config.
         rows: its arrays. fields: of its config.
         fixed: fields of our config that have this value in all models of the architecture.
-        unused: their arrays that say nothing, as patterns with `*`; config: fields to write whatever the model.
+        unused: arrays that a file may have and that say nothing, `*` for anything. silent: such fields of its config.
         optional_prefix: what names may lack, as those that were saved without the head: `transformer.`.
     """
 
@@ -101,8 +105,8 @@ class Architecture:
     rows: tuple[Row, ...]
     fields: tuple[Field | Constant | Converted, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    unused: tuple[str, ...] = ()
-    config: Mapping[str, Any] = field(default_factory=dict)
+    unused: tuple[str, ...] = UNUSED
+    silent: tuple[str, ...] = ()
     optional_prefix: str = ""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from axon.errors import UserError, suggest
 from axon.nn.hugging_face import Converted
 from axon.nn.rope import Rope
-from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
+from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 NAMES = {
     "linear": {"factor": "factor"},
@@ -27,20 +27,37 @@ NAMES = {
         "mscale": "mscale",
         "mscale_all_dim": "mscale_all_dim",
     },
+    "longrope": {
+        "short_factor": "short",
+        "long_factor": "long",
+        "original_max_position_embeddings": "original",
+        "factor": "factor",
+        "attention_factor": "attention_factor",
+    },
 }
 """`rope_type` → their name → our field."""
 
-SCALINGS = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling}
-THEIRS = ("rope_theta", "rope_scaling", "rope_parameters")
+SCALINGS = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling, "longrope": LongRopeScaling}
+THEIRS = (
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
 
 
-def rope_field(ours: str = "rope", theta: float = 10_000.0) -> Converted:
-    """The field `ours`, a `Rope`; `theta`: that of a config.json without one."""
-    return Converted(
-        lambda config: {ours: read_rope(described(config, theta), config)},
-        lambda model: write_rope(getattr(model, ours)),
-        THEIRS,
-    )
+def rope_field(ours: str = "rope", theta: float = 10_000.0, long: bool = False) -> Converted:
+    """The field `ours`, a `Rope`; `theta`: that of a config.json without one. `long`: whether the architecture has
+    LongRoPE, and heads that are rotated in part."""
+
+    def write(model: Any) -> dict[str, Any]:
+        rope = getattr(model, ours)
+        if not long and (rope.fraction != 1 or isinstance(rope.scaling, LongRopeScaling)):
+            raise UserError(f"it has neither LongRoPE nor heads that are rotated in part, and {ours} is {rope}")
+        return write_rope(rope)
+
+    return Converted(lambda config: {ours: read_rope(described(config, theta), config)}, write, THEIRS)
 
 
 def described(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
@@ -52,24 +69,39 @@ def described(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
 def read_rope(described: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """A `Rope` of what `rope_parameters` says. Raises `UserError` for a kind of scaling that there is not."""
     kind = described.get("rope_type", described.get("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # as the first files of Phi-3 call it
     theta = float(described["rope_theta"])
+    fraction = described.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     if kind == "default":
-        return Rope(theta)
+        return Rope(theta, fraction=fraction)
     if kind not in NAMES:
         raise UserError(
             f"config.json: rope_type is {kind!r}, which axon.nn.Rope has not.{suggest(kind, ['default', *NAMES])}"
         )
-    if config.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
-        raise UserError("config.json: partial_rotary_factor is not 1, and axon.nn.Rope rotates all of a head")
     given = {ours: described[theirs] for theirs, ours in NAMES[kind].items() if described.get(theirs) is not None}
     if kind == "yarn":
         given.setdefault("original", config.get("max_position_embeddings"))
-    return Rope(theta, SCALINGS[kind](**given))
+    if kind == "longrope":
+        longest = config.get("max_position_embeddings", 4096)
+        given.setdefault("original", config.get("original_max_position_embeddings") or longest)
+        given.setdefault("factor", max(1.0, longest / given["original"]))
+        given |= {name: tuple(map(float, given[name])) for name in ("short", "long")}
+    return Rope(theta, SCALINGS[kind](**given), fraction)
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling`, which every version of transformers reads."""
-    return {"rope_theta": rope.theta, "rope_scaling": write_scaling(rope)}
+    written = {"rope_theta": rope.theta, "rope_scaling": write_scaling(rope)}
+    if rope.fraction != 1:
+        written["partial_rotary_factor"] = rope.fraction
+    if isinstance(rope.scaling, LongRopeScaling):
+        written["original_max_position_embeddings"] = rope.scaling.original
+    return written
+
+
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """`rope_parameters`, which says both."""
+    return {"rope_type": "default", **(write_scaling(rope) or {}), "rope_theta": rope.theta}
 
 
 def write_scaling(rope: Rope) -> dict[str, Any] | None:

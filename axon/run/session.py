@@ -24,9 +24,10 @@ from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.build import program
 from axon.run.folder import RunFolder
-from axon.run.restore import check_finite, lost_in_flight, restore_evaluated, restore_state
+from axon.run.restore import check_finite, lost_in_flight, restore_state
 from axon.run.saves import Saves
 from axon.run.starting import changes, changes_text, described
+from axon.run.trained import Trained, open_trained
 from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
@@ -73,7 +74,7 @@ class Session:
                 if source is not None:
                     source.check_same_tokens(corpus.tokenizer.to_json())
                 if self.train.sample is not None:  # a mistake is reported now, not after the last step
-                    ids = prompt_ids(corpus.tokenizer, self.train.sample.prompt)
+                    ids = corpus.tokenizer.prompt(self.train.sample.prompt)
                     check_length(self.program.module, len(ids), self.train.sample.sampling)
                 if self.first:
                     stack.enter_context(self.folder.locked())
@@ -104,11 +105,11 @@ class Session:
 
     # ---- before ---------------------------------------------------------------------------------------------------
 
-    def _source(self) -> RunFolder | None:
-        """The run that this one's parameters are read from; None for a run that has a checkpoint of its own."""
+    def _source(self) -> Trained | None:
+        """What this run's parameters are read from; None for a run that has a checkpoint of its own."""
         if self.train.init_from is None or Reader(self.folder.checkpoints).latest() is not None:
             return None
-        return RunFolder.existing(self.train.init_from)
+        return open_trained(self.train.init_from)
 
     def _corpus(self) -> Corpus:
         corpus = self.train.data.prepare(self.report)
@@ -138,7 +139,7 @@ class Session:
             self.report(f"the run ends at step {self.train.steps}, before the requested {steps}: raise Train.steps")
         return min(steps or self.train.steps, self.train.steps)
 
-    def _begin(self, source: RunFolder | None) -> tuple[State, int, int]:
+    def _begin(self, source: Trained | None) -> tuple[State, int, int]:
         """The state to start from, its step, and the number of tokens it was trained on."""
         program = self.program
         count = sum(spec.size for spec in program.parameters.values())
@@ -154,7 +155,7 @@ class Session:
             return state, int(state.step), extra["tokens"]
         if source is None:
             return program.init(), 0, 0
-        values, _ = restore_evaluated(Reader(source.checkpoints), program.runtime, source.tree().optimizer)
+        values, _ = source.restore(program.runtime, self.train.model, self.report)
         self.report(f"parameters from {self.train.init_from}")
         return program.begin(values), 0, 0
 
@@ -269,13 +270,8 @@ def _ignore(line: str) -> None:
     """`report` of every process but the first."""
 
 
-def prompt_ids(tokenizer: Any, prompt: str) -> list[int]:
-    """The ids of a document that begins with `prompt`."""
-    return [tokenizer.bos, *tokenizer.encode(prompt)]
-
-
 def sample_text(runtime: Runtime, parameters: Any, variables: Any, tokenizer: Any, sample: Sample) -> str:
     """The prompt of `sample`, continued."""
-    ids = Generator(runtime)(parameters, prompt_ids(tokenizer, sample.prompt), sample.sampling, variables)
-    ids = ids[: ids.index(tokenizer.bos)] if tokenizer.bos in ids else ids
-    return sample.prompt + tokenizer.decode(ids)
+    prompt = tokenizer.prompt(sample.prompt)
+    ids = Generator(runtime)(parameters, prompt, sample.sampling, variables)
+    return sample.prompt + tokenizer.continuation(prompt, ids)

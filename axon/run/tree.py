@@ -8,6 +8,7 @@ from typing import Protocol
 from flax import nnx
 
 from axon.checkpoint import Checkpoints
+from axon.checkpoint.huggingface.hub import is_hub
 from axon.checks import check_range
 from axon.data import Data
 from axon.disk import named
@@ -71,7 +72,7 @@ class Train:
         evaluation: loss on held-out text; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
         trackers: where metrics are logged besides `metrics.jsonl`. sample: text to continue at the end.
-        init_from: the folder of a run whose parameters this one starts from.
+        init_from: the folder of a run, or `hf:DIR_OR_NAME`, whose parameters this one starts from.
         run_dir: the run's own folder.
     """
 
@@ -97,7 +98,7 @@ class Train:
         check_range(self, "[1, 2**31)", "steps")
         check_range(self, "[0, 2**32)", "seed")
         for name in ("run_dir", "init_from"):
-            if (path := getattr(self, name)) is not None:
+            if (path := getattr(self, name)) is not None and not (name == "init_from" and is_hub(path)):
                 named(path, f"Train.{name}")
         if self.outer is not None and self.steps % self.outer.every:
             name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every

@@ -27,7 +27,8 @@ class MaskedToken:
     Evaluation draws the same for every batch.
 
     Args:
-        mask_id: the id that stands for a masked token; the last one of the model's vocabulary by default.
+        mask_id: the id that stands for a masked token; the last one of the model's vocabulary by default, which must
+            then have one more than the tokenizer.
     """
 
     rate: float = 0.15
@@ -41,9 +42,6 @@ class MaskedToken:
         check_range(self, "[0, 2**31)", "mask_id")
         if self.masked + self.replaced > 1:
             raise UserError(f"MaskedToken: masked {self.masked} and replaced {self.replaced} add up to more than 1")
-
-    extra_ids = 1
-    """Ids that the model's vocabulary must have besides the tokenizer's: the mask."""
 
     def specs(self, batch: int, seq: int) -> Specs:
         """As of `NextToken`, whose targets are not looked at."""

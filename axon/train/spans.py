@@ -25,7 +25,8 @@ class SpanCorruption:
     Of each sequence the share `density` is left out, in spans of `span` tokens on average: as many of both in every
     sequence, where they are is drawn anew in each step. The encoder reads the sequence with a sentinel in place of each
     span; the decoder writes each sentinel and its span, and a last sentinel. Sentinels are the last ids of the model's
-    vocabulary, backwards. Sequences are taken as they are, with the documents that they pack, as T5 did.
+    vocabulary, backwards, which must have as many more than the tokenizer. Sequences are taken as they are, with the
+    documents that they pack, as T5 did.
 
     The draw follows from the run's seed, the step and the sequence's number in the global batch: it depends neither on
     the layout nor on microbatches, and a resumed run draws the same. Evaluation draws the same for every batch.
@@ -74,14 +75,16 @@ class SpanCorruption:
         noise, spans = self.sizes(batch["tokens"].shape[1])
         words = (random_words(key, name, batch) for name in ("noise", "rest"))
 
+        # Orders are asked for here: in the region where all mesh axes are manual, a placement knows of none.
+        natural = np.argsort(_stored(batch["tokens"].shape[1]))
+
         def local(*stored: Array) -> dict[str, Array]:
-            natural = np.argsort(_stored(stored[0].shape[1]))
             tokens, weights, of_noise, of_rest = (x[:, natural] for x in stored)
             left_out, number = _left_out(of_noise, of_rest, noise, spans)
             return self._cut(tokens, weights, left_out, number, noise, spans, module.vocab)
 
         drawn = axes.by_sequence(local, batch["tokens"], batch["weights"], *words)
-        drawn = {name: axes.shard(value, "batch seq") for name, value in drawn.items()}
+        drawn = {name: axes.shard(x[:, _stored(x.shape[1])], "batch seq") for name, x in drawn.items()}
         return {"weights": batch["weights"], SEQUENCES: batch[SEQUENCES], **drawn}
 
     def counts(self, batch: Batch) -> dict[str, Array]:
@@ -121,9 +124,8 @@ class SpanCorruption:
         return padded | documents
 
     def _padded(self, x: Array) -> Array:
-        """With zeros at its end, and positions in the order in which the layout stores them."""
-        x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % self.multiple)))
-        return x[:, _stored(x.shape[1])]
+        """With zeros at its end."""
+        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % self.multiple)))
 
 
 def _stored(seq: int) -> np.ndarray:

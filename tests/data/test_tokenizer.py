@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import models, pre_tokenizers, processors, trainers
 
 from axon.data import Bpe, TokenizerFile
 from axon.data import tokenizer as module
@@ -127,3 +127,34 @@ def test_pieces_change_nothing_where_no_word_is_cut(texts, monkeypatch):
     monkeypatch.setattr(module, "_UNBROKEN", re.compile(""))
     monkeypatch.setattr(module, "_LONG_WORD", re.compile(""))
     assert Bpe(500).train(iter(written)).to_json() == plain.to_json()
+
+
+def with_template(trained, tmp_path):
+    """A file whose template puts `<|endoftext|>` before a text."""
+    inner = tokenizers.Tokenizer.from_str(trained.to_json())
+    inner.add_special_tokens(["<end>"])
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", trained.bos)]
+    )
+    inner.save(str(tmp_path / "tokenizer.json"))
+    return str(tmp_path / "tokenizer.json")
+
+
+def test_a_prompt_has_the_special_tokens_of_the_template(trained, tmp_path):
+    path = with_template(trained, tmp_path)
+    ours, theirs = TokenizerFile(path).load(), TokenizerFile(path, prompts="template").load()
+    assert ours.prompt("ab") == theirs.prompt("ab") == [trained.bos, *trained.encode("ab")]
+    assert theirs.prompt("a<end>b")[2] == theirs.vocab - 1  # as `transformers` reads it
+    assert theirs.vocab - 1 not in theirs.encode("a<end>b")
+
+
+def test_text_ends_at_the_tokens_that_end_it(trained, tmp_path, texts):
+    path = with_template(trained, tmp_path)
+    text = "so it is"
+    for ends, shown in ((None, text), (("<end>",), text + text), ((), text + text + text)):
+        tokenizer = TokenizerFile(path, ends=ends).load()
+        ids = tokenizer.encode(text)
+        generated = [*ids, tokenizer.bos, *ids, tokenizer.vocab - 1, *ids]
+        assert tokenizer.continuation(tokenizer.prompt("x"), generated) == shown
+    with pytest.raises(UserError, match="it has no token '<stop>' to end texts with"):
+        TokenizerFile(path, ends=("<stop>",)).load()

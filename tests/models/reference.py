@@ -16,6 +16,8 @@ import numpy as np
 
 FOLDER = Path(__file__).parent / "fixtures"
 DIRECTIONS = 64
+PROMPT, GREEDY = 8, 16
+"""Tokens of a prompt, and of its continuation: as many as GPT-2's fixture has positions."""
 PLUS_ONE = ("gemma2", "gemma3")
 """Families whose norms multiply by 1 + weight."""
 
@@ -25,9 +27,10 @@ class Reference:
     """One family: its config as `transformers` resolved it, and what the model computed in float32.
 
     Args:
-        shapes: parameter's name → shape; buffers: the same of what is saved with them and has no gradient.
+        shapes: parameter's name → shape, as in files; buffers: the same of what is saved with them and has no gradient.
         tokens: `batch seq`; logits: `batch seq vocab`. loss: mean of the next token's negative log-likelihood, nats.
-        gradients: parameter's name → `sketch` of it.
+        gradients: parameter's name → `sketch` of it. greedy: the likeliest ids, one after the other, after the first
+            `PROMPT` of `tokens[0]`.
     """
 
     config: dict[str, Any]
@@ -37,6 +40,7 @@ class Reference:
     logits: np.ndarray
     loss: float
     gradients: dict[str, np.ndarray]
+    greedy: np.ndarray
 
 
 def load(family: str) -> Reference:
@@ -45,13 +49,14 @@ def load(family: str) -> Reference:
         about = json.loads(str(stored["about"]))
         shapes, buffers = ({n: tuple(shape) for n, shape in about[k].items()} for k in ("shapes", "buffers"))
         gradients, loss = dict(zip(shapes, stored["gradients"], strict=True)), float(stored["loss"])
-        return Reference(about["config"], shapes, buffers, stored["tokens"], stored["logits"], loss, gradients)
+        arrays = stored["tokens"], stored["logits"], loss, gradients, stored["greedy"]
+        return Reference(about["config"], shapes, buffers, *arrays)
 
 
 def save(family: str, made: Reference) -> None:
     """Store `made`; `load` gives it back."""
     about = json.dumps({"config": made.config, "shapes": made.shapes, "buffers": made.buffers})
-    arrays = {"tokens": made.tokens, "logits": made.logits, "loss": np.float64(made.loss)}
+    arrays = {"tokens": made.tokens, "logits": made.logits, "loss": np.float64(made.loss), "greedy": made.greedy}
     np.savez_compressed(FOLDER / f"{family}.npz", about=about, gradients=np.stack([*made.gradients.values()]), **arrays)
 
 
@@ -82,9 +87,10 @@ def sketch(family: str, name: str, gradient: np.ndarray) -> np.ndarray:
 
 
 def relative_error(one: np.ndarray, other: np.ndarray, least: float = 0.0) -> float:
-    """‖one − other‖ / ‖other‖, or / `least`, if that is larger."""
+    """‖one − other‖ / ‖other‖, or / `least` if that is larger, or ‖one‖ where all of it is zero, as the gradient of an
+    expert without tokens."""
     wide = np.asarray(other, np.float64)
-    return float(np.linalg.norm(one - wide) / max(np.linalg.norm(wide), least))
+    return float(np.linalg.norm(one - wide) / (max(np.linalg.norm(wide), least) or 1.0))
 
 
 def least_norm(gradients: Mapping[str, np.ndarray]) -> float:

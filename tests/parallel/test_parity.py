@@ -59,11 +59,9 @@ PROBLEMS = {
         steps=3,
     ),
     "QK norm of all heads": Problem(
-        Olmo(**SIZES, kv_heads=4, mlp=64, head_dim=4, layers=4, window=9, unroll=False), steps=3
+        Olmo(**SIZES, kv_heads=4, mlp=64, head_dim=4, layers=2, local_layers=1, window=9), steps=2
     ),
-    "masked tokens": Problem(
-        Bert(**SIZES, layers=2, mlp=64, positions=32, dropout=0.2, unroll=False), MaskedToken(), steps=3
-    ),
+    "masked tokens": Problem(Bert(**SIZES, layers=1, mlp=64, positions=32, dropout=0.2), MaskedToken(), steps=2),
     "spans": Problem(
         T5(
             61,
@@ -72,15 +70,14 @@ PROBLEMS = {
             heads=8,
             head_dim=4,
             mlp=64,
-            encoder_layers=2,
-            decoder_layers=2,
+            encoder_layers=1,
+            decoder_layers=1,
             buckets=8,
             max_distance=20,
             dropout=0.2,
-            unroll=False,
         ),
         SpanCorruption(),
-        steps=3,
+        steps=2,
     ),
     "latents": Problem(
         DeepSeek(

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 from axon.errors import UserError
 from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Of, Required
 
-LOCAL = frozenset({"remat", "unroll", "vocab_multiple", "exchange", "margin", "dropout"})
+LOCAL = frozenset({"remat", "unroll", "vocab_multiple", "exchange", "margin", "dropout", "routing.bias_rate"})
 """Fields of our configs that say how a model is computed, stored or trained, not which one it is."""
 
 SILENT = frozenset(
@@ -56,7 +56,7 @@ def read_fields(architecture: Architecture, config: Mapping[str, Any]) -> dict[s
 
 def write_config(architecture: Architecture, model: Any) -> dict[str, Any]:
     """A config.json of our config, which `architecture` must be able to say (`represents`)."""
-    written = {"architectures": [architecture.name], "model_type": architecture.model_type, **architecture.config}
+    written = {"architectures": [architecture.name], "model_type": architecture.model_type}
     for one in architecture.fields:
         if isinstance(one, Field):
             value = value_at(model, one.ours)
@@ -76,16 +76,21 @@ def unrepresented(architecture: Architecture, model: Any) -> list[str]:
         said = read_fields(architecture, write_config(architecture, model))
     except UserError as error:
         return [str(error)]
-    return [
-        f"{name} is {value_at(model, name)!r}, and would become {value!r}"
-        for name, value in said.items()
-        if value_at(model, name) != value
-    ]
+    return [f"{name} is {value_at(model, name)!r}, and would become {said[name]!r}" for name in _changed(said, model)]
+
+
+def changed_fields(architecture: Architecture, config: Mapping[str, Any], model: Any) -> list[str]:
+    """The fields of our config whose value is not what a config.json says, by name."""
+    return _changed(read_fields(architecture, config), model)
+
+
+def _changed(said: Mapping[str, Any], model: Any) -> list[str]:
+    return [name for name, value in said.items() if name not in LOCAL and value_at(model, name) != value]
 
 
 def unknown_fields(architecture: Architecture, config: Mapping[str, Any]) -> list[str]:
     """Names of a config.json that nothing here reads."""
-    known = set(SILENT) | set(architecture.config)
+    known = set(SILENT.union(architecture.silent))
     for one in architecture.fields:
         known |= set(one.theirs) if isinstance(one, Converted) else {one.theirs}
         known |= set(one.also) if isinstance(one, Field) else set()

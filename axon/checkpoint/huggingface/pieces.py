@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import product
 
 from flax import nnx
@@ -68,7 +69,7 @@ def pieces_of(architecture: Architecture, module: nnx.Module, vocab: int) -> Pie
             if shapes.setdefault(piece.name, shape) != shape:
                 raise PatternError(f"{architecture.name}: rows of {piece.name} disagree on its shape, at {path}")
     if unnamed := [path for path, (param, _) in _arrays(module).items() if param and path not in found]:
-        raise PatternError(f"{architecture.name}: no row for {', '.join(unnamed)}")
+        raise PatternError(f"{architecture.name}: there is no row with these axes for {', '.join(unnamed)}")
     return Pieces(found, shapes, groups)
 
 
@@ -82,8 +83,7 @@ def differences(pieces: Pieces, shapes: Mapping[str, tuple[int, ...]], unused: I
 
     `unused`: patterns of names that say nothing.
     """
-    ignored = [_pattern(one) for one in unused]
-    extra = [n for n in shapes if n not in pieces.shapes and not any(one.fullmatch(n) for one in ignored)]
+    extra = [n for n in shapes if n not in pieces.shapes and not any(fnmatchcase(n, one) for one in unused)]
     missing = [f"{name}: missing.{_close(name, extra)}" for name in pieces.shapes if name not in shapes]
     unknown = [f"{name}: not an array of the model.{_close(name, pieces.shapes)}" for name in extra]
     misshapen = [
@@ -119,8 +119,8 @@ def _expanded(row: Row, path: str, array: Declared, vocab: int) -> Iterable[tupl
     own = array.axes[len(named) :]
     sizes = dict(zip(array.axes, array.shape, strict=True)) | {"vocab": vocab}
     form = Form(parse_form(" ".join(own) if row.axes is None else row.axes), own, sizes)
-    if sorted(form.names) != sorted(own):
-        raise PatternError(f"{row.theirs!r} has the axes {row.axes!r}, and {path} has {' '.join(own)!r}")
+    if sorted(form.names) != sorted(own):  # as of a projection from another width, which has a row of its own
+        return
     numbers = [array.layers or () if name == LAYER else range(sizes[name]) for name in leading]
     for places in product(*map(enumerate, numbers)):
         values = dict(zip(leading, (number for _, number in places), strict=True))
@@ -128,10 +128,6 @@ def _expanded(row: Row, path: str, array: Declared, vocab: int) -> Iterable[tupl
 
 
 def _matching(pattern: str, paths: Iterable[str]) -> list[str]:
-    wanted = _pattern(pattern)
+    """The paths that `pattern` stands for, whose `*` is one part of a path."""
+    wanted = re.compile(re.escape(pattern).replace(r"\*", "[^/]*"))
     return [path for path in paths if wanted.fullmatch(path)]
-
-
-def _pattern(text: str) -> re.Pattern[str]:
-    """`*` is any one part of a path or a name."""
-    return re.compile(re.escape(text).replace(r"\*", r"[^/.]*"))

@@ -209,7 +209,7 @@ def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Call
             dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
             if gradients.sink is not None:
                 dsinks.append(jnp.sum(_ungrouped(gradients.sink, q), axis=2, keepdims=True))
-            if bias is not None:
+            if dbias is not None and bias is not None:
                 dbias = add_by_distance(dbias, gradients.scores, block.distances(masks, bias))
         dq = jnp.concatenate(dq, axis=2).astype(q.dtype)
         dslopes = None if alibi_slopes is None else jnp.zeros_like(alibi_slopes)

@@ -1,0 +1,58 @@
+"""`hf:DIR_OR_NAME`: a folder with a model, or its name on the Hugging Face hub, from where it is downloaded."""
+
+from pathlib import Path
+
+from axon.disk import named
+from axon.errors import UserError
+
+PREFIX = "hf:"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+
+def is_hub(name: str | Path) -> bool:
+    """Whether it is `hf:…`."""
+    return str(name).startswith(PREFIX)
+
+
+def model_folder(name: str) -> Path:
+    """The folder of `hf:DIR_OR_NAME`, or of `hf:NAME@REVISION`; a name is downloaded, as far as it is not yet.
+
+    Raises `UserError` if there is no such folder or model, or it has no config.json.
+    """
+    text = name.removeprefix(PREFIX)
+    folder = named(text, PREFIX)
+    if not folder.exists():
+        if text.startswith((".", "/", "~")) or text.count("/") != 1:
+            raise UserError(
+                f"{name}: there is no folder {folder}; expected one, or a model's name, as in hf:OWNER/NAME"
+            )
+        folder = _downloaded(text)
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{name}: {folder} has no {CONFIG}; expected the folder of a model that transformers saved")
+    return folder
+
+
+def _downloaded(name: str) -> Path:
+    """Into the hub's own cache, with its progress bars; what is there already is not downloaded again."""
+    import huggingface_hub
+
+    repository, _, revision = name.partition("@")
+    wanted = ["*.safetensors", "*.safetensors.index.json", CONFIG, GENERATION, *TOKENIZER_FILES]
+    try:
+        found = huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=wanted)
+    except Exception as error:  # its own errors, requests', and the system's
+        raise UserError(
+            f"hf:{name} is no folder, and cannot be downloaded: {str(error).splitlines()[0]}\nCheck the name and the "
+            "network, set HF_TOKEN if the model needs it, or give a folder; the same command resumes a download"
+        ) from error
+    return Path(found)

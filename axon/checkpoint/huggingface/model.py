@@ -1,0 +1,120 @@
+"""A model of the hub, opened: its config in ours, and its weights where they are asked for."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from axon.axes.array_spec import ArraySpec
+from axon.checkpoint.huggingface.config import read_config, unknown_fields
+from axon.checkpoint.huggingface.hub import CONFIG, model_folder
+from axon.checkpoint.huggingface.load import check_weights, load, read_shard
+from axon.checkpoint.huggingface.pieces import Pieces, pieces_of
+from axon.checkpoint.huggingface.tables import table_of
+from axon.checkpoint.huggingface.weights import Weights
+from axon.disk import reading
+from axon.errors import UserError
+from axon.nn import parameters, variables
+from axon.nn.hugging_face import Architecture
+from axon.runtime import Runtime, flattened, nested
+from axon.runtime.stored import StoredArray
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """What is in the folder of a model.
+
+    Args:
+        name: `hf:…`, as it was given. config: its config.json. table: of its architecture. model: its config in ours.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    table: Architecture
+    model: Any
+
+    @cached_property
+    def weights(self) -> Weights:
+        return Weights(self.folder)
+
+    def ignored(self) -> list[str]:
+        """Fields of its config.json that nothing here knows."""
+        return unknown_fields(self.table, self.config)
+
+    def load(self, runtime: Runtime, vocab: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Parameters and variables of the runtime's module, nested by path, read straight into their shards.
+
+        `vocab`: how many ids the module has, without padding. Raises `CheckpointError` for weights of another model.
+        """
+        pieces = self.pieces(runtime.module, vocab)
+        specs: dict[str, ArraySpec] = {**runtime.parameters, **runtime.variables}
+        read = load(self.weights, pieces, runtime.abstract({path: specs[path] for path in pieces.of}))
+        missing = runtime.variables.keys() - read.keys()
+        fresh = flattened(runtime.initialise_variables(0)) if missing else {}
+        states = {path: read[path] if path in read else fresh[path] for path in runtime.variables}
+        return nested({path: read[path] for path in runtime.parameters}), nested(states)
+
+    def lazy(self, module: nnx.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The same as arrays that are read when they are saved, one after the other."""
+        pieces = self.pieces(module, self.model.vocab)
+
+        def array(path: str, spec: ArraySpec) -> Any:
+            if path in pieces.of:
+                return HubArray.of(path, spec, self.weights, pieces)
+            return np.zeros(spec.shape, spec.dtype)
+
+        of_module = (parameters(module), variables(module))
+        values, states = (nested({path: array(path, spec) for path, spec in specs.items()}) for specs in of_module)
+        return values, states
+
+    def pieces(self, module: nnx.Module, vocab: int) -> Pieces:
+        """Where its arrays are in those of `module`. Raises `CheckpointError` if they are not that module's."""
+        found = pieces_of(self.table, module, vocab)
+        self.weights.complete(self.table.optional_prefix, found.shapes)
+        check_weights(self.weights, found, self.table.unused, self.name, type(self.model).__name__)
+        return found
+
+
+def open_model(name: str) -> HubModel:
+    """The model `hf:DIR_OR_NAME`. Raises `UserError` if there is none, or none that Axon has."""
+    folder = model_folder(name)
+    config = read_json(folder / CONFIG)
+    table = table_of(config)
+    try:
+        return HubModel(name, folder, config, table, read_config(table, config))
+    except UserError as error:
+        raise UserError(f"{folder}/{error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file with an object in JSON."""
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from error
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True, eq=False)
+class HubArray(StoredArray):
+    """One of our arrays in their files."""
+
+    weights: Weights
+    pieces: Pieces
+
+    @classmethod
+    def of(cls, path: str, spec: ArraySpec, weights: Weights, pieces: Pieces) -> "HubArray":
+        no_files: Any = None
+        return cls(no_files, path, spec.shape, np.dtype(spec.dtype), no_files, False, weights, pieces)
+
+    def whole(self) -> np.ndarray:
+        ranges = tuple((0, size) for size in self.shape)
+        return read_shard(self.weights, self.pieces, self.name, ranges, self.dtype)

@@ -1,0 +1,133 @@
+"""`axon convert`: a model of the Hugging Face hub as the folder of a run, and the other way."""
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from axon.checkpoint import Checkpoints, Store
+from axon.checkpoint.huggingface.config import changed_fields, unrepresented, write_config
+from axon.checkpoint.huggingface.hub import CONFIG, GENERATION, PREFIX, TOKENIZER_FILES, is_hub
+from axon.checkpoint.huggingface.model import HubModel, open_model, read_json
+from axon.checkpoint.huggingface.pieces import pieces_of
+from axon.checkpoint.huggingface.save import SHARD, Entry, Theirs, fetch_from, write_weights
+from axon.checkpoint.huggingface.tables import table_for, table_of
+from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS, tokenizer_of
+from axon.data import TokenizerFile
+from axon.disk import named, writing
+from axon.errors import UserError
+from axon.nn.hugging_face import Architecture
+from axon.observe.record import run_record
+from axon.run.folder import RunFolder
+from axon.run.inspect import runtime_of
+from axon.run.trained import TrainedRun, run_of
+from axon.run.tree import Train
+from axon.runtime import flattened
+
+KEPT = "huggingface"
+"""Folder in that of a run: what came with the weights, for the way back."""
+DTYPES = "dtypes.json"
+"""File there: the dtype of each array."""
+
+Report = Callable[[str], None]
+
+
+def convert(source: str, target: str, report: Report, shard: int = SHARD) -> None:
+    """`hf:DIR_OR_NAME` into a run's folder, or a run's folder into `hf:DIR`; `shard`: bytes of a safetensors file.
+
+    Raises `UserError` if the target is there already, or the model cannot be converted.
+    """
+    if is_hub(source) == is_hub(target):
+        raise UserError(f"axon convert {source} {target}: one of the two begins with {PREFIX}, as in {PREFIX}DIR")
+    out = named(target.removeprefix(PREFIX), "the target")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} is there already: give another target, or delete it")
+    if is_hub(source):
+        _import(open_model(source), out, report)
+    else:
+        _export(RunFolder.existing(source), out, report, shard)
+
+
+def _import(hub: HubModel, out: Path, report: Report) -> None:
+    """The folder of a run with the weights as its checkpoint of step 0, and what came with them."""
+    if unknown := hub.ignored():
+        report(f"config.json: fields that Axon does not read: {', '.join(unknown)}")
+    folder = RunFolder(out)
+    train = run_of(hub, tokenizer_of(hub.folder, folder.tokenizer), str(out))
+    values, variables = hub.lazy(hub.model.build())  # a mistake in the weights is reported before anything is written
+    folder.write(train, run_record() | {"from": hub.name})
+    with writing(out):
+        shutil.copyfile(hub.folder / FILE, folder.tokenizer)
+        (out / KEPT).mkdir()
+        for name in (CONFIG, GENERATION, *TOKENIZER_FILES):
+            if (hub.folder / name).is_file():
+                shutil.copyfile(hub.folder / name, out / KEPT / name)
+        _write_json(out / KEPT / DTYPES, hub.weights.dtypes)
+    with Store(folder.checkpoints, Checkpoints()) as store:
+        store.save(0, {"parameters": values, "variables": variables}, {"tokens": 0, "seed": train.seed})
+    report(f"{hub.name} is a run in {out}: axon generate {out} --prompt …, or Train.init_from = {str(out)!r}")
+
+
+def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
+    """safetensors, and the files that `transformers` opens a model by."""
+    trained = TrainedRun(folder)
+    train, kept = trained.train, folder.path / KEPT
+    config, table = _config(train, kept)
+    tokenizer = trained.tokenizer
+    runtime = runtime_of(train, report)
+    values, variables = trained.restore(runtime, train.model, report)
+    pieces = pieces_of(table, runtime.module, train.model.vocab)
+    dtypes = read_json(kept / DTYPES) if (kept / DTYPES).is_file() else {}
+    entries = [Entry(name, dtypes.get(name, "F32"), shape) for name, shape in pieces.shapes.items()]
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+        theirs = Theirs(pieces, fetch_from(flattened(values) | flattened(variables)))
+        files = write_weights(out, entries, theirs, shard)
+        if kept.is_dir():
+            for name in (GENERATION, *TOKENIZER_FILES):
+                if (kept / name).is_file():
+                    shutil.copyfile(kept / name, out / name)
+        else:
+            config |= _write_tokenizer(out, tokenizer, train)
+        _write_json(out / CONFIG, config)  # last: without it the folder is no model
+    report(f"{table.name} in {out}: {len(entries)} arrays in {len(files)} file{'s' if len(files) > 1 else ''}")
+
+
+def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
+    """The config.json of a run's model: that which it came with, where it still says all of it."""
+    before = read_json(kept / CONFIG) if (kept / CONFIG).is_file() else {}
+    if before and not unrepresented(table := table_of(before), train.model):
+        return (
+            before | write_config(table, train.model) if changed_fields(table, before, train.model) else before
+        ), table
+    table = table_for(train.model)
+    positions = {} if hasattr(train.model, "positions") else {"max_position_embeddings": train.data.seq}
+    return write_config(table, train.model) | positions | {"dtype": "float32"}, table
+
+
+def _write_tokenizer(out: Path, file: TokenizerFile, train: Train) -> dict[str, Any]:
+    """The tokenizer of a run as `transformers` opens one, which puts into a prompt what generation here does.
+
+    Returns what the model's config says of it.
+    """
+    tokenizer = file.load()
+    inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    opening = inner.id_to_token(tokenizer.bos)
+    if file.prompts == "bos":
+        inner.post_processor = TemplateProcessing(single=f"{opening} $A", special_tokens=[(opening, tokenizer.bos)])
+    inner.save(str(out / FILE))
+    ends = sorted(tokenizer.ends)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": opening, "model_max_length": train.data.seq}
+    settings |= {"eos_token": inner.id_to_token(ends[0])} if ends else {}
+    _write_json(out / SETTINGS, settings | {"clean_up_tokenization_spaces": False})
+    ids = {"bos_token_id": tokenizer.bos, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
+    _write_json(out / GENERATION, ids)
+    return ids
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

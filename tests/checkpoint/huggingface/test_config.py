@@ -1,0 +1,81 @@
+"""A config.json in and out, and what our models cannot be."""
+
+from dataclasses import replace
+
+import pytest
+
+from axon.checkpoint.huggingface.config import read_config, write_config
+from axon.checkpoint.huggingface.tables import known, table_for, table_of
+from axon.errors import UserError
+from axon.nn import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from models.gemma import Gemma
+from models.gpt2 import GPT2
+from models.llama import Llama
+
+LLAMA = Llama(vocab=40, embed=32, layers=3, heads=4, kv_heads=2, mlp=48)
+THEIRS = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (LLAMA, "LlamaForCausalLM"),
+        (replace(LLAMA, window=7), "MistralForCausalLM"),
+        (replace(LLAMA, bias=True), "Qwen2ForCausalLM"),
+        (replace(LLAMA, qk_norm=True, head_dim=10), "Qwen3ForCausalLM"),
+        (replace(LLAMA, rope=Rope(5e5, Llama3Scaling())), "LlamaForCausalLM"),
+        (replace(LLAMA, rope=Rope(5e5, LinearScaling(4.0))), "LlamaForCausalLM"),
+        (replace(LLAMA, rope=Rope(5e5, YarnScaling(4.0, 64, truncate=False))), "LlamaForCausalLM"),
+        (GPT2(vocab=40, embed=32, layers=2, heads=4, mlp=100, positions=64), "GPT2LMHeadModel"),
+        (Gemma(40, 32, 7, 4, 2, 48, 8, window=5, local_layers=2, qk_norm=True, rope=Rope(1e6)), "Gemma3ForCausalLM"),
+    ],
+)
+def test_a_model_goes_out_and_comes_in_as_it_was(model, name):
+    config = write_config(table_for(model), model)
+    assert config["architectures"] == [name]
+    assert read_config(table_of(config), config) == model
+
+
+def test_what_a_config_lacks_is_what_transformers_takes():
+    assert read_config(table_of(THEIRS), THEIRS) == replace(LLAMA, kv_heads=4, norm_eps=1e-6)
+
+
+@pytest.mark.parametrize("described", ["rope_scaling", "rope_parameters"])
+def test_rotary_frequencies_of_old_and_new_files_are_the_same(described):
+    rope = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    config = THEIRS | {"rope_theta": 500.0, described: rope | {"rope_type": "llama3"}}
+    if described == "rope_parameters":
+        config[described]["rope_theta"] = config.pop("rope_theta")
+    assert read_config(table_of(config), config).rope == Rope(500.0, Llama3Scaling(8.0, 1.0, 4.0, 32))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["LlammaForCausalLM"]}, "Did you mean 'LlamaForCausalLM'?"),
+        ({"architectures": ["BloomForCausalLM"]}, "Known: Deepseek"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; the model Llama as LlamaForCausalLM has 'silu' alone"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"rope_scaling": {"rope_type": "llama4"}}, "rope_type is 'llama4', which axon.nn.Rope has not"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "the weights are mxfp4; Axon reads float32, bfloat16"),
+        ({"hidden_size": None}, "there is no field 'hidden_size'"),
+    ],
+)
+def test_what_the_model_cannot_be_is_refused(change, message):
+    config = THEIRS | change
+    with pytest.raises(UserError) as caught:
+        read_config(table_of(config), config)
+    assert message in str(caught.value)
+
+
+def test_a_model_that_no_architecture_is_says_what_each_lacks():
+    with pytest.raises(UserError, match=r"Qwen2ForCausalLM: window is 7, and would become None"):
+        table_for(replace(LLAMA, bias=True, window=7))
+    assert known()["LlamaForCausalLM"].model is Llama

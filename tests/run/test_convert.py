@@ -1,0 +1,123 @@
+"""Models of Hugging Face's as runs, runs as such models, and both used without conversion."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from axon.checkpoint import Reader
+from axon.data import TokenizerFile
+from axon.errors import UserError
+from axon.run import program
+from axon.run.convert import convert
+from axon.run.inspect import evaluate_run, generate_text
+from axon.runtime import flattened
+from axon.serve.generate import Sampling
+
+
+def silent(line):
+    pass
+
+
+@pytest.fixture(scope="module")
+def hub(trained, few, tmp_path_factory):
+    """A trained run as a folder of the hub's."""
+    folder = tmp_path_factory.mktemp("hub") / "model"
+    with few(1):
+        convert(str(trained.folder), f"hf:{folder}", silent)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def imported(hub, few, tmp_path_factory):
+    """That folder as a run."""
+    folder = tmp_path_factory.mktemp("imported") / "run"
+    convert(f"hf:{hub}", str(folder), silent)
+    return folder
+
+
+def restored(made, folder):
+    parts = {"parameters": made.abstract_state().parameters}
+    return flattened(Reader(folder / "checkpoints").restore_parts(parts)["parameters"])
+
+
+def test_parameters_come_back_bit_for_bit_and_a_second_time_the_files_are_the_same(
+    trained, imported, hub, few, tmp_path
+):
+    with few(1):
+        made = program(trained.train)
+        before, after = restored(made, trained.folder), restored(made, imported)
+        convert(str(imported), f"hf:{tmp_path / 'again'}", silent)
+    assert all(np.array_equal(before[path], after[path]) for path in before)
+    files = {path.name for path in hub.iterdir()}
+    assert files == {
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    for name in files:
+        assert (hub / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+
+
+def test_the_same_text_and_loss_with_and_without_conversion(trained, imported, hub, few, text):
+    sampling = Sampling(tokens=12, temperature=0)
+    names = (trained.folder, imported, f"hf:{hub}")
+    with few(1):
+        texts = {generate_text(name, "alpha", sampling, silent) for name in names}
+        losses = {evaluate_run(name, str(text), 2, silent) for name in names}
+    assert len(texts) == len(losses) == 1
+
+
+def test_what_came_with_a_model_goes_out_again(imported, hub, few, tmp_path):
+    """Fields that Axon does not model, a chat template, and dtypes."""
+    config = json.loads((imported / "huggingface" / "config.json").read_text()) | {"initializer_range": 0.3}
+    (imported / "huggingface" / "config.json").write_text(json.dumps(config))
+    (imported / "huggingface" / "chat_template.jinja").write_text("{{ messages }}")
+    dtypes = json.loads((imported / "huggingface" / "dtypes.json").read_text())
+    (imported / "huggingface" / "dtypes.json").write_text(json.dumps(dict.fromkeys(dtypes, "BF16")))
+    with few(1):
+        convert(str(imported), f"hf:{tmp_path / 'out'}", silent, shard=2**14)
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == "{{ messages }}"
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == dtypes.keys()
+    sizes = [path.stat().st_size for path in hub.glob("*.safetensors")]
+    assert index["metadata"]["total_size"] < sum(sizes) / 2 + 1
+
+
+@pytest.mark.full
+def test_a_run_begins_with_the_weights_of_a_model(tiny, hub, do, tmp_path):
+    tokenizer = TokenizerFile(str(hub / "tokenizer.json"))
+    train = replace(tiny, init_from=f"hf:{hub}", data=replace(tiny.data, tokenizer=tokenizer))
+    fresh = do(replace(tiny, data=train.data), tmp_path / "fresh", steps=1)
+    began = do(train, tmp_path / "began", steps=1)
+    loss = [
+        float(line.split("validation loss ")[1].split()[0])
+        for run in (fresh, began)
+        for line in run.lines
+        if "validation loss" in line
+    ]
+    assert loss[1] < loss[0]
+    assert f"parameters from hf:{hub}" in began.lines
+    other = replace(train, model=replace(tiny.model, norm_eps=1e-3), init_from=f"hf:{hub}")
+    assert any("Llama.norm_eps is 0.001, and 1e-05" in line for line in do(other, tmp_path / "other", steps=1).lines)
+    with pytest.raises(UserError, match="its tokenizer differs from this run's"):
+        do(replace(train, data=tiny.data), tmp_path / "tokens", steps=1)
+
+
+def test_what_cannot_be_converted_is_said(hub, trained, tmp_path):
+    with pytest.raises(UserError, match="one of the two begins with hf:"):
+        convert(str(trained.folder), str(tmp_path / "out"), silent)
+    with pytest.raises(UserError, match="is there already"):
+        convert(str(trained.folder), f"hf:{hub}", silent)
+    with pytest.raises(UserError, match="there is no folder .*nothing; expected one, or a model's name"):
+        generate_text(f"hf:{tmp_path / 'nothing'}", "x", Sampling(), silent)
+    with pytest.raises(UserError, match="has no config.json"):
+        generate_text(f"hf:{tmp_path}", "x", Sampling(), silent)
+    with pytest.raises(UserError, match="has no text of its own to evaluate on: give --source"):
+        evaluate_run(f"hf:{hub}", None, None, silent)
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        convert(str(tmp_path / "nothing"), f"hf:{tmp_path / 'out'}", silent)

@@ -91,6 +91,7 @@ def test_steps_of_two_processes_have_the_numbers_of_one(told):
     np.testing.assert_allclose(told[0]["training"], tell_training(0), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_a_pipeline_of_two_processes_with_a_stage_each_has_the_numbers_of_one(told):
     assert [process["pipeline"]["stages"] for process in told] == [[0], [1]]
     assert told[0]["pipeline"]["numbers"] == told[1]["pipeline"]["numbers"]

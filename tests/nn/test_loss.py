@@ -99,7 +99,7 @@ def close(actual, expected):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.few(auto=(False,), seq=(8,))
+@pytest.mark.few(auto=(False,), seq=(8,), form=("tokens",))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seq", [8, 4], ids=["head moves", "tokens move"])
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])

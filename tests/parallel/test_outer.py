@@ -122,6 +122,7 @@ def test_replicas_with_the_same_rows_and_a_whole_outer_step_are_plain_training(a
     assert_close(state.parameters, plain.parameters)
 
 
+@pytest.mark.full
 def test_the_state_lies_where_it_is_promised_and_evaluation_is_of_the_outer_parameters(alone, rng, packed_batch):
     outer = made(Layout(MESH, zero=1), outer=DiLoCo(EVERY))
     batches = [packed_batch(rng, ROWS, SEQ, MODEL.vocab) for _ in range(EVERY + 1)]
@@ -171,6 +172,7 @@ def test_one_bit_adam_in_its_warm_up_is_adam(layout, alone, rng, packed_batch):
     assert_close(state.parameters, expected.parameters)
 
 
+@pytest.mark.full
 def test_one_bit_adam_after_its_warm_up_is_the_paper_by_loops(alone, rng, packed_batch):
     """Frozen variance, each replica's momentum of its own clipped gradient; the exchange has tests of its own."""
     batches = [packed_batch(rng, ROWS, SEQ, MODEL.vocab) for _ in range(3)]

@@ -114,6 +114,7 @@ def test_cycles_kernels_and_choices_are_told(report):
     assert report("h200:8", {"data": 8}).choices["attention"].startswith("xla, causal")
 
 
+@pytest.mark.full
 def test_a_program_that_does_not_fit_says_by_how_much_and_what_is_largest():
     wide = Llama(vocab=32_000, embed=8192, layers=8, heads=64, kv_heads=8, mlp=28_672, remat="full")
     with pytest.raises(

@@ -59,9 +59,10 @@ def compared(program):
     return traced, sent_by(program.lower().compile().as_text(), dict(program.placement.mesh.shape))
 
 
-def some(names, *fast):
-    """All names as parameters, those that are not named `fast` marked as slow: each compiles a step."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+def some(names, shown=None, full=None):
+    """All names as parameters: `shown` unmarked, one marked as full, the others as slow. Each compiles a step."""
+    marks = {name: [pytest.mark.slow] for name in names} | {full: [pytest.mark.full], shown: []}
+    return [pytest.param(name, marks=marks[name]) for name in names]
 
 
 def check_exact(program):
@@ -70,12 +71,12 @@ def check_exact(program):
     assert traced == pytest.approx(compiled, rel=0, abs=8 * program.placement.layout.microbatches)
 
 
-@pytest.mark.parametrize("name", some(EXACT, "zero 3", "sequence parallel"))
+@pytest.mark.parametrize("name", some(EXACT, shown="sequence parallel", full="zero 3"))
 def test_a_step_sends_what_its_program_says(rng, name):
     check_exact(random_program(rng, EXACT[name]))
 
 
-@pytest.mark.parametrize("remat", some(("none", "minimal", "full"), "none"))
+@pytest.mark.parametrize("remat", some(("none", "minimal", "full"), full="none"))
 def test_layers_written_out_send_what_their_program_says(rng, remat):
     check_exact(random_program(rng, EXACT["zero 3"], unroll=True, remat=remat))
 
@@ -90,7 +91,7 @@ def test_weights_outside_of_the_layers_are_gathered_for_each_microbatch_until_xl
     assert traced["all-reduce", ("data",)] == pytest.approx(compiled["all-reduce", ("data",)], abs=16)
 
 
-@pytest.mark.parametrize("name", some(CLOSE, "data and tensor, zero 2, microbatches"))
+@pytest.mark.parametrize("name", some(CLOSE, full="data and tensor, zero 2, microbatches"))
 def test_a_step_with_sums_over_several_mesh_axes_sends_what_its_program_says_but_for_the_smallest(rng, name):
     program = random_program(rng, CLOSE[name])
     traced, compiled = compared(program)

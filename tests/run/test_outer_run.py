@@ -36,7 +36,7 @@ def whole(request, tiny, do, tmp_path_factory):
     return do(with_method(tiny, request.param), tmp_path_factory.mktemp("whole"), devices=2)
 
 
-@pytest.mark.few(whole=("OneBitAdam",))
+@pytest.mark.full
 def test_a_run_that_was_stopped_within_a_round_and_continued_is_bit_identical(whole, do, few, tmp_path):
     tree = replace(whole.train, run_dir=None)
     do(tree, tmp_path, devices=2, steps=6)

@@ -123,6 +123,7 @@ def test_parameters_on_the_host_train_and_evaluate_the_same(unroll, rng, packed_
     assert_close(found["params", "optimizer"], found[()], 2e-6)
 
 
+@pytest.mark.full
 def test_the_state_stays_on_the_host_and_is_saved_for_layouts_that_have_it_elsewhere(rng, packed_batch, tmp_path):
     here, there = (program(AdamW(RATE), SMALL, host=host) for host in (("optimizer",), ()))
     state, _ = here.step(here.init(), here.place(packed_batch(rng, 4, 16, 64)))

@@ -87,6 +87,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.few(name=("values narrower than keys", "one query"))
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_has_the_reference_s_values_and_gradients(name, rng):
     q, k, v, _ = draw(rng, **SHAPES[name])
@@ -112,6 +113,7 @@ def test_a_sequence_whose_gradient_does_not_fit_is_cut_into_spans(rng):
     check(rng, (q, k, v), AttentionConfig(Causal(), 0.2), AttentionInputs(), tiles)
 
 
+@pytest.mark.full
 def test_queries_may_start_at_a_traced_place(rng):
     q, k, v, _ = draw(rng, 130, 400)
     start = int(rng.integers(0, 270))

@@ -37,6 +37,7 @@ def test_frozen_parameters_keep_their_bits_and_the_others_learn(layout, devices,
         assert (norms[path] == 0) == ("/mlp/" in path), path
 
 
+@pytest.mark.full
 def test_no_gradient_of_a_frozen_matrix_is_computed():
     """Of 6 FLOPs a token and parameter, the 2 of the weight's gradient are gone; of all of them, the backward is."""
     whole, some, all_but_norm = (

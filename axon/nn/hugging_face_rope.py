@@ -52,14 +52,14 @@ def read_rope(described: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """A `Rope` of what `rope_parameters` says. Raises `UserError` for a kind of scaling that there is not."""
     kind = described.get("rope_type", described.get("type", "default"))
     theta = float(described["rope_theta"])
+    if config.get("partial_rotary_factor", described.get("partial_rotary_factor")) not in (None, 1.0):
+        raise UserError("config.json: partial_rotary_factor is not 1, and axon.nn.Rope rotates all of a head")
     if kind == "default":
         return Rope(theta)
     if kind not in NAMES:
         raise UserError(
             f"config.json: rope_type is {kind!r}, which axon.nn.Rope has not.{suggest(kind, ['default', *NAMES])}"
         )
-    if config.get("partial_rotary_factor", described.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
-        raise UserError("config.json: partial_rotary_factor is not 1, and axon.nn.Rope rotates all of a head")
     given = {ours: described[theirs] for theirs, ours in NAMES[kind].items() if described.get(theirs) is not None}
     if kind == "yarn":
         given.setdefault("original", config.get("max_position_embeddings"))

@@ -200,7 +200,17 @@ def initialise(model: nnx.Module, seed: int, placement: Placement) -> tuple[dict
     A parameter's key is the seed folded with a hash of its path and with its logical layer, so that the values are
     the same bits on every mesh, for any kind of sharding, and for stacked and unstacked layers.
     """
-    kinds = {Param: "params", Variable: "activations"}
+    values, variables = _initialise(model, seed, placement, {Param: "params", Variable: "activations"})
+    return values, variables
+
+
+def initialise_variables(model: nnx.Module, seed: int, placement: Placement) -> dict[str, Any]:
+    """The initial variables alone, as `initialise` makes them."""
+    return _initialise(model, seed, placement, {Variable: "activations"})[0]
+
+
+def _initialise(model: nnx.Module, seed: int, placement: Placement, kinds: Mapping[Any, str]) -> list[dict[str, Any]]:
+    """Of each kind, with the layout's rows for the kind of array that it is."""
     states = [(kind, nnx.to_flat_state(nnx.state(model, kind))) for kind in kinds]
     shardings = tuple(
         {_text(path): placement.sharding(v.stack + v.axes, kinds[kind]) for path, v in state} for kind, state in states
@@ -210,8 +220,7 @@ def initialise(model: nnx.Module, seed: int, placement: Placement) -> tuple[dict
         return tuple({_text(path): _values(jax.random.key(seed), path, v) for path, v in state} for _, state in states)
 
     with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
-        values, variables = map(nnx.traversals.unflatten_mapping, jax.jit(make, out_shardings=shardings)())
-    return values, variables
+        return [nnx.traversals.unflatten_mapping(made) for made in jax.jit(make, out_shardings=shardings)()]
 
 
 def _text(path: tuple[Any, ...]) -> tuple[str, ...]:

@@ -101,9 +101,8 @@ def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
     """The config.json of a run's model: that which it came with, where it still says all of it."""
     before = read_json(kept / CONFIG) if (kept / CONFIG).is_file() else {}
     if before and not unrepresented(table := table_of(before), train.model):
-        return (
-            before | write_config(table, train.model) if changed_fields(table, before, train.model) else before
-        ), table
+        changed = write_config(table, train.model) if changed_fields(table, before, train.model) else {}
+        return before | changed, table
     table = table_for(train.model)
     positions = {} if hasattr(train.model, "positions") else {"max_position_embeddings": train.data.seq}
     return write_config(table, train.model) | positions | {"dtype": "float32"}, table

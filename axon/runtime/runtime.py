@@ -16,7 +16,7 @@ from axon.errors import UserError
 from axon.kernels.choice import check_names
 from axon.layout import Layout, Placement
 from axon.nn import Param, Variable, initialise, parameters, variables
-from axon.nn.param import variable_updates
+from axon.nn.param import initialise_variables, variable_updates
 from axon.nn.stored_layers import pad_layers
 from axon.own_code import written_at
 from axon.precision import Precision
@@ -92,7 +92,7 @@ class Runtime:
 
     def initialise_variables(self, seed: int) -> dict[str, Any]:
         """The variables alone."""
-        return self.initialise(seed)[1] if self.variables else {}
+        return initialise_variables(self.module, seed, self.placement) if self.variables else {}
 
     def bind(self, values: Mapping[str, Any], variables: Mapping[str, Any] | None = None) -> Any:
         """The module with these parameters and variables, nested by path."""

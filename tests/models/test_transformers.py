@@ -149,7 +149,11 @@ def test_greedy_text_is_that_of_transformers(name, family):
     one = family(name)
     runtime = Runtime(one.config, Layout(), devices=jax.devices()[:1])
     values, _ = one.ours(runtime.module)
-    state = {path: np.zeros(spec.shape, np.float32) for path, spec in runtime.variables.items()} | values
+    abstract = runtime.abstract({**runtime.parameters, **runtime.variables})
+    state = {
+        path: jax.device_put(values.get(path, np.zeros(leaf.shape, leaf.dtype)), leaf.sharding)
+        for path, leaf in abstract.items()
+    }
     parameters, variables = (nested({p: state[p] for p in of}) for of in (runtime.parameters, runtime.variables))
     prompt = one.reference.tokens[0, :PROMPT].tolist()
     ids = Generator(runtime)(parameters, prompt, Sampling(GREEDY, temperature=0), variables)

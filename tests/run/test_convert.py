@@ -113,9 +113,9 @@ def test_what_cannot_be_converted_is_said(hub, trained, tmp_path):
         convert(str(trained.folder), str(tmp_path / "out"), silent)
     with pytest.raises(UserError, match="is there already"):
         convert(str(trained.folder), f"hf:{hub}", silent)
-    with pytest.raises(UserError, match="there is no folder .*nothing; expected one, or a model's name"):
+    with pytest.raises(UserError, match=r"there is no folder .*nothing; expected one, or a model's name"):
         generate_text(f"hf:{tmp_path / 'nothing'}", "x", Sampling(), silent)
-    with pytest.raises(UserError, match="has no config.json"):
+    with pytest.raises(UserError, match=r"has no config\.json"):
         generate_text(f"hf:{tmp_path}", "x", Sampling(), silent)
     with pytest.raises(UserError, match="has no text of its own to evaluate on: give --source"):
         evaluate_run(f"hf:{hub}", None, None, silent)

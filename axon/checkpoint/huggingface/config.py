@@ -12,15 +12,8 @@ LOCAL = frozenset({"remat", "unroll", "vocab_multiple", "exchange", "margin", "d
 
 SILENT = frozenset(
     {
-        *(
-            "architectures",
-            "model_type",
-            "transformers_version",
-            "_name_or_path",
-            "problem_type",
-            "id2label",
-            "label2id",
-        ),
+        *("architectures", "model_type", "transformers_version", "_name_or_path"),
+        *("problem_type", "id2label", "label2id"),
         *("dtype", "torch_dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "chunk_size_feed_forward"),
         *("initializer_range", "attention_dropout", "pretraining_tp", "is_encoder_decoder", "layer_types"),
@@ -55,7 +48,7 @@ def read_fields(architecture: Architecture, config: Mapping[str, Any]) -> dict[s
 
 
 def write_config(architecture: Architecture, model: Any) -> dict[str, Any]:
-    """A config.json of our config, which `architecture` must be able to say (`represents`)."""
+    """A config.json of our config, which `architecture` must be able to say (see `unrepresented`)."""
     written = {"architectures": [architecture.name], "model_type": architecture.model_type}
     for one in architecture.fields:
         if isinstance(one, Field):

@@ -85,8 +85,8 @@ def open_model(name: str) -> HubModel:
     """The model `hf:DIR_OR_NAME`. Raises `UserError` if there is none, or none that Axon has."""
     folder = model_folder(name)
     config = read_json(folder / CONFIG)
-    table = table_of(config)
     try:
+        table = table_of(config)
         return HubModel(name, folder, config, table, read_config(table, config))
     except UserError as error:
         raise UserError(f"{folder}/{error}") from error

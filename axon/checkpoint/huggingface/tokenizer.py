@@ -27,7 +27,10 @@ def tokenizer_of(folder: Path, path: Path | None = None) -> TokenizerFile:
             f"{folder} has no {FILE}, which is the only kind of tokenizer that Axon reads. With transformers, "
             "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes one"
         )
-    inner = tokenizers.Tokenizer.from_file(str(file))
+    try:
+        inner = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{file} is not a tokenizer that the tokenizers library reads: {error}") from error
     config, settings = read_json(folder / CONFIG), _optional(folder / SETTINGS)
     generation = _optional(folder / GENERATION) or config
     stops = generation.get("eos_token_id")

@@ -60,8 +60,13 @@ class Weights:
         return np.dtype(DTYPES[dtype]).itemsize
 
     def _slice(self, name: str) -> Any:
+        from safetensors import SafetensorError
+
         file, stored = self._where[name]
-        return self._open(file).get_slice(stored)
+        try:
+            return self._open(file).get_slice(stored)
+        except SafetensorError as error:
+            raise CheckpointError(f"{self.folder / file} does not have {stored}, which {INDEX} says it has") from error
 
     def _open(self, file: str) -> Any:
         from safetensors import SafetensorError, safe_open
@@ -79,8 +84,11 @@ class Weights:
         """Name → file, and the name there."""
         if (index := self.folder / INDEX).is_file():
             with reading(index):
-                files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return {name: (file, name) for name, file in files.items()}
+                text = index.read_text(encoding="utf-8")
+            try:
+                return {name: (file, name) for name, file in json.loads(text)["weight_map"].items()}
+            except (ValueError, KeyError) as error:
+                raise CheckpointError(f"{index} is damaged: {error!r}. Download or copy it again") from error
         if (self.folder / SINGLE).is_file():
             return {name: (SINGLE, name) for name in self._open(SINGLE).keys()}  # noqa: SIM118 - no dictionary
         raise CheckpointError(

@@ -161,23 +161,23 @@ class Session:
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, corpus: Corpus, start: Position, until: int, source: RunFolder | None, profile: bool) -> State:
+    def _train(self, corpus: Corpus, start: Position, until: int, source: Trained | None, profile: bool) -> State:
         return Training(
             self.train,
             self.program,
             corpus,
-            self.store,
-            self.saves,
-            self.journal,
-            self.events,
-            self.watchdog,
-            self.interrupts,
-            self.stop,
-            self.report,
-            lambda: Position(*self._begin(source)),
-            lambda state: self._evaluate(corpus, state),
-            lambda state: self._evaluate_if_missing(corpus, state),
-            self.folder.path / "profile" if profile and self.first else None,
+            store=self.store,
+            saves=self.saves,
+            journal=self.journal,
+            events=self.events,
+            watchdog=self.watchdog,
+            interrupts=self.interrupts,
+            stop=self.stop,
+            report=self.report,
+            begin=lambda: Position(*self._begin(source)),
+            evaluate=lambda state: self._evaluate(corpus, state),
+            evaluate_if_missing=lambda state: self._evaluate_if_missing(corpus, state),
+            profile=self.folder.path / "profile" if profile and self.first else None,
         )(start, until)
 
     def _resumed(self, start: int, before: Record | None, here: Record, dropped: Sequence[Record]) -> None:

@@ -58,5 +58,6 @@ def runtime_of(train: Train, report: Report = print) -> Runtime:
 def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Runtime:
     batch, seq = train.data.batch, train.data.seq
     runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices, seq=seq)
+    train.objective.check(runtime.module)
     Evaluator(runtime, train.objective, batch, seq).check_layout()
     return runtime

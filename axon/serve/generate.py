@@ -55,6 +55,8 @@ class Generator:
     """
 
     def __init__(self, runtime: Runtime):
+        """Raises `UserError` for a module that does not predict the next token, as an encoder."""
+        check_generates(runtime.module)
         self.runtime = runtime
         self._placement = _unsplit_sequence(runtime.placement)
         # `Train.kernels` chooses the kernels of training; of generation's own there is only sampling.
@@ -89,8 +91,18 @@ class Generator:
         return lax.scan(step, (last, cache, length), jax.random.split(key, sampling.tokens))[1]
 
 
+def check_generates(model: Any) -> None:
+    """Raise `UserError` for a module that does not predict the next token, as an encoder."""
+    if not isinstance(model, LanguageModel):
+        raise UserError(
+            f"a {type(model).__name__} cannot continue a text: generation needs an axon.nn.LanguageModel, which "
+            "predicts the next token"
+        )
+
+
 def check_length(model: LanguageModel, prompt: int, sampling: Sampling) -> None:
     """Raise `UserError` if a prompt of `prompt` ids and the tokens to generate exceed the positions of `model`."""
+    check_generates(model)
     total = prompt + sampling.tokens
     if model.max_length is not None and total > model.max_length:
         raise UserError(

@@ -11,9 +11,11 @@ import pytest
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel, tensor_3d
 from axon.nn import Inputs, Routing
+from axon.runtime import Runtime
 from axon.serve.generate import Generator, Sampling, next_tokens
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.bert import Bert
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
 from models.gpt2 import GPT2
@@ -210,3 +212,10 @@ def test_generation_is_compiled_with_the_targets_options(small, monkeypatch):
     monkeypatch.setattr(small.runtime, "compiler_options", {"an_option": "true"})
     Generator(small.runtime)
     assert asked == [{"an_option": "true"}]
+
+
+def test_an_encoder_cannot_continue_a_text():
+    with pytest.raises(
+        UserError, match="a BertModel cannot continue a text: generation needs"
+    ):
+        Generator(Runtime(Bert(64, 16, 1, 2, 24), Layout({"data": 1}), devices=jax.devices()[:1]))

@@ -215,7 +215,5 @@ def test_generation_is_compiled_with_the_targets_options(small, monkeypatch):
 
 
 def test_an_encoder_cannot_continue_a_text():
-    with pytest.raises(
-        UserError, match="a BertModel cannot continue a text: generation needs"
-    ):
+    with pytest.raises(UserError, match="a BertModel cannot continue a text: generation needs"):
         Generator(Runtime(Bert(64, 16, 1, 2, 24), Layout({"data": 1}), devices=jax.devices()[:1]))

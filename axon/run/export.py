@@ -44,8 +44,9 @@ def export_model(
     about: dict[str, Any] = {"model": type(train.model).__name__, "source": str(source)}
     about |= {"vocab": train.model.vocab, "batch": sizes.batch, "length": sizes.length}
     about["tokenizer"] = {"file": TOKENIZER, "bos": loaded.bos, "ends": sorted(loaded.ends)}
-    write_export(out, flattened(values) | flattened(variables), programs, about)
     with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(tokenizer.path, out / TOKENIZER)
+    write_export(out, flattened(values) | flattened(variables), programs, about)
     size = f"batch {sizes.batch}, {sizes.length} positions"
     report(f"{about['model']} in {out}, for {', '.join(platforms)}, {size}: python {out}/run.py ID …")

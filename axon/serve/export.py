@@ -87,7 +87,8 @@ def export_programs(
 ) -> tuple[list[ExportedProgram], dict[str, str]]:
     """The programs `forward` and `decode` of `model` for one device of a platform, and what was chosen for them.
 
-    The device need not be here. Raises `UserError` where the platform cannot have the program.
+    The device need not be here, and its kernels are the best for it: a run's `Train.kernels` are those of training.
+    Raises `UserError` where the platform cannot have the program.
     """
     placement = Placement.described(layout, 1, PLATFORMS[platform])
     runtime = Runtime(model, layout, precision=precision, placement=placement)
@@ -149,13 +150,12 @@ def write_export(
     programs: Mapping[str, tuple[list[ExportedProgram], dict[str, str]]],
     about: Mapping[str, Any],
 ) -> None:
-    """Write a folder that runs without Axon: weights, programs by platform, a manifest, and `run.py`, which reads it.
+    """Write into the folder `out` what runs without Axon: weights, programs by platform, a manifest, and `run.py`.
 
     `about` is what the manifest begins with.
     """
     entries = [Entry(path, STORED[jnp.dtype(value.dtype)], value.shape) for path, value in weights.items()]
     with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
         fetch = fetch_from(weights)
         files = write_weights(out, entries, lambda path: fetch(path, ()))
         described = {}

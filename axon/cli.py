@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from axon.commands import checkpoint
+from axon.commands.export import export
 from axon.commands.report import report
 from axon.disk import cache_folder, named
 from axon.errors import UserError
@@ -174,6 +175,7 @@ def generate(
 
 
 app.command()(report)
+app.command()(export)
 
 
 @app.command()

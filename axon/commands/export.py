@@ -1,0 +1,25 @@
+"""`axon export`: a trained model for those without Axon."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder of a run, or hf:DIR_OR_NAME.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    platforms: Annotated[
+        str, typer.Option(metavar="NAME,NAME,…", help="Where it is to run, none of which need be here.")
+    ] = "cpu,cuda,tpu",
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a batch.")] = 1,
+    length: Annotated[int | None, typer.Option(min=1, help="Positions of a sequence; the run's by default.")] = None,
+) -> None:
+    """A model as StableHLO, for one device: its forward and its decode step, with its weights and a script to run them.
+
+    Example: `axon export runs/quickstart out --platforms cpu,tpu`, then `python out/run.py 1 2 3`
+    """
+    from axon.run.export import export_model
+
+    names = [name.strip() for name in platforms.split(",") if name.strip()]
+    export_model(source, out, names, batch, length, lambda line: typer.echo(line, err=True))

@@ -1,0 +1,144 @@
+"""A trained run as a folder that runs where there is no Axon."""
+
+import json
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.axes import ArraySpec
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.nn import Inputs, Routing
+from axon.precision import Precision
+from axon.run.export import export_model
+from axon.run.inspect import runtime_of
+from axon.run.trained import open_trained
+from axon.serve.export import PLATFORMS, Sizes, check_request, export_programs
+from axon.serve.generate import Generator, Sampling
+from models.bert import Bert
+from models.deepseek import DeepSeek
+from models.gpt2 import GPT2
+from models.gpt_oss import GptOss
+from models.llama import Llama
+
+WITHOUT_AXON = """
+import runpy, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("axon", "models", "flax"):
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocked())
+import jax, numpy as np
+folder, prompt, tokens = sys.argv[1], [int(one) for one in sys.argv[2].split(",")], np.load(sys.argv[3])
+model = runpy.run_path(f"{folder}/run.py")["Model"](folder)
+np.save(sys.argv[4], model.logits(tokens))
+print(*model.generate(prompt, 8))
+"""
+BATCH, LENGTH = 2, 24
+
+
+def silent(line):
+    pass
+
+
+def own(folder, tokens, prompt):
+    """Logits of `tokens`, and the 8 likeliest ids after `prompt`, by Axon."""
+    trained = open_trained(folder)
+    runtime = runtime_of(trained.train, silent)
+    values, variables = trained.restore(runtime, trained.train.model, silent)
+
+    def logits(values, tokens):
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        model = runtime.bind(values, variables)
+        return model.output.logits(model.hidden(Inputs(tokens, positions))[0])
+
+    with runtime.tracing():
+        found = runtime.jit(logits)(values, tokens)
+    return np.asarray(found), Generator(runtime)(values, prompt, Sampling(tokens=8, temperature=0), variables)
+
+
+def test_logits_and_text_are_the_same_in_a_process_without_axon(trained, few, rng, tmp_path):
+    out, vocab = tmp_path / "out", trained.train.model.vocab
+    tokens = rng.integers(0, vocab, (BATCH, LENGTH)).astype(np.int32)
+    prompt = rng.integers(0, vocab, 5).tolist()
+    np.save(tmp_path / "tokens.npy", tokens)
+    with few(1):
+        export_model(str(trained.folder), out, ["cpu"], BATCH, LENGTH, silent)
+        logits, ids = own(trained.folder, tokens, prompt)
+    arguments = [str(out), ",".join(map(str, prompt)), str(tmp_path / "tokens.npy"), str(tmp_path / "logits.npy")]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", WITHOUT_AXON, *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), logits, rtol=0, atol=1e-5)
+    assert [int(one) for one in done.stdout.split()] == ids
+    manifest = json.loads((out / "manifest.json").read_text())
+    inputs = manifest["programs"]["cpu"]["forward"]["inputs"]
+    assert inputs["tokens"] == {"axes": "batch seq", "shape": [BATCH, LENGTH], "dtype": "int32"}
+    with pytest.raises(UserError, match=r"out is there already: give another folder"):
+        export_model(str(trained.folder), out, ["cpu"], BATCH, LENGTH, silent)
+
+
+MODELS = {
+    "llama": Llama(64, 256, 2, 2, 1, 128),  # heads as wide as the TPU's kernels want them
+    "latents": DeepSeek(
+        64,
+        32,
+        layers=2,
+        first_dense=1,
+        heads=4,
+        mlp=48,
+        expert_mlp=16,
+        routing=Routing(8, 2, "sigmoid", groups=2, kept_groups=1, bias_rate=0.1),
+        shared=16,
+        q_latent=16,
+        kv_latent=12,
+        nope_dim=6,
+        rope_dim=4,
+        value_dim=8,
+    ),
+    "sinks and experts": GptOss(64, 32, 2, 4, 2, 24, 8, Routing(4, 2), window=6),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_program_is_for_its_platform_and_has_the_arrays_that_the_manifest_says(model, platform):
+    programs, choices = export_programs(MODELS[model], Layout(mesh={}), Precision(), platform, Sizes(2, 128))
+    assert "attention" in choices
+    for program in programs:
+        assert program.exported.platforms == (platform,)
+        for specs, avals in (
+            (program.inputs, program.exported.in_avals),
+            (program.outputs, program.exported.out_avals),
+        ):
+            assert [(s.shape, s.dtype) for s in leaves(specs)] == [(a.shape, a.dtype) for a in avals]
+    if (model, platform) == ("llama", "tpu"):
+        assert all("tpu" in choices[name] for name in ("attention", "paged_attention"))
+        assert all("tpu_custom_call" in program.exported.mlir_module() for program in programs)
+
+
+def leaves(specs):
+    """In the order of a call's operands."""
+    for spec in specs.values():
+        yield from [spec] if isinstance(spec, ArraySpec) else [spec[path] for path in sorted(spec)]
+
+
+def test_what_cannot_be_exported_is_refused():
+    llama, gpt2 = (config.build() for config in (Llama(64, 32, 1, 4, 2, 48), GPT2(64, 32, 1, 4, 48, positions=70)))
+    with pytest.raises(UserError, match="unknown platform 'gpu'; expected some of cpu, cuda, tpu"):
+        check_request(llama, ["cpu", "gpu"], Sizes(1, 8))
+    for platforms in ([], ["cpu", "cpu"]):
+        with pytest.raises(UserError, match="expected each of cpu, cuda, tpu at most once"):
+            check_request(llama, platforms, Sizes(1, 8))
+    with pytest.raises(UserError, match="--length is 71, and this model has 70 positions: lower it to 70"):
+        check_request(gpt2, ["cpu"], Sizes(1, 71))
+    bert = Bert(64, 32, 1, 4, 48, 16).build()
+    with pytest.raises(UserError, match="BertModel cannot be exported: only a decoder-only model"):
+        check_request(bert, ["cpu"], Sizes(1, 8))

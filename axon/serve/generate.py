@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
@@ -15,7 +16,8 @@ from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.sampling import sample
 from axon.layout import Placement
-from axon.nn import Inputs, LanguageModel
+from axon.nn import Inputs, LanguageModel, Rope
+from axon.nn.rope_scaling import LongRopeScaling
 from axon.runtime import Runtime
 
 PROMPT_STEP = 64
@@ -66,9 +68,20 @@ class Generator:
     def __call__(self, parameters: Any, prompt: list[int], sampling: Sampling, variables: Any = None) -> list[int]:
         """The ids that follow `prompt` (ids, the beginning-of-document token first)."""
         check_length(self.runtime.module, len(prompt), sampling)
+        key = jax.random.key(sampling.seed)
+        short = _until_long(self.runtime.module, len(prompt))
+        if short is None or short >= sampling.tokens:
+            return self._continued(parameters, prompt, sampling, variables, key)
+        ids = self._continued(parameters, prompt, replace(sampling, tokens=short), variables, key)
+        rest, key = replace(sampling, tokens=sampling.tokens - short), jax.random.fold_in(key, 1)
+        return ids + self._continued(parameters, prompt + ids, rest, variables, key)
+
+    def _continued(
+        self, parameters: Any, prompt: list[int], sampling: Sampling, variables: Any, key: Array
+    ) -> list[int]:
         tokens = np.zeros((1, _padded(self.runtime.module, len(prompt))), np.int32)
         tokens[0, : len(prompt)] = prompt
-        key, rules = jax.random.key(sampling.seed), replace(sampling, seed=0)
+        rules = replace(sampling, seed=0)
         with self.runtime.tracing(self._placement, self._kernels):
             ids = self._compiled(parameters, variables or {}, tokens, np.int32(len(prompt)), key, sampling=rules)
         return np.asarray(ids).tolist()
@@ -79,7 +92,7 @@ class Generator:
         """`tokens[1, padded]`, the first `length` of them real → `sampling.tokens` new ids."""
         model = self.runtime.bind(parameters, variables)
         cache = model.cache(1, tokens.shape[1] + sampling.tokens)
-        hidden, cache, _ = model.hidden(_inputs(tokens, jnp.zeros((), jnp.int32)), cache)
+        hidden, cache, _ = model.hidden(_inputs(tokens, jnp.zeros((), jnp.int32), length), cache)
         last = lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1)
 
         def step(carry, key):
@@ -125,8 +138,19 @@ def _unsplit_sequence(placement: Placement) -> Placement:
     return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}, context=None), placement.mesh)
 
 
-def _inputs(tokens: Array, start: Array) -> Inputs:
+def _until_long(model: LanguageModel, prompt: int) -> int | None:
+    """How many tokens follow a prompt before positions rotate at LongRoPE's other frequencies, those of keys in the
+    cache too: what comes then is of a cache made anew. None: they never do."""
+    ropes = (getattr(module, "rope", None) for _, module in nnx.iter_modules(model))
+    scalings = {rope.scaling for rope in ropes if isinstance(rope, Rope) and isinstance(rope.scaling, LongRopeScaling)}
+    left = min((scaling.original - prompt + 1 for scaling in scalings), default=0)
+    return left if left > 0 else None
+
+
+def _inputs(tokens: Array, start: Array, length: Array | None = None) -> Inputs:
+    """Of `tokens[1, n]` from `start` on; `length`: how many are real, where the others are padding."""
     positions = start + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+    positions = positions if length is None else jnp.minimum(positions, length - 1)
     return Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq"), start=start)
 
 

@@ -63,14 +63,14 @@ def starts(folder: Path) -> int:
 
 
 def test_deaths_that_leave_a_later_checkpoint_are_followed_by_a_start(begin, tmp_path):
-    process = begin(5, "Path('saved').write_text(str(number))\nif number < 3: os.kill(os.getpid(), 9 - 3 * number)")
+    process = begin(5, "Path('saved').write_text(str(number))\nif number < 3: os.kill(os.getpid(), (9, 6, 11)[number])")
     said = process.communicate(timeout=40)[1]
     assert process.returncode == 0, said
     assert starts(tmp_path) == 4
     assert [(event["kind"], event["step"], event["code"]) for event in events(tmp_path)] == [
         ("restart", 0, -9),
         ("restart", 1, -6),
-        ("restart", 2, -3),
+        ("restart", 2, -11),
     ]
     waits = [event["seconds"] for event in events(tmp_path)]
     assert waits == [0.05, 0.1, 0.2]

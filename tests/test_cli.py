@@ -388,6 +388,7 @@ class Slow:
 """
 
 
+@pytest.mark.full
 def test_an_interrupt_while_preparing_data_ends_with_130_and_leaves_nothing_half_done(start, here):
     (here / "slow.py").write_text(SLOW)
     (here / "slow.gin").write_text("include 'tiny.gin'\nimport slow\nData.sources = (@Slow(),)\n")

@@ -108,7 +108,7 @@ def stepped(rng, packed_batch, model, layout=None):
     return run
 
 
-@pytest.mark.few(layout=(None,), unroll=(False,))
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("unroll", "layout"),
     [

@@ -98,6 +98,7 @@ def test_only_scalars_cross_replicas_in_an_inner_step_and_the_parameters_in_an_o
     assert sum(bytes_of(arrays) for _, _, arrays in outer) == 4 * sum(held(diloco))
 
 
+@pytest.mark.full
 def test_one_bit_adam_moves_a_bit_a_number_both_ways_after_its_warm_up():
     onebit = made(ONE_BIT)
     found = crossing(onebit.lower().compile())

@@ -97,6 +97,7 @@ def test_a_run_with_a_tokenizer_of_its_own_can_be_evaluated_and_continued(tiny, 
     assert math.isfinite(loss)
 
 
+@pytest.mark.full
 def test_text_of_a_run_depends_on_the_seed_alone(trained, few):
     with few(1):
         texts = [

@@ -51,7 +51,7 @@ def test_a_run_that_was_stopped_within_a_round_and_continued_is_bit_identical(wh
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-@pytest.mark.few(whole=("OneBitAdam",))
+@pytest.mark.full
 def test_evaluation_on_one_device_is_that_of_the_run(whole, few):
     with few(1):
         loss, _ = evaluate_run(whole.folder, None, whole.train.evaluation.batches, lambda line: None)

@@ -75,6 +75,7 @@ def test_evaluation_uses_the_average(averaged, left, few):
     assert loss != pytest.approx(mean(state.parameters), rel=1e-3)
 
 
+@pytest.mark.full
 def test_generation_uses_the_average(averaged, left, few):
     made, state = left
     sample = Sample("alpha", Sampling(tokens=30, temperature=1.0))

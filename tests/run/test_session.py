@@ -422,6 +422,7 @@ def test_a_folder_that_cannot_be_is_said_so(tiny, do, tmp_path):
             do(tiny, folder)
 
 
+@pytest.mark.full
 def test_metrics_that_are_shortened_or_gone_are_said_so(trained, do, copied):
     lines = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
     for kept, lacking in [(lines[2:], "2 of the 12 steps so far: 1, 2"), ([], "12 of the 12 steps so far: 1, 2, 3, …")]:

@@ -105,6 +105,7 @@ def test_temperature_0_takes_what_the_full_forward_pass_finds_likeliest(model, s
     assert ids == likeliest(of, values, [*prompt, *ids])[len(prompt) - 1 : -1]
 
 
+@pytest.mark.full
 def test_a_prompt_may_be_longer_than_the_rows_and_end_on_a_padding_boundary(small, seed, rng):
     values = random_values(small, seed)
     for length in (64, 65):
@@ -172,6 +173,7 @@ def test_each_rule_reaches_the_draw(rule, left):
     assert set(drawn(logits, Sampling(temperature=1.0))) == {0, 1, 2, 3}
 
 
+@pytest.mark.full
 def test_a_text_may_have_as_many_tokens_as_there_are_learned_positions_and_no_more(seed, rng):
     of = program(GPT2(VOCAB, 32, 1, 4, 48, positions=70))
     values, generate = random_values(of, seed), Generator(of.runtime)

@@ -64,6 +64,7 @@ def test_identity_layers_are_said_once_and_their_bytes_counted(shown, tiny):
     assert re.search(r"layers/block/mlp/up +layers embed mlp +128 × 32 × 64 +pipe – – +262,144", out)
 
 
+@pytest.mark.full
 def test_what_is_on_the_host_is_counted_apart(shown):
     def totals(host):
         lines = shown("Layout.mesh={'data': 4}", "Layout.zero=3", f"Layout.host={host}").splitlines()

@@ -19,7 +19,7 @@ def program(*groups, layout=Layout({"data": 1}), devices=1):
     return Program(MODEL, layout, optimizer, batch=SEQUENCES, seq=SEQ, devices=jax.devices()[:devices])
 
 
-@pytest.mark.few(devices=(4,))
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("layout", "devices"),
     [(Layout({"data": 2, "tensor": 2}, zero=3, microbatches=2), 4), (Layout({"data": 2}, zero=1, auto=True), 2)],

@@ -25,7 +25,7 @@ from axon.nn import (
 )
 from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
-from axon.nn.hugging_face_rope import THEIRS, described, read_rope, rope_parameters, write_rope
+from axon.nn.hugging_face_rope import THEIRS, described, read_one_rope, read_rope, rope_parameters, write_rope
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
@@ -171,11 +171,6 @@ def _read_scale(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"query_pre_attn_scalar": None if scalar == config.get("head_dim", 256) else scalar}
 
 
-def _read_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    rope = read_rope(described(config, 10_000.0), config)
-    return {"rope": rope, "local_rope": rope}
-
-
 def _read_two_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
     both = config.get("rope_parameters") or {}
     if "full_attention" in both:
@@ -207,7 +202,7 @@ FIELDS = (
 )
 GEMMA2 = (
     local_layers(2),
-    Converted(_read_one_rope, lambda model: write_rope(model.rope), THEIRS),
+    Converted(read_one_rope, lambda model: write_rope(model.rope), THEIRS),
     Field("attn_logit_softcapping", "soft_cap", 50.0),
     Field("final_logit_softcapping", "logit_soft_cap", 30.0),
 )

@@ -12,7 +12,7 @@ from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
 from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
-from axon.nn.hugging_face_rope import THEIRS, described, read_rope, rope_parameters, write_rope
+from axon.nn.hugging_face_rope import THEIRS, described, read_one_rope, read_rope, rope_parameters, write_rope
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
@@ -127,11 +127,6 @@ ROWS = EMBEDDING + in_layers(
 THETA = 500_000.0
 
 
-def _read_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    rope = read_rope(described(config, 10_000.0), config)
-    return {"rope": rope, "local_rope": rope}
-
-
 def _read_two_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
     """Before transformers 5 `rope_scaling` was of full layers alone."""
     both = config.get("rope_parameters") or {}
@@ -155,7 +150,7 @@ FIELDS = (
     Constant("hidden_act", "silu"),
     Constant("attention_bias", False),
 )
-OLMO2 = (*FIELDS, Converted(_read_one_rope, lambda model: write_rope(model.rope), THEIRS))
+OLMO2 = (*FIELDS, Converted(read_one_rope, lambda model: write_rope(model.rope), THEIRS))
 OLMO3 = (
     *FIELDS,
     Field("sliding_window", "window", 4096),

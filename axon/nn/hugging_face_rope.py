@@ -66,6 +66,12 @@ def described(config: Mapping[str, Any], theta: float) -> dict[str, Any]:
     return {"rope_theta": config.get("rope_theta", theta), **found}
 
 
+def read_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`rope` and `local_rope` of a config that has one for layers of both kinds."""
+    rope = read_rope(described(config, 10_000.0), config)
+    return {"rope": rope, "local_rope": rope}
+
+
 def read_rope(described: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """A `Rope` of what `rope_parameters` says. Raises `UserError` for a kind of scaling that there is not."""
     kind = described.get("rope_type", described.get("type", "default"))

@@ -116,16 +116,16 @@ class _Masks(NamedTuple):
 class _Block:
     """Queries `[first, last)` against keys `[low, high)`; `offset` is the place of query 0 among the keys, if known."""
 
-    def distances(self, masks: Any, bias: Array) -> Distances:
-        """Where those of its queries and keys are in a bias by distance."""
-        start, keys = masks.start if isinstance(masks, _Masks) else self.offset, (bias.shape[-1] + 1) // 2
-        return Distances(keys + self.low - start - self.last, self.last - self.first, self.high - self.low)
-
     first: int
     last: int
     low: int
     high: int
     offset: int
+
+    def distances(self, masks: Any, bias: Array) -> Distances:
+        """Where those of its queries and keys are in a bias by distance."""
+        start, keys = masks.start if isinstance(masks, _Masks) else self.offset, (bias.shape[-1] + 1) // 2
+        return Distances(keys + self.low - start - self.last, self.last - self.first, self.high - self.low)
 
 
 def _plan(mask: Mask, queries: int, keys: int, start: Array | int) -> list[_Block]:

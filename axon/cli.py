@@ -4,7 +4,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -87,15 +87,46 @@ def evaluate(
         ),
     ] = None,
     batches: Annotated[int | None, typer.Option(min=1, help="Stop after so many batches.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME…", help="Instead, tasks of EleutherAI's lm-eval harness.")
+    ] = None,
+    task_folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Of task files of your own.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Documents of each task.")] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=2, help="Positions of a task's sequences; by default those of training.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
-    """Loss and bits per byte of a trained model, on its held-out text or on any source.
+    """Loss and bits per byte of a trained model, on its held-out text or on any source; or tasks of lm-eval.
 
-    Example: `axon eval runs/quickstart --source ~/notes`
+    Example: `axon eval runs/quickstart --source ~/notes`, `axon eval hf:Qwen/Qwen3-0.6B --tasks arc_easy,piqa`
     """
+    if tasks is not None:
+        if source is not None or batches is not None:
+            raise UserError("--tasks says what to evaluate on; leave out --source and --batches")
+        _evaluate_tasks(run_dir, tasks, json_, folder=task_folder, limit=limit, max_length=max_length)
+        return
+    if task_folder is not None or limit is not None or max_length is not None:
+        raise UserError("--task-folder, --limit and --max-length are for --tasks")
+    import json
+
     from axon.run.inspect import evaluate_run
 
-    loss, bits = evaluate_run(run_dir, source, batches, _say)
-    typer.echo(f"loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
+    found = evaluate_run(run_dir, source, batches, _say)
+    typer.echo(json.dumps(found._asdict()) if json_ else str(found))
+
+
+def _evaluate_tasks(run_dir: Path, names: str, as_json: bool, **options: Any) -> None:
+    import json
+
+    from axon.run.tasks import evaluate_tasks, table
+
+    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    if not wanted:
+        raise UserError("--tasks names no task; expected NAME,NAME…, as --tasks arc_easy,piqa")
+    found = evaluate_tasks(run_dir, wanted, _say, **options)
+    for line in [json.dumps(found)] if as_json else table(found["results"]):
+        typer.echo(line)
 
 
 @app.command()
@@ -194,7 +225,7 @@ def convert(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="train, overhead, data, compile, checkpoint or kernels.")],
+    name: Annotated[str, typer.Argument(help="train, overhead, data, compile, checkpoint, import or kernels.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
     compile_: Annotated[
@@ -203,7 +234,7 @@ def bench(
     search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
 ) -> None:
     """Run a benchmark: `train` (against torch), `overhead` (against bare JAX), `data`, `compile`, `checkpoint`,
-    `kernels`.
+    `import`, `kernels`.
 
     Example: `axon bench train --json`
     """

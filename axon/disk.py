@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from axon.errors import UserError, suggest
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # one slash is left where it was made a `Path`
 
 
 def cache_folder() -> Path:
@@ -20,10 +22,15 @@ def named(path: str | Path, where: str) -> Path:
     """The absolute path for a given one, `~` expanded. `where` is the field or option it was given for: `Folder.path`.
 
     Raises:
-        UserError: it is empty, which would be the working directory, or not a valid path.
+        UserError: it is empty, which would be the working directory, a URL, or not a valid path.
     """
     if not str(path) or "\0" in str(path):
         raise UserError(f"{where} is {str(path)!r}; expected a path (. is the working directory)")
+    if _URL.match(str(path)):
+        raise UserError(
+            f"{where} is {str(path)!r}; expected a path: only token stores can be in an object store (Data.store). "
+            "Give a folder, and copy that to the object store with its own client"
+        )
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:  # ~nobody

@@ -11,7 +11,11 @@ class UserError(Exception):
 def suggest(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'data'?` for a mistyped name, else the names there are, sorted, if they are not too many."""
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if close:
-        return f" Did you mean {close[0]!r}?"
-    return f" Known: {', '.join(names)}." if 0 < len(names) <= 30 else ""
+    listed = f" Known: {', '.join(names)}." if 0 < len(names) <= 30 else ""
+    return did_you_mean(name, names) or listed
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean 'data'?` for a mistyped name; empty if none is close."""
+    close = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -25,7 +25,7 @@ from axon.nn import (
 )
 from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
-from axon.nn.hugging_face_rope import THEIRS, described, read_one_rope, read_rope, rope_parameters, write_rope
+from axon.nn.hugging_face_rope import THEIRS, read_one_rope, read_two_ropes, write_rope, write_two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
@@ -171,20 +171,6 @@ def _read_scale(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"query_pre_attn_scalar": None if scalar == config.get("head_dim", 256) else scalar}
 
 
-def _read_two_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
-    both = config.get("rope_parameters") or {}
-    if "full_attention" in both:
-        full, local = both["full_attention"], both["sliding_attention"]
-    else:
-        full, local = described(config, 1e6), {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
-    return {"rope": read_rope(full, config), "local_rope": read_rope(local, config)}
-
-
-def _write_two_ropes(model: Gemma) -> dict[str, Any]:
-    ropes = {"full_attention": model.rope, "sliding_attention": model.local_rope}
-    return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in ropes.items()}}
-
-
 FIELDS = (
     *(field for field in SIZES if field.ours != "head_dim"),
     Field("head_dim", "head_dim", 256),
@@ -208,7 +194,7 @@ GEMMA2 = (
 )
 GEMMA3 = (
     local_layers(6),
-    Converted(_read_two_ropes, _write_two_ropes, (*THEIRS, "rope_local_base_freq")),
+    Converted(lambda config: read_two_ropes(config, 1e6, 10_000.0), write_two_ropes, (*THEIRS, "rope_local_base_freq")),
     Field("attn_logit_softcapping", "soft_cap", None),
     Field("final_logit_softcapping", "logit_soft_cap", None),
 )

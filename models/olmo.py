@@ -1,9 +1,7 @@
 """OLMo 2 and 3: norms after attention and MLP, QK norm over all heads; sliding windows in OLMo 3."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from flax import nnx
 
@@ -12,7 +10,7 @@ from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
 from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
-from axon.nn.hugging_face_rope import THEIRS, described, read_one_rope, read_rope, rope_parameters, write_rope
+from axon.nn.hugging_face_rope import THEIRS, read_one_rope, read_two_ropes, write_rope, write_two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
@@ -127,22 +125,6 @@ ROWS = EMBEDDING + in_layers(
 THETA = 500_000.0
 
 
-def _read_two_ropes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Before transformers 5 `rope_scaling` was of full layers alone."""
-    both = config.get("rope_parameters") or {}
-    if "full_attention" in both:
-        local, full = both["sliding_attention"], both["full_attention"]
-    else:
-        full = described(config, THETA)
-        local = {"rope_theta": full["rope_theta"]}
-    return {"rope": read_rope(full, config), "local_rope": read_rope(local, config)}
-
-
-def _write_two_ropes(model: Olmo) -> dict[str, Any]:
-    ropes = {"full_attention": model.rope, "sliding_attention": model.local_rope}
-    return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in ropes.items()}}
-
-
 FIELDS = (
     *SIZES,
     Field("rms_norm_eps", "norm_eps", 1e-5),
@@ -155,7 +137,7 @@ OLMO3 = (
     *FIELDS,
     Field("sliding_window", "window", 4096),
     local_layers(4),
-    Converted(_read_two_ropes, _write_two_ropes, THEIRS),
+    Converted(lambda config: read_two_ropes(config, THETA, None), write_two_ropes, THEIRS),
 )
 HUGGING_FACE = (
     Architecture("Olmo2ForCausalLM", "olmo2", Olmo, ROWS, OLMO2, {"window": None, "local_layers": 3}),

@@ -305,9 +305,10 @@ def own(here, monkeypatch):
         (here / "mine.py").write_text(OWN.format(**{"build": "pass", "call": "pass"} | lines))
         (here / "own.gin").write_text(TINY.replace("models.llama", "mine").replace("Llama", "Mine"))
         monkeypatch.setattr(sys, "path", list(sys.path))
-        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        sys.modules.pop("mine", None)
 
-    return write
+    yield write
+    sys.modules.pop("mine", None)
 
 
 @pytest.mark.parametrize(("where", "line", "message"), OWN_MISTAKES)

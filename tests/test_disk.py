@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,12 @@ def refused(number: int, path=None) -> OSError:
 def test_what_is_no_path_is_refused_by_what_it_was_written_for(wrong):
     with pytest.raises(UserError, match=r"Folder\.path is '"):
         named(wrong, "Folder.path")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/run", "gs://bucket/run", Path("s3://bucket/run")])
+def test_a_url_is_refused_where_a_path_is_meant(url):
+    with pytest.raises(UserError, match=r"--run-dir is '(s3|gs):.*only token stores can be in an object store"):
+        named(url, "--run-dir")
 
 
 def test_a_path_is_made_absolute_and_its_home_expanded(tmp_path, monkeypatch):

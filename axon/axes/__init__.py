@@ -12,6 +12,7 @@ from axon.axes.einsum import add, einsum
 from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
 from axon.axes.memory import is_on_host, to_device, to_host
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
+from axon.axes.permute import permute
 from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
 from axon.axes.scope import Placement, Scope, activate, current, exact, in_block, log_choice
 from axon.axes.sequences import over_positions
@@ -58,6 +59,7 @@ __all__ = [
     "parse_einsum",
     "parse_names",
     "per_device",
+    "permute",
     "reduce_gradient",
     "refuse_gradient",
     "reshard",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.axes.patterns import Names
+from axon.axes.permute import permute
 
 Product = Callable[[Array, Array], Array]
 
@@ -20,7 +21,7 @@ def ring_chunks(chunk: Array, mesh_axes: Names) -> Iterator[tuple[Array, Array]]
     size, place = lax.axis_size(mesh_axes), lax.axis_index(mesh_axes)
     back = [(i, (i - 1) % size) for i in range(size)]
     for step in range(size):
-        coming = lax.ppermute(chunk, mesh_axes, back) if step < size - 1 else chunk
+        coming = permute(chunk, mesh_axes, back) if step < size - 1 else chunk
         yield (place + step) % size, chunk
         chunk = coming
 
@@ -56,7 +57,7 @@ def matmul_reduce_scatter(product: Product, a: Array, a_names: Names, b: Array, 
     for step in range(size):
         chunk = lax.dynamic_slice_in_dim(a, (place - 1 - step) % size * length, length, at)
         part = product(chunk, b)
-        total = part if total is None else lax.ppermute(total, mesh_axes, on) + part
+        total = part if total is None else permute(total, mesh_axes, on) + part
     assert total is not None
     return total
 

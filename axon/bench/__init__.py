@@ -29,6 +29,7 @@ BENCHMARKS = {
     "data": Benchmark("axon.bench.data", "tokens through the whole data pipeline"),
     "compile": Benchmark("axon.bench.compile", "tracing and compiling llama3_8b for TPUs, by depth"),
     "checkpoint": Benchmark("axon.bench.checkpoint", "saving and restoring, against the disk"),
+    "import": Benchmark("axon.bench.importing", "a model of Hugging Face's onto a device, and into a checkpoint"),
     "kernels": Benchmark("axon.bench.kernels", "our kernels on this CPU against plain JAX"),
 }
 

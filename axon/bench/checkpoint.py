@@ -57,7 +57,7 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
         ("restore onto another mesh takes, against the same", f"{result['other_mesh_ratio']:.2f}"),
         ("training waits for a save", f"{result['blocking'] * 1e3:,.0f} ms, {result['blocking_share']:.1%} of it"),
         ("checksums made, in the background", f"{result['checksum']:,.0f} MB/s"),
-        ("checksums compared, before a restore", f"{result['verify']:,.0f} MB/s"),
+        ("checksums compared, by themselves", f"{result['verify']:,.0f} MB/s"),
         ("bytes on disk ÷ bytes of the state", f"{result['stored']:.3f}"),
     ]
 

@@ -4,5 +4,6 @@ from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.keep import Checkpoints
 from axon.checkpoint.reader import Reader
 from axon.checkpoint.store import Store
+from axon.checkpoint.tiers import Tiers, latest_step, open_store
 
-__all__ = ["CheckpointError", "Checkpoints", "Reader", "Store"]
+__all__ = ["CheckpointError", "Checkpoints", "Reader", "Store", "Tiers", "latest_step", "open_store"]

@@ -26,7 +26,7 @@ SEAL = "checksums.json"
 """The file, beside the state's folder, with the checksums of what was written last."""
 INDEX = "small arrays and the index of all"
 THREADS = max(4, os.cpu_count() or 1)
-_PIECE = 4 * 2**20
+_PIECE = 2**20  # fits in a core's own cache
 _OWN = re.compile(r"ocdbt\.process_(\d+)")
 
 
@@ -94,13 +94,14 @@ def checksums(
 def crc32_of(span: Span) -> int:
     """The CRC-32 of a span. Raises `EOFError` if the file is too short for it."""
     crc32, left = 0, span.size
+    buffer = memoryview(bytearray(min(left, _PIECE)))
     with span.file.open("rb") as file:
         file.seek(span.start)
         while left:
-            piece = file.read(min(left, _PIECE))
-            if not piece:
+            size = file.readinto(buffer[:left])  # type: ignore[attr-defined]  # of every binary file
+            if not size:
                 raise EOFError
-            crc32, left = zlib.crc32(piece, crc32), left - len(piece)
+            crc32, left = zlib.crc32(buffer[:size], crc32), left - size
     return crc32
 
 

@@ -16,6 +16,10 @@ class CheckpointError(UserError):
     """A checkpoint that is not there, cannot be read or written, or does not fit the run's state."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint whose bytes are not those that were saved."""
+
+
 def signatures(leaves: Flat, unpadded: Mapping[str, tuple[int, ...]]) -> dict[str, Signature]:
     """Shape and dtype of each leaf as they are on disk, by path, but for padding; `unpadded`: shapes without it."""
     found = {path: _signature(key_bits(leaf) if is_key(leaf) else leaf) for path, leaf in leaves.items()}

@@ -14,6 +14,7 @@ from axon.checkpoint.checksums import files_below
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.reader import STATE, Reader
 from axon.checkpoint.verify import METADATA, Unverified, wrong_lengths
+from axon.disk import named
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def opened(path: str) -> tuple[Reader, int | None]:
 
     Raises `CheckpointError` if there are none.
     """
-    folder = epath.Path(path).expanduser().absolute()
+    folder = epath.Path(named(path, "the folder of checkpoints"))
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
     reader, step = (Reader(folder.parent), int(folder.name)) if folder.name.isdecimal() else (Reader(folder), None)

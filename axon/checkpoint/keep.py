@@ -6,6 +6,7 @@ from typing import Any
 
 from axon.checkpoint.orbax import training
 from axon.checks import check_range
+from axon.disk import named
 from axon.errors import UserError
 
 
@@ -18,6 +19,8 @@ class Checkpoints:
         asynchronous: training goes on while arrays are written.
         keep_every: those of every so many steps, a multiple of `every`. keep_hours: the first, and then one whenever
             so many hours have passed since the last one kept so. keep_best: so many with the lowest held-out loss.
+        local_folder: a faster folder, as `/dev/shm/axon` or of a disk in the machine, into which the run saves after
+        every `local_every` steps besides, and of those saves keeps the latest `local_keep`. All processes share it.
     """
 
     every: int = 200
@@ -26,15 +29,35 @@ class Checkpoints:
     keep_every: int | None = None
     keep_hours: float | None = None
     keep_best: int | None = None
+    local_folder: str | None = None
+    local_every: int | None = None
+    local_keep: int = 1
 
     def __post_init__(self):
-        check_range(self, "[1, inf)", "every", "keep", "keep_every", "keep_best")
+        check_range(self, "[1, inf)", "every", "keep", "keep_every", "keep_best", "local_every", "local_keep")
         check_range(self, "(0, inf)", "keep_hours")
         if self.keep_every is not None and self.keep_every % self.every:
             raise UserError(
                 f"Checkpoints.keep_every is {self.keep_every}; must be a multiple of Checkpoints.every, {self.every}, "
                 "or hardly any checkpoint is of such a step"
             )
+        if (self.local_folder is None) != (self.local_every is None):
+            unset = "local_folder" if self.local_folder is None else "local_every"
+            raise UserError(f"Checkpoints.{unset} is not set; set both local_folder and local_every, or neither")
+        if self.local_folder is not None:
+            named(self.local_folder, "Checkpoints.local_folder")
+
+    def due(self, step: int) -> bool:
+        """Whether to save the state of this step."""
+        return step % self.every == 0
+
+    def due_locally(self, step: int) -> bool:
+        """Whether to save the state of this step in the local folder, unless it is saved in the durable one."""
+        return self.local_every is not None and step % self.local_every == 0
+
+    def of_local(self) -> "Checkpoints":
+        """The same for the local folder."""
+        return Checkpoints(self.local_every or self.every, self.local_keep, self.asynchronous)
 
 
 def kept(checkpoints: Checkpoints, losses: Mapping[int, float]) -> Any:

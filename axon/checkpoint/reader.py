@@ -1,6 +1,8 @@
 """Reading checkpoints: which steps there are, and the state of one of them. Changes nothing on disk."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -8,11 +10,11 @@ import jax
 import numpy as np
 from etils import epath
 
-from axon.checkpoint.compare import CheckpointError, check_fits, signatures
+from axon.checkpoint.compare import CheckpointError, DamagedCheckpointError, check_fits, signatures
 from axon.checkpoint.orbax import ocp
 from axon.checkpoint.quiet import quiet_log, quiet_read
 from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree, unpadded
-from axon.checkpoint.verify import Damage, Unverified, damage
+from axon.checkpoint.verify import Damage, Unverified, damage, damage_besides_arrays
 from axon.disk import reading
 from axon.runtime.stored import is_stored
 
@@ -20,6 +22,8 @@ STATE = "state"
 EXTRA = "extra"
 UNPADDED = "unpadded"
 """Path → shape without padding, of the arrays that have any: what else reads the checkpoint need not know."""
+READ_AT_ONCE = 256 * 2**20
+"""Bytes of arrays that are being read at a time, at most, unless twice the largest array is more."""
 _DAMAGE_SHOWN = 5
 T = TypeVar("T")
 
@@ -36,7 +40,8 @@ class _Saved:
 class Reader:
     """The checkpoints in a folder, one folder per step. Safe while a run is saving into it.
 
-    Before anything of a checkpoint is restored, every byte of it is compared with its checksums, once.
+    Before anything of a checkpoint is returned, every byte of it is compared with its checksums, once: while the arrays
+    are loaded, so that the disk is read once.
     """
 
     def __init__(self, directory: epath.PathLike):
@@ -64,7 +69,7 @@ class Reader:
         what there is more of it is 0.
         Raises `CheckpointError` if there is no such checkpoint, it is damaged, cannot be read, or its tree differs.
         """
-        folder = self._intact(self._folder(step))
+        folder = self.check_readable(step)
         saved = self._metadata(folder)
         return rebuilt(abstract_state, self._fitting(folder, saved, saved.leaves, abstract_state, specs)), saved.extra
 
@@ -72,11 +77,28 @@ class Reader:
         self, abstract: Mapping[str, Any], step: int | None = None, specs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Takes and raises what `restore` does."""
-        folder = self._intact(self._folder(step))
+        folder = self.check_readable(step)
         saved = self._metadata(folder)
         parts = {path: leaf for name in abstract for path, leaf in subtree(saved.leaves, name).items()}
         wanted = {name: part for name, part in abstract.items() if jax.tree.leaves(part)}
         return {**abstract, **rebuilt(wanted, self._fitting(folder, saved, parts, wanted, specs))}
+
+    def offered(self, name: str, step: int | None = None) -> Flat:
+        """Shape and dtype of each array of the part `name`, by its path there, without padding. Raises as `restore`."""
+        saved = self._metadata(self._folder(step))
+        found = signatures(subtree(saved.leaves, name), saved.unpadded)
+        return {path.removeprefix(name + "/"): jax.ShapeDtypeStruct(*found[path]) for path in found}
+
+    def restore_arrays(self, name: str, abstract: Flat, step: int | None = None) -> Flat:
+        """Some arrays of the part `name`, by their paths there, which are among those `offered`.
+
+        Their shapes may differ by padding, and their dtypes: they are cast as they are read. Raises as `restore`.
+        """
+        folder = self._intact(self._folder(step))
+        stored = signatures(self._metadata(folder).leaves, {})
+        wanted = {f"{name}/{path}": leaf for path, leaf in abstract.items()}
+        padded = any(stored[path][0] != tuple(leaf.shape) for path, leaf in wanted.items())
+        return {path.removeprefix(name + "/"): value for path, value in self._load(folder, wanted, padded).items()}
 
     def extra(self, step: int | None = None) -> dict[str, Any]:
         """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore` does."""
@@ -102,10 +124,56 @@ class Reader:
                 self._damage[step] = None
         return self._damage[step]
 
-    def _intact(self, folder: epath.Path) -> epath.Path:
-        if found := self.damage(int(folder.name)):
-            raise self._unreadable(folder, f"it is damaged: {listed(found)}", "`axon train` can continue from step {}.")
+    def damage_besides_arrays(self, step: int) -> list[Damage] | None:
+        """As `damage`, but of the arrays' data only the lengths of their files are compared."""
+        if step in self._damage:
+            return self._damage[step]
+        try:
+            return damage_besides_arrays(self.directory / str(step), STATE)
+        except Unverified:
+            return None
+
+    def without_checksums(self) -> bool:
+        """Whether the latest checkpoint was saved by an Axon that made none."""
+        step = self.latest()
+        return step is not None and self.damage_besides_arrays(step) is None
+
+    def check_readable(self, step: int | None = None) -> epath.Path:
+        """The folder of a checkpoint in which all but the arrays' data is intact. Raises as `restore` does.
+
+        Of several processes, all of it is: one that failed to load would leave the others in Orbax's barrier.
+        """
+        folder = self._folder(step)
+        if jax.process_count() > 1:
+            return self._intact(folder)
+        self._raise_for(folder, self.damage_besides_arrays(int(folder.name)))
         return folder
+
+    def _intact(self, folder: epath.Path) -> epath.Path:
+        self._raise_for(folder, self.damage(int(folder.name)))
+        return folder
+
+    def _raise_for(self, folder: epath.Path, found: Sequence[Damage] | None) -> None:
+        if found:
+            advice = "`axon train` can continue from step {}."
+            raise self._unreadable(folder, f"it is damaged: {listed(found)}", advice, DamagedCheckpointError)
+
+    def _while_compared(self, folder: epath.Path, load: Callable[[], T]) -> T:
+        """What `load` returns, if every byte of the checkpoint is as it was saved: compared while it loads.
+
+        Both read the same files at the same time, so the second to read a byte has it from the page cache.
+        """
+        with ThreadPoolExecutor(1) as thread:
+            comparison = thread.submit(self.damage, int(folder.name))
+            try:
+                loaded = load()
+            except CheckpointError:
+                comparison.result()
+                self._intact(folder)  # what is damaged says more than how it failed to load
+                raise
+            comparison.result()
+        self._intact(folder)
+        return loaded
 
     def _folder(self, step: int | None) -> epath.Path:
         steps = self.steps()
@@ -135,16 +203,23 @@ class Reader:
         stored, asked = signatures(leaves, {}), signatures(wanted, {})
         with_other_padding = any(stored[path] != asked[path] for path in wanted)
         in_files = {path: leaf for path, leaf in wanted.items() if is_stored(leaf)}
-        loaded = self._load(folder, {path: wanted[path] for path in wanted if path not in in_files}, with_other_padding)
-        for path, leaf in in_files.items():  # one by one: together they may be more than fits in memory
-            loaded[path] = leaf.fill(self._load(folder, {path: leaf}, with_other_padding)[path])
-        return loaded
+        in_memory = {path: wanted[path] for path in wanted if path not in in_files}
+
+        def load() -> Flat:
+            loaded = self._load(folder, in_memory, with_other_padding)
+            for path, leaf in in_files.items():  # one by one: together they may be more than fits in memory
+                loaded[path] = leaf.fill(self._load(folder, {path: leaf}, with_other_padding)[path])
+            return loaded
+
+        return self._while_compared(folder, load)
 
     def _load(self, folder: epath.Path, abstract: Flat, with_other_padding: bool) -> Flat:
         wanted = {path: restorable(leaf) for path, leaf in abstract.items()}
         context = ocp.Context()
         context.pytree.loading.partial_load = True
         context.array.loading.enable_padding_and_truncation = with_other_padding
+        largest = max((math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in wanted.values()), default=0)
+        context.memory.read_concurrent_bytes = max(READ_AT_ONCE, 2 * largest)  # Orbax refuses less than a read
         with context:
             loaded = self._readable(folder, lambda: ocp.load_checkpointables(folder, {STATE: nested(wanted)}))
         leaves = flat(loaded[STATE])
@@ -161,10 +236,12 @@ class Reader:
             advice = "Delete or move that folder to continue from step {}."
             raise self._unreadable(folder, str(root)[:300] or type(root).__name__, advice) from error
 
-    def _unreadable(self, folder: epath.Path, why: str, advice: str) -> CheckpointError:
+    def _unreadable(
+        self, folder: epath.Path, why: str, advice: str, kind: type[CheckpointError] = CheckpointError
+    ) -> CheckpointError:
         earlier = [step for step in self.steps() if str(step) != folder.name]
         advice = advice.format(earlier[-1]) if earlier else "It is the only one."
-        return CheckpointError(f"the checkpoint {folder} cannot be read: {why}\n{advice}")
+        return kind(f"the checkpoint {folder} cannot be read: {why}\n{advice}")
 
 
 def listed(found: Sequence[Damage]) -> str:

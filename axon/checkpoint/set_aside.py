@@ -1,31 +1,64 @@
 """Damaged checkpoints are renamed before a run goes on, so that it continues from the newest intact one."""
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
 import jax
 from etils import epath
 
-from axon.checkpoint.compare import CheckpointError
+from axon.checkpoint.compare import CheckpointError, DamagedCheckpointError
 from axon.checkpoint.reader import Reader, listed
 
+T = TypeVar("T")
+R = TypeVar("R", bound=Reader)
 
-def set_aside_damaged(reader: Reader) -> list[str]:
-    """Renames the checkpoints later than the newest intact one; a line about each, and about one without checksums.
+
+def newest_intact(stores: Sequence[Any], load: Callable[[], T], notices: list[str]) -> T:
+    """What `load` returns, which restores the latest checkpoint of all `stores`; if damaged, the newest intact one.
+
+    `stores`: of type `Store`. `notices` gets a line about each that is set aside, and if the newest has no checksums.
+    Raises `CheckpointError`, and renames nothing, if every checkpoint is damaged.
+    """
+    try:
+        latest_of(stores).check_readable()
+        loaded = [load()]
+    except DamagedCheckpointError:
+        loaded = []
+    if not loaded:  # the error has gone, and with it what was loaded: two states may be more than fits in memory
+        notices += set_aside_damaged(stores)
+        for store in stores:
+            store.renamed()
+        loaded = [load()]
+    if (newest := latest_of(stores)).without_checksums():
+        notices.append(f"checkpoint {newest.latest()} was saved without checksums: whether it is damaged is not known")
+    return loaded[0]
+
+
+def latest_of(stores: Sequence[R]) -> R:
+    """The one that has the latest checkpoint; the first, if none has any."""
+    return max(stores, key=lambda store: -1 if (step := store.latest()) is None else step)
+
+
+def set_aside_damaged(readers: Sequence[Reader]) -> list[str]:
+    """Renames the checkpoints later than the newest intact one of all `readers`; a line about each.
 
     Nothing is deleted: step 8 becomes the folder `8.damaged`, so that step 8 can be saved again. Every process has to
     call, and process 0 renames. Raises `CheckpointError`, and renames nothing, if every checkpoint is damaged.
     """
-    damaged, intact = {}, None
-    for step in reversed(reader.steps()):
+    damaged: dict[epath.Path, str] = {}
+    intact = None
+    for step, reader in sorted(((s, r) for r in readers for s in r.steps()), key=lambda one: one[0], reverse=True):
         if not (found := reader.damage(step)):
             intact = step
             break
-        damaged[step] = listed(found)
+        damaged[reader.directory / str(step)] = listed(found)
     if damaged and intact is None:
         raise CheckpointError(
-            f"every checkpoint in {reader.directory} is damaged:\n"
-            + "\n".join(f"  step {step}: {what}" for step, what in damaged.items())
+            f"every checkpoint in {' and '.join(str(reader.directory) for reader in readers)} is damaged:\n"
+            + "\n".join(f"  step {folder.name}: {what}" for folder, what in damaged.items())
             + "\nRestore them from a copy, or give another --run-dir to begin anew"
         )
-    names = {step: _free_name(reader.directory, step) for step in damaged}
+    names = {folder: _free_name(folder) for folder in damaged}
     if damaged and jax.process_count() > 1:
         from jax.experimental.multihost_utils import sync_global_devices
 
@@ -34,24 +67,21 @@ def set_aside_damaged(reader: Reader) -> list[str]:
         sync_global_devices("axon: damaged checkpoints set aside")
     else:
         _rename(names)
-    lines = [
-        f"checkpoint {step} is damaged: {what}. It is kept as {names[step]}; continuing from step {intact}"
-        for step, what in damaged.items()
+    return [
+        f"checkpoint {folder.name} is damaged: {what}. It is kept as {names[folder]}; continuing from step {intact}"
+        for folder, what in damaged.items()
     ]
-    if intact is not None and reader.damage(intact) is None:
-        lines.append(f"checkpoint {intact} was saved without checksums: whether it is damaged is not known")
-    return lines
 
 
-def _free_name(directory: epath.Path, step: int) -> epath.Path:
-    name, number = directory / f"{step}.damaged", 1
+def _free_name(folder: epath.Path) -> epath.Path:
+    name, number = folder.with_name(f"{folder.name}.damaged"), 1
     while name.exists():
         number += 1
-        name = directory / f"{step}.damaged-{number}"
+        name = folder.with_name(f"{folder.name}.damaged-{number}")
     return name
 
 
-def _rename(names: dict[int, epath.Path]) -> None:
+def _rename(names: Mapping[epath.Path, epath.Path]) -> None:
     if jax.process_index() == 0:
-        for step, name in names.items():
-            (name.parent / str(step)).rename(name)
+        for folder, name in names.items():
+            folder.rename(name)

@@ -1,11 +1,11 @@
 """Saving checkpoints while training goes on."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 from etils import epath
@@ -13,13 +13,15 @@ from etils import epath
 from axon.checkpoint.checksums import write_part, write_seal
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.keep import Checkpoints, kept
-from axon.checkpoint.orbax import ArrayTree, training
+from axon.checkpoint.orbax import ArrayTree, saving, training
 from axon.checkpoint.quiet import quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
-from axon.checkpoint.set_aside import set_aside_damaged
+from axon.checkpoint.set_aside import newest_intact
 from axon.checkpoint.tree import flat, nested, storable, unpadded
 from axon.checkpoint.verify import CHECKSUMS
 from axon.runtime.stored import is_stored
+
+T = TypeVar("T")
 
 
 class Store(Reader):
@@ -28,8 +30,7 @@ class Store(Reader):
     Opening it deletes the remains of a killed save (in the background, before the first save), so only the run itself
     may open a `Store`; all others open a `Reader`. A context manager; closing waits for the save in progress.
 
-    Damaged checkpoints that are later than the last intact one are set aside when it is opened, under another name;
-    `notices` has a line about each. Raises `CheckpointError` if all are damaged.
+    Loading the `newest` sets damaged ones aside, under another name; `notices` has a line about each.
 
     `losses`: for `Checkpoints.keep_best`, the held-out loss of steps, to be filled in as they become known.
     """
@@ -39,7 +40,7 @@ class Store(Reader):
         self.checkpoints = checkpoints
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"cannot store checkpoints in {self.directory}: it is not a folder")
-        self.notices = set_aside_damaged(self)
+        self.notices: list[str] = []
         self.losses: dict[int, float] = {}
         self._orbax = _opened(self.directory, kept(checkpoints, self.losses))
         self._quiet = ExitStack()
@@ -52,6 +53,18 @@ class Store(Reader):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         self.close()
+
+    def newest(self, load: Callable[[], T]) -> T:
+        """What `load` returns, which restores the latest checkpoint; if that is damaged, the newest intact one.
+
+        Raises `CheckpointError`, and renames nothing, if every checkpoint is damaged.
+        """
+        return newest_intact([self], load, self.notices)
+
+    def renamed(self) -> None:
+        """To be called when folders of this store's checkpoints were renamed."""
+        self._orbax.reload()
+        self._started = self.latest()
 
     def started(self) -> int | None:
         """The last step that is saved or being saved, or None."""
@@ -81,9 +94,10 @@ class Store(Reader):
         checksum = partial(write_part, process=jax.process_index(), processes=jax.process_count(), content=content)
         self.wait()
         try:
-            begun = self._orbax.save_checkpointables_async(
-                step, {STATE: ArrayTree(arrays, checksum)}, force=True, custom_metadata=content
-            )
+            with saving():
+                begun = self._orbax.save_checkpointables_async(
+                    step, {STATE: ArrayTree(arrays, checksum)}, force=True, custom_metadata=content
+                )
         except (OSError, ValueError) as error:
             raise self._unwritten(step, error) from error
         if begun is None:

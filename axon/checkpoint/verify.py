@@ -1,7 +1,7 @@
 """Whether a checkpoint is as it was saved: every byte of it, against its checksums."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 from etils import epath
 
 from axon.checkpoint.checksums import (
+    INDEX,
     PARTS,
     SEAL,
     THREADS,
@@ -49,7 +50,19 @@ def damage(folder: epath.Path, state: str) -> list[Damage]:
     """
     found: list[Damage] = []
     files = _expected(folder, folder / state, found)
+    return _differing(folder, [span for path, segments in files.items() for span in _spans(path, segments)], found)
+
+
+def damage_besides_arrays(folder: epath.Path, state: str) -> list[Damage]:
+    """As `damage`, but of the data of arrays only whether their files are there and as long as they were: quick."""
+    found = wrong_lengths(folder, state)
+    files = _expected(folder, folder / state, [])
     spans = [span for path, segments in files.items() for span in _spans(path, segments)]
+    return _differing(folder, [span for span in spans if span[1].array in (None, INDEX)], found)
+
+
+def _differing(folder: epath.Path, spans: Sequence[tuple[Span, Segment, bool]], found: list[Damage]) -> list[Damage]:
+    """`found`, and what differs in any of the spans, without duplicates."""
     mine = spans[jax.process_index() :: jax.process_count()]
     with ThreadPoolExecutor(THREADS) as threads:
         wrong = threads.map(lambda one: _wrong(folder, *one), mine)
@@ -134,7 +147,7 @@ def _wrong(folder: epath.Path, span: Span, segment: Segment, last: bool) -> Dama
 
 def _of_all_processes(found: list[Damage]) -> list[Damage]:
     if jax.process_count() == 1:
-        return found
+        return list(dict.fromkeys(found))
     from jax.experimental.multihost_utils import process_allgather
 
     text = np.frombuffer(json.dumps(found).encode(), np.uint8)

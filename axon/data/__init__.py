@@ -1,20 +1,28 @@
-"""Text to batches: sources → tokenizer → token store → shuffled, mixed, packed batches."""
+"""Text to batches: sources → tokenizer → token store → shuffled, mixed, packed batches. And images to batches."""
 
 from axon.data.batches import Batches, throughput
 from axon.data.columns import HuggingFace, Parquet
 from axon.data.corpus import Corpus, Data
+from axon.data.gallery import Gallery, Images
+from axon.data.pictures import ArrayFiles, Letters, Pictures, PictureSource
 from axon.data.sources import Folder, JsonLines, Source, Stdlib, Synthetic, parse_source
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
 
 __all__ = [
+    "ArrayFiles",
     "Batches",
     "Bpe",
     "Corpus",
     "Data",
     "Folder",
+    "Gallery",
     "HuggingFace",
+    "Images",
     "JsonLines",
+    "Letters",
     "Parquet",
+    "PictureSource",
+    "Pictures",
     "Source",
     "Stdlib",
     "Synthetic",

@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 import grain
@@ -96,10 +96,15 @@ def training_order(
     Without weights every sequence comes once per epoch; with them each source is repeated and shuffled on its own.
     """
     if weights is None:
-        return grain.MapDataset.source(_Shuffled(0, len(sequences), batch, seed, "all"))
+        return shuffled_order(len(sequences), batch, seed)
     spans = [sequences.span(source) for source in range(len(weights))]
     each = [grain.MapDataset.source(_Shuffled(*span, 1, seed, str(source))) for source, span in enumerate(spans)]
     return grain.MapDataset.mix(each, weights).batch(batch, batch_fn=np.concatenate)
+
+
+def shuffled_order(count: int, batch: int, seed: int) -> grain.MapDataset:
+    """The numbers below `count`, `batch` at a time, reshuffled each epoch, without end."""
+    return grain.MapDataset.source(_Shuffled(0, count, batch, seed, "all"))
 
 
 def numbered_without(position: int, left_out: Sequence[int]) -> int:
@@ -125,11 +130,9 @@ class _Without:
         return np.asarray(self._order[numbered_without(index, self._left_out)])
 
 
-def held_out_order(sequences: TokenSequences, batch: int) -> grain.MapDataset:
-    """Sequence numbers of the held-out split, once, in a fixed order that mixes sources; the last batch is short."""
-    return (
-        grain.MapDataset.range(len(sequences)).seed(0).shuffle().batch(batch, drop_remainder=False, batch_fn=np.asarray)
-    )
+def held_out_order(items: Sized, batch: int) -> grain.MapDataset:
+    """The numbers of a held-out split's items, once, in a fixed order that mixes sources; the last batch is short."""
+    return grain.MapDataset.range(len(items)).seed(0).shuffle().batch(batch, drop_remainder=False, batch_fn=np.asarray)
 
 
 class _Shuffled:

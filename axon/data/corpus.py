@@ -118,9 +118,8 @@ class Corpus:
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> Batches:
         """The first `batches` (None: all) of the held-out split, in a fixed order; the last is padded with weight 0."""
         self._need("held_out")
-        return self._batches(
-            "held_out", held_out_order(self._sequences["held_out"], self.data.batch)[:batches], sequences
-        )
+        order = held_out_order(self._sequences["held_out"], self.data.batch)
+        return self._batches("held_out", order[:batches], sequences)
 
     def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
         """split → source → documents, tokens, bytes of text, bytes that the tokens stand for, digest, sequences."""

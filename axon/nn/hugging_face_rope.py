@@ -72,6 +72,28 @@ def read_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope": rope, "local_rope": rope}
 
 
+def read_two_ropes(config: Mapping[str, Any], full_theta: float, local_theta: float | None) -> dict[str, Any]:
+    """`rope` and `local_rope` of a config that has one for each kind of layer.
+
+    Before transformers 5 `rope_scaling` was of full layers alone; `full_theta`, `local_theta`: of such a config that
+    does not say them. None: local layers have the theta of full ones.
+    """
+    both = config.get("rope_parameters") or {}
+    if "full_attention" in both:
+        full, local = both["full_attention"], both["sliding_attention"]
+    else:
+        full = described(config, full_theta)
+        theta = full["rope_theta"] if local_theta is None else config.get("rope_local_base_freq", local_theta)
+        local = {"rope_theta": theta}
+    return {"rope": read_rope(full, config), "local_rope": read_rope(local, config)}
+
+
+def write_two_ropes(model: Any) -> dict[str, Any]:
+    """What `read_two_ropes` reads, of a model with `rope` and `local_rope`."""
+    ropes = {"full_attention": model.rope, "sliding_attention": model.local_rope}
+    return {"rope_parameters": {kind: rope_parameters(rope) for kind, rope in ropes.items()}}
+
+
 def read_rope(described: Mapping[str, Any], config: Mapping[str, Any]) -> Rope:
     """A `Rope` of what `rope_parameters` says. Raises `UserError` for a kind of scaling that there is not."""
     kind = described.get("rope_type", described.get("type", "default"))

@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -209,9 +209,23 @@ def initialise_variables(model: nnx.Module, seed: int, placement: Placement) -> 
     return _initialise(model, seed, placement, {Variable: "activations"})[0]
 
 
-def _initialise(model: nnx.Module, seed: int, placement: Placement, kinds: Mapping[Any, str]) -> list[dict[str, Any]]:
-    """Of each kind, with the layout's rows for the kind of array that it is."""
-    states = [(kind, nnx.to_flat_state(nnx.state(model, kind))) for kind in kinds]
+def initialise_parameters(model: nnx.Module, seed: int, placement: Placement, paths: Collection[str]) -> dict[str, Any]:
+    """The initial values of some parameters, as `initialise` makes them."""
+    return _initialise(model, seed, placement, {Param: "params"}, lambda path: path in paths)[0]
+
+
+def _initialise(
+    model: nnx.Module,
+    seed: int,
+    placement: Placement,
+    kinds: Mapping[Any, str],
+    wanted: Callable[[str], bool] = lambda path: True,
+) -> list[dict[str, Any]]:
+    """Of each kind the arrays with the paths `wanted`, with the layout's rows for the kind of array that it is."""
+    states = [
+        (kind, [(path, v) for path, v in nnx.to_flat_state(nnx.state(model, kind)) if wanted("/".join(_text(path)))])
+        for kind in kinds
+    ]
     shardings = tuple(
         {_text(path): placement.sharding(v.stack + v.axes, kinds[kind]) for path, v in state} for kind, state in states
     )

@@ -25,6 +25,12 @@ class RopeScaling:
         """What scores are multiplied by besides."""
         return 1.0
 
+    @property
+    def changes_at(self) -> int | None:
+        """The position from which on a sequence that has it rotates by other frequencies, all of it; None: there is
+        none."""
+        return None
+
     def apply(self, frequencies: np.ndarray) -> np.ndarray:
         """The scaled `frequencies`, where these are the same for every sequence."""
         raise NotImplementedError
@@ -155,6 +161,10 @@ class LongRopeScaling(RopeScaling):
         if self.attention_factor is not None:
             return self.attention_factor
         return math.sqrt(1 + math.log(self.factor) / math.log(self.original))
+
+    @property
+    def changes_at(self) -> int:
+        return self.original
 
     def at(self, positions: Array, frequencies: np.ndarray) -> Array:
         if len(self.short) != len(frequencies):

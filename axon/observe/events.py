@@ -11,6 +11,8 @@ evaluation: `seconds`, `loss`
 stop: a person or the machine asked to stop: `signal`
 not_finite, spike: a fault at a step: `loss`, `grad_norm`, `policy`, `batch`, and the `documents` in it
 skip, rollback: what was done about it
+replay: a step was done twice (`Faults.replay_every`), which took `seconds` longer: how many arrays are `differing`, and
+    the first of these `arrays`, each with the devices on which it does
 hang: nothing went on for `seconds` in `phase`; `stacks` is the file that has the threads' stacks
 restart, give_up: of `axon train --restarts`: how the process ended, and the `seconds` to wait
 end: a process ends: `outcome` (done, interrupted, failed), `seconds`, `error`

@@ -19,8 +19,8 @@ _TRAIN, _EVALUATION, _INK, _GRID = "#3b6fb6", "#d1495b", "#3c4043", "#e3e5e8"
 def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = "") -> None:
     """Draws training loss (each step faint, smoothed over it) and evaluations against steps into a PNG at `path`.
 
-    Left axis: nats per token. Right axis, where there are evaluations: bits per byte, at the held-out text's own
-    ratio of bytes to tokens. Raises `UserError` if no record has a loss.
+    Left axis: nats per token, or per image. Right axis, where there are evaluations: bits per byte, at the held-out
+    text's own ratio of bytes to tokens. Raises `UserError` if no record has a loss.
     """
     train, evaluation = series(records, "loss"), series(records, "eval_loss")
     if not len(train[0]) + len(evaluation[0]):
@@ -30,7 +30,7 @@ def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = 
     axes = figure.add_subplot()
     _draw_training(axes, *train)
     _draw_evaluations(axes, *evaluation)
-    _style(axes, title)
+    _style(axes, title, _per(records))
     bits = series(records, "eval_bits_per_byte")[1]
     if len(bits) and len(bits) == len(evaluation[1]):
         _bits_axis(axes, float(np.median(bits / evaluation[1])))
@@ -111,9 +111,14 @@ def smoothed(values: np.ndarray, share: float = 0.03) -> np.ndarray:
     return (total[end] - total[at - reach]) / (end - at + reach)
 
 
-def _style(axes: Axes, title: str) -> None:
+def _per(records: Sequence[dict[str, Any]]) -> str:
+    """Of what a loss is the mean."""
+    return "image" if any("accuracy" in record for record in records) else "token"
+
+
+def _style(axes: Axes, title: str, per: str) -> None:
     axes.set_xlabel("step", color=_INK)
-    axes.set_ylabel("loss (nats per token)", color=_INK)
+    axes.set_ylabel(f"loss (nats per {per})", color=_INK)
     axes.set_title(title, loc="left", fontsize=11, color=_INK)
     axes.grid(True, color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)

@@ -23,7 +23,7 @@ def arguments(program: Program, placement: Placement | None = None) -> dict[str,
     """
     placement = placement or program.placement
     state = program.specs
-    batch = program.evaluator.objective.specs(program.batch, program.seq)
+    batch = program.evaluator.specs
     parts = {"parameters": state.parameters, "optimizer": state.optimizer, "variables": state.variables}
     parts |= {"in flight": state.in_flight, "batch": batch}
     used = {name: jax.tree.leaves(tree) for name, tree in parts.items()}

@@ -1,8 +1,9 @@
 """A run: its configuration, its folder, and carrying it out."""
 
 from axon.run.build import program
+from axon.run.init_from import InitFrom
 from axon.run.session import run
 from axon.run.tree import Evaluation, Sample, Train
 from axon.train.faults import Faults, Spikes
 
-__all__ = ["Evaluation", "Faults", "Sample", "Spikes", "Train", "program", "run"]
+__all__ = ["Evaluation", "Faults", "InitFrom", "Sample", "Spikes", "Train", "program", "run"]

@@ -3,6 +3,7 @@
 from axon.errors import UserError
 from axon.layout import Placement
 from axon.run.tree import Train
+from axon.train.replay import check_can_replay
 from axon.train.step import Program
 
 
@@ -16,7 +17,7 @@ def program(train: Train, placement: Placement | None = None) -> Program:
         train.layout,
         train.optimizer,
         batch=train.data.batch,
-        seq=train.data.seq,
+        seq=train.seq,
         objective=train.objective,
         outer=train.outer,
         precision=train.precision,
@@ -25,6 +26,8 @@ def program(train: Train, placement: Placement | None = None) -> Program:
         placement=placement,
         can_skip=train.faults.can_skip,
     )
+    if train.faults.replay_every is not None:
+        check_can_replay(train.layout)
     if train.faults.can_roll_back and program.in_flight:
         raise UserError(
             "Train.faults: a schedule without a flush, as TwoBW, has a batch in flight in each checkpoint, which a "

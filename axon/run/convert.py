@@ -11,13 +11,13 @@ from tokenizers.processors import TemplateProcessing
 
 from axon.checkpoint import Checkpoints, Store
 from axon.checkpoint.huggingface.config import changed_fields, unrepresented, write_config
-from axon.checkpoint.huggingface.hub import CONFIG, GENERATION, PREFIX, TOKENIZER_FILES, is_hub
+from axon.checkpoint.huggingface.hub import CONFIG, GENERATION, PREFIX, PREPROCESSOR, TOKENIZER_FILES, is_hub
 from axon.checkpoint.huggingface.model import HubModel, open_model, read_json
 from axon.checkpoint.huggingface.pieces import pieces_of
 from axon.checkpoint.huggingface.save import SHARD, Entry, Theirs, fetch_from, write_weights
 from axon.checkpoint.huggingface.tables import table_for, table_of
-from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS, tokenizer_of
-from axon.data import TokenizerFile
+from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS
+from axon.data import Data, TokenizerFile
 from axon.disk import named, writing
 from axon.errors import UserError
 from axon.nn.hugging_face import Architecture
@@ -57,19 +57,21 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
     if unknown := hub.ignored():
         report(f"config.json: fields that Axon does not read: {', '.join(unknown)}")
     folder = RunFolder(out)
-    train = run_of(hub, tokenizer_of(hub.folder, folder.tokenizer), str(out))
+    train = run_of(hub, folder.tokenizer, str(out))
     values, variables = hub.lazy(hub.model.build())  # a mistake in the weights is reported before anything is written
     folder.write(train, run_record() | {"from": hub.name})
     with writing(out):
-        shutil.copyfile(hub.folder / FILE, folder.tokenizer)
+        if isinstance(train.data, Data):
+            shutil.copyfile(hub.folder / FILE, folder.tokenizer)
         (out / KEPT).mkdir()
-        for name in (CONFIG, GENERATION, *TOKENIZER_FILES):
+        for name in (CONFIG, GENERATION, PREPROCESSOR, *TOKENIZER_FILES):
             if (hub.folder / name).is_file():
                 shutil.copyfile(hub.folder / name, out / KEPT / name)
         _write_json(out / KEPT / DTYPES, hub.weights.dtypes)
     with Store(folder.checkpoints, Checkpoints()) as store:
         store.save(0, {"parameters": values, "variables": variables}, {"tokens": 0, "seed": train.seed})
-    report(f"{hub.name} is a run in {out}: axon generate {out} --prompt …, or Train.init_from = {str(out)!r}")
+    use = f"axon generate {out} --prompt …, or " if isinstance(train.data, Data) else ""
+    report(f"{hub.name} is a run in {out}: {use}Train.init_from = {str(out)!r}")
 
 
 def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
@@ -77,10 +79,10 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
     trained = TrainedRun(folder)
     train, kept = trained.train, folder.path / KEPT
     config, table = _config(train, kept)
-    tokenizer = trained.tokenizer
+    tokenizer = trained.tokenizer if isinstance(train.data, Data) else None
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
-    pieces = pieces_of(table, runtime.module, train.model.vocab)
+    pieces = pieces_of(table, runtime.module, getattr(train.model, "vocab", None))
     dtypes = read_json(kept / DTYPES) if (kept / DTYPES).is_file() else {}
     entries = [Entry(name, dtypes.get(name, "F32"), shape) for name, shape in pieces.shapes.items()]
     with writing(out):
@@ -88,10 +90,10 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
         theirs = Theirs(pieces, fetch_from(flattened(values) | flattened(variables)))
         files = write_weights(out, entries, theirs, shard)
         if kept.is_dir():
-            for name in (GENERATION, *TOKENIZER_FILES):
+            for name in (GENERATION, PREPROCESSOR, *TOKENIZER_FILES):
                 if (kept / name).is_file():
                     shutil.copyfile(kept / name, out / name)
-        else:
+        elif tokenizer is not None:
             config |= _write_tokenizer(out, tokenizer, train)
         _write_json(out / CONFIG, config)  # last: without it the folder is no model
     report(f"{table.name} in {out}: {len(entries)} arrays in {len(files)} file{'s' if len(files) > 1 else ''}")
@@ -104,7 +106,8 @@ def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
         changed = write_config(table, train.model) if changed_fields(table, before, train.model) else {}
         return before | changed, table
     table = table_for(train.model)
-    positions = {} if hasattr(train.model, "positions") else {"max_position_embeddings": train.data.seq}
+    own = hasattr(train.model, "positions") or not isinstance(train.data, Data)
+    positions = {} if own else {"max_position_embeddings": train.seq}
     return write_config(table, train.model) | positions | {"dtype": "float32"}, table
 
 
@@ -120,7 +123,7 @@ def _write_tokenizer(out: Path, file: TokenizerFile, train: Train) -> dict[str, 
         inner.post_processor = TemplateProcessing(single=f"{opening} $A", special_tokens=[(opening, tokenizer.bos)])
     inner.save(str(out / FILE))
     ends = sorted(tokenizer.ends)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": opening, "model_max_length": train.data.seq}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": opening, "model_max_length": train.seq}
     settings |= {"eos_token": inner.id_to_token(ends[0])} if ends else {}
     _write_json(out / SETTINGS, settings | {"clean_up_tokenization_spaces": False})
     ids = {"bos_token_id": tokenizer.bos, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}

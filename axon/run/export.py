@@ -30,7 +30,7 @@ def export_model(
         raise UserError(f"{out} is there already: give another folder, or delete it")
     trained = open_trained(source)
     train, tokenizer = trained.train, trained.tokenizer
-    sizes, layout = Sizes(batch, length or train.data.seq), one_device(train.layout)
+    sizes, layout = Sizes(batch, length or train.seq), one_device(train.layout)
     runtime = Runtime(train.model, layout, precision=train.precision, devices=jax.devices()[:1])
     check_request(runtime.module, platforms, sizes)
     programs = {
@@ -42,7 +42,7 @@ def export_model(
     values, variables = trained.restore(runtime, train.model, report)
     loaded = tokenizer.load()
     about: dict[str, Any] = {"model": type(train.model).__name__, "source": str(source)}
-    about |= {"vocab": train.model.vocab, "batch": sizes.batch, "length": sizes.length}
+    about |= {"vocab": getattr(train.model, "vocab", loaded.vocab), "batch": sizes.batch, "length": sizes.length}
     about["tokenizer"] = {"file": TOKENIZER, "bos": loaded.bos, "ends": sorted(loaded.ends)}
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from uuid import uuid4
 
 from axon.checkpoint import Reader
 from axon.config import differences, dump, load
-from axon.disk import reading, writing
+from axon.disk import named, reading, writing
 from axon.errors import UserError
 
 FREE = (
@@ -23,8 +24,8 @@ FREE = (
 
 
 class RunFolder:
-    """`config.gin`, `metrics.jsonl`, `events.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json` and
-    `lock` of one run."""
+    """`config.gin`, `metrics.jsonl`, `events.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json`,
+    `lock` and `id` of one run."""
 
     def __init__(self, path: Path | str):
         self.path = Path(path)
@@ -36,10 +37,12 @@ class RunFolder:
         self.plot = self.path / "loss.png"
         self.record = self.path / "run.json"
         self.lock = self.path / "lock"
+        self.id = self.path / "id"
 
     @classmethod
     def existing(cls, path: Path | str) -> "RunFolder":
         """The folder of an existing run; `UserError` if `path` is not one."""
+        named(path, "the run's folder")
         folder = cls(path)
         with reading(folder.config):
             begun = folder.config.is_file()
@@ -108,6 +111,13 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             _replace(self.record, json.dumps(record, indent=2, default=str) + "\n")
             _replace(self.config, dump(train))
+            if not self.id.is_file():
+                _replace(self.id, uuid4().hex)
+
+    def identity(self) -> str:
+        """A name that no other run has, not even one that was in this folder before."""
+        with reading(self.id):
+            return self.id.read_text("utf-8")
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self.path, "Give another --run-dir")

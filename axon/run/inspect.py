@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 
-from axon.data import parse_source
+from axon.data import Data, parse_source
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError
-from axon.run.session import held_out_loss, sample_text
+from axon.run.held_out import ImageLoss, TextLoss
+from axon.run.session import evaluated, sample_text
 from axon.run.trained import open_trained
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
@@ -20,21 +21,28 @@ from axon.train.evaluate import Evaluator
 Report = Callable[[str], None]
 
 
-def evaluate_run(path: Path, source: str | None, batches: int | None, report: Report) -> tuple[float, float]:
-    """Loss in nats per token and bits per byte: on the run's held-out text, or on `source`.
+def evaluate_run(path: Path, source: str | None, batches: int | None, report: Report) -> TextLoss | ImageLoss:
+    """Loss on the run's held-out text, or on `source`; of a model of images on its held-out images.
 
     `path`: the folder of a run, whose latest checkpoint it is of, or `hf:DIR_OR_NAME`.
     """
     trained = open_trained(path)
-    train, data = trained.train, replace(trained.train.data, tokenizer=trained.tokenizer)
+    train, data = trained.train, trained.train.data
+    if isinstance(data, Data):
+        data = replace(data, tokenizer=trained.tokenizer)
+    elif source is not None:
+        raise UserError(f"{path} is a model of images, which --source has not: it is evaluated on those of its run")
     if source is not None:
         data = replace(data, sources=(parse_source(source),), weights=None, held_out=1.0)
     elif not trained.has_text:
+        if not isinstance(data, Data):
+            raise UserError(f"{path} has no images of its own to evaluate on: `axon convert` it, and set Train.data")
         raise UserError(f"{path} has no text of its own to evaluate on: give --source, as --source README.md")
     corpus = data.prepare(report)
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
-    return held_out_loss(Evaluator(runtime, train.objective, data.batch, data.seq), corpus, values, variables, batches)
+    evaluator = Evaluator(runtime, train.objective, data.batch, train.seq)
+    return evaluated(evaluator, corpus, values, variables, batches)
 
 
 def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -> str:
@@ -56,7 +64,7 @@ def runtime_of(train: Train, report: Report = print) -> Runtime:
 
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Runtime:
-    batch, seq = train.data.batch, train.data.seq
+    batch, seq = train.data.batch, train.seq
     runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices, seq=seq)
     train.objective.check(runtime.module)
     Evaluator(runtime, train.objective, batch, seq).check_layout()

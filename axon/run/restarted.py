@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from axon.checkpoint import Reader
+from axon.checkpoint import latest_step
 from axon.launch.restarts import Supervisor
 from axon.observe.events import record_event
 from axon.run.folder import RunFolder
@@ -17,4 +17,7 @@ def run_with_restarts(train: Train, restarts: int) -> int:
         if folder.config.is_file():  # else it died before it was a run
             record_event(folder.events, kind, step, **values)
 
-    return Supervisor(restarts, Reader(folder.checkpoints).latest, record).run()
+    def latest() -> int | None:
+        return latest_step(folder.checkpoints, train.checkpoints, folder.identity() if folder.id.is_file() else None)
+
+    return Supervisor(restarts, latest, record).run()

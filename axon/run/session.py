@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axon.checkpoint import Reader, Store
-from axon.data import Corpus
+from axon.checkpoint import Reader, open_store
+from axon.data import Corpus, Gallery
 from axon.errors import UserError
 from axon.launch.agree import AgreedStop, largest, process_0_first
 from axon.launch.mesh import check_mesh
@@ -23,11 +23,13 @@ from axon.observe.metrics import held_out_losses
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.build import program
+from axon.run.fitting import check_fits
 from axon.run.folder import RunFolder
+from axon.run.held_out import ImageLoss, TextLoss, held_out_images
+from axon.run.initial_values import InitialValues
 from axon.run.restore import check_finite, lost_in_flight, restore_state
 from axon.run.saves import Saves
 from axon.run.starting import changes, changes_text, described
-from axon.run.trained import Trained, open_trained
 from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
@@ -71,11 +73,8 @@ class Session:
                 self.folder.check_continues(self.train)
                 source = self._source()  # a mistake is reported now, not when the data is ready
                 corpus = self._corpus()
-                if source is not None:
-                    source.check_same_tokens(corpus.tokenizer.to_json())
-                if self.train.sample is not None:  # a mistake is reported now, not after the last step
-                    ids = corpus.tokenizer.prompt(self.train.sample.prompt)
-                    check_length(self.program.module, len(ids), self.train.sample.sampling)
+                if isinstance(corpus, Corpus):
+                    self._check_tokens(source, corpus)
                 if self.first:
                     stack.enter_context(self.folder.locked())
                 record = self._claim_folder(corpus)
@@ -86,10 +85,10 @@ class Session:
             before, here = self.events.last("start"), described(self.program, until)
             self.events.record("start", **here)
             self.watchdog.enter("restore")
-            self.store = stack.enter_context(Store(self.folder.checkpoints, self.train.checkpoints))
+            self.store = stack.enter_context(
+                open_store(self.folder.checkpoints, self.train.checkpoints, self.folder.identity())
+            )
             self.saves = stack.enter_context(Saves(self.store, self.events))
-            for line in self.store.notices:
-                self.report(line)
             self.store.losses.update(held_out_losses(self.folder.metrics))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))
@@ -105,28 +104,32 @@ class Session:
 
     # ---- before ---------------------------------------------------------------------------------------------------
 
-    def _source(self) -> Trained | None:
+    def _source(self) -> InitialValues | None:
         """What this run's parameters are read from; None for a run that has a checkpoint of its own."""
         if self.train.init_from is None or Reader(self.folder.checkpoints).latest() is not None:
             return None
-        return open_trained(self.train.init_from)
+        return InitialValues.of(self.train, self.program.runtime, self.report)
 
-    def _corpus(self) -> Corpus:
+    def _corpus(self) -> Corpus | Gallery:
         corpus = self.train.data.prepare(self.report)
-        if self.train.model.vocab < corpus.tokenizer.vocab:
-            raise UserError(
-                f"the model's vocab is {self.train.model.vocab}, and the tokenizer has {corpus.tokenizer.vocab} ids: "
-                f"set {type(self.train.model).__name__}.vocab to at least that"
-            )
+        check_fits(self.train, corpus)
         return corpus
 
-    def _claim_folder(self, corpus: Corpus) -> dict[str, Any]:
+    def _check_tokens(self, source: InitialValues | None, corpus: Corpus) -> None:
+        if source is not None:
+            source.check_same_tokens(corpus.tokenizer.to_json(), self.program.runtime)
+        if self.train.sample is not None:  # a mistake is reported now, not after the last step
+            ids = corpus.tokenizer.prompt(self.train.sample.prompt)
+            check_length(self.program.module, len(ids), self.train.sample.sampling)
+
+    def _claim_folder(self, corpus: Corpus | Gallery) -> dict[str, Any]:
         """Record this run in its folder, unless the folder has another run; returns the record."""
         self.folder.check_same_text(corpus.identity())
         record = run_record() | {"data": corpus.identity()}
         if self.first:
             self.folder.write(self.train, record)
-            corpus.tokenizer.save(self.folder.tokenizer)
+            if isinstance(corpus, Corpus):
+                corpus.tokenizer.save(self.folder.tokenizer)
         return record
 
     def _watchdog(self) -> Watchdog:
@@ -139,15 +142,17 @@ class Session:
             self.report(f"the run ends at step {self.train.steps}, before the requested {steps}: raise Train.steps")
         return min(steps or self.train.steps, self.train.steps)
 
-    def _begin(self, source: Trained | None) -> tuple[State, int, int]:
+    def _begin(self, source: InitialValues | None) -> tuple[State, int, int]:
         """The state to start from, its step, and the number of tokens it was trained on."""
         program = self.program
         count = sum(spec.size for spec in program.parameters.values())
         mesh = " × ".join(f"{name} {size}" for name, size in program.placement.mesh.shape.items())
         self.report(f"model: {count:,} parameters on mesh {mesh} ({program.placement.platform})")
         if self.store.latest() is not None:
-            check_same_mesh(self.store.extra().get("mesh", {}), program.update.mesh)
-            state, extra = restore_state(self.store, program)
+            state, extra = self.store.newest(self._restored)
+            for line in self.store.notices:
+                self.report(line)
+            self.store.notices.clear()
             check_finite(self.store, program.runtime, state.parameters)
             if lost := lost_in_flight(extra, program):
                 self.report(lost)
@@ -155,13 +160,17 @@ class Session:
             return state, int(state.step), extra["tokens"]
         if source is None:
             return program.init(), 0, 0
-        values, _ = source.restore(program.runtime, self.train.model, self.report)
-        self.report(f"parameters from {self.train.init_from}")
-        return program.begin(values), 0, 0
+        return program.begin(source.read(program.runtime, self.train.seed, self.report)), 0, 0
+
+    def _restored(self) -> tuple[State, dict[str, Any]]:
+        check_same_mesh(self.store.extra().get("mesh", {}), self.program.update.mesh)
+        return restore_state(self.store, self.program)
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, corpus: Corpus, start: Position, until: int, source: Trained | None, profile: bool) -> State:
+    def _train(
+        self, corpus: Corpus | Gallery, start: Position, until: int, source: InitialValues | None, profile: bool
+    ) -> State:
         return Training(
             self.train,
             self.program,
@@ -198,29 +207,31 @@ class Session:
 
     # ---- after ----------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, corpus: Corpus, state: State) -> None:
+    def _evaluate(self, corpus: Corpus | Gallery, state: State) -> None:
         evaluation = self.train.evaluation
         assert evaluation is not None
         began = time.monotonic()
         with self.watchdog.during("evaluation", int(state.step)):
-            loss, bits = held_out_loss(
+            found = evaluated(
                 self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
             )
-        self.events.record("evaluation", int(state.step), seconds=round(time.monotonic() - began, 6), loss=loss)
-        self.store.losses[int(state.step)] = loss
-        self.journal.evaluated({"step": int(state.step), "eval_loss": loss, "eval_bits_per_byte": bits})
-        self.report(f"step {int(state.step)}: validation loss {loss:.4f} nats per token, {bits:.4f} bits per byte")
+        step, seconds = int(state.step), round(time.monotonic() - began, 6)
+        self.events.record("evaluation", step, seconds=seconds, loss=found.loss)
+        self.store.losses[step] = found.loss
+        record = {f"eval_{name}": value for name, value in found._asdict().items() if value is not None}
+        self.journal.evaluated({"step": step} | record)
+        self.report(f"step {step}: validation {found}")
 
-    def _evaluate_if_missing(self, corpus: Corpus, state: State) -> None:
+    def _evaluate_if_missing(self, corpus: Corpus | Gallery, state: State) -> None:
         if not int(largest(self.journal.has_evaluation(int(state.step)))):
             self._evaluate(corpus, state)
 
-    def _finish(self, corpus: Corpus, state: State) -> None:
+    def _finish(self, corpus: Corpus | Gallery, state: State) -> None:
         self.watchdog.enter("end", int(state.step))
         if self.train.evaluation is not None:
             self._evaluate_if_missing(corpus, state)
         self._leave_if_asked()
-        if self.train.sample is not None:
+        if self.train.sample is not None and isinstance(corpus, Corpus):
             values = self.program.evaluated(state)
             self.report(sample_text(self.program.runtime, values, state.variables, corpus.tokenizer, self.train.sample))
         self._leave_if_asked()
@@ -246,10 +257,18 @@ def check_same_mesh(saved: Mapping[str, int], here: Mapping[str, int]) -> None:
     )
 
 
+def evaluated(
+    evaluator: Evaluator, corpus: Corpus | Gallery, parameters: Any, variables: Any, batches: int | None
+) -> TextLoss | ImageLoss:
+    """Loss on the held-out split."""
+    evaluate = held_out_images if isinstance(corpus, Gallery) else held_out_loss
+    return evaluate(evaluator, corpus, parameters, variables, batches)  # type: ignore[arg-type]
+
+
 def held_out_loss(
     evaluator: Evaluator, corpus: Corpus, parameters: Any, variables: Any, batches: int | None
-) -> tuple[float, float]:
-    """Loss on held-out text: nats per token, and bits per byte of the text."""
+) -> TextLoss:
+    """Loss on held-out text."""
     nats = tokens = size = 0.0
     count_bytes = jax.jit(jnp.sum)
     with corpus.held_out(batches, evaluator.host_sequences) as held_out:
@@ -257,13 +276,16 @@ def held_out_loss(
             total, count = jax.device_get(evaluator(parameters, evaluator.place(batch), variables)["loss"])
             nats, tokens = nats + float(total), tokens + float(count)
             real = batch["weights"].astype(np.int32) * corpus.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
-            size += float(count_bytes(evaluator.place({"bytes": real})["bytes"]))  # on devices: over all processes
+            placed = evaluator.place({"weights": real})["weights"]  # on devices: over all processes
+            size += float(count_bytes(placed))
     if not math.isfinite(nats):
         raise UserError(
             f"the loss on held-out text is {nats}: these parameters are damaged, or training had already diverged when "
             "they were saved. Evaluate an earlier checkpoint"
         )
-    return nats / tokens, nats / math.log(2) / size
+    # An objective with ids of its own, as a mask's, predicts some of the tokens, and its loss is of no text's length.
+    every_token = not hasattr(evaluator.objective, "reserved_ids")
+    return TextLoss(nats / tokens, nats / math.log(2) / size if every_token else None)
 
 
 def _ignore(line: str) -> None:

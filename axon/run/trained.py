@@ -1,34 +1,47 @@
 """What was trained: the folder of a run, or a model of the Hugging Face hub; to look at, or to start from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import jax
 
 from axon.checkpoint import Reader
 from axon.checkpoint.huggingface.config import changed_fields, value_at
 from axon.checkpoint.huggingface.hub import is_hub
 from axon.checkpoint.huggingface.model import HubModel, open_model
 from axon.checkpoint.huggingface.tokenizer import tokenizer_of
-from axon.data import Data, TokenizerFile
+from axon.data import Data, Images, Letters, TokenizerFile
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.nn import parameters
 from axon.run.folder import RunFolder
-from axon.run.restore import restore_evaluated
+from axon.run.restore import check_finite, restore_evaluated
 from axon.run.tree import Train
-from axon.runtime import Runtime
-from axon.train.optimizers import AdamW, Constant
+from axon.runtime import Runtime, flattened, nested
+from axon.train.classification import Classification
+from axon.train.objective import NextToken, Objective
+from axon.train.optimizers import AdamW, Averaging, Constant
 
 SEQ = 1024
 """Positions of a sequence in an evaluation of a model of the hub, if it has as many."""
+
+PARAMETERS = "parameters"
+"""The part of a saved state that a run is begun with."""
 
 Report = Callable[[str], None]
 
 
 class Trained(Protocol):
-    """A trained model; `has_text`: whether the run says on which text it is evaluated."""
+    """A trained model.
+
+    `has_text`: whether the run says on which text it is evaluated. `always_cast`: whether its arrays may be of another
+    dtype than this model's.
+    """
 
     has_text: bool
+    always_cast: bool
 
     @property
     def train(self) -> Train:
@@ -40,6 +53,19 @@ class Trained(Protocol):
 
     def restore(self, runtime: Runtime, model: Any, report: Report) -> tuple[Any, Any]:
         """Parameters and variables for a runtime of `model`."""
+        ...
+
+    def compared(self, model: Any, whole: bool) -> list[str]:
+        """What a person should know of how `model` differs from it, of which it takes the `whole` or a part. Raises
+        `UserError` for one that cannot be it."""
+        ...
+
+    def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Its parameters by path, their vocabulary padded as that of `model`."""
+        ...
+
+    def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
+        """The runtime's parameters by path; `taken`: their paths → those of them in what is `offered`."""
         ...
 
     def check_same_tokens(self, tokenizer: str) -> None:
@@ -55,7 +81,7 @@ def open_trained(name: str | Path) -> Trained:
 class TrainedRun:
     """The latest checkpoint of a run."""
 
-    has_text = True
+    has_text, always_cast = True, False
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
@@ -64,17 +90,42 @@ class TrainedRun:
     @property
     def tokenizer(self) -> TokenizerFile:
         """The one that the run was trained with, even if its sources have changed since."""
+        _check_text(self.train, self.folder.path)
         if not self.folder.tokenizer.is_file():
             raise UserError(f"there is no file {self.folder.tokenizer}: `axon train` on this run writes it again")
-        trained_with, path = self.train.data.tokenizer, str(self.folder.tokenizer)
-        ours = isinstance(trained_with, TokenizerFile)
-        return _fitting(replace(trained_with, path=path) if ours else TokenizerFile(path), self.train.model, "run")
+        trained_with, path = getattr(self.train.data, "tokenizer", None), str(self.folder.tokenizer)
+        given = isinstance(trained_with, TokenizerFile)
+        return _fitting(replace(trained_with, path=path) if given else TokenizerFile(path), self.train.model, "run")
 
     def restore(self, runtime: Runtime, model: Any, report: Report) -> tuple[Any, Any]:
         reader = Reader(self.folder.checkpoints)
         values, variables = restore_evaluated(reader, runtime, self.train.optimizer)
         report(f"parameters of step {reader.latest()}, {_on(runtime)}")
         return values, variables
+
+    def compared(self, model: Any, whole: bool) -> list[str]:
+        return []
+
+    def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        return Reader(self.folder.checkpoints).offered(PARAMETERS)
+
+    def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
+        reader = Reader(self.folder.checkpoints)
+        if isinstance(self.train.optimizer, Averaging):
+            return self._averages(reader, runtime, taken)
+        abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
+        found = reader.restore_arrays(PARAMETERS, {taken[path]: leaf for path, leaf in abstract.items()})
+        values = {path: found[theirs] for path, theirs in taken.items()}
+        check_finite(reader, runtime, nested(values))
+        return values
+
+    def _averages(self, reader: Reader, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
+        """`read` where the parameters to evaluate follow from all of the state: it is restored on this layout first."""
+        whole = Runtime(self.train.model, runtime.layout, placement=runtime.placement)
+        found = flattened(restore_evaluated(reader, whole, self.train.optimizer)[0])
+        abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
+        cast = {path: found[theirs].astype(abstract[path].dtype) for path, theirs in taken.items()}
+        return jax.device_put(cast, {path: leaf.sharding for path, leaf in abstract.items()})
 
     def check_same_tokens(self, tokenizer: str) -> None:
         self.folder.check_same_tokens(tokenizer)
@@ -83,19 +134,41 @@ class TrainedRun:
 class TrainedHub:
     """A model of the hub."""
 
-    has_text = False
+    has_text, always_cast = False, True
 
     def __init__(self, hub: HubModel):
         self.hub = hub
-        self.tokenizer = _fitting(tokenizer_of(hub.folder), hub.model, "model")
-        self.train = run_of(hub, self.tokenizer)
+        self.train = run_of(hub)
+        if isinstance(self.train.data, Data):
+            self.tokenizer  # noqa: B018 - one of another model is reported now
+
+    @property
+    def tokenizer(self) -> TokenizerFile:
+        _check_text(self.train, self.hub.name)
+        return _fitting(tokenizer_of(self.hub.folder), self.hub.model, "model")
 
     def restore(self, runtime: Runtime, model: Any, report: Report) -> tuple[Any, Any]:
         for line in self._differences(model):
             report(line)
-        values, variables = self.hub.load(runtime, model.vocab)
+        values, variables = self.hub.load(runtime, getattr(model, "vocab", None))
         report(f"parameters of {self.hub.name}, {_on(runtime)}")
         return values, variables
+
+    def compared(self, model: Any, whole: bool) -> list[str]:
+        return self._differences(model) if whole or type(model) is type(self.hub.model) else []
+
+    def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        mine = self.hub.model
+        vocab = getattr(mine, "vocab", None)
+        multiple = getattr(model, "vocab_multiple", 1) if vocab == getattr(model, "vocab", None) else 1
+        module = (replace(mine, vocab_multiple=multiple) if hasattr(mine, "vocab_multiple") else mine).build()
+        self.hub.pieces(module, vocab)  # compares its files with it
+        return {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in parameters(module).items()}
+
+    def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
+        abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
+        found = self.hub.load_arrays({taken[path]: leaf for path, leaf in abstract.items()})
+        return {path: found[theirs] for path, theirs in taken.items()}
 
     def check_same_tokens(self, tokenizer: str) -> None:
         mine = self.tokenizer
@@ -130,17 +203,36 @@ class TrainedHub:
         ]
 
 
-def run_of(hub: HubModel, tokenizer: TokenizerFile, folder: str | None = None) -> Train:
-    """A run that could go on with a model of the hub: each device has a part of every weight (ZeRO-3)."""
-    longest = hub.config.get("max_position_embeddings") or hub.config.get("n_positions") or SEQ
+def run_of(hub: HubModel, tokenizer: Path | None = None, folder: str | None = None) -> Train:
+    """A run that could go on with a model of the hub: each device has a part of every weight (ZeRO-3).
+
+    `tokenizer`: a copy of its tokenizer.json, to name instead.
+    """
+    data, objective = _images_of(hub.model) if hasattr(hub.model, "image") else _text_of(hub, tokenizer)
     return Train(
         model=hub.model,
-        data=Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer),
+        data=data,
+        objective=objective,
         optimizer=AdamW(Constant(1e-5)),
         steps=1000,
         layout=Layout(mesh={"data": -1}, zero=3),
         run_dir=folder,
     )
+
+
+def _text_of(hub: HubModel, tokenizer: Path | None) -> tuple[Data, Objective]:
+    longest = hub.config.get("max_position_embeddings") or hub.config.get("n_positions") or SEQ
+    return Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), NextToken()
+
+
+def _images_of(model: Any) -> tuple[Images, Objective]:
+    letters = Letters(size=model.image, channels=model.channels)
+    return Images(batch=8, source=letters), Classification(model.image, model.image, model.channels)
+
+
+def _check_text(train: Train, name: str | Path) -> None:
+    if not isinstance(train.data, Data):
+        raise UserError(f"{name} is a model of images: it has no tokenizer, and neither reads nor writes text")
 
 
 def _fitting(file: TokenizerFile, model: Any, of: str) -> TokenizerFile:

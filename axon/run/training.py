@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from axon.checkpoint import Store
+from axon.checkpoint import Store, Tiers
 from axon.config import dump
-from axon.data import Corpus
+from axon.data import Corpus, Gallery
 from axon.data.batches import numbered_without
 from axon.launch.agree import AgreedStop
 from axon.launch.signals import Interrupts, compile_interruptibly
@@ -27,6 +27,7 @@ from axon.run.saves import Saves
 from axon.run.tree import Train
 from axon.train.faults import Fault, Monitor
 from axon.train.loop import Loop, Record, RollBack
+from axon.train.replay import Differing, Replay
 from axon.train.state import State
 from axon.train.step import Program
 
@@ -55,8 +56,8 @@ class Training:
 
     train: Train
     program: Program
-    corpus: Corpus
-    store: Store
+    corpus: Corpus | Gallery
+    store: Store | Tiers
     saves: Saves
     journal: Journal
     events: Events
@@ -125,6 +126,7 @@ class Training:
                 monitor,
                 lambda fault, paths: self._noticed(fault, paths, left_out),
                 self.watchdog.enter,
+                Replay(program, execute, self._replayed),
             )
             state, step = start.state, start.step
             for end in self._segments(step, until):
@@ -160,9 +162,10 @@ class Training:
 
     def _segments(self, start: int, until: int) -> Iterator[int]:
         """The steps after which anything besides training is due, the last one included."""
-        every, profiled = self.train.checkpoints.every, start + PROFILED_STEPS if self.profile else None
+        checkpoints, profiled = self.train.checkpoints, start + PROFILED_STEPS if self.profile else None
         for step in range(start + 1, until + 1):
-            if step in (until, profiled) or step % every == 0 or self._evaluation_due(step):
+            saved = checkpoints.due(step) or checkpoints.due_locally(step)
+            if step in (until, profiled) or saved or self._evaluation_due(step):
                 yield step
 
     def _evaluation_due(self, step: int) -> bool:
@@ -170,22 +173,29 @@ class Training:
 
     @cached_property
     def _flops_per_token(self) -> int:
-        return self.program.module.flops_per_token(self.train.data.seq)
+        return self.program.module.flops_per_token(self.train.seq)
 
     def _save(self, at: Position, until: int, monitor: Monitor) -> None:
         asked = self.stop.requested
         with self.watchdog.during("save", at.step):
-            if at.step % self.train.checkpoints.every == 0 or at.step == until or asked is not None:
+            checkpoints = self.train.checkpoints
+            durable = checkpoints.due(at.step) or at.step == until or asked is not None
+            if durable or checkpoints.due_locally(at.step):
                 extra = {"tokens": at.tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
                 extra |= {IN_FLIGHT: self.program.in_flight} if self.program.in_flight else {}
                 extra |= {MONITOR: saved} if (saved := monitor.saved()) else {}
-                self.saves.save(at.step, at.state, extra | {"config": dump(self.train)}, self.program.specs)
+                extra |= {"config": dump(self.train)}
+                self.saves.save(at.step, at.state, extra, self.program.specs, durable)
             if asked is not None:
                 self.events.record("stop", at.step, signal=asked)
                 self.saves.wait()
                 self.report(f"saved step {at.step} in {self.store.directory}; the same command continues from there")
 
     # ---- faults ---------------------------------------------------------------------------------------------------
+
+    def _replayed(self, step: int, seconds: float, differing: Differing) -> None:
+        arrays = {path: list(devices) for path, devices in list(differing.items())[:10]}
+        self.events.record("replay", step, seconds=round(seconds, 6), differing=len(differing), arrays=arrays)
 
     def _noticed(self, fault: Fault, paths: Sequence[str], left_out: Sequence[int]) -> None:
         batch = self._batch(fault.step - 1, left_out)

@@ -10,13 +10,14 @@ from flax import nnx
 from axon.checkpoint import Checkpoints
 from axon.checkpoint.huggingface.hub import is_hub
 from axon.checks import check_range
-from axon.data import Data
+from axon.data import Data, Images
 from axon.disk import named
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
+from axon.run.init_from import InitFrom
 from axon.serve.generate import Sampling
 from axon.train.faults import Faults
 from axon.train.objective import NextToken, Objective
@@ -24,12 +25,11 @@ from axon.train.optimizers import OneBitAdam, Optimizer
 
 
 class Model(Protocol):
-    """A model's configuration: a frozen dataclass with a vocabulary size, which builds the module.
+    """A model's configuration: a frozen dataclass, which builds the module.
 
+    One of text has the size of its vocabulary, `vocab`; one of images how many positions an image has, `seq`.
     An `axon.nn.LanguageModel` around a block of your own has embedding, loss, generation and the count of FLOPs.
     """
-
-    vocab: int
 
     def build(self) -> nnx.Module: ...
 
@@ -72,12 +72,13 @@ class Train:
         evaluation: loss on held-out text; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
         trackers: where metrics are logged besides `metrics.jsonl`. sample: text to continue at the end.
-        init_from: the folder of a run, or `hf:DIR_OR_NAME`, whose parameters this one starts from.
+        init_from: the folder of a run, or `hf:DIR_OR_NAME`, whose parameters this one starts from; or `InitFrom(…)`,
+            which takes some of them, renames or casts them.
         run_dir: the run's own folder.
     """
 
     model: Model
-    data: Data
+    data: Data | Images
     optimizer: Optimizer | OneBitAdam
     steps: int
     seed: int = 0
@@ -91,14 +92,15 @@ class Train:
     faults: Faults = Faults()
     trackers: tuple[TrackerConfig, ...] = ()
     sample: Sample | None = None
-    init_from: str | None = None
+    init_from: str | InitFrom | None = None
     run_dir: str | None = None
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "steps")
         check_range(self, "[0, 2**32)", "seed")
         for name in ("run_dir", "init_from"):
-            if (path := getattr(self, name)) is not None and not (name == "init_from" and is_hub(path)):
+            path = getattr(self, name)
+            if isinstance(path, str) and not (name == "init_from" and is_hub(path)):
                 named(path, f"Train.{name}")
         if self.outer is not None and self.steps % self.outer.every:
             name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every
@@ -110,6 +112,20 @@ class Train:
             raise UserError("Train.data: Data.held_out is 1, which leaves no text to train on; must be in [0, 1)")
         if self.evaluation is not None and self.data.held_out == 0:
             raise UserError("Train.evaluation needs text: set Data.held_out above 0, or Train.evaluation to None")
+        if isinstance(self.data, Images) and self.sample is not None:
+            raise UserError("Train.sample is text to continue, and Train.data are images: set Train.sample to None")
+
+    @property
+    def seq(self) -> int:
+        """Positions of a sequence: of text as the data cut it, of an image as the model does."""
+        if isinstance(self.data, Data):
+            return self.data.seq
+        if not hasattr(self.model, "seq"):
+            raise UserError(
+                f"Train.data are images, and a {type(self.model).__name__} is no model of images: it has no `seq`, how "
+                "many positions an image has. Set Train.model to one, as models.vit.ViT, or Train.data to @Data()"
+            )
+        return self.model.seq  # type: ignore[attr-defined]
 
     @property
     def folder(self) -> Path:

@@ -1,6 +1,6 @@
 """A module on a mesh, in a precision, with its kernels: what a training step, evaluation and generation stand on."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from axon.errors import UserError
 from axon.kernels.choice import check_names
 from axon.layout import Layout, Placement
 from axon.nn import Param, Variable, initialise, parameters, variables
-from axon.nn.param import initialise_variables, variable_updates
+from axon.nn.param import initialise_parameters, initialise_variables, variable_updates
 from axon.nn.stored_layers import pad_layers
 from axon.own_code import written_at
 from axon.precision import Precision
@@ -89,6 +89,10 @@ class Runtime:
     def initialise(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parameters and variables with initial values, nested by path, made sharded: the same bits on every layout."""
         return initialise(self.module, seed, self.placement)
+
+    def initialise_parameters(self, seed: int, paths: Collection[str]) -> dict[str, Any]:
+        """Some of the parameters alone."""
+        return initialise_parameters(self.module, seed, self.placement, paths) if paths else {}
 
     def initialise_variables(self, seed: int) -> dict[str, Any]:
         """The variables alone."""

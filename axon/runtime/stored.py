@@ -1,9 +1,12 @@
 """Arrays in files, read and written by parts: TensorStore behind one module."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
+from operator import add
 from typing import Any
 
 import jax
@@ -14,6 +17,8 @@ from jax.sharding import Sharding
 from axon.errors import UserError
 from axon.runtime.scratch import Scratch
 
+BLOCK = 64 * 2**20
+"""Bytes that are in the host's memory at once when an array in files is saved, at most."""
 Shard = tuple[tuple[int, int], ...]
 """Where a shard begins and ends, by dimension."""
 
@@ -127,11 +132,30 @@ class StoredArray:
         for one in range(self.stored_shape[0]) if number is None else (number,):
             self.files.wait(self, one)
 
-    def whole(self) -> np.ndarray:
-        """All of it, in the host's memory."""
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The shape of a block that `blocks` reads, at most `BLOCK` bytes; at the ends of dimensions it may be less."""
+        for axis, size in enumerate(self.shape):
+            nbytes = math.prod(self.shape[axis + 1 :]) * self.dtype.itemsize
+            if nbytes <= BLOCK:
+                count = min(size, BLOCK // max(1, nbytes))
+                return (*(1,) * axis, max(1, count), *self.shape[axis + 1 :])
+        return (1,) * self.ndim
+
+    def blocks(self) -> Iterator[tuple[tuple[slice, ...], np.ndarray]]:
+        """All of it, in the host's memory one block after the other: where it is, and its values."""
+        starts = (range(0, size, step) for size, step in zip(self.shape, self.grid, strict=True))
+        for corner in product(*starts):
+            ends = map(min, map(add, corner, self.grid), self.shape)
+            where = tuple(map(slice, corner, ends))
+            yield where, self.block(where)
+
+    def block(self, where: tuple[slice, ...]) -> np.ndarray:
+        """A part of it by ranges of all dimensions, in the host's memory."""
         self.wait()
         with self.files.explained():
-            return self.files.store(self).read().result().reshape(self.shape)
+            store = self.files.store(self)
+            return (store if self.stacked else store[0])[where].read().result()
 
     def fill(self, value: np.ndarray) -> "StoredArray":
         """Itself, with these values."""

@@ -17,7 +17,6 @@ from axon.errors import UserError
 from axon.kernels.sampling import sample
 from axon.layout import Placement
 from axon.nn import Inputs, LanguageModel, Rope
-from axon.nn.rope_scaling import LongRopeScaling
 from axon.runtime import Runtime
 
 PROMPT_STEP = 64
@@ -60,7 +59,7 @@ class Generator:
         """Raises `UserError` for a module that does not predict the next token, as an encoder."""
         check_generates(runtime.module)
         self.runtime = runtime
-        self._placement = _unsplit_sequence(runtime.placement)
+        self._placement = unsplit(runtime.placement, "batch", "seq")  # one sequence, a token at a time
         # `Train.kernels` chooses the kernels of training; of generation's own there is only sampling.
         self._kernels = {name: kernel for name, kernel in runtime.kernels.items() if name == "sampling"}
         self._compiled = runtime.jit(self._generate, static_argnames="sampling")
@@ -130,20 +129,22 @@ def _padded(model: LanguageModel, length: int) -> int:
     return padded if model.max_length is None else min(padded, model.max_length)
 
 
-def _unsplit_sequence(placement: Placement) -> Placement:
-    """Nothing split along batch, seq or their roles, as `seq.residual`: there is one sequence, a token at a time."""
+def unsplit(placement: Placement, *names: str) -> Placement:
+    """Nothing split along the axes `names`, of which `seq` is one, or their roles, as `seq.residual`; and those that
+    generation and scores see whole."""
     layout = placement.layout
-    whole = {name for name in layout.rows if base(name) in ("batch", "seq")}
-    whole |= {"batch", "seq", "vocab.whole", "head_dim.whole", "key_latent.whole"}
+    whole = {name for name in layout.rows if base(name) in names}
+    whole |= {*names, "vocab.whole", "head_dim.whole", "key_latent.whole"}
     return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}, context=None), placement.mesh)
 
 
 def _until_long(model: LanguageModel, prompt: int) -> int | None:
-    """How many tokens follow a prompt before positions rotate at LongRoPE's other frequencies, those of keys in the
-    cache too: what comes then is of a cache made anew. None: they never do."""
+    """How many tokens follow a prompt before positions rotate at other frequencies, as LongRoPE's do, those of keys in
+    the cache too: what comes then is of a cache made anew. None: they never do."""
     ropes = (getattr(module, "rope", None) for _, module in nnx.iter_modules(model))
-    scalings = {rope.scaling for rope in ropes if isinstance(rope, Rope) and isinstance(rope.scaling, LongRopeScaling)}
-    left = min((scaling.original - prompt + 1 for scaling in scalings), default=0)
+    scalings = [rope.scaling for rope in ropes if isinstance(rope, Rope) and rope.scaling is not None]
+    changes = [at for scaling in scalings if (at := scaling.changes_at) is not None]
+    left = min(changes, default=prompt - 1) - prompt + 1
     return left if left > 0 else None
 
 

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding
 
 from axon import axes
 from axon.axes import ArraySpec, axes_used, parse_names
+from axon.errors import UserError
 from axon.layout import validate
 from axon.nn.language_model import RESIDUAL
 from axon.parallel.pipeline.execute import PIPE
@@ -47,7 +49,7 @@ class Evaluator:
             return self.objective.sums(runtime.bind(values, variables), self.drawn(batch, key), key)
 
         declared = [*runtime.parameters.values(), *runtime.variables.values()]
-        parts = nested(runtime.parameters), nested(runtime.variables), dict(self.objective.specs(self.batch, self.seq))
+        parts = nested(runtime.parameters), nested(runtime.variables), self.specs
         abstract = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.logical_shape, spec.dtype), parts)
         return axes_used(sums, *abstract) | {name for spec in declared for name in spec.axes} | set(BATCH)
 
@@ -87,20 +89,36 @@ class Evaluator:
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
         """This process's sequences of the global batch (`host_sequences`), as sharded global arrays.
 
-        Positions are in the order in which the layout stores them (`Placement.stored_positions`).
+        Each is placed by the axes that the objective's `specs` give the array of its name. Positions are in the order
+        in which the layout stores them (`Placement.stored_positions`).
         """
-        placement = self.runtime.placement
+        placement, specs = self.runtime.placement, self.specs
+        if strange := sorted(batch.keys() - specs.keys()):
+            raise UserError(
+                f"{type(self.objective).__name__} has no use for {', '.join(strange)}: its batch is of "
+                f"{', '.join(specs)}. Set Train.objective to one for this data"
+            )
         if placement.ring:
             stored = placement.stored_positions(self.seq)
-            batch = {name: value[:, stored] for name, value in batch.items()}
-        return feed.place(placement.sharding(BATCH), dict(batch), self.host_sequences, self.batch)
+            batch = {n: value[:, stored] if specs[n].axes[:2] == BATCH else value for n, value in batch.items()}
+        shardings = {name: self._shardings[name] for name in batch}
+        return feed.place(shardings, dict(batch), self.host_sequences, self.batch)
+
+    @cached_property
+    def _shardings(self) -> dict[str, NamedSharding]:
+        return {name: self.runtime.placement.sharding(spec.axes) for name, spec in self.specs.items()}
 
     @cached_property
     def host_sequences(self) -> np.ndarray:
         """Numbers of the sequences of the global batch that this process reads: all of them in a run of one process."""
-        return feed.host_sequences(self.runtime.placement.sharding(BATCH), (self.batch, self.seq))
+        return feed.host_sequences(self.runtime.placement.sharding(BATCH[:1]), self.batch)
 
     @cached_property
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes, dtypes and shardings of a global batch."""
-        return self.runtime.abstract(dict(self.objective.specs(self.batch, self.seq)))
+        return self.runtime.abstract(self.specs)
+
+    @cached_property
+    def specs(self) -> dict[str, ArraySpec]:
+        """The arrays of a global batch."""
+        return dict(self.objective.specs(self.batch, self.seq))

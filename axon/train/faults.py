@@ -53,6 +53,8 @@ class Faults:
         leave_out: how many batches a rollback leaves out: that of the fault, and those before it.
         hang_seconds: a step that takes longer is hung: the process writes its stacks and ends; None: never.
         hang_seconds_besides: the same for compiling, restoring, saving, evaluating and sampling.
+        replay_every: after so many steps one is done twice and compared bit for bit, which finds devices that compute
+            wrongly; None: never. It needs room for one state more (`axon.train.replay`).
     """
 
     not_finite: str = "stop"
@@ -63,9 +65,10 @@ class Faults:
     leave_out: int = 1
     hang_seconds: float | None = 1800.0
     hang_seconds_besides: float | None = 7200.0
+    replay_every: int | None = None
 
     def __post_init__(self):
-        check_range(self, "[1, inf)", "skips", "skips_in_a_row", "rollbacks", "leave_out")
+        check_range(self, "[1, inf)", "skips", "skips_in_a_row", "rollbacks", "leave_out", "replay_every")
         check_range(self, "(0, 2**31)", "hang_seconds", "hang_seconds_besides")
         _check_policy("Faults.not_finite", self.not_finite)
 

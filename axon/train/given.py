@@ -7,20 +7,24 @@ import jax
 import numpy as np
 
 from axon.axes.array_spec import Specs
-from axon.errors import UserError, suggest
+from axon.errors import UserError, did_you_mean, suggest
 
 SHOWN = 20
 
 
-def check_given(values: Any, parameters: Specs) -> None:
+def check_given(
+    values: Any, parameters: Specs, what: str = "the parameters given are not the model's:", cast: bool = False
+) -> None:
     """Raise one `UserError` that lists what is missing, unexpected, or of another shape or dtype.
 
     Args:
-        values: arrays, as dictionaries within dictionaries. parameters: path → specification.
+        values: arrays, or what has their shape and dtype, as dictionaries within dictionaries or by path.
+        parameters: path → specification. what: the message's first line. cast: dtypes may differ.
     """
     given = _by_path(values)
-    missing = [f"{path}: missing" for path in parameters if path not in given]
-    extra = [f"{path}: not a parameter of the model.{suggest(path, parameters)}" for path in given.keys() - parameters]
+    unknown = given.keys() - parameters
+    missing = [f"{path}: missing.{did_you_mean(path, unknown)}" for path in parameters if path not in given]
+    extra = [f"{path}: not a parameter of the model.{suggest(path, parameters)}" for path in unknown]
     both = [(path, given[path], spec) for path, spec in parameters.items() if path in given]
     shapes = [
         f"{p}: shape {tuple(v.shape)}, the model's is {s.logical_shape}"
@@ -30,11 +34,11 @@ def check_given(values: Any, parameters: Specs) -> None:
     dtypes = [
         f"{p}: dtype {np.dtype(v.dtype)}, the model's is {np.dtype(s.dtype)}"
         for p, v, s in both
-        if tuple(v.shape) == s.logical_shape and np.dtype(v.dtype) != np.dtype(s.dtype)
+        if not cast and tuple(v.shape) == s.logical_shape and np.dtype(v.dtype) != np.dtype(s.dtype)
     ]
     if lines := missing + sorted(extra) + shapes + dtypes:
         more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-        raise UserError("\n  ".join(["the parameters given are not the model's:", *lines[:SHOWN], *more]))
+        raise UserError("\n  ".join([what, *lines[:SHOWN], *more]))
 
 
 def _by_path(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,10 +101,14 @@ def _weight(stored: Array, differentiated: Array) -> Array | axes.HostWeight:
 
 
 def total_counts(objective: Objective, batch: Batch, number: int) -> Counts:
-    """What the sums over a batch are divided by, added up over its `number` of microbatches."""
+    """What the sums over a batch are divided by, added up over its `number` of microbatches.
+
+    Not in a loop: XLA's CPU runtime does not order the all-reduces in a loop with other collectives that do not depend
+    on it, and devices that take them in different orders wait for each other for ever (seen with jaxlib 0.12.0.1).
+    """
     if number == 1:
         return objective.counts(batch)
-    found = jax.lax.map(objective.counts, microbatches(batch, number))
+    found = jax.vmap(objective.counts)(microbatches(batch, number))
     return jax.tree.map(lambda count: jnp.sum(count, axis=0), found)
 
 

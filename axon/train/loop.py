@@ -11,6 +11,7 @@ import numpy as np
 
 from axon.errors import UserError
 from axon.train.faults import Fault, Monitor
+from axon.train.replay import Replay
 from axon.train.step import Program, State
 
 Record = dict[str, Any]
@@ -49,6 +50,7 @@ class Loop:
         tokens: real tokens seen before the first step.
         monitor: finds faults. noticed: called with each, and the paths of the gradients that are not finite.
         enter: called with what begins, "batch" or "step", and the number of the step.
+        replay: what executes the steps that `Faults.replay_every` names.
         waited: seconds waited for batches so far.
     """
 
@@ -62,6 +64,7 @@ class Loop:
     monitor: Monitor = field(default_factory=Monitor)
     noticed: Callable[[Fault, Sequence[str]], None] = _ignore
     enter: Callable[[str, int], None] = _ignore
+    replay: Replay | None = None
     waited: float = 0.0
 
     def advance(self, state: State, first: int, last: int) -> tuple[State, int]:
@@ -103,9 +106,11 @@ class Loop:
         return batch
 
     def _stepped(self, state: State, batch: Mapping[str, Any], step: int) -> tuple[State, Mapping[str, Any]]:
-        if self.monitor.faults.can_skip:
-            return self.execute(state, batch, self.monitor.limits(step))
-        return self.execute(state, batch)
+        limits = [self.monitor.limits(step)] if self.monitor.faults.can_skip else []
+        every = self.monitor.faults.replay_every
+        if self.replay is not None and every is not None and step % every == 0:
+            return self.replay(step, state, batch, *limits)
+        return self.execute(state, batch, *limits)
 
     def _read(self, step: int, metrics: Mapping[str, Any]) -> None:
         values = {name: np.asarray(metrics[name]).item() for name in _scalars(metrics)}

@@ -54,6 +54,10 @@ class MaskedToken:
                 f"{type(module).__name__}"
             )
 
+    def reserved_ids(self, seq: int) -> int:
+        """How many ids at the end of the vocabulary no token of a text may be."""
+        return int(self.mask_id is None)
+
     def draw(self, module: Any, batch: Batch, key: Array) -> Batch:
         """The batch with masked `tokens`; and of each sequence `places`, their `targets`, and whether they are
         `counted`, as 1 or 0: `batch places`."""

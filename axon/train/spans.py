@@ -58,6 +58,10 @@ class SpanCorruption:
                 f"{type(module).__name__}"
             )
 
+    def reserved_ids(self, seq: int) -> int:
+        """How many ids at the end of the vocabulary no token of a text may be: the sentinels of a sequence."""
+        return self.sizes(seq)[1] + 1
+
     def sizes(self, seq: int) -> tuple[int, int]:
         """How many tokens of a sequence are left out, and in how many spans. Raises `UserError` for one too short."""
         noise = max(1, round(self.density * seq))

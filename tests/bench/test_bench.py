@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from axon import bench
-from axon.bench import checkpoint, overhead, train
+from axon.bench import checkpoint, importing, overhead, train
 from axon.bench import compile as compile_bench
 from axon.bench import data as data_bench
 from axon.bench.reference import MODEL
@@ -32,6 +32,15 @@ def test_checkpoint_gives_speeds_beside_the_disks(tmp_path):
     assert all(result[name] > 0 for name in ("save_ratio", "restore_ratio", "other_mesh_ratio", "verify", "checksum"))
     assert 0 < result["blocking_share"] < 1
     assert len(checkpoint.rows(result)) == 12
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_import_gives_speeds_and_memory(tmp_path):
+    result = importing.run(TINY, rounds=1, folder=str(tmp_path))
+    json.dumps(result, allow_nan=False)
+    assert all(result[name] > 0 for name in ("load", "convert", "load_cpu", "convert_cpu", "convert_memory"))
+    assert len(importing.rows(result)) == 7
     assert not list(tmp_path.iterdir())
 
 

@@ -9,9 +9,11 @@ from poison import Poisoned, hashes
 
 from axon.checkpoint import Reader
 from axon.layout import Layout
+from axon.observe.lines import read_lines
 from axon.run import program
 from axon.train.faults import Faults, Spikes
 from axon.train.loop import Diverged
+from axon.train.replay import Replay, SilentCorruption
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +135,26 @@ def test_every_layout_skips_the_same_steps(poisoned, do, tmp_path, layout):
     assert [step for step, skipped in one.records("skipped") if skipped] == [3, 6]
     losses = ([loss for _, loss in ran.records("loss") if loss is not None] for ran in (one, other))
     np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_steps_done_twice_change_no_bit_of_the_losses_and_are_recorded(short, whole, do, tmp_path, policy):
+    ran = do(replace(short, faults=Faults(policy, replay_every=3)), tmp_path)
+    assert ran.records("loss", "grad_norm") == whole.records("loss", "grad_norm")
+    replays = ran.events("replay")
+    assert [event["step"] for event in replays] == list(range(3, short.steps + 1, 3))
+    assert {event["differing"] for event in replays} == {0}
+
+
+@pytest.mark.full
+def test_a_device_that_computes_wrongly_ends_the_run_and_nothing_of_that_step_is_saved(
+    short, do, tmp_path, monkeypatch
+):
+    results = iter([{}, {"parameters/head": [0]}])
+    monkeypatch.setattr(Replay, "_differing", lambda *_: next(results))
+    with pytest.raises(SilentCorruption, match=r"step 6.*\n  parameters/head: on devices 0"):
+        do(replace(short, faults=Faults(replay_every=3)), tmp_path)
+    assert Reader(tmp_path / "checkpoints").steps() == [5]
+    record = [event for event in read_lines(tmp_path / "events.jsonl") if event["kind"] == "replay"][-1]
+    assert (record["step"], record["differing"], record["arrays"]) == (6, 1, {"parameters/head": [0]})

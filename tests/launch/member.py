@@ -63,13 +63,13 @@ def tell_feed(me: int) -> list:
     whole = {"train": data.train(3, 11), "held_out": data.held_out()}
     whole = {split: [next(batches) for _ in range(2)] for split, batches in whole.items()}
     for layout in LAYOUTS:
-        sharding = Placement.of(Layout(**layout)).sharding(BATCH)
-        mine = feed.host_sequences(sharding, (SEQUENCES, SEQ))
+        placement = Placement.of(Layout(**layout))
+        sharding, mine = placement.sharding(BATCH), feed.host_sequences(placement.sharding(BATCH[:1]), SEQUENCES)
         right = True
         for split, batches in {"train": data.train(3, 11, mine), "held_out": data.held_out(sequences=mine)}.items():
             for expected, read in zip(whole[split], batches, strict=False):
                 assert len(read["tokens"]) == len(mine)
-                for name, array in feed.place(sharding, read, mine, SEQUENCES).items():
+                for name, array in feed.place(dict.fromkeys(read, sharding), read, mine, SEQUENCES).items():
                     assert array.shape == (SEQUENCES, SEQ)
                     assert array.sharding == sharding
                     for shard in array.addressable_shards:
@@ -92,7 +92,7 @@ def trained(layout: dict, layers: int):
     model = Llama(vocab=64, embed=16, layers=layers, heads=2, kv_heads=2, mlp=24)
     optimizer, devices = AdamW(Constant(1e-2)), jax.devices()[:4]
     program = Program(model, Layout(**layout), optimizer, batch=SEQUENCES, seq=SEQ, devices=devices)
-    mine = feed.host_sequences(program.placement.sharding(BATCH), (SEQUENCES, SEQ))
+    mine = feed.host_sequences(program.placement.sharding(BATCH[:1]), SEQUENCES)
     state, told = program.init(), []
     for _, batch in zip(range(3), corpus().train(3, 11, mine), strict=False):
         state, metrics = program.step(state, program.place(batch))
@@ -134,7 +134,33 @@ def tell_damage(me: int, folder: Path) -> dict:
         file.write_bytes(content[:99] + bytes([content[99] ^ 1]) + content[100:])
     sync_global_devices("flipped")
     with Store(folder, Checkpoints()) as store:
+        store.newest(store.extra)
         return told | {"notices": store.notices, "steps": store.steps()}
+
+
+def tell_tiers(me: int, folder: Path) -> dict:
+    """Of checkpoints in two folders: those that both see, and whether a local one of each process's own is refused."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from axon.checkpoint import CheckpointError, Checkpoints, open_store
+
+    sharding = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec("data"))
+    state = {"w": jax.device_put(jnp.arange(4096.0) ** 0.5, sharding)}
+    abstract = {"w": jax.ShapeDtypeStruct((4096,), jnp.float32, sharding=sharding)}
+    shared = Checkpoints(local_folder=str(folder / "local"), local_every=1)
+    with open_store(folder / "durable", shared, "run") as store:
+        store.save(1, state, {"step": 1})
+        store.save_local(2, state, {"step": 2})
+    with open_store(folder / "durable", shared, "run") as store:
+        restored, extra = store.newest(lambda: store.restore(abstract))
+    told = {"steps": store.steps(), "extra": extra, "same": bool(jnp.all(restored["w"] == state["w"]))}
+    try:
+        open_store(folder / "durable", Checkpoints(local_folder=str(folder / f"own-{me}"), local_every=1), "run")
+    except CheckpointError as error:
+        told["refused"] = str(error)
+    return told
 
 
 def main(folder: Path) -> None:
@@ -146,6 +172,7 @@ def main(folder: Path) -> None:
     me = jax.process_index()
     told = {"agreement": tell_agreement(me), "feed": tell_feed(me), "training": tell_training(me)}
     told["pipeline"], told["damage"] = tell_pipeline(me), tell_damage(me, folder / "checkpoints")
+    told["tiers"] = tell_tiers(me, folder / "tiers")
     (folder / f"{me}.json").write_text(json.dumps(told))
 
 

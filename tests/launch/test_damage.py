@@ -10,3 +10,10 @@ def test_each_process_writes_its_part_and_both_find_what_one_flipped(told):
     assert said.startswith("checkpoint 2 is damaged: w in state/ocdbt.process_1/d/")
     assert said.endswith("continuing from step 1")
     assert one["steps"] == [1]
+
+
+def test_both_restore_the_newest_of_two_folders_and_refuse_a_local_one_that_they_do_not_share(told):
+    for process in told:
+        tiers = process["tiers"]
+        assert (tiers["steps"], tiers["extra"], tiers["same"]) == ([1, 2], {"step": 2}, True)
+        assert "which the processes of this run do not share" in tiers["refused"]

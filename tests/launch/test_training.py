@@ -14,6 +14,7 @@ import pytest
 from member import tell_pipeline, tell_training
 
 from axon.checkpoint import Reader
+from axon.observe.lines import read_lines
 from axon.observe.metrics import read_metrics
 
 TINY = (
@@ -152,6 +153,25 @@ def test_a_run_goes_on_with_another_number_of_processes_and_evaluates_alike(star
     assert [step for step, *_ in evaluations[0]] == [9, 23, 31, 50, 60]  # at each stop, too
     np.testing.assert_allclose(evaluations[0][-2:], evaluations[1], rtol=1e-4)
     np.testing.assert_allclose(numbers(changed, "loss")[:10], numbers(whole, "loss")[:10], rtol=1e-5)
+
+
+@pytest.mark.full
+def test_with_fewer_processes_and_devices_and_with_more_again_the_losses_are_the_same_and_the_change_is_logged(
+    start, here, whole
+):
+    half = ("--set", "Layout.mesh={'data': 2}")
+    for processes, steps, changes in ((2, 4, ()), (1, 7, half), (2, 10, ())):
+        process = start(processes, "elastic", "--steps", str(steps), *changes, each=2)
+        out = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, out
+    names = ("loss", "grad_norm", "tokens")
+    np.testing.assert_allclose(numbers(here / "elastic", *names), numbers(whole, *names)[:10], rtol=1e-5)
+    resumed = [event for event in read_lines(here / "elastic/events.jsonl") if event["kind"] == "resume"]
+    assert [event["step"] for event in resumed] == [4, 7]
+    four, two = {"data": 2, "tensor": 2}, {"data": 2}
+    assert resumed[0]["changed"] == {"devices": [4, 2], "mesh": [four, two], "processes": [2, 1]}
+    assert resumed[1]["changed"] == {"devices": [2, 4], "mesh": [two, four], "processes": [1, 2]}
+    assert "changed since the last start: devices 2 → 4" in out
 
 
 @pytest.mark.slow

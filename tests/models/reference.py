@@ -16,8 +16,8 @@ import numpy as np
 
 FOLDER = Path(__file__).parent / "fixtures"
 DIRECTIONS = 64
-PROMPT, GREEDY = 8, 16
-"""Tokens of a prompt, and of its continuation: as many as GPT-2's fixture has positions."""
+PROMPT, GREEDY = 8, 64
+"""Tokens of a prompt, and of its continuation."""
 PLUS_ONE = ("gemma2", "gemma3")
 """Families whose norms multiply by 1 + weight."""
 
@@ -78,6 +78,11 @@ def decoded(ids: np.ndarray) -> np.ndarray:
 def types(ids: np.ndarray) -> np.ndarray:
     """The type of each token, `batch seq`: 0 in the first part of a sequence, and 1 in the second."""
     return np.broadcast_to(np.arange(ids.shape[1]) >= 10, ids.shape).astype(np.int32)
+
+
+def images(count: int, size: int, channels: int) -> np.ndarray:
+    """Random images, `count height width channels`, for a model of images, whose tokens' first are their classes."""
+    return _generator("vit", "images").standard_normal((count, size, size, channels)).astype(np.float32)
 
 
 def sketch(family: str, name: str, gradient: np.ndarray) -> np.ndarray:

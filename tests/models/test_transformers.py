@@ -14,6 +14,7 @@ from reference import (
     PROMPT,
     Reference,
     decoded,
+    images,
     least_norm,
     load,
     relative_error,
@@ -53,10 +54,11 @@ FAMILIES = (
     "olmo2",
     "olmo3",
     "bert",
+    "vit",
     "t5",
     "t5_v1_1",
 )
-CAUSAL = tuple(name for name in FAMILIES if name not in ("bert", "t5", "t5_v1_1"))
+CAUSAL = tuple(name for name in FAMILIES if name not in ("bert", "vit", "t5", "t5_v1_1"))
 
 
 class InMemory:
@@ -84,7 +86,8 @@ class Family:
 
     def ours(self, module):
         """Path → value of every parameter, and of every variable that they have."""
-        specs, pieces = parameters(module) | variables(module), pieces_of(self.table, module, self.config.vocab)
+        vocab = getattr(self.config, "vocab", None)
+        specs, pieces = parameters(module) | variables(module), pieces_of(self.table, module, vocab)
         source = InMemory(self.theirs)
         check_weights(source, pieces, (), self.name, "the model")
         whole = {path: tuple((0, size) for size in specs[path].shape) for path in pieces.of}
@@ -97,8 +100,12 @@ def family():
 
 
 def evaluate(name, model, tokens):
-    """The mean next token's negative log-likelihood, and the logits of `tokens[batch seq]`."""
+    """The mean next token's negative log-likelihood, and the logits of `tokens[batch seq]`; of images, the class's."""
     batch, seq = tokens.shape
+    if name == "vit":
+        logits, _ = model.classify(images(batch, *model.image_shape[1:]))
+        found = jax.nn.log_softmax(logits)
+        return -jnp.mean(found[np.arange(batch), tokens[:, 0]]), logits
     inputs = at_their_places(tokens)
     if name == "bert":
         x, _ = model.hidden(inputs, types(tokens))

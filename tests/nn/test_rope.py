@@ -55,6 +55,8 @@ def test_elements_beyond_the_fraction_stay_as_they_are(rng):
 
 def test_longrope_divides_by_the_long_factors_in_sequences_with_a_position_from_the_original_length_on():
     scaling = LongRopeScaling((1.0, 2.0), (3.0, 5.0), original=16, factor=4.0)
+    assert scaling.changes_at == 16
+    assert LinearScaling(2.0).changes_at is None
     positions = jnp.asarray([[0, 3, 15], [0, 3, 16]])
     angles = Rope(100.0, scaling).angles(positions, 4)
     size = (1 + math.log(4) / math.log(16)) ** 0.5

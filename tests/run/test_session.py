@@ -24,7 +24,7 @@ from axon.layout import Layout
 from axon.nn import Param
 from axon.observe.metrics import read_metrics
 from axon.observe.trackers import TensorBoard
-from axon.parallel.pipeline import TwoBW
+from axon.parallel.pipeline import Interleaved, TwoBW
 from axon.run import Evaluation, Sample, program, run
 from axon.run.folder import RunFolder
 from axon.serve.generate import Sampling
@@ -170,6 +170,18 @@ def test_continued_on_another_layout_the_losses_match(tiny, trained, do, tmp_pat
     assert changed in other.lines
     np.testing.assert_allclose(records(tmp_path, "loss"), records(trained.folder, "loss")[:10], rtol=1e-5)
     np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:10], rtol=1e-5)
+
+
+@pytest.mark.full
+def test_continued_on_stages_and_on_auto_axes_the_losses_match(tiny, do, tmp_path):
+    deep = replace(tiny, model=replace(tiny.model, layers=4))
+    whole = do(deep, tmp_path / "whole", steps=10)
+    stages = Layout({"pipe": 2, "data": 2}, schedule=Interleaved(2), microbatches=4, zero=1)
+    layouts = ((Layout(), 1, 3), (stages, 4, 6), (Layout({"data": 2, "tensor": 2}, zero=3, auto=True), 4, 10))
+    for layout, devices, steps in layouts:
+        do(replace(deep, layout=layout), tmp_path / "changing", devices=devices, steps=steps)
+    found, expected = (records(folder, "loss", "grad_norm") for folder in (tmp_path / "changing", whole.folder))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.full

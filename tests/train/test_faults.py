@@ -65,6 +65,7 @@ def test_skips_are_bounded_in_all_and_in_a_row():
         (lambda: Spikes(policy="no"), r"Spikes\.policy is 'no'"),
         (lambda: Spikes(window=1), r"Spikes\.window is 1"),
         (lambda: Faults(hang_seconds=0), r"Faults\.hang_seconds is 0"),
+        (lambda: Faults(replay_every=0), r"Faults\.replay_every is 0"),
     ],
 )
 def test_mistakes_are_said(wrong, said):

@@ -1,6 +1,7 @@
 """Objectives: means over the global batch, whatever the parts; and variables that a step updates."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from axon.axes import einsum
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Auxiliary, Depth, LanguageModel, RMSNorm, Segment, Variable, token_nll
+from axon.train.gradients import total_counts
 from axon.train.objective import MultiToken, NextToken, Sums
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
@@ -125,6 +127,15 @@ def test_terms_are_means_over_the_global_batch(layout, model, objective, rng, pa
     for name in metrics:
         np.testing.assert_allclose(other[name], metrics[name], rtol=2e-5, err_msg=name)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), others, variables)
+
+
+def test_counts_of_microbatches_are_added_up_without_a_loop(rng, packed_batch):
+    batch = packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)
+    count = partial(total_counts, NextToken(), number=4)
+    assert count(batch).keys() == NextToken().counts(batch).keys()
+    for name, whole in NextToken().counts(batch).items():
+        np.testing.assert_allclose(count(batch)[name], whole, rtol=1e-6)
+    assert not {"scan", "while"} & {equation.primitive.name for equation in jax.make_jaxpr(count)(batch).eqns}
 
 
 def test_a_variable_is_updated_from_the_sums_of_the_global_batch_and_kept_in_the_state(rng, packed_batch):

@@ -16,6 +16,8 @@ TOKENIZER_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
+PREPROCESSOR = "preprocessor_config.json"
+"""What a model of images says of their size and scale."""
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
 
@@ -47,7 +49,7 @@ def _downloaded(name: str) -> Path:
     import huggingface_hub
 
     repository, _, revision = name.partition("@")
-    wanted = ["*.safetensors", "*.safetensors.index.json", CONFIG, GENERATION, *TOKENIZER_FILES]
+    wanted = ["*.safetensors", "*.safetensors.index.json", CONFIG, GENERATION, PREPROCESSOR, *TOKENIZER_FILES]
     try:
         found = huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=wanted)
     except Exception as error:  # its own errors, requests', and the system's

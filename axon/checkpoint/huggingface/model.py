@@ -1,6 +1,7 @@
 """A model of the hub, opened: its config in ours, and its weights where they are asked for."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,10 +48,11 @@ class HubModel:
         """Fields of its config.json that nothing here knows."""
         return unknown_fields(self.table, self.config)
 
-    def load(self, runtime: Runtime, vocab: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def load(self, runtime: Runtime, vocab: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parameters and variables of the runtime's module, nested by path, read straight into their shards.
 
-        `vocab`: how many ids the module has, without padding. Raises `CheckpointError` for weights of another model.
+        `vocab`: how many ids the module has, without padding; None: none. Raises `CheckpointError` for
+        weights of another model.
         """
         pieces = self.pieces(runtime.module, vocab)
         specs: dict[str, ArraySpec] = {**runtime.parameters, **runtime.variables}
@@ -60,9 +62,16 @@ class HubModel:
         states = {path: read[path] if path in read else fresh[path] for path in runtime.variables}
         return nested({path: read[path] for path in runtime.parameters}), nested(states)
 
+    def load_arrays(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+        """Some parameters by their paths in a module of `model`, read straight into their shards and cast.
+
+        `abstract`: their shapes with any padding, dtypes and shardings.
+        """
+        return load(self.weights, self.pieces(self.model.build(), getattr(self.model, "vocab", None)), abstract)
+
     def lazy(self, module: nnx.Module) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The same as arrays that are read when they are saved, one after the other."""
-        pieces = self.pieces(module, self.model.vocab)
+        """The same as arrays that are read when they are saved, block by block."""
+        pieces = self.pieces(module, getattr(self.model, "vocab", None))
 
         def array(path: str, spec: ArraySpec) -> Any:
             if path in pieces.of:
@@ -73,7 +82,7 @@ class HubModel:
         values, states = (nested({path: array(path, spec) for path, spec in specs.items()}) for specs in of_module)
         return values, states
 
-    def pieces(self, module: nnx.Module, vocab: int) -> Pieces:
+    def pieces(self, module: nnx.Module, vocab: int | None) -> Pieces:
         """Where its arrays are in those of `module`. Raises `CheckpointError` if they are not that module's."""
         found = pieces_of(self.table, module, vocab)
         self.weights.complete(self.table.optional_prefix, found.shapes)
@@ -115,6 +124,6 @@ class HubArray(StoredArray):
         no_files: Any = None
         return cls(no_files, path, spec.shape, np.dtype(spec.dtype), no_files, False, weights, pieces)
 
-    def whole(self) -> np.ndarray:
-        ranges = tuple((0, size) for size in self.shape)
+    def block(self, where: tuple[slice, ...]) -> np.ndarray:
+        ranges = tuple((one.start, one.stop) for one in where)
         return read_shard(self.weights, self.pieces, self.name, ranges, self.dtype)

@@ -11,7 +11,7 @@ from flax import nnx
 
 from axon.axes.patterns import Names, PatternError, base
 from axon.checkpoint.huggingface.form import Form, parse_form
-from axon.errors import suggest
+from axon.errors import did_you_mean
 from axon.nn import Param, Variable
 from axon.nn.hugging_face import Architecture, Row
 
@@ -52,8 +52,9 @@ class Pieces:
     groups: Mapping[str, int]
 
 
-def pieces_of(architecture: Architecture, module: nnx.Module, vocab: int) -> Pieces:
-    """What the arrays of `module` are made of; `vocab`: how many ids there are, where its arrays have more."""
+def pieces_of(architecture: Architecture, module: nnx.Module, vocab: int | None) -> Pieces:
+    """What the arrays of `module` are made of; `vocab`: how many ids there are, where its arrays have more; None: it
+    has none."""
     arrays = declared(module)
     found: dict[str, list[Piece]] = defaultdict(list)
     groups: dict[str, int] = defaultdict(int)
@@ -84,19 +85,14 @@ def differences(pieces: Pieces, shapes: Mapping[str, tuple[int, ...]], unused: I
     `unused`: patterns of names that say nothing.
     """
     extra = [n for n in shapes if n not in pieces.shapes and not any(fnmatchcase(n, one) for one in unused)]
-    missing = [f"{name}: missing.{_close(name, extra)}" for name in pieces.shapes if name not in shapes]
-    unknown = [f"{name}: not an array of the model.{_close(name, pieces.shapes)}" for name in extra]
+    missing = [f"{name}: missing.{did_you_mean(name, extra)}" for name in pieces.shapes if name not in shapes]
+    unknown = [f"{name}: not an array of the model.{did_you_mean(name, pieces.shapes)}" for name in extra]
     misshapen = [
         f"{name}: shape {shapes[name]}, the model's is {shape}"
         for name, shape in pieces.shapes.items()
         if name in shapes and shapes[name] != shape
     ]
     return missing + unknown + misshapen
-
-
-def _close(name: str, names: Iterable[str]) -> str:
-    found = suggest(name, names)
-    return found if found.startswith(" Did") else ""
 
 
 def _arrays(module: nnx.Module) -> dict[str, tuple[bool, Declared]]:
@@ -110,14 +106,14 @@ def _arrays(module: nnx.Module) -> dict[str, tuple[bool, Declared]]:
     return found
 
 
-def _expanded(row: Row, path: str, array: Declared, vocab: int) -> Iterable[tuple[str, tuple[int, ...], Form]]:
+def _expanded(row: Row, path: str, array: Declared, vocab: int | None) -> Iterable[tuple[str, tuple[int, ...], Form]]:
     """Each array of theirs that a row names: its name, its place on our dimensions, and its form."""
     named = re.findall(r"\{(\w+)\}", row.theirs)
     leading = [LAYER if name == "layers" else name for name in array.axes[: len(named)]]
     if sorted(named) != sorted(leading) or (array.layers is not None) != (LAYER in named):
         raise PatternError(f"{row.theirs!r} names {named}, and {path} has the axes {' '.join(array.axes)!r}")
     own = array.axes[len(named) :]
-    sizes = dict(zip(array.axes, array.shape, strict=True)) | {"vocab": vocab}
+    sizes = dict(zip(array.axes, array.shape, strict=True)) | ({} if vocab is None else {"vocab": vocab})
     form = Form(parse_form(" ".join(own) if row.axes is None else row.axes), own, sizes)
     if sorted(form.names) != sorted(own):  # as of a projection from another width, which has a row of its own
         return

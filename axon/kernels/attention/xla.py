@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.kernels.attention.distances import Distances, add_by_distance, by_distance
+from axon.kernels.attention.distances import Distances, add_by_distance
 from axon.kernels.attention.mask import Documents, Mask
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
+from axon.kernels.attention.xla_block import Part, backward_block, forward_block, with_bias
 
 BLOCK = 64
 """Queries a block, at least: on a CPU the score block then stays in its cache."""
@@ -26,8 +27,6 @@ BLOCKS = 16
 SAVED = 512
 """Keys up to which the weights are saved: they are no larger than the layer's other activations, and recomputing them
 takes an exp and a product."""
-
-MASKED = float(jnp.finfo(jnp.float32).min)
 
 
 def attention_xla(
@@ -67,7 +66,7 @@ def attention_gradients_xla(
     for block in _plan(config.mask, q.shape[2], k.shape[1], inputs.start):
         part = _cut(block, q, k, v, None, None, _seen(config.mask, block, _Masks(inputs.documents, inputs.start)))
         of_rows = (_rows(x, block) for x in (lse, dout))
-        gradients = _backward(part, config.soft_cap, None, *of_rows, total=_rows(total, block))
+        gradients = backward_block(part, config.soft_cap, None, *of_rows, total=_rows(total, block))
         dq.append(_ungrouped(gradients.q, q))
         dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
     dq = _as_given(jnp.concatenate(dq, axis=2), batch) * config.scale
@@ -157,18 +156,6 @@ def _seen(mask: Mask, block: _Block, inputs: _Masks) -> Array | None:
     return mask.allowed(queries[:, None], jnp.arange(block.low, block.high)[None, :], pairs)
 
 
-class _Part(NamedTuple):
-    """A block's operands: `q[rows groups·queries head_dim]`, `k, v[rows keys head_dim]`, and for each query `sink`
-    and for each of its keys `bias`, or None; `seen` as `_seen` returns it."""
-
-    q: Array
-    k: Array
-    v: Array
-    sink: Array | None
-    bias: Array | None
-    seen: Array | None
-
-
 def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Callable[..., tuple[Array, Array]]:
     """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a kv head of a sequence.
 
@@ -188,11 +175,11 @@ def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Call
         q, k, v, sinks, alibi_slopes, bias = operands
         for block, own in zip(plan, each(masks), strict=True):
             part = _cut(block, q, k, v, sinks, alibi_slopes, own)
-            yield block, part if bias is None else _with_bias(part, bias, block.distances(masks, bias))
+            yield block, part if bias is None else with_bias(part, bias, block.distances(masks, bias))
 
     def forward(q, k, v, sinks, alibi_slopes, bias, masks):
         operands = (q, k, v, sinks, alibi_slopes, bias)
-        results = [_forward(part, cap) for _, part in parts(operands, masks)]
+        results = [forward_block(part, cap) for _, part in parts(operands, masks)]
         out = jnp.concatenate([_ungrouped(out, q) for out, _, _ in results], axis=2).astype(q.dtype)
         lse = jnp.concatenate([_ungrouped(lse, q) for _, _, lse in results], axis=2)
         saved = [(weights if save else None, lse) for _, weights, lse in results]
@@ -204,7 +191,7 @@ def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Call
         dq, dsinks, dk, dv = [], [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
         dbias = None if bias is None else jnp.zeros_like(bias)
         for (block, part), (weights, lse) in zip(parts(operands, masks), saved, strict=True):
-            gradients = _backward(part, cap, weights, lse, _rows(dout, block), dlse=_rows(dlse, block))
+            gradients = backward_block(part, cap, weights, lse, _rows(dout, block), dlse=_rows(dlse, block))
             dq.append(_ungrouped(gradients.q, q))
             dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
             if gradients.sink is not None:
@@ -221,11 +208,11 @@ def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Call
 
 def _cut(
     block: _Block, q: Array, k: Array, v: Array, sinks: Array | None, alibi_slopes: Array | None, seen: Array | None
-) -> _Part:
+) -> Part:
     size = (q.shape[0], q.shape[1], block.last - block.first, 1)
     keys = jnp.arange(block.low, block.high)
     ahead = keys - jnp.arange(block.first, block.last)[:, None] - block.offset
-    return _Part(
+    return Part(
         _rows(q, block),
         k[:, block.low : block.high],
         v[:, block.low : block.high],
@@ -242,84 +229,3 @@ def _rows(x: Array, block: _Block) -> Array:
 
 def _ungrouped(x: Array, like: Array) -> Array:
     return x.reshape(x.shape[0], like.shape[1], -1, x.shape[-1])
-
-
-def _scores(part: _Part, cap: float | None) -> tuple[Array, Array | None]:
-    """`rows groups·queries keys`, float32, `MASKED` where not seen; and, of a soft cap, its slope."""
-    scores, slope, seen = _dot(part.q, part.k, (2, 2)), None, part.seen
-    if cap is not None:
-        bent = jnp.tanh(scores / cap)
-        scores, slope = cap * bent, 1 - bent**2
-    if part.bias is not None:
-        scores += part.bias
-    if seen is None:
-        return scores, slope
-    seen = seen.reshape(-1, *seen.shape[-2:])
-    shape = (seen.shape[0], scores.shape[0] // seen.shape[0], scores.shape[1] // seen.shape[1], *seen.shape[1:])
-    return jnp.where(seen[:, None, None], scores.reshape(shape), MASKED).reshape(scores.shape), slope
-
-
-def _forward(part: _Part, cap: float | None) -> tuple[Array, Array, Array]:
-    """The output, the weights, and each query's log-sum-exp: infinite, so that no weight is left, if it sees none."""
-    scores, _ = _scores(part, cap)
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    if part.sink is not None:
-        top = jnp.maximum(top, part.sink)
-    weights = jnp.exp(scores - top)
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    if part.sink is not None:
-        total += jnp.exp(part.sink - top)
-    lse = jnp.where(top > MASKED, top + jnp.log(total), jnp.inf)
-    # Divided here, not after the product, so that what is saved is what the backward needs.
-    weights = (weights * jnp.where(top > MASKED, 1 / total, 0)).astype(part.v.dtype)
-    return _dot(weights, part.v, (2, 1)), weights, lse
-
-
-def _with_bias(part: _Part, bias: Array, distances: Distances) -> _Part:
-    """The part with its `bias[kv_heads groups distances]`, besides that of slopes."""
-    found = by_distance(bias, distances)
-    times = part.q.shape[0] // found.shape[0]
-    found = jnp.broadcast_to(found, (times, *found.shape)).reshape(part.q.shape[0], -1, found.shape[-1])
-    return part._replace(bias=found if part.bias is None else part.bias + found)
-
-
-class _Gradients(NamedTuple):
-    q: Array
-    k: Array
-    v: Array
-    sink: Array | None
-    scores: Array
-
-
-def _backward(
-    part: _Part,
-    cap: float | None,
-    weights: Array | None,
-    lse: Array,
-    dout: Array,
-    dlse: Array | float = 0.0,
-    total: Array | None = None,
-) -> _Gradients:
-    """Gradients of the block's operands. `total` is D of each query, Σ out·dout − dlse; computed here from `dlse` where
-    these are all of the query's keys."""
-    slope = None
-    if weights is None:
-        scores, slope = _scores(part, cap)
-        weights = jnp.exp(scores - lse)
-    dweights = _dot(dout, part.v, (2, 2))
-    if total is None:
-        total = jnp.sum(weights * dweights, axis=-1, keepdims=True) - dlse
-    dscores = weights * (dweights - total)
-    dproducts = dscores if slope is None else dscores * slope
-    dproducts, weights = dproducts.astype(part.q.dtype), weights.astype(part.q.dtype)
-    return _Gradients(
-        _dot(dproducts, part.k, (2, 1)),
-        _dot(dproducts, part.q, (1, 1)),
-        _dot(weights, dout, (1, 1)),
-        None if part.sink is None else -jnp.exp(part.sink - lse) * total,
-        dscores,
-    )
-
-
-def _dot(a: Array, b: Array, summed: tuple[int, int]) -> Array:
-    return lax.dot_general(a, b, (((summed[0],), (summed[1],)), ((0,), (0,))), preferred_element_type=jnp.float32)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from axon.axes import Names
+from axon.axes import Names, permute
 from axon.kernels.attention import Causal, Everything, Mask, SameDocument, Window, rules
 
 LOW, HIGH = 0, 1
@@ -107,7 +107,7 @@ class Ring:
 
     def advance(self, x: Any) -> Any:
         around = [(device, (device + 1) % self.size) for device in range(self.size)]
-        return jax.tree.map(lambda leaf: lax.ppermute(leaf, self.axes, around), x)
+        return jax.tree.map(lambda leaf: permute(leaf, self.axes, around), x)
 
     def home(self, x: Any) -> Any:
         return self.advance(x)
@@ -168,7 +168,7 @@ class Neighbours:
                 pairs.append((device, self._place(place, HIGH) if target == HIGH else place))
         sent = [pair for pair in pairs if pair[0] != pair[1]]
         stays = np.isin(np.arange(self.size), [a for a, b in pairs if a == b])
-        arriving = lax.ppermute(x[source], self.axes, sent) if sent else jnp.zeros_like(x[source])
+        arriving = permute(x[source], self.axes, sent) if sent else jnp.zeros_like(x[source])
         if not stays.any():
             return arriving
         own = jnp.asarray(stays)[lax.axis_index(self.axes)]

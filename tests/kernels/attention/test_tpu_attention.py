@@ -100,7 +100,9 @@ def test_every_shape_has_the_reference_s_values_and_gradients(name, rng):
 )
 def test_soft_caps_sinks_and_slopes_are_the_reference_s(features, rng):
     q, k, v, documents = draw(rng, 200, 200)
-    sinks, alibi_slopes = (rng.normal(size=4) if name in features else None for name in ("sinks", "alibi_slopes"))
+    sinks = rng.normal(size=4) if "sinks" in features else None
+    # Positive and at most 1, as ALiBi's are: a score of 500 would be rounded by more than the bound.
+    alibi_slopes = rng.uniform(size=4) if "alibi_slopes" in features else None
     config = AttentionConfig(Causal() & SameDocument() & Window(150), 0.2, 2.0 if "cap" in features else None)
     check(rng, (q, k, v), config, AttentionInputs((documents, documents), 0, sinks, alibi_slopes))
 

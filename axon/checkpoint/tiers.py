@@ -1,0 +1,144 @@
+"""Two folders of checkpoints: a durable one, and a local, faster one into which a run saves more often."""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import jax
+import numpy as np
+from etils import epath
+
+from axon.checkpoint.compare import CheckpointError
+from axon.checkpoint.keep import Checkpoints
+from axon.checkpoint.reader import Reader
+from axon.checkpoint.set_aside import latest_of, newest_intact
+from axon.checkpoint.store import Store
+from axon.disk import writing
+
+T = TypeVar("T")
+
+
+def open_store(directory: epath.PathLike, checkpoints: Checkpoints, run: str) -> "Store | Tiers":
+    """The store in `directory`; with `Checkpoints.local_folder` both, the local one in a folder named `run` in that.
+
+    Args:
+        run: a name that no other run has, so that none finds the checkpoints of another there.
+    """
+    if checkpoints.local_folder is None:
+        return Store(directory, checkpoints)
+    local = _local(checkpoints.local_folder, run)
+    _check_one_folder(local)
+    return Tiers(Store(directory, checkpoints), Store(local, checkpoints.of_local()))
+
+
+def latest_step(directory: epath.PathLike, checkpoints: Checkpoints, run: str | None) -> int | None:
+    """The last step with a complete checkpoint in either folder, or None. `run`: None if it has not begun."""
+    readers = [Reader(directory)]
+    if checkpoints.local_folder is not None and run is not None:
+        readers.append(Reader(_local(checkpoints.local_folder, run)))
+    return latest_of(readers).latest()
+
+
+class Tiers:
+    """The checkpoints of a run in two stores, used as one `Store` is: the latest is that of either.
+
+    If those in the local folder are gone, because a machine or its memory is, the latest durable one is the latest.
+    """
+
+    def __init__(self, durable: Store, local: Store):
+        self._durable, self._local = durable, local
+        self.directory, self.checkpoints, self.losses = durable.directory, durable.checkpoints, durable.losses
+        self.notices: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        try:
+            self._local.close()
+        finally:
+            self._durable.close()
+
+    def newest(self, load: Callable[[], T]) -> T:
+        """As `Store.newest`, of both folders."""
+        return newest_intact(self._stores, load, self.notices)
+
+    def steps(self) -> list[int]:
+        """The steps with a complete checkpoint in either folder, ascending."""
+        return sorted({*self._durable.steps(), *self._local.steps()})
+
+    def latest(self) -> int | None:
+        """The last of `steps`, or None."""
+        return max(self.steps(), default=None)
+
+    def started(self) -> int | None:
+        """The last step that is saved or being saved in either folder, or None."""
+        return max((step for store in self._stores if (step := store.started()) is not None), default=None)
+
+    def saving(self) -> bool:
+        """Whether a save is in progress."""
+        return self._local.saving() or self._durable.saving()
+
+    def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None) -> None:
+        """Saves in the durable folder, as `Store.save` does."""
+        self._local.wait()
+        self._durable.save(step, state, extra, specs)
+
+    def save_local(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None) -> None:
+        """Saves in the local folder, as `Store.save` does."""
+        self._durable.wait()
+        self._local.save(step, state, extra, specs)
+
+    def wait(self) -> None:
+        """As `Store.wait`, in both folders."""
+        self._local.wait()
+        self._durable.wait()
+
+    def restore(self, abstract_state: Any, step: int | None = None, specs: Any = None) -> tuple[Any, dict[str, Any]]:
+        """As `Reader.restore`, from the folder that has the step."""
+        return self._with(step).restore(abstract_state, step, specs)
+
+    def restore_parts(
+        self, abstract: Mapping[str, Any], step: int | None = None, specs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """As `Reader.restore_parts`, from the folder that has the step."""
+        return self._with(step).restore_parts(abstract, step, specs)
+
+    def extra(self, step: int | None = None) -> dict[str, Any]:
+        """As `Reader.extra`, from the folder that has the step."""
+        return self._with(step).extra(step)
+
+    @property
+    def _stores(self) -> list[Store]:
+        return [self._durable, self._local]
+
+    def _with(self, step: int | None) -> Store:
+        """The store that has a step; None: the latest."""
+        if step is None:
+            return latest_of(self._stores)
+        return self._local if step not in self._durable.steps() and step in self._local.steps() else self._durable
+
+
+def _local(folder: str, run: str) -> epath.Path:
+    return epath.Path(folder).expanduser().absolute() / run
+
+
+def _check_one_folder(folder: epath.Path) -> None:
+    """Raise `CheckpointError` if the processes do not share a local folder: each would have parts of a checkpoint."""
+    if jax.process_count() == 1:
+        return
+    from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather, sync_global_devices
+
+    number = int(broadcast_one_to_all(np.int32(np.random.default_rng().integers(2**31))))
+    mark = folder.parent / f"{folder.name}.processes"
+    if jax.process_index() == 0:
+        with writing(str(mark.parent), "Set Checkpoints.local_folder to another folder"):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.write_text(str(number))
+    sync_global_devices("axon: local folder marked")
+    seen = mark.exists() and mark.read_text() == str(number)
+    if not np.all(process_allgather(np.bool_(seen))):
+        raise CheckpointError(
+            f"Checkpoints.local_folder is {str(folder.parent)!r}, which the processes of this run do not share. It has "
+            "to be one folder that all see, as of processes on one machine. Unset it and Checkpoints.local_every"
+        )

@@ -1,0 +1,186 @@
+"""`Images`, what a person writes, and `Gallery`, what it prepares: pictures and their classes as batches."""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import grain
+import numpy as np
+
+from axon.checks import check_range
+from axon.data.batches import PADDING, Batch, SequenceNumbers, held_out_order, shuffled_order, without
+from axon.data.pictures import Letters, Pictures, PictureSource
+from axon.errors import UserError
+
+ALL = slice(None)
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pictures to train on, for the objective `Classification`.
+
+    Attributes:
+        batch: pictures in the global batch.
+        source: where they come from.
+        held_out: fraction held out for evaluation, drawn always alike.
+        threads: how many prefetch batches; 0: no prefetching.
+    """
+
+    batch: int
+    source: PictureSource = Letters()
+    held_out: float = 0.1
+    threads: int = 2
+
+    def __post_init__(self):
+        check_range(self, "[1, 2**31)", "batch")
+        check_range(self, "[0, 1)", "held_out")
+        check_range(self, "[0, 256]", "threads")
+        if isinstance(self.source, type) or not isinstance(self.source, PictureSource):
+            raise UserError(f"Images.source is {self.source!r}: expected a source of pictures, as Letters().")
+
+    def prepare(self, report: Callable[[str], None] = print) -> "Gallery":
+        """Reads or draws the pictures. Raises `UserError` if they cannot be read, or a split has none."""
+        began = time.perf_counter()
+        pictures = _checked(self.source.pictures(), self.source.name)
+        count = len(pictures.labels)
+        numbers = np.random.RandomState(0).permutation(count)  # of the old kind: its stream never changes
+        held_out = round(self.held_out * count)
+        if held_out == count or (self.held_out > 0 and not held_out):
+            raise UserError(
+                f"{self.source.name} has {count} pictures, of which Images.held_out = {self.held_out} holds out "
+                f"{held_out}: change it, or give more pictures"
+            )
+        gallery = Gallery(self, pictures, {"held_out": numbers[:held_out], "train": numbers[held_out:]})
+        shape, seconds = " × ".join(map(str, gallery.shape)), time.perf_counter() - began
+        report(f"{self.source.name}: {count:,} pictures of {shape}, {held_out:,} held out ({seconds:.1f} s)")
+        return gallery
+
+    def identity(self) -> dict[str, Any]:
+        """What the batches depend on, as JSON: every field but `threads`."""
+        source = {"type": type(self.source).__name__, **asdict(self.source)}  # type: ignore[call-overload]
+        return {"batch": self.batch, "source": source, "held_out": self.held_out}
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Prepared pictures, in batches of two splits. Returned by `Images.prepare`."""
+
+    data: Images
+    pictures: Pictures = field(repr=False)
+    splits: dict[str, np.ndarray] = field(repr=False)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels of a picture."""
+        height, width, *channels = self.pictures.images.shape[1:]
+        return height, width, channels[0] if channels else 1
+
+    @property
+    def classes(self) -> int:
+        """One more than the largest label."""
+        return int(np.max(self.pictures.labels)) + 1
+
+    def train(
+        self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL, left_out: Sequence[int] = ()
+    ) -> "PictureBatches":
+        """Training batches from global step `start` on, without end: NumPy arrays `image`, float32 `batch height width
+        channels`, `label`, int32 `batch`, and `weights`, float32 `batch`. Arguments are as of `Corpus.train`."""
+        return self._batches("train", without(self._order(seed), left_out)[start:], sequences)
+
+    def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> "PictureBatches":
+        """The first `batches` (None: all) of the held-out split, in a fixed order; the last is padded with weight 0."""
+        if not len(self.splits["held_out"]):
+            raise UserError("The held_out split is empty: Images.held_out is 0.")
+        order = held_out_order(self.splits["held_out"], self.data.batch)
+        return self._batches("held_out", order[:batches], sequences)
+
+    def identity(self) -> dict[str, Any]:
+        """`Images.identity()` and a digest of the pictures: equal only where the batches are."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.pictures.labels), digest_size=8).hexdigest()
+        return self.data.identity() | {"digests": [f"{self.data.source.key()}-{digest}"]}
+
+    def position(self, seed: int, step: int) -> str:
+        """Where batch `step` comes from, for messages."""
+        epoch = step * self.data.batch / len(self.splits["train"])
+        shown = ", ".join(map(str, self._numbers(seed, step)[:16]))
+        return f"batch {step} of seed {seed}: {self.data.source.name} (epoch {epoch:.2f}) pictures {shown}"
+
+    def documents(self, seed: int, step: int) -> list[dict[str, Any]]:
+        """Which pictures batch `step` is of, by their numbers in the source."""
+        return [{"source": self.data.source.name, "pictures": self._numbers(seed, step)}]
+
+    def _numbers(self, seed: int, step: int) -> list[int]:
+        return self.splits["train"][np.asarray(self._order(seed)[step])].tolist()
+
+    def _order(self, seed: int) -> grain.MapDataset:
+        return shuffled_order(len(self.splits["train"]), self.data.batch, seed)
+
+    def _batches(self, split: str, order: grain.MapDataset, mine: SequenceNumbers) -> "PictureBatches":
+        return PictureBatches(order, self.pictures, self.splits[split], self.data, mine)
+
+
+class PictureBatches(Iterator[Batch]):
+    """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it.
+
+    `order` has places in `split`, the numbers of a split's pictures.
+    """
+
+    def __init__(
+        self, order: grain.MapDataset, pictures: Pictures, split: np.ndarray, data: Images, mine: SequenceNumbers
+    ):
+        def load(numbers: np.ndarray) -> Batch:
+            numbers = np.asarray(numbers)
+            padded = np.pad(numbers, (0, data.batch - len(numbers)), constant_values=PADDING)[mine]
+            return read(pictures, split, padded)
+
+        options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=2 * data.threads)
+        self._inner = iter(order.map(load).to_iter_dataset(options))
+
+    def __next__(self) -> Batch:
+        try:
+            return next(self._inner)
+        except StopIteration:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stops reading ahead. Safe to call twice."""
+        self._inner.close()
+
+    def __enter__(self) -> "PictureBatches":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.close()
+
+
+def read(pictures: Pictures, split: np.ndarray, places: np.ndarray) -> Batch:
+    """A batch of the pictures at these places of `split`; where one is `PADDING`, weight 0."""
+    real = places != PADDING
+    numbers = split[np.where(real, places, 0)]
+    images = pictures.images[numbers]
+    images = images[..., None] if images.ndim == 3 else images
+    scaled = images.astype(np.float32)
+    if images.dtype == np.uint8:
+        scaled = scaled / 127.5 - 1
+    return {"image": scaled, "label": pictures.labels[numbers].astype(np.int32), "weights": real.astype(np.float32)}
+
+
+def _checked(pictures: Pictures, name: str) -> Pictures:
+    images, labels = pictures
+    floating = np.issubdtype(images.dtype, np.floating)
+    if images.ndim not in (3, 4) or not (images.dtype == np.uint8 or floating):
+        raise UserError(
+            f"{name}: images are {images.dtype} of shape {images.shape}; expected uint8 or floating-point, "
+            "(count, height, width) or (count, height, width, channels)"
+        )
+    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(
+            f"{name}: labels are {labels.dtype} of shape {labels.shape}; expected one integer for each of the "
+            f"{len(images)} images"
+        )
+    if len(labels) and np.min(labels) < 0:
+        raise UserError(f"{name}: the least label is {np.min(labels)}; classes are numbered from 0")
+    return pictures

@@ -1,0 +1,105 @@
+"""What a run starts from: which parameters of another model are taken, and under which names."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from axon.axes.array_spec import Specs
+from axon.checkpoint.huggingface.hub import is_hub
+from axon.disk import named
+from axon.errors import UserError, suggest
+from axon.train.given import check_given
+
+
+@dataclass(frozen=True)
+class InitFrom:
+    """Parameters of another model that a run starts from; the others have their initial values.
+
+    What is taken is trained like the rest, unless a `Group` of the optimizer with `frozen=True` matches it.
+
+    Args:
+        source: the folder of a run, or `hf:DIR_OR_NAME`.
+        paths: shell-style patterns of this model's parameters, as `Group.paths`: all that match one are taken, and no
+            others.
+        rename: pairs (old, new) of the beginnings of paths, whole parts of them, in the source and in this model: for
+            each path the first pair that fits applies. '' is the beginning of every path: `('encoder', '')` takes a
+            subtree, `('', 'encoder')` puts all into one.
+        cast: whether a run's arrays of another dtype are cast to this model's, as those of `hf:` always are.
+    """
+
+    source: str
+    paths: tuple[str, ...] = ("*",)
+    rename: tuple[tuple[str, str], ...] = ()
+    cast: bool = False
+
+    def __post_init__(self):
+        if not is_hub(self.source):
+            named(self.source, "InitFrom.source")
+        if not self.paths:
+            raise UserError("InitFrom.paths is empty, so nothing would be taken: leave it out for all parameters")
+
+    @property
+    def whole(self) -> bool:
+        """Whether it takes all of a model, as it is named there."""
+        return "*" in self.paths and not self.rename
+
+    def takes(self, path: str) -> bool:
+        """Whether this model's parameter `path` is to be taken."""
+        return any(fnmatchcase(path, pattern) for pattern in self.paths)
+
+    def renamed(self, path: str) -> str:
+        """The path in this model of the source's `path`."""
+        for old, new in self.rename:
+            if _begins(path, old):
+                return "/".join(part for part in (new, path[len(old) :].strip("/")) if part)
+        return path
+
+    def taken(self, offered: Mapping[str, Any], parameters: Specs, cast: bool) -> dict[str, str]:
+        """This model's path → the source's, of all that is taken.
+
+        Args:
+            offered: the source's path → its shape and dtype. parameters: this model's. cast: dtypes may differ.
+
+        Raises one `UserError` that lists what is missing, unexpected, or of another shape or dtype.
+        """
+        self._check_patterns(offered, parameters)
+        taken: dict[str, str] = {}
+        for theirs in offered:
+            if self.takes(ours := self.renamed(theirs)):
+                if ours in taken:
+                    raise UserError(
+                        f"InitFrom.rename gives {taken[ours]} and {theirs} of {self.source} one path: {ours}"
+                    )
+                taken[ours] = theirs
+        wanted = {path: spec for path, spec in parameters.items() if self.takes(path)}
+        what = (
+            f"the parameters in {self.source} are not those of this model (InitFrom.paths says which are taken, "
+            "InitFrom.rename under which names, and InitFrom.cast allows another dtype):"
+        )
+        check_given({ours: offered[theirs] for ours, theirs in taken.items()}, wanted, what, cast)
+        return taken
+
+    def _check_patterns(self, offered: Mapping[str, Any], parameters: Specs) -> None:
+        for pattern in self.paths:
+            if not any(fnmatchcase(path, pattern) for path in parameters):
+                raise UserError(
+                    f"InitFrom.paths has {pattern!r}, which matches no parameter of this model."
+                    f"{suggest(pattern, parameters)}"
+                )
+        for old, _ in self.rename:
+            if not any(_begins(path, old) for path in offered):
+                raise UserError(
+                    f"InitFrom.rename has {old!r}, with which no path in {self.source} begins."
+                    f"{suggest(old, _beginnings(list(offered)))}"
+                )
+
+
+def _begins(path: str, start: str) -> bool:
+    return not start or path == start or path.startswith(start + "/")
+
+
+def _beginnings(paths: Sequence[str]) -> set[str]:
+    """All that paths begin with, in whole parts."""
+    parts = [path.split("/") for path in paths]
+    return {"/".join(one[:count]) for one in parts for count in range(1, len(one) + 1)}

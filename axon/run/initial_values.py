@@ -1,0 +1,54 @@
+"""The parameters that a run starts with, where some are of another model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from axon.axes.patterns import base
+from axon.run.init_from import InitFrom
+from axon.run.trained import Report, Trained, open_trained
+from axon.run.tree import Train
+from axon.runtime import Runtime, flattened, nested
+
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class InitialValues:
+    """What `Train.init_from` says, opened and compared with the model; `taken`: this model's path → the source's."""
+
+    init_from: InitFrom
+    source: Trained
+    taken: Mapping[str, str]
+
+    @classmethod
+    def of(cls, train: Train, runtime: Runtime, report: Report) -> "InitialValues":
+        """Those of a run. Reads no array. Raises `UserError` unless they are what the model expects."""
+        given = train.init_from
+        assert given is not None
+        init_from = InitFrom(given) if isinstance(given, str) else given
+        source = open_trained(init_from.source)
+        for line in source.compared(train.model, init_from.whole):
+            report(line)
+        offered = source.offered(train.model)
+        taken = init_from.taken(offered, runtime.parameters, init_from.cast or source.always_cast)
+        return cls(init_from, source, taken)
+
+    def check_same_tokens(self, tokenizer: str, runtime: Runtime) -> None:
+        """Raise `UserError` if what is taken is of other tokens than those of `tokenizer`, a tokenizer.json's text."""
+        if any(base(axis) == "vocab" for path in self.taken for axis in runtime.parameters[path].axes):
+            self.source.check_same_tokens(tokenizer)
+
+    def read(self, runtime: Runtime, seed: int, report: Report) -> dict[str, Any]:
+        """All parameters, nested by path: those that are taken read straight into their shards, the others drawn."""
+        rest = [path for path in runtime.parameters if path not in self.taken]
+        values = self.source.read(runtime, self.taken) | flattened(runtime.initialise_parameters(seed, rest))
+        report(f"parameters from {self.init_from.source}{_rest_text(rest, len(values))}")
+        return nested({path: values[path] for path in runtime.parameters})
+
+
+def _rest_text(rest: list[str], total: int) -> str:
+    if not rest:
+        return ""
+    more = f", and {len(rest) - SHOWN} more" if len(rest) > SHOWN else ""
+    return f": {total - len(rest)} of {total}; initial values for {', '.join(rest[:SHOWN])}{more}"

@@ -1,0 +1,116 @@
+"""Log-likelihoods of continuations: how likely a model finds given tokens after others, and whether greedy decoding
+would have taken them."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from axon import axes
+from axon.axes.specs import mesh_axes_of
+from axon.nn import Inputs, token_nll
+from axon.runtime import Runtime
+from axon.serve.generate import unsplit
+
+SHORTEST = 64
+"""Sequences are padded to this length, or to it times a power of two: few lengths, so that few programs compile."""
+
+SEQUENCES = 8
+"""Sequences of a batch, or the next multiple of the devices that split it."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Ids `tokens` after the ids `context`, of which there is at least one."""
+
+    context: Sequence[int]
+    tokens: Sequence[int]
+
+    @property
+    def length(self) -> int:
+        """Positions of a sequence that predicts the tokens: the last one is only predicted."""
+        return len(self.context) + len(self.tokens) - 1
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of a continuation: the sum of its tokens' log-probabilities in nats, and whether each was the likeliest."""
+
+    log_likelihood: float
+    is_greedy: bool
+
+
+class Scorer:
+    """Scores continuations with a runtime's module and mesh; sequences are split over devices, positions are not.
+
+    A program is compiled for each padded length, and cached.
+
+    Args:
+        max_length: positions of a sequence, at most.
+    """
+
+    def __init__(self, runtime: Runtime, max_length: int):
+        self.runtime, self.max_length = runtime, max_length
+        self._placement = unsplit(runtime.placement, "seq")
+        mesh = self._placement.mesh.shape
+        split = math.prod(mesh[a] for a in mesh_axes_of(self._placement.spec(("batch", "seq"))))
+        self.batch = -(-SEQUENCES // split) * split
+        self._compiled = runtime.jit(self._score, static_argnames="greedy")
+
+    def __call__(
+        self, parameters: Any, variables: Any, continuations: Sequence[Continuation], *, greedy: bool = True
+    ) -> Iterator[tuple[int, Score]]:
+        """The place of each continuation and its score, the longest first.
+
+        `greedy`: whether to tell what greedy decoding takes, for which the logits of a batch exist all at once; without
+        it `Score.is_greedy` is False. Raises `ValueError` for a continuation of no tokens, without a context, or with
+        more than `max_length` positions.
+        """
+        for one in continuations:
+            if not one.context or not one.tokens or one.length > self.max_length:
+                sizes = f"{len(one.tokens)} tokens after {len(one.context)}"
+                raise ValueError(f"a continuation of {sizes}: expected 1 or more of both, {self.max_length} positions")
+        order = sorted(range(len(continuations)), key=lambda place: -continuations[place].length)
+        for first in range(0, len(order), self.batch):
+            places = order[first : first + self.batch]
+            batch = self._padded([continuations[place] for place in places])
+            with self.runtime.tracing(self._placement):
+                found = self._compiled(parameters, variables or {}, batch, greedy=greedy)
+            nll, taken = (np.asarray(value) for value in jax.device_get(found))
+            for row, place in enumerate(places):
+                yield place, Score(-float(nll[row]), bool(taken[row]))
+
+    def _padded(self, continuations: Sequence[Continuation]) -> dict[str, np.ndarray]:
+        """Arrays `batch seq`; `documents` is -1 and `weights` 0 where there is padding."""
+        shape = self.batch, self._padded_length(max(one.length for one in continuations))
+        batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets")}
+        batch |= {"documents": np.full(shape, -1, np.int32), "weights": np.zeros(shape, np.float32)}
+        for row, one in enumerate(continuations):
+            ids, length = [*one.context, *one.tokens], one.length
+            batch["tokens"][row, :length], batch["targets"][row, :length] = ids[:-1], ids[1:]
+            batch["documents"][row, :length] = 0
+            batch["weights"][row, len(one.context) - 1 : length] = 1
+        return batch
+
+    def _padded_length(self, length: int) -> int:
+        return min(SHORTEST * 2 ** math.ceil(math.log2(max(1, length / SHORTEST))), self.max_length)
+
+    def _score(self, parameters: Any, variables: Any, batch: dict[str, Array], greedy: bool) -> tuple[Array, Array]:
+        """Of each sequence the negative log-likelihood of the tokens that count, and whether all are the likeliest."""
+        batch = {name: axes.shard(value, "batch seq") for name, value in batch.items()}
+        model, tokens = self.runtime.bind(parameters, variables), batch["tokens"]
+        positions = axes.shard(
+            jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape), "batch seq"
+        )
+        hidden, *_ = model.hidden(Inputs(tokens, positions, batch["documents"]))
+        nll, _ = token_nll(hidden, model.output, batch["targets"])
+        total, real = jnp.sum(nll * batch["weights"], axis=1), batch["weights"] > 0
+        if not greedy:
+            return total, jnp.zeros(total.shape, bool)
+        likeliest = jnp.argmax(axes.shard(model.output.logits(hidden), "batch seq vocab.whole"), axis=-1)
+        return total, jnp.all((likeliest == batch["targets"]) | ~real, axis=1)

@@ -1,0 +1,119 @@
+"""A step done twice and compared bit for bit: finds arithmetic that is silently wrong (Dixit et al., arXiv:2102.11245;
+Hochschild et al., "Cores that don't count", HotOS 2021)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.train.state import State
+from axon.train.step import Program
+
+SHOWN = 10
+
+Differing = Mapping[str, Sequence[int]]
+"""Path of an array → the ids of the devices on which the two results of a step differ."""
+
+
+class SilentCorruption(UserError):
+    """A step gave two results."""
+
+
+def check_can_replay(layout: Layout) -> None:
+    """Raise `UserError` for a layout whose step cannot be done twice from one state."""
+    for name, value in (("host", layout.host), ("disk", dict(layout.disk))):
+        if value:
+            raise UserError(
+                f"Faults.replay_every: Layout.{name} = {value} updates its arrays in place, one layer at a time, so "
+                "that a step cannot be done twice. Set Faults.replay_every to None"
+            )
+
+
+def _ignore(*_: Any) -> None:
+    """A callback of which nothing is expected."""
+
+
+@dataclass
+class Replay:
+    """Does a step twice, and raises `SilentCorruption` unless both results have the same bits on every device.
+
+    The step reuses the memory of its state, so the state is copied before: a replayed step needs room for one state
+    more, and more than twice the time of another.
+
+    Args:
+        execute: the compiled step. finished: called after each replay with the step, the seconds that the copy, the
+            second step and the comparison took, and what differs.
+    """
+
+    program: Program
+    execute: Callable[..., tuple[State, Mapping[str, Any]]]
+    finished: Callable[[int, float, Differing], None] = _ignore
+
+    def __call__(self, step: int, state: State, *inputs: Any) -> tuple[State, Mapping[str, Any]]:
+        """The results of step number `step`; `inputs`: of the compiled step, after the state."""
+        copy = self._copied(state)
+        result = jax.block_until_ready(self.execute(state, *inputs))
+        began = perf_counter()
+        differing = self._differing(result, self.execute(copy, *inputs))
+        self.finished(step, perf_counter() - began, differing)
+        if differing:
+            raise SilentCorruption(_message(step, differing))
+        return result
+
+    def _copied(self, state: State) -> State:
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        with self.program.runtime.tracing():
+            copied = self.program.runtime.jit(lambda s: jax.tree.map(jnp.copy, s), out_shardings=shardings)(state)
+        return jax.block_until_ready(copied)
+
+    def _differing(self, one: Any, other: Any) -> Differing:
+        """Compared shard by shard, so that replicas of an array are compared each on its own device."""
+        mesh = self.program.placement.mesh
+        leaves, _ = jax.tree_util.tree_flatten_with_path(one)
+        names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in leaves]
+        specs = [_spec(leaf) for _, leaf in leaves]
+
+        def local(one: Sequence[Array], other: Sequence[Array]) -> Array:
+            differ = [jnp.any(_bits(a) != _bits(b)) for a, b in zip(one, other, strict=True)]
+            return jnp.stack(differ)[:, None]
+
+        by_device = PartitionSpec(None, tuple(mesh.axis_names))
+        compare = jax.shard_map(local, mesh=mesh, in_specs=(specs, specs), out_specs=by_device, check_vma=False)
+        compiled = jax.jit(compare, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        differ = np.asarray(compiled(jax.tree.leaves(one), jax.tree.leaves(other)))
+        ids = np.array([device.id for device in self.program.placement.devices])
+        return {name: ids[row].tolist() for name, row in zip(names, differ, strict=True) if row.any()}
+
+
+def _spec(leaf: Any) -> PartitionSpec:
+    return leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else PartitionSpec()
+
+
+def _bits(x: Array) -> Array:
+    """Its bits as integers: a NaN equals itself, and 0 is not −0."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return lax.bitcast_convert_type(x, jnp.dtype(f"uint{jnp.finfo(x.dtype).bits}"))
+
+
+def _message(step: int, differing: Differing) -> str:
+    lines = [f"  {path}: on devices {', '.join(map(str, ids))}" for path, ids in list(differing.items())[:SHOWN]]
+    more = [f"  … and {len(differing) - SHOWN} more"] if len(differing) > SHOWN else []
+    return "\n".join(
+        [
+            f"step {step}, done twice from the same state and batch, gave other bits in",
+            *lines,
+            *more,
+            "A device or its memory is faulty, or the program is not deterministic (on GPUs set XLA_FLAGS="
+            "--xla_gpu_deterministic_ops=true). Nothing was saved after it; checkpoints since the last replay that "
+            "found nothing may be wrong too. Without that device the same command continues from the last of them",
+        ]
+    )

@@ -1,0 +1,245 @@
+"""ViT: an encoder of an image's patches, which says of which class the image is."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from einops import rearrange
+from flax import nnx
+from jax import Array
+
+from axon.axes import add, by_sequence, current, einsum, shard
+from axon.checks import check_range
+from axon.errors import UserError
+from axon.kernels.attention import Everything
+from axon.nn import (
+    MLP,
+    Attention,
+    Auxiliary,
+    Depth,
+    Dropout,
+    Embedding,
+    Inputs,
+    LayerNorm,
+    Param,
+    Segment,
+    constant,
+    exact_gelu,
+    fan_in,
+    normal,
+)
+from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.language_model import RESIDUAL
+from axon.nn.remat import RematByKind, remat_by_kind
+
+__all__ = ["HUGGING_FACE", "ViT"]
+
+PATCH = "channels patch_height patch_width"
+
+
+@dataclass(frozen=True)
+class ViT:
+    """Dosovitskiy et al. (arXiv:2010.11929). Train it by `Classification`, on `Images`.
+
+    Args:
+        image: height and width of an image; patch: of a patch, in pixels; channels: numbers a pixel.
+        embed, layers, heads, mlp: sizes. classes: how many there are.
+        pool: what the head sees: the last state of a `token` of its own, the first of the sequence, or the `mean` of
+            the patches' (Zhai et al., arXiv:2106.04560, section 3.4), which leaves as many positions as patches.
+        norm_eps: of LayerNorm. dropout: fraction of activations dropped after the embedding and after each half of a
+            block, in training.
+        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
+    """
+
+    image: int = 224
+    patch: int = 16
+    channels: int = 3
+    embed: int = 768
+    layers: int = 12
+    heads: int = 12
+    mlp: int = 3072
+    classes: int = 1000
+    pool: Literal["token", "mean"] = "token"
+    norm_eps: float = 1e-12
+    dropout: float = 0.0
+    remat: RematByKind = "none"
+    unroll: bool | None = None
+
+    def __post_init__(self):
+        sizes = ("image", "patch", "channels", "embed", "layers", "heads", "mlp")
+        check_range(self, "[1, 2**31)", *sizes)
+        check_range(self, "[2, 2**31)", "classes")
+        check_range(self, "[0, inf)", "norm_eps")
+        check_range(self, "[0, 1)", "dropout")
+        if self.pool not in ("token", "mean"):
+            raise UserError(f"ViT.pool is {self.pool!r}; must be 'token' or 'mean'")
+        if self.image % self.patch:
+            raise UserError(f"ViT: image {self.image} is not divisible by patch {self.patch}")
+        if self.embed % self.heads:
+            raise UserError(f"ViT: embed {self.embed} is not divisible by heads {self.heads}")
+        remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MLP.remat_names))
+
+    @property
+    def seq(self) -> int:
+        """Positions of an image: its patches, and the token of the class."""
+        return (self.image // self.patch) ** 2 + (self.pool == "token")
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Sizes of the named axes."""
+        sizes = {name: getattr(self, name) for name in ("channels", "embed", "heads", "mlp", "classes")}
+        own = {"kv_heads": self.heads, "head_dim": self.embed // self.heads, "positions": self.seq}
+        return sizes | own | {"patch_height": self.patch, "patch_width": self.patch}
+
+    def build(self) -> "ViTModel":
+        """The module, its parameters not yet initialised."""
+        return ViTModel(self)
+
+
+class ViTModel(nnx.Module):
+    """Images in, a distribution over classes out."""
+
+    def __init__(self, config: ViT):
+        dims = config.dims
+        self.patches = Param(f"{PATCH} embed", dims, fan_in(PATCH))
+        self.patches_bias = Param("embed", dims, constant(0.0))
+        if config.pool == "token":
+            self.token = Param("embed", dims, constant(0.0))
+        self.positions = Embedding("positions", dims, 0.02)
+        self.dropout = Dropout(config.dropout, "embedding")
+        self.layers = Depth(Segment(config.layers, block=Block(config)), remat=config.remat, unroll=config.unroll)
+        self.norm = LayerNorm("embed", dims, config.norm_eps)
+        self.head, self.head_bias = Param("embed classes", dims, normal(0.02)), Param("classes", dims, constant(0.0))
+        self.dims, self.seq, self.has_token = dims, config.seq, config.pool == "token"
+        self.image_shape = (config.image, config.image, config.channels)
+
+    def classify(
+        self, images: Array, key: Array | None = None, sequences: Array | None = None
+    ) -> tuple[Array, Auxiliary]:
+        """Logits of `images[batch height width channels]`, `batch classes` float32, and the layers' auxiliary terms.
+
+        `key`, `sequences`: of dropout, see `axon.nn.Inputs`.
+        """
+        scope = current()
+        stored = np.arange(self.seq) if scope is None else scope.placement.stored_positions(self.seq)
+        places = shard(jnp.broadcast_to(jnp.asarray(stored, jnp.int32), (len(images), self.seq)), "batch seq")
+        inputs = Inputs(places, places, key=key, sequences=sequences)  # blocks look at no tokens
+        x = shard(self._embed(images)[:, stored], RESIDUAL)
+        x = self.dropout(x + self.positions(places), inputs)
+        x, _, auxiliary = self.layers(x, inputs)
+        x = shard(self.norm(x, RESIDUAL), "batch _seq embed")
+        pooled = (
+            x[:, int(np.argmin(stored))] if self.has_token else jnp.mean(x, axis=1, dtype=jnp.float32).astype(x.dtype)
+        )
+        logits = einsum("batch embed, embed classes -> batch classes", pooled, self.head)
+        logits = add("batch classes, classes -> batch classes", logits, self.head_bias)
+        return logits.astype(jnp.float32), auxiliary.within("layers")
+
+    def _embed(self, images: Array) -> Array:
+        """`batch _seq embed` of `images[batch height width channels]`: a projection of each patch."""
+        _, height, width, _ = self.patches.get_value().shape
+        cut = "batch (rows height) (columns width) channels -> batch (rows columns) channels height width"
+        patches = by_sequence(lambda x: rearrange(x, cut, height=height, width=width), images)
+        x = einsum(f"batch _patches {PATCH}, {PATCH} embed -> batch _patches embed", patches, self.patches)
+        x = add("batch _patches embed, embed -> batch _patches embed", x, self.patches_bias)
+        if self.has_token:
+            # In the shape of a position: a parameter is added, so that its gradient is summed as a weight's is.
+            first = add("batch _patches embed, embed -> batch _patches embed", jnp.zeros_like(x[:, :1]), self.token)
+            x = jnp.concatenate([first, x], axis=1)
+        return x
+
+    def flops_per_token(self, seq: int) -> int:
+        """Model FLOPs of training on one position of the sequence of `seq` that an image is, forward and backward: of
+        the layers, and the patch's projection, which needs no gradient of pixels. The head's are left out."""
+        return 3 * self.layers.flops(seq) + 4 * self.patches.get_value().size
+
+
+class Block(nnx.Module):
+    """Attention among all patches and an MLP, each of the normalised stream and added to it."""
+
+    def __init__(self, config: ViT):
+        dims = config.dims
+        self.attention_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.attention = Attention(dims, Everything(), bias=True, out_bias=True)
+        self.mlp_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.mlp = MLP(dims, activation=exact_gelu)
+        self.attention_dropout = Dropout(config.dropout, "attention")
+        self.mlp_dropout = Dropout(config.dropout, "mlp")
+
+    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
+        out, _ = self.attention(self.attention_norm(x, RESIDUAL), inputs)
+        x = x + self.attention_dropout(out, inputs)
+        return x + self.mlp_dropout(self.mlp(self.mlp_norm(x, RESIDUAL)), inputs), cache, Auxiliary()
+
+
+def _linear(theirs: str, ours: str, axes: str, bias: str) -> tuple[Row, Row]:
+    return Row(f"{theirs}.weight", ours, axes), Row(f"{theirs}.bias", f"{ours}_bias", bias)
+
+
+def _heads(theirs: str, ours: str, heads: str) -> tuple[Row, Row]:
+    return _linear(theirs, ours, f"({heads} head_dim) embed", f"({heads} head_dim)")
+
+
+def _norm(theirs: str, ours: str) -> tuple[Row, Row]:
+    return Row(f"{theirs}.weight", f"{ours}/scale"), Row(f"{theirs}.bias", f"{ours}/bias")
+
+
+ROWS = (
+    Row("vit.embeddings.cls_token", "token", "1 1 embed"),
+    Row("vit.embeddings.position_embeddings", "positions/table", "1 positions embed"),
+    *_linear("vit.embeddings.patch_embeddings.projection", "patches", f"embed {PATCH}", "embed"),
+    *_norm("vit.layernorm", "norm"),
+    *_linear("classifier", "head", "classes embed", "classes"),
+    *in_layers(
+        (
+            *_norm("layernorm_before", "attention_norm"),
+            *_heads("attention.attention.query", "attention/query", "heads"),
+            *_heads("attention.attention.key", "attention/key", "kv_heads"),
+            *_heads("attention.attention.value", "attention/value", "kv_heads"),
+            *_linear("attention.output.dense", "attention/out", "embed (heads head_dim)", "embed"),
+            *_norm("layernorm_after", "mlp_norm"),
+            *_linear("intermediate.dense", "mlp/up", "mlp embed", "mlp"),
+            *_linear("output.dense", "mlp/down", "embed mlp", "embed"),
+        ),
+        "vit.encoder.layer.{layer}",
+    ),
+)
+
+
+def _read_classes(config) -> dict[str, int]:
+    """A config.json has a name for each class, and two classes where it has none."""
+    return {"classes": len(config.get("id2label") or (0, 1))}
+
+
+def _write_classes(model: ViT) -> dict[str, dict]:
+    names = {str(number): f"LABEL_{number}" for number in range(model.classes)}
+    return {"id2label": names, "label2id": {name: int(number) for number, name in names.items()}}
+
+
+FIELDS = (
+    Field("image_size", "image", 224),
+    Field("patch_size", "patch", 16),
+    Field("num_channels", "channels", 3),
+    Field("hidden_size", "embed", 768),
+    Field("num_hidden_layers", "layers", 12),
+    Field("num_attention_heads", "heads", 12),
+    Field("intermediate_size", "mlp", 3072),
+    Field("layer_norm_eps", "norm_eps", 1e-12),
+    Field("hidden_dropout_prob", "dropout", 0.0),
+    Converted(_read_classes, _write_classes, ("id2label", "label2id")),
+    Constant("hidden_act", "gelu"),
+    Constant("qkv_bias", True),
+)
+HUGGING_FACE = (
+    Architecture(
+        "ViTForImageClassification",
+        "vit",
+        ViT,
+        ROWS,
+        FIELDS,
+        fixed={"pool": "token"},
+        unused=("vit.pooler.*",),
+        silent=("attention_probs_dropout_prob", "encoder_stride", "pooler_act", "pooler_output_size"),
+    ),
+)

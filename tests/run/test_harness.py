@@ -1,0 +1,89 @@
+"""A trained model as lm-eval's harness calls it: requests cut in windows, cut at their beginning, and ended."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from axon.errors import UserError
+from axon.run.harness import HarnessModel, sampling_of
+from axon.run.inspect import runtime_of
+from axon.run.trained import open_trained
+from axon.serve.generate import Generator, Sampling
+from axon.serve.score import Continuation
+
+
+def silent(line):
+    pass
+
+
+@pytest.fixture(scope="module")
+def parts(trained, few):
+    """(runtime, parameters, variables, tokenizer) of the run."""
+    run = open_trained(trained.folder)
+    with few(1):
+        runtime = runtime_of(run.train, silent)
+        return runtime, *run.restore(runtime, run.train.model, silent), run.tokenizer.load()
+
+
+def request(*arguments):
+    return SimpleNamespace(args=arguments)
+
+
+def scored(model, parts, pairs):
+    _, parameters, variables, _ = parts
+    found = dict(model._scorer(parameters, variables, [Continuation(*pair) for pair in pairs]))
+    return [(found[place].log_likelihood, found[place].is_greedy) for place in range(len(pairs))]
+
+
+def test_a_continuation_has_the_ids_that_it_has_in_the_whole_text(parts):
+    model, tokenizer = HarnessModel(*parts, max_length=64), parts[-1]
+    found = model.loglikelihood([request("alpha beta", " gamma"), request("", "alpha"), request("alpha", "")])
+    context = tokenizer.prompt("alpha beta")
+    whole = tokenizer.prompt("alpha beta gamma")
+    pairs = [(context, whole[len(context) :]), ([tokenizer.bos], tokenizer.encode("alpha"))]
+    np.testing.assert_allclose(
+        [one[0] for one in found[:2]], [one[0] for one in scored(model, parts, pairs)], rtol=1e-6
+    )
+    assert found[2] == (0.0, True)
+
+
+def test_a_long_text_is_predicted_once_in_windows_and_a_long_context_keeps_its_end(parts):
+    model, tokenizer, said = HarnessModel(*parts, max_length=8), parts[-1], []
+    ids = [tokenizer.bos, *tokenizer.encode("alpha beta gamma delta " * 4)]
+    assert len(ids) > 17
+    text = tokenizer.decode(ids[1:])
+    full = [(ids[first : first + 1], ids[first + 1 : first + 9]) for first in range(0, len(ids) - 9, 8)]
+    rest = ids[1 + 8 * len(full) :]
+    windows = [*full, (ids[-9 : -len(rest)], rest)]
+    expected = sum(score for score, _ in scored(model, parts, windows))
+    assert model.loglikelihood_rolling([request(text)]) == [pytest.approx(expected, rel=1e-5)]
+    (found,) = model._loglikelihood_tokens([(("", ""), ids[:12], ids[12:14])])
+    assert found == pytest.approx(scored(model, parts, [(ids[5:12], ids[12:14])])[0])
+    model.report_cuts(said.append)
+    assert said[0].startswith("1 contexts had more than the 8 positions")
+    with pytest.raises(UserError, match=r"an answer of 9 tokens, .* 8 positions: raise --max-length"):
+        model._loglikelihood_tokens([(("", ""), ids[:1], ids[1:10])])
+
+
+def test_a_text_ends_at_the_first_string_or_after_so_many_tokens(parts):
+    runtime, parameters, variables, tokenizer = parts
+    model, prompt = HarnessModel(*parts, max_length=128), tokenizer.prompt("alpha beta")
+    ids = Generator(runtime)(parameters, prompt, Sampling(tokens=40, temperature=0.0), variables)
+    whole = tokenizer.continuation(prompt, ids)
+    stop = whole[len(whole) // 2 :][:3]
+    options = {"max_gen_toks": 40}
+    texts = model.generate_until([request("alpha beta", options), request("alpha beta", options | {"until": [stop]})])
+    assert texts == [whole, whole[: whole.index(stop)]]
+    with pytest.raises(UserError, match="generates 128 tokens"):
+        model.generate_until([request("alpha", {"max_gen_toks": 128})])
+
+
+def test_options_of_generation_are_followed_or_refused():
+    assert sampling_of({"until": "\n", "do_sample": False, "temperature": 0.0}) == (Sampling(256, 0.0), ["\n"])
+    drawn = {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "max_new_tokens": 3}
+    assert sampling_of(drawn) == (Sampling(3, 0.5, top_p=0.9), [])
+    with pytest.raises(UserError, match="generation_kwargs has repetition_penalty: Axon follows"):
+        sampling_of({"repetition_penalty": 2})

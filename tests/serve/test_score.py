@@ -1,0 +1,123 @@
+"""Scores of continuations: against the log-softmax of a plain forward pass over each sequence alone."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.layout import Layout, sequence_parallel
+from axon.nn import Inputs
+from axon.runtime import Runtime
+from axon.serve.score import SEQUENCES, SHORTEST, Continuation, Score, Scorer
+from models.gemma import Gemma
+from models.llama import Llama
+
+VOCAB = 64
+LLAMA = Llama(vocab=VOCAB, embed=32, layers=2, heads=4, kv_heads=2, mlp=48)
+GEMMA = Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0)
+
+
+def runtime_on(model, layout) -> Runtime:
+    devices = jax.devices()[: math.prod(layout.get("mesh", {}).values())]
+    return Runtime(model, Layout(**layout), devices=devices, seq=16)
+
+
+def random_values(runtime, seed):
+    """Parameters, the same for every layout, large enough that no two logits are nearly equal."""
+    rng = np.random.default_rng(seed)
+    initial, _ = runtime.initialise(0)
+    return jax.tree.map(
+        lambda leaf: jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding), initial
+    )
+
+
+def log_softmax(runtime, values, ids):
+    """`seq vocab` after each of `ids`, one sequence alone and unpadded."""
+
+    def logits(values, tokens):
+        model = runtime.bind(values)
+        positions = jnp.arange(tokens.shape[1])[None]
+        return model.output.logits(model.hidden(Inputs(tokens, positions))[0])[0]
+
+    with runtime.tracing():
+        found = np.asarray(jax.jit(logits)(values, np.asarray([ids], np.int32)), np.float64)
+    return found - np.log(np.sum(np.exp(found), axis=-1, keepdims=True))
+
+
+def plain(runtime, values, one: Continuation) -> Score:
+    likely = log_softmax(runtime, values, [*one.context, *one.tokens])[len(one.context) - 1 : -1]
+    each = likely[np.arange(len(one.tokens)), one.tokens]
+    return Score(each.sum(), bool((likely.argmax(axis=-1) == one.tokens).all()))
+
+
+def greedy_tokens(runtime, values, context, count):
+    ids = list(context)
+    for _ in range(count):
+        ids.append(int(log_softmax(runtime, values, ids)[-1].argmax()))
+    return ids[len(context) :]
+
+
+def drawn(rng, *sizes):
+    return [Continuation(*(rng.integers(0, VOCAB, size).tolist() for size in one)) for one in sizes]
+
+
+def scores(scorer, values, continuations, **options):
+    found = dict(scorer(values, {}, continuations, **options))
+    return [found[place] for place in range(len(continuations))]
+
+
+def check(found, expected):
+    np.testing.assert_allclose([f.log_likelihood for f in found], [e.log_likelihood for e in expected], rtol=1e-4)
+    assert [f.is_greedy for f in found] == [e.is_greedy for e in expected]
+
+
+@pytest.mark.few(model=(LLAMA,))
+@pytest.mark.parametrize("model", [LLAMA, GEMMA])
+def test_scores_are_those_of_a_plain_forward_pass(model, seed, rng):
+    on = runtime_on(model, {})
+    values = random_values(on, seed)
+    context = rng.integers(0, VOCAB, 5).tolist()
+    likeliest = Continuation(context, greedy_tokens(on, values, context, 2))
+    almost = Continuation(context, [likeliest.tokens[0], (likeliest.tokens[1] + 1) % VOCAB])
+    wanted = [*drawn(rng, (1, 1), (9, 3)), likeliest, almost]
+    found = scores(Scorer(on, 64), values, wanted)
+    check(found, [plain(on, values, one) for one in wanted])
+    assert [one.is_greedy for one in found][2:] == [True, False]
+
+
+LAYOUTS = [
+    {"mesh": {"data": 4, "tensor": 2}, "zero": 3},
+    {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()},
+    {"mesh": {"context": 4}},
+    {"mesh": {"pipe": 2}},
+    {"mesh": {"data": 3}},
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout["mesh"]))
+def test_scores_do_not_depend_on_the_layout(layout, seed, rng):
+    alone, split = runtime_on(LLAMA, {}), runtime_on(LLAMA, layout)
+    context = rng.integers(0, VOCAB, 7).tolist()
+    values = random_values(alone, seed)
+    wanted = [*drawn(rng, (8, 4), (1, 20)), Continuation(context, greedy_tokens(alone, values, context, 1))]
+    check(scores(Scorer(split, 64), random_values(split, seed), wanted), scores(Scorer(alone, 64), values, wanted))
+
+
+def test_few_lengths_compile_and_the_batch_is_of_one_size(seed, rng):
+    on = runtime_on(LLAMA, {})
+    values, scorer = random_values(on, seed), Scorer(on, SHORTEST + 20)
+    wanted = drawn(rng, *((1 + number, 1) for number in range(2 * SEQUENCES + 3)), (SHORTEST, 1), (SHORTEST, 21))
+    found = scores(scorer, values, wanted, greedy=False)
+    assert len(found) == len(wanted)
+    assert not any(one.is_greedy for one in found)
+    assert scorer._compiled._cache_size() == 2
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (1, 0), (10, 8)])
+def test_what_cannot_be_scored_is_refused(sizes, rng):
+    scorer = Scorer(runtime_on(LLAMA, {}), 16)
+    with pytest.raises(ValueError, match=f"a continuation of {sizes[1]} tokens after {sizes[0]}"):
+        next(scorer({}, {}, drawn(rng, sizes)))

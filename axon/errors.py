@@ -11,7 +11,7 @@ class UserError(Exception):
 def suggest(name: str, known: Iterable[str]) -> str:
     """` Did you mean 'data'?` for a mistyped name, else the names there are, sorted, if they are not too many."""
     names = sorted(set(known))
-    listed = f" Known: {', '.join(names)}." if 0 < len(names) <= 30 else ""
+    listed = f" Known: {', '.join(names)}." if 0 < len(names) <= 40 else ""
     return did_you_mean(name, names) or listed
 
 

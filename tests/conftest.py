@@ -182,6 +182,18 @@ def caches(tmp_path_factory):
         yield folder
 
 
+@pytest.fixture(autouse=True)
+def cached_again():
+    """Each test begins with the cache of compiled programs, which a mesh of several CPU devices turns off."""
+    yield
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if not jax.config.jax_enable_compilation_cache:
+        jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
+
+
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa")
 
 

@@ -20,6 +20,7 @@ from axon.nn.param import initialise_parameters, initialise_variables, variable_
 from axon.nn.stored_layers import pad_layers
 from axon.own_code import written_at
 from axon.precision import Precision
+from axon.runtime.cached import leave_out_cached_programs
 from axon.runtime.context import with_context
 from axon.runtime.options import compiler_options
 
@@ -60,6 +61,7 @@ class Runtime:
         self.precision, self.kernels = precision, dict(kernels or {})
         check_names(self.kernels)
         self.compiler_options = compiler_options(self.placement.devices)
+        leave_out_cached_programs(self.placement.devices)
         self.choices = _first_choices(self.placement, self.compiler_options)
         if context is not None:
             self.choices["context parallelism"] = context

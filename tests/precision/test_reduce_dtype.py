@@ -38,12 +38,12 @@ def equations(jaxpr, times=1):
 
 
 def summed_over_data(program):
-    """Dtype → elements of the arrays that a traced step sums over `data`; single numbers are left out."""
+    """Dtype → elements of the arrays that a traced step sums over `data`; one number a microbatch is left out."""
     found = {}
     for equation, times in equations(program.trace().jaxpr.jaxpr):
         operand, out = equation.invars[:1], equation.outvars[0].aval
         for one in sends(equation)[0]:
-            if one.kind in SUMS and "data" in one.mesh_axes and out.ndim:
+            if one.kind in SUMS and "data" in one.mesh_axes and out.size > program.runtime.layout.microbatches:
                 dtype = operand[0].aval.dtype.name
                 found[dtype] = found.get(dtype, 0) + times * operand[0].aval.size
     return found

@@ -128,7 +128,7 @@ def test_the_state_is_saved_and_restored_with_files_and_without(rng, tmp_path, m
         leaf.fill(rng.normal(size=leaf.shape).astype(leaf.dtype))
     before = fetched(state)
     with monkeypatch.context() as patch, Store(tmp_path / "first", Checkpoints()) as store:
-        patch.setattr(StoredArray, "whole", alone(StoredArray.whole))
+        patch.setattr(StoredArray, "block", alone(StoredArray.block))
         store.save(1, state, {}, here.specs)
     for leaf in stored.values():  # the next step's: what was saved is not in them
         leaf.fill(np.zeros(leaf.shape, leaf.dtype))
@@ -144,16 +144,16 @@ def test_the_state_is_saved_and_restored_with_files_and_without(rng, tmp_path, m
 
 
 def alone(read):
-    """`StoredArray.whole`, of whose results only the last may still be in memory at the next call, and none before."""
+    """`StoredArray.block`, of whose results only the last may still be in memory at the next call, and none before."""
     results = []
 
-    def whole(self):
+    def block(self, where):
         assert sum(result() is not None for result in results) <= 1
-        value = read(self)
+        value = read(self, where)
         results.append(weakref.ref(value))
         return value
 
-    return whole
+    return block
 
 
 @pytest.mark.full

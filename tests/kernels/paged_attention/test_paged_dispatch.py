@@ -13,7 +13,9 @@ from axon.kernels.paged_attention import Cache, paged_attention
 from axon.kernels.paged_attention.ragged import AttentionConfig
 
 
-def operands(*, heads=4, kv_heads=2, head_dim=8, page_size=4, dtype="float32", sequences=3, columns=4, q="float32", **given):
+def operands(
+    *, heads=4, kv_heads=2, head_dim=8, page_size=4, dtype="float32", sequences=3, columns=4, q="float32", **given
+):
     rows = [jnp.zeros((6, count, head_dim), q) for count in (heads, kv_heads, kv_heads)]
     names = ("q", "k", "v", "cache", "kv_lens", "page_table", "cu_q_lens", *given)
     cache = Cache.empty(1 + sequences * columns, kv_heads, page_size, head_dim, dtype)

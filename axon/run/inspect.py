@@ -40,7 +40,7 @@ def evaluate_run(path: Path, source: str | None, batches: int | None, report: Re
             raise UserError(f"{path} has no images of its own to evaluate on: `axon convert` it, and set Train.data")
         raise UserError(f"{path} has no text of its own to evaluate on: give --source, as --source README.md")
     corpus = data.prepare(report)
-    check_fits(replace(train, data=data), corpus)
+    check_fits(train, corpus)
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
     evaluator = Evaluator(runtime, train.objective, data.batch, train.seq)

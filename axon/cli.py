@@ -184,7 +184,7 @@ def compile_(
 @app.command()
 def generate(
     run_dir: RunDir,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue, or to answer.")],
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 is greedy.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens.")] = None,
@@ -194,7 +194,7 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
 ) -> None:
-    """Continue a text with a trained model.
+    """Continue a text with a trained model, or answer it with an encoder–decoder.
 
     Example: `axon generate runs/quickstart --prompt "def main(" --tokens 200`
     """

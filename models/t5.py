@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from axon.axes import ArraySpec, shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.attention import Causal, Mask, SameDocument
@@ -30,6 +31,7 @@ from axon.nn import (
     geglu,
 )
 from axon.nn.hugging_face import Architecture, Converted, Field, Of, Row, in_layers
+from axon.nn.kv_cache import positions_of
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import Remat, RematByKind, remat_by_kind
 from axon.nn.sizes import padded
@@ -46,6 +48,7 @@ class T5:
         buckets, max_distance: of the relative position bias, see `axon.nn.RelativeBias`.
         gated: gelu(gate)·up (T5 1.1) rather than relu(up). tied: one matrix for embedding and head, which sees the
             decoder's output divided by √embed. norm_eps: of RMSNorm.
+        start_id: what the decoder is given first, to write after.
         dropout: fraction of activations dropped after the embeddings and after each part of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`, of the kinds of block `encoder` and
@@ -64,6 +67,7 @@ class T5:
     gated: bool = True
     tied: bool = False
     norm_eps: float = 1e-6
+    start_id: int = 0
     dropout: float = 0.1
     vocab_multiple: int = 1
     remat: RematByKind = "none"
@@ -73,6 +77,7 @@ class T5:
         sizes = ("vocab", "vocab_multiple", "embed", "encoder_layers", "decoder_layers", "heads", "head_dim", "mlp")
         check_range(self, "[1, 2**31)", *sizes)
         check_range(self, "[4, 2**31)", "buckets")
+        check_range(self, f"[0, {self.vocab})", "start_id")
         check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")
         if self.buckets % 2 or self.max_distance <= self.buckets // 2:
@@ -105,6 +110,12 @@ class T5:
 class T5Model(nnx.Module):
     """Token ids in, and those that a decoder has written so far; a distribution over its next id out."""
 
+    max_length: int | None = None
+    """See `axon.nn.LanguageModel`: there is room for any number of positions."""
+
+    continues = False
+    """A decoder's text begins anew."""
+
     def __init__(self, config: T5):
         dims = config.dims
         self.embedding = Embedding("vocab", dims, 1.0)
@@ -112,11 +123,11 @@ class T5Model(nnx.Module):
         self.decoder = _Stack(config, "decoder", config.decoder_layers)
         if not config.tied:
             self.head = Param("embed vocab", dims)
-        self.tied, self.dims, self.vocab = config.tied, dims, config.vocab
+        self.tied, self.dims, self.vocab, self.start_id = config.tied, dims, config.vocab, config.start_id
 
     def encode(self, inputs: Inputs) -> tuple[Array, Auxiliary]:
         """`batch seq.residual embed`, and the layers' auxiliary terms."""
-        x, auxiliary = self.encoder(self.embedding(inputs.tokens), inputs)
+        x, _, auxiliary = self.encoder(self.embedding(inputs.tokens), inputs)
         return x, auxiliary.within("encoder")
 
     def decode(self, inputs: Inputs, encoded: Array, documents: Array | None) -> tuple[Array, Auxiliary]:
@@ -124,10 +135,39 @@ class T5Model(nnx.Module):
 
         `encoded`: by `encode`, of sequences of any length; `documents`: which document each of its positions is of.
         """
-        inputs = replace(inputs, encoded=encoded, encoded_documents=documents)
-        x, auxiliary = self.decoder(self.embedding(inputs.tokens), inputs)
+        x, _, auxiliary = self._decode(replace(inputs, encoded=encoded, encoded_documents=documents))
+        return x, auxiliary
+
+    def prefill(self, tokens: Array, length: Array, room: int) -> tuple[Array, Any]:
+        """As of `axon.nn.LanguageModel`. The encoder runs here alone, and the cache gets each layer's keys and values
+        of what it made."""
+        batch, seq = tokens.shape
+        at_their_places = jnp.broadcast_to(jnp.arange(seq, dtype=jnp.int32), tokens.shape)
+        documents = shard(jnp.where(at_their_places < length, 0, -1), "batch seq")
+        encoded, _ = self.encode(Inputs(shard(tokens, "batch seq"), shard(at_their_places, "batch seq"), documents))
+        first = jnp.full((batch, 1), self.start_id, jnp.int32)
+        return self._written(first, self.decoder.layers.cache(batch, 1 + room), documents, jnp.int32(0), encoded)
+
+    def advance(self, ids: Array, state: Any) -> tuple[Array, Any]:
+        """As of `axon.nn.LanguageModel`."""
+        return self._written(ids, *state)
+
+    def _written(
+        self, ids: Array, cache: Any, documents: Array, at: Array, encoded: Array | None = None
+    ) -> tuple[Array, Any]:
+        """What `output` predicts the ids from that follow `ids[batch 1]`, the decoder's `at`, and the state after them:
+        cache, `documents` of what the encoder read, and place. `encoded`: where the cache lacks its keys and values."""
+        ids, at_their_places = shard(ids, "batch seq"), shard(jnp.broadcast_to(at, ids.shape), "batch seq")
+        own = jnp.zeros_like(ids)  # all are of document 0, as what was read and is no padding
+        inputs = Inputs(ids, at_their_places, own, start=at, encoded=encoded, encoded_documents=documents)
+        x, cache, _ = self._decode(inputs, cache)
+        return x, (cache, documents, at + 1)
+
+    def _decode(self, inputs: Inputs, cache: Any = None) -> tuple[Array, Any, Auxiliary]:
+        """As `decode`, and the cache."""
+        x, cache, auxiliary = self.decoder(self.embedding(inputs.tokens), inputs, cache)
         scale = self.dims["embed"] ** -0.5 if self.tied else 1.0
-        return x * jnp.asarray(scale, x.dtype), auxiliary.within("decoder")
+        return x * jnp.asarray(scale, x.dtype), cache, auxiliary.within("decoder")
 
     @property
     def output(self) -> Head:
@@ -146,22 +186,27 @@ class _Stack(nnx.Module):
     """The encoder or the decoder: blocks that share a bias, and a norm."""
 
     def __init__(self, config: T5, kind: str, layers: int):
-        encodes = kind == "encoder"
+        self.kind, encodes = kind, kind == "encoder"
         self.bias = RelativeBias(config.dims, config.max_distance, both_sides=encodes)
         block = Block(config, SameDocument() if encodes else Causal() & SameDocument(), layers, crosses=not encodes)
         self.layers = Depth(Segment(layers, **{kind: block}), remat={kind: config.remat_of(kind)}, unroll=config.unroll)
         self.norm = config.norm()
         self.dropout, self.last_dropout = (Dropout(config.dropout, f"{kind} {place}") for place in ("first", "last"))
 
-    def __call__(self, x: Array, inputs: Inputs) -> tuple[Array, Auxiliary]:
-        inputs = replace(inputs, score_bias=self.bias(x.shape[1]))
-        x, _, auxiliary = self.layers(self.dropout(x, inputs), inputs)
-        return self.last_dropout(self.norm(x, RESIDUAL), inputs), auxiliary.within("layers")
+    def __call__(self, x: Array, inputs: Inputs, cache: Any = None) -> tuple[Array, Any, Auxiliary]:
+        keys = x.shape[1] if cache is None else positions_of(cache[self.kind])
+        inputs = replace(inputs, score_bias=self.bias(keys))
+        x, new, auxiliary = self.layers(self.dropout(x, inputs), inputs, cache)
+        if cache is not None:
+            cache = {self.kind: cache[self.kind] | new[self.kind]}
+        return self.last_dropout(self.norm(x, RESIDUAL), inputs), cache, auxiliary.within("layers")
 
 
 class Block(nnx.Module):
     """Attention, in the decoder attention to the encoder's output too, and an MLP, each on the normalised residual
-    stream and added to it. Scores are not divided by √head_dim: the initial values are."""
+    stream and added to it. Scores are not divided by √head_dim: the initial values are.
+
+    Of a cache comes back what is new: the keys and values of `Inputs.encoded` stay as they are once made."""
 
     def __init__(self, config: T5, mask: Mask, layers: int, crosses: bool):
         dims, small, scale = config.dims, config.head_dim**-0.5, (2 * layers) ** -0.5
@@ -179,12 +224,16 @@ class Block(nnx.Module):
         self.crosses, self.gated = crosses, config.gated
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
-        out, _ = self.attention(self.attention_norm(x, RESIDUAL), inputs)
+        out, new = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
         x = x + self.dropouts["attention"](out, inputs)
         if self.crosses:
-            x = x + self.dropouts["cross"](self.cross(self.cross_norm(x, RESIDUAL), inputs), inputs)
+            out, of_encoded = self.cross(self.cross_norm(x, RESIDUAL), inputs, cache)
+            x, new = x + self.dropouts["cross"](out, inputs), new and new | of_encoded
         mlp = self.mlp if self.gated else self.relu_mlp
-        return x + self.dropouts["mlp"](mlp(self.mlp_norm(x, RESIDUAL)), inputs), cache, Auxiliary()
+        return x + self.dropouts["mlp"](mlp(self.mlp_norm(x, RESIDUAL)), inputs), new, Auxiliary()
+
+    def cache_specs(self, batch: int, length: int) -> dict[str, ArraySpec]:
+        return self.attention.cache_specs(batch, length)
 
 
 def _attention(theirs: str, ours: str, keys: str) -> tuple[Row, ...]:
@@ -240,6 +289,12 @@ def _read_tied(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"tied": config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))}
 
 
+def _read_start(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The published models begin with their padding."""
+    ids = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
+    return {"start_id": next((one for one in ids if one is not None), 0)}
+
+
 MLP_FIELDS = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
 TIED_FIELDS = ("tie_word_embeddings", "scale_decoder_outputs")
 FIELDS = (
@@ -256,6 +311,7 @@ FIELDS = (
     Field("layer_norm_epsilon", "norm_eps", 1e-6),
     Converted(_read_mlp, lambda model: {"feed_forward_proj": "gated-gelu" if model.gated else "relu"}, MLP_FIELDS),
     Converted(_read_tied, lambda model: {"tie_word_embeddings": model.tied}, TIED_FIELDS),
+    Converted(_read_start, lambda model: {"decoder_start_token_id": model.start_id}, ("decoder_start_token_id",)),
 )
 HUGGING_FACE = (
     Architecture(
@@ -267,7 +323,7 @@ HUGGING_FACE = (
         unused=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
         silent=(
             *("classifier_dropout", "initializer_factor", "is_decoder", "add_cross_attention", "n_positions"),
-            *("decoder_start_token_id", "output_past", "task_specific_params"),
+            *("output_past", "task_specific_params"),
         ),
     ),
 )

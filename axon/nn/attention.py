@@ -87,14 +87,13 @@ class Attention(nnx.Module):
             q, k = rotate(q, angles), rotate(k, angles)
         q, k, v = (checkpoint_name(a, n) for a, n in ((q, "query"), (k, "key"), (v, "value")))
         sinks = _per_shard(self.sinks) if self.has_sinks else None
+        bias = inputs.score_bias if self.biased else None
         if cache is None:
-            out = attend(q, k, v, self.config, inputs, sinks, inputs.score_bias if self.biased else None)
-        elif self.biased:
-            raise ValueError("Attention: a cache of keys and values has no bias by distance yet")
+            out = attend(q, k, v, self.config, inputs, sinks, bias)
         elif inputs.start is None:
             raise ValueError("Attention: a cache of keys and values needs Inputs.start, where to write to it")
         else:
-            out, cache = cached_attention(q, k, v, self.config, cache, inputs.start, sinks)
+            out, cache = cached_attention(q, k, v, self.config, cache, inputs.start, sinks, bias)
         out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq.residual embed", out, self.out)
         if self.has_out_bias:
             out = add("batch seq.residual embed, embed -> batch seq.residual embed", out, self.out_bias)

@@ -134,6 +134,10 @@ class Depth(nnx.Module):
             for kind in span.kinds
         }
 
+    def cache(self, batch: int, length: int) -> dict[str, dict[str, Array]]:
+        """An empty one, as `cache_specs` declares it."""
+        return jax.tree.map(_zeros, self.cache_specs(batch, length))
+
     def flops(self, seq: int) -> int:
         """Forward FLOPs of one token in a sequence of `seq`."""
         return sum(span.times * forward_flops(self.blocks[kind], seq) for span in self.spans for kind in span.kinds)
@@ -224,6 +228,10 @@ def _spans(segments: tuple[Segment, ...]) -> tuple[_Span, ...]:
     if not spans:
         raise UserError("Depth: no segments; there must be at least one")
     return tuple(spans)
+
+
+def _zeros(spec: ArraySpec) -> Array:
+    return axes.shard(jnp.zeros(spec.shape, spec.dtype), " ".join(spec.axes), spec.kind)
 
 
 def _stacked(block: nnx.Module, layers: tuple[int, ...]) -> nnx.Module:

@@ -24,7 +24,8 @@ class Inputs:
         score_bias: `batch seq heads _distances`, which attention that is `biased` adds to its scores: see
             `axon.nn.relative_bias`.
         encoded, encoded_documents: what an encoder made of another sequence, `batch seq.residual embed`, and its
-            documents, `batch seq`; None where there is no encoder.
+            documents, `batch seq`; None where there is no encoder. With a cache that has the keys and values of
+            `encoded`, it is None too.
         angles: those of the positions that were computed before the layers, once for all.
     """
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 
-from axon.axes import ArraySpec, shard
+from axon.axes import shard
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.depth import Depth
 from axon.nn.embedding import Embedding
@@ -36,6 +36,9 @@ class LanguageModel(nnx.Module):
 
     max_length: int | None = None
     """How many positions a sequence may have; None for any number."""
+
+    continues = True
+    """Whether what it writes goes on from the prompt."""
 
     def __init__(
         self,
@@ -86,10 +89,27 @@ class LanguageModel(nnx.Module):
         """What makes logits of `hidden`."""
         return Head(self.embedding.table if self.tied else self.head, self.vocab, self.soft_cap)
 
+    def prefill(self, tokens: Array, length: Array, room: int) -> tuple[Array, Any]:
+        """What `output` predicts the first new id of each sequence from, `batch 1 embed`, and what `advance` goes on
+        from.
+
+        `tokens[batch seq]`: prompts, the first `length` of each real, the others padding. `room`: for how many new ids.
+        """
+        batch, seq = tokens.shape
+        start, cache = jnp.zeros((), jnp.int32), self.cache(batch, seq + room)
+        positions = jnp.minimum(jnp.arange(seq, dtype=jnp.int32)[None], length - 1)
+        hidden, cache, _ = self.hidden(_cached_inputs(tokens, positions, start), cache)
+        return lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1), (cache, length)
+
+    def advance(self, ids: Array, state: Any) -> tuple[Array, Any]:
+        """The same after one more id of each sequence, `ids[batch 1]`."""
+        cache, at = state
+        hidden, cache, _ = self.hidden(_cached_inputs(ids, at[None, None], at), cache)
+        return hidden, (cache, at + 1)
+
     def cache(self, batch: int, length: int) -> dict[str, dict[str, Array]]:
         """An empty cache for `length` tokens of each sequence: of each kind of block, what its blocks declare."""
-        specs = self.layers.cache_specs(batch, length)
-        return {kind: {name: _zeros(spec) for name, spec in of_kind.items()} for kind, of_kind in specs.items()}
+        return self.layers.cache(batch, length)
 
     def flops_per_token(self, seq: int) -> int:
         """Model FLOPs of training on one token in a sequence of `seq`, forward and backward (see `axon.observe.mfu`).
@@ -101,5 +121,7 @@ class LanguageModel(nnx.Module):
         return 3 * (self.layers.flops(seq) + head + ahead)
 
 
-def _zeros(spec: ArraySpec) -> Array:
-    return shard(jnp.zeros(spec.shape, spec.dtype), " ".join(spec.axes), spec.kind)
+def _cached_inputs(tokens: Array, positions: Array, start: Array) -> Inputs:
+    """Of `tokens[batch seq]` at `positions[1 seq]`, which a cache gets from `start` on."""
+    positions = jnp.broadcast_to(positions, tokens.shape)
+    return Inputs(shard(tokens, "batch seq"), shard(positions, "batch seq"), start=start)

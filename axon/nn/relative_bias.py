@@ -27,7 +27,8 @@ class RelativeBias(nnx.Module):
         self.buckets, self.max_distance, self.both_sides = dims["buckets"], max_distance, both_sides
 
     def __call__(self, seq: int) -> Array:
-        """`batch seq heads distances`, for attention over `seq` keys: see `AttentionInputs.distance_bias`.
+        """`batch seq heads distances`, for attention over `seq` keys, or over a cache with room for so many: see
+        `AttentionInputs.distance_bias`.
 
         Once for each part that the layout cuts `batch` and `seq` into, so that a device's gradient is of its own part,
         and `einsum` sums it over devices as it does any weight's.

@@ -94,7 +94,7 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
                 if (kept / name).is_file():
                     shutil.copyfile(kept / name, out / name)
         elif tokenizer is not None:
-            config |= _write_tokenizer(out, tokenizer, train)
+            config |= _write_tokenizer(out, tokenizer, train, config)
         _write_json(out / CONFIG, config)  # last: without it the folder is no model
     report(f"{table.name} in {out}: {len(entries)} arrays in {len(files)} file{'s' if len(files) > 1 else ''}")
 
@@ -111,10 +111,10 @@ def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
     return write_config(table, train.model) | positions | {"dtype": "float32"}, table
 
 
-def _write_tokenizer(out: Path, file: TokenizerFile, train: Train) -> dict[str, Any]:
+def _write_tokenizer(out: Path, file: TokenizerFile, train: Train, config: Mapping[str, Any]) -> dict[str, Any]:
     """The tokenizer of a run as `transformers` opens one, which puts into a prompt what generation here does.
 
-    Returns what the model's config says of it.
+    Returns what the model's `config` says of it.
     """
     tokenizer = file.load()
     inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
@@ -127,7 +127,8 @@ def _write_tokenizer(out: Path, file: TokenizerFile, train: Train) -> dict[str, 
     settings |= {"eos_token": inner.id_to_token(ends[0])} if ends else {}
     _write_json(out / SETTINGS, settings | {"clean_up_tokenization_spaces": False})
     ids = {"bos_token_id": tokenizer.bos, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
-    _write_json(out / GENERATION, ids)
+    start = {name: config[name] for name in ("decoder_start_token_id",) if name in config}
+    _write_json(out / GENERATION, ids | start)
     return ids
 
 

@@ -10,6 +10,7 @@ import jax
 from axon.data import Data, parse_source
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError
+from axon.run.fitting import check_fits
 from axon.run.held_out import ImageLoss, TextLoss
 from axon.run.session import evaluated, sample_text
 from axon.run.trained import open_trained
@@ -39,6 +40,7 @@ def evaluate_run(path: Path, source: str | None, batches: int | None, report: Re
             raise UserError(f"{path} has no images of its own to evaluate on: `axon convert` it, and set Train.data")
         raise UserError(f"{path} has no text of its own to evaluate on: give --source, as --source README.md")
     corpus = data.prepare(report)
+    check_fits(train, corpus)
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
     evaluator = Evaluator(runtime, train.objective, data.batch, train.seq)
@@ -46,7 +48,7 @@ def evaluate_run(path: Path, source: str | None, batches: int | None, report: Re
 
 
 def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -> str:
-    """`prompt` and its continuation, by what `evaluate_run` takes."""
+    """`prompt` and its continuation, or the answer of an encoder–decoder to it, by what `evaluate_run` takes."""
     trained = open_trained(path)
     tokenizer, sample = trained.tokenizer.load(), Sample(prompt, sampling)
     runtime = runtime_of(trained.train, report)

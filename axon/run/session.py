@@ -293,7 +293,9 @@ def _ignore(line: str) -> None:
 
 
 def sample_text(runtime: Runtime, parameters: Any, variables: Any, tokenizer: Any, sample: Sample) -> str:
-    """The prompt of `sample`, continued."""
+    """The prompt of `sample`, continued; of an encoder–decoder its answer alone."""
     prompt = tokenizer.prompt(sample.prompt)
     ids = Generator(runtime)(parameters, prompt, sample.sampling, variables)
+    if not runtime.module.continues:
+        return tokenizer.continuation([], ids)
     return sample.prompt + tokenizer.continuation(prompt, ids)

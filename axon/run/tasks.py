@@ -44,7 +44,7 @@ def evaluate_tasks(
     tasks = _tasks(names, folder)
     trained = open_trained(path)
     train = trained.train
-    # Before its runtime, which names the objective: that of a model of the hub is NextToken, whatever the model.
+    # Before its runtime, which names the objective: that of a BERT of the hub is NextToken.
     if not isinstance(train.model.build(), LanguageModel):
         raise UserError(f"--tasks: {path} is a {type(train.model).__name__}; expected a model that continues texts")
     runtime, tokenizer = runtime_of(train, report), trained.tokenizer.load()

@@ -23,6 +23,7 @@ from axon.runtime import Runtime, flattened, nested
 from axon.train.classification import Classification
 from axon.train.objective import NextToken, Objective
 from axon.train.optimizers import AdamW, Averaging, Constant
+from axon.train.spans import SpanCorruption
 
 SEQ = 1024
 """Positions of a sequence in an evaluation of a model of the hub, if it has as many."""
@@ -222,7 +223,8 @@ def run_of(hub: HubModel, tokenizer: Path | None = None, folder: str | None = No
 
 def _text_of(hub: HubModel, tokenizer: Path | None) -> tuple[Data, Objective]:
     longest = hub.config.get("max_position_embeddings") or hub.config.get("n_positions") or SEQ
-    return Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), NextToken()
+    objective = SpanCorruption() if hasattr(hub.model, "decoder_layers") else NextToken()
+    return Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), objective
 
 
 def _images_of(model: Any) -> tuple[Images, Objective]:

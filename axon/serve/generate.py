@@ -1,7 +1,7 @@
-"""Generation: continuing a prompt, token by token, with a KV cache."""
+"""Generation: the text that follows a prompt, token by token, with a KV cache."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.sampling import sample
 from axon.layout import Placement
-from axon.nn import Inputs, LanguageModel, Rope
+from axon.nn import Head, Rope
 from axon.runtime import Runtime
 
 PROMPT_STEP = 64
@@ -49,14 +49,40 @@ class Sampling:
         check_range(self, "[0, 2**32)", "seed")
 
 
+@runtime_checkable
+class Generative(Protocol):
+    """A module that writes text: an `axon.nn.LanguageModel`, or an encoder–decoder, which answers a prompt.
+
+    `max_length`: how many positions prompt and text may have; None for any number. `continues`: whether the text goes
+    on from the prompt.
+    """
+
+    max_length: int | None
+    continues: bool
+
+    @property
+    def output(self) -> Head:
+        """What makes logits."""
+        ...
+
+    def prefill(self, tokens: Array, length: Array, room: int) -> tuple[Array, Any]:
+        """See `axon.nn.LanguageModel.prefill`."""
+        ...
+
+    def advance(self, ids: Array, state: Any) -> tuple[Array, Any]:
+        """See `axon.nn.LanguageModel.advance`."""
+        ...
+
+
 class Generator:
-    """Continues prompts with a runtime's module and mesh, its parameters in place; the one sequence is not split.
+    """Writes what follows prompts, by a runtime's module and mesh, its parameters in place; the one sequence is not
+    split.
 
     A program is compiled for each padded length of a prompt and each `Sampling` but for its seed, and cached.
     """
 
     def __init__(self, runtime: Runtime):
-        """Raises `UserError` for a module that does not predict the next token, as an encoder."""
+        """Raises `UserError` for a module that writes no text, as an encoder."""
         check_generates(runtime.module)
         self.runtime = runtime
         self._placement = unsplit(runtime.placement, "batch", "seq")  # one sequence, a token at a time
@@ -89,30 +115,27 @@ class Generator:
         self, parameters: Any, variables: Any, tokens: Array, length: Array, key: Array, sampling: Sampling
     ) -> Array:
         """`tokens[1, padded]`, the first `length` of them real → `sampling.tokens` new ids."""
-        model = self.runtime.bind(parameters, variables)
-        cache = model.cache(1, tokens.shape[1] + sampling.tokens)
-        hidden, cache, _ = model.hidden(_inputs(tokens, jnp.zeros((), jnp.int32), length), cache)
-        last = lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1)
+        model: Generative = self.runtime.bind(parameters, variables)
 
         def step(carry, key):
-            last, cache, at = carry
-            token = next_tokens(model.output.logits(last)[:, 0].astype(jnp.float32), key[None], sampling)[0]
-            last, cache, _ = model.hidden(_inputs(token[None, None], at), cache)
-            return (last, cache, at + 1), token
+            last, state = carry
+            token = next_tokens(model.output.logits(last)[:, 0].astype(jnp.float32), key[None], sampling)
+            return model.advance(token[:, None], state), token[0]
 
-        return lax.scan(step, (last, cache, length), jax.random.split(key, sampling.tokens))[1]
+        carry = model.prefill(tokens, length, sampling.tokens)
+        return lax.scan(step, carry, jax.random.split(key, sampling.tokens))[1]
 
 
 def check_generates(model: Any) -> None:
-    """Raise `UserError` for a module that does not predict the next token, as an encoder."""
-    if not isinstance(model, LanguageModel):
+    """Raise `UserError` for a module that writes no text, as an encoder."""
+    if not isinstance(model, Generative):
         raise UserError(
-            f"a {type(model).__name__} cannot continue a text: generation needs an axon.nn.LanguageModel, which "
-            "predicts the next token"
+            f"a {type(model).__name__} cannot write a text: generation needs an axon.nn.LanguageModel, which predicts "
+            "the next token, or an encoder–decoder as models.t5.T5 builds one"
         )
 
 
-def check_length(model: LanguageModel, prompt: int, sampling: Sampling) -> None:
+def check_length(model: Generative, prompt: int, sampling: Sampling) -> None:
     """Raise `UserError` if a prompt of `prompt` ids and the tokens to generate exceed the positions of `model`."""
     check_generates(model)
     total = prompt + sampling.tokens
@@ -123,7 +146,7 @@ def check_length(model: LanguageModel, prompt: int, sampling: Sampling) -> None:
         )
 
 
-def _padded(model: LanguageModel, length: int) -> int:
+def _padded(model: Generative, length: int) -> int:
     """A prompt's padded length, at most the model's number of positions."""
     padded = -(-length // PROMPT_STEP) * PROMPT_STEP
     return padded if model.max_length is None else min(padded, model.max_length)
@@ -138,7 +161,7 @@ def unsplit(placement: Placement, *names: str) -> Placement:
     return Placement(replace(layout, rows={**layout.rows, **dict.fromkeys(whole)}, context=None), placement.mesh)
 
 
-def _until_long(model: LanguageModel, prompt: int) -> int | None:
+def _until_long(model: Any, prompt: int) -> int | None:
     """How many tokens follow a prompt before positions rotate at other frequencies, as LongRoPE's do, those of keys in
     the cache too: what comes then is of a cache made anew. None: they never do."""
     ropes = (getattr(module, "rope", None) for _, module in nnx.iter_modules(model))
@@ -146,13 +169,6 @@ def _until_long(model: LanguageModel, prompt: int) -> int | None:
     changes = [at for scaling in scalings if (at := scaling.changes_at) is not None]
     left = min(changes, default=prompt - 1) - prompt + 1
     return left if left > 0 else None
-
-
-def _inputs(tokens: Array, start: Array, length: Array | None = None) -> Inputs:
-    """Of `tokens[1, n]` from `start` on; `length`: how many are real, where the others are padding."""
-    positions = start + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-    positions = positions if length is None else jnp.minimum(positions, length - 1)
-    return Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq"), start=start)
 
 
 def next_tokens(logits: Array, keys: Array, sampling: Sampling) -> Array:

@@ -33,29 +33,26 @@ class SpanCorruption:
 
     Args:
         multiple: lengths are padded to a multiple of it; what splits `seq` in the layout must divide it.
-        start_id: what the decoder is given first.
     """
 
     density: float = 0.15
     span: float = 3.0
     multiple: int = 8
-    start_id: int = 0
 
     def __post_init__(self):
         check_range(self, "(0, 1)", "density")
         check_range(self, "[1, inf)", "span")
         check_range(self, "[1, 2**31)", "multiple")
-        check_range(self, "[0, 2**31)", "start_id")
 
     def specs(self, batch: int, seq: int) -> Specs:
         """As of `NextToken`, whose targets, positions and documents are not looked at."""
         return NextToken().specs(batch, seq)
 
     def check(self, module: Any) -> None:
-        if not (hasattr(module, "encode") and hasattr(module, "decode")):
+        if not all(hasattr(module, name) for name in ("encode", "decode", "start_id")):
             raise UserError(
-                "SpanCorruption needs a model with encode and decode, as models.t5.T5 builds one; build() returns a "
-                f"{type(module).__name__}"
+                "SpanCorruption needs a model with encode, decode and start_id, what its decoder is given first, as "
+                f"models.t5.T5 builds one; build() returns a {type(module).__name__}"
             )
 
     def reserved_ids(self, seq: int) -> int:
@@ -85,7 +82,7 @@ class SpanCorruption:
         def local(*stored: Array) -> dict[str, Array]:
             tokens, weights, of_noise, of_rest = (x[:, natural] for x in stored)
             left_out, number = _left_out(of_noise, of_rest, noise, spans)
-            return self._cut(tokens, weights, left_out, number, noise, spans, module.vocab)
+            return self._cut(tokens, weights, left_out, number, noise, spans, module)
 
         drawn = axes.by_sequence(local, batch["tokens"], batch["weights"], *words)
         drawn = {name: axes.shard(x[:, _stored(x.shape[1])], "batch seq") for name, x in drawn.items()}
@@ -108,9 +105,10 @@ class SpanCorruption:
         return Sums({"span": loss} | auxiliary.losses, reported, auxiliary.statistics)
 
     def _cut(
-        self, tokens: Array, real: Array, left_out: Array, number: Array, noise: int, spans: int, vocab: int
+        self, tokens: Array, real: Array, left_out: Array, number: Array, noise: int, spans: int, module: Any
     ) -> dict[str, Array]:
         """`draw`'s arrays of `tokens[batch seq]`, where `left_out` those in spans, whose `number` each is."""
+        vocab = module.vocab
         first = left_out & ~jnp.pad(left_out, ((0, 0), (1, 0)))[:, :-1]
         sentinel = vocab - 1 - number
         read = jnp.where(left_out, sentinel, tokens)
@@ -120,7 +118,7 @@ class SpanCorruption:
         targets, counted = _kept(keep, noise + spans, ids, counted)
         targets = jnp.pad(targets, ((0, 0), (0, 1)), constant_values=vocab - 1 - spans)
         counted = jnp.concatenate([counted, real[:, -1:]], axis=1)
-        written = jnp.pad(targets, ((0, 0), (1, 0)), constant_values=self.start_id)[:, :-1]
+        written = jnp.pad(targets, ((0, 0), (1, 0)), constant_values=module.start_id)[:, :-1]
         arrays = dict(zip(("tokens", "documents"), encoder, strict=True))
         arrays |= {"written": written, "written_documents": counted, "targets": targets, "counted": counted}
         padded = {name: self._padded(x) for name, x in arrays.items()}

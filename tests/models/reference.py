@@ -17,7 +17,7 @@ import numpy as np
 FOLDER = Path(__file__).parent / "fixtures"
 DIRECTIONS = 64
 PROMPT, GREEDY = 8, 64
-"""Tokens of a prompt, and of its continuation."""
+"""Tokens of a prompt, and of the text that follows it."""
 PLUS_ONE = ("gemma2", "gemma3")
 """Families whose norms multiply by 1 + weight."""
 
@@ -29,8 +29,8 @@ class Reference:
     Args:
         shapes: parameter's name → shape, as in files; buffers: the same of what is saved with them and has no gradient.
         tokens: `batch seq`; logits: `batch seq vocab`. loss: mean of the next token's negative log-likelihood, nats.
-        gradients: parameter's name → `sketch` of it. greedy: the likeliest ids, one after the other, after the first
-            `PROMPT` of `tokens[0]`.
+        gradients: parameter's name → `sketch` of it. greedy: the likeliest ids, one after the other, after `prompt`;
+            none of a model that writes no text.
     """
 
     config: dict[str, Any]
@@ -68,6 +68,12 @@ def weights(family: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.
 def tokens(family: str, vocab: int, batch: int = 2, seq: int = 24) -> np.ndarray:
     """Random ids, `batch seq`."""
     return _generator(family, "tokens").randint(0, vocab, (batch, seq), dtype=np.int32)
+
+
+def prompt(ids: np.ndarray, encoded: bool) -> np.ndarray:
+    """What a text follows, of `ids[batch seq]`: the first `PROMPT` of a sequence; a whole one where it is `encoded`, as
+    with less to read a tiny encoder–decoder repeats one id."""
+    return ids[1] if encoded else ids[0, :PROMPT]
 
 
 def decoded(ids: np.ndarray) -> np.ndarray:

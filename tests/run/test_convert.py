@@ -9,11 +9,13 @@ import pytest
 from axon.checkpoint import Reader
 from axon.data import TokenizerFile
 from axon.errors import UserError
-from axon.run import program
+from axon.run import Sample, program
 from axon.run.convert import convert
 from axon.run.inspect import evaluate_run, generate_text
 from axon.runtime import flattened
 from axon.serve.generate import Sampling
+from axon.train.spans import SpanCorruption
+from models.t5 import T5
 
 
 def silent(line):
@@ -69,6 +71,23 @@ def test_the_same_text_and_loss_with_and_without_conversion(trained, imported, h
         texts = {generate_text(name, "alpha", sampling, silent) for name in names}
         losses = {evaluate_run(name, str(text), 2, silent) for name in names}
     assert len(texts) == len(losses) == 1
+
+
+@pytest.mark.full
+def test_an_encoder_decoder_answers_the_same_as_a_run_as_a_model_and_as_a_run_of_that(tiny, do, few, text, tmp_path):
+    small = T5(330, 32, 1, 1, 4, 8, 64, start_id=7, dropout=0.0)
+    sample = Sample("alpha", Sampling(tokens=12, temperature=0))
+    run = do(replace(tiny, model=small, objective=SpanCorruption(), sample=sample), tmp_path / "run", steps=2)
+    names = (run.folder, f"hf:{tmp_path / 'hub'}", tmp_path / "again")
+    with few(1):
+        for source, target in zip(names, names[1:], strict=False):
+            convert(str(source), str(target), silent)
+        texts = {generate_text(name, "alpha", sample.sampling, silent) for name in names}
+        losses = {evaluate_run(name, str(text), 2, silent) for name in names}
+    assert len(texts) == len(losses) == 1
+    assert texts.pop() in run.lines
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "hub" / file).read_text())["decoder_start_token_id"] == 7
 
 
 def test_what_came_with_a_model_goes_out_again(imported, hub, few, tmp_path):

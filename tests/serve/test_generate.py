@@ -1,4 +1,4 @@
-"""Continuing a prompt: against the full forward pass, without a cache, at every token."""
+"""What follows a prompt: against the full forward pass, without a cache, at every token."""
 
 import dataclasses
 import math
@@ -13,7 +13,9 @@ from axon.layout import Layout, sequence_parallel, tensor_3d
 from axon.nn import Inputs, Routing
 from axon.runtime import Runtime
 from axon.serve.generate import Generator, Sampling, next_tokens
+from axon.train.objective import NextToken
 from axon.train.optimizers import AdamW, Constant
+from axon.train.spans import SpanCorruption
 from axon.train.step import Program
 from models.bert import Bert
 from models.deepseek import DeepSeek
@@ -22,13 +24,15 @@ from models.gpt2 import GPT2
 from models.gpt_oss import GptOss
 from models.llama import Llama
 from models.mixtral import Mixtral
+from models.t5 import T5
 
 VOCAB = 64
 
 
 def program(model, devices=1, **layout):
     optimizer, devices = AdamW(Constant(1e-3)), jax.devices()[:devices]
-    return Program(model, Layout(**layout), optimizer, batch=8, seq=16, devices=devices)
+    objective = SpanCorruption() if isinstance(model, T5) else NextToken()
+    return Program(model, Layout(**layout), optimizer, batch=8, seq=16, objective=objective, devices=devices)
 
 
 def random_values(program, seed):
@@ -50,22 +54,35 @@ def llama(**fields):
     return Llama(**{"vocab": VOCAB, "embed": 32, "layers": 1, "heads": 4, "kv_heads": 2, "mlp": 48, **fields})
 
 
+def t5(**fields):
+    sizes = {"encoder_layers": 1, "decoder_layers": 2, "heads": 4, "head_dim": 8, "mlp": 48}
+    return T5(VOCAB, 32, **{**sizes, "buckets": 8, "max_distance": 20, "start_id": 5, **fields})
+
+
 @pytest.fixture(scope="module")
 def small() -> Program:
     return program(llama())
 
 
-def likeliest(program, values, ids):
-    """The likeliest id after each of `ids`, by one forward pass over all of them."""
+def inputs(ids):
+    tokens = jnp.asarray([ids], jnp.int32)
+    return Inputs(tokens, jnp.arange(len(ids))[None], jnp.zeros_like(tokens))
 
-    def last(values, tokens):
+
+def likeliest(program, values, prompt, ids):
+    """The likeliest id in place of each of `ids`, by one forward pass over all of them."""
+
+    def last(values):
         model = program.runtime.bind(values, variables_of(program))
-        positions = jnp.arange(tokens.shape[1])[None]
-        hidden, *_ = model.hidden(Inputs(tokens, positions, jnp.zeros_like(tokens)))
-        return jnp.argmax(model.output.logits(hidden)[0], axis=-1)
+        if model.continues:
+            hidden, *_ = model.hidden(inputs([*prompt, *ids]))
+        else:
+            read = inputs(prompt)
+            hidden, _ = model.decode(inputs([model.start_id, *ids]), model.encode(read)[0], read.documents)
+        return jnp.argmax(model.output.logits(hidden)[0, -len(ids) - 1 : -1], axis=-1)
 
     with program.runtime.tracing():
-        return np.asarray(jax.jit(last)(values, np.asarray([ids], np.int32))).tolist()
+        return np.asarray(jax.jit(last)(values)).tolist()
 
 
 LATENTS = DeepSeek(
@@ -92,17 +109,19 @@ MODELS = {
     "latents": LATENTS,
     "experts": Mixtral(VOCAB, 32, 2, 4, 2, 24, Routing(8, 2), qk_norm=True, head_dim=16),
     "biased experts": GptOss(VOCAB, 32, 2, 4, 2, 24, 8, Routing(4, 2), window=6),
+    "answers": t5(),
+    "scanned answers": t5(gated=False, tied=True, unroll=False),
 }
 
 
-@pytest.mark.few(model=("window",))
+@pytest.mark.few(model=("window", "scanned answers"))
 @pytest.mark.parametrize("model", MODELS)
 def test_temperature_0_takes_what_the_full_forward_pass_finds_likeliest(model, seed, rng):
     of = program(MODELS[model])
     values = random_values(of, seed)
     prompt = rng.integers(0, VOCAB, int(rng.integers(1, 20))).tolist()
     ids = Generator(of.runtime)(values, prompt, Sampling(tokens=12, temperature=0), variables_of(of))
-    assert ids == likeliest(of, values, [*prompt, *ids])[len(prompt) - 1 : -1]
+    assert ids == likeliest(of, values, prompt, ids)
 
 
 @pytest.mark.full
@@ -111,7 +130,7 @@ def test_a_prompt_may_be_longer_than_the_rows_and_end_on_a_padding_boundary(smal
     for length in (64, 65):
         prompt = rng.integers(0, VOCAB, length).tolist()
         ids = Generator(small.runtime)(values, prompt, Sampling(tokens=3, temperature=0))
-        assert ids == likeliest(small, values, [*prompt, *ids])[length - 1 : -1]
+        assert ids == likeliest(small, values, prompt, ids)
 
 
 @pytest.mark.full
@@ -131,22 +150,42 @@ def test_the_seed_decides(small, seed, rng):
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "layout",
-    [
-        {"mesh": {"data": 4, "tensor": 2}, "zero": 3},
-        {"mesh": {"tensor": 2}},
-        {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()},
-        {"mesh": {"tensor": 2}, "rows": {"heads": None, "kv_heads": None, "head_dim": "tensor"}},
-        {"mesh": {"z": 2, "x": 2, "y": 2}, **tensor_3d()},
-    ],
-)
-def test_text_does_not_depend_on_the_layout(layout, small, seed, rng):
+LAYOUTS = {
+    "zero": {"mesh": {"data": 4, "tensor": 2}, "zero": 3},
+    "tensor": {"mesh": {"tensor": 2}},
+    "sequence": {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()},
+    "head_dim": {"mesh": {"tensor": 2}, "rows": {"heads": None, "kv_heads": None, "head_dim": "tensor"}},
+    "3-d": {"mesh": {"z": 2, "x": 2, "y": 2}, **tensor_3d()},
+}
+
+
+@pytest.mark.few(model=("answers",), layout=("sequence",))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", ["continues", "answers"])
+def test_text_does_not_depend_on_the_layout(model, layout, seed, rng):
     prompt, sampling = rng.integers(0, VOCAB, 9).tolist(), Sampling(tokens=12, temperature=0.7, top_k=20, seed=seed)
-    split = program(llama(), devices=math.prod(layout["mesh"].values()), **layout)
-    texts = [Generator(of.runtime)(random_values(of, seed), prompt, sampling) for of in (small, split)]
+    config, rows = {"continues": llama(), "answers": t5()}[model], LAYOUTS[layout]
+    programs = program(config), program(config, devices=math.prod(rows["mesh"].values()), **rows)
+    texts = [Generator(of.runtime)(random_values(of, seed), prompt, sampling) for of in programs]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.few(model=("answers",))
+@pytest.mark.parametrize("model", ["continues", "answers"])
+def test_what_pads_a_prompt_changes_nothing(model, seed, rng):
+    of = program({"continues": llama(), "answers": t5()}[model])
+    values, prompt = random_values(of, seed), rng.integers(0, VOCAB, (2, 9))
+
+    def first(values, tokens):
+        model = of.runtime.bind(values, variables_of(of))
+        return model.output.logits(model.prefill(tokens, jnp.int32(9), 1)[0])
+
+    found = []
+    for size in (0, 55):
+        padding = rng.integers(0, VOCAB, (2, size))
+        with of.runtime.tracing():
+            found.append(jax.jit(first)(values, np.concatenate([prompt, padding], axis=1, dtype=np.int32)))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-4)
 
 
 def drawn(logits, sampling, count=4000):
@@ -180,7 +219,7 @@ def test_a_text_may_have_as_many_tokens_as_there_are_learned_positions_and_no_mo
     for length in (3, 60):  # both padded beyond
         prompt = rng.integers(0, VOCAB, length).tolist()
         ids = generate(values, prompt, Sampling(tokens=70 - length, temperature=0))
-        assert ids == likeliest(of, values, [*prompt, *ids])[length - 1 : -1]
+        assert ids == likeliest(of, values, prompt, ids)
         with pytest.raises(UserError, match=rf"a prompt of {length} tokens and {71 - length} more need 71 positions"):
             generate(values, prompt, Sampling(tokens=71 - length))
 
@@ -217,5 +256,5 @@ def test_generation_is_compiled_with_the_targets_options(small, monkeypatch):
 
 
 def test_an_encoder_cannot_continue_a_text():
-    with pytest.raises(UserError, match="a BertModel cannot continue a text: generation needs"):
+    with pytest.raises(UserError, match="a BertModel cannot write a text: generation needs"):
         Generator(Runtime(Bert(64, 16, 1, 2, 24), Layout({"data": 1}), devices=jax.devices()[:1]))

@@ -28,6 +28,7 @@ def paged_attention(
     soft_cap: float | None = None,
     scale: float | None = None,
     sinks: Array | None = None,
+    distance_bias: Array | None = None,
     splits: int = 1,
     checked: bool = False,
 ) -> tuple[Array, Cache]:
@@ -47,13 +48,15 @@ def paged_attention(
         window: keys that a query sees, itself included; all before it by default.
         soft_cap: c of c·tanh(score/c); none by default. scale: of the scores; 1/√head_dim by default.
         sinks: `heads`, a score of each head that takes part in the softmax and has no value (arXiv:2309.17453).
+        distance_bias: `heads 2·n−1`, where n is how many positions a row of page_table has room for; added to the score
+            of a key and a query is the element `n − 1 + key − query`, of their positions (T5, arXiv:1910.10683).
         splits: parts of a sequence's pages over which the TPU kernel attends separately, for chips with several cores;
             the other implementations ignore it.
         checked: also check the values of kv_lens, page_table and cu_q_lens; see `axon.kernels.paged_attention.check`.
 
     Returns: `tokens heads head_dim` in the dtype of `q`, and the cache. Raises `UserError` where shapes do not fit.
     """
-    inputs = AttentionInputs(kv_lens, page_table, cu_q_lens, sinks)
+    inputs = AttentionInputs(kv_lens, page_table, cu_q_lens, sinks, distance_bias)
     validate_constants(window, soft_cap, splits)
     validate(q, k, v, cache, inputs)
     if checked:

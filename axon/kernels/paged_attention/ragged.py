@@ -16,6 +16,7 @@ class AttentionInputs:
     page_table: Array
     cu_q_lens: Array
     sinks: Array | None = None
+    distance_bias: Array | None = None
 
     @property
     def sequences(self) -> int:

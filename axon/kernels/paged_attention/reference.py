@@ -24,6 +24,10 @@ def paged_attention_reference(
     values = jnp.where(within[:, :, None, None], values, 0)
     grouped = q.astype(wide).reshape(tokens, cache.kv_heads, -1, head_dim)
     scores = config.finish(jnp.einsum("tkgd,tskd->tkgs", grouped, keys))
+    if inputs.distance_bias is not None:
+        distances = len(positions) - 1 + positions - where.positions[:, None]
+        bias = inputs.distance_bias.astype(wide)[:, distances].swapaxes(0, 1)
+        scores += bias.reshape(tokens, cache.kv_heads, -1, len(positions))
     seen = (config.seen(where.positions[:, None], positions) & where.real[:, None])[:, None, None]
     top = jnp.max(scores, axis=-1, keepdims=True, where=seen, initial=jnp.finfo(wide).min)
     sinks = jnp.full(heads, -jnp.inf) if inputs.sinks is None else inputs.sinks

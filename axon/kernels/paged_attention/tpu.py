@@ -40,6 +40,8 @@ def unfit(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
     """Why the kernel cannot do this attention; None if it can."""
     if inputs.sinks is not None:
         return "the kernel has no sinks"
+    if inputs.distance_bias is not None:
+        return "the kernel adds no bias by distance to the scores"
     if cache.head_dim not in HEAD_DIMS:
         return f"the kernel needs a head_dim of {' or '.join(map(str, HEAD_DIMS))}, not {cache.head_dim}"
     if cache.page_size % TILE:

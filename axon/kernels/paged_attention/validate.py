@@ -15,11 +15,7 @@ def validate(q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs
     cached = (cache.kv_heads, cache.head_dim)
     _demand(k.shape[1:] == cached, f"new keys have (kv_heads, head_dim) {k.shape[1:]}, the cache's are {cached}")
     _validate_ragged(inputs)
-    heads, sinks = q.shape[1], inputs.sinks
-    fits = sinks is None or sinks.shape == (heads,)
-    _demand(
-        fits, f"sinks are of shape {None if sinks is None else sinks.shape}; there are {heads} heads, one number each"
-    )
+    _validate_heads(q.shape[1], inputs, inputs.page_table.shape[1] * cache.page_size)
 
 
 def validate_constants(window: int | None, soft_cap: float | None, splits: int) -> None:
@@ -65,6 +61,19 @@ def _validate_ragged(inputs: AttentionInputs) -> None:
     _demand(table.shape[1] > 0, "page_table has no columns: no sequence has room for a page")
     expected = sequences + 1
     _demand(bounds.shape[0] == expected, f"{sequences} kv_lens want {expected} cu_q_lens, not {bounds.shape[0]}")
+
+
+def _validate_heads(heads: int, inputs: AttentionInputs, positions: int) -> None:
+    """What there is of each head; `positions`: how many a sequence has room for."""
+    sinks, bias = inputs.sinks, inputs.distance_bias
+    if sinks is not None:
+        _demand(sinks.shape == (heads,), f"sinks are of shape {sinks.shape}; there are {heads} heads, one number each")
+    if bias is not None:
+        expected = (heads, 2 * positions - 1)
+        _demand(
+            bias.shape == expected,
+            f"distance_bias is of shape {bias.shape}; must be {expected}, for {heads} heads and {positions} positions",
+        )
 
 
 def _demand(fine: bool, message: str) -> None:

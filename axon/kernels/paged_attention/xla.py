@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax import Array, lax
 
 from axon.kernels.paged_attention.blocks import Blocks, blocks, join, split
@@ -71,9 +72,10 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
         if cache.key_scales is not None:
             products = products * _gather(cache.key_scales, pages)[:, :, None]
         value_scales = None if cache.value_scales is None else _gather(cache.value_scales, pages)
-        seen = config.seen(queries, positions[:, :, None])
-        finished = jnp.where(seen, config.finish(products), MASKED)
-        return index + 1, _update(running, finished, seen, values, value_scales)
+        seen, scores = config.seen(queries, positions[:, :, None]), config.finish(products)
+        if inputs.distance_bias is not None:
+            scores += _bias(inputs.distance_bias.astype(q.dtype), plan, positions, cache.kv_heads)
+        return index + 1, _update(running, jnp.where(seen, scores, MASKED), seen, values, value_scales)
 
     start = _begin(q, inputs.sinks, plan.queries)
     _, end = lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.int32(0), start))
@@ -87,6 +89,14 @@ def _begin(q: Array, sinks: Array | None, queries: int) -> _Running:
         return _Running(jnp.full(shape, MASKED, q.dtype), jnp.zeros(shape, q.dtype), jnp.zeros_like(q))
     top = jnp.tile(sinks.astype(q.dtype).reshape(shape[1], -1), (1, queries))
     return _Running(jnp.broadcast_to(top, shape), jnp.ones(shape, q.dtype), jnp.zeros_like(q))
+
+
+def _bias(bias: Array, plan: Blocks, positions: Array, kv_heads: int) -> Array:
+    """`blocks kv_heads rows keys` of a `bias[heads distances]`, of keys at `positions[blocks 1 keys]`."""
+    queries = plan.positions[:, None] + jnp.arange(plan.queries)
+    places = bias.shape[1] // 2 + positions - queries[:, :, None]
+    pattern = "(kv_heads group) blocks queries keys -> blocks kv_heads (queries group) keys"
+    return rearrange(bias.at[:, places].get(mode="clip"), pattern, kv_heads=kv_heads)
 
 
 def _gather(cached: Array, pages: Array) -> Array:

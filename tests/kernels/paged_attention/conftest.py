@@ -57,6 +57,7 @@ def draw_problem():
         dtype="float32",
         q="float32",
         sinks=False,
+        distance_bias=False,
     ):
         pages = len(lengths) * columns + 3
         table = 1 + rng.permutation(pages - 1)[: len(lengths) * columns].reshape(len(lengths), columns)
@@ -65,6 +66,7 @@ def draw_problem():
             jnp.asarray(table, jnp.int32),
             jnp.asarray(np.cumsum([0, *(n for n, _ in lengths)]), jnp.int32),
             jnp.asarray(rng.normal(size=heads), jnp.float32) if sinks else None,
+            jnp.asarray(rng.normal(size=(heads, 2 * columns * page_size - 1)), jnp.float32) if distance_bias else None,
         )
         shape = (pages, kv_heads, page_size, head_dim)
         parts = []
@@ -111,6 +113,8 @@ def formula():
                 v = np.array([values[page, head // group, slot] for page, slot in seen])
                 s = k @ q[row, head] * config.scale
                 s = s if config.soft_cap is None else config.soft_cap * np.tanh(s / config.soft_cap)
+                if (bias := problem.inputs.distance_bias) is not None:
+                    s = s + [float(bias[head, bias.shape[1] // 2 + j - at]) for j in range(first, at + 1)]
                 sink = -np.inf if problem.inputs.sinks is None else float(problem.inputs.sinks[head])
                 top = max(s.max(), sink)
                 weights = np.exp(s - top)

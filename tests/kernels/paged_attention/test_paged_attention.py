@@ -97,6 +97,18 @@ def test_a_sink_takes_its_share_of_the_softmax_and_has_no_value(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("config", VARIANTS[2:], ids=str)
+def test_a_bias_is_added_to_a_score_by_how_far_the_key_is_from_its_query(
+    implementation, config, rng, draw_problem, formula, check_cache
+):
+    several_steps = {"page_size": 64, "columns": 5}
+    problem = draw_problem(rng, [(1, 310), (6, 70), (3, 3)], distance_bias=True, **several_steps)
+    out, after = run(implementation, problem, config)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, config)) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_as_many_rows_as_sequences_need_not_be_one_row_each(implementation, rng, draw_problem, formula, check_cache):
     problem = draw_problem(rng, [(2, 9), (0, 4), (1, 3)], tokens=3)
     out, after = run(implementation, problem, VARIANTS[2])

@@ -13,13 +13,16 @@ from axon.kernels.paged_attention import Cache, paged_attention
 from axon.kernels.paged_attention.ragged import AttentionConfig
 
 
-def operands(*, heads=4, kv_heads=2, head_dim=8, page_size=4, dtype="float32", sequences=3, columns=4, q="float32"):
+def operands(
+    *, heads=4, kv_heads=2, head_dim=8, page_size=4, dtype="float32", sequences=3, columns=4, q="float32", **given
+):
     rows = [jnp.zeros((6, count, head_dim), q) for count in (heads, kv_heads, kv_heads)]
-    names = ("q", "k", "v", "cache", "kv_lens", "page_table", "cu_q_lens")
+    names = ("q", "k", "v", "cache", "kv_lens", "page_table", "cu_q_lens", *given)
     cache = Cache.empty(1 + sequences * columns, kv_heads, page_size, head_dim, dtype)
     table = jnp.arange(1, 1 + sequences * columns, dtype=jnp.int32).reshape(sequences, columns)
     lens = jnp.full(sequences, 2, jnp.int32)
-    return dict(zip(names, (*rows, cache, lens, table, jnp.arange(sequences + 1, dtype=jnp.int32) * 2), strict=True))
+    bounds = jnp.arange(sequences + 1, dtype=jnp.int32) * 2
+    return dict(zip(names, (*rows, cache, lens, table, bounds, *given.values()), strict=True))
 
 
 def zeros(*shape, dtype=jnp.float32):
@@ -50,6 +53,7 @@ INT8 = Cache.empty(13, 2, 4, 8, "int8")
         ({"page_table": zeros(3, 0, dtype=jnp.int32)}, "no sequence has room for a page"),
         ({"cu_q_lens": zeros(3, dtype=jnp.int32)}, "3 kv_lens want 4 cu_q_lens, not 3"),
         ({"sinks": zeros(3)}, r"sinks are of shape \(3,\); there are 4 heads, one number each"),
+        ({"distance_bias": zeros(4, 16)}, r"distance_bias is of shape \(4, 16\); must be \(4, 31\), for 4 heads"),
         ({"window": 0}, "window is 0; a query sees at least itself"),
         ({"soft_cap": 0.0}, "soft_cap is 0.0; give a number above 0"),
         ({"splits": 0}, "splits is 0; give 1 or more"),
@@ -106,6 +110,7 @@ def test_quantised_pages_whose_scales_fill_no_row_of_lanes_are_said_to_cost_a_co
         ({"head_dim": 96}, "the kernel needs a head_dim of 128 or 256, not 96"),
         ({"page_size": 8}, "the kernel needs pages whose size 16 divides, not 8"),
         ({"q": "float16"}, "the kernel needs queries of bfloat16 or float32, not float16"),
+        ({"distance_bias": zeros(4, 127)}, "the kernel adds no bias by distance to the scores"),
         ({"sequences": 4, "columns": 40_000, "page_size": 16, "kv_heads": 1}, "a page table of 640,000 bytes"),
     ],
 )

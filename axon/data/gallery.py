@@ -1,9 +1,9 @@
 """`Images`, what a person writes, and `Gallery`, what it prepares: pictures and their classes as batches."""
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import grain
@@ -43,7 +43,7 @@ class Images:
     def prepare(self, report: Callable[[str], None] = print) -> "Gallery":
         """Reads or draws the pictures. Raises `UserError` if they cannot be read, or a split has none."""
         began = time.perf_counter()
-        pictures = _checked(self.source.pictures(), self.source.name)
+        pictures = self.source.pictures()
         count = len(pictures.labels)
         numbers = np.random.RandomState(0).permutation(count)  # of the old kind: its stream never changes
         held_out = round(self.held_out * count)
@@ -97,9 +97,12 @@ class Gallery:
         return self._batches("held_out", order[:batches], sequences)
 
     def identity(self) -> dict[str, Any]:
-        """`Images.identity()` and a digest of the pictures: equal only where the batches are."""
-        digest = hashlib.blake2b(np.ascontiguousarray(self.pictures.labels), digest_size=8).hexdigest()
-        return self.data.identity() | {"digests": [f"{self.data.source.key()}-{digest}"]}
+        """`Images.identity()` and a digest of every picture and label: equal only where the batches are."""
+        return self.data.identity() | {"digests": [self._digest]}
+
+    @cached_property
+    def _digest(self) -> str:
+        return self.pictures.digest()
 
     def position(self, seed: int, step: int) -> str:
         """Where batch `step` comes from, for messages."""
@@ -166,21 +169,3 @@ def read(pictures: Pictures, split: np.ndarray, places: np.ndarray) -> Batch:
     if images.dtype == np.uint8:
         scaled = scaled / 127.5 - 1
     return {"image": scaled, "label": pictures.labels[numbers].astype(np.int32), "weights": real.astype(np.float32)}
-
-
-def _checked(pictures: Pictures, name: str) -> Pictures:
-    images, labels = pictures
-    floating = np.issubdtype(images.dtype, np.floating)
-    if images.ndim not in (3, 4) or not (images.dtype == np.uint8 or floating):
-        raise UserError(
-            f"{name}: images are {images.dtype} of shape {images.shape}; expected uint8 or floating-point, "
-            "(count, height, width) or (count, height, width, channels)"
-        )
-    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(
-            f"{name}: labels are {labels.dtype} of shape {labels.shape}; expected one integer for each of the "
-            f"{len(images)} images"
-        )
-    if len(labels) and np.min(labels) < 0:
-        raise UserError(f"{name}: the least label is {np.min(labels)}; classes are numbered from 0")
-    return pictures

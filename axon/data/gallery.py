@@ -10,11 +10,9 @@ import grain
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import PADDING, Batch, SequenceNumbers, held_out_order, shuffled_order, without
+from axon.data.batches import ALL, PADDING, Batch, SequenceNumbers, held_out_order, shuffled_order, without
 from axon.data.pictures import Letters, Pictures, PictureSource
 from axon.errors import UserError
-
-ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,15 @@ class Images:
         report(f"{self.source.name}: {count:,} pictures of {shape}, {held_out:,} held out ({seconds:.1f} s)")
         return gallery
 
+    def seq_of(self, model: Any) -> int:
+        """Positions that `model` makes of an image. Raises `UserError` for one that takes no images."""
+        if not hasattr(model, "seq"):
+            raise UserError(
+                f"Train.data are images, and a {type(model).__name__} is no model of images: it has no `seq`, how many "
+                "positions an image has. Set Train.model to one, as models.vit.ViT, or Train.data to @Data()"
+            )
+        return model.seq
+
     def identity(self) -> dict[str, Any]:
         """What the batches depend on, as JSON: every field but `threads`."""
         source = {"type": type(self.source).__name__, **asdict(self.source)}  # type: ignore[call-overload]
@@ -72,6 +79,10 @@ class Gallery:
     splits: dict[str, np.ndarray] = field(repr=False)
 
     @property
+    def tokenizer(self) -> None:
+        """Images have none."""
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels of a picture."""
         height, width, *channels = self.pictures.images.shape[1:]
@@ -81,6 +92,21 @@ class Gallery:
     def classes(self) -> int:
         """One more than the largest label."""
         return int(np.max(self.pictures.labels)) + 1
+
+    def check_fits(self, model: Any, objective: Any, seq: int) -> None:
+        """Raise `UserError` unless the images and classes are those of `model`, as far as it says."""
+        side, channels, classes = (getattr(model, field, None) for field in ("image", "channels", "classes"))
+        name, source = type(model).__name__, self.data.source.name
+        if None not in (side, channels) and self.shape != (side, side, channels):
+            raise UserError(
+                f"{source}: images are of height, width and channels {self.shape}, and the model's of "
+                f"{(side, side, channels)}: set {name}.image and {name}.channels, and Classification's fields, to these"
+            )
+        if classes is not None and self.classes > classes:
+            raise UserError(
+                f"{source}: the largest label is {self.classes - 1}, and the model has {classes} classes: set "
+                f"{name}.classes to at least {self.classes}"
+            )
 
     def train(
         self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL, left_out: Sequence[int] = ()

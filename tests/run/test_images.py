@@ -72,6 +72,11 @@ def test_images_for_a_model_of_text_are_refused(pictures, tiny):
         _ = replace(pictures, model=tiny.model).seq
 
 
+def test_an_evaluation_of_no_images_names_their_field(pictures):
+    with pytest.raises(UserError, match=r"Train.evaluation needs Images\.held_out above 0"):
+        replace(pictures, data=replace(pictures.data, held_out=0.0))
+
+
 @pytest.mark.parametrize(("model", "objective", "own"), [(Bert, MaskedToken(), 1), (T5, SpanCorruption(), 3)])
 def test_a_vocabulary_has_room_for_the_objectives_own_ids(model, objective, own, tiny, corpus):
     ids = corpus.tokenizer.vocab

@@ -5,6 +5,7 @@ from axon.data.columns import HuggingFace, Parquet
 from axon.data.corpus import Corpus, Data
 from axon.data.gallery import Gallery, Images
 from axon.data.pictures import ArrayFiles, Letters, Pictures, PictureSource
+from axon.data.prepared import Prepared
 from axon.data.sources import Folder, JsonLines, Source, Stdlib, Synthetic, parse_source
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
 
@@ -23,6 +24,7 @@ __all__ = [
     "Parquet",
     "PictureSource",
     "Pictures",
+    "Prepared",
     "Source",
     "Stdlib",
     "Synthetic",

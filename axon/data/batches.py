@@ -16,6 +16,7 @@ from axon.data.tokens import Tokens
 Batch = dict[str, np.ndarray]
 SequenceNumbers = slice | np.ndarray
 """Sequences of a global batch, as a slice or as ascending numbers."""
+ALL = slice(None)
 PADDING = -1
 TOGETHER = 8
 """Batches that a thread hands over at once, at most: waking another thread costs as much as reading a small batch."""

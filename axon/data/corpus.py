@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import Batches, SequenceNumbers, TokenSequences, held_out_order, training_order, without
+from axon.data.batches import ALL, Batches, SequenceNumbers, TokenSequences, held_out_order, training_order, without
 from axon.data.documents import documents_of
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
 from axon.data.sources import Source, Stdlib
@@ -17,8 +17,6 @@ from axon.data.store import Root
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
 from axon.data.tokens import open_tokens
 from axon.errors import UserError
-
-ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,10 @@ class Data:
         _check_sequences(self, sequences, stored)
         return Corpus(self, tokenizer, stored, sequences)
 
+    def seq_of(self, model: Any) -> int:
+        """Positions of a sequence: as the text is cut, whatever the model."""
+        return self.seq
+
     def identity(self) -> dict[str, Any]:
         """What the batches depend on, as JSON: every field but `store` and `threads`."""
         return {
@@ -100,6 +102,10 @@ class Corpus:
     tokenizer: Tokenizer
     _stored: list[Stored] = field(repr=False)
     _sequences: dict[str, TokenSequences] = field(repr=False)
+
+    def check_fits(self, model: Any, objective: Any, seq: int) -> None:
+        """Raise `UserError` unless `model` has an id for every token, and then as many as are the objective's own."""
+        _check_vocab(model, objective, seq, self.tokenizer.vocab)
 
     def train(
         self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL, left_out: Sequence[int] = ()
@@ -223,3 +229,24 @@ def _check_sequences(data: Data, sequences: dict[str, TokenSequences], stored: l
             count = tokens["train"][number]
             name = _label(stored, number)
             raise UserError(f"The source {name} has {count:,} training tokens, {need}: remove it, or lower Data.seq.")
+
+
+def _check_vocab(model: Any, objective: Any, seq: int, ids: int) -> None:
+    """The objective's own ids, as a mask's, are the last of the vocabulary: none of a text's tokens may be one."""
+    name, vocab = type(model).__name__, getattr(model, "vocab", None)
+    if vocab is None:
+        raise UserError(f"Train.data is text, and a {name} has no vocab: set Train.model to a model of text")
+    if vocab < ids:
+        raise UserError(
+            f"the model's vocab is {vocab}, and the tokenizer has {ids} ids: set {name}.vocab to at least that"
+        )
+    reserved = getattr(objective, "reserved_ids", None)
+    own = 0 if reserved is None else reserved(seq)
+    if vocab < ids + own:
+        raise UserError(
+            f"the model's vocab is {vocab}, and the tokenizer has {ids} ids: {type(objective).__name__} needs "
+            f"{own} more, the last of the vocabulary, which no text has. Set {name}.vocab to at least {ids + own}, or "
+            f"the tokenizer's vocab to at most {vocab - own}"
+        )
+    if (mask := getattr(objective, "mask_id", None)) is not None and mask >= vocab:
+        raise UserError(f"MaskedToken.mask_id is {mask}, and the model's vocab {vocab}: must be below that")

@@ -1,20 +1,18 @@
 """`Images`, what a person writes, and `Gallery`, what it prepares: pictures and their classes as batches."""
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import grain
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import PADDING, Batch, SequenceNumbers, held_out_order, shuffled_order, without
+from axon.data.batches import ALL, PADDING, Batch, SequenceNumbers, held_out_order, shuffled_order, without
 from axon.data.pictures import Letters, Pictures, PictureSource
 from axon.errors import UserError
-
-ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Images:
     def prepare(self, report: Callable[[str], None] = print) -> "Gallery":
         """Reads or draws the pictures. Raises `UserError` if they cannot be read, or a split has none."""
         began = time.perf_counter()
-        pictures = _checked(self.source.pictures(), self.source.name)
+        pictures = self.source.pictures()
         count = len(pictures.labels)
         numbers = np.random.RandomState(0).permutation(count)  # of the old kind: its stream never changes
         held_out = round(self.held_out * count)
@@ -56,6 +54,15 @@ class Images:
         shape, seconds = " × ".join(map(str, gallery.shape)), time.perf_counter() - began
         report(f"{self.source.name}: {count:,} pictures of {shape}, {held_out:,} held out ({seconds:.1f} s)")
         return gallery
+
+    def seq_of(self, model: Any) -> int:
+        """Positions that `model` makes of an image. Raises `UserError` for one that takes no images."""
+        if not hasattr(model, "seq"):
+            raise UserError(
+                f"Train.data are images, and a {type(model).__name__} is no model of images: it has no `seq`, how many "
+                "positions an image has. Set Train.model to one, as models.vit.ViT, or Train.data to @Data()"
+            )
+        return model.seq
 
     def identity(self) -> dict[str, Any]:
         """What the batches depend on, as JSON: every field but `threads`."""
@@ -72,6 +79,10 @@ class Gallery:
     splits: dict[str, np.ndarray] = field(repr=False)
 
     @property
+    def tokenizer(self) -> None:
+        """Images have none."""
+
+    @property
     def shape(self) -> tuple[int, int, int]:
         """Height, width and channels of a picture."""
         height, width, *channels = self.pictures.images.shape[1:]
@@ -81,6 +92,21 @@ class Gallery:
     def classes(self) -> int:
         """One more than the largest label."""
         return int(np.max(self.pictures.labels)) + 1
+
+    def check_fits(self, model: Any, objective: Any, seq: int) -> None:
+        """Raise `UserError` unless the images and classes are those of `model`, as far as it says."""
+        side, channels, classes = (getattr(model, field, None) for field in ("image", "channels", "classes"))
+        name, source = type(model).__name__, self.data.source.name
+        if None not in (side, channels) and self.shape != (side, side, channels):
+            raise UserError(
+                f"{source}: images are of height, width and channels {self.shape}, and the model's of "
+                f"{(side, side, channels)}: set {name}.image and {name}.channels, and Classification's fields, to these"
+            )
+        if classes is not None and self.classes > classes:
+            raise UserError(
+                f"{source}: the largest label is {self.classes - 1}, and the model has {classes} classes: set "
+                f"{name}.classes to at least {self.classes}"
+            )
 
     def train(
         self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL, left_out: Sequence[int] = ()
@@ -97,9 +123,12 @@ class Gallery:
         return self._batches("held_out", order[:batches], sequences)
 
     def identity(self) -> dict[str, Any]:
-        """`Images.identity()` and a digest of the pictures: equal only where the batches are."""
-        digest = hashlib.blake2b(np.ascontiguousarray(self.pictures.labels), digest_size=8).hexdigest()
-        return self.data.identity() | {"digests": [f"{self.data.source.key()}-{digest}"]}
+        """`Images.identity()` and a digest of every picture and label: equal only where the batches are."""
+        return self.data.identity() | {"digests": [self._digest]}
+
+    @cached_property
+    def _digest(self) -> str:
+        return self.pictures.digest()
 
     def position(self, seed: int, step: int) -> str:
         """Where batch `step` comes from, for messages."""
@@ -166,21 +195,3 @@ def read(pictures: Pictures, split: np.ndarray, places: np.ndarray) -> Batch:
     if images.dtype == np.uint8:
         scaled = scaled / 127.5 - 1
     return {"image": scaled, "label": pictures.labels[numbers].astype(np.int32), "weights": real.astype(np.float32)}
-
-
-def _checked(pictures: Pictures, name: str) -> Pictures:
-    images, labels = pictures
-    floating = np.issubdtype(images.dtype, np.floating)
-    if images.ndim not in (3, 4) or not (images.dtype == np.uint8 or floating):
-        raise UserError(
-            f"{name}: images are {images.dtype} of shape {images.shape}; expected uint8 or floating-point, "
-            "(count, height, width) or (count, height, width, channels)"
-        )
-    if labels.shape != images.shape[:1] or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(
-            f"{name}: labels are {labels.dtype} of shape {labels.shape}; expected one integer for each of the "
-            f"{len(images)} images"
-        )
-    if len(labels) and np.min(labels) < 0:
-        raise UserError(f"{name}: the least label is {np.min(labels)}; classes are numbered from 0")
-    return pictures

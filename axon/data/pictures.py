@@ -1,40 +1,87 @@
 """Where images come from: files of arrays, or letters that are drawn."""
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from tokenize import TokenError
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 
 from axon.checks import check_range
-from axon.data.records import files_key, fingerprint
 from axon.disk import named, reading
 from axon.errors import UserError
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "STIXGeneral")
+ARCHIVE = b"PK"
+"""With which a zip file begins, as .npz is one, damaged or not."""
+HASHED_BYTES = 2**24
+"""Bytes of an array that are read at once for its digest."""
 
 
-class Pictures(NamedTuple):
-    """Images and the class of each: `images` is `count height width channels`, or `count height width` of one channel,
-    uint8 or floating-point; `labels` are integers, `count`."""
+@dataclass(frozen=True)
+class Pictures:
+    """Images and the class of each.
+
+    Attributes:
+        images: `count height width channels`, or `count height width` of one channel; uint8 or floating-point.
+        labels: integers from 0, `count`.
+        images_from, labels_from: what the two are called in messages, as the names of their files.
+
+    Raises `UserError` for arrays of another dtype or shape.
+    """
 
     images: Any
     labels: Any
+    images_from: str = "images"
+    labels_from: str = "labels"
+
+    def __post_init__(self):
+        _check_images(self.images, self.images_from)
+        _check_labels(self.labels, len(self.images), self.labels_from)
+
+    def digest(self) -> str:
+        """Of every value of both arrays, and of their dtypes and shapes. Reads all of them."""
+        digest = hashlib.blake2b(digest_size=8)
+        for array in (self.images, self.labels):
+            digest.update(f"{array.dtype.str} {array.shape}".encode())
+            together = max(1, HASHED_BYTES // max(1, array[:1].nbytes))
+            for start in range(0, len(array), together):
+                digest.update(np.ascontiguousarray(array[start : start + together]))
+        return digest.hexdigest()
+
+
+def _check_images(images: Any, where: str) -> None:
+    floating = np.issubdtype(images.dtype, np.floating)
+    if images.ndim not in (3, 4) or not (images.dtype == np.uint8 or floating):
+        raise UserError(
+            f"{where}: images are {images.dtype} of shape {images.shape}; expected uint8 or floating-point, "
+            "(count, height, width) or (count, height, width, channels). Convert the array, and save it anew"
+        )
+
+
+def _check_labels(labels: Any, images: int, where: str) -> None:
+    if labels.shape != (images,) or not np.issubdtype(labels.dtype, np.integer):
+        raise UserError(
+            f"{where}: labels are {labels.dtype} of shape {labels.shape}; expected one integer for each of the "
+            f"{images} images. Convert the array, and save it anew"
+        )
+    if len(labels) and np.min(labels) < 0:
+        raise UserError(
+            f"{where}: the least label is {np.min(labels)}; expected classes numbered from 0. Renumber them"
+        )
 
 
 @runtime_checkable
 class PictureSource(Protocol):
-    """Images with labels. A source of your own is any dataclass with these three."""
+    """Images with labels. A source of your own is any dataclass with these two."""
 
     @property
     def name(self) -> str:
         """Its name in messages."""
-        ...
-
-    def key(self) -> str:
-        """Changes when the pictures change, as far as that shows without reading them."""
         ...
 
     def pictures(self) -> Pictures:
@@ -60,21 +107,27 @@ class ArrayFiles:
     def name(self) -> str:
         return Path(self.images).expanduser().absolute().stem
 
-    def key(self) -> str:
-        return fingerprint("arrays", *(files_key(path, "*") for path in (self.images, self.labels)))
-
     def pictures(self) -> Pictures:
-        return Pictures(_mapped(self.images), _mapped(self.labels))
+        images, labels = (named(path, "ArrayFiles") for path in (self.images, self.labels))
+        return Pictures(_mapped(images), _mapped(labels), str(images), str(labels))
 
 
-def _mapped(path: str) -> np.ndarray:
-    file = named(path, "ArrayFiles")
-    with reading(file):
-        file.stat()
+def _mapped(file: Path) -> np.ndarray:
+    with reading(file), file.open("rb") as opened:
+        begins = opened.read(len(MAGIC_PREFIX))
+    if begins != MAGIC_PREFIX:
+        raise _no_array(file, "an archive of arrays" if begins.startswith(ARCHIVE) else f"it begins with {begins}")
     try:
         return np.load(file, mmap_mode="r")
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{file}: not an array that numpy.save wrote ({error}); give a .npy file") from error
+    except (ValueError, OSError, EOFError, SyntaxError, TypeError, TokenError) as error:  # what a damaged header raises
+        raise _no_array(file, str(error)) from error
+
+
+def _no_array(file: Path, why: str) -> UserError:
+    return UserError(
+        f"{file}: not an array of numbers ({why}); expected one, as numpy.save writes it. Save the images and the "
+        "labels each to a .npy file of its own"
+    )
 
 
 @dataclass(frozen=True)
@@ -95,12 +148,6 @@ class Letters:
     @property
     def name(self) -> str:
         return "letters"
-
-    def key(self) -> str:
-        import matplotlib
-        import PIL
-
-        return fingerprint("letters", asdict(self), matplotlib.__version__, PIL.__version__)
 
     def pictures(self) -> Pictures:
         random = np.random.default_rng(self.seed)

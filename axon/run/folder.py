@@ -75,10 +75,10 @@ class RunFolder:
             )
 
     def check_same_text(self, data_identity: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the recorded run was trained on other text."""
+        """Raise `UserError` if the recorded run was trained on other text or pictures."""
         before, now = self._recorded_digests(), data_identity["digests"]
         if before not in (None, now):
-            self._refuse([f"data: the text itself has changed (digests {before} → {now})"])
+            self._refuse([f"data: its content has changed (digests {before} → {now})"])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -129,7 +129,7 @@ class RunFolder:
             return self.config.is_file() and (logged or Reader(self.checkpoints).latest() is not None)
 
     def _recorded_digests(self) -> list[str] | None:
-        """Digests of the text that the run was trained on, from run.json; None if it has none."""
+        """Digests of what the run was trained on, from run.json; None if it has none."""
         if not (self._trained() and self.record.is_file()):
             return None
         with reading(self.record):

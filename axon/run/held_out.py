@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from axon.data import Gallery
+from axon.data import Prepared
 from axon.errors import UserError
 from axon.train.evaluate import Evaluator
 
@@ -33,7 +33,7 @@ class ImageLoss(NamedTuple):
 
 
 def held_out_images(
-    evaluator: Evaluator, gallery: Gallery, parameters: Any, variables: Any, batches: int | None
+    evaluator: Evaluator, gallery: Prepared, parameters: Any, variables: Any, batches: int | None
 ) -> ImageLoss:
     """Loss and accuracy on held-out images, by an objective that reports both, as `Classification`."""
     nats = right = images = 0.0

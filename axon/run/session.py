@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from axon.checkpoint import Reader, open_store
-from axon.data import Corpus, Gallery
+from axon.data import Prepared
+from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.launch.agree import AgreedStop, largest, process_0_first
 from axon.launch.mesh import check_mesh
@@ -23,7 +24,6 @@ from axon.observe.metrics import held_out_losses
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.build import program
-from axon.run.fitting import check_fits
 from axon.run.folder import RunFolder
 from axon.run.held_out import ImageLoss, TextLoss, held_out_images
 from axon.run.initial_values import InitialValues
@@ -73,8 +73,8 @@ class Session:
                 self.folder.check_continues(self.train)
                 source = self._source()  # a mistake is reported now, not when the data is ready
                 corpus = self._corpus()
-                if isinstance(corpus, Corpus):
-                    self._check_tokens(source, corpus)
+                if corpus.tokenizer is not None:
+                    self._check_tokens(source, corpus.tokenizer)
                 if self.first:
                     stack.enter_context(self.folder.locked())
                 record = self._claim_folder(corpus)
@@ -110,25 +110,25 @@ class Session:
             return None
         return InitialValues.of(self.train, self.program.runtime, self.report)
 
-    def _corpus(self) -> Corpus | Gallery:
+    def _corpus(self) -> Prepared:
         corpus = self.train.data.prepare(self.report)
-        check_fits(self.train, corpus)
+        corpus.check_fits(self.train.model, self.train.objective, self.train.seq)
         return corpus
 
-    def _check_tokens(self, source: InitialValues | None, corpus: Corpus) -> None:
+    def _check_tokens(self, source: InitialValues | None, tokenizer: Tokenizer) -> None:
         if source is not None:
-            source.check_same_tokens(corpus.tokenizer.to_json(), self.program.runtime)
+            source.check_same_tokens(tokenizer.to_json(), self.program.runtime)
         if self.train.sample is not None:  # a mistake is reported now, not after the last step
-            ids = corpus.tokenizer.prompt(self.train.sample.prompt)
+            ids = tokenizer.prompt(self.train.sample.prompt)
             check_length(self.program.module, len(ids), self.train.sample.sampling)
 
-    def _claim_folder(self, corpus: Corpus | Gallery) -> dict[str, Any]:
+    def _claim_folder(self, corpus: Prepared) -> dict[str, Any]:
         """Record this run in its folder, unless the folder has another run; returns the record."""
         self.folder.check_same_text(corpus.identity())
         record = run_record() | {"data": corpus.identity()}
         if self.first:
             self.folder.write(self.train, record)
-            if isinstance(corpus, Corpus):
+            if corpus.tokenizer is not None:
                 corpus.tokenizer.save(self.folder.tokenizer)
         return record
 
@@ -169,7 +169,7 @@ class Session:
     # ---- training -------------------------------------------------------------------------------------------------
 
     def _train(
-        self, corpus: Corpus | Gallery, start: Position, until: int, source: InitialValues | None, profile: bool
+        self, corpus: Prepared, start: Position, until: int, source: InitialValues | None, profile: bool
     ) -> State:
         return Training(
             self.train,
@@ -207,7 +207,7 @@ class Session:
 
     # ---- after ----------------------------------------------------------------------------------------------------
 
-    def _evaluate(self, corpus: Corpus | Gallery, state: State) -> None:
+    def _evaluate(self, corpus: Prepared, state: State) -> None:
         evaluation = self.train.evaluation
         assert evaluation is not None
         began = time.monotonic()
@@ -222,16 +222,16 @@ class Session:
         self.journal.evaluated({"step": step} | record)
         self.report(f"step {step}: validation {found}")
 
-    def _evaluate_if_missing(self, corpus: Corpus | Gallery, state: State) -> None:
+    def _evaluate_if_missing(self, corpus: Prepared, state: State) -> None:
         if not int(largest(self.journal.has_evaluation(int(state.step)))):
             self._evaluate(corpus, state)
 
-    def _finish(self, corpus: Corpus | Gallery, state: State) -> None:
+    def _finish(self, corpus: Prepared, state: State) -> None:
         self.watchdog.enter("end", int(state.step))
         if self.train.evaluation is not None:
             self._evaluate_if_missing(corpus, state)
         self._leave_if_asked()
-        if self.train.sample is not None and isinstance(corpus, Corpus):
+        if self.train.sample is not None and corpus.tokenizer is not None:
             values = self.program.evaluated(state)
             self.report(sample_text(self.program.runtime, values, state.variables, corpus.tokenizer, self.train.sample))
         self._leave_if_asked()
@@ -258,17 +258,18 @@ def check_same_mesh(saved: Mapping[str, int], here: Mapping[str, int]) -> None:
 
 
 def evaluated(
-    evaluator: Evaluator, corpus: Corpus | Gallery, parameters: Any, variables: Any, batches: int | None
+    evaluator: Evaluator, corpus: Prepared, parameters: Any, variables: Any, batches: int | None
 ) -> TextLoss | ImageLoss:
     """Loss on the held-out split."""
-    evaluate = held_out_images if isinstance(corpus, Gallery) else held_out_loss
-    return evaluate(evaluator, corpus, parameters, variables, batches)  # type: ignore[arg-type]
+    evaluate = held_out_images if corpus.tokenizer is None else held_out_loss
+    return evaluate(evaluator, corpus, parameters, variables, batches)
 
 
 def held_out_loss(
-    evaluator: Evaluator, corpus: Corpus, parameters: Any, variables: Any, batches: int | None
+    evaluator: Evaluator, corpus: Prepared, parameters: Any, variables: Any, batches: int | None
 ) -> TextLoss:
     """Loss on held-out text."""
+    assert corpus.tokenizer is not None
     nats = tokens = size = 0.0
     count_bytes = jax.jit(jnp.sum)
     with corpus.held_out(batches, evaluator.host_sequences) as held_out:

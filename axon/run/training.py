@@ -12,7 +12,7 @@ import jax
 
 from axon.checkpoint import Store, Tiers
 from axon.config import dump
-from axon.data import Corpus, Gallery
+from axon.data import Prepared
 from axon.data.batches import numbered_without
 from axon.launch.agree import AgreedStop
 from axon.launch.signals import Interrupts, compile_interruptibly
@@ -56,7 +56,7 @@ class Training:
 
     train: Train
     program: Program
-    corpus: Corpus | Gallery
+    corpus: Prepared
     store: Store | Tiers
     saves: Saves
     journal: Journal

@@ -111,21 +111,15 @@ class Train:
         if self.data.held_out == 1:
             raise UserError("Train.data: Data.held_out is 1, which leaves no text to train on; must be in [0, 1)")
         if self.evaluation is not None and self.data.held_out == 0:
-            raise UserError("Train.evaluation needs text: set Data.held_out above 0, or Train.evaluation to None")
+            data = type(self.data).__name__
+            raise UserError(f"Train.evaluation needs {data}.held_out above 0: set it, or Train.evaluation to None")
         if isinstance(self.data, Images) and self.sample is not None:
             raise UserError("Train.sample is text to continue, and Train.data are images: set Train.sample to None")
 
     @property
     def seq(self) -> int:
         """Positions of a sequence: of text as the data cut it, of an image as the model does."""
-        if isinstance(self.data, Data):
-            return self.data.seq
-        if not hasattr(self.model, "seq"):
-            raise UserError(
-                f"Train.data are images, and a {type(self.model).__name__} is no model of images: it has no `seq`, how "
-                "many positions an image has. Set Train.model to one, as models.vit.ViT, or Train.data to @Data()"
-            )
-        return self.model.seq  # type: ignore[attr-defined]
+        return self.data.seq_of(self.model)
 
     @property
     def folder(self) -> Path:

@@ -1,15 +1,16 @@
 """A run on images: it trains, goes on, is evaluated and converted; and data, objective and model that do not fit."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from axon.data import Data, Images, Letters
+from axon.data import Data, Images, Letters, Prepared
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.observe.metrics import read_metrics
+from axon.run import Train
 from axon.run.convert import convert
-from axon.run.fitting import check_fits
 from axon.run.inspect import evaluate_run, generate_text
 from axon.serve.generate import Sampling
 from axon.train.classification import Classification
@@ -54,6 +55,31 @@ def test_a_run_trains_goes_on_and_is_evaluated_and_converted(pictures, do, few, 
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == ours
 
 
+class Only:
+    """Prepared data that offers what `Prepared` says, and nothing else."""
+
+    def __init__(self, whole: Prepared):
+        self._whole = whole
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in vars(Prepared), f"a run asks for {name}"
+        return getattr(self._whole, name)
+
+
+@pytest.mark.few(kind=("images",))
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_a_run_asks_its_data_for_what_images_and_text_both_offer(kind, pictures, tiny, do, tmp_path, monkeypatch):
+    train = pictures if kind == "images" else tiny
+    prepare = type(train.data).prepare
+    monkeypatch.setattr(type(train.data), "prepare", lambda *arguments: Only(prepare(*arguments)))
+    do(train, tmp_path / "run", steps=1)
+    assert "eval_loss" in read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+
+
+def check_fits(train: Train, data: Prepared) -> None:
+    data.check_fits(train.model, train.objective, train.seq)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -70,6 +96,11 @@ def test_images_that_are_not_the_models_are_refused(fields, message, pictures):
 def test_images_for_a_model_of_text_are_refused(pictures, tiny):
     with pytest.raises(UserError, match="a Llama is no model of images"):
         _ = replace(pictures, model=tiny.model).seq
+
+
+def test_an_evaluation_of_no_images_names_their_field(pictures):
+    with pytest.raises(UserError, match=r"Train.evaluation needs Images\.held_out above 0"):
+        replace(pictures, data=replace(pictures.data, held_out=0.0))
 
 
 @pytest.mark.parametrize(("model", "objective", "own"), [(Bert, MaskedToken(), 1), (T5, SpanCorruption(), 3)])

@@ -290,7 +290,7 @@ def test_other_text_under_the_same_name_is_refused(trained, do, copied, tmp_path
     RunFolder(copied).config.write_text(RunFolder(copied).config.read_text().replace(source.path, str(text)))
     do(moved, copied)
     (text / "more.txt").write_text("omega " * 500)
-    with pytest.raises(UserError, match="the text itself has changed"):
+    with pytest.raises(UserError, match="its content has changed"):
         do(moved, copied)
 
 

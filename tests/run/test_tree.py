@@ -27,7 +27,7 @@ def test_a_loop_of_ones_own_gives_the_same_losses_as_run(trained, few):
 
 
 def test_a_split_that_will_be_asked_for_must_have_a_share_of_the_text(tiny):
-    with pytest.raises(UserError, match=r"set Data\.held_out above 0, or Train.evaluation to None"):
+    with pytest.raises(UserError, match=r"needs Data\.held_out above 0: set it, or Train.evaluation"):
         replace(tiny, data=replace(tiny.data, held_out=0.0))
     replace(tiny, data=replace(tiny.data, held_out=0.0), evaluation=None)
     with pytest.raises(UserError, match="leaves no text to train on"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from axon.checkpoint import Store, Tiers
+from axon.checkpoint import RunStore
 from axon.config import dump
 from axon.data import Corpus, Gallery
 from axon.data.batches import numbered_without
@@ -57,7 +57,7 @@ class Training:
     train: Train
     program: Program
     corpus: Corpus | Gallery
-    store: Store | Tiers
+    store: RunStore
     saves: Saves
     journal: Journal
     events: Events

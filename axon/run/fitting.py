@@ -33,6 +33,13 @@ def _check_vocab(train: Train, ids: int) -> None:
         )
     if (mask := getattr(train.objective, "mask_id", None)) is not None and mask >= vocab:
         raise UserError(f"MaskedToken.mask_id is {mask}, and the model's vocab {vocab}: must be below that")
+    if (first := getattr(train.objective, "sentinel_id", None)) is not None:
+        count = train.objective.sentinels(train.seq)  # type: ignore[attr-defined]
+        if not count - 1 <= first < vocab:
+            raise UserError(
+                f"SpanCorruption.sentinel_id is {first}; must be in [{count - 1}, {vocab}), for the {count} sentinels "
+                f"of {train.seq} tokens go backwards from it, and the model's vocab is {vocab}"
+            )
 
 
 def _check_images(train: Train, gallery: Gallery) -> None:

@@ -17,11 +17,12 @@ from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn import parameters
 from axon.run.folder import RunFolder
+from axon.run.hub_objective import text_objective
 from axon.run.restore import check_finite, restore_evaluated
 from axon.run.tree import Train
 from axon.runtime import Runtime, flattened, nested
 from axon.train.classification import Classification
-from axon.train.objective import NextToken, Objective
+from axon.train.objective import Objective
 from axon.train.optimizers import AdamW, Averaging, Constant
 
 SEQ = 1024
@@ -232,7 +233,7 @@ def run_of(hub: HubModel, tokenizer: Path | None = None, folder: str | None = No
 
 def _text_of(hub: HubModel, tokenizer: Path | None) -> tuple[Data, Objective]:
     longest = hub.config.get("max_position_embeddings") or hub.config.get("n_positions") or SEQ
-    return Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), NextToken()
+    return Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), text_objective(hub)
 
 
 def _images_of(model: Any) -> tuple[Images, Objective]:

@@ -73,10 +73,13 @@ class Replay:
 
     def _copied(self, state: State) -> State:
         if self._copy is None:
-            shardings = jax.tree.map(lambda x: x.sharding, state)
-            self._copy = self.program.runtime.jit(lambda s: jax.tree.map(jnp.copy, s), out_shardings=shardings)
+            self._copy = self._copier(state)
         with self.program.runtime.tracing():
             return jax.block_until_ready(self._copy(state))
+
+    def _copier(self, state: State) -> Callable[[State], State]:
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        return self.program.runtime.jit(lambda s: jax.tree.map(jnp.copy, s), out_shardings=shardings)
 
     def _differing(self, one: Any, other: Any) -> Differing:
         leaves, _ = jax.tree_util.tree_flatten_with_path(one)

@@ -19,8 +19,9 @@ class Checkpoints:
         asynchronous: training goes on while arrays are written.
         keep_every: those of every so many steps, a multiple of `every`. keep_hours: the first, and then one whenever
             so many hours have passed since the last one kept so. keep_best: so many with the lowest held-out loss.
-        local_folder: a faster folder, as `/dev/shm/axon` or of a disk in the machine, into which the run saves after
-        every `local_every` steps besides, and of those saves keeps the latest `local_keep`. All processes share it.
+        local_folder: a faster folder, as `/dev/shm/axon` or of a disk in the machine, into which the run saves besides
+            after every `local_every` steps, fewer than `every`, and of those saves keeps the latest `local_keep`. All
+            processes share it.
     """
 
     every: int = 200
@@ -46,6 +47,12 @@ class Checkpoints:
             raise UserError(f"Checkpoints.{unset} is not set; set both local_folder and local_every, or neither")
         if self.local_folder is not None:
             named(self.local_folder, "Checkpoints.local_folder")
+        if self.local_every is not None and self.local_every >= self.every:
+            write = f"local_every to {max(1, self.every // 10)}" if self.every > 1 else "every to 10"
+            raise UserError(
+                f"Checkpoints.local_every is {self.local_every}; must be less than Checkpoints.every, {self.every}, "
+                f"since the local saves are those between the others. Set Checkpoints.{write}, as an example"
+            )
 
     def due(self, step: int) -> bool:
         """Whether to save the state of this step."""

@@ -1,6 +1,5 @@
 """Reading checkpoints: which steps there are, and the state of one of them. Changes nothing on disk."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from etils import epath
 from axon.checkpoint.compare import CheckpointError, DamagedCheckpointError, check_fits, signatures
 from axon.checkpoint.orbax import ocp
 from axon.checkpoint.quiet import quiet_log, quiet_read
+from axon.checkpoint.reads import largest_read
 from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree, unpadded
 from axon.checkpoint.verify import Damage, Unverified, damage, damage_besides_arrays
 from axon.disk import reading
@@ -23,7 +23,7 @@ EXTRA = "extra"
 UNPADDED = "unpadded"
 """Path → shape without padding, of the arrays that have any: what else reads the checkpoint need not know."""
 READ_AT_ONCE = 256 * 2**20
-"""Bytes of arrays that are being read at a time, at most, unless twice the largest array is more."""
+"""Bytes that a process reads at a time, at most, unless one shard of an array is more. Whole chunks are counted."""
 _DAMAGE_SHOWN = 5
 T = TypeVar("T")
 
@@ -59,6 +59,15 @@ class Reader:
         """The last step with a complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
+    def folder(self, step: int | None = None) -> epath.Path:
+        """That of the checkpoint of `step` (None: the latest). Raises `CheckpointError` if there is none."""
+        steps = self.steps()
+        if not steps:
+            raise CheckpointError(f"no checkpoint in {self.directory}: train first, or give another run directory")
+        if step is not None and step not in steps:
+            raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {steps}")
+        return self.directory / str(steps[-1] if step is None else step)
+
     def restore(self, abstract_state: Any, step: int | None = None, specs: Any = None) -> tuple[Any, dict[str, Any]]:
         """The state and the `extra` saved at `step` (None: the latest), bit for bit.
 
@@ -85,7 +94,7 @@ class Reader:
 
     def offered(self, name: str, step: int | None = None) -> Flat:
         """Shape and dtype of each array of the part `name`, by its path there, without padding. Raises as `restore`."""
-        saved = self._metadata(self._folder(step))
+        saved = self._metadata(self.folder(step))
         found = signatures(subtree(saved.leaves, name), saved.unpadded)
         return {path.removeprefix(name + "/"): jax.ShapeDtypeStruct(*found[path]) for path in found}
 
@@ -94,23 +103,23 @@ class Reader:
 
         Their shapes may differ by padding, and their dtypes: they are cast as they are read. Raises as `restore`.
         """
-        folder = self._intact(self._folder(step))
-        stored = signatures(self._metadata(folder).leaves, {})
+        folder = self.check_readable(step)
+        stored = self._metadata(folder).leaves
         wanted = {f"{name}/{path}": leaf for path, leaf in abstract.items()}
-        padded = any(stored[path][0] != tuple(leaf.shape) for path, leaf in wanted.items())
-        return {path.removeprefix(name + "/"): value for path, value in self._load(folder, wanted, padded).items()}
+        loaded = self._while_compared(folder, lambda: self._load(folder, stored, wanted))
+        return {path.removeprefix(name + "/"): value for path, value in loaded.items()}
 
     def extra(self, step: int | None = None) -> dict[str, Any]:
         """The `extra` saved with a state: small JSON, such as the data position. Raises as `restore` does."""
-        return self._metadata(self._folder(step)).extra
+        return self._metadata(self.folder(step)).extra
 
     def saved_leaves(self, step: int) -> Flat:
         """Shape and dtype of each array of the state saved at `step`, by path, with padding. Raises as `restore`."""
-        return self._metadata(self._folder(step)).leaves
+        return self._metadata(self.folder(step)).leaves
 
     def load_leaf(self, step: int, path: str, abstract: jax.ShapeDtypeStruct) -> np.ndarray:
         """One array of the state saved at `step`, in the host's memory. Raises as `restore` does."""
-        return np.asarray(self._load(self._intact(self._folder(step)), {path: abstract}, False)[path])
+        return np.asarray(self._load(self._intact(self.folder(step)), {path: abstract}, {path: abstract})[path])
 
     def damage(self, step: int) -> list[Damage] | None:
         """What differs from what was saved at `step`; None: it was saved without checksums, by an earlier Axon.
@@ -143,7 +152,7 @@ class Reader:
 
         Of several processes, all of it is: one that failed to load would leave the others in Orbax's barrier.
         """
-        folder = self._folder(step)
+        folder = self.folder(step)
         if jax.process_count() > 1:
             return self._intact(folder)
         self._raise_for(folder, self.damage_besides_arrays(int(folder.name)))
@@ -175,14 +184,6 @@ class Reader:
         self._intact(folder)
         return loaded
 
-    def _folder(self, step: int | None) -> epath.Path:
-        steps = self.steps()
-        if not steps:
-            raise CheckpointError(f"no checkpoint in {self.directory}: train first, or give another run directory")
-        if step is not None and step not in steps:
-            raise CheckpointError(f"no checkpoint of step {step} in {self.directory}; there are {steps}")
-        return self.directory / str(steps[-1] if step is None else step)
-
     def _metadata(self, folder: epath.Path) -> _Saved:
         def read() -> _Saved:
             found = ocp.checkpointables_metadata(folder)
@@ -200,26 +201,27 @@ class Reader:
         """The arrays of `abstract`, which has to have those of the saved `leaves`, but for padding."""
         wanted, here = flat(abstract), unpadded(specs)
         check_fits(str(folder), signatures(leaves, saved.unpadded), signatures(wanted, here))
-        stored, asked = signatures(leaves, {}), signatures(wanted, {})
-        with_other_padding = any(stored[path] != asked[path] for path in wanted)
         in_files = {path: leaf for path, leaf in wanted.items() if is_stored(leaf)}
         in_memory = {path: wanted[path] for path in wanted if path not in in_files}
 
         def load() -> Flat:
-            loaded = self._load(folder, in_memory, with_other_padding)
+            loaded = self._load(folder, saved.leaves, in_memory)
             for path, leaf in in_files.items():  # one by one: together they may be more than fits in memory
-                loaded[path] = leaf.fill(self._load(folder, {path: leaf}, with_other_padding)[path])
+                loaded[path] = leaf.fill(self._load(folder, saved.leaves, {path: leaf})[path])
             return loaded
 
         return self._while_compared(folder, load)
 
-    def _load(self, folder: epath.Path, abstract: Flat, with_other_padding: bool) -> Flat:
+    def _load(self, folder: epath.Path, stored: Flat, abstract: Flat) -> Flat:
+        """Arrays by path. `stored`: what the checkpoint's metadata says of these and others."""
         wanted = {path: restorable(leaf) for path, leaf in abstract.items()}
+        padded = any(tuple(stored[path].shape) != tuple(leaf.shape) for path, leaf in wanted.items())
+        sharded = {path: leaf for path, leaf in wanted.items() if not isinstance(leaf, np.ndarray)}
+        largest = max((largest_read(stored[path], leaf) for path, leaf in sharded.items()), default=0)
         context = ocp.Context()
         context.pytree.loading.partial_load = True
-        context.array.loading.enable_padding_and_truncation = with_other_padding
-        largest = max((math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in wanted.values()), default=0)
-        context.memory.read_concurrent_bytes = max(READ_AT_ONCE, 2 * largest)  # Orbax refuses less than a read
+        context.array.loading.enable_padding_and_truncation = padded
+        context.memory.read_concurrent_bytes = max(READ_AT_ONCE, largest + 1)  # Orbax refuses a read of all of it
         with context:
             loaded = self._readable(folder, lambda: ocp.load_checkpointables(folder, {STATE: nested(wanted)}))
         leaves = flat(loaded[STATE])

@@ -66,18 +66,19 @@ class Store(Reader):
         self._orbax.reload()
         self._started = self.latest()
 
-    def started(self) -> int | None:
-        """The last step that is saved or being saved, or None."""
+    def started(self, durable: bool = False) -> int | None:
+        """The last step that is saved or being saved, or None. `durable`: of two folders, see `Tiers`."""
         return self._started
 
     def saving(self) -> bool:
         """Whether a save is in progress."""
         return self._orbax.is_saving_in_progress()
 
-    def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None) -> None:
+    def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None, *, durable: bool = True) -> None:
         """Saves `state`, a tree of arrays, and `extra`, a dictionary fit for JSON, as checkpoint `step`.
 
         `specs`: the state's tree of `ArraySpec`s, if arrays of it are padded: they can be restored with other padding.
+        `durable`: in which of two folders, see `Tiers`.
 
         Returns once the arrays are copied, so that they may be donated; if `asynchronous`, they are written while the
         next steps run. Where some are in files, returns once all are saved: the next step overwrites the files. At

@@ -11,14 +11,18 @@ from etils import epath
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.keep import Checkpoints
 from axon.checkpoint.reader import Reader
+from axon.checkpoint.run_store import RunStore
 from axon.checkpoint.set_aside import latest_of, newest_intact
 from axon.checkpoint.store import Store
 from axon.disk import writing
+from axon.errors import UserError
 
 T = TypeVar("T")
+_ERROR_BYTES = 1024
+"""Of an error of process 0, so many reach the others."""
 
 
-def open_store(directory: epath.PathLike, checkpoints: Checkpoints, run: str) -> "Store | Tiers":
+def open_store(directory: epath.PathLike, checkpoints: Checkpoints, run: str) -> RunStore:
     """The store in `directory`; with `Checkpoints.local_folder` both, the local one in a folder named `run` in that.
 
     Args:
@@ -31,12 +35,13 @@ def open_store(directory: epath.PathLike, checkpoints: Checkpoints, run: str) ->
     return Tiers(Store(directory, checkpoints), Store(local, checkpoints.of_local()))
 
 
-def latest_step(directory: epath.PathLike, checkpoints: Checkpoints, run: str | None) -> int | None:
-    """The last step with a complete checkpoint in either folder, or None. `run`: None if it has not begun."""
+def newest_reader(directory: epath.PathLike, checkpoints: Checkpoints, run: str | None) -> Reader:
+    """Of the folder that has the latest complete checkpoint, `directory` or the local one. `run`: None if it has not
+    begun."""
     readers = [Reader(directory)]
     if checkpoints.local_folder is not None and run is not None:
         readers.append(Reader(_local(checkpoints.local_folder, run)))
-    return latest_of(readers).latest()
+    return latest_of(readers)
 
 
 class Tiers:
@@ -71,28 +76,29 @@ class Tiers:
         """The last of `steps`, or None."""
         return max(self.steps(), default=None)
 
-    def started(self) -> int | None:
-        """The last step that is saved or being saved in either folder, or None."""
-        return max((step for store in self._stores if (step := store.started()) is not None), default=None)
+    def started(self, durable: bool = False) -> int | None:
+        """The last step that is saved or being saved, in either folder or in the durable one; None: there is none."""
+        stores = [self._durable] if durable else self._stores
+        return max((step for store in stores if (step := store.started()) is not None), default=None)
 
     def saving(self) -> bool:
         """Whether a save is in progress."""
         return self._local.saving() or self._durable.saving()
 
-    def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None) -> None:
-        """Saves in the durable folder, as `Store.save` does."""
-        self._local.wait()
-        self._durable.save(step, state, extra, specs)
-
-    def save_local(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None) -> None:
-        """Saves in the local folder, as `Store.save` does."""
-        self._durable.wait()
-        self._local.save(step, state, extra, specs)
+    def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None, *, durable: bool = True) -> None:
+        """Saves in the durable folder or in the local one, as `Store.save` does."""
+        saving, other = (self._durable, self._local) if durable else (self._local, self._durable)
+        other.wait()
+        saving.save(step, state, extra, specs)
 
     def wait(self) -> None:
         """As `Store.wait`, in both folders."""
         self._local.wait()
         self._durable.wait()
+
+    def folder(self, step: int | None = None) -> epath.Path:
+        """As `Reader.folder`, in the folder that has the step."""
+        return self._with(step).folder(step)
 
     def restore(self, abstract_state: Any, step: int | None = None, specs: Any = None) -> tuple[Any, dict[str, Any]]:
         """As `Reader.restore`, from the folder that has the step."""
@@ -124,21 +130,33 @@ def _local(folder: str, run: str) -> epath.Path:
 
 
 def _check_one_folder(folder: epath.Path) -> None:
-    """Raise `CheckpointError` if the processes do not share a local folder: each would have parts of a checkpoint."""
+    """Raise `CheckpointError` if the processes do not share a local folder: each would have parts of a checkpoint.
+
+    Every process has to call, and all raise if process 0 cannot write.
+    """
     if jax.process_count() == 1:
         return
-    from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather, sync_global_devices
+    from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-    number = int(broadcast_one_to_all(np.int32(np.random.default_rng().integers(2**31))))
+    number = str(broadcast_one_to_all(np.int32(np.random.default_rng().integers(2**31))))
     mark = folder.parent / f"{folder.name}.processes"
-    if jax.process_index() == 0:
-        with writing(str(mark.parent), "Set Checkpoints.local_folder to another folder"):
-            mark.parent.mkdir(parents=True, exist_ok=True)
-            mark.write_text(str(number))
-    sync_global_devices("axon: local folder marked")
-    seen = mark.exists() and mark.read_text() == str(number)
+    error = _write_mark(mark, number) if jax.process_index() == 0 else b""
+    if error := bytes(broadcast_one_to_all(np.frombuffer(error.ljust(_ERROR_BYTES), np.uint8))).rstrip():
+        raise CheckpointError(error.decode(errors="ignore"))
+    seen = mark.exists() and mark.read_text() == number
     if not np.all(process_allgather(np.bool_(seen))):
         raise CheckpointError(
             f"Checkpoints.local_folder is {str(folder.parent)!r}, which the processes of this run do not share. It has "
             "to be one folder that all see, as of processes on one machine. Unset it and Checkpoints.local_every"
         )
+
+
+def _write_mark(mark: epath.Path, content: str) -> bytes:
+    """What went wrong, empty if nothing did."""
+    try:
+        with writing(str(mark.parent), "Set Checkpoints.local_folder to another folder"):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.write_text(content)
+    except UserError as error:
+        return str(error).encode()[:_ERROR_BYTES]
+    return b""

@@ -250,3 +250,10 @@ def _check_vocab(model: Any, objective: Any, seq: int, ids: int) -> None:
         )
     if (mask := getattr(objective, "mask_id", None)) is not None and mask >= vocab:
         raise UserError(f"MaskedToken.mask_id is {mask}, and the model's vocab {vocab}: must be below that")
+    if (first := getattr(objective, "sentinel_id", None)) is not None:
+        count = objective.sentinels(seq)
+        if not count - 1 <= first < vocab:
+            raise UserError(
+                f"SpanCorruption.sentinel_id is {first}; must be in [{count - 1}, {vocab}), for the {count} sentinels "
+                f"of {seq} tokens go backwards from it, and the model's vocab is {vocab}"
+            )

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from uuid import uuid4
+from uuid import NAMESPACE_URL, uuid4, uuid5
 
-from axon.checkpoint import Reader
+from axon.checkpoint import Checkpoints, Reader, newest_reader
 from axon.config import differences, dump, load
 from axon.disk import named, reading, writing
 from axon.errors import UserError
@@ -115,9 +115,13 @@ class RunFolder:
                 _replace(self.id, uuid4().hex)
 
     def identity(self) -> str:
-        """A name that no other run has, not even one that was in this folder before."""
+        """A name that no other run has: not one that was in this folder before, nor a copy of this folder."""
         with reading(self.id):
-            return self.id.read_text("utf-8")
+            return uuid5(NAMESPACE_URL, f"{self.path.resolve().as_uri()}#{self.id.read_text('utf-8')}").hex
+
+    def reader(self, checkpoints: Checkpoints) -> Reader:
+        """Of its latest checkpoint, in `checkpoints/` or in the local folder that `checkpoints` names."""
+        return newest_reader(self.checkpoints, checkpoints, self.identity() if self.id.is_file() else None)
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self.path, "Give another --run-dir")

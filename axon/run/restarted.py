@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from axon.checkpoint import latest_step
 from axon.launch.restarts import Supervisor
 from axon.observe.events import record_event
 from axon.run.folder import RunFolder
@@ -18,6 +17,6 @@ def run_with_restarts(train: Train, restarts: int) -> int:
             record_event(folder.events, kind, step, **values)
 
     def latest() -> int | None:
-        return latest_step(folder.checkpoints, train.checkpoints, folder.identity() if folder.id.is_file() else None)
+        return folder.reader(train.checkpoints).latest()
 
     return Supervisor(restarts, latest, record).run()

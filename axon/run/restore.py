@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axon.checkpoint import CheckpointError, Reader, Tiers
+from axon.checkpoint import CheckpointError, Reader, Restorable
 from axon.runtime import Runtime, flattened, nested
 from axon.train.optimizers import Averaging
 from axon.train.state import State
@@ -38,7 +38,7 @@ def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple
     return values, found["variables"]
 
 
-def restore_state(reader: Reader | Tiers, program: Program) -> tuple[State, dict[str, Any]]:
+def restore_state(reader: Restorable, program: Program) -> tuple[State, dict[str, Any]]:
     """The state that a run saved last, and the `extra` saved with it.
 
     A batch in flight is restored if this program can go on with it; otherwise none is (see `lost_in_flight`).
@@ -63,14 +63,14 @@ def lost_in_flight(extra: Mapping[str, Any], program: Program) -> str | None:
     return "; ".join([lost] * bool(saved) + [begins] * bool(program.in_flight))
 
 
-def check_finite(reader: Reader | Tiers, runtime: Runtime, parameters: Any) -> None:
+def check_finite(reader: Restorable, runtime: Runtime, parameters: Any) -> None:
     """Raise `CheckpointError` for restored parameters, nested by path, that are not finite, with their paths."""
     with runtime.tracing():
         finite = runtime.jit(lambda values: jax.tree.map(lambda v: jnp.all(jnp.isfinite(v)), values))(parameters)
     bad = [path for path, good in flattened(jax.device_get(finite)).items() if not np.asarray(good)]
     if bad:
         raise CheckpointError(
-            f"the checkpoint of step {reader.latest()} in {reader.directory} has parameters that are not finite: "
+            f"the checkpoint {reader.folder()} has parameters that are not finite: "
             f"{', '.join(bad[:5])}{' …' if len(bad) > 5 else ''}. "
             "Only finite ones are saved: its files are damaged. Delete or move its folder to continue from the last one"
         )

@@ -5,29 +5,25 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from axon.checkpoint import Store, Tiers
+from axon.checkpoint import RunStore
 from axon.observe.events import Events
 
 
 class Saves:
     """Saves into a store. A context manager, which waits for the save in progress."""
 
-    def __init__(self, store: Store | Tiers, events: Events):
+    def __init__(self, store: RunStore, events: Events):
         self._store, self._events = store, events
         self._pending: tuple[int, float] | None = None
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any, durable: bool = True) -> None:
-        """Saves as `Store.save` does, unless this step is saved already; if not `durable`, in the local folder."""
-        if step == self._store.started():
+        """Saves as `RunStore.save` does, unless this step is saved already where it is to be."""
+        if step == self._store.started(durable):
             return
         began = time.monotonic()
         self.wait()
-        if durable or not isinstance(self._store, Tiers):
-            self._events.record("save_begin", step)
-            self._store.save(step, state, extra, specs)
-        else:
-            self._events.record("save_begin", step, local=True)
-            self._store.save_local(step, state, extra, specs)
+        self._events.record("save_begin", step, **({} if durable else {"local": True}))
+        self._store.save(step, state, extra, specs, durable=durable)
         self._pending = step, began
         self._events.record("save_blocked", step, seconds=round(time.monotonic() - began, 6))
         self.look()

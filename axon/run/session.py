@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axon.checkpoint import Reader, open_store
+from axon.checkpoint import open_store
 from axon.data import Prepared
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
@@ -27,7 +27,7 @@ from axon.run.build import program
 from axon.run.folder import RunFolder
 from axon.run.held_out import ImageLoss, TextLoss, held_out_images
 from axon.run.initial_values import InitialValues
-from axon.run.restore import check_finite, lost_in_flight, restore_state
+from axon.run.restore import IN_FLIGHT, check_finite, lost_in_flight, restore_state
 from axon.run.saves import Saves
 from axon.run.starting import changes, changes_text, described
 from axon.run.training import Position, Training, lost_time
@@ -93,6 +93,8 @@ class Session:
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))
             state, start, tokens = self._begin(source)
+            if start:
+                self._make_durable(state, start)
             self._leave_if_asked()
             self._resumed(start, before, here, self.journal.begin(record, start))
             if start < until:
@@ -106,7 +108,7 @@ class Session:
 
     def _source(self) -> InitialValues | None:
         """What this run's parameters are read from; None for a run that has a checkpoint of its own."""
-        if self.train.init_from is None or Reader(self.folder.checkpoints).latest() is not None:
+        if self.train.init_from is None or self.folder.reader(self.train.checkpoints).latest() is not None:
             return None
         return InitialValues.of(self.train, self.program.runtime, self.report)
 
@@ -165,6 +167,12 @@ class Session:
     def _restored(self) -> tuple[State, dict[str, Any]]:
         check_same_mesh(self.store.extra().get("mesh", {}), self.program.update.mesh)
         return restore_state(self.store, self.program)
+
+    def _make_durable(self, state: State, step: int) -> None:
+        """Saves what was restored from the local folder in the durable one too: this run may end before its next save,
+        and the local folder with its machine."""
+        extra = self.store.extra(step) | {IN_FLIGHT: self.program.in_flight}
+        self.saves.save(step, state, extra, self.program.specs)
 
     # ---- training -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import jax
 
-from axon.checkpoint import Reader
+from axon.checkpoint import CheckpointError, Reader
 from axon.checkpoint.huggingface.config import changed_fields, value_at
 from axon.checkpoint.huggingface.hub import is_hub
 from axon.checkpoint.huggingface.model import HubModel, open_model
@@ -17,13 +17,13 @@ from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn import parameters
 from axon.run.folder import RunFolder
+from axon.run.hub_objective import text_objective
 from axon.run.restore import check_finite, restore_evaluated
 from axon.run.tree import Train
 from axon.runtime import Runtime, flattened, nested
 from axon.train.classification import Classification
-from axon.train.objective import NextToken, Objective
+from axon.train.objective import Objective
 from axon.train.optimizers import AdamW, Averaging, Constant
-from axon.train.spans import SpanCorruption
 
 SEQ = 1024
 """Positions of a sequence in an evaluation of a model of the hub, if it has as many."""
@@ -99,7 +99,7 @@ class TrainedRun:
         return _fitting(replace(trained_with, path=path) if given else TokenizerFile(path), self.train.model, "run")
 
     def restore(self, runtime: Runtime, model: Any, report: Report) -> tuple[Any, Any]:
-        reader = Reader(self.folder.checkpoints)
+        reader = self._reader()
         values, variables = restore_evaluated(reader, runtime, self.train.optimizer)
         report(f"parameters of step {reader.latest()}, {_on(runtime)}")
         return values, variables
@@ -108,10 +108,10 @@ class TrainedRun:
         return []
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        return Reader(self.folder.checkpoints).offered(PARAMETERS)
+        return self._reader().offered(PARAMETERS)
 
     def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
-        reader = Reader(self.folder.checkpoints)
+        reader = self._reader()
         if isinstance(self.train.optimizer, Averaging):
             return self._averages(reader, runtime, taken)
         abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
@@ -119,6 +119,16 @@ class TrainedRun:
         values = {path: found[theirs] for path, theirs in taken.items()}
         check_finite(reader, runtime, nested(values))
         return values
+
+    def _reader(self) -> Reader:
+        reader, local = self.folder.reader(self.train.checkpoints), self.train.checkpoints.local_folder
+        if local is not None and reader.latest() is None:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder.checkpoints}, and none of this run in its Checkpoints.local_folder, "
+                f"{local!r}, on this machine: train until step {self.train.checkpoints.every}, or run this where the "
+                "local folder is"
+            )
+        return reader
 
     def _averages(self, reader: Reader, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
         """`read` where the parameters to evaluate follow from all of the state: it is restored on this layout first."""
@@ -223,8 +233,7 @@ def run_of(hub: HubModel, tokenizer: Path | None = None, folder: str | None = No
 
 def _text_of(hub: HubModel, tokenizer: Path | None) -> tuple[Data, Objective]:
     longest = hub.config.get("max_position_embeddings") or hub.config.get("n_positions") or SEQ
-    objective = SpanCorruption() if hasattr(hub.model, "decoder_layers") else NextToken()
-    return Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), objective
+    return Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), text_objective(hub)
 
 
 def _images_of(model: Any) -> tuple[Images, Objective]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from axon.checkpoint import Store, Tiers
+from axon.checkpoint import RunStore
 from axon.config import dump
 from axon.data import Prepared
 from axon.data.batches import numbered_without
@@ -57,7 +57,7 @@ class Training:
     train: Train
     program: Program
     corpus: Prepared
-    store: Store | Tiers
+    store: RunStore
     saves: Saves
     journal: Journal
     events: Events
@@ -72,7 +72,7 @@ class Training:
 
     def __call__(self, position: Position, until: int) -> State:
         """Train up to step `until`; the state after it."""
-        execute = self._compiled()
+        replay = Replay(self.program, self._compiled(), self._replayed)
         rate = peak(self.program.placement.devices)
         self.report(f"{FORMULA}; peak: {rate.source}")
 
@@ -85,7 +85,7 @@ class Training:
             self.evaluate_if_missing(position.state)  # the last call was stopped between saving and evaluating
         while True:
             try:
-                return self._trained(position, until, execute, log, monitor)
+                return self._trained(position, until, replay, log, monitor)
             except RollBack as error:
                 fault = error.fault
             del position  # two states may be more than fits in memory
@@ -112,12 +112,12 @@ class Training:
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
-    def _trained(self, start: Position, until: int, execute: Any, log: Any, monitor: Monitor) -> State:
+    def _trained(self, start: Position, until: int, replay: Replay, log: Any, monitor: Monitor) -> State:
         program, seed, left_out = self.program, self.train.seed, monitor.left_out
         with self.corpus.train(seed, start.step, program.host_sequences, left_out) as batches:
             loop = Loop(
                 program,
-                execute,
+                replay.execute,
                 lambda: program.place(next(batches)),
                 log,
                 lambda step: self.corpus.position(seed, self._batch(step, left_out)),
@@ -126,7 +126,7 @@ class Training:
                 monitor,
                 lambda fault, paths: self._noticed(fault, paths, left_out),
                 self.watchdog.enter,
-                Replay(program, execute, self._replayed),
+                replay,
             )
             state, step = start.state, start.step
             for end in self._segments(step, until):

@@ -2,7 +2,7 @@
 Hochschild et al., "Cores that don't count", HotOS 2021)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -46,7 +46,8 @@ class Replay:
     """Does a step twice, and raises `SilentCorruption` unless both results have the same bits on every device.
 
     The step reuses the memory of its state, so the state is copied before: a replayed step needs room for one state
-    more, and more than twice the time of another.
+    more, and more than twice the time of another. All states have the shapes and shardings of the first: copy and
+    comparison are compiled once.
 
     Args:
         execute: the compiled step. finished: called after each replay with the step, the seconds that the copy, the
@@ -56,6 +57,8 @@ class Replay:
     program: Program
     execute: Callable[..., tuple[State, Mapping[str, Any]]]
     finished: Callable[[int, float, Differing], None] = _ignore
+    _copy: Callable[[State], State] | None = field(default=None, init=False)
+    _compare: Callable[[Any, Any], Array] | None = field(default=None, init=False)
 
     def __call__(self, step: int, state: State, *inputs: Any) -> tuple[State, Mapping[str, Any]]:
         """The results of step number `step`; `inputs`: of the compiled step, after the state."""
@@ -69,17 +72,30 @@ class Replay:
         return result
 
     def _copied(self, state: State) -> State:
-        shardings = jax.tree.map(lambda x: x.sharding, state)
+        if self._copy is None:
+            self._copy = self._copier(state)
         with self.program.runtime.tracing():
-            copied = self.program.runtime.jit(lambda s: jax.tree.map(jnp.copy, s), out_shardings=shardings)(state)
-        return jax.block_until_ready(copied)
+            return jax.block_until_ready(self._copy(state))
+
+    def _copier(self, state: State) -> Callable[[State], State]:
+        shardings = jax.tree.map(lambda x: x.sharding, state)
+        return self.program.runtime.jit(lambda s: jax.tree.map(jnp.copy, s), out_shardings=shardings)
 
     def _differing(self, one: Any, other: Any) -> Differing:
-        """Compared shard by shard, so that replicas of an array are compared each on its own device."""
-        mesh = self.program.placement.mesh
         leaves, _ = jax.tree_util.tree_flatten_with_path(one)
         names = [jax.tree_util.keystr(path[1:], simple=True, separator="/") for path, _ in leaves]
-        specs = [_spec(leaf) for _, leaf in leaves]
+        if self._compare is None:
+            self._compare = self._comparison([_spec(leaf) for _, leaf in leaves])
+        differ = np.asarray(self._compare(jax.tree.leaves(one), jax.tree.leaves(other)))
+        ids = np.array([device.id for device in self.program.placement.devices])
+        return {name: ids[row].tolist() for name, row in zip(names, differ, strict=True) if row.any()}
+
+    def _comparison(self, specs: Sequence[PartitionSpec]) -> Callable[[Any, Any], Array]:
+        """Of two lists of arrays: whether they differ, array by array and device by device.
+
+        They are compared shard by shard, so that replicas of an array are compared each on its own device.
+        """
+        mesh = self.program.placement.mesh
 
         def local(one: Sequence[Array], other: Sequence[Array]) -> Array:
             differ = [jnp.any(_bits(a) != _bits(b)) for a, b in zip(one, other, strict=True)]
@@ -87,10 +103,7 @@ class Replay:
 
         by_device = PartitionSpec(None, tuple(mesh.axis_names))
         compare = jax.shard_map(local, mesh=mesh, in_specs=(specs, specs), out_specs=by_device, check_vma=False)
-        compiled = jax.jit(compare, out_shardings=NamedSharding(mesh, PartitionSpec()))
-        differ = np.asarray(compiled(jax.tree.leaves(one), jax.tree.leaves(other)))
-        ids = np.array([device.id for device in self.program.placement.devices])
-        return {name: ids[row].tolist() for name, row in zip(names, differ, strict=True) if row.any()}
+        return jax.jit(compare, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
 
 def _spec(leaf: Any) -> PartitionSpec:

@@ -24,8 +24,7 @@ class SpanCorruption:
 
     Of each sequence the share `density` is left out, in spans of `span` tokens on average: as many of both in every
     sequence, where they are is drawn anew in each step. The encoder reads the sequence with a sentinel in place of each
-    span; the decoder writes each sentinel and its span, and a last sentinel. Sentinels are the last ids of the model's
-    vocabulary, backwards, which must have as many more than the tokenizer. Sequences are taken as they are, with the
+    span; the decoder writes each sentinel and its span, and a last sentinel. Sequences are taken as they are, with the
     documents that they pack, as T5 did.
 
     The draw follows from the run's seed, the step and the sequence's number in the global batch: it depends neither on
@@ -33,16 +32,20 @@ class SpanCorruption:
 
     Args:
         multiple: lengths are padded to a multiple of it; what splits `seq` in the layout must divide it.
+        sentinel_id: the id of the first sentinel, from which the others go backwards; the last one of the model's
+            vocabulary by default, which must then have as many more than the tokenizer.
     """
 
     density: float = 0.15
     span: float = 3.0
     multiple: int = 8
+    sentinel_id: int | None = None
 
     def __post_init__(self):
         check_range(self, "(0, 1)", "density")
         check_range(self, "[1, inf)", "span")
         check_range(self, "[1, 2**31)", "multiple")
+        check_range(self, "[0, 2**31)", "sentinel_id")
 
     def specs(self, batch: int, seq: int) -> Specs:
         """As of `NextToken`, whose targets, positions and documents are not looked at."""
@@ -57,6 +60,10 @@ class SpanCorruption:
 
     def reserved_ids(self, seq: int) -> int:
         """How many ids at the end of the vocabulary no token of a text may be: the sentinels of a sequence."""
+        return self.sentinels(seq) if self.sentinel_id is None else 0
+
+    def sentinels(self, seq: int) -> int:
+        """How many a sequence has. Raises as `sizes`."""
         return self.sizes(seq)[1] + 1
 
     def sizes(self, seq: int) -> tuple[int, int]:
@@ -108,15 +115,15 @@ class SpanCorruption:
         self, tokens: Array, real: Array, left_out: Array, number: Array, noise: int, spans: int, module: Any
     ) -> dict[str, Array]:
         """`draw`'s arrays of `tokens[batch seq]`, where `left_out` those in spans, whose `number` each is."""
-        vocab = module.vocab
+        sentinels = module.vocab - 1 if self.sentinel_id is None else self.sentinel_id
         first = left_out & ~jnp.pad(left_out, ((0, 0), (1, 0)))[:, :-1]
-        sentinel = vocab - 1 - number
+        sentinel = sentinels - number
         read = jnp.where(left_out, sentinel, tokens)
         encoder = _kept(~left_out | first, tokens.shape[1] - noise + spans, read, real)
         pairs = ((first, left_out), (sentinel, tokens), (real, real))
         keep, ids, counted = (jnp.stack(pair, -1).reshape(len(tokens), -1) for pair in pairs)
         targets, counted = _kept(keep, noise + spans, ids, counted)
-        targets = jnp.pad(targets, ((0, 0), (0, 1)), constant_values=vocab - 1 - spans)
+        targets = jnp.pad(targets, ((0, 0), (0, 1)), constant_values=sentinels - spans)
         counted = jnp.concatenate([counted, real[:, -1:]], axis=1)
         written = jnp.pad(targets, ((0, 0), (1, 0)), constant_values=module.start_id)[:, :-1]
         arrays = dict(zip(("tokens", "documents"), encoder, strict=True))

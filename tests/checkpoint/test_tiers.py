@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axon.checkpoint import Checkpoints, Tiers, open_store
+from axon.checkpoint import Checkpoints, RunStore, newest_reader, open_store
 from axon.errors import UserError
 
 ABSTRACT = {"w": jax.ShapeDtypeStruct((1024,), jnp.float32)}
@@ -25,13 +25,11 @@ def checkpoints(folder: Path) -> Checkpoints:
     return Checkpoints(every=4, keep=1, local_folder=str(folder / "local"), local_every=1, local_keep=2)
 
 
-def opened(folder: Path, run: str = "run") -> Tiers:
-    store = open_store(folder / "durable", checkpoints(folder), run)
-    assert isinstance(store, Tiers)
-    return store
+def opened(folder: Path, run: str = "run") -> RunStore:
+    return open_store(folder / "durable", checkpoints(folder), run)
 
 
-def newest(store: Tiers) -> float:
+def newest(store: RunStore) -> float:
     return float(store.newest(lambda: store.restore(ABSTRACT))[0]["w"][0])
 
 
@@ -40,7 +38,7 @@ def saved(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     with opened(folder) as store:
         for step in range(1, 8):
-            (store.save if step == 4 else store.save_local)(step, state(step), {"tokens": step})
+            store.save(step, state(step), {"tokens": step}, durable=step == 4)
     return folder
 
 
@@ -61,13 +59,15 @@ def test_the_newest_of_either_is_restored_and_each_keeps_its_own(saved):
         assert newest(store) == 7
         assert store.extra(4) == {"tokens": 4}
         assert store.started() == 7
+        assert store.started(durable=True) == 4
+        assert [store.folder(step) for step in (4, None)] == [saved / "durable/4", saved / "local/run/7"]
 
 
 def test_a_local_folder_that_is_lost_leaves_the_durable_one(copied):
     shutil.rmtree(copied / "local")
     with opened(copied) as store:
         assert newest(store) == 4
-        store.save_local(5, state(5), {})
+        store.save(5, state(5), {}, durable=False)
     with opened(copied) as store:
         assert newest(store) == 5
 
@@ -95,6 +95,26 @@ def test_another_run_does_not_find_them(saved):
         assert store.latest() == 4
 
 
+def test_the_newest_is_read_wherever_it_is_and_nothing_is_changed(copied):
+    def reader(run: str | None = "run") -> tuple[int | None, float]:
+        found = newest_reader(copied / "durable", checkpoints(copied), run)
+        return found.latest(), float(found.restore(ABSTRACT)[0]["w"][0])
+
+    assert reader() == (7, 7)
+    assert reader("another") == reader(None) == (4, 4)
+    shutil.rmtree(copied / "durable")
+    assert reader() == (7, 7)
+    assert not (copied / "durable").exists()
+
+
+def test_a_step_that_is_saved_in_the_local_folder_can_be_saved_in_the_durable_one_too(copied):
+    with opened(copied) as store:
+        store.save(7, state(7), {"tokens": 7})
+    shutil.rmtree(copied / "local")
+    with opened(copied) as store:
+        assert newest(store) == 7
+
+
 KILLED = """
 import os, sys
 from pathlib import Path
@@ -102,7 +122,7 @@ from tests.checkpoint.test_tiers import opened, state
 with opened(Path(sys.argv[1])) as store:
     store.save(4, state(4), {})
     for step in (5, 6, 7):
-        store.save_local(step, state(step), {})
+        store.save(step, state(step), {}, durable=False)
     if sys.argv[2] == "later":
         store.wait()
     os.kill(os.getpid(), 9)
@@ -123,3 +143,13 @@ def test_one_of_the_two_fields_alone_is_an_error():
         Checkpoints(local_folder="x")
     with pytest.raises(UserError, match="local_folder is not set"):
         Checkpoints(local_every=2)
+
+
+@pytest.mark.parametrize(
+    ("every", "local_every", "advice"),
+    [(200, 200, "local_every to 20"), (200, 600, "local_every to 20"), (3, 4, "local_every to 1"), (1, 1, "every to")],
+)
+def test_an_interval_at_which_no_save_falls_between_the_durable_ones_is_refused(every, local_every, advice):
+    said = rf"local_every is {local_every}; must be less than Checkpoints.every, {every}, .*Set Checkpoints.{advice}"
+    with pytest.raises(UserError, match=said):
+        Checkpoints(every=every, local_folder="x", local_every=local_every)

@@ -152,14 +152,16 @@ def tell_tiers(me: int, folder: Path) -> dict:
     shared = Checkpoints(local_folder=str(folder / "local"), local_every=1)
     with open_store(folder / "durable", shared, "run") as store:
         store.save(1, state, {"step": 1})
-        store.save_local(2, state, {"step": 2})
+        store.save(2, state, {"step": 2}, durable=False)
     with open_store(folder / "durable", shared, "run") as store:
         restored, extra = store.newest(lambda: store.restore(abstract))
     told = {"steps": store.steps(), "extra": extra, "same": bool(jnp.all(restored["w"] == state["w"]))}
-    try:
-        open_store(folder / "durable", Checkpoints(local_folder=str(folder / f"own-{me}"), local_every=1), "run")
-    except CheckpointError as error:
-        told["refused"] = str(error)
+    (folder / "file").touch()
+    for name, local in (("own", folder / f"own-{me}"), ("unwritable", folder / "file")):
+        try:
+            open_store(folder / "durable", Checkpoints(local_folder=str(local), local_every=1), "run")
+        except CheckpointError as error:
+            told[name] = str(error)
     return told
 
 

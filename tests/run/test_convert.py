@@ -1,5 +1,6 @@
 """Models of Hugging Face's as runs, runs as such models, and both used without conversion."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -80,7 +81,7 @@ def test_an_encoder_decoder_answers_the_same_as_a_run_as_a_model_and_as_a_run_of
     run = do(replace(tiny, model=small, objective=SpanCorruption(), sample=sample), tmp_path / "run", steps=2)
     names = (run.folder, f"hf:{tmp_path / 'hub'}", tmp_path / "again")
     with few(1):
-        for source, target in zip(names, names[1:], strict=False):
+        for source, target in itertools.pairwise(names):
             convert(str(source), str(target), silent)
         texts = {generate_text(name, "alpha", sample.sampling, silent) for name in names}
         losses = {evaluate_run(name, str(text), 2, silent) for name in names}

@@ -27,6 +27,7 @@ from axon.observe.trackers import TensorBoard
 from axon.parallel.pipeline import Interleaved, TwoBW
 from axon.run import Evaluation, Sample, program, run
 from axon.run.folder import RunFolder
+from axon.run.inspect import generate_text
 from axon.serve.generate import Sampling
 from axon.train.loop import Diverged
 from axon.train.objective import NextToken
@@ -406,6 +407,79 @@ def test_an_interrupt_saves_and_the_run_goes_on_from_there(tiny, trained, do, fe
     assert (Reader(tmp_path / "checkpoints").latest() or 0) == seen
     do(tiny, tmp_path)
     assert records(tmp_path, "loss") == records(trained.folder, "loss")
+
+
+def local_tier(train, folder, every=12):
+    """The run with checkpoints of every second step in a local folder, and of every so many in its own."""
+    local = {"local_folder": str(folder / "local"), "local_every": 2, "local_keep": 2}
+    return replace(train, checkpoints=Checkpoints(every=every, **local), evaluation=None, sample=None)
+
+
+def killed(train, folder, do, step):
+    """The run's folder as it is when the run was killed after `step`, the last that it saved in its local folder."""
+    do(local_tier(train, folder), folder / "run", steps=step + 1)
+    shutil.rmtree(folder / f"run/checkpoints/{step + 1}")
+    return folder / "run"
+
+
+@pytest.fixture
+def at_local_step(tiny, do, tmp_path):
+    """The folder of a run whose only checkpoints are those of steps 4 and 6 in its local folder."""
+    return killed(tiny, tmp_path, do, 6)
+
+
+def test_an_interrupt_before_the_first_step_leaves_what_was_restored_in_the_durable_folder(
+    tiny, trained, do, few, at_local_step, tmp_path
+):
+    begun = replace(local_tier(tiny, tmp_path), run_dir=str(at_local_step))
+    with few(1), pytest.raises(Interrupted):
+        run(begun, report=interrupting(signal.SIGTERM, "resumed from step 6"))
+    shutil.rmtree(tmp_path / "local")  # with its machine
+    assert "resumed from step 6" in do(begun, at_local_step).lines
+    assert records(at_local_step, "loss") == records(trained.folder, "loss")
+
+
+def test_a_run_that_ends_at_a_local_checkpoint_has_it_in_its_own_folder(tiny, do, at_local_step, tmp_path):
+    again = do(local_tier(tiny, tmp_path), at_local_step, steps=6)
+    assert f"checkpoint: {at_local_step / 'checkpoints/6'}" in again.lines
+    assert Reader(at_local_step / "checkpoints").steps() == [6]
+
+
+def test_a_copy_of_a_run_and_one_begun_anew_do_not_find_its_local_checkpoints(tiny, tmp_path):
+    first, copy = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "copy")
+    first.write(tiny, {})
+    (tmp_path / "link").symlink_to(first.path)
+    shutil.copytree(first.path, copy.path)
+    begun = first.identity()
+    assert begun == RunFolder(tmp_path / "link").identity() == RunFolder(tmp_path / "copy/../run").identity()
+    shutil.rmtree(first.path)
+    first.write(tiny, {})
+    assert len({begun, copy.identity(), first.identity()}) == 3
+
+
+@pytest.mark.full
+def test_a_run_that_has_but_local_checkpoints_begins_another_and_needs_not_what_it_began_from(
+    tiny, trained, do, few, copied, tmp_path
+):
+    begun = replace(tiny, init_from=str(copied))
+    folder = killed(begun, tmp_path, do, 4)
+    shutil.rmtree(copied)
+    with few(1):
+        values = Reader(next((tmp_path / "local").glob("*/"))).restore_parts(
+            {"parameters": program(begun).abstract_state().parameters}
+        )
+        assert generate_text(folder, "alpha", Sampling(tokens=1), lambda _: None).startswith("alpha")
+    still = replace(tiny, optimizer=AdamW(Constant(0.0)), init_from=str(folder))
+    other = do(still, tmp_path / "other", steps=1)
+    for one, two in zip(jax.tree.leaves(values), parameters(other), strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert "resumed from step 4" in do(local_tier(begun, tmp_path), folder, steps=5).lines
+
+
+def test_where_neither_folder_has_a_checkpoint_both_are_named(tiny, do, at_local_step, tmp_path):
+    shutil.rmtree(tmp_path / "local")
+    with pytest.raises(UserError, match=rf"no checkpoint in {at_local_step}/checkpoints, and none .*{tmp_path}/local'"):
+        do(replace(tiny, init_from=str(at_local_step)), tmp_path / "other", steps=1)
 
 
 @pytest.mark.full

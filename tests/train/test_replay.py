@@ -79,6 +79,20 @@ def test_a_step_done_twice_gives_what_it_gives_once_and_may_reuse_its_states_mem
     assert seconds > 0
 
 
+def test_after_the_first_replay_nothing_is_compiled(program, begin):
+    replay, compiled = Replay(program, add), []
+    state, _ = replay(5, begin(), jnp.int32(3))
+    listen = lambda event, *_, **__: compiled.append(event)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for step in (6, 7):
+            state, _ = replay(step, state, jnp.int32(4))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert int(state.step) == 4 + 3 + 4 + 4
+    assert not [event for event in compiled if "compile" in event]
+
+
 def test_one_flipped_bit_in_one_replica_is_found_and_named_with_its_device(program, begin):
     device, found = program.placement.devices[2], []
     assert len({str(shard.index) for shard in begin().parameters["scale"].addressable_shards}) == 2

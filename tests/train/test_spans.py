@@ -33,19 +33,21 @@ def put_together(read, targets, first_sentinel):
     return [one for token in read for one in (spans[int(token)] if token >= first_sentinel else [int(token)])], spans
 
 
-def test_encoder_and_decoder_have_every_token_once(rng):
-    objective = SpanCorruption()
+@pytest.mark.parametrize("sentinel", [None, 900])
+def test_encoder_and_decoder_have_every_token_once(sentinel, rng):
+    objective = SpanCorruption(sentinel_id=sentinel)
     noise, count = objective.sizes(SEQ)
-    tokens = rng.integers(1, VOCAB - count - 1, (32, SEQ), dtype=np.int32)
+    first = VOCAB - 1 if sentinel is None else sentinel
+    tokens = rng.integers(1, first - count, (32, SEQ), dtype=np.int32)
     found = drawn(objective, {"tokens": tokens, "weights": np.ones((32, SEQ), np.float32)})
     assert found["tokens"].shape[1] == found["documents"].shape[1] == 184  # of 200 − 30 + 10
     lengths = []
     for i, expected in enumerate(tokens):
         read = found["tokens"][i][found["documents"][i] == 0]
         targets = found["targets"][i][found["counted"][i] > 0]
-        again, spans = put_together(read, targets, VOCAB - 1 - count)
+        again, spans = put_together(read, targets, first - count)
         np.testing.assert_array_equal(again, expected)
-        assert list(spans) == [VOCAB - 1 - n for n in range(count + 1)]
+        assert list(spans) == [first - n for n in range(count + 1)]
         np.testing.assert_array_equal(found["written"][i][: len(targets)], [0, *targets[:-1]])
         lengths += [len(span) for span in spans.values()][:-1]
     assert len(lengths) == 32 * count

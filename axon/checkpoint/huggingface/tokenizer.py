@@ -40,14 +40,25 @@ def tokenizer_of(folder: Path, path: Path | None = None) -> TokenizerFile:
     return TokenizerFile(str(path or file), bos, tokens, "template")
 
 
+def special_id(folder: Path, usual: str, setting: str = "") -> int | None:
+    """The id of a token of the tokenizer in a model's folder: that which its settings name, as `mask_token`, else the
+    `usual` one; None if there is none."""
+    inner = tokenizers.Tokenizer.from_file(str(folder / FILE))
+    return inner.token_to_id(_token(_optional(folder / SETTINGS), setting) or usual)
+
+
 def _opening(inner: tokenizers.Tokenizer, config: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
     """The token that opens a document, as the tokenizer or the model says it."""
-    named = settings.get("bos_token")
-    named = named.get("content") if isinstance(named, dict) else named
-    if named is not None and inner.token_to_id(named) is not None:
-        return named
+    for setting in ("bos_token", "cls_token"):
+        if (named := _token(settings, setting)) is not None and inner.token_to_id(named) is not None:
+            return named
     number = config.get("bos_token_id")
     return inner.id_to_token(number) if isinstance(number, int) else None
+
+
+def _token(settings: Mapping[str, Any], name: str) -> str | None:
+    found = settings.get(name)
+    return found.get("content") if isinstance(found, dict) else found
 
 
 def _optional(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from pathlib import Path
 import jax
 import pytest
 import tokenizers
-from axon.run.fitting import check_fits
 
 from axon.checkpoint import Checkpoints, Store
 from axon.checkpoint.huggingface.config import write_config
@@ -90,10 +89,9 @@ def test_an_imported_model_is_evaluated_by_it(model, tiny, corpus, few, text, tm
 
 
 def test_sentinels_are_ids_of_the_vocabulary(tiny, corpus):
-    train = replace(tiny, model=ENCODER_DECODER, objective=SpanCorruption(sentinel_id=399))
-    check_fits(train, corpus)
+    corpus.check_fits(ENCODER_DECODER, SpanCorruption(sentinel_id=399), tiny.seq)
     for wrong in (400, 1):
         with pytest.raises(
             UserError, match=rf"sentinel_id is {wrong}; must be in \[2, 400\), for the 3 sentinels of 32"
         ):
-            check_fits(replace(train, objective=SpanCorruption(sentinel_id=wrong)), corpus)
+            corpus.check_fits(ENCODER_DECODER, SpanCorruption(sentinel_id=wrong), tiny.seq)

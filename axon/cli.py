@@ -93,7 +93,7 @@ def evaluate(
     task_folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Of task files of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Documents of each task.")] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Positions of a task's sequences; by default those of training.")
+        int | None, typer.Option(min=2, help="Positions of a task's sequences; by default as in training.")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:

@@ -79,7 +79,7 @@ class HarnessModel(TemplateLM):
         if room < 1:
             raise UserError(
                 f"a task has an answer of {len(tokens)} tokens, and sequences have at most {self.max_length} "
-                "positions: raise --max-length"
+                "positions: raise --max-length if the model takes more, or leave the task out"
             )
         self.cut += len(context) > room
         return Continuation(context[-room:], tokens)
@@ -124,7 +124,7 @@ class HarnessModel(TemplateLM):
         if room < 1:
             raise UserError(
                 f"a task generates {sampling.tokens} tokens, and sequences have at most {self.max_length} positions: "
-                "raise --max-length"
+                "raise --max-length if the model takes more, or leave the task out"
             )
         prompt, ids, text = self.tok_encode(context), [], ""
         self.cut += len(prompt) > room
@@ -143,7 +143,7 @@ class HarnessModel(TemplateLM):
         if self.cut:
             report(
                 f"{self.cut} contexts had more than the {self.max_length} positions of a sequence, and lost their "
-                "beginning; --max-length allows more"
+                "beginning; --max-length allows more where the model takes them"
             )
 
 

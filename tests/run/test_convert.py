@@ -12,6 +12,7 @@ from axon.errors import UserError
 from axon.run import program
 from axon.run.convert import convert
 from axon.run.inspect import evaluate_run, generate_text
+from axon.run.trained import open_trained
 from axon.runtime import flattened
 from axon.serve.generate import Sampling
 
@@ -69,6 +70,11 @@ def test_the_same_text_and_loss_with_and_without_conversion(trained, imported, h
         texts = {generate_text(name, "alpha", sampling, silent) for name in names}
         losses = {evaluate_run(name, str(text), 2, silent) for name in names}
     assert len(texts) == len(losses) == 1
+
+
+def test_the_length_of_training_is_known_with_and_without_conversion(trained, imported, hub):
+    names = (trained.folder, imported, f"hf:{hub}")
+    assert [open_trained(name).trained_length for name in names] == [trained.train.seq] * 3
 
 
 def test_what_came_with_a_model_goes_out_again(imported, hub, few, tmp_path):

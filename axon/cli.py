@@ -113,7 +113,7 @@ def evaluate(
     from axon.run.inspect import evaluate_run
 
     found = evaluate_run(run_dir, source, batches, _say)
-    typer.echo(json.dumps(found._asdict()) if json_ else str(found))
+    typer.echo(json.dumps(found.metrics()) if json_ else str(found))
 
 
 def _evaluate_tasks(run_dir: Path, names: str, as_json: bool, **options: Any) -> None:

@@ -96,6 +96,9 @@ class Gallery:
         order = held_out_order(self.splits["held_out"], self.data.batch)
         return self._batches("held_out", order[:batches], sequences)
 
+    def text_bytes(self, batch: Batch) -> None:
+        """None: there is no text. As of `Corpus`."""
+
     def identity(self) -> dict[str, Any]:
         """`Images.identity()` and a digest of the pictures: equal only where the batches are."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.pictures.labels), digest_size=8).hexdigest()

@@ -1,7 +1,7 @@
 """The objective of T5: spans that are left out of a sequence, written by the decoder."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ class SpanCorruption:
         multiple: lengths are padded to a multiple of it; what splits `seq` in the layout must divide it.
         start_id: what the decoder is given first.
     """
+
+    unit: ClassVar[str] = "predicted token"
 
     density: float = 0.15
     span: float = 3.0

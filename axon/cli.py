@@ -93,7 +93,7 @@ def evaluate(
     task_folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Of task files of your own.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Documents of each task.")] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Positions of a task's sequences; by default those of training.")
+        int | None, typer.Option(min=2, help="Positions of a task's sequences; by default as in training.")
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
@@ -113,7 +113,7 @@ def evaluate(
     from axon.run.inspect import evaluate_run
 
     found = evaluate_run(run_dir, source, batches, _say)
-    typer.echo(json.dumps(found._asdict()) if json_ else str(found))
+    typer.echo(json.dumps(found.metrics()) if json_ else str(found))
 
 
 def _evaluate_tasks(run_dir: Path, names: str, as_json: bool, **options: Any) -> None:

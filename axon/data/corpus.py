@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import ALL, Batches, SequenceNumbers, TokenSequences, held_out_order, training_order, without
+from axon.data.batches import (
+    ALL,
+    Batch,
+    Batches,
+    SequenceNumbers,
+    TokenSequences,
+    held_out_order,
+    training_order,
+    without,
+)
 from axon.data.documents import documents_of
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
 from axon.data.sources import Source, Stdlib
@@ -126,6 +135,10 @@ class Corpus:
         self._need("held_out")
         order = held_out_order(self._sequences["held_out"], self.data.batch)
         return self._batches("held_out", order[:batches], sequences)
+
+    def text_bytes(self, batch: Batch) -> np.ndarray:
+        """Bytes of text that each target stands for, `batch seq` int32; 0 for padding."""
+        return batch["weights"].astype(np.int32) * self.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
 
     def describe(self) -> dict[str, dict[str, dict[str, Any]]]:
         """split → source → documents, tokens, bytes of text, bytes that the tokens stand for, digest, sequences."""

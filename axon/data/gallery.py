@@ -122,6 +122,9 @@ class Gallery:
         order = held_out_order(self.splits["held_out"], self.data.batch)
         return self._batches("held_out", order[:batches], sequences)
 
+    def text_bytes(self, batch: Batch) -> None:
+        """None: there is no text. As of `Corpus`."""
+
     def identity(self) -> dict[str, Any]:
         """`Images.identity()` and a digest of every picture and label: equal only where the batches are."""
         return self.data.identity() | {"digests": [self._digest]}

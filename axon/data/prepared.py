@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+import numpy as np
+
 from axon.data.batches import ALL, Batch, SequenceNumbers
 from axon.data.tokenizer import Tokenizer
 
@@ -36,6 +38,10 @@ class Prepared(Protocol):
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
         """The first `batches` (None: all) of the held-out split, in a fixed order; the last is padded with weight 0."""
+        ...
+
+    def text_bytes(self, batch: Batch) -> np.ndarray | None:
+        """Bytes of text that each real target of a batch stands for, `batch seq`; None for images."""
         ...
 
     def identity(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ PARTS = {
     "productive": "steps that count",
     "compile": "compiling the step",
     "data": "waiting for batches",
-    "evaluation": "loss on held-out text",
+    "evaluation": "loss on held-out data",
     "checkpoint": "training waited for a save",
     "repeated": "steps done again after a restart or rollback, or skipped",
     "down": "between the end of one process and the start of the next",

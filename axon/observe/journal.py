@@ -45,8 +45,8 @@ class Journal(Protocol):
         """Whether step `step` has been evaluated, now or in an earlier call. False in processes that do not write."""
         ...
 
-    def plot(self) -> None:
-        """Draws the loss curve."""
+    def plot(self, unit: str) -> None:
+        """Draws the loss curve, in nats per `unit`."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -98,9 +98,9 @@ class FileJournal:
     def has_evaluation(self, step: int) -> bool:
         return any("eval_loss" in record and record["step"] == step for record in read_metrics(self._folder.metrics))
 
-    def plot(self) -> None:
+    def plot(self, unit: str) -> None:
         records = read_metrics(self._folder.metrics)
-        plot_loss(records, self._folder.plot, self._folder.path.name)
+        plot_loss(records, self._folder.plot, unit, self._folder.path.name)
         plot_experts(records, self._folder.plot.with_name("experts.png"))
 
     def __enter__(self) -> Self:
@@ -129,7 +129,7 @@ class NullJournal:
     def has_evaluation(self, step: int) -> bool:
         return False
 
-    def plot(self) -> None:
+    def plot(self, unit: str) -> None:
         pass
 
     def __enter__(self) -> Self:

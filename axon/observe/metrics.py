@@ -14,7 +14,7 @@ def read_metrics(path: str | Path) -> list[Record]:
 
 
 def held_out_losses(path: str | Path) -> dict[int, float]:
-    """By step, the loss on held-out text in a metrics file. Raises as `read_metrics` does."""
+    """By step, the loss on held-out data in a metrics file. Raises as `read_metrics` does."""
     return {record["step"]: record["eval_loss"] for record in read_metrics(path) if "eval_loss" in record}
 
 

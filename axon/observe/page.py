@@ -54,7 +54,7 @@ def page(run: Run, time: Goodput) -> str:
         f"<header><h1>{escape(run.name)}</h1><p>{_status(run)}</p></header>",
         _tiles(run, time),
         _section("Where the time went", _goodput(time)),
-        _section("Loss, nats per token", chart(_loss_lines(run.metrics), marks)),
+        _section(f"Loss, nats per {run.record.get('loss_unit', 'token')}", chart(_loss_lines(run.metrics), marks)),
         _section("Tokens per second", chart(_lines(run.metrics, "tokens_per_second", "tokens/s"), marks, "", True)),
         _section("Gradient norm", chart(_lines(run.metrics, "grad_norm", "gradient norm"), marks, "", True)),
         _section("Memory, GiB", chart(_memory_lines(run.events), marks, "", True)),
@@ -122,7 +122,7 @@ def _loss_lines(metrics: Sequence[Record]) -> list[Line]:
     if not len(steps):
         return []
     lines = [Line("", steps, losses, "faint"), Line("training, smoothed", steps, smoothed(losses), "a")]
-    return [*lines, Line("held-out text", *series(metrics, "eval_loss"), "dots")]
+    return [*lines, Line("held-out", *series(metrics, "eval_loss"), "dots")]
 
 
 def _lines(metrics: Sequence[Record], name: str, label: str) -> list[Line]:

@@ -16,10 +16,10 @@ from axon.errors import UserError
 _TRAIN, _EVALUATION, _INK, _GRID = "#3b6fb6", "#d1495b", "#3c4043", "#e3e5e8"
 
 
-def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = "") -> None:
+def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, unit: str, title: str = "") -> None:
     """Draws training loss (each step faint, smoothed over it) and evaluations against steps into a PNG at `path`.
 
-    Left axis: nats per token, or per image. Right axis, where there are evaluations: bits per byte, at the held-out
+    Left axis: nats per `unit`. Right axis, where there are evaluations: bits per byte, at the held-out
     text's own ratio of bytes to tokens. Raises `UserError` if no record has a loss.
     """
     train, evaluation = series(records, "loss"), series(records, "eval_loss")
@@ -30,7 +30,7 @@ def plot_loss(records: Sequence[dict[str, Any]], path: str | Path, title: str = 
     axes = figure.add_subplot()
     _draw_training(axes, *train)
     _draw_evaluations(axes, *evaluation)
-    _style(axes, title, _per(records))
+    _style(axes, title, unit)
     bits = series(records, "eval_bits_per_byte")[1]
     if len(bits) and len(bits) == len(evaluation[1]):
         _bits_axis(axes, float(np.median(bits / evaluation[1])))
@@ -85,7 +85,7 @@ def _draw_evaluations(axes: Axes, steps: np.ndarray, losses: np.ndarray) -> None
     if not len(steps):
         return
     axes.plot(steps, losses, color=_EVALUATION, linewidth=1, alpha=0.5)
-    axes.plot(steps, losses, "o", color=_EVALUATION, markersize=5, markeredgecolor="white", label="held-out text")
+    axes.plot(steps, losses, "o", color=_EVALUATION, markersize=5, markeredgecolor="white", label="held-out")
     axes.annotate(
         f"{losses[-1]:.3f}",
         (float(steps[-1]), float(losses[-1])),
@@ -111,14 +111,9 @@ def smoothed(values: np.ndarray, share: float = 0.03) -> np.ndarray:
     return (total[end] - total[at - reach]) / (end - at + reach)
 
 
-def _per(records: Sequence[dict[str, Any]]) -> str:
-    """Of what a loss is the mean."""
-    return "image" if any("accuracy" in record for record in records) else "token"
-
-
-def _style(axes: Axes, title: str, per: str) -> None:
+def _style(axes: Axes, title: str, unit: str) -> None:
     axes.set_xlabel("step", color=_INK)
-    axes.set_ylabel(f"loss (nats per {per})", color=_INK)
+    axes.set_ylabel(f"loss (nats per {unit})", color=_INK)
     axes.set_title(title, loc="left", fontsize=11, color=_INK)
     axes.grid(True, color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)

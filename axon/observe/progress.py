@@ -22,7 +22,7 @@ class Status:
     mfu: float | None
 
     def text(self, remaining: float | None) -> str:
-        """Loss (nats per token), tokens/s, MFU in percent, and `remaining` seconds as the time left."""
+        """Loss, tokens/s, MFU in percent, and `remaining` seconds as the time left."""
         parts = [f"loss {self.loss:.4f}", f"{self.tokens_per_second:,.0f} tok/s"]
         parts += [] if self.mfu is None else [f"MFU {100 * self.mfu:.1f} %"]
         parts += [] if remaining is None else [f"ETA {duration(remaining)}"]

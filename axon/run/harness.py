@@ -3,10 +3,12 @@
 Written for lm-eval 0.4.13. Needs the extra `eval`; nothing imports it but `axon.run.tasks`, which says so.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
 from lm_eval.models.utils import normalize_gen_kwargs  # pyright: ignore[reportMissingImports]
@@ -77,7 +79,7 @@ class HarnessModel(TemplateLM):
         if room < 1:
             raise UserError(
                 f"a task has an answer of {len(tokens)} tokens, and sequences have at most {self.max_length} "
-                "positions: raise --max-length"
+                "positions: raise --max-length if the model takes more, or leave the task out"
             )
         self.cut += len(context) > room
         return Continuation(context[-room:], tokens)
@@ -102,28 +104,34 @@ class HarnessModel(TemplateLM):
         return totals
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each context, up to the first of the strings `until` or the end of the document."""
-        self.asked, texts = True, []
+        """The text that follows each context, up to the first of the strings `until` or the end of the document.
+
+        A sampled text is drawn by its context and by how many requests before it had the same, as a task's `repeats`
+        have: they differ, and the same requests have the same texts.
+        """
+        self.asked, texts, repeats = True, [], Counter[str]()
         for request in requests:
             context, options = cast(tuple[str, dict[str, Any]], request.args)
-            texts.append(self._until(context, dict(options)))
+            texts.append(self._until(context, dict(options), repeats[context]))
+            repeats[context] += 1
             self.cache_hook.add_partial("generate_until", (context, options), texts[-1])
         return texts
 
-    def _until(self, context: str, options: dict[str, Any]) -> str:
+    def _until(self, context: str, options: dict[str, Any], repeat: int) -> str:
         """One text: generated in chunks, so that little is generated after its end."""
         sampling, until = sampling_of(options)
         room = self.max_length - sampling.tokens
         if room < 1:
             raise UserError(
                 f"a task generates {sampling.tokens} tokens, and sequences have at most {self.max_length} positions: "
-                "raise --max-length"
+                "raise --max-length if the model takes more, or leave the task out"
             )
         prompt, ids, text = self.tok_encode(context), [], ""
         self.cut += len(prompt) > room
         prompt = prompt[-room:]
         while len(ids) < sampling.tokens:
-            chunk = replace(sampling, tokens=min(CHUNK, sampling.tokens - len(ids)), seed=sampling.seed + len(ids))
+            tokens, seed = min(CHUNK, sampling.tokens - len(ids)), _seed(repeat, len(ids), *prompt)
+            chunk = replace(sampling, tokens=tokens, seed=seed)
             ids += self._generator(self._parameters, [*prompt, *ids], chunk, self._variables)
             text = self._inner.continuation(prompt, ids)
             if self._inner.ends.intersection(ids) or any(stop in text for stop in until):
@@ -135,8 +143,13 @@ class HarnessModel(TemplateLM):
         if self.cut:
             report(
                 f"{self.cut} contexts had more than the {self.max_length} positions of a sequence, and lost their "
-                "beginning; --max-length allows more"
+                "beginning; --max-length allows more where the model takes them"
             )
+
+
+def _seed(*entropy: int) -> int:
+    """A seed that follows from all of these, in which no two lists of them are expected to agree."""
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def sampling_of(options: dict[str, Any]) -> tuple[Sampling, list[str]]:

@@ -1,50 +1,68 @@
-"""What an evaluation gives, of text or of images; and the evaluation of images."""
+"""Evaluation of a run: the loss of its objective on held-out data, of text or of images."""
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from axon.data import Prepared
 from axon.errors import UserError
 from axon.train.evaluate import Evaluator
+from axon.train.objective import TOKEN
 
 
-class TextLoss(NamedTuple):
-    """Loss on held-out text: nats per token, and bits per byte of the text; None where not every token is predicted."""
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """Loss on held-out data, in nats per `unit`.
 
-    loss: float
-    bits_per_byte: float | None
-
-    def __str__(self):
-        if self.bits_per_byte is None:
-            return f"loss {self.loss:.4f} nats per predicted token"
-        return f"loss {self.loss:.4f} nats per token, {self.bits_per_byte:.4f} bits per byte"
-
-
-class ImageLoss(NamedTuple):
-    """Loss on held-out images: nats per image, and the share whose likeliest class is theirs."""
+    Attributes:
+        unit: what the loss is the mean over, see `axon.train.objective.Objective`.
+        bits_per_byte: of the text; None for images, and where not every token is predicted.
+        accuracy: the share of images whose likeliest class is theirs; None where the objective does not report it.
+    """
 
     loss: float
-    accuracy: float
+    unit: str
+    bits_per_byte: float | None = None
+    accuracy: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """By name, the numbers that there are."""
+        found = {"loss": self.loss, "bits_per_byte": self.bits_per_byte, "accuracy": self.accuracy}
+        return {name: value for name, value in found.items() if value is not None}
 
     def __str__(self):
-        return f"loss {self.loss:.4f} nats per image, accuracy {self.accuracy:.4f}"
+        parts = [f"loss {self.loss:.4f} nats per {self.unit}"]
+        parts += [] if self.bits_per_byte is None else [f"{self.bits_per_byte:.4f} bits per byte"]
+        parts += [] if self.accuracy is None else [f"accuracy {self.accuracy:.4f}"]
+        return ", ".join(parts)
 
 
-def held_out_images(
-    evaluator: Evaluator, gallery: Prepared, parameters: Any, variables: Any, batches: int | None
-) -> ImageLoss:
-    """Loss and accuracy on held-out images, by an objective that reports both, as `Classification`."""
-    nats = right = images = 0.0
-    with gallery.held_out(batches, evaluator.host_sequences) as held_out:
+def held_out_loss(
+    evaluator: Evaluator, data: Prepared, parameters: Any, variables: Any, batches: int | None
+) -> HeldOutLoss:
+    """The evaluator's loss on the first `batches` of the held-out split, None for all.
+
+    Raises `UserError` where it is not finite.
+    """
+    totals, size = {name: np.zeros(2) for name in ("loss", "accuracy")}, 0.0
+    total_of = jax.jit(jnp.sum)
+    with data.held_out(batches, evaluator.host_sequences) as held_out:
         for batch in held_out:
             found = jax.device_get(evaluator(parameters, evaluator.place(batch), variables))
-            nats, images = nats + float(found["loss"][0]), images + float(found["loss"][1])
-            right += float(found["accuracy"][0])
+            for name in totals.keys() & found.keys():
+                totals[name] += np.asarray(found[name], np.float64)
+            lengths = data.text_bytes(batch)
+            if lengths is not None and evaluator.unit == TOKEN:
+                size += float(total_of(evaluator.place({"weights": lengths})["weights"]))  # over all processes
+    (nats, count), (right, labels) = totals["loss"].tolist(), totals["accuracy"].tolist()
     if not math.isfinite(nats):
         raise UserError(
-            f"the loss on held-out images is {nats}: these parameters are damaged, or training had already diverged "
-            "when they were saved. Evaluate an earlier checkpoint"
+            f"the loss on held-out data is {nats}: these parameters are damaged, or training had already diverged when "
+            "they were saved. Evaluate an earlier checkpoint"
         )
-    return ImageLoss(nats / images, right / images)
+    bits = nats / math.log(2) / size if size else None
+    return HeldOutLoss(nats / count, evaluator.unit, bits, right / labels if labels else None)

@@ -10,9 +10,8 @@ import jax
 from axon.data import Data, parse_source
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError
-from axon.run.fitting import check_fits
-from axon.run.held_out import ImageLoss, TextLoss
-from axon.run.session import evaluated, sample_text
+from axon.run.held_out import HeldOutLoss, held_out_loss
+from axon.run.session import sample_text
 from axon.run.trained import open_trained
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
@@ -22,7 +21,7 @@ from axon.train.evaluate import Evaluator
 Report = Callable[[str], None]
 
 
-def evaluate_run(path: Path, source: str | None, batches: int | None, report: Report) -> TextLoss | ImageLoss:
+def evaluate_run(path: Path, source: str | None, batches: int | None, report: Report) -> HeldOutLoss:
     """Loss on the run's held-out text, or on `source`; of a model of images on its held-out images.
 
     `path`: the folder of a run, whose latest checkpoint it is of, or `hf:DIR_OR_NAME`.
@@ -40,11 +39,11 @@ def evaluate_run(path: Path, source: str | None, batches: int | None, report: Re
             raise UserError(f"{path} has no images of its own to evaluate on: `axon convert` it, and set Train.data")
         raise UserError(f"{path} has no text of its own to evaluate on: give --source, as --source README.md")
     corpus = data.prepare(report)
-    check_fits(train, corpus)
+    corpus.check_fits(train.model, train.objective, train.seq)
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
     evaluator = Evaluator(runtime, train.objective, data.batch, train.seq)
-    return evaluated(evaluator, corpus, values, variables, batches)
+    return held_out_loss(evaluator, corpus, values, variables, batches)
 
 
 def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -> str:

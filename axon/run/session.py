@@ -1,14 +1,11 @@
 """Carrying out a run: prepare, train or continue, evaluate, save, sample."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from axon.checkpoint import open_store
 from axon.data import Prepared
@@ -25,7 +22,7 @@ from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.build import program
 from axon.run.folder import RunFolder
-from axon.run.held_out import ImageLoss, TextLoss, held_out_images
+from axon.run.held_out import held_out_loss
 from axon.run.initial_values import InitialValues
 from axon.run.restore import IN_FLIGHT, check_finite, lost_in_flight, restore_state
 from axon.run.saves import Saves
@@ -34,7 +31,6 @@ from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
 from axon.serve.generate import Generator, check_length
-from axon.train.evaluate import Evaluator
 from axon.train.loop import Record
 from axon.train.state import State
 
@@ -127,7 +123,7 @@ class Session:
     def _claim_folder(self, corpus: Prepared) -> dict[str, Any]:
         """Record this run in its folder, unless the folder has another run; returns the record."""
         self.folder.check_same_text(corpus.identity())
-        record = run_record() | {"data": corpus.identity()}
+        record = run_record() | {"data": corpus.identity(), "loss_unit": self.program.evaluator.unit}
         if self.first:
             self.folder.write(self.train, record)
             if corpus.tokenizer is not None:
@@ -220,13 +216,13 @@ class Session:
         assert evaluation is not None
         began = time.monotonic()
         with self.watchdog.during("evaluation", int(state.step)):
-            found = evaluated(
+            found = held_out_loss(
                 self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
             )
         step, seconds = int(state.step), round(time.monotonic() - began, 6)
         self.events.record("evaluation", step, seconds=seconds, loss=found.loss)
         self.store.losses[step] = found.loss
-        record = {f"eval_{name}": value for name, value in found._asdict().items() if value is not None}
+        record = {f"eval_{name}": value for name, value in found.metrics().items()}
         self.journal.evaluated({"step": step} | record)
         self.report(f"step {step}: validation {found}")
 
@@ -243,7 +239,7 @@ class Session:
             values = self.program.evaluated(state)
             self.report(sample_text(self.program.runtime, values, state.variables, corpus.tokenizer, self.train.sample))
         self._leave_if_asked()
-        self.journal.plot()
+        self.journal.plot(self.program.evaluator.unit)
         self.saves.wait()
         self.report(f"loss curve: {self.folder.plot}")
         self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
@@ -263,38 +259,6 @@ def check_same_mesh(saved: Mapping[str, int], here: Mapping[str, int]) -> None:
         f"the optimizer's state differs between replicas or devices, so it cannot be restored on another mesh: "
         f"Layout.mesh has {sizes}. Set Layout.mesh as it was, or begin a new run with Train.init_from"
     )
-
-
-def evaluated(
-    evaluator: Evaluator, corpus: Prepared, parameters: Any, variables: Any, batches: int | None
-) -> TextLoss | ImageLoss:
-    """Loss on the held-out split."""
-    evaluate = held_out_images if corpus.tokenizer is None else held_out_loss
-    return evaluate(evaluator, corpus, parameters, variables, batches)
-
-
-def held_out_loss(
-    evaluator: Evaluator, corpus: Prepared, parameters: Any, variables: Any, batches: int | None
-) -> TextLoss:
-    """Loss on held-out text."""
-    assert corpus.tokenizer is not None
-    nats = tokens = size = 0.0
-    count_bytes = jax.jit(jnp.sum)
-    with corpus.held_out(batches, evaluator.host_sequences) as held_out:
-        for batch in held_out:
-            total, count = jax.device_get(evaluator(parameters, evaluator.place(batch), variables)["loss"])
-            nats, tokens = nats + float(total), tokens + float(count)
-            real = batch["weights"].astype(np.int32) * corpus.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
-            placed = evaluator.place({"weights": real})["weights"]  # on devices: over all processes
-            size += float(count_bytes(placed))
-    if not math.isfinite(nats):
-        raise UserError(
-            f"the loss on held-out text is {nats}: these parameters are damaged, or training had already diverged when "
-            "they were saved. Evaluate an earlier checkpoint"
-        )
-    # An objective with ids of its own, as a mask's, predicts some of the tokens, and its loss is of no text's length.
-    every_token = not hasattr(evaluator.objective, "reserved_ids")
-    return TextLoss(nats / tokens, nats / math.log(2) / size if every_token else None)
 
 
 def _ignore(line: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from axon.errors import UserError, suggest
 from axon.nn import LanguageModel
 from axon.run.inspect import runtime_of
-from axon.run.trained import open_trained
+from axon.run.trained import Trained, open_trained
 
 Report = Callable[[str], None]
 
@@ -34,9 +34,10 @@ def evaluate_tasks(
         path: the folder of a run, or `hf:DIR_OR_NAME`.
         names: tasks, groups or tags. folder: has task files besides the harness's own.
         limit: documents of each task; None for all.
-        max_length: positions of a sequence; None for as many as sequences of the run's training have.
+        max_length: as of `sequence_positions`.
 
-    Raises `UserError` where the extra `eval` is missing, for unknown tasks, and for a model that continues no texts.
+    Raises `UserError` where the extra `eval` is missing, for unknown tasks, for a model that continues no texts, and
+    for longer sequences than it takes.
     """
     _check_installed()
     from axon.run.harness import HarnessModel
@@ -44,11 +45,12 @@ def evaluate_tasks(
     tasks = _tasks(names, folder)
     trained = open_trained(path)
     train = trained.train
-    # Before its runtime, which names the objective: that of a BERT of the hub is NextToken.
-    if not isinstance(train.model.build(), LanguageModel):
+    # Before its runtime, which names the objective: that of a model that continues no text is not NextToken.
+    module = train.model.build()
+    if not isinstance(module, LanguageModel):
         raise UserError(f"--tasks: {path} is a {type(train.model).__name__}; expected a model that continues texts")
+    positions = sequence_positions(max_length, trained, module)
     runtime, tokenizer = runtime_of(train, report), trained.tokenizer.load()
-    positions = _positions(max_length or train.seq, runtime.module.max_length)
     model = HarnessModel(runtime, *trained.restore(runtime, train.model, report), tokenizer, positions)
     found = _evaluate(model, names, tasks, limit)
     model.report_cuts(report)
@@ -78,6 +80,23 @@ def _evaluate(model: Any, names: Sequence[str], tasks: Any, limit: int | None) -
             f"--tasks: lm-eval cannot prepare {', '.join(names)}: {type(error).__name__}: {error}. Correct the task's "
             "file, or its text"
         ) from error
+
+
+def sequence_positions(wanted: int | None, trained: Trained, module: LanguageModel) -> int:
+    """Positions of a task's sequences: `wanted`, or where that is None those of `trained.train`.
+
+    Raises `UserError` for more than `module` has, or than `trained` was trained on.
+    """
+    known = [positions for positions in (module.max_length, trained.trained_length) if positions is not None]
+    if wanted is None:
+        return min([trained.train.seq, *known])
+    if known and wanted > min(known):
+        text = "has" if module.max_length == min(known) else "was trained on sequences of"
+        raise UserError(
+            f"--max-length is {wanted}, and the model {text} {min(known)} positions: lower it to at most that, or "
+            "leave it out"
+        )
+    return wanted
 
 
 def table(results: dict[str, dict[str, Any]]) -> list[str]:
@@ -116,7 +135,3 @@ def _tasks(names: Sequence[str], folder: Path | None) -> Any:
         if name not in tasks.all_tasks:
             raise UserError(f"--tasks: there is no task {name!r}.{suggest(name, tasks.all_tasks)}{found}")
     return tasks
-
-
-def _positions(wanted: int, most: int | None) -> int:
-    return wanted if most is None else min(wanted, most)

@@ -45,6 +45,11 @@ class Trained(Protocol):
     always_cast: bool
 
     @property
+    def trained_length(self) -> int | None:
+        """Positions of the longest sequences that it was trained on; None for a model of the hub that does not say."""
+        ...
+
+    @property
     def train(self) -> Train:
         """The run that it is of; of a model of the hub, one that could go on with it."""
         ...
@@ -87,6 +92,10 @@ class TrainedRun:
     def __init__(self, folder: RunFolder):
         self.folder = folder
         self.train: Train = folder.tree()
+
+    @property
+    def trained_length(self) -> int:
+        return self.train.seq
 
     @property
     def tokenizer(self) -> TokenizerFile:
@@ -152,6 +161,10 @@ class TrainedHub:
         self.train = run_of(hub)
         if isinstance(self.train.data, Data):
             self.tokenizer  # noqa: B018 - one of another model is reported now
+
+    @property
+    def trained_length(self) -> int | None:
+        return _longest(self.hub)
 
     @property
     def tokenizer(self) -> TokenizerFile:
@@ -232,8 +245,13 @@ def run_of(hub: HubModel, tokenizer: Path | None = None, folder: str | None = No
 
 
 def _text_of(hub: HubModel, tokenizer: Path | None) -> tuple[Data, Objective]:
-    longest = hub.config.get("max_position_embeddings") or hub.config.get("n_positions") or SEQ
-    return Data(seq=min(longest, SEQ), batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), text_objective(hub)
+    seq = min(_longest(hub) or SEQ, SEQ)
+    return Data(seq=seq, batch=8, tokenizer=tokenizer_of(hub.folder, tokenizer)), text_objective(hub)
+
+
+def _longest(hub: HubModel) -> int | None:
+    """Positions of the longest sequence that its config.json says the model is for."""
+    return hub.config.get("max_position_embeddings") or hub.config.get("n_positions")
 
 
 def _images_of(model: Any) -> tuple[Images, Objective]:

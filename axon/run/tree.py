@@ -36,7 +36,7 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss on held-out text: every `every` steps and at the end, on `batches` batches of it (None: all)."""
+    """Loss on held-out data: every `every` steps and at the end, on `batches` batches of it (None: all)."""
 
     every: int = 200
     batches: int | None = 20
@@ -69,7 +69,7 @@ class Train:
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
         kernels: implementations by name, as `{'attention': 'xla'}`; the others are chosen, and reported.
         outer: lets replicas across a slow link train separately between outer steps, as `DiLoCo(every=50)`; or None.
-        evaluation: loss on held-out text; None for none. checkpoints: when to save and what to keep.
+        evaluation: loss on held-out data; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
         trackers: where metrics are logged besides `metrics.jsonl`. sample: text to continue at the end.
         init_from: the folder of a run, or `hf:DIR_OR_NAME`, whose parameters this one starts from; or `InitFrom(…)`,

@@ -104,9 +104,9 @@ class Scorer:
         """Of each sequence the negative log-likelihood of the tokens that count, and whether all are the likeliest."""
         batch = {name: axes.shard(value, "batch seq") for name, value in batch.items()}
         model, tokens = self.runtime.bind(parameters, variables), batch["tokens"]
-        positions = axes.shard(
-            jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape), "batch seq"
-        )
+        # Padding is at position 0: the largest position of a sequence chooses its frequencies, as LongRoPE's.
+        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        positions = axes.shard(jnp.where(batch["documents"] < 0, 0, places), "batch seq")
         hidden, *_ = model.hidden(Inputs(tokens, positions, batch["documents"]))
         nll, _ = token_nll(hidden, model.output, batch["targets"])
         total, real = jnp.sum(nll * batch["weights"], axis=1), batch["weights"] > 0

@@ -1,7 +1,7 @@
 """The objective of a classifier of images."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,8 @@ class Classification:
         smoothing: the share of the label that is spread evenly over all classes (Szegedy et al., arXiv:1512.00567,
             section 7); `loss` is reported without it.
     """
+
+    unit: ClassVar[str] = "image"
 
     height: int = 224
     width: int = 224

@@ -19,7 +19,7 @@ from axon.nn.language_model import RESIDUAL
 from axon.parallel.pipeline.execute import PIPE
 from axon.runtime import Runtime, nested
 from axon.train import feed
-from axon.train.objective import SEQUENCES, Batch, Objective, Sums
+from axon.train.objective import SEQUENCES, TOKEN, Batch, Objective, Sums
 from axon.train.pipelined import Pipeline
 
 BATCH = ("batch", "seq")
@@ -33,6 +33,11 @@ class Evaluator:
     objective: Objective
     batch: int
     seq: int
+
+    @property
+    def unit(self) -> str:
+        """What the objective's loss is a mean over, see `Objective`."""
+        return getattr(self.objective, "unit", TOKEN)
 
     def check_layout(self) -> None:
         """Raise `LayoutError` unless the runtime's layout can shard the parameters and batches of this shape."""

@@ -1,7 +1,7 @@
 """The objective of BERT: tokens that are masked, predicted from those around them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ class MaskedToken:
         mask_id: the id that stands for a masked token; the last one of the model's vocabulary by default, which must
             then have one more than the tokenizer.
     """
+
+    unit: ClassVar[str] = "predicted token"
 
     rate: float = 0.15
     masked: float = 0.8

@@ -18,6 +18,9 @@ from axon.nn import Inputs, LanguageModel, cross_entropy
 SEQUENCES = "sequences"
 """Key of a batch inside a step: the number of each of its sequences in the global batch, `batch` int32."""
 
+TOKEN = "token"
+"""The unit of an objective whose loss is a mean over every real token."""
+
 Batch = Mapping[str, Array]
 
 
@@ -44,6 +47,9 @@ class Objective(Protocol):
     One that is random in its batch has besides a method `draw(module, batch, key)`: of a global batch and its
     `SEQUENCES`, the batch that `counts` and `sums` are given parts of, each array's first axis `batch` (see
     `axon.train.masked`). `key` follows from the run's seed and the step; in evaluation it is always the same.
+
+    One whose `loss` is a mean over other things than every real token says which, for messages and plots, as `unit`: a
+    word in the singular, as "image".
 
     Sums and counts are added up over microbatches and devices before one is divided by the other, so that the mean is
     that over the *global* batch, whatever the layout, the number of microbatches and the padding.

@@ -1,7 +1,7 @@
 """The objective of T5: spans that are left out of a sequence, written by the decoder."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,8 @@ class SpanCorruption:
         sentinel_id: the id of the first sentinel, from which the others go backwards; the last one of the model's
             vocabulary by default, which must then have as many more than the tokenizer.
     """
+
+    unit: ClassVar[str] = "predicted token"
 
     density: float = 0.15
     span: float = 3.0

@@ -147,8 +147,8 @@ class Program:
     def step(self, state: State, batch: Batch, limits: Limits = NO_LIMITS) -> tuple[State, Metrics]:
         """The next state, and the metrics of this step, as device scalars over the global batch.
 
-        `loss` in nats per real token, `grad_norm` before clipping, `learning_rate`, `tokens`, what else the objective
-        and the modules report, and `norms`: the squared norm of each parameter's gradient, in the order of
+        `loss` in nats per unit of the objective, `grad_norm` before clipping, `learning_rate`, `tokens`, what else the
+        objective and the modules report, and `norms`: the squared norm of each parameter's gradient, in the order of
         `parameters`. The old state's memory is reused. Of a pipeline without a flush the metrics are of the batch
         before: see `Delayed`.
         """

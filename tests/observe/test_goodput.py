@@ -85,7 +85,7 @@ def test_a_run_without_events_has_no_goodput():
 def test_the_page_needs_nothing_from_elsewhere_and_shows_what_happened():
     events = [*WHOLE, event(19, "not_finite", 7, loss=None, policy="skip"), event(19, "hang", 8, phase="<step>")]
     text = page(
-        Run("a<b", events, steps(1, 10, tokens_per_second=3.0), "Train.steps = 10", {"git": {"commit": "abc"}}),
+        Run("a<b", events, steps(1, 10, tokens_per_second=3.0), "Train.steps = 10", {"loss_unit": "image"}),
         goodput(events, []),
     )
     assert "http" not in text
@@ -94,6 +94,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_shows_what_happened():
     assert "not finite" in text
     assert "&lt;step&gt;" in text
     assert text.count("<svg") == 4  # the bar, loss, tokens per second, memory; no gradient norm is recorded here
+    assert "Loss, nats per image" in text
     assert "nothing recorded" in text
 
 

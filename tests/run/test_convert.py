@@ -13,6 +13,7 @@ from axon.errors import UserError
 from axon.run import Sample, program
 from axon.run.convert import convert
 from axon.run.inspect import evaluate_run, generate_text
+from axon.run.trained import open_trained
 from axon.runtime import flattened
 from axon.serve.generate import Sampling
 from axon.train.spans import SpanCorruption
@@ -89,6 +90,11 @@ def test_an_encoder_decoder_answers_the_same_as_a_run_as_a_model_and_as_a_run_of
     assert texts.pop() in run.lines
     for file in ("config.json", "generation_config.json"):
         assert json.loads((tmp_path / "hub" / file).read_text())["decoder_start_token_id"] == 7
+
+
+def test_the_length_of_training_is_known_with_and_without_conversion(trained, imported, hub):
+    names = (trained.folder, imported, f"hf:{hub}")
+    assert [open_trained(name).trained_length for name in names] == [trained.train.seq] * 3
 
 
 def test_what_came_with_a_model_goes_out_again(imported, hub, few, tmp_path):

@@ -1,22 +1,32 @@
-"""A trained model as lm-eval's harness calls it: requests cut in windows, cut at their beginning, and ended."""
+"""A trained model as lm-eval's harness calls it: requests cut in windows, cut at their beginning, sampled, and ended.
+
+All of it is `full`, as `axon.run.harness` needs the extra `eval`, which only `--full` and `--slow` install.
+"""
 
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-pytest.importorskip("lm_eval")
-
 from axon.errors import UserError
-from axon.run.harness import HarnessModel, sampling_of
 from axon.run.inspect import runtime_of
 from axon.run.trained import open_trained
 from axon.serve.generate import Generator, Sampling
 from axon.serve.score import Continuation
 
+pytestmark = pytest.mark.full
+
 
 def silent(line):
     pass
+
+
+@pytest.fixture(scope="module")
+def harness():
+    """The module: imported here, as this file is also collected where there is no lm-eval."""
+    from axon.run import harness
+
+    return harness
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +48,8 @@ def scored(model, parts, pairs):
     return [(found[place].log_likelihood, found[place].is_greedy) for place in range(len(pairs))]
 
 
-def test_a_continuation_has_the_ids_that_it_has_in_the_whole_text(parts):
-    model, tokenizer = HarnessModel(*parts, max_length=64), parts[-1]
+def test_a_continuation_has_the_ids_that_it_has_in_the_whole_text(harness, parts):
+    model, tokenizer = harness.HarnessModel(*parts, max_length=64), parts[-1]
     found = model.loglikelihood([request("alpha beta", " gamma"), request("", "alpha"), request("alpha", "")])
     context = tokenizer.prompt("alpha beta")
     whole = tokenizer.prompt("alpha beta gamma")
@@ -50,8 +60,8 @@ def test_a_continuation_has_the_ids_that_it_has_in_the_whole_text(parts):
     assert found[2] == (0.0, True)
 
 
-def test_a_long_text_is_predicted_once_in_windows_and_a_long_context_keeps_its_end(parts):
-    model, tokenizer, said = HarnessModel(*parts, max_length=8), parts[-1], []
+def test_a_long_text_is_predicted_once_in_windows_and_a_long_context_keeps_its_end(harness, parts):
+    model, tokenizer, said = harness.HarnessModel(*parts, max_length=8), parts[-1], []
     ids = [tokenizer.bos, *tokenizer.encode("alpha beta gamma delta " * 4)]
     assert len(ids) > 17
     text = tokenizer.decode(ids[1:])
@@ -68,9 +78,9 @@ def test_a_long_text_is_predicted_once_in_windows_and_a_long_context_keeps_its_e
         model._loglikelihood_tokens([(("", ""), ids[:1], ids[1:10])])
 
 
-def test_a_text_ends_at_the_first_string_or_after_so_many_tokens(parts):
+def test_a_text_ends_at_the_first_string_or_after_so_many_tokens(harness, parts):
     runtime, parameters, variables, tokenizer = parts
-    model, prompt = HarnessModel(*parts, max_length=128), tokenizer.prompt("alpha beta")
+    model, prompt = harness.HarnessModel(*parts, max_length=128), tokenizer.prompt("alpha beta")
     ids = Generator(runtime)(parameters, prompt, Sampling(tokens=40, temperature=0.0), variables)
     whole = tokenizer.continuation(prompt, ids)
     stop = whole[len(whole) // 2 :][:3]
@@ -81,9 +91,21 @@ def test_a_text_ends_at_the_first_string_or_after_so_many_tokens(parts):
         model.generate_until([request("alpha", {"max_gen_toks": 128})])
 
 
-def test_options_of_generation_are_followed_or_refused():
-    assert sampling_of({"until": "\n", "do_sample": False, "temperature": 0.0}) == (Sampling(256, 0.0), ["\n"])
+def test_repeats_of_a_prompt_are_sampled_apart_and_again_as_they_were(harness, parts, rng):
+    model, words = harness.HarnessModel(*parts, max_length=128), rng.permutation(["alpha", "beta", "gamma", "delta"])
+    options = {"do_sample": True, "temperature": 1.0, "max_gen_toks": harness.CHUNK + 8}
+    requests = [request(" ".join(words), options)] * 3 + [request(words[0], options)]
+    texts = model.generate_until(requests)
+    assert len(set(texts[:3])) > 1  # not 3: a text that ends with its first token is like another
+    assert model.generate_until(requests) == texts
+    assert model.generate_until(requests[::-1]) == [texts[3], *texts[:3]]
+    greedy = [request(words[0], {"max_gen_toks": 4})] * 2
+    assert len(set(model.generate_until(greedy))) == 1
+
+
+def test_options_of_generation_are_followed_or_refused(harness):
+    assert harness.sampling_of({"until": "\n", "do_sample": False, "temperature": 0.0}) == (Sampling(256, 0.0), ["\n"])
     drawn = {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "max_new_tokens": 3}
-    assert sampling_of(drawn) == (Sampling(3, 0.5, top_p=0.9), [])
+    assert harness.sampling_of(drawn) == (Sampling(3, 0.5, top_p=0.9), [])
     with pytest.raises(UserError, match="generation_kwargs has repetition_penalty: Axon follows"):
-        sampling_of({"repetition_penalty": 2})
+        harness.sampling_of({"repetition_penalty": 2})

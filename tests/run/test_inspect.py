@@ -53,17 +53,17 @@ def test_loss_and_bits_per_byte_equal_a_direct_computation(trained, few):
             len(corpus.tokenizer.decode([token]).encode()) for token in targets if token != corpus.tokenizer.bos
         )
     with few(1):
-        loss, bits = evaluate_run(trained.folder, None, None, silent)
-    assert loss == pytest.approx(nats / tokens, rel=1e-5)
-    assert bits == pytest.approx(nats / math.log(2) / size, rel=1e-5)
+        found = evaluate_run(trained.folder, None, None, silent)
+    assert found.loss == pytest.approx(nats / tokens, rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / size, rel=1e-5)
 
 
 def test_evaluating_a_run_repeats_the_figure_of_its_end(trained, few):
     last = read_metrics(trained.folder / "metrics.jsonl")[-1]
     lines = []
     with few(1):
-        loss, bits = evaluate_run(trained.folder, None, trained.train.evaluation.batches, lines.append)
-    assert (loss, bits) == (last["eval_loss"], last["eval_bits_per_byte"])
+        found = evaluate_run(trained.folder, None, trained.train.evaluation.batches, lines.append)
+    assert (found.loss, found.bits_per_byte) == (last["eval_loss"], last["eval_bits_per_byte"])
     assert "parameters of step 12, on 1 device" in lines
 
 
@@ -79,7 +79,7 @@ def test_any_source_can_be_evaluated_and_all_of_it_counts(trained, text, few, tm
         of_lines = evaluate_run(trained.folder, str(tmp_path / "lines.jsonl"), None, silent)
         of_noise = evaluate_run(trained.folder, str(write(tmp_path / "noise.txt", "zyx wvu " * 300)), None, silent)
     assert of_folder == of_lines
-    assert of_noise[1] > of_folder[1]
+    assert of_noise.bits_per_byte > of_folder.bits_per_byte
 
 
 def write(path, text):
@@ -92,9 +92,9 @@ def test_a_run_with_a_tokenizer_of_its_own_can_be_evaluated_and_continued(tiny, 
     tokenizer = TokenizerFile(str(write(tmp_path / "own.json", spelled)), bos="<begin>")
     do(replace(tiny, data=replace(tiny.data, tokenizer=tokenizer)), tmp_path / "run", steps=1)
     with few(1):
-        loss, _ = evaluate_run(tmp_path / "run", str(text), 2, silent)
+        found = evaluate_run(tmp_path / "run", str(text), 2, silent)
         assert generate_text(tmp_path / "run", "alpha", Sampling(tokens=4), silent).startswith("alpha")
-    assert math.isfinite(loss)
+    assert math.isfinite(found.loss)
 
 
 @pytest.mark.full
@@ -119,7 +119,7 @@ def test_a_run_on_many_devices_is_looked_at_on_them_or_on_one(tiny, trained, do,
     lines, losses, texts = [], [], []
     for devices in (8, 1):
         with few(devices):
-            losses.append(evaluate_run(tmp_path, None, 2, lines.append))
+            losses.append(evaluate_run(tmp_path, None, 2, lines.append).loss)
             texts.append(generate_text(tmp_path, "alpha ", Sampling(tokens=10, temperature=0), silent))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
     assert texts[0] == texts[1]
@@ -174,10 +174,10 @@ def test_on_fewer_devices_the_reason_is_said_and_kernels_and_layout_rows_stay(ti
     do(train, tmp_path, devices=4, steps=2)
     lines = []
     with few(4):
-        whole, _ = evaluate_run(tmp_path, None, 2, lines.append)
+        whole = evaluate_run(tmp_path, None, 2, lines.append).loss
     assert not any("does not fit here" in line for line in lines)
     with few(1):
-        alone, _ = evaluate_run(tmp_path, None, 2, lines.append)
+        alone = evaluate_run(tmp_path, None, 2, lines.append).loss
     assert alone == pytest.approx(whole, rel=1e-5)
     assert any("one device, as the run's layout does not fit here: Layout.mesh asks for" in line for line in lines)
     assert runtime_of(replace(train, layout=Layout({}))).kernels == {"attention": "reference"}

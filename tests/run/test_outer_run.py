@@ -54,7 +54,7 @@ def test_a_run_that_was_stopped_within_a_round_and_continued_is_bit_identical(wh
 @pytest.mark.full
 def test_evaluation_on_one_device_is_that_of_the_run(whole, few):
     with few(1):
-        loss, _ = evaluate_run(whole.folder, None, whole.train.evaluation.batches, lambda line: None)
+        loss = evaluate_run(whole.folder, None, whole.train.evaluation.batches, lambda line: None).loss
     last = [record[-1] for record in records(whole.folder) if record[-1] is not None][-1]
     assert loss == pytest.approx(last, rel=1e-5)
 

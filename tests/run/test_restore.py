@@ -64,7 +64,7 @@ def test_what_was_padded_for_stages_is_evaluated_on_one_device(tmp_path):
 def test_evaluation_uses_the_average(averaged, left, few):
     made, state = left
     with few(1):
-        loss, _ = evaluate_run(averaged.folder, None, 2, silent)
+        loss = evaluate_run(averaged.folder, None, 2, silent).loss
     batches = [made.place(batch) for batch in islice(averaged.train.data.prepare(silent).held_out(), 2)]
 
     def mean(parameters):

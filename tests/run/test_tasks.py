@@ -1,4 +1,7 @@
-"""A trained model on tasks of lm-eval's harness, in files of our own: against plain computations."""
+"""A trained model on tasks of lm-eval's harness, in files of our own: against plain computations.
+
+What calls the harness is `full`: only `--full` and `--slow` install the extra `eval`.
+"""
 
 import json
 import math
@@ -11,16 +14,17 @@ import pytest
 from axon.errors import UserError
 from axon.run import tasks
 from axon.run.inspect import runtime_of
-from axon.run.tasks import evaluate_tasks, table
+from axon.run.tasks import evaluate_tasks, sequence_positions, table
 from axon.run.trained import open_trained
 from axon.serve.generate import Generator, Sampling
 from axon.train.evaluate import Evaluator
 from axon.train.objective import NextToken
 from models.bert import Bert
+from models.gpt2 import GPT2
 
 CHOICES = ["alpha beta", "zzz", "gamma delta epsilon"]
 QUESTIONS = ["beta gamma", "iota kappa alpha"]
-TEXT = "alpha beta gamma " * 15
+TEXT = "alpha beta gamma " * 8
 PROMPT = "alpha beta"
 
 HEAD = "task: {name}\ndataset_path: json\ndataset_kwargs:\n  data_files: {{test: '{data}'}}\ntest_split: test\n"
@@ -50,7 +54,6 @@ def silent(line):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """write(**replaced): a folder with the three tasks and their texts, pieces of which are replaced."""
-    pytest.importorskip("lm_eval")
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
     def write(**replaced):
@@ -86,6 +89,7 @@ def nats(opened, ids, first):
     return float(evaluator(parameters, evaluator.place(batch))["loss"][0])
 
 
+@pytest.mark.full
 def test_tasks_give_what_plain_computations_give(trained, folder, opened):
     _, parameters, tokenizer = opened
     generated = Generator(opened[0])(parameters, tokenizer.prompt(PROMPT), Sampling(12, temperature=0.0))
@@ -93,7 +97,7 @@ def test_tasks_give_what_plain_computations_give(trained, folder, opened):
     at = len(text) // 2
     answer, stop = text[: text.index(text[at : at + 3])], text[at : at + 3]
     where = folder(STOP=stop, ANSWER=answer)
-    found = evaluate_tasks(trained.folder, list(FILES), silent, folder=where, max_length=256)
+    found = evaluate_tasks(trained.folder, list(FILES), silent, folder=where)
 
     likeliest = []
     for question in QUESTIONS:
@@ -122,11 +126,33 @@ def test_without_the_harness_one_error_names_the_command(monkeypatch, tmp_path):
         evaluate_tasks(tmp_path, ["choice"], silent)
 
 
+@pytest.mark.full
 def test_a_model_that_continues_no_texts_is_refused(monkeypatch, folder):
     bert = SimpleNamespace(train=SimpleNamespace(model=Bert(64, 32, 1, 4, 48, 16)))
     monkeypatch.setattr(tasks, "open_trained", lambda path: bert)
     with pytest.raises(UserError, match="--tasks: hf:bert is a Bert; expected a model that continues texts"):
         evaluate_tasks(Path("hf:bert"), ["choice"], silent, folder=folder())
+
+
+def test_sequences_are_no_longer_than_what_the_model_takes(trained, rng):
+    run, rotary = open_trained(trained.folder), trained.train.model.build()
+    seq = run.train.seq
+    wanted = int(rng.integers(2, seq))
+    assert [sequence_positions(one, run, rotary) for one in (None, wanted, seq)] == [seq, wanted, seq]
+    with pytest.raises(UserError, match=f"--max-length is {seq + 1}, and the model was trained on sequences of {seq} "):
+        sequence_positions(seq + 1, run, rotary)
+    hub = SimpleNamespace(train=run.train, trained_length=None)
+    assert sequence_positions(10 * seq, hub, rotary) == 10 * seq
+    learned = GPT2(64, 32, 1, 4, 48, positions=wanted).build()
+    assert sequence_positions(None, hub, learned) == wanted
+    with pytest.raises(UserError, match=f"--max-length is {seq}, and the model has {wanted} positions: lower it"):
+        sequence_positions(seq, hub, learned)
+
+
+@pytest.mark.full
+def test_longer_sequences_than_the_run_was_trained_on_are_refused(trained, folder):
+    with pytest.raises(UserError, match="--max-length is 33"):
+        evaluate_tasks(trained.folder, ["choice"], silent, folder=folder(), max_length=33)
 
 
 @pytest.mark.full

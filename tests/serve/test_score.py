@@ -1,6 +1,7 @@
 """Scores of continuations: against the log-softmax of a plain forward pass over each sequence alone."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from axon.layout import Layout, sequence_parallel
-from axon.nn import Inputs
+from axon.nn import Inputs, LongRopeScaling, Rope
 from axon.runtime import Runtime
 from axon.serve.score import SEQUENCES, SHORTEST, Continuation, Score, Scorer
 from models.gemma import Gemma
@@ -47,7 +48,7 @@ def log_softmax(runtime, values, ids):
 
 
 def plain(runtime, values, one: Continuation) -> Score:
-    likely = log_softmax(runtime, values, [*one.context, *one.tokens])[len(one.context) - 1 : -1]
+    likely = log_softmax(runtime, values, [*one.context, *one.tokens][:-1])[len(one.context) - 1 :]
     each = likely[np.arange(len(one.tokens)), one.tokens]
     return Score(each.sum(), bool((likely.argmax(axis=-1) == one.tokens).all()))
 
@@ -85,6 +86,15 @@ def test_scores_are_those_of_a_plain_forward_pass(model, seed, rng):
     found = scores(Scorer(on, 64), values, wanted)
     check(found, [plain(on, values, one) for one in wanted])
     assert [one.is_greedy for one in found][2:] == [True, False]
+
+
+def test_padding_does_not_choose_the_frequencies_of_longrope(seed, rng):
+    original = 16
+    scaling = LongRopeScaling(tuple(rng.uniform(1, 2, 4)), tuple(rng.uniform(4, 8, 4)), original, factor=4.0)
+    on = runtime_on(replace(LLAMA, layers=1, rope=Rope(scaling=scaling)), {})
+    values = random_values(on, seed)
+    wanted = drawn(rng, (original - 3, 4), (original - 2, 4))  # of as many positions as are short, and of one more
+    check(scores(Scorer(on, 64), values, wanted), [plain(on, values, one) for one in wanted])
 
 
 LAYOUTS = [

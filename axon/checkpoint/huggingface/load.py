@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any, Protocol
 
 import jax
@@ -18,8 +19,10 @@ from axon.checkpoint.huggingface.pieces import SHOWN, Piece, Pieces, differences
 CHUNK = 16 * 2**20
 """Bytes that a thread reads at once, at most; one place along the first dimension of an array of theirs may be more."""
 THREADS = min(4, os.cpu_count() or 1)
-_BLOCK = 512 * 2**10
-"""Bytes that are transposed at once: in a processor's cache, where whole matrices take four times as long."""
+_BLOCK = 2**16
+"""Elements that are transposed at once: in a processor's cache, where whole matrices take several times as long."""
+_SIDE = 256
+"""Of a block of them, along the two dimensions that lie in one piece there and here."""
 _ALIGNMENT = 64
 """Of the memory of arrays that JAX takes on CPUs as they are; those of other arrays it copies."""
 
@@ -110,27 +113,30 @@ def _parts(
 def assign(target: np.ndarray, value: np.ndarray) -> None:
     """`target[...] = value`, of which `value` may be transposed, block by block.
 
-    bfloat16 is the upper half of a float32, and is shifted there: NumPy converts one element after the other.
+    bfloat16 is the upper half of a float32, and is shifted there, in the order of `value`: NumPy converts one element
+    after the other, and does what is transposed more slowly than what is not.
     """
     shifted = target.dtype == np.float32 and value.dtype == jnp.bfloat16
     if shifted:
         target, value = target.view(np.uint32), value.view(np.uint16)
-    for block in _blocks(value):
-        if shifted:
-            np.left_shift(value[block], 16, out=target[block], dtype=np.uint32)
-        else:
-            target[block] = value[block]
+    for block in _blocks(value, target):
+        target[block] = np.left_shift(value[block], 16, dtype=np.uint32) if shifted else value[block]
 
 
-def _blocks(value: np.ndarray) -> Iterator[tuple[Any, ...]]:
-    """Indices of parts that lie in one piece each, if all of it does."""
-    outer = max(range(value.ndim), key=value.strides.__getitem__, default=None)
-    if outer is None or not value.size:
-        yield (...,)
-        return
-    step = max(1, _BLOCK * value.shape[outer] // value.nbytes)
-    for start in range(0, value.shape[outer], step):
-        yield (*(slice(None),) * outer, slice(start, start + step), ...)
+def _blocks(*arrays: np.ndarray) -> Iterator[tuple[slice, ...]]:
+    """Indices of blocks of arrays of one shape that lie in pieces of some length in each, in the order of the first."""
+    shape = arrays[0].shape
+    by_stride = [sorted(range(len(shape)), key=array.strides.__getitem__) for array in arrays]
+    inner = {axes[0] for axes in by_stride if axes}
+    steps, room = [1] * len(shape), _BLOCK
+    for axis in dict.fromkeys([*inner, *by_stride[0]]):
+        most = min(room, _SIDE) if len(inner) > 1 and axis in inner else room
+        steps[axis] = max(1, min(shape[axis], most))
+        room //= steps[axis]
+    outer_first = by_stride[0][::-1]
+    for corner in product(*(range(0, shape[axis], steps[axis]) for axis in outer_first)):
+        starts = dict(zip(outer_first, corner, strict=True))
+        yield tuple(slice(starts[axis], starts[axis] + step) for axis, step in enumerate(steps))
 
 
 def _aligned_zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:

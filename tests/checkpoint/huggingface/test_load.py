@@ -89,6 +89,16 @@ def test_every_bit_pattern_is_converted_as_numpy_does(dtype):
     np.testing.assert_array_equal(target, value.astype(np.float32))
 
 
+@pytest.mark.parametrize("stored", [jnp.bfloat16, np.float32])
+def test_what_is_transposed_is_assigned_block_by_block_whatever_its_order_and_size(stored, rng):
+    for dims in range(4):
+        shape = tuple(rng.integers(0 if dims == 1 else 1, (600, 600, 600, 60)[dims], dims))
+        value = rng.normal(size=shape).astype(stored).transpose(rng.permutation(dims))
+        target = np.zeros((2, *value.shape, 3), np.float32)[1, ..., 1]
+        assign(target, value)
+        np.testing.assert_array_equal(target, value.astype(np.float32))
+
+
 LAYOUTS = {
     "zero": Layout(mesh={"data": 2, "tensor": 2}, zero=3),
     "pipeline": Layout(mesh={"pipe": 2}, pad_layers=True),

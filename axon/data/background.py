@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -22,4 +22,6 @@ def in_background(work: Callable[[], T]) -> T:
             future.set_exception(error)
 
     threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    while not wait([future], timeout=1).done:  # a signal that another thread is given does not end a wait of this one
+        pass
     return future.result()

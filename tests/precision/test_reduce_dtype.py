@@ -82,7 +82,7 @@ def test_microbatches_add_up_in_float32_before_a_sum_that_is_put_off(zero, times
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 2, 3])
 def test_so_does_the_program_that_a_tpu_runs(zero):
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'axon[compilers]'")
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     from axon.plan.topology import devices
 
     one = program(LLAMA, "bfloat16", zero, devices=devices("v5e:2x4"))

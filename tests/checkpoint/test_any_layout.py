@@ -81,7 +81,7 @@ def placed(values: dict[str, np.ndarray], made: Program) -> Any:
     return jax.tree.unflatten(jax.tree.structure(made.abstract_state()), [leaf(path) for path in leaves])
 
 
-DEFAULT = ("mesh shape", "ZeRO 1 to 3", "schedule and stages, with ZeRO", "expert placement", "Auto to Explicit")
+DEFAULT = ("ZeRO 1 to 3", "schedule and stages, with ZeRO", "Auto to Explicit")
 
 
 @pytest.mark.few(change=DEFAULT)

@@ -124,7 +124,7 @@ def updated(optimizer, layout, given, start, gradients) -> Trained:
     return Trained(np.asarray(norms), *jax.device_get((flattened(state.parameters), flattened(evaluated))))
 
 
-@pytest.mark.few(name=("Muon by head",))
+@pytest.mark.few(name=("Adafactor",))
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_is_made_of_gradients_does_not_depend_on_the_layout(name, given, gradients):
     optimizer = OPTIMIZERS[name]

@@ -183,7 +183,7 @@ OF_FAMILIES: list[Case] = [
 ]
 AUTO: list[Case] = [("zero 3", "tensor", "auto"), ("replica", "sequence", "microbatches", "auto")]
 
-DEFAULT = of("dense", *alone("zero 1", "usp", "overlap", "three-dimensional"), COMPOSITIONS[1], AUTO[1])
+DEFAULT = of("dense", *alone("three-dimensional"), COMPOSITIONS[1], AUTO[1])
 FULL = [
     *of("dense", *alone(*DENSE), AUTO[0], COMPOSITIONS[0], COMPOSITIONS[-1]),
     *of("experts", *alone(*DENSE, *OF_EXPERTS), *OF_SEVERAL_KINDS),

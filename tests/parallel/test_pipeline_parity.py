@@ -50,8 +50,9 @@ SCHEDULES: dict[str, Any] = {
 MECHANISMS = ("zero 1", "zero 2", "zero 3", "tensor", "sequence", "overlap", "context", "replica")
 SETS = [(), *((name,) for name in MECHANISMS), ("zero 3", "sequence")]
 ALL = [(schedule, names) for names in SETS for schedule in SCHEDULES]
-SHOWN = [("1F1B", ("sequence",))]
+SHOWN = [("1F1B", ())]
 FULL = [
+    ("1F1B", ("sequence",)),
     ("interleaved", ("sequence",)),
     ("DualPipe-V", ("zero 3", "sequence")),
     *(("1F1B", (name,)) for name in ("zero 1", "zero 3", "tensor", "replica")),

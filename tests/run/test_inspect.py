@@ -168,6 +168,7 @@ def test_full_logits_have_a_row_for_every_token(trained):
     assert jnp.float32 == jax.tree.leaves(values)[0].dtype
 
 
+@pytest.mark.full
 def test_on_fewer_devices_the_reason_is_said_and_kernels_and_layout_rows_stay(tiny, do, few, tmp_path):
     layout = Layout({"tensor": 4}, replicate_kv=2)
     train = replace(tiny, model=replace(tiny.model, kv_heads=2), layout=layout, kernels={"attention": "reference"})

@@ -59,7 +59,7 @@ def test_evaluation_on_one_device_is_that_of_the_run(whole, few):
     assert loss == pytest.approx(last, rel=1e-5)
 
 
-@pytest.mark.few(whole=("OneBitAdam",))
+@pytest.mark.full
 def test_another_number_of_replicas_is_refused(whole, do):
     other = replace(whole.train, layout=Layout({"replica": 4}), run_dir=None)
     with pytest.raises(UserError, match=r"'replica' 2 in the checkpoint and 4 here\. Set Layout.mesh as it was"):

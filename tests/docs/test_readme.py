@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import jax
+import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -25,6 +26,7 @@ def test_every_room_is_in_the_table_of_rooms():
     } == rooms
 
 
+@pytest.mark.full
 def test_the_python_example_runs(text, caches, monkeypatch, tmp_path):
     from axon.data import Bpe, Folder
 

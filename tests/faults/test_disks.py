@@ -55,7 +55,7 @@ def folder(whole, disk) -> Path:
     return folder
 
 
-@pytest.mark.few(left=(0,))
+@pytest.mark.full
 @pytest.mark.parametrize("left", [64 * 1024, 0], ids=["a checkpoint", "a line"])
 def test_a_disk_that_fills_up_ends_the_run_and_freed_it_goes_on_bit_for_bit(short, whole, do, disk, folder, left):
     disk.fill(left)

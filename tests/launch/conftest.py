@@ -24,10 +24,20 @@ def environment(caches) -> Callable[[int], dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def told(environment, tmp_path_factory) -> list[dict[str, Any]]:
-    """What each of two processes of two devices found out: see `member.py`."""
-    folder: Path = tmp_path_factory.mktemp("told")
-    command = [sys.executable, str(Path(__file__).parent / "member.py"), str(folder)]
-    done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
+def tell(environment, tmp_path_factory) -> Callable[..., list[dict[str, Any]]]:
+    """tell(name, …): what each of two processes of two devices found out of these: see `member.py`."""
+
+    def told(*names: str) -> list[dict[str, Any]]:
+        folder: Path = tmp_path_factory.mktemp("told")
+        command = [sys.executable, str(Path(__file__).parent / "member.py"), str(folder), *names]
+        done = subprocess.run(command, env=environment(2), capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return [json.loads((folder / f"{index}.json").read_text()) for index in range(2)]
+
+    return told
+
+
+@pytest.fixture(scope="session")
+def told(tell) -> list[dict[str, Any]]:
+    """What they found out of all that runs by default."""
+    return tell("agreement", "feed", "training", "damage", "tiers")

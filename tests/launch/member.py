@@ -1,6 +1,7 @@
-"""What each of two real processes of two devices finds out. Run with the folder to write it to, `<process>.json`.
+"""What each of two real processes of two devices finds out. Run with the folder to write it to, `<process>.json`, and
+the names of what it shall tell.
 
-The functions `tell_…` give what the tests of this folder look at; one launch serves them all.
+The functions `tell_…` give what the tests of this folder look at; one launch serves all that run by default.
 """
 
 import json
@@ -8,7 +9,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 LAYOUTS = [
     {"mesh": {"data": 4}},
@@ -165,17 +168,24 @@ def tell_tiers(me: int, folder: Path) -> dict:
     return told
 
 
-def main(folder: Path) -> None:
+TELL: dict[str, Callable[[int, Path], Any]] = {
+    "agreement": lambda me, folder: tell_agreement(me),
+    "feed": lambda me, folder: tell_feed(me),
+    "training": lambda me, folder: tell_training(me),
+    "pipeline": lambda me, folder: tell_pipeline(me),
+    "damage": lambda me, folder: tell_damage(me, folder / "checkpoints"),
+    "tiers": lambda me, folder: tell_tiers(me, folder / "tiers"),
+}
+
+
+def main(folder: Path, names: list[str]) -> None:
     from axon.launch.cluster import Process
 
     Process.found(os.environ).join()
     import jax
 
     me = jax.process_index()
-    told = {"agreement": tell_agreement(me), "feed": tell_feed(me), "training": tell_training(me)}
-    told["pipeline"], told["damage"] = tell_pipeline(me), tell_damage(me, folder / "checkpoints")
-    told["tiers"] = tell_tiers(me, folder / "tiers")
-    (folder / f"{me}.json").write_text(json.dumps(told))
+    (folder / f"{me}.json").write_text(json.dumps({name: TELL[name](me, folder) for name in names}))
 
 
 if __name__ == "__main__":
@@ -183,4 +193,4 @@ if __name__ == "__main__":
         from axon.launch.local import launch
 
         sys.exit(launch(2))
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -93,7 +93,8 @@ def test_steps_of_two_processes_have_the_numbers_of_one(told):
 
 
 @pytest.mark.full
-def test_a_pipeline_of_two_processes_with_a_stage_each_has_the_numbers_of_one(told):
+def test_a_pipeline_of_two_processes_with_a_stage_each_has_the_numbers_of_one(tell):
+    told = tell("pipeline")
     assert [process["pipeline"]["stages"] for process in told] == [[0], [1]]
     assert told[0]["pipeline"]["numbers"] == told[1]["pipeline"]["numbers"]
     np.testing.assert_allclose(told[0]["pipeline"]["numbers"], tell_pipeline(0)["numbers"], rtol=1e-5)

@@ -183,9 +183,9 @@ OF_FAMILIES: list[Case] = [
 ]
 AUTO: list[Case] = [("zero 3", "tensor", "auto"), ("replica", "sequence", "microbatches", "auto")]
 
-DEFAULT = of("dense", *alone("three-dimensional"), COMPOSITIONS[1], AUTO[1])
+DEFAULT = of("dense", *alone("three-dimensional"), COMPOSITIONS[1])
 FULL = [
-    *of("dense", *alone(*DENSE), AUTO[0], COMPOSITIONS[0], COMPOSITIONS[-1]),
+    *of("dense", *alone(*DENSE), *AUTO, COMPOSITIONS[0], COMPOSITIONS[-1]),
     *of("experts", *alone(*DENSE, *OF_EXPERTS), *OF_SEVERAL_KINDS),
     *of("dropped", ("expert", "ring")),
     *of("kinds of block", ("zero 3", "tensor"), ("zero 3", "sequence", "context")),

@@ -66,6 +66,7 @@ def test_parameters_come_back_bit_for_bit_and_a_second_time_the_files_are_the_sa
         assert (hub / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
 
 
+@pytest.mark.full
 def test_the_same_text_and_loss_with_and_without_conversion(trained, imported, hub, few, text):
     sampling = Sampling(tokens=12, temperature=0)
     names = (trained.folder, imported, f"hf:{hub}")

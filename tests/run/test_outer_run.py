@@ -66,6 +66,7 @@ def test_another_number_of_replicas_is_refused(whole, do):
         do(other, whole.folder, devices=4)
 
 
+@pytest.mark.full
 def test_a_run_that_starts_from_another_gives_its_parameters_to_every_replica(tiny, trained, do, tmp_path):
     from_trained = replace(with_method(tiny, "DiLoCo"), init_from=str(trained.folder), sample=None)
     do(from_trained, tmp_path, devices=2, steps=1)

@@ -159,7 +159,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.few(model=("answers",), layout=("sequence",))
+@pytest.mark.few(model=("continues",), layout=("sequence",))
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", ["continues", "answers"])
 def test_text_does_not_depend_on_the_layout(model, layout, seed, rng):

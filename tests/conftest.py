@@ -22,7 +22,9 @@ os.environ["XLA_FLAGS"] = (
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 )
 
-gc.set_threshold(100_000, 20, 100)  # tracing allocates much and leaves few cycles: 6 % less processor time in the rooms tried
+gc.set_threshold(
+    100_000, 20, 100
+)  # tracing allocates much and leaves few cycles: 6 % less processor time in the rooms tried
 
 
 @pytest.hookimpl(tryfirst=True)

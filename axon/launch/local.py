@@ -108,13 +108,17 @@ def _watched(processes: Sequence[ChildProcess], interrupts: Interrupts) -> int:
         if interrupts.requested is not None and forwarded is None:
             forwarded = interrupts.requested
             _forward(forwarded, processes)
-        for process in processes:
-            if process.code:
-                return _ended(process, processes, forwarded)
+        if ended := [process for process in processes if process.code]:
+            return _ended(min(ended, key=_may_follow), processes, forwarded)
         for process in processes:
             process.forward()
         time.sleep(WATCH_SECONDS)
     return 0
+
+
+def _may_follow(process: ChildProcess) -> bool:
+    """Whether it may have ended because another did: those that miss a peer fail, or abort; nobody is killed by it."""
+    return process.code is None or process.code > 0 or process.code == -signal.SIGABRT
 
 
 def _forward(number: int, processes: Sequence[ChildProcess]) -> None:

@@ -17,6 +17,7 @@ from axon.launch.local import HOST, launch
 
 LAUNCHER = """
 import sys
+from axon.launch import local
 from axon.launch.local import launch
 from axon.launch.signals import Interrupted
 sys.orig_argv = [sys.executable, "-c", sys.argv[2]]
@@ -104,6 +105,16 @@ def test_a_killed_process_is_named_and_the_others_end_within_seconds(children, c
     assert time.monotonic() - begun < 10
     message = rf"axon: process {victim} \(pid \d+\) was killed by SIGKILL\. .* the same command resumes from the last"
     assert re.fullmatch(message + " checkpoint\n", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(1)", "os.abort()"])
+def test_a_killed_process_is_named_though_others_that_missed_it_are_found_ended_with_it(
+    ending, children, capfd, monkeypatch
+):
+    monkeypatch.setattr(local, "WATCH_SECONDS", 1.5)  # as on a busy machine
+    children(f"if index == 1: os.kill(os.getpid(), 9)\ntime.sleep(0.1)\n{ending}")
+    assert launch(2) == 1
+    assert re.search(r"axon: process 1 \(pid \d+\) was killed by SIGKILL", capfd.readouterr().err)
 
 
 def test_what_another_process_says_last_is_shown_with_its_name_and_nobody_elses_complaint(children, capfd):

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from axon.errors import UserError
+from axon.launch import local
 from axon.launch.local import HOST, launch
 
 LAUNCHER = """
 import sys
-from axon.launch import local
 from axon.launch.local import launch
 from axon.launch.signals import Interrupted
 sys.orig_argv = [sys.executable, "-c", sys.argv[2]]

@@ -229,7 +229,10 @@ def bench(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
     compile_: Annotated[
-        bool, typer.Option("--compile", help="Of kernels: compile for every TPU, record VMEM.")
+        bool, typer.Option("--compile", help="Of kernels: compile for every TPU, record VMEM and bundles.")
+    ] = False,
+    bundles: Annotated[
+        bool, typer.Option("--bundles", help="Of kernels: VLIW bundles of what each does most; nothing runs.")
     ] = False,
     search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
 ) -> None:
@@ -242,15 +245,16 @@ def bench(
 
     from axon import bench
 
-    if (static or compile_ or search) and name != "kernels":
-        raise UserError(f"axon bench {name}: --static, --compile and --search are for `axon bench kernels` only")
+    if (static or compile_ or bundles or search) and name != "kernels":
+        only = "--static, --compile, --bundles and --search are for `axon bench kernels` only"
+        raise UserError(f"axon bench {name}: {only}")
     if search:
         from axon.bench.tiles import search_here
 
         typer.echo(search_here())
         return
-    if static or compile_:
-        _kernel_costs(compile_, json_)
+    if static or compile_ or bundles:
+        _kernels_compiled(compile_, bundles, json_)
         return
     result = bench.run(name)
     if json_:
@@ -259,15 +263,18 @@ def bench(
         bench.show(name, result)
 
 
-def _kernel_costs(compile_: bool, as_json: bool) -> None:
+def _kernels_compiled(again: bool, bundles: bool, as_json: bool) -> None:
     import json
 
-    from axon.bench.kernel_costs import costs, lines, record
+    from axon.bench import bundles as counted
+    from axon.bench import kernel_costs
 
-    if compile_:
-        record()
-    cases = costs()
-    for line in [json.dumps(cases)] if as_json else lines(cases):
+    if again:
+        kernel_costs.record()
+        counted.record()
+    shown = counted if bundles else kernel_costs
+    rows = shown.rows()
+    for line in [json.dumps(rows)] if as_json else shown.lines(rows):
         typer.echo(line)
 
 

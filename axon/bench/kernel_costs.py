@@ -42,7 +42,7 @@ def record() -> None:
     RECORD.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def costs() -> list[dict[str, Any]]:
+def rows() -> list[dict[str, Any]]:
     """For each case: its cost, and for each chip the limit, the least time at the limit, and the VMEM."""
     known = recorded()
     return [

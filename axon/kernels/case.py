@@ -39,3 +39,23 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.operation}: {self.name}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a Pallas kernel does over and over: the longest stretch of its program without a branch.
+
+    Args:
+        operation: the folder's name. name: of the part, as shown.
+        call: the name of the Pallas call.
+        function: of `operands`, to be traced abstractly: a program in which that stretch is this part.
+    """
+
+    operation: str
+    name: str
+    call: str
+    function: Callable[..., Any]
+    operands: tuple[jax.ShapeDtypeStruct, ...]
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.name}"

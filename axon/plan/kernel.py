@@ -1,8 +1,9 @@
 """A kernel compiled for a chip that is not here: whether it compiles, and how much VMEM it takes."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,18 +33,24 @@ class Compiled:
 
 def compile_case(case: Case, chip: Chip) -> Compiled:
     """Compile a case for one device of a chip. A refusal is a result; a missing compiler raises `UserError`."""
-    mesh = Mesh(np.array(devices(chip.topology)[:1]), ("one",), axis_types=(AxisType.Explicit,))
-    whole = NamedSharding(mesh, PartitionSpec())
-    operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in case.operands]
-    function = jax.shard_map(
-        case.function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
-    )
     try:
-        text = jax.jit(function).lower(*operands).compile().as_text() or ""
+        text = program_text(case.function, case.operands, chip)
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
         return Compiled(refused=str(error).strip().splitlines()[0])
     found = list(_pallas(text))
     return Compiled(max(found, default=0), len(found))
+
+
+def program_text(function: Callable[..., Any], operands: Sequence[jax.ShapeDtypeStruct], chip: Chip) -> str:
+    """The program of a function, compiled for one device of a chip.
+
+    Raises what the compiler raises where it refuses, and `UserError` where there is none.
+    """
+    mesh = Mesh(np.array(devices(chip.topology)[:1]), ("one",), axis_types=(AxisType.Explicit,))
+    whole = NamedSharding(mesh, PartitionSpec())
+    placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in operands]
+    mapped = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
+    return jax.jit(mapped).lower(*placed).compile().as_text() or ""
 
 
 def _pallas(text: str) -> Iterator[int]:

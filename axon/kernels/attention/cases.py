@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 
 from axon.kernels.attention.cost import backward_cost, forward_cost
-from axon.kernels.attention.mask import Causal, Mask, Prefix, SameDocument, Window
+from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
+from axon.kernels.attention.tiles import Tiles
 from axon.kernels.attention.tpu import attention_tpu
-from axon.kernels.case import Case, Cost
+from axon.kernels.case import Case, Cost, Part
 
 
 def cases(shorter: int = 1) -> list[Case]:
@@ -65,3 +66,29 @@ def _case(
     k, v = (jax.ShapeDtypeStruct((batch, kv_heads, seq, size), dtype) for size in (width, value))
     there, back = forward_cost(mask, q, k, v), backward_cost(mask, q, k, v)
     return Case("attention", name, step, operands, Cost(there.flops + back.flops, there.bytes + back.bytes))
+
+
+def parts() -> list[Part]:
+    """A tile of 1,024 rows and 1,024 keys, forward, and of 512 keys, backward; head_dim 128, bfloat16."""
+    masks = {"whole": Everything(), "partial": Causal() & SameDocument()}
+    return [_part(way, how, masks[how]) for way in ("forward", "backward") for how in masks]
+
+
+def _part(way: str, how: str, mask: Mask) -> Part:
+    config = AttentionConfig(mask, 128**-0.5)
+    tiles = Tiles(rows=1024, keys=1024, backward_rows=1024, backward_keys=512)
+
+    def forward(q, k, v, documents):
+        inputs = AttentionInputs((documents, documents) if mask.by_document else None)
+        return attention_tpu(q, k, v, config, inputs, tiles=tiles)[0]
+
+    def backward(q, k, v, documents):
+        out, gradients = jax.vjp(lambda q, k, v: forward(q, k, v, documents), q, k, v)
+        return gradients(out)
+
+    operands = (
+        *[jax.ShapeDtypeStruct((1, 4096, 1, 128), jnp.bfloat16)] * 3,
+        jax.ShapeDtypeStruct((1, 4096), jnp.int32),
+    )
+    function = {"forward": forward, "backward": backward}[way]
+    return Part("attention", f"{way}, {how} tile", f"axon_attention_{way}", function, operands)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Case, Cost
+from axon.kernels.case import Case, Cost, Part
 from axon.kernels.grouped_matmul.tiling import (
     Problem,
     gradient_bytes,
@@ -45,3 +45,16 @@ def cost_of(rows: int, embed: int, out: int, groups: int, itemsize: int) -> Cost
 def _forward_and_backward(x: Array, w: Array, sizes: Array, dy: Array) -> tuple[Array, Array, Array]:
     y, backward = jax.vjp(lambda x, w: grouped_matmul_tpu(x, w, sizes), x, w)
     return y, *backward(dy)
+
+
+def parts() -> list[Part]:
+    """The product, the gradient of its rows and that of its weights, at the widths of DeepSeek-V2-Lite."""
+    shapes = ((4096, 2048), (8, 2048, 1408), (4096, 1408))
+    x, w, dy = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    operands = (x, w, jax.ShapeDtypeStruct((8,), jnp.int32), dy)
+    calls = {
+        "product, tile": "grouped_matmul",
+        "gradient of rows, tile": "grouped_matmul_transposed",
+        "gradient of weights, tile": "grouped_matmul_weight_gradient",
+    }
+    return [Part("grouped_matmul", name, call, _forward_and_backward, operands) for name, call in calls.items()]

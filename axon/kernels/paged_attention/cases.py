@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Case, Cost
+from axon.kernels.case import Case, Cost, Part
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.tpu import paged_attention_tpu
@@ -93,3 +93,15 @@ def cost(cache: Any, sequences: int, queries: int, length: int, window: int | No
     token = 2 * KV_HEADS * (HEAD_DIM * item + (4 if cache.key_scales is not None else 0))
     rows = sequences * queries * (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM * 2
     return Cost(4 * HEADS * HEAD_DIM * sequences * seen, sequences * (read + queries) * token + rows)
+
+
+def parts() -> list[Part]:
+    """What is done with a block of pages of 128 in a decode step, and in a prefill, and the write of new tokens."""
+    decode = _case("decode", "bfloat16", 128, sequences=64, queries=1, length=2048)
+    prefill = _case("prefill", "bfloat16", 128, sequences=4, queries=1024, length=1024)
+    chosen = (
+        ("decode, block of pages", "paged_attention", decode),
+        ("prefill, block of pages", "paged_attention", prefill),
+        ("write of a token's page", "paged_attention_write", decode),
+    )
+    return [Part("paged_attention", name, call, case.function, case.operands) for name, call, case in chosen]

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Case, Cost
+from axon.kernels.case import Case, Cost, Part
 from axon.kernels.quantized_matmul.quantize import Quantized
 from axon.kernels.quantized_matmul.tpu import bytes_moved, quantized_matmul_tpu, tiles_of
 
@@ -34,3 +34,18 @@ def _case(
 
 def _to_bfloat16(x: Array, w: Array, x_scales: Array, w_scales: Array) -> Array:
     return quantized_matmul_tpu(Quantized(x, x_scales), Quantized(w, w_scales), jnp.bfloat16)
+
+
+def parts() -> list[Part]:
+    """A tile of 512 × 1,024 × 1,024, to bfloat16."""
+    return [
+        _part("int8 a tensor", jnp.int8, (1, 1), (1, 1)),
+        _part("fp8 a tensor", jnp.float8_e4m3fn, (1, 1), (1, 1)),
+        _part("fp8 in blocks of 128", jnp.float8_e4m3fn, (1024, 16), (16, 16)),
+    ]
+
+
+def _part(name: str, dtype: Any, x_scales: tuple[int, int], w_scales: tuple[int, int]) -> Part:
+    values = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((1024, 2048), (2048, 2048)))
+    scales = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (x_scales, w_scales))
+    return Part("quantized_matmul", f"{name}, tile", "quantized_matmul", _to_bfloat16, (*values, *scales))

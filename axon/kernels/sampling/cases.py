@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from axon.kernels.case import Case, Cost
+from axon.kernels.case import Case, Cost, Part
 from axon.kernels.sampling.rules import Rules
 from axon.kernels.sampling.search import STEPS
 from axon.kernels.sampling.tpu import least_kept_tpu
@@ -34,3 +34,9 @@ def cost(batch: int, vocab: int) -> Cost:
     """A compare, a select and an addition per step and logit, in two searches; six to make a power. Logits read once,
     and once more outside for the largest."""
     return Cost(flops=batch * vocab * (2 * STEPS * 3 + 6), bytes=2 * batch * vocab * 4)
+
+
+def parts() -> list[Part]:
+    """A step of the search over 64 rows of Llama 3's vocabulary."""
+    case = cases()[0]
+    return [Part("sampling", "step of the search", "sampling", case.function, case.operands)]

@@ -25,7 +25,14 @@ FLOORS = [
 ]
 """The rooms, ground floor first; a room may import its own floor and those below."""
 
-PRIVATE = ("jax._src", "jax.experimental.layout", "orbax.checkpoint.experimental", "grain.experimental", "gin.")
+PRIVATE = (
+    "jax._src.distributed",
+    "jax._src.cudnn",
+    "jax.experimental.layout",
+    "orbax.checkpoint.experimental",
+    "grain.experimental",
+    "gin.",
+)
 """Interfaces of others that are private or experimental: one module each may know them."""
 
 BARE = ("axon.axes", "axon.layout", "axon.nn", "axon.kernels", "axon.parallel", "axon.precision", "axon.train.step")

@@ -1,6 +1,7 @@
 """`scripts/accelerator_check`: is a GPU or TPU right, and how fast is it, on a machine with little more than JAX.
 
-Numerics: one training step on the accelerator against the same step on the CPU, in float32 and in bfloat16.
+Numerics: one training step on the accelerator against the same step on the CPU, in float32 and in bfloat16; and
+attention, forward and backward, against its formula, for every kind of mask and whatever its kernel may be given.
 Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16; if torch is installed, `torch.compile`'s.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import jax
 
 from axon.bench import reference
+from axon.bench.attention import TOLERANCE, check_attention
 from axon.bench.numerics import Compute, difference, first_step
 from axon.bench.speed import axon_speed, torch_speed
 from axon.bench.timing import progress
@@ -62,12 +64,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "platform": device.platform,
         "jax": jax.__version__,
         "numerics": check_numerics(SMALL if options.small else reference.MODEL, device, options.small),
+        "attention": _attention(device, options.small),
         "speed": {name: _speed(name, case, device, options.rounds) | torch[name] for name, case in cases.items()},
     }
     print(table(result))
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if all(one["within"] for one in result["numerics"].values()) else 1
+    return 0 if all(one["within"] for part in ("numerics", "attention") for one in result[part].values()) else 1
 
 
 def check_numerics(model: Llama, device: Any, small: bool, seed: int = 0) -> dict[str, Any]:
@@ -93,12 +96,21 @@ def table(result: Mapping[str, Any]) -> str:
             f"{one['loss']:10.1e}{one['grad_norm']:12.1e}{one['parameter_grad_norm']:13.1e}{one['tolerance']:10.1e}"
         )
         lines.append(f"{compute:32}{figures}  {'ok' if one['within'] else 'TOO FAR: ' + one['worst_parameter']}")
+    lines += ["", f"{'attention, against its formula':80}{'error':>10}{'of':>8}{'allowed':>10}"]
+    for name, one in result["attention"].items():
+        verdict = "ok" if one["within"] else "TOO FAR"
+        lines.append(f"{name:80}{one['error']:10.1e}{one['of']:>8}{TOLERANCE:10.1e}  {verdict}: {one['chosen']}")
     lines += ["", f"{'bfloat16 training step':32}{'batch':>10}{'tokens/s':>12}{'MFU':>13}{'torch.compile':>16}"]
     for name, one in result["speed"].items():
         share = "–" if one["mfu"] is None else f"{100 * one['mfu']:.1f} %"
         torch = "not installed" if one["torch_compile"] is None else f"{one['torch_compile']['tokens_per_second']:,.0f}"
         lines.append(f"{name:32}{one['batch']:10}{one['tokens_per_second']:12,.0f}{share:>13}{torch:>16}")
     return "\n".join(lines)
+
+
+def _attention(device: Any, small: bool) -> dict[str, Any]:
+    progress(f"attention on {device.device_kind}")
+    return check_attention(device, small)
 
 
 def _speed(name: str, case: Case, device: Any, rounds: int) -> dict[str, Any]:

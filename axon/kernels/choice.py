@@ -34,6 +34,17 @@ def with_tpu(unsupported: str | None, others: Mapping[str, str | None]) -> dict[
     return {**others, **elsewhere} if target == "cpu" else {**elsewhere, **others}
 
 
+def with_gpu(kernels: Mapping[str, str | None], others: Mapping[str, str | None]) -> dict[str, str | None]:
+    """`others`, and the kernels for GPUs, each with why it cannot run: the platform's name anywhere else.
+
+    On a GPU they are first, elsewhere last.
+    """
+    target = platform()
+    if target == "gpu":
+        return {**kernels, **others}
+    return {**others, **dict.fromkeys(kernels, f"this program is for a {target}")}
+
+
 def choose(operation: str, candidates: Mapping[str, str | None], detail: str = "") -> str:
     """The name of the implementation to run; logged once, with the reasons against those before it.
 

@@ -12,6 +12,9 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from axon.kernels.attention import Causal, Everything, Window
+from axon.kernels.attention.cost import pairs
+
 
 @dataclass(frozen=True)
 class Count:
@@ -117,7 +120,21 @@ def _conv_general_dilated(equation: core.JaxprEqn) -> int:
     return 2 * math.prod(output.shape) * math.prod(kernel) // features
 
 
+def _cudnn_attention(equation: core.JaxprEqn, of_keys: int, of_values: int) -> int:
+    """So many products of head_dim, and of value_dim, for each pair that its own mask allows, hidden by a bias or not.
+
+    Operands `batch seq heads head_dim`.
+    """
+    q, _, v = (variable.aval.shape for variable in equation.invars[:3])  # pyright: ignore[reportAttributeAccessIssue]
+    window = equation.params["sliding_window_length"]
+    mask = Causal() if equation.params["mask_type"].name == "CAUSAL" else Everything()
+    seen = pairs(mask if window is None else mask & Window(window), q[1], v[1])
+    return 2 * q[0] * q[2] * seen * (of_keys * q[3] + of_values * v[3])
+
+
 _PRODUCTS: dict[str, Callable[[core.JaxprEqn], int]] = {
+    "dot_product_attention_fwd_wrapper": lambda equation: _cudnn_attention(equation, 1, 1),
+    "dot_product_attention_bwd_wrapper": lambda equation: _cudnn_attention(equation, 3, 2),
     "dot_general": _dot_general,
     "ragged_dot_general": _ragged_dot_general,
     "conv_general_dilated": _conv_general_dilated,

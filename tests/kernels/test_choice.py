@@ -10,7 +10,7 @@ import pytest
 from axon import axes
 from axon.errors import UserError
 from axon.kernels.attention import Causal, Window, attention
-from axon.kernels.choice import OPERATIONS, check_names, choose, platform, with_tpu
+from axon.kernels.choice import OPERATIONS, check_names, choose, platform, with_gpu, with_tpu
 from axon.kernels.grouped_matmul import grouped_matmul
 from axon.kernels.quantized_matmul import TENSOR, quantize, quantized_matmul
 from axon.kernels.sampling import sample
@@ -75,6 +75,25 @@ def test_the_kernel_for_tpus_is_always_known_and_passed_over_with_a_reason_excep
     with scope(where) as active:
         choose("attention", with_tpu("odd", {"xla": None, "reference": None}))
     assert active.choices["attention"] == said
+
+
+@pytest.mark.parametrize(
+    ("where", "unfit", "said"),
+    [
+        ("gpu", None, "cudnn"),
+        ("gpu", "odd", "xla (not cudnn: odd)"),
+        ("tpu", None, "xla"),
+        ("cpu", None, "xla"),
+    ],
+)
+def test_kernels_for_gpus_are_first_on_one_and_last_elsewhere(where, unfit, said):
+    with scope(where) as active:
+        choose("attention", with_gpu({"cudnn": unfit}, {"xla": None, "reference": None}))
+    assert active.choices["attention"] == said
+    if where != "gpu":
+        refused = f"'cudnn' is unavailable for attention: this program is for a {where}"
+        with scope(where, attention="cudnn"), pytest.raises(UserError, match=refused):
+            choose("attention", with_gpu({"cudnn": unfit}, {"xla": None, "reference": None}))
 
 
 def test_the_kernel_for_tpus_is_refused_elsewhere_for_the_platform_and_not_as_unknown(rng):

@@ -19,7 +19,7 @@ MODEL = Llama(vocab=4096, embed=1024, layers=8, heads=8, kv_heads=4, mlp=4096)
 FULL = replace(MODEL, remat="full")
 """The same with little besides what waits between stages."""
 SHAPES = {"v5e:4x4": (4, 1024), "h200:8": (16, 256)}
-"""Sequences and positions of a microbatch on a device; fewer where attention makes an array of `seq × seq`."""
+"""Sequences and positions of a microbatch on a device; fewer where attention has an array of `seq × seq`."""
 DATA = 2
 MESHES = {"v5e:4x4": {"pipe": 4, "data": DATA, "tensor": 2}, "h200:8": {"pipe": 4, "data": DATA}}
 

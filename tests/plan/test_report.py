@@ -111,7 +111,7 @@ def test_cycles_kernels_and_choices_are_told(report):
     assert made.kernels == {"axon_attention_forward": forwards, "axon_attention_backward": LAYERS}
     assert made.choices["attention"].startswith("tpu, causal")
     assert not made.uncounted
-    assert report("h200:8", {"data": 8}).choices["attention"].startswith("xla, causal")
+    assert report("h200:8", {"data": 8}).choices["attention"].startswith("cudnn, causal")
 
 
 @pytest.mark.full

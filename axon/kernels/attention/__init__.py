@@ -5,6 +5,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import current
 from axon.errors import UserError
+from axon.kernels.attention import cudnn
 from axon.kernels.attention.mask import (
     Causal,
     Everything,
@@ -21,7 +22,7 @@ from axon.kernels.attention.reference import attention_gradients_reference, atte
 from axon.kernels.attention.tiles import Tiles, tiles_for
 from axon.kernels.attention.tpu import NAME, attention_gradients_tpu, attention_tpu
 from axon.kernels.attention.xla import attention_gradients_xla, attention_xla
-from axon.kernels.choice import choose, with_tpu
+from axon.kernels.choice import choose, platform, with_gpu, with_tpu
 
 __all__ = [
     "NAME",
@@ -88,8 +89,8 @@ def attention_and_lse(
     """
     chosen = _chosen(q, k, v, config, inputs)
     out, lse = _run(chosen, q, k, v, config, inputs)
-    if chosen == "tpu":
-        return out, lse  # which names what its backward needs
+    if chosen in ("tpu", "cudnn"):
+        return out, lse  # which name what their backward needs
     return checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
 
 
@@ -110,6 +111,7 @@ def attention_gradients(
     config: AttentionConfig,
     inputs: AttentionInputs,
     rows: tuple[Array, Array, Array],
+    out: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Gradients of `q`, `k` and `v`, where `k` and `v` are a part of the keys that the queries see.
 
@@ -117,10 +119,14 @@ def attention_gradients(
         inputs: without sinks, slopes and bias: sinks are no key's.
         rows: dO, `batch seq heads value_dim`, and of each query, `batch seq heads` float32, the log-sum-exp over *all*
             of its keys, −∞ or ∞ where none of these should count, and D = Σ out·dout − dlse (arXiv:2307.08691).
+        out: the output over all keys, `batch seq heads value_dim`, where D is Σ out·dout alone: cuDNN wants it in place
+            of D, and does not run without it.
 
-    Returns: in the shapes of the operands, float32, or the dtype of the operands from the TPU kernel.
+    Returns: in the shapes of the operands, float32, or the dtype of the operands from the TPU kernel and from cuDNN.
     """
-    chosen = _chosen(q, k, v, config, inputs)
+    chosen = _chosen(q, k, v, config, inputs, "it takes D from the output, which is absent" if out is None else None)
+    if chosen == "cudnn" and out is not None:
+        return cudnn.attention_gradients_cudnn(q, k, v, config, inputs, rows, out)
     if chosen == "tpu":
         return attention_gradients_tpu(q, k, v, config, inputs, rows, tiles=_tiles())
     return (attention_gradients_xla if chosen == "xla" else attention_gradients_reference)(
@@ -128,14 +134,19 @@ def attention_gradients(
     )
 
 
-def _chosen(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str:
-    """The implementation that runs. Raises `UserError` for operands whose shapes do not match."""
+def _chosen(
+    q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs, without_cudnn: str | None = None
+) -> str:
+    """The implementation that runs; `without_cudnn`: why cuDNN cannot, whatever the operands, None if it may.
+
+    Raises `UserError` for operands whose shapes do not match.
+    """
     _check(q, k, v, config, inputs)
     traced = not isinstance(inputs.start, int) and inputs.alibi_slopes is not None
     unsupported = "the index of the first query is known only at run time, and there are slopes" if traced else None
-    return choose(
-        "attention", with_tpu(_unsupported(q, v, inputs), {"xla": unsupported, "reference": None}), str(config)
-    )
+    candidates = with_tpu(_unsupported(q, v, inputs), {"xla": unsupported, "reference": None})
+    without_cudnn = without_cudnn or _without_cudnn(q, k, v, config, inputs)
+    return choose("attention", with_gpu({"cudnn": without_cudnn}, candidates), str(config))
 
 
 def _run(
@@ -143,6 +154,8 @@ def _run(
 ) -> tuple[Array, Array]:
     if chosen == "tpu":
         return attention_tpu(q, k, v, config, inputs, tiles=_tiles())
+    if chosen == "cudnn":
+        return cudnn.attention_cudnn(q, k, v, config, inputs)
     return (attention_xla if chosen == "xla" else attention_reference)(q, k, v, config, inputs)
 
 
@@ -150,7 +163,7 @@ HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 """Widths of keys and of values that the TPU kernel was compiled for, on every chip."""
 
 FEW = 64
-"""Queries below which a tile of the TPU kernel is mostly padding, and a plain product is as fast."""
+"""Queries below which a tile of a flash kernel is mostly padding, and a plain product is as fast."""
 
 
 def _unsupported(q: Array, v: Array, inputs: AttentionInputs) -> str | None:
@@ -163,6 +176,16 @@ def _unsupported(q: Array, v: Array, inputs: AttentionInputs) -> str | None:
     if q.shape[1] < FEW:
         return f"{q.shape[1]} queries would leave most of a tile empty"
     return None
+
+
+def _without_cudnn(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+    """Why cuDNN cannot run this on the program's GPU; None if it can, or if the program is for no GPU."""
+    scope = current()
+    if scope is None or platform() != "gpu":
+        return None
+    if q.shape[1] < FEW:
+        return f"{q.shape[1]} queries would leave most of a tile empty"
+    return cudnn.unsupported(q, k, v, config, inputs, scope.placement.chip)
 
 
 def _tiles() -> Tiles:

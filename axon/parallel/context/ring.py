@@ -63,6 +63,7 @@ class _Rows(NamedTuple):
     dout: Array
     lse: Array
     total: Array
+    out: Array
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class _Attention:
         def backward(residuals, dout):
             q, k, v, documents, sinks, out, lse = residuals
             total = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1)
-            dq, dk, dv = self.backward(q, k, v, documents, (dout, lse, total))
+            dq, dk, dv = self.backward(q, k, v, documents, (dout, lse, total, out))
             dsinks = None
             if sinks is not None:
                 dsinks = -jnp.sum(jnp.exp(sinks.astype(jnp.float32) - lse) * total, axis=(0, 1)).astype(sinks.dtype)
@@ -127,9 +128,9 @@ class _Attention:
     # ---- backward -------------------------------------------------------------------------------------------------
 
     def backward(
-        self, q: Array, k: Array, v: Array, documents: Array | None, rows: tuple[Array, Array, Array]
+        self, q: Array, k: Array, v: Array, documents: Array | None, rows: tuple[Array, Array, Array, Array]
     ) -> tuple[Array, Array, Array]:
-        """Of dO, the log-sum-exp and D of each query; float32."""
+        """Of dO, the log-sum-exp, D and the output of each query; float32."""
         own = self._own_gradients(q, k, v, documents, rows)
         if not self.route.steps:
             return own
@@ -153,10 +154,10 @@ class _Attention:
         return own[0] + _whole(of_queries), own[1] + _whole(dk), own[2] + _whole(dv)
 
     def _own_gradients(
-        self, q: Array, k: Array, v: Array, documents: Array | None, rows: tuple[Array, Array, Array]
+        self, q: Array, k: Array, v: Array, documents: Array | None, rows: tuple[Array, Array, Array, Array]
     ) -> tuple[Array, Array, Array]:
-        q, k, v, dout, lse, total = (self._by_chunk(x) for x in (q, k, v, *rows))
-        found = attention_gradients(q, k, v, self.config, self._own_inputs(documents), (dout, lse, total))
+        q, k, v, dout, lse, total, out = (self._by_chunk(x) for x in (q, k, v, *rows))
+        found = attention_gradients(q, k, v, self.config, self._own_inputs(documents), (dout, lse, total), out)
         dq, dk, dv = (_whole(self._as_chunks(x)).astype(jnp.float32) for x in found)
         return dq, dk, dv
 
@@ -164,14 +165,15 @@ class _Attention:
         self, problem: Problem, pairs: Sequence[Pair], queries: _Rows, keys: _Keys
     ) -> tuple[list[Array], ...]:
         """Of queries, keys and values of each pair, float32."""
-        q, dout, lse, total = (
-            _chosen(x, [p.queries for p in pairs]) for x in (queries.q, queries.dout, queries.lse, queries.total)
+        q, dout, lse, total, out = (
+            _chosen(x, [p.queries for p in pairs])
+            for x in (queries.q, queries.dout, queries.lse, queries.total, queries.out)
         )
         valid = jnp.repeat(jnp.stack([jnp.asarray(p.valid) for p in pairs]), q.shape[0] // len(pairs))
         lse = jnp.where(valid[:, None, None], lse, jnp.inf)
         k, v = (_chosen(x, [p.keys for p in pairs]) for x in (keys.k, keys.v))
         inputs = self._inputs(problem, pairs, queries.documents, keys.documents)
-        found = attention_gradients(q, k, v, self._config(problem), inputs, (dout, lse, total))
+        found = attention_gradients(q, k, v, self._config(problem), inputs, (dout, lse, total), out)
         return tuple(_split(x.astype(jnp.float32), len(pairs)) for x in found)
 
     # ---- both -----------------------------------------------------------------------------------------------------

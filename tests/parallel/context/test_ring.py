@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from axon import axes
+from axon.kernels import attention
 from axon.kernels.attention import (
     AttentionConfig,
     AttentionInputs,
@@ -16,6 +17,7 @@ from axon.kernels.attention import (
     Window,
     attention_reference,
 )
+from axon.kernels.attention.reference import attention_gradients_reference
 from axon.layout import zigzag
 from axon.parallel.context import ring_attention, route
 
@@ -76,6 +78,19 @@ def check(placed, compiled, rng, size, config, seq, sinks=True, **sizes):
 @pytest.mark.parametrize("mask", FULL, ids=str)
 def test_a_ring_is_attention_over_the_whole_sequence(mask, size, rng, placed, compiled):
     check(placed, compiled, rng, size, AttentionConfig(mask, 0.4), 2 * size * int(rng.integers(1, 7)))
+
+
+def test_a_ring_gives_cudnn_the_output_over_all_keys(rng, placed, compiled, monkeypatch):
+    """From which, and not from what the ring computed, it takes D."""
+
+    def gradients(q, k, v, config, inputs, rows, out):
+        dout, lse, _ = rows
+        return attention_gradients_reference(q, k, v, config, inputs, (dout, lse, jnp.sum(out * dout, axis=-1)))
+
+    monkeypatch.setattr(attention, "_chosen", lambda *given: "cudnn")
+    monkeypatch.setattr(attention.cudnn, "attention_cudnn", attention_reference)
+    monkeypatch.setattr(attention.cudnn, "attention_gradients_cudnn", gradients)
+    check(placed, compiled, rng, 4, AttentionConfig(FULL[-1], 0.4), 8 * int(rng.integers(1, 7)))
 
 
 @pytest.mark.few(size=(4,), reach=(3.5,))

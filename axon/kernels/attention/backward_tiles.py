@@ -56,23 +56,23 @@ class Cut:
     whole: bool = True
 
     @property
-    def rows_cut(self) -> int:
+    def query_blocks(self) -> int:
         """Blocks of queries in a tile."""
         return self.tile.queries // self.block.queries
 
     @property
-    def keys_cut(self) -> int:
+    def key_blocks(self) -> int:
         """Blocks of keys in a tile."""
         return self.tile.keys // self.block.keys
 
     @property
     def full(self) -> Pattern:
         """Every block of a tile."""
-        return ((0, self.keys_cut),) * self.rows_cut
+        return ((0, self.key_blocks),) * self.query_blocks
 
     def rectangles(self, pattern: Pattern) -> Iterator[Rectangle]:
         """A pattern as few rectangles: neighbouring blocks of queries that see the same keys are one."""
-        for (first, last), same in groupby(range(self.rows_cut), lambda block: pattern[block]):
+        for (first, last), same in groupby(range(self.query_blocks), lambda block: pattern[block]):
             blocks = list(same)
             if last > first:
                 yield Rectangle((blocks[0], blocks[-1] + 1), (first, last))
@@ -82,7 +82,7 @@ class Cut:
 
         Half-open ranges of keys counted from the first key of a tile, `key`, and whether it sees none of its keys.
         """
-        for block in range(self.rows_cut):
+        for block in range(self.query_blocks):
             query = first + block * self.block.queries
             low, high = mask.keys(query, query + self.block.queries, self.tile.real_keys)
             low, high = low - key, high - key
@@ -94,11 +94,25 @@ class Cut:
         for (first, last), (low, high, nothing) in zip(pattern, needs, strict=True):
             if last == first:
                 found &= nothing
-            elif (first, last) != (0, self.keys_cut):
+            elif (first, last) != (0, self.key_blocks):
                 inside = True if first == 0 else low >= first * self.block.keys
-                inside &= True if last == self.keys_cut else high <= last * self.block.keys
+                inside &= True if last == self.key_blocks else high <= last * self.block.keys
                 found &= nothing | inside
         return found
+
+    def computed_pairs(self, mask: Mask, start: int = 0) -> int:
+        """Pairs of a head's query and a key that are computed, seen or not; documents reduce them."""
+        count = _count(self, mask, start)
+        areas = sum(times * _area(self, self._taken(pattern)) for pattern, times in count.patterns.items())
+        return (count.whole * _area(self, self.full) + areas) // self.tile.group
+
+    def _taken(self, needed: Pattern) -> Pattern:
+        """The pattern that a tile takes whose own is `needed`: the first that covers it."""
+        return next(
+            taken
+            for taken in (*self.patterns, self.full)
+            if all(b <= a or (c <= a and b <= d) for (a, b), (c, d) in zip(needed, taken, strict=True))
+        )
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ def _count(cut: Cut, mask: Mask, start: int) -> _Count:
     whole = np.broadcast_to(whole, shape)
     ranges = []
     for low, high, nothing in cut.needs(mask, first, key):
-        low, high = np.maximum(low // block.keys, 0), np.minimum(-(-high // block.keys), cut.keys_cut)
+        low, high = np.maximum(low // block.keys, 0), np.minimum(-(-high // block.keys), cut.key_blocks)
         ranges += [np.broadcast_to(np.where(nothing, 0, end), shape)[~whole] for end in (low, high)]
     found, times = np.unique(np.stack(ranges, axis=1), axis=0, return_counts=True)
     patterns = {
@@ -132,22 +146,6 @@ def _count(cut: Cut, mask: Mask, start: int) -> _Count:
 def _area(cut: Cut, *patterns: Pattern) -> int:
     """Pairs of patterns, those of every head of a group."""
     return sum(last - first for pattern in patterns for first, last in pattern) * cut.block.rows * cut.block.keys
-
-
-def computed_pairs(cut: Cut, mask: Mask, start: int = 0) -> int:
-    """Pairs that the backward computes for one head, seen or not; documents, known only at run time, reduce them."""
-    count = _count(cut, mask, start)
-    areas = sum(times * _area(cut, _taken(cut, pattern)) for pattern, times in count.patterns.items())
-    return (count.whole * _area(cut, cut.full) + areas) // cut.tile.group
-
-
-def _taken(cut: Cut, needed: Pattern) -> Pattern:
-    """The pattern that a tile takes whose own is `needed`: the first that covers it."""
-    return next(
-        taken
-        for taken in (*cut.patterns, cut.full)
-        if all(b <= a or (c <= a and b <= d) for (a, b), (c, d) in zip(needed, taken, strict=True))
-    )
 
 
 @cache

@@ -157,7 +157,7 @@ class _Kernels:
 
 def _by_block(cut: Cut, x: Array) -> Array:
     """`… rows` of tiles, those of each head of a group, → those of each block of queries, and in it of each head."""
-    blocks = x.reshape(*x.shape[:-1], cut.tile.group, cut.rows_cut, cut.block.queries)
+    blocks = x.reshape(*x.shape[:-1], cut.tile.group, cut.query_blocks, cut.block.queries)
     return blocks.swapaxes(-3, -2).reshape(x.shape)
 
 

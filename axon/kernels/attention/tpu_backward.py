@@ -239,7 +239,7 @@ class _Writer:
         """Begin to copy a tile of queries, `rows width`."""
         self.wait()
         block = self.cut.block
-        for number in range(self.cut.rows_cut):
+        for number in range(self.cut.query_blocks):
             of_block = rows[number * block.rows : (number + 1) * block.rows]
             place = slice(number * block.queries, (number + 1) * block.queries)
             self.tile[:, place] = of_block.reshape(block.group, block.queries, self.width).astype(self.tile.dtype)

@@ -33,13 +33,14 @@ class Spans:
     @classmethod
     def of(cls, grid: Grid, mask: Mask, start: int | None, width: int, dq_vmem: int, least: int = 1) -> "Spans":
         """At least so many spans, so that the gradients under way, of `width`, fit in `dq_vmem` bytes of each."""
-        tile = grid.rows * -(-width // LANES) * LANES * 4
-        seen, count = _seen(grid, mask, start), min(least, grid.query_tiles)
-        while True:
+        fitting = max(1, dq_vmem // (grid.rows * -(-width // LANES) * LANES * 4))
+        seen = _seen(grid, mask, start)
+        most = max(1, int(np.max(seen[1] - seen[0])))
+        for count in range(min(max(least, -(-most // fitting)), grid.query_tiles), grid.query_tiles):
             found = cls._with(grid, count, seen)
-            if found.steps * tile <= dq_vmem or count == grid.query_tiles:
+            if found.steps <= fitting:
                 return found
-            count += 1
+        return cls._with(grid, grid.query_tiles, seen)
 
     @classmethod
     def _with(cls, grid: Grid, count: int, seen: tuple[np.ndarray, np.ndarray]) -> "Spans":

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from axon.kernels.attention import Causal, Everything, Prefix, Window
-from axon.kernels.attention.backward_tiles import choose_cut, computed_pairs
+from axon.kernels.attention.backward_tiles import choose_cut
 from axon.kernels.attention.cost import pairs
 from axon.kernels.attention.tiles import Tiles
 
@@ -24,7 +24,7 @@ TILES = Tiles()
 def test_most_pairs_that_are_computed_are_needed(mask, length, least):
     for group, share in least.items():
         cut = choose_cut(mask, TILES, group, length, length)
-        assert pairs(mask, length, length) / computed_pairs(cut, mask) >= share
+        assert pairs(mask, length, length) / cut.computed_pairs(mask) >= share
 
 
 def random_mask(rng):
@@ -69,7 +69,7 @@ def test_every_pair_that_is_seen_is_in_the_pattern_that_a_tile_takes(traced, rng
                 assert taken is not None
                 assert not np.any(of_tile & ~blocks_of(cut, taken))
                 computed += np.sum(blocks_of(cut, taken))
-        assert computed <= computed_pairs(cut, mask, start) or traced
+        assert computed <= cut.computed_pairs(mask, start) or traced
 
 
 def test_a_mask_that_cuts_no_tile_has_no_blocks():

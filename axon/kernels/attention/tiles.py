@@ -23,6 +23,8 @@ class Tiles:
     Args:
         dq_vmem: bytes of VMEM for the gradient of the queries, accumulated in float32 for a whole span.
         vmem: bytes of VMEM that a kernel may take.
+        cores: of a device, which share the heads of a batch, or the spans of their queries.
+        rectangle: pairs of a query and a key that one more rectangle costs, where a tile is computed as several.
     """
 
     rows: int = 1024
@@ -31,6 +33,8 @@ class Tiles:
     backward_keys: int = 512
     dq_vmem: int = 16 * 2**20
     vmem: int = 56 * 2**20
+    cores: int = 1
+    rectangle: int = 32 * 2**10
 
     def halved(self) -> "Tiles":
         """For float32 operands, whose exact products are six of bfloat16 each: long programs, and twice the bytes."""
@@ -70,12 +74,6 @@ class Grid:
     @property
     def key_tiles(self) -> int:
         return -(-self.real_keys // self.keys)
-
-    def spans(self, width: int, dq_vmem: int) -> tuple[int, int]:
-        """The number of spans of queries, so that a span's gradient fits `dq_vmem` bytes, and of tiles in a span."""
-        tile = self.rows * -(-width // LANES) * LANES * 4
-        spans = -(-self.query_tiles // max(1, dq_vmem // tile))
-        return spans, -(-self.query_tiles // spans)
 
     def steps(self, mask: Mask, start: Any) -> int:
         """Tiles of keys that a tile of queries reaches at most."""

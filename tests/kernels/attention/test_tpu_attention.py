@@ -23,6 +23,7 @@ from axon.kernels.attention import (
 )
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
+from axon.kernels.attention.tpu_backward_grid import Spans
 
 SMALL = Tiles(512, 256, 512, 256)
 """Of float32 operands half that: two heads of 128 queries, and 128 keys."""
@@ -111,7 +112,7 @@ def test_a_sequence_whose_gradient_does_not_fit_is_cut_into_spans(rng):
     q, k, v, _ = draw(rng, 500, 500, batch=1)
     grid = Grid.of(256, 128, 2, 500, 500)
     tiles = Tiles(512, 256, 512, 256, dq_vmem=2 * grid.rows * 128 * 4)
-    assert grid.spans(64, tiles.dq_vmem) == (2, 2)
+    assert Spans.of(grid, Causal(), 0, 64, tiles.dq_vmem) == Spans(2, 2, 2)
     check(rng, (q, k, v), AttentionConfig(Causal(), 0.2), AttentionInputs(), tiles)
 
 

@@ -37,6 +37,9 @@ HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 """What is added to the score of a pair that the mask hides: so large that its power is 0 beside any other, and finite,
 as cuDNN subtracts such scores from each other."""
 
+MOST_BIAS = 2**30
+"""Bytes of the bias of a mask, which grow with queries × keys: with more, XLA's blocks take less memory."""
+
 
 def attention_cudnn(
     q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs = AttentionInputs()
@@ -76,8 +79,20 @@ def unsupported(
         return "it adds no slopes or bias by distance to the scores"
     if (narrow := _too_wide(q.shape[3], v.shape[3], chip)) is not None:
         return narrow
-    if (q.shape[1] % 2 or k.shape[1] % 2) and Form.of(config.mask, q.shape[1], k.shape[1], inputs).rest is not None:
-        return f"with mask {config.mask} it takes even lengths, not {q.shape[1]} queries and {k.shape[1]} keys"
+    return _no_bias(q, k, config.mask, inputs)
+
+
+def _no_bias(q: Array, k: Array, mask: Mask, inputs: AttentionInputs) -> str | None:
+    """Why what cuDNN does not know of a mask cannot be a bias; None if it can, or nothing has to be."""
+    (batch, queries), keys = q.shape[:2], k.shape[1]
+    rest = Form.of(mask, queries, keys, inputs).rest
+    if rest is None:
+        return None
+    if queries % 2 or keys % 2:
+        return f"with mask {mask} it takes even lengths, not {queries} queries and {keys} keys"
+    size = (batch if rest.by_document else 1) * queries * keys * q.dtype.itemsize
+    if size > MOST_BIAS:
+        return f"with mask {mask} it takes a bias, here of {size / 2**30:.1f} GiB: {MOST_BIAS / 2**30:.0f} at most"
     return None
 
 
@@ -116,7 +131,7 @@ class Form:
         if start == 0 and queries == keys and any(isinstance(rule, Causal) for rule in found):
             own = [
                 rule for rule in found if isinstance(rule, Causal | Window | Prefix)
-            ]  # causal allows less than prefix
+            ]  # causal allows no prefix's more
         window = min((rule.size for rule in own if isinstance(rule, Window)), default=None)
         rest = [rule for rule in found if rule not in own]
         return cls(bool(own), window, reduce(and_, rest) if rest else None)

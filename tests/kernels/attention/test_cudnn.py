@@ -5,6 +5,7 @@ No GPU is needed: the two calls are replaced by plain products of what they were
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ def plain(monkeypatch):
 
 @pytest.fixture
 def h200():
-    placement = SimpleNamespace(platform="gpu", chip="NVIDIA H200 141GB HBM3e")
+    placement: Any = SimpleNamespace(platform="gpu", chip="NVIDIA H200 141GB HBM3e")
     with axes.activate(axes.Scope(placement)) as scope:
         yield scope
 
@@ -202,6 +203,8 @@ def refusal(chip="NVIDIA H200 141GB HBM3e", dtype=jnp.bfloat16, width=128, value
         ({"width": 192, "chip": "NVIDIA A100-SXM4-40GB"}, "multiples of 8 up to 128, not 192"),
         ({"chip": "AMD Instinct MI300X"}, "for NVIDIA GPUs, not AMD"),
         ({"seq": 127, "mask": Prefix(9)}, "even lengths, not 127 queries"),
+        ({"seq": 32768}, None),
+        ({"seq": 32768, "mask": Prefix(9)}, r"a bias, here of 2\.0 GiB: 1 at most"),
     ],
 )
 def test_what_does_not_fit_says_why(problem, said):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,18 +33,23 @@ class Compiled:
 
 def compile_case(case: Case, chip: Chip) -> Compiled:
     """Compile a case for one device of a chip. A refusal is a result; a missing compiler raises `UserError`."""
-    mesh = Mesh(np.array(devices(chip.topology)[:1]), ("one",), axis_types=(AxisType.Explicit,))
+    try:
+        text = lowered(case, chip.topology).compile().as_text() or ""
+    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+        return Compiled(refused=str(error).strip().splitlines()[0])
+    found = list(_pallas(text))
+    return Compiled(max(found, default=0), len(found))
+
+
+def lowered(case: Case, topology: str) -> Any:
+    """A case traced and lowered for one device of a topology, to be compiled."""
+    mesh = Mesh(np.array(devices(topology)[:1]), ("one",), axis_types=(AxisType.Explicit,))
     whole = NamedSharding(mesh, PartitionSpec())
     operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in case.operands]
     function = jax.shard_map(
         case.function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
     )
-    try:
-        text = jax.jit(function).lower(*operands).compile().as_text() or ""
-    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
-        return Compiled(refused=str(error).strip().splitlines()[0])
-    found = list(_pallas(text))
-    return Compiled(max(found, default=0), len(found))
+    return jax.jit(function).lower(*operands)
 
 
 def _pallas(text: str) -> Iterator[int]:

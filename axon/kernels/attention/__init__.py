@@ -1,10 +1,14 @@
 """Attention: softmax(q·kᵀ·scale)·v under a declarative mask, by the implementation that fits."""
 
+from importlib import import_module
+from typing import Any
+
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import current
 from axon.errors import UserError
+from axon.kernels.attention import gpu_support
 from axon.kernels.attention.mask import (
     Causal,
     Everything,
@@ -21,7 +25,7 @@ from axon.kernels.attention.reference import attention_gradients_reference, atte
 from axon.kernels.attention.tiles import Tiles, tiles_for
 from axon.kernels.attention.tpu import NAME, attention_gradients_tpu, attention_tpu
 from axon.kernels.attention.xla import attention_gradients_xla, attention_xla
-from axon.kernels.choice import choose, with_tpu
+from axon.kernels.choice import choose, platform, with_tpu
 
 __all__ = [
     "NAME",
@@ -88,8 +92,8 @@ def attention_and_lse(
     """
     chosen = _chosen(q, k, v, config, inputs)
     out, lse = _run(chosen, q, k, v, config, inputs)
-    if chosen == "tpu":
-        return out, lse  # which names what its backward needs
+    if chosen in ("tpu", "mosaic"):
+        return out, lse  # which name what their backward needs
     return checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
 
 
@@ -118,11 +122,13 @@ def attention_gradients(
         rows: dO, `batch seq heads value_dim`, and of each query, `batch seq heads` float32, the log-sum-exp over *all*
             of its keys, −∞ or ∞ where none of these should count, and D = Σ out·dout − dlse (arXiv:2307.08691).
 
-    Returns: in the shapes of the operands, float32, or the dtype of the operands from the TPU kernel.
+    Returns: in the shapes of the operands, float32, or the dtype of the operands from the TPU and Hopper kernels.
     """
     chosen = _chosen(q, k, v, config, inputs)
     if chosen == "tpu":
         return attention_gradients_tpu(q, k, v, config, inputs, rows, tiles=_tiles())
+    if chosen == "mosaic":
+        return _mosaic().attention_gradients_gpu(q, k, v, config, inputs, rows)
     return (attention_gradients_xla if chosen == "xla" else attention_gradients_reference)(
         q, k, v, config, inputs, rows
     )
@@ -133,9 +139,8 @@ def _chosen(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Atten
     _check(q, k, v, config, inputs)
     traced = not isinstance(inputs.start, int) and inputs.alibi_slopes is not None
     unsupported = "the index of the first query is known only at run time, and there are slopes" if traced else None
-    return choose(
-        "attention", with_tpu(_unsupported(q, v, inputs), {"xla": unsupported, "reference": None}), str(config)
-    )
+    candidates = with_tpu(_unsupported(q, v, inputs), {"xla": unsupported, "reference": None})
+    return choose("attention", {**candidates, "mosaic": _without_mosaic(q, k, v, config, inputs)}, str(config))
 
 
 def _run(
@@ -143,7 +148,22 @@ def _run(
 ) -> tuple[Array, Array]:
     if chosen == "tpu":
         return attention_tpu(q, k, v, config, inputs, tiles=_tiles())
+    if chosen == "mosaic":
+        return _mosaic().attention_gpu(q, k, v, config, inputs)
     return (attention_xla if chosen == "xla" else attention_reference)(q, k, v, config, inputs)
+
+
+def _mosaic() -> Any:
+    """The Hopper kernels, last of the candidates: no GPU has run them yet. Imported where they run."""
+    return import_module("axon.kernels.attention.gpu")
+
+
+def _without_mosaic(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+    """Why the Hopper kernels cannot run this; None if they can."""
+    scope = current()
+    if scope is None or platform() != "gpu":
+        return f"this program is for a {platform()}"
+    return gpu_support.unsupported(q, k, v, config, inputs, scope.placement.chip)
 
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))

@@ -6,7 +6,7 @@ only tiles that are partly seen are masked. No GPU has run them yet: they run wh
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,46 +19,14 @@ from axon.kernels.attention.gpu_backward_keys import block_keys, key_gradients
 from axon.kernels.attention.gpu_block import CONSUMERS, ROWS
 from axon.kernels.attention.gpu_forward import forward
 from axon.kernels.attention.gpu_scores import LOG2E
-from axon.kernels.attention.gpu_tiles import Meeting, Operands, Sizes, meeting, table
+from axon.kernels.attention.gpu_support import SIZES
+from axon.kernels.attention.gpu_tiles import Meeting, Operands, meeting, table
 from axon.kernels.attention.mask import Documents
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tpu import NAME
 
 BLOCK = ROWS * CONSUMERS
 """Lengths are padded to a multiple of it; every kernel's tiles divide it."""
-
-
-class KernelSizes(NamedTuple):
-    """Of the forward, of the gradient of queries, and of those of keys and values."""
-
-    forward: Sizes
-    queries: Sizes
-    keys: Sizes
-
-
-SIZES = {
-    (64, 64): KernelSizes(Sizes(128, 4), Sizes(128, 2), Sizes(64, 4)),
-    (128, 128): KernelSizes(Sizes(128, 2), Sizes(64, 3), Sizes(64, 3)),
-    (192, 128): KernelSizes(Sizes(128, 2), Sizes(64, 2), Sizes(64, 3)),
-    (256, 256): KernelSizes(Sizes(64, 2), Sizes(64, 1), Sizes(64, 2)),
-}
-"""Widths of keys and of values → tiles with which nothing spills, and as many in flight as shared memory holds."""
-
-
-def unsupported_gpu(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-    """Why the kernels cannot run this; None if they can."""
-    if (q.shape[3], v.shape[3]) not in SIZES:
-        known = ", ".join(str(a) if a == b else f"{a} (values {b})" for a, b in SIZES)
-        return f"it supports head_dim {known}, not {q.shape[3]} (values {v.shape[3]})"
-    if q.dtype not in (jnp.bfloat16, jnp.float16) or not q.dtype == k.dtype == v.dtype:
-        return f"it supports bfloat16 and float16, the same for all, not {q.dtype}, {k.dtype} and {v.dtype}"
-    if config.soft_cap is not None:
-        return "it has no soft cap"
-    if config.scale <= 0:
-        return f"it needs a scale above 0, not {config.scale:g}"
-    extra = {"sinks": inputs.sinks, "ALiBi slopes": inputs.alibi_slopes, "a bias by distance": inputs.distance_bias}
-    lacking = [name for name, x in extra.items() if x is not None]
-    return f"it has no {' and no '.join(lacking)}" if lacking else None
 
 
 def attention_gpu(

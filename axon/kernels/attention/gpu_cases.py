@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from axon.kernels.attention.cost import backward_cost, forward_cost
-from axon.kernels.attention.gpu import SIZES, attention_gpu
+from axon.kernels.attention.gpu import attention_gpu
+from axon.kernels.attention.gpu_support import SIZES
 from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.case import Case, Cost

@@ -39,7 +39,8 @@ from axon.kernels.attention.gpu_scores import (
     shared,
     zeros,
 )
-from axon.kernels.attention.gpu_tiles import Operands, Sizes
+from axon.kernels.attention.gpu_support import Sizes
+from axon.kernels.attention.gpu_tiles import Operands
 from axon.kernels.attention.problem import AttentionConfig
 
 

@@ -8,18 +8,6 @@ from jax import Array
 from axon.kernels.attention.mask import Mask
 
 
-class Sizes(NamedTuple):
-    """A kernel's tile along the loop and how many such tiles are in flight.
-
-    Args:
-        tile: keys of a step of the forward and of dq, queries of a step of dk and dv.
-        stages: how many such tiles shared memory holds.
-    """
-
-    tile: int
-    stages: int
-
-
 class Operands(NamedTuple):
     """Padded to whole tiles: `q[batch seq heads head_dim]`, `k, v[batch kv_seq kv_heads head_dim]`, and documents.
 

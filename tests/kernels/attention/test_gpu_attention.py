@@ -5,12 +5,16 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon import axes
+from axon.errors import UserError
 from axon.kernels.attention import (
     AttentionConfig,
     AttentionInputs,
@@ -19,11 +23,12 @@ from axon.kernels.attention import (
     Prefix,
     SameDocument,
     Window,
-    gpu,
+    attention,
 )
-from axon.kernels.attention.gpu import attention_gpu, unsupported_gpu
+from axon.kernels.attention.gpu import attention_gpu
 from axon.kernels.attention.gpu_cases import gpu_cases
-from axon.kernels.attention.gpu_tiles import Operands, Sizes, meeting, table
+from axon.kernels.attention.gpu_support import SIZES, Sizes, unsupported
+from axon.kernels.attention.gpu_tiles import Operands, meeting, table
 from axon.kernels.case import Case, Cost
 from axon.plan.ptxas import compile_for_gpu
 
@@ -106,19 +111,39 @@ def test_tiles_that_nobody_sees_are_skipped_and_few_are_masked():
 
 
 def test_what_the_kernels_lack_is_said():
-    q, v = jnp.zeros((1, 128, 2, 128), jnp.bfloat16), jnp.zeros((1, 128, 2, 128), jnp.bfloat16)
-    config, none = AttentionConfig(Causal(), 0.1), AttentionInputs()
-    assert unsupported_gpu(q, q, v, config, none) is None
+    q = v = jnp.zeros((1, 128, 2, 128), jnp.bfloat16)
+    config, none, chip = AttentionConfig(Causal(), 0.1), AttentionInputs(), "NVIDIA H100 80GB HBM3"
+    assert unsupported(q, q, v, config, none, chip) is None
     for reason, arguments in {
-        "no sinks": (q, q, v, config, none._replace(sinks=jnp.zeros(2))),
-        "no ALiBi slopes": (q, q, v, config, none._replace(alibi_slopes=jnp.zeros(2))),
-        "no a bias by distance": (q, q, v, config, none._replace(distance_bias=jnp.zeros((2, 255)))),
-        "soft cap": (q, q, v, AttentionConfig(Causal(), 0.1, 30.0), none),
-        "scale above 0": (q, q, v, AttentionConfig(Causal(), -0.1), none),
-        "not 96": (q[..., :96], q[..., :96], v[..., :96], config, none),
-        "not float32": (*(x.astype(jnp.float32) for x in (q, q, v)), config, none),
+        "no sinks and no ALiBi slopes": (q, q, v, config, AttentionInputs(None, 0, q, q), chip),
+        "no bias by distance": (q, q, v, config, none._replace(distance_bias=jnp.zeros((2, 255))), chip),
+        "no soft cap": (q, q, v, AttentionConfig(Causal(), 0.1, 30.0), none, chip),
+        "scale above 0": (q, q, v, AttentionConfig(Causal(), -0.1), none, chip),
+        "not 96": (q[..., :96], q[..., :96], v[..., :96], config, none, chip),
+        "not float32": (*(x.astype(jnp.float32) for x in (q, q, v)), config, none, chip),
+        "this is NVIDIA A100": (q, q, v, config, none, "NVIDIA A100-SXM4-80GB"),
     }.items():
-        assert reason in (unsupported_gpu(*arguments) or "")
+        assert reason in (unsupported(*arguments) or "")
+
+
+def chosen(requested, platform="gpu", chip="NVIDIA H200 141GB HBM3e", width=64):
+    """The program that attention traces to, and what is logged of the choice."""
+    x = jax.ShapeDtypeStruct((1, 128, 2, width), jnp.bfloat16)
+    placement: Any = SimpleNamespace(platform=platform, explicit=True, chip=chip)
+    scope = axes.Scope(placement, kernels={"attention": requested} if requested else {})
+    with axes.activate(scope):
+        return str(jax.make_jaxpr(lambda q: attention(q, q, q, Causal()))(x)), scope.choices["attention"]
+
+
+def test_they_run_where_they_are_requested_by_name_alone():
+    program, choice = chosen("mosaic")
+    assert "axon_attention_forward" in program
+    assert choice == "mosaic, causal (requested by name)"
+    assert "axon_attention_forward" not in chosen(None)[0]
+    lacking = ("tpu", "", 64, "a tpu"), ("gpu", "NVIDIA B200", 64, "B200"), ("gpu", "NVIDIA H100", 96, "96")
+    for platform, chip, width, reason in lacking:
+        with pytest.raises(UserError, match=f"'mosaic' is unavailable for attention: .*{reason}"):
+            chosen("mosaic", platform, chip, width)
 
 
 @pytest.fixture
@@ -141,7 +166,7 @@ def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialis
 
 @pytest.mark.usefixtures("compiler")
 def test_what_does_not_fit_in_shared_memory_is_refused_with_the_reason(monkeypatch):
-    monkeypatch.setitem(gpu.SIZES, (256, 256), gpu.SIZES[256, 256]._replace(forward=Sizes(128, 2)))
+    monkeypatch.setitem(SIZES, (256, 256), SIZES[256, 256]._replace(forward=Sizes(128, 2)))
     x = jax.ShapeDtypeStruct((1, 128, 1, 256), jnp.bfloat16)
     attend = partial(attention_gpu, config=AttentionConfig(Causal(), 0.1))
     case = Case("attention", "large", attend, (x, x, x), Cost(1, 1))

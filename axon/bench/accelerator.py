@@ -2,6 +2,7 @@
 
 Numerics: one training step on the accelerator against the same step on the CPU, in float32 and in bfloat16.
 Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16; if torch is installed, `torch.compile`'s.
+On a GPU, last: our Hopper kernels of attention, against their formula and beside cuDNN's.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from typing import Any
 
 import jax
 
-from axon.bench import reference
+from axon.bench import gpu_attention, reference
 from axon.bench.numerics import Compute, difference, first_step
 from axon.bench.speed import axon_speed, torch_speed
 from axon.bench.timing import progress
@@ -65,8 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "speed": {name: _speed(name, case, device, options.rounds) | torch[name] for name, case in cases.items()},
     }
     print(table(result))
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+    _write(result, options.json)
+    if device.platform == "gpu":  # last: no GPU has run these kernels, and one that hangs leaves what is above
+        ours = {"errors": gpu_attention.check_ours(device), "speeds": gpu_attention.speed_of_both(device)}
+        result["our_attention"] = ours
+        print("\n" + gpu_attention.table(**ours))
+        _write(result, options.json)
     return 0 if all(one["within"] for one in result["numerics"].values()) else 1
 
 
@@ -99,6 +104,11 @@ def table(result: Mapping[str, Any]) -> str:
         torch = "not installed" if one["torch_compile"] is None else f"{one['torch_compile']['tokens_per_second']:,.0f}"
         lines.append(f"{name:32}{one['batch']:10}{one['tokens_per_second']:12,.0f}{share:>13}{torch:>16}")
     return "\n".join(lines)
+
+
+def _write(result: Mapping[str, Any], path: str | None) -> None:
+    if path:
+        Path(path).write_text(json.dumps(result, indent=2) + "\n")
 
 
 def _speed(name: str, case: Case, device: Any, rounds: int) -> dict[str, Any]:

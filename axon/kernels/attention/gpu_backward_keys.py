@@ -197,8 +197,9 @@ class _Gather(NamedTuple):
         if "v" in sums:
             sums["v"] = multiply_into(sums["v"], weights.astype(dtype), x.dout.at[slot], interpret)
         if "k" in sums:
-            total = plgpu.load(x.total.at[slot], layout=COLUMN)
-            dscores = weights * (multiply(x.v.at[part], x.dout.at[slot]) - along_columns(total, ROWS))
+            dweights = multiply(x.v.at[part], x.dout.at[slot])
+            # D is loaded after the product: before it, its registers would be taken while that runs, and others spill.
+            dscores = weights * (dweights - along_columns(plgpu.load(x.total.at[slot], layout=COLUMN), ROWS))
             sums["k"] = multiply_into(sums["k"], dscores.astype(dtype), x.q.at[slot], interpret)
         release(x.free.at[slot], interpret)
         return sums

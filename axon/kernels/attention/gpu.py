@@ -14,16 +14,18 @@ import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from axon.kernels.attention.gpu_backward import Rows, query_gradients
-from axon.kernels.attention.gpu_backward_keys import block_keys, key_gradients
+from axon.kernels.attention.cost import pairs
+from axon.kernels.attention.gpu_backward import QueryGradients, Rows
+from axon.kernels.attention.gpu_backward_keys import KeyGradients, block_keys
 from axon.kernels.attention.gpu_block import CONSUMERS, ROWS
-from axon.kernels.attention.gpu_forward import forward
+from axon.kernels.attention.gpu_forward import Forward
 from axon.kernels.attention.gpu_scores import LOG2E
 from axon.kernels.attention.gpu_support import SIZES
 from axon.kernels.attention.gpu_tiles import Meeting, Operands, meeting, table
 from axon.kernels.attention.mask import Documents
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tpu import NAME
+from axon.kernels.case import Cost
 
 BLOCK = ROWS * CONSUMERS
 """Lengths are padded to a multiple of it; every kernel's tiles divide it."""
@@ -40,7 +42,7 @@ def attention_gpu(
 ) -> tuple[Array, Array]:
     """See `axon.kernels.attention.attention_and_lse`."""
     start = jnp.asarray(inputs.start, jnp.int32)
-    return _Kernels(config, interpret).differentiable()(q, k, v, AttentionInputs(inputs.documents, start))
+    return _Kernels.of(config, inputs, interpret).differentiable()(q, k, v, AttentionInputs(inputs.documents, start))
 
 
 def attention_gradients_gpu(
@@ -54,7 +56,7 @@ def attention_gradients_gpu(
     interpret: Any = False,
 ) -> tuple[Array, Array, Array]:
     """See `axon.kernels.attention.attention_gradients`; in the dtype of the operands."""
-    return _Kernels(config, interpret).backward(q, k, v, inputs, (rows[0].astype(q.dtype), *rows[1:]))
+    return _Kernels.of(config, inputs, interpret).backward(q, k, v, inputs, (rows[0].astype(q.dtype), *rows[1:]))
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,13 @@ class _Kernels:
     """All three kernels, of operands as in `attention`."""
 
     config: AttentionConfig
+    start: int | None
     interpret: Any
+
+    @classmethod
+    def of(cls, config: AttentionConfig, inputs: AttentionInputs, interpret: Any) -> "_Kernels":
+        """`start` where it is a constant."""
+        return cls(config, inputs.start if isinstance(inputs.start, int) else None, interpret)
 
     def differentiable(self) -> Callable[..., tuple[Array, Array]]:
         """Output and log-sum-exp, `batch seq heads`."""
@@ -86,10 +94,10 @@ class _Kernels:
         return attend
 
     def forward(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> tuple[Array, Array]:
-        operands, sizes = self._operands(q, k, v, inputs), SIZES[q.shape[3], v.shape[3]].forward
-        met = meeting(self.config.mask, BLOCK, sizes.tile, k.shape[1], operands, inputs.start)
-        tables = table(met, inputs.start)
-        out, lse = forward(self.config, sizes, k.shape[1], tables, operands, self.interpret)
+        operands, sizes, keys = self._operands(q, k, v, inputs), SIZES[q.shape[3], v.shape[3]].forward, k.shape[1]
+        met = meeting(self.config.mask, BLOCK, sizes.tile, keys, operands, inputs.start)
+        kernel = Forward(self.config, sizes, keys, self._cost(q, k, v, 1, 1), self.interpret)
+        out, lse = kernel.run(table(met, inputs.start), operands)
         return out[:, : q.shape[1]], lse.swapaxes(1, 2)[:, : q.shape[1]]
 
     def backward(
@@ -98,14 +106,26 @@ class _Kernels:
         """Of dO, the log-sum-exp and D of each query."""
         operands, mask, keys = self._operands(q, k, v, inputs), self.config.mask, k.shape[1]
         of_queries, of_keys = SIZES[q.shape[3], v.shape[3]][1:]
-        of_rows = _rows(*rows)
+        block, of_rows = block_keys(q.shape[3], v.shape[3]), _rows(*rows)
         met = meeting(mask, BLOCK, of_queries.tile, keys, operands, inputs.start)
-        tables = table(met, inputs.start)
-        dq = query_gradients(self.config, of_queries, keys, tables, operands, of_rows, self.interpret)
-        met = meeting(mask, of_keys.tile, block_keys(q.shape[3], v.shape[3]), keys, operands, inputs.start)
-        tables = table(Meeting(*(x.swapaxes(1, 2) for x in met)), inputs.start)
-        dk, dv = key_gradients(self.config, of_keys, keys, tables, operands, of_rows, self.interpret)
+        kernel = QueryGradients(self.config, of_queries, keys, self._cost(q, k, v, 2, 1), self.interpret)
+        dq = kernel.run(table(met, inputs.start), operands, of_rows)
+        met = meeting(mask, of_keys.tile, block, keys, operands, inputs.start)
+        met = Meeting(*(x.swapaxes(1, 2) for x in met))
+        cost = self._cost(q, k, v, 2 if block == BLOCK else 3, 2)  # scores are computed by both, where each has one
+        kernel = KeyGradients(self.config, of_keys, keys, cost, self.interpret, block)
+        dk, dv = kernel.run(table(met, inputs.start), operands, of_rows)
         return dq[:, : q.shape[1]], dk[:, :keys], dv[:, :keys]
+
+    def _cost(self, q: Array, k: Array, v: Array, of_keys: int, of_values: int) -> Cost:
+        """Of so many products of head_dim and of value_dim for each pair that the indices allow.
+
+        A start that is known only at run time counts as if the last query were the last key.
+        """
+        start = k.shape[1] - q.shape[1] if self.start is None else self.start
+        seen = q.shape[0] * q.shape[2] * pairs(self.config.mask, q.shape[1], k.shape[1], start)
+        moved = 2 * (q.size + k.size + v.size) * q.dtype.itemsize
+        return Cost(2 * seen * (of_keys * q.shape[3] + of_values * v.shape[3]), moved)
 
     def _operands(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> Operands:
         """Padded to whole tiles."""

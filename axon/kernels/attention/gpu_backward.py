@@ -18,11 +18,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from axon.kernels.attention.gpu_block import (
     CONSUMERS,
     ROWS,
+    Kernel,
     Place,
     array,
     free_barriers,
     full_barriers,
-    launch,
     place,
     release,
     specialise,
@@ -41,9 +41,7 @@ from axon.kernels.attention.gpu_scores import (
     shared,
     zeros,
 )
-from axon.kernels.attention.gpu_support import Sizes
 from axon.kernels.attention.gpu_tiles import Operands
-from axon.kernels.attention.problem import AttentionConfig
 
 
 class Rows(NamedTuple):
@@ -66,30 +64,15 @@ class _Buffers(NamedTuple):
     free: Any
 
 
-def query_gradients(
-    config: AttentionConfig,
-    sizes: Sizes,
-    real_keys: int,
-    table: Array,
-    operands: Operands,
-    rows: Rows,
-    interpret: Any,
-) -> Array:
-    """dq, `batch seq heads head_dim`."""
-    batch, length, heads, width = operands.q.shape
-    kernel = _QueryGradients(config, sizes, real_keys, interpret)
-    out_type = array(batch, length, heads, width, dtype=operands.q.dtype)
-    grid = (heads, length // (CONSUMERS * ROWS), batch)
-    return launch("dq", kernel.block, out_type, kernel.buffers(operands), grid, interpret)(table, operands, rows)
-
-
-class _QueryGradients(NamedTuple):
+class QueryGradients(Kernel):
     """A block has 128 queries of a head, and meets the tiles of keys that they see."""
 
-    config: AttentionConfig
-    sizes: Sizes
-    real_keys: int
-    interpret: Any
+    def run(self, table: Array, operands: Operands, rows: Rows) -> Array:
+        """dq, `batch seq heads head_dim`."""
+        batch, length, heads, width = operands.q.shape
+        out_type = array(batch, length, heads, width, dtype=operands.q.dtype)
+        grid = (heads, length // (CONSUMERS * ROWS), batch)
+        return self.launch("dq", self.block, out_type, self.buffers(operands), grid)(table, operands, rows)
 
     def buffers(self, operands: Operands) -> _Buffers:
         (tile, stages), dtype = self.sizes, operands.q.dtype

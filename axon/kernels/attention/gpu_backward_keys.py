@@ -3,6 +3,7 @@
 Scores are transposed, `keys queries`, so that weights are operands from registers, as they are computed.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,11 +15,11 @@ from axon.kernels.attention.gpu_backward import Rows
 from axon.kernels.attention.gpu_block import (
     CONSUMERS,
     ROWS,
+    Kernel,
     Place,
     array,
     free_barriers,
     full_barriers,
-    launch,
     meet,
     meeting_point,
     place,
@@ -39,9 +40,7 @@ from axon.kernels.attention.gpu_scores import (
     shared,
     zeros,
 )
-from axon.kernels.attention.gpu_support import Sizes
 from axon.kernels.attention.gpu_tiles import Operands
-from axon.kernels.attention.problem import AttentionConfig
 
 
 class _Buffers(NamedTuple):
@@ -64,32 +63,19 @@ def block_keys(width: int, value: int) -> int:
     return ROWS * CONSUMERS if width + value <= 256 else ROWS
 
 
-def key_gradients(
-    config: AttentionConfig,
-    sizes: Sizes,
-    real_keys: int,
-    table: Array,
-    operands: Operands,
-    rows: Rows,
-    interpret: Any,
-) -> tuple[Array, Array]:
-    """dk, `batch kv_seq kv_heads head_dim`, and dv, `batch kv_seq kv_heads value_dim`."""
-    batch, length, kv_heads, width = operands.k.shape
-    value = operands.v.shape[3]
-    kernel = _KeyGradients(config, sizes, real_keys, interpret, block_keys(width, value))
-    out_type = tuple(array(batch, length, kv_heads, size, dtype=operands.k.dtype) for size in (width, value))
-    grid = (kv_heads, length // kernel.keys, batch)
-    return launch("dkv", kernel.block, out_type, kernel.buffers(operands), grid, interpret)(table, operands, rows)
-
-
-class _KeyGradients(NamedTuple):
+@dataclass(frozen=True)
+class KeyGradients(Kernel):
     """A block has `keys` keys of a head, and meets the tiles of queries that see them, of each head of the group."""
 
-    config: AttentionConfig
-    sizes: Sizes
-    real_keys: int
-    interpret: Any
     keys: int
+
+    def run(self, table: Array, operands: Operands, rows: Rows) -> tuple[Array, Array]:
+        """dk, `batch kv_seq kv_heads head_dim`, and dv, `batch kv_seq kv_heads value_dim`."""
+        batch, length, kv_heads, width = operands.k.shape
+        widths = width, operands.v.shape[3]
+        out_type = tuple(array(batch, length, kv_heads, size, dtype=operands.k.dtype) for size in widths)
+        grid = (kv_heads, length // self.keys, batch)
+        return self.launch("dkv", self.block, out_type, self.buffers(operands), grid)(table, operands, rows)
 
     def buffers(self, operands: Operands) -> _Buffers:
         (tile, stages), dtype = self.sizes, operands.q.dtype
@@ -158,7 +144,7 @@ class _KeyGradients(NamedTuple):
 class _Gather(NamedTuple):
     """One consumer's loop over the tiles of queries."""
 
-    kernel: _KeyGradients
+    kernel: KeyGradients
     here: Place
     group: int
     keys: Axis

@@ -1,12 +1,17 @@
 """A block of threads of the Hopper kernels: one producer warpgroup, two consumers, and the place that it works on."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from axon.kernels.attention.gpu_support import Sizes
+from axon.kernels.attention.problem import AttentionConfig
+from axon.kernels.case import Cost
 
 ROWS = 64
 """Rows of a consumer warpgroup's tile: those of one `wgmma`."""
@@ -46,29 +51,40 @@ def place(table: Any, longest_last: bool) -> Place:
     return Place(sequence, lax.axis_index("head"), tile, *loop)
 
 
-def launch(
-    name: str, body: Callable[..., None], out_type: Any, buffers: Any, grid: tuple[int, int, int], interpret: Any
-) -> Callable[..., Any]:
-    """A kernel with a block for each head, tile and sequence of `grid`; `body` is every warpgroup's.
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel: keys from `real_keys` on are padding; `cost` is one call's; `interpret` as Pallas has it."""
 
-    Layouts are propagated as they are declared (the semantics called Lane), not inferred.
-    """
+    config: AttentionConfig
+    sizes: Sizes
+    real_keys: int
+    cost: Cost
+    interpret: Any
 
-    def kernel(*refs):
-        body(*refs)
+    def launch(
+        self, name: str, body: Callable[..., None], out_type: Any, buffers: Any, grid: tuple[int, int, int]
+    ) -> Callable[..., Any]:
+        """With a block for each head, tile and sequence of `grid`; `body` is every warpgroup's.
 
-    kernel.__name__ = f"axon_attention_{name}"
-    return plgpu.kernel(
-        kernel,
-        out_type=out_type,
-        scratch_types=(buffers,),
-        grid=grid,
-        grid_names=("head", "tile", "sequence"),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
-        interpret=interpret,
-    )
+        Layouts are propagated as they are declared (the semantics called Lane), not inferred.
+        """
+
+        def kernel(*refs):
+            body(*refs)
+
+        kernel.__name__ = f"axon_attention_{name}"
+        return plgpu.kernel(
+            kernel,
+            out_type=out_type,
+            scratch_types=(buffers,),
+            grid=grid,
+            grid_names=("head", "tile", "sequence"),
+            num_threads=CONSUMERS + 1,
+            thread_name="warpgroup",
+            compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
+            cost_estimate=pl.CostEstimate(flops=self.cost.flops, bytes_accessed=self.cost.bytes, transcendentals=0),
+            interpret=self.interpret,
+        )
 
 
 def specialise(consume: Callable[[Array], None], produce: Callable[[], None]) -> None:

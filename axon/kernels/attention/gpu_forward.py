@@ -15,10 +15,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from axon.kernels.attention.gpu_block import (
     CONSUMERS,
     ROWS,
+    Kernel,
     array,
     free_barriers,
     full_barriers,
-    launch,
     meet,
     meeting_point,
     place,
@@ -39,9 +39,7 @@ from axon.kernels.attention.gpu_scores import (
     shared,
     zeros,
 )
-from axon.kernels.attention.gpu_support import Sizes
 from axon.kernels.attention.gpu_tiles import Operands
-from axon.kernels.attention.problem import AttentionConfig
 
 
 class _Buffers(NamedTuple):
@@ -59,26 +57,18 @@ class _Buffers(NamedTuple):
     turn: Any
 
 
-def forward(
-    config: AttentionConfig, sizes: Sizes, real_keys: int, table: Array, operands: Operands, interpret: Any
-) -> tuple[Array, Array]:
-    """The output, `batch seq heads value_dim`, and each query's log-sum-exp, `batch heads seq`."""
-    (batch, length, heads, _), value = operands.q.shape, operands.v.shape[3]
-    kernel = _Forward(config, sizes, real_keys, interpret)
-    out_type = (
-        array(batch, length, heads, value, dtype=operands.q.dtype),
-        array(batch, heads, length, dtype=jnp.float32),
-    )
-    grid = (heads, length // (CONSUMERS * ROWS), batch)
-    run = launch("forward", kernel.block, out_type, kernel.buffers(operands), grid, interpret)
-    return run(table, operands)
+class Forward(Kernel):
+    """A block has 128 queries of a head, and meets the tiles of keys that they see."""
 
-
-class _Forward(NamedTuple):
-    config: AttentionConfig
-    sizes: Sizes
-    real_keys: int
-    interpret: Any
+    def run(self, table: Array, operands: Operands) -> tuple[Array, Array]:
+        """The output, `batch seq heads value_dim`, and each query's log-sum-exp, `batch heads seq`."""
+        (batch, length, heads, _), value = operands.q.shape, operands.v.shape[3]
+        out_type = (
+            array(batch, length, heads, value, dtype=operands.q.dtype),
+            array(batch, heads, length, dtype=jnp.float32),
+        )
+        grid = (heads, length // (CONSUMERS * ROWS), batch)
+        return self.launch("forward", self.block, out_type, self.buffers(operands), grid)(table, operands)
 
     def buffers(self, operands: Operands) -> _Buffers:
         (tile, stages), dtype = self.sizes, operands.q.dtype

@@ -25,11 +25,13 @@ from axon.kernels.attention import (
     Window,
     attention,
 )
+from axon.kernels.attention.cost import pairs
 from axon.kernels.attention.gpu import attention_gpu
-from axon.kernels.attention.gpu_cases import gpu_cases
+from axon.kernels.attention.gpu_cases import MASKS, gpu_cases
 from axon.kernels.attention.gpu_support import SIZES, Sizes, unsupported
 from axon.kernels.attention.gpu_tiles import Operands, meeting, table
 from axon.kernels.case import Case, Cost
+from axon.plan.flops import count_flops
 from axon.plan.ptxas import compile_for_gpu
 
 CASES = gpu_cases()
@@ -93,8 +95,8 @@ def test_a_table_leaves_no_seen_tile_out_and_calls_none_whole_that_is_not(mask, 
     allowed = mask.allowed(*index, (documents[0][:, :, None], documents[1][:, None]))
     seen = np.broadcast_to(True if allowed is None else allowed, (2, queries, keys)) & (np.arange(keys) < real)
     tiles = seen.reshape(2, 3, 128, 8, 64)
-    for pairs, of in ((met, tiles), (type(met)(*(x.swapaxes(1, 2) for x in met)), tiles.transpose(0, 3, 2, 1, 4))):
-        loops = np.asarray(table(pairs, start))
+    for one, of in ((met, tiles), (type(met)(*(x.swapaxes(1, 2) for x in met)), tiles.transpose(0, 3, 2, 1, 4))):
+        loops = np.asarray(table(one, start))
         for row, tile in np.ndindex(2, of.shape[1]):
             first, stop, whole, whole_stop, _ = loops[row % len(loops), tile]
             some = np.flatnonzero(of[row, tile].any(axis=(0, 2)))
@@ -144,6 +146,17 @@ def test_they_run_where_they_are_requested_by_name_alone():
     for platform, chip, width, reason in lacking:
         with pytest.raises(UserError, match=f"'mosaic' is unavailable for attention: .*{reason}"):
             chosen("mosaic", platform, chip, width)
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=str)
+def test_a_program_with_them_counts_seven_backward_products_or_eight_where_both_consumers_score(case):
+    q, _, v = (x.shape for x in case.operands[:3])
+    mask = next(mask for mask in MASKS if f", {mask}, " in case.name)
+    seen = 2 * q[2] * pairs(mask, q[1], q[1])
+    of_keys, of_values = (5, 4) if q[3] + v[3] <= 256 else (6, 4)
+    count = count_flops(case.function, *case.operands)
+    assert count.uncounted == ()
+    assert count.flops == seen * (of_keys * q[3] + of_values * v[3])
 
 
 @pytest.fixture

@@ -229,7 +229,7 @@ def bench(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
     compile_: Annotated[
-        bool, typer.Option("--compile", help="Of kernels: compile for every TPU, record VMEM.")
+        bool, typer.Option("--compile", help="Of kernels: compile for TPUs and H200s, record memory and registers.")
     ] = False,
     search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
 ) -> None:
@@ -262,10 +262,12 @@ def bench(
 def _kernel_costs(compile_: bool, as_json: bool) -> None:
     import json
 
+    from axon.bench import ptxas
     from axon.bench.kernel_costs import costs, lines, record
 
     if compile_:
         record()
+        ptxas.record()
     cases = costs()
     for line in [json.dumps(cases)] if as_json else lines(cases):
         typer.echo(line)

@@ -62,7 +62,7 @@ def relative(actual, expected) -> float:
     if (np.isfinite(actual) != np.isfinite(expected)).any():
         return float("inf")
     seen = np.isfinite(expected)
-    return float(np.linalg.norm((actual - expected)[seen]) / np.linalg.norm(expected[seen]))
+    return float(np.linalg.norm(actual[seen] - expected[seen]) / np.linalg.norm(expected[seen]))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from axon import axes
+from axon.bench.ptxas import figures, recorded
 from axon.errors import UserError
 from axon.kernels.attention import (
     AttentionConfig,
@@ -33,6 +34,8 @@ from axon.kernels.attention.gpu_tiles import Operands, meeting, table
 from axon.kernels.case import Case, Cost
 from axon.plan.flops import count_flops
 from axon.plan.ptxas import compile_for_gpu
+
+pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need jax 0.11")
 
 CASES = gpu_cases()
 
@@ -164,7 +167,7 @@ def compiler():
     pytest.importorskip("jax_cuda13_plugin", reason="needs its compiler: scripts/setup compilers")
 
 
-@pytest.mark.few(case=CASES[1:2])
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.usefixtures("compiler")
 def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case):
@@ -173,8 +176,12 @@ def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialis
     assert sorted(one.name for one in made.kernels) == [f"axon_attention_{name}" for name in ("dkv", "dq", "forward")]
     for one in made.kernels:
         assert (one.spilled, one.serialised) == (0, ())
-        assert one.registers == 168
         assert one.shared < 227 * 2**10
+    assert figures(case, made) == recorded()[str(case)], "axon bench kernels --compile records it anew"
+
+
+def test_what_is_recorded_is_of_every_configuration():
+    assert list(recorded()) == [str(case) for case in CASES]
 
 
 @pytest.mark.usefixtures("compiler")

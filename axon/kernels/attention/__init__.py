@@ -163,6 +163,8 @@ def _without_mosaic(q: Array, k: Array, v: Array, config: AttentionConfig, input
     scope = current()
     if scope is None or platform() != "gpu":
         return f"this program is for a {platform()}"
+    if q.shape[1] < FEW:
+        return f"{q.shape[1]} queries would leave most of a tile empty"
     return gpu_support.unsupported(q, k, v, config, inputs, scope.placement.chip)
 
 
@@ -170,7 +172,7 @@ HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
 """Widths of keys and of values that the TPU kernel was compiled for, on every chip."""
 
 FEW = 64
-"""Queries below which a tile of the TPU kernel is mostly padding, and a plain product is as fast."""
+"""Queries below which a tile of a flash kernel is mostly padding, and a plain product is as fast."""
 
 
 def _unsupported(q: Array, v: Array, inputs: AttentionInputs) -> str | None:

@@ -229,7 +229,7 @@ def bench(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
     compile_: Annotated[
-        bool, typer.Option("--compile", help="Of kernels: compile for every TPU, record VMEM and bundles.")
+        bool, typer.Option("--compile", help="Of kernels: compile for TPUs and H200s, record what the compilers say.")
     ] = False,
     bundles: Annotated[
         bool, typer.Option("--bundles", help="Of kernels: VLIW bundles of what each does most; nothing runs.")
@@ -267,11 +267,12 @@ def _kernels_compiled(again: bool, bundles: bool, as_json: bool) -> None:
     import json
 
     from axon.bench import bundles as counted
-    from axon.bench import kernel_costs
+    from axon.bench import kernel_costs, ptxas
 
     if again:
         kernel_costs.record()
         counted.record()
+        ptxas.record()
     shown = counted if bundles else kernel_costs
     rows = shown.rows()
     for line in [json.dumps(rows)] if as_json else shown.lines(rows):

@@ -1,5 +1,6 @@
 """The accelerator's attention, forward and backward, against the formula in float32 on the same device."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from jax import Array
 
 from axon import axes
+from axon.errors import UserError
 from axon.kernels.attention import (
     AttentionConfig,
     AttentionInputs,
@@ -47,7 +49,12 @@ class Problem:
     part: bool = False
 
     def __str__(self) -> str:
-        kinds = {"sinks": self.sinks, f"from key {self.start}": self.start, "a part of the keys": self.part}
+        kinds = {
+            f"{self.seq} queries": self.seq != 512,
+            "sinks": self.sinks,
+            f"from key {self.start}": self.start,
+            "a part of the keys": self.part,
+        }
         width, value = self.widths
         head_dim = f"head_dim {width}" + (f" (values {value})" if value != width else "")
         return ", ".join([str(self.mask), self.dtype, head_dim, *(kind for kind, there in kinds.items() if there)])
@@ -62,6 +69,7 @@ def problems() -> list[Problem]:
     found += [
         Problem(mask, widths=widths) for mask in (Causal(), documents) for widths in ((64, 64), (192, 128), (256, 256))
     ]
+    found += [Problem(mask, seq=500) for mask in (Causal(), documents)]  # no multiple of a tile
     found += [Problem(mask, "float16") for mask in (Causal(), documents)]
     found += [Problem(mask, sinks=True) for mask in (Causal(), documents)]
     found += [Problem(mask, start=256) for mask in (Causal(), documents, Causal() & Window(100))]
@@ -69,16 +77,40 @@ def problems() -> list[Problem]:
     return found
 
 
-def check_attention(device: Any, small: bool, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """For each problem: what was chosen, its largest relative error, of which result, and whether it is within."""
+def check_attention(device: Any, small: bool, seed: int = 0, kernel: str | None = None) -> dict[str, dict[str, Any]]:
+    """For each problem: what was chosen, its largest relative error, of which result, and whether it is within.
+
+    `kernel`: the implementation that is requested by name; of what it cannot run, why not is what is `unavailable`.
+    """
     found = [replace(one, seq=128) for one in problems()[:4]] if small else problems()
-    return {str(one): _checked(one, device, seed + n) for n, one in enumerate(found)}
+    return {str(one): _attempt(one, device, seed + n, kernel) for n, one in enumerate(found)}
 
 
-def _checked(problem: Problem, device: Any, seed: int) -> dict[str, Any]:
+def attention_lines(title: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What was found, as lines of a table."""
+    lines = [f"{title:80}{'error':>10}{'of':>8}{'allowed':>10}"]
+    for name, one in found.items():
+        if "unavailable" in one:
+            lines.append(f"{name:80}  {one['unavailable']}")
+        else:
+            verdict = "ok" if one["within"] else "TOO FAR"
+            lines.append(f"{name:80}{one['error']:10.1e}{one['of']:>8}{TOLERANCE:10.1e}  {verdict}: {one['chosen']}")
+    return lines
+
+
+def _attempt(problem: Problem, device: Any, seed: int, kernel: str | None) -> dict[str, Any]:
+    if kernel is None:
+        return _checked(problem, device, seed, {})
+    try:
+        return _checked(problem, device, seed, {"attention": kernel})
+    except (UserError, jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+        return {"unavailable": str(error).strip().splitlines()[0]}
+
+
+def _checked(problem: Problem, device: Any, seed: int, kernels: Mapping[str, str]) -> dict[str, Any]:
     placement = Placement.of(Layout(mesh={"data": 1}), [device])
     operands = jax.device_put(_drawn(problem, np.random.default_rng(seed)), device)
-    with axes.activate(axes.Scope(placement)) as scope, jax.default_matmul_precision("highest"):
+    with axes.activate(axes.Scope(placement, kernels=kernels)) as scope, jax.default_matmul_precision("highest"):
         ours = jax.device_get(jax.jit(lambda *given: _results(problem, False, *given))(*operands))
         exact = jax.device_get(jax.jit(lambda *given: _results(problem, True, *given))(*operands))
     off = {name: _relative(ours[name], exact[name]) for name in exact}

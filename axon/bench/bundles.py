@@ -22,7 +22,7 @@ from axon.errors import UserError
 from axon.kernels.case import Part
 from axon.kernels.choice import OPERATIONS
 from axon.plan.chips import CHIPS
-from axon.plan.kernel import program_text
+from axon.plan.kernel import lowered
 
 RECORD = Path(__file__).with_name("bundles.json")
 _FLAGS = "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
@@ -102,8 +102,7 @@ def lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def main(name: str, chip: str) -> None:
     """Compile a part for a chip, in the process whose dump is read."""
-    part = all_parts()[name]
-    program_text(part.function, part.operands, CHIPS[chip])
+    lowered(all_parts()[name], CHIPS[chip].topology).compile()
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def count_equation(equation: core.JaxprEqn) -> Count:
     name, params = equation.primitive.name, equation.params
     if name in _PRODUCTS:
         return Count(_PRODUCTS[name](equation))
-    if name == "pallas_call":
+    if name in ("pallas_call", "mpmd_map"):
         return _pallas(params)
     if name == "while":
         return _while(equation)
@@ -82,11 +82,16 @@ def _while(equation: core.JaxprEqn) -> Count:
 
 
 def _pallas(params: dict[str, Any]) -> Count:
-    """A kernel's own estimate; without one, its body for every block of its grid, of which it may skip some."""
+    """A kernel's own estimate; without one, its body for every block of its grid, of which it may skip some.
+
+    For GPUs (`mpmd_map`) the estimate alone: a body's products are those of one of several threads.
+    """
     estimate = params.get("cost_estimate")
     if estimate is not None:
         return Count(int(estimate.flops))
     name = params.get("name") or "(unnamed)"
+    if "grid_mapping" not in params:
+        return Count(0, (f"the Pallas kernel {name} has no cost estimate",))
     doubt = f"the Pallas kernel {name} has no cost estimate: all blocks of its grid count, also those that it skips"
     return count_jaxpr(params["jaxpr"]) * math.prod(params["grid_mapping"].grid) + Count(0, (doubt,))
 

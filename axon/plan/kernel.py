@@ -1,7 +1,7 @@
 """A kernel compiled for a chip that is not here: whether it compiles, and how much VMEM it takes."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from axon.kernels.case import Case
+from axon.kernels.case import Case, Part
 from axon.plan.chips import Chip
 from axon.plan.topology import devices
 
@@ -34,23 +34,22 @@ class Compiled:
 def compile_case(case: Case, chip: Chip) -> Compiled:
     """Compile a case for one device of a chip. A refusal is a result; a missing compiler raises `UserError`."""
     try:
-        text = program_text(case.function, case.operands, chip)
+        text = lowered(case, chip.topology).compile().as_text() or ""
     except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
         return Compiled(refused=str(error).strip().splitlines()[0])
     found = list(_pallas(text))
     return Compiled(max(found, default=0), len(found))
 
 
-def program_text(function: Callable[..., Any], operands: Sequence[jax.ShapeDtypeStruct], chip: Chip) -> str:
-    """The program of a function, compiled for one device of a chip.
-
-    Raises what the compiler raises where it refuses, and `UserError` where there is none.
-    """
-    mesh = Mesh(np.array(devices(chip.topology)[:1]), ("one",), axis_types=(AxisType.Explicit,))
+def lowered(case: Case | Part, topology: str) -> Any:
+    """A case, or what a part is part of, traced and lowered for one device of a topology, to be compiled."""
+    mesh = Mesh(np.array(devices(topology)[:1]), ("one",), axis_types=(AxisType.Explicit,))
     whole = NamedSharding(mesh, PartitionSpec())
-    placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in operands]
-    mapped = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False)
-    return jax.jit(mapped).lower(*placed).compile().as_text() or ""
+    operands = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in case.operands]
+    function = jax.shard_map(
+        case.function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(), check_vma=False
+    )
+    return jax.jit(function).lower(*operands)
 
 
 def _pallas(text: str) -> Iterator[int]:

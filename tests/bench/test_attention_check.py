@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from axon.bench.attention import TOLERANCE, check_attention, problems
+from axon.bench.attention import TOLERANCE, attention_lines, check_attention, problems
 from axon.kernels import attention
 from axon.kernels.attention import Causal, Window
 
@@ -28,6 +28,8 @@ def test_a_wrong_mask_is_found(wrong, monkeypatch, seed):
     monkeypatch.setattr(attention, "_run", replaced)
     found = check_attention(jax.devices("cpu")[0], small=True, seed=seed)
     assert [one["within"] for one in found.values()] == [True, True, False, True]
+    (line,) = [line for line in attention_lines("attention", found) if "TOO FAR" in line]
+    assert line.startswith(str(right))
 
 
 def test_every_problem_has_a_name_of_its_own():

@@ -1,11 +1,14 @@
 """Attention: softmax(q·kᵀ·scale)·v under a declarative mask, by the implementation that fits."""
 
+from importlib import import_module
+from typing import Any
+
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import current
 from axon.errors import UserError
-from axon.kernels.attention import cudnn
+from axon.kernels.attention import cudnn, gpu_support
 from axon.kernels.attention.mask import (
     Causal,
     Everything,
@@ -89,7 +92,7 @@ def attention_and_lse(
     """
     chosen = _chosen(q, k, v, config, inputs)
     out, lse = _run(chosen, q, k, v, config, inputs)
-    if chosen in ("tpu", "cudnn"):
+    if chosen in ("tpu", "cudnn", "mosaic"):
         return out, lse  # which name what their backward needs
     return checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
 
@@ -122,13 +125,15 @@ def attention_gradients(
         out: the output over all keys, `batch seq heads value_dim`, where D is Σ out·dout alone: cuDNN wants it in place
             of D, and does not run without it.
 
-    Returns: in the shapes of the operands, float32, or the dtype of the operands from the TPU kernel and from cuDNN.
+    Returns: in the shapes of the operands, float32, or the dtype of the operands from the kernels for TPUs and GPUs.
     """
     chosen = _chosen(q, k, v, config, inputs, "it takes D from the output, which is absent" if out is None else None)
     if chosen == "cudnn" and out is not None:
         return cudnn.attention_gradients_cudnn(q, k, v, config, inputs, rows, out)
     if chosen == "tpu":
         return attention_gradients_tpu(q, k, v, config, inputs, rows, tiles=_tiles())
+    if chosen == "mosaic":
+        return _mosaic().attention_gradients_gpu(q, k, v, config, inputs, rows)
     return (attention_gradients_xla if chosen == "xla" else attention_gradients_reference)(
         q, k, v, config, inputs, rows
     )
@@ -146,7 +151,8 @@ def _chosen(
     unsupported = "the index of the first query is known only at run time, and there are slopes" if traced else None
     candidates = with_tpu(_unsupported(q, v, inputs), {"xla": unsupported, "reference": None})
     without_cudnn = without_cudnn or _without_cudnn(q, k, v, config, inputs)
-    return choose("attention", with_gpu({"cudnn": without_cudnn}, candidates), str(config))
+    candidates = with_gpu({"cudnn": without_cudnn}, candidates)
+    return choose("attention", {**candidates, "mosaic": _without_mosaic(q, k, v, config, inputs)}, str(config))
 
 
 def _run(
@@ -156,7 +162,24 @@ def _run(
         return attention_tpu(q, k, v, config, inputs, tiles=_tiles())
     if chosen == "cudnn":
         return cudnn.attention_cudnn(q, k, v, config, inputs)
+    if chosen == "mosaic":
+        return _mosaic().attention_gpu(q, k, v, config, inputs)
     return (attention_xla if chosen == "xla" else attention_reference)(q, k, v, config, inputs)
+
+
+def _mosaic() -> Any:
+    """The Hopper kernels, last of the candidates: no GPU has run them yet. Imported where they run."""
+    return import_module("axon.kernels.attention.gpu")
+
+
+def _without_mosaic(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
+    """Why the Hopper kernels cannot run this; None if they can."""
+    scope = current()
+    if scope is None or platform() != "gpu":
+        return f"this program is for a {platform()}"
+    if q.shape[1] < FEW:
+        return f"{q.shape[1]} queries would leave most of a tile empty"
+    return gpu_support.unsupported(q, k, v, config, inputs, scope.placement.chip)
 
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))

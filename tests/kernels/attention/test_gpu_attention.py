@@ -1,0 +1,193 @@
+"""The Hopper kernels of attention: interpreted against the reference, their tables, and as they compile for an H200."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon import axes
+from axon.bench.ptxas import figures, recorded
+from axon.errors import UserError
+from axon.kernels.attention import (
+    AttentionConfig,
+    AttentionInputs,
+    Causal,
+    Everything,
+    Prefix,
+    SameDocument,
+    Window,
+    attention,
+)
+from axon.kernels.attention.cost import pairs
+from axon.kernels.attention.gpu import attention_gpu
+from axon.kernels.attention.gpu_cases import MASKS, gpu_cases
+from axon.kernels.attention.gpu_support import SIZES, Sizes, unsupported
+from axon.kernels.attention.gpu_tiles import Operands, meeting, table
+from axon.kernels.case import Case, Cost
+from axon.plan.flops import count_flops
+from axon.plan.ptxas import compile_for_gpu
+
+pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need jax 0.11")
+
+CASES = gpu_cases()
+
+BOUNDS = {"bfloat16": 6e-3, "float16": 1e-3}
+"""Relative in norm. Weights and results are rounded, to 2^-9 and 2^-12."""
+
+
+def interpret(seed, mask="documents", widths=(64, 64), lengths=(128, 128), **more):
+    """How far each result is from the reference's; ends after 5 minutes."""
+    case = {"dtype": "bfloat16", "heads": (2, 1), "start": 0, "sorted": True, "forward": False}
+    case |= {"seed": seed, "mask": mask, "widths": widths, "lengths": lengths, **more}
+    script = Path(__file__).with_name("interpreted_gpu.py")
+    command = [sys.executable, str(script), json.dumps(case)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1]), BOUNDS[case["dtype"]]
+
+
+def check(errors, bound):
+    assert errors.pop("lse") < 1e-5
+    assert max(errors.values()) < bound, errors
+
+
+def test_a_forward_is_that_of_the_reference(seed):
+    check(*interpret(seed, forward=True, heads=(1, 1)))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"mask": "unmasked", "lengths": (128, 256)},
+        {"mask": "causal", "lengths": (256, 256), "dtype": "float16"},
+        {"mask": "documents", "lengths": (256, 256), "sorted": False},
+        {"mask": "window", "lengths": (150, 200), "start": 50},
+        {"mask": "prefix", "lengths": (200, 200), "widths": (128, 128)},
+        {"mask": "causal", "lengths": (130, 130), "widths": (192, 128)},
+        {"mask": "documents", "lengths": (100, 250), "widths": (256, 256), "start": 150},
+    ],
+    ids=str,
+)
+def test_values_and_gradients_are_those_of_the_reference_and_nothing_races(more, seed):
+    check(*interpret(seed, **more))
+
+
+@pytest.mark.parametrize(
+    "mask", [Everything(), Causal(), Causal() & Window(70), Prefix(100) & SameDocument(), SameDocument()], ids=str
+)
+@pytest.mark.few(ordered=[False])
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_table_leaves_no_seen_tile_out_and_calls_none_whole_that_is_not(mask, ordered, rng):
+    queries, keys, real, start = 384, 512, int(rng.integers(385, 512)), int(rng.integers(0, 120))
+    documents = [rng.integers(0, 3, (2, size)).astype(np.int32) for size in (queries, keys)]
+    if ordered:
+        documents = [np.sort(x, axis=1) for x in documents]
+    q, k = (jax.ShapeDtypeStruct((2, size, 1, 64), jnp.bfloat16) for size in (queries, keys))
+    operands = Operands(q, k, k, tuple(map(jnp.asarray, documents)) if mask.by_document else None)
+    met = meeting(mask, 128, 64, real, operands, start)
+    index = start + np.arange(queries)[:, None], np.arange(keys)[None]
+    allowed = mask.allowed(*index, (documents[0][:, :, None], documents[1][:, None]))
+    seen = np.broadcast_to(True if allowed is None else allowed, (2, queries, keys)) & (np.arange(keys) < real)
+    tiles = seen.reshape(2, 3, 128, 8, 64)
+    for one, of in ((met, tiles), (type(met)(*(x.swapaxes(1, 2) for x in met)), tiles.transpose(0, 3, 2, 1, 4))):
+        loops = np.asarray(table(one, start))
+        for row, tile in np.ndindex(2, of.shape[1]):
+            first, stop, whole, whole_stop, _ = loops[row % len(loops), tile]
+            some = np.flatnonzero(of[row, tile].any(axis=(0, 2)))
+            assert set(some) <= set(range(first, stop))
+            assert of[row, tile].transpose(1, 0, 2)[whole:whole_stop].all()
+            if not mask.by_document:
+                assert len(some) == stop - first
+
+
+def test_tiles_that_nobody_sees_are_skipped_and_few_are_masked():
+    q = jax.ShapeDtypeStruct((1, 4096, 1, 64), jnp.bfloat16)
+    loops = np.asarray(table(meeting(Causal() & Window(1024), 128, 128, 4096, Operands(q, q, q, None), 0), 0))[0]
+    assert list(loops[20]) == [12, 21, 13, 20, 0]
+
+
+def test_what_the_kernels_lack_is_said():
+    q = v = jnp.zeros((1, 128, 2, 128), jnp.bfloat16)
+    config, none, chip = AttentionConfig(Causal(), 0.1), AttentionInputs(), "NVIDIA H100 80GB HBM3"
+    assert unsupported(q, q, v, config, none, chip) is None
+    for reason, arguments in {
+        "no sinks and no ALiBi slopes": (q, q, v, config, AttentionInputs(None, 0, q, q), chip),
+        "no bias by distance": (q, q, v, config, none._replace(distance_bias=jnp.zeros((2, 255))), chip),
+        "no soft cap": (q, q, v, AttentionConfig(Causal(), 0.1, 30.0), none, chip),
+        "scale above 0": (q, q, v, AttentionConfig(Causal(), -0.1), none, chip),
+        "not 96": (q[..., :96], q[..., :96], v[..., :96], config, none, chip),
+        "not float32": (*(x.astype(jnp.float32) for x in (q, q, v)), config, none, chip),
+        "this is NVIDIA A100": (q, q, v, config, none, "NVIDIA A100-SXM4-80GB"),
+    }.items():
+        assert reason in (unsupported(*arguments) or "")
+
+
+def chosen(requested, platform="gpu", chip="NVIDIA H200 141GB HBM3e", width=64):
+    """The program that attention traces to, and what is logged of the choice."""
+    x = jax.ShapeDtypeStruct((1, 128, 2, width), jnp.bfloat16)
+    placement: Any = SimpleNamespace(platform=platform, explicit=True, chip=chip)
+    scope = axes.Scope(placement, kernels={"attention": requested} if requested else {})
+    with axes.activate(scope):
+        return str(jax.make_jaxpr(lambda q: attention(q, q, q, Causal()))(x)), scope.choices["attention"]
+
+
+def test_they_run_where_they_are_requested_by_name_alone():
+    program, choice = chosen("mosaic")
+    assert "axon_attention_forward" in program
+    assert choice == "mosaic, causal (requested by name)"
+    assert "axon_attention_forward" not in chosen(None)[0]
+    lacking = ("tpu", "", 64, "a tpu"), ("gpu", "NVIDIA B200", 64, "B200"), ("gpu", "NVIDIA H100", 96, "96")
+    for platform, chip, width, reason in lacking:
+        with pytest.raises(UserError, match=f"'mosaic' is unavailable for attention: .*{reason}"):
+            chosen("mosaic", platform, chip, width)
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=str)
+def test_a_program_with_them_counts_seven_backward_products_or_eight_where_both_consumers_score(case):
+    q, _, v = (x.shape for x in case.operands[:3])
+    mask = next(mask for mask in MASKS if f", {mask}, " in case.name)
+    seen = 2 * q[2] * pairs(mask, q[1], q[1])
+    of_keys, of_values = (5, 4) if q[3] + v[3] <= 256 else (6, 4)
+    count = count_flops(case.function, *case.operands)
+    assert count.uncounted == ()
+    assert count.flops == seen * (of_keys * q[3] + of_values * v[3])
+
+
+@pytest.fixture
+def compiler():
+    pytest.importorskip("jax_cuda13_plugin", reason="needs its compiler: scripts/setup compilers")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.usefixtures("compiler")
+def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case):
+    made = compile_for_gpu(case)
+    assert made.refused is None
+    assert sorted(one.name for one in made.kernels) == [f"axon_attention_{name}" for name in ("dkv", "dq", "forward")]
+    for one in made.kernels:
+        assert (one.spilled, one.serialised) == (0, ())
+        assert one.shared < 227 * 2**10
+    assert figures(case, made) == recorded()[str(case)], "axon bench kernels --compile records it anew"
+
+
+def test_what_is_recorded_is_of_every_configuration():
+    assert list(recorded()) == [str(case) for case in CASES]
+
+
+@pytest.mark.usefixtures("compiler")
+def test_what_does_not_fit_in_shared_memory_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setitem(SIZES, (256, 256), SIZES[256, 256]._replace(forward=Sizes(128, 2)))
+    x = jax.ShapeDtypeStruct((1, 128, 1, 256), jnp.bfloat16)
+    attend = partial(attention_gpu, config=AttentionConfig(Causal(), 0.1))
+    case = Case("attention", "large", attend, (x, x, x), Cost(1, 1))
+    assert "shared memory" in (compile_for_gpu(case).refused or "")

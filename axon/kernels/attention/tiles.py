@@ -32,6 +32,11 @@ class Tiles:
     dq_vmem: int = 16 * 2**20
     vmem: int = 56 * 2**20
 
+    def group_parts(self, group: int) -> int:
+        """Into how many equal groups one is split, so that 128 queries of each head of one are rows of a tile."""
+        most = max(1, min(self.rows, self.backward_rows) // LANES)
+        return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
+
     def halved(self) -> "Tiles":
         """For float32 operands, whose exact products are six of bfloat16 each: long programs, and twice the bytes."""
         rows, keys = max(self.rows // 2, LANES), max(self.keys // 2, LANES)

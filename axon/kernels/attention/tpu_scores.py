@@ -63,14 +63,19 @@ def scores(
 
 
 def sees_all(config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair) -> Array:
-    """Whether every query of the tile sees every key of the other: then there is nothing to mask."""
+    """Whether every query of the tile sees every key of the other: then there is nothing to mask.
+
+    A step of the grid may have no pair of tiles, and a number beyond the last: it is read as the last, whose documents
+    are there to read.
+    """
     query, key = reach.start[0] + pair.query * grid.queries, pair.key * grid.keys
     seen = config.mask.sees_all(query, query + grid.queries, key, key + grid.keys)
     seen &= key + grid.keys <= grid.real_keys
     if reach.query_document is None or reach.key_document is None:
         return seen
-    ends = [table[pair.table * grid.query_tiles + pair.query] for table in reach.query_document]
-    ends += [table[pair.table * grid.key_tiles + pair.key] for table in reach.key_document]
+    of_query = pair.table * grid.query_tiles + jnp.minimum(pair.query, grid.query_tiles - 1)
+    of_key = pair.table * grid.key_tiles + jnp.minimum(pair.key, grid.key_tiles - 1)
+    ends = [table[of_query] for table in reach.query_document] + [table[of_key] for table in reach.key_document]
     return seen & (ends[0] == ends[1]) & (ends[1] == ends[2]) & (ends[2] == ends[3])
 
 

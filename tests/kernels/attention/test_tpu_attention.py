@@ -21,6 +21,7 @@ from axon.kernels.attention import (
     attention,
     attention_reference,
 )
+from axon.kernels.attention.cost import pairs
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
 
@@ -169,6 +170,26 @@ def test_no_read_is_out_of_bounds_and_no_wait_is_missing(rng):
         pltpu.reset_tpu_interpret_mode_state()
 
 
+@pytest.mark.parametrize("dq_tiles", [3, 2], ids=["more steps than keys seen", "more tiles in spans than queries"])
+def test_steps_without_a_tile_read_no_document(dq_tiles, rng):
+    """Tiles of 128 keys, the last of them seen by itself alone; spans of 2 tiles of queries where there are 3."""
+    q, k, v, _ = draw(rng, 384, 384, batch=1)
+    documents = np.repeat(np.int32([0, 1]), [256, 128])[None]
+    tiles = Tiles(512, 256, 512, 256, dq_vmem=dq_tiles * 256 * 128 * 4)
+    assert Grid.of(256, 128, 2, 384, 384).spans(64, tiles.dq_vmem) == ((1, 3) if dq_tiles == 3 else (2, 2))
+    config, inputs = AttentionConfig(Causal() & SameDocument(), 0.2), AttentionInputs((documents, documents))
+    try:
+        check(rng, (q, k, v), config, inputs, tiles, interpret=pltpu.InterpretParams(out_of_bounds_reads="raise"))
+    finally:
+        pltpu.reset_tpu_interpret_mode_state()
+
+
+def test_a_large_group_is_split_until_its_rows_fit(rng):
+    assert [Tiles().group_parts(group) for group in (1, 8, 12, 16, 128)] == [1, 1, 2, 2, 16]
+    q, k, v, _ = draw(rng, 130, 130, heads=12, kv_heads=1, batch=1)
+    check(rng, (q, k, v), AttentionConfig(Causal(), 0.2), AttentionInputs())
+
+
 def races_found():
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
@@ -270,10 +291,18 @@ def test_tiles_are_even_and_whole_lanes(length, most, size):
     assert (grid.query_tiles - 1) * size < length <= grid.query_tiles * size
 
 
+def test_a_start_known_at_run_time_costs_what_a_shard_does_on_average(rng):
+    size, shards = int(rng.integers(5, 60)), int(rng.integers(2, 6))
+    for mask in MASKS:
+        each = [pairs(mask, size, size * shards, size * shard) for shard in range(shards)]
+        assert pairs(mask, size, size * shards, None) == sum(each) // shards
+
+
 @pytest.mark.full
-def test_gradients_over_parts_of_the_keys_add_up(rng):
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_gradients_over_parts_of_the_keys_add_up(kv_heads, rng):
     """Each part is told the log-sum-exp and D over both; against those over all keys."""
-    q, k, v, documents = draw(rng, queries=200, keys=200)
+    q, k, v, documents = draw(rng, queries=200, keys=200, heads=8, kv_heads=kv_heads)
     config, cut, options = AttentionConfig(Causal() & SameDocument(), 0.4), 77, {"tiles": SMALL, "interpret": True}
     dout = rng.normal(size=q.shape).astype(np.float32)
     whole = AttentionInputs((documents, documents))

@@ -15,6 +15,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.kernels.attention.cost import backward_cost, forward_cost
+from axon.kernels.attention.forward_tiles import forward_tiles
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu_backward import backward
@@ -134,12 +135,12 @@ class _Kernels:
 
     def forward(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> tuple[Array, Array]:
         mask, tiles = self.config.mask, self.tiles
-        grid = Grid.of(tiles.rows, tiles.keys, q.shape[2], q.shape[3], k.shape[2])
-        steps = grid.steps(mask, inputs.start if self.start is None else self.start)
+        cut = forward_tiles(tiles, mask, q.shape[2], q.shape[3], k.shape[2], self.start)
+        grid, steps = cut.grid, cut.steps(mask, inputs.start if self.start is None else self.start)
         operands = _operands(grid, grid.query_tiles, q, k, v, self.config, inputs)
         cost = forward_cost(mask, q, k, v, self.start)
         tables = reach(grid, mask, inputs)
-        out, lse = forward(self.config, grid, steps, tables, operands, cost, tiles.vmem, self.interpret)
+        out, lse = forward(self.config, cut, steps, tables, operands, cost, tiles.vmem, self.interpret)
         return out[:, :, :, : q.shape[3]], _untiled(grid, lse)
 
     def backward(

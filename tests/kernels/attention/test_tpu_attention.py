@@ -22,6 +22,7 @@ from axon.kernels.attention import (
     attention_reference,
 )
 from axon.kernels.attention.cost import pairs
+from axon.kernels.attention.forward_tiles import forward_tiles
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
 
@@ -77,6 +78,57 @@ def check(rng, operands, config, inputs, tiles=SMALL, bound=3e-6, interpret=True
 def test_values_log_sum_exps_and_gradients_are_those_of_the_reference(mask, rng):
     q, k, v, documents = draw(rng)
     check(rng, (q, k, v), AttentionConfig(mask, float(rng.uniform(0.05, 0.3))), AttentionInputs((documents, documents)))
+
+
+BLOCKS = Tiles(512, 1024, 512, 256)
+"""Of float32 operands half that: 256 rows, and 512 keys a step, of 4 blocks of 128 or 2 of 256."""
+
+
+@pytest.mark.few(mask=(Causal(), Causal() & Window(200) & SameDocument()))
+@pytest.mark.parametrize(
+    "mask", [Everything(), Causal(), Causal() & Window(200) & SameDocument(), Window(390), Prefix(300)], ids=str
+)
+def test_a_step_meets_blocks_of_keys_from_any_on_and_none_beyond_the_last(mask, rng):
+    """No whole number of steps: the last step's keys begin within those of the one before."""
+    q, k, v, documents = draw(rng, 300, 1200, batch=1)
+    cut = forward_tiles(BLOCKS.halved(), mask, 2, 300, 1200, 900)
+    assert 1 < cut.blocks < cut.grid.key_tiles
+    assert cut.grid.key_tiles % cut.blocks
+    inputs = AttentionInputs((documents[:, 900:], documents), 900)
+    out, lse = jax.jit(lambda *o: attention_tpu(*o, AttentionConfig(mask, 0.2), inputs, tiles=BLOCKS, interpret=True))(
+        q, k, v
+    )
+    expected = attention_reference(q, k, v, AttentionConfig(mask, 0.2), inputs)
+    assert relative(out, expected[0]) < 3e-6
+    assert relative(lse, expected[1]) < 3e-6
+
+
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("mask", "seq", "least"),
+    [
+        (Causal() & Window(128), 4096, 0.48),  # 128 keys of a window lie in two blocks of 128, whatever the tiles
+        (Causal() & Window(1024), 8192, 0.8),
+        (Causal(), 2048, 0.85),
+        (Causal(), 8192, 0.94),
+        (Everything(), 2048, 1.0),
+    ],
+    ids=str,
+)
+def test_most_pairs_that_are_computed_are_seen(mask, seq, least, group):
+    cut = forward_tiles(Tiles(), mask, group, seq, seq, 0)
+    assert pairs(mask, seq, seq) / cut.computed_pairs(mask) >= least
+
+
+def test_computed_pairs_are_those_of_the_blocks_in_which_some_pair_is_seen(rng):
+    seq, index = 1100, np.arange(1100)
+    for mask in MASKS:
+        cut = forward_tiles(Tiles(), mask, int(rng.integers(1, 9)), seq, seq, 0)
+        allowed = mask.allowed(index[:, None], index[None], None)
+        seen = np.broadcast_to(True if allowed is None else allowed, (seq, seq))
+        queries, keys = (np.arange(0, seq, size) for size in (cut.grid.queries, cut.grid.keys))
+        blocks = np.logical_or.reduceat(np.logical_or.reduceat(seen, queries, axis=0), keys, axis=1)
+        assert cut.computed_pairs(mask) == blocks.sum() * cut.grid.queries * cut.grid.keys
 
 
 SHAPES = {

@@ -48,5 +48,11 @@ def forward_tiles(
         for keys in (2 * LANES, LANES)
         if keys <= max(tiles.keys, LANES)
     ]
-    cuts = [ForwardTiles(grid, min(max(1, tiles.keys // grid.keys), grid.key_tiles)) for grid in grids]
+    cuts = [ForwardTiles(grid, _blocks(grid.steps(mask, place), tiles.keys // grid.keys)) for grid in grids]
     return min(cuts, key=lambda cut: cut._cost(mask, place, tiles.overhead))
+
+
+def _blocks(reached: int, most: int) -> int:
+    """Blocks of a step, so that as few even steps as may be hold those that a tile of queries reaches."""
+    steps = -(-reached // max(1, most))
+    return -(-reached // steps)

@@ -21,18 +21,18 @@ class Tiles:
     """Rows of queries (those of all heads of a group together) and keys of a tile at most, forward and backward.
 
     Args:
-        overhead: what it costs the forward to meet some keys, besides their pairs: as much as so many pairs.
         dq_vmem: bytes of VMEM for the gradient of the queries, accumulated in float32 for a whole span.
         vmem: bytes of VMEM that a kernel may take.
+        overhead: what it costs the forward to meet some keys, besides their pairs: as much as so many pairs.
     """
 
     rows: int = 1024
     keys: int = 1024
-    overhead: int = 2**15
     backward_rows: int = 1024
     backward_keys: int = 512
     dq_vmem: int = 16 * 2**20
     vmem: int = 56 * 2**20
+    overhead: int = 2**15
 
     def group_parts(self, group: int) -> int:
         """Into how many equal groups one is split, so that 128 queries of each head of one are rows of a tile."""

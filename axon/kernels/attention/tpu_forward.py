@@ -158,31 +158,36 @@ class _Kernel(NamedTuple):
         """All of a step's blocks, 512 keys at a time, in one run of instructions: the compiler overlaps them."""
         most = max(1, 512 // self.cut.grid.keys)
         for place in range(0, self.cut.blocks, most):
-            self.meet(pair.key + place, place, min(most, self.cut.blocks - place), partly=False)
+            self.meet(pair.key + place, place, min(most, self.cut.blocks - place), masked=0)
 
     def meet_seen(self, pair: Pair, left: Array) -> None:
-        """Of a step's blocks those that are seen, `left` from the pair's on: two at a time, and what then is left."""
+        """Of a step's blocks those that are seen, `left` from the pair's on: two at a time, and what then is left.
+
+        Of two only the second is masked where all of the first is seen, as along a causal mask's diagonal.
+        """
         skipped = pair.key - _Places(self.cut).within(pair.key)
 
         def two(number, _):
             done = number * 2
             here, place = pair._replace(key=pair.key + done), skipped + done
             if self.cut.blocks > 1:
-                whole = sees_all(self.config, self.cut.grid, self.reach, here, 2)
                 both = left - done >= 2
-                pl.when(both & whole)(lambda: self.meet(here.key, place, 2, partly=False))
-                pl.when(both & jnp.logical_not(whole))(lambda: self.meet(here.key, place, 2, partly=True))
-            pl.when(left - done == 1)(lambda: self.meet(here.key, place, 1, partly=True))
+                whole, first = (sees_all(self.config, self.cut.grid, self.reach, here, blocks) for blocks in (2, 1))
+                pl.when(both & whole)(lambda: self.meet(here.key, place, 2, masked=0))
+                pl.when(both & jnp.logical_not(whole) & first)(lambda: self.meet(here.key, place, 2, masked=1))
+                pl.when(both & jnp.logical_not(first))(lambda: self.meet(here.key, place, 2, masked=2))
+            pl.when(left - done == 1)(lambda: self.meet(here.key, place, 1, masked=1))
             return 0
 
         lax.fori_loop(0, (left + 1) // 2, two, 0)
 
-    def meet(self, key: Array, place: Array | int, blocks: int, partly: bool) -> None:
-        """So many blocks from the `key`-th of all on, which is the `place`-th of those fetched."""
+    def meet(self, key: Array, place: Array | int, blocks: int, masked: int) -> None:
+        """So many blocks from the `key`-th of all on, the `place`-th of those fetched; the last are `masked`."""
         x, size = self.x, self.cut.grid.keys
         q = x.q[...].reshape(self.cut.grid.rows, x.q.shape[-1])
         keys = pl.ds(place * size if isinstance(place, int) else pl.multiple_of(place * size, size), blocks * size)
         documents = None
-        if partly and x.key_documents is not None:
+        if masked and x.key_documents is not None:
             documents = jnp.concatenate([x.key_documents[place + i] for i in range(blocks)], axis=1)
-        meet(self.state, self.columns, self.config, q, Keys(x.k[keys, :], x.v[keys, :], documents, key * size), partly)
+        of_keys = Keys(x.k[keys, :], x.v[keys, :], documents, key * size)
+        meet(self.state, self.columns, self.config, q, of_keys, masked * size)

@@ -97,8 +97,8 @@ class Keys(NamedTuple):
     first: Array
 
 
-def meet(state: State, columns: Columns, config: AttentionConfig, q: Array, keys: Keys, partly: bool) -> None:
-    """`q[rows head_dim]` takes in `keys`; `partly` where some pair of them is masked."""
+def meet(state: State, columns: Columns, config: AttentionConfig, q: Array, keys: Keys, masked: int) -> None:
+    """`q[rows head_dim]` takes in `keys`; of their last `masked` some pairs may be unseen."""
     found, _ = capped(matmul(q, keys.k, (1, 1)), config)
     groups = [found[:, lane : lane + LANES] for lane in range(0, found.shape[1], LANES)]
     if columns.alibi_slopes is not None:
@@ -106,8 +106,8 @@ def meet(state: State, columns: Columns, config: AttentionConfig, q: Array, keys
             group + columns.alibi_slopes[...] * (columns.distances[...] + (keys.first + i * LANES).astype(jnp.float32))
             for i, group in enumerate(groups)
         ]
-    if partly:
-        groups = [_masked(group, columns, keys, i * LANES) for i, group in enumerate(groups)]
+    for i in range(len(groups) - masked // LANES, len(groups)):
+        groups[i] = _masked(groups[i], columns, keys, i * LANES)
     before = state.top[...]
     top = jnp.maximum(before, jnp.max(jnp.concatenate(groups, axis=1), axis=1, keepdims=True))
     fading = jnp.exp2(before - top)

@@ -90,11 +90,11 @@ BLOCKS = Tiles(512, 1024, 512, 256)
 )
 def test_a_step_meets_blocks_of_keys_from_any_on_and_none_beyond_the_last(mask, rng):
     """No whole number of steps: the last step's keys begin within those of the one before."""
-    q, k, v, documents = draw(rng, 300, 1200, batch=1)
-    cut = forward_tiles(BLOCKS.halved(), mask, 2, 300, 1200, 900)
+    q, k, v, documents = draw(rng, 200, 1200, batch=1, heads=2, kv_heads=1)
+    cut = forward_tiles(BLOCKS.halved(), mask, 2, 200, 1200, 1000)
     assert 1 < cut.blocks < cut.grid.key_tiles
     assert cut.grid.key_tiles % cut.blocks
-    inputs = AttentionInputs((documents[:, 900:], documents), 900)
+    inputs = AttentionInputs((documents[:, 1000:], documents), 1000)
     out, lse = jax.jit(lambda *o: attention_tpu(*o, AttentionConfig(mask, 0.2), inputs, tiles=BLOCKS, interpret=True))(
         q, k, v
     )

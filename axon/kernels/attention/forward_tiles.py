@@ -28,11 +28,15 @@ class ForwardTiles(NamedTuple):
         return -(-self.grid.steps(mask, start) // self.blocks)
 
     def _cost(self, mask: Mask, start: int, overhead: int) -> int:
-        """Pairs computed by a group, and the overhead of each meeting."""
-        low, high = self.grid.key_range(mask, start, np)
-        steps, rest = np.divmod(high - low, self.blocks)
-        meetings = int(np.sum(steps + -(-rest // 2)))
-        return self.computed_pairs(mask, start) * self.grid.group + overhead * meetings
+        """Pairs computed by a group, and the overhead of each meeting: one where a step's keys are all seen."""
+        grid, blocks = self.grid, self.blocks
+        low, high = (end[:, None] for end in grid.key_range(mask, start, np))
+        query = start + np.arange(grid.query_tiles)[:, None] * grid.queries
+        key = low + np.arange(self.steps(mask, start)) * blocks
+        met = np.clip(high - key, 0, blocks)
+        whole = mask.sees_all(query, query + grid.queries, key * grid.keys, (key + blocks) * grid.keys)
+        meetings = np.where(whole & (met == blocks), 1, -(-met // 2))
+        return self.computed_pairs(mask, start) * grid.group + overhead * int(np.sum(meetings))
 
 
 def forward_tiles(

@@ -85,15 +85,15 @@ class _Places:
         self.grid, self.blocks = cut.grid, cut.blocks
 
     def query(self, i):
-        """The tile of queries: first, last, second, last but one, … Of a causal mask the halves, one for each of a
-        chip's two cores, then see as many keys."""
-        return jnp.where(i % 2 == 0, i // 2, self.grid.query_tiles - 1 - i // 2)
+        """The tile of queries: first, last, second, last but one, … Where there is one sequence and one head, each of
+        a chip's two cores has a half of them, one after the other: under a causal mask they see as many keys."""
+        return jnp.where(i & 1 == 0, i >> 1, self.grid.query_tiles - 1 - (i >> 1))
 
     def key(self, b, i, t, reach):
         """The first block of keys of a step; beyond the last step that sees some, as there: no new fetch."""
         at = (b if reach.query_document is not None else 0) * self.grid.query_tiles + self.query(i)
         first = reach.first[at]
-        seen = jnp.minimum(t, jnp.maximum(reach.last[at] - first, 0) // self.blocks)
+        seen = jnp.minimum(t, lax.div(jnp.maximum(reach.last[at] - first, 0), self.blocks))
         return self.within(first + seen * self.blocks)
 
     def within(self, key):
@@ -179,7 +179,7 @@ class _Kernel(NamedTuple):
             pl.when(left - done == 1)(lambda: self.meet(here.key, place, 1, masked=1))
             return 0
 
-        lax.fori_loop(0, (left + 1) // 2, two, 0)
+        lax.fori_loop(0, (left + 1) >> 1, two, 0)
 
     def meet(self, key: Array, place: Array | int, blocks: int, masked: int) -> None:
         """So many blocks from the `key`-th of all on, the `place`-th of those fetched; the last are `masked`."""

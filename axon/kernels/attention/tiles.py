@@ -18,13 +18,17 @@ LANES = 128
 
 @dataclass(frozen=True)
 class Tiles:
-    """Rows of queries (those of all heads of a group together) and keys of a tile, forward and backward.
+    """Rows of queries (those of all heads of a group together) and keys of a tile at most, forward and backward.
 
     Args:
         dq_vmem: bytes of VMEM for the gradient of the queries, accumulated in float32 for a whole span.
         vmem: bytes of VMEM that a kernel may take.
+<<<<<<< HEAD
         cores: of a device, which share the heads of a batch, or the spans of their queries.
         rectangle: pairs of a query and a key that one more rectangle costs, where a tile is computed as several.
+=======
+        overhead: what it costs the forward to meet some keys, besides their pairs: as much as so many pairs.
+>>>>>>> forward
     """
 
     rows: int = 1024
@@ -33,8 +37,17 @@ class Tiles:
     backward_keys: int = 512
     dq_vmem: int = 16 * 2**20
     vmem: int = 56 * 2**20
+<<<<<<< HEAD
     cores: int = 1
     rectangle: int = 32 * 2**10
+=======
+    overhead: int = 2**15
+
+    def group_parts(self, group: int) -> int:
+        """Into how many equal groups one is split, so that 128 queries of each head of one are rows of a tile."""
+        most = max(1, min(self.rows, self.backward_rows) // LANES)
+        return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
+>>>>>>> forward
 
     def halved(self) -> "Tiles":
         """For float32 operands, whose exact products are six of bfloat16 each: long programs, and twice the bytes."""
@@ -75,10 +88,23 @@ class Grid:
     def key_tiles(self) -> int:
         return -(-self.real_keys // self.keys)
 
+<<<<<<< HEAD
+=======
+    @property
+    def padded_keys(self) -> int:
+        return self.key_tiles * self.keys
+
+    def spans(self, width: int, dq_vmem: int) -> tuple[int, int]:
+        """The number of spans of queries, so that a span's gradient fits `dq_vmem` bytes, and of tiles in a span."""
+        tile = self.rows * -(-width // LANES) * LANES * 4
+        spans = -(-self.query_tiles // max(1, dq_vmem // tile))
+        return spans, -(-self.query_tiles // spans)
+
+>>>>>>> forward
     def steps(self, mask: Mask, start: Any) -> int:
         """Tiles of keys that a tile of queries reaches at most."""
         if isinstance(start, int):
-            low, high = self._reach(mask, start, np)
+            low, high = self.key_range(mask, start, np)
             return max(1, int(np.max(high - low)))
         low, high = mask.low(np.arange(self.real_keys)), mask.high(np.arange(self.real_keys))
         if low is None or high is None:
@@ -86,7 +112,7 @@ class Grid:
         span = self.queries - 1 + int(np.max(high - low))
         return max(1, min(self.key_tiles, (span + self.keys - 2) // self.keys + 1))
 
-    def _reach(self, mask: Mask, start: Any, numpy: Any) -> tuple[Any, Any]:
+    def key_range(self, mask: Mask, start: Any, numpy: Any) -> tuple[Any, Any]:
         """For each tile of queries the half-open range of tiles of keys that the mask's indices allow."""
         first = start + numpy.arange(self.query_tiles) * self.queries
         low, high = mask.keys(first, first + self.queries, self.real_keys)
@@ -122,7 +148,7 @@ class Reach(NamedTuple):
 
 def reach(grid: Grid, mask: Mask, inputs: AttentionInputs) -> Reach:
     """The tables of an attention. Without documents they have one row, which stands for all."""
-    low, high = grid._reach(mask, jnp.asarray(inputs.start, jnp.int32), jnp)
+    low, high = grid.key_range(mask, jnp.asarray(inputs.start, jnp.int32), jnp)
     seen = (low[:, None] <= np.arange(grid.key_tiles)) & (np.arange(grid.key_tiles) < high[:, None])
     seen, documents = seen[None], (None, None)
     if mask.by_document and inputs.documents is not None:

@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.kernels.attention.backward_tiles import Cut, choose_cut
 from axon.kernels.attention.cost import backward_cost, forward_cost
+from axon.kernels.attention.forward_tiles import forward_tiles
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu_backward import backward
@@ -38,9 +39,11 @@ def attention_tpu(
     interpret: Any = False,
 ) -> tuple[Array, Array]:
     """See `axon.kernels.attention.attention_and_lse`. Operands of float16 are computed in float32."""
-    dtype, (batch, queries, heads, _), kv_heads = q.dtype, q.shape, k.shape[2]
+    dtype, (batch, queries, heads, _) = q.dtype, q.shape
     kernels = _Kernels.of(config, inputs, dtype, tiles, interpret)
-    q, k, v = _by_group(_computed(q), kv_heads), _computed(k).swapaxes(1, 2), _computed(v).swapaxes(1, 2)
+    parts = kernels.tiles.group_parts(heads // k.shape[2])
+    q = _by_group(_computed(q), k.shape[2] * parts)
+    k, v = (jnp.repeat(_computed(x).swapaxes(1, 2), parts, axis=1) for x in (k, v))
     if inputs.alibi_slopes is not None:
         inputs = inputs._replace(alibi_slopes=lax.stop_gradient(inputs.alibi_slopes))
     out, lse = kernels.differentiable()(q, k, v, inputs._replace(start=jnp.asarray(inputs.start, jnp.int32)))
@@ -60,12 +63,24 @@ def attention_gradients_tpu(
     interpret: Any = False,
 ) -> tuple[Array, Array, Array]:
     """See `axon.kernels.attention.attention_gradients`; in the dtype of the operands."""
-    kv_heads, kernels = k.shape[2], _Kernels.of(config, inputs, q.dtype, tiles, interpret)
+    kernels = _Kernels.of(config, inputs, q.dtype, tiles, interpret)
     inputs = inputs._replace(start=jnp.asarray(inputs.start, jnp.int32))
+    parts = kernels.tiles.group_parts(q.shape[2] // k.shape[2])
+    kv_heads = k.shape[2] * parts
     of_rows = tuple(_by_group(x, kv_heads) for x in (_computed(rows[0]), rows[1][..., None], rows[2][..., None]))
-    operands = _by_group(_computed(q), kv_heads), _computed(k).swapaxes(1, 2), _computed(v).swapaxes(1, 2)
-    dq, dk, dv = kernels.backward(*operands, inputs, (of_rows[0], of_rows[1][..., 0], of_rows[2][..., 0]))
-    return dq.transpose(0, 3, 1, 2, 4).reshape(q.shape), dk.swapaxes(1, 2), dv.swapaxes(1, 2)
+    of_rows = of_rows[0], of_rows[1][..., 0], of_rows[2][..., 0]
+    k, v = (jnp.repeat(_computed(x).swapaxes(1, 2), parts, axis=1) for x in (k, v))
+    dq, dk, dv = kernels.backward(_by_group(_computed(q), kv_heads), k, v, inputs, of_rows)
+    dk, dv = (_summed_parts(x, parts).swapaxes(1, 2) for x in (dk, dv))
+    return dq.transpose(0, 3, 1, 2, 4).reshape(q.shape), dk, dv
+
+
+def _summed_parts(x: Array, parts: int) -> Array:
+    """`batch kv_heads·parts …` → `batch kv_heads …`, summed in float32."""
+    if parts == 1:
+        return x
+    apart = x.reshape(x.shape[0], -1, parts, *x.shape[2:])
+    return jnp.sum(apart, axis=2, dtype=jnp.float32).astype(x.dtype)
 
 
 def _computed(x: Array) -> Array:
@@ -122,12 +137,12 @@ class _Kernels:
 
     def forward(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> tuple[Array, Array]:
         mask, tiles = self.config.mask, self.tiles
-        grid = Grid.of(tiles.rows, tiles.keys, q.shape[2], q.shape[3], k.shape[2])
-        steps = grid.steps(mask, inputs.start if self.start is None else self.start)
+        cut = forward_tiles(tiles, mask, q.shape[2], q.shape[3], k.shape[2], self.start)
+        grid, steps = cut.grid, cut.steps(mask, inputs.start if self.start is None else self.start)
         operands = _operands(grid, grid.query_tiles, q, k, v, self.config, inputs)
-        cost = forward_cost(mask, q, k, v, self.start or 0)
+        cost = forward_cost(mask, q, k, v, self.start)
         tables = reach(grid, mask, inputs)
-        out, lse = forward(self.config, grid, steps, tables, operands, cost, tiles.vmem, self.interpret)
+        out, lse = forward(self.config, cut, steps, tables, operands, cost, tiles.vmem, self.interpret)
         return out[:, :, :, : q.shape[3]], _untiled(grid, lse)
 
     def backward(
@@ -149,9 +164,18 @@ class _Kernels:
             _by_block(cut, _tiled(grid, count, lse, jnp.inf)),
             _by_block(cut, _tiled(grid, count, total, 0.0)),
         )
+<<<<<<< HEAD
         cost = backward_cost(mask, q, k, v, self.start or 0)
         tables = Tables.of(grid, spans, reach(grid, mask, inputs))
         dq, dk, dv = backward(self.config, cut, spans, tables, operands, rows, cost, tiles.vmem, self.interpret)
+=======
+        cost = backward_cost(mask, q, k, v, self.start)
+        tables = reach(grid, mask, inputs)
+        dq, dk, dv = backward(
+            self.config, grid, (spans, span_tiles), tables, operands, rows, cost, tiles.vmem, self.interpret
+        )
+        keys = k.shape[2]
+>>>>>>> forward
         return dq[:, :, :, : q.shape[3]], dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
 
 

@@ -46,32 +46,44 @@ def matmul(a: Array, b: Array, summed: tuple[int, int]) -> Array:
     return lax.dot_general(a, b, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
+def capped(found: Array, config: AttentionConfig) -> tuple[Array, Array | None]:
+    """Products q·k → scores in base 2; and, with a soft cap, its slope there."""
+    if config.soft_cap is None:
+        return found * (config.scale * LOG2E), None
+    bent = jnp.tanh(found * (config.scale / config.soft_cap))
+    return bent * (config.soft_cap * LOG2E), 1 - bent * bent
+
+
 def scores(
     q: Array, k: Array, config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow
 ) -> tuple[Array, Array | None]:
     """`q[rows head_dim]`, `k[keys head_dim]` → `keys rows` in base 2; and, with a soft cap, its slope there."""
-    found, slope = matmul(k, q, (1, 1)), None
-    if config.soft_cap is None:
-        found *= config.scale * LOG2E
-    else:
-        bent = jnp.tanh(found * (config.scale / config.soft_cap))
-        found, slope = bent * (config.soft_cap * LOG2E), 1 - bent * bent
+    found, slope = capped(matmul(k, q, (1, 1)), config)
     if per_row.alibi_slopes is not None:
         query, key = _indices(grid, reach, pair)
         found += per_row.alibi_slopes[...] * LOG2E * (key - query).astype(jnp.float32)
     return found, slope
 
 
-def sees_all(config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair) -> Array:
-    """Whether every query of the tile sees every key of the other: then there is nothing to mask."""
+def sees_all(config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, key_tiles: int = 1) -> Array:
+    """Whether every query of the tile sees every key of so many tiles, from the pair's on: there is nothing to mask.
+
+    A step of the grid may have no pair of tiles, and a number beyond the last: it is read as the last, whose documents
+    are there to read.
+    """
     query, key = reach.start[0] + pair.query * grid.queries, pair.key * grid.keys
-    seen = config.mask.sees_all(query, query + grid.queries, key, key + grid.keys)
-    seen &= key + grid.keys <= grid.real_keys
+    seen = config.mask.sees_all(query, query + grid.queries, key, key + key_tiles * grid.keys)
+    seen &= key + key_tiles * grid.keys <= grid.real_keys
     if reach.query_document is None or reach.key_document is None:
         return seen
-    ends = [table[pair.table * grid.query_tiles + pair.query] for table in reach.query_document]
-    ends += [table[pair.table * grid.key_tiles + pair.key] for table in reach.key_document]
-    return seen & (ends[0] == ends[1]) & (ends[1] == ends[2]) & (ends[2] == ends[3])
+    of_query = pair.table * grid.query_tiles + jnp.minimum(pair.query, grid.query_tiles - 1)
+    least, most = (table[of_query] for table in reach.query_document)
+    seen &= least == most
+    for tile in range(key_tiles):
+        of_key = pair.table * grid.key_tiles + jnp.minimum(pair.key + tile, grid.key_tiles - 1)
+        for table in reach.key_document:
+            seen &= table[of_key] == least
+    return seen
 
 
 def masked(

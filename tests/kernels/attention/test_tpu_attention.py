@@ -21,6 +21,8 @@ from axon.kernels.attention import (
     attention,
     attention_reference,
 )
+from axon.kernels.attention.cost import pairs
+from axon.kernels.attention.forward_tiles import forward_tiles
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
 from axon.kernels.attention.tpu_backward_grid import Spans
@@ -77,6 +79,57 @@ def check(rng, operands, config, inputs, tiles=SMALL, bound=3e-6, interpret=True
 def test_values_log_sum_exps_and_gradients_are_those_of_the_reference(mask, rng):
     q, k, v, documents = draw(rng)
     check(rng, (q, k, v), AttentionConfig(mask, float(rng.uniform(0.05, 0.3))), AttentionInputs((documents, documents)))
+
+
+BLOCKS = Tiles(512, 1024, 512, 256)
+"""Of float32 operands half that: 256 rows, and 512 keys a step, of 4 blocks of 128 or 2 of 256."""
+
+
+@pytest.mark.few(mask=(Causal(), Causal() & Window(200) & SameDocument()))
+@pytest.mark.parametrize(
+    "mask", [Everything(), Causal(), Causal() & Window(200) & SameDocument(), Window(390), Prefix(300)], ids=str
+)
+def test_a_step_meets_blocks_of_keys_from_any_on_and_none_beyond_the_last(mask, rng):
+    """No whole number of steps: the last step's keys begin within those of the one before."""
+    q, k, v, documents = draw(rng, 200, 1200, batch=1, heads=2, kv_heads=1)
+    cut = forward_tiles(BLOCKS.halved(), mask, 2, 200, 1200, 1000)
+    assert 1 < cut.blocks < cut.grid.key_tiles
+    assert cut.grid.key_tiles % cut.blocks
+    inputs = AttentionInputs((documents[:, 1000:], documents), 1000)
+    out, lse = jax.jit(lambda *o: attention_tpu(*o, AttentionConfig(mask, 0.2), inputs, tiles=BLOCKS, interpret=True))(
+        q, k, v
+    )
+    expected = attention_reference(q, k, v, AttentionConfig(mask, 0.2), inputs)
+    assert relative(out, expected[0]) < 3e-6
+    assert relative(lse, expected[1]) < 3e-6
+
+
+@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("mask", "seq", "least"),
+    [
+        (Causal() & Window(128), 4096, 0.48),  # 128 keys of a window lie in two blocks of 128, whatever the tiles
+        (Causal() & Window(1024), 8192, 0.8),
+        (Causal(), 2048, 0.85),
+        (Causal(), 8192, 0.94),
+        (Everything(), 2048, 1.0),
+    ],
+    ids=str,
+)
+def test_most_pairs_that_are_computed_are_seen(mask, seq, least, group):
+    cut = forward_tiles(Tiles(), mask, group, seq, seq, 0)
+    assert pairs(mask, seq, seq) / cut.computed_pairs(mask) >= least
+
+
+def test_computed_pairs_are_those_of_the_blocks_in_which_some_pair_is_seen(rng):
+    seq, index = 1100, np.arange(1100)
+    for mask in MASKS:
+        cut = forward_tiles(Tiles(), mask, int(rng.integers(1, 9)), seq, seq, 0)
+        allowed = mask.allowed(index[:, None], index[None], None)
+        seen = np.broadcast_to(True if allowed is None else allowed, (seq, seq))
+        queries, keys = (np.arange(0, seq, size) for size in (cut.grid.queries, cut.grid.keys))
+        blocks = np.logical_or.reduceat(np.logical_or.reduceat(seen, queries, axis=0), keys, axis=1)
+        assert cut.computed_pairs(mask) == blocks.sum() * cut.grid.queries * cut.grid.keys
 
 
 SHAPES = {
@@ -168,6 +221,26 @@ def test_no_read_is_out_of_bounds_and_no_wait_is_missing(rng):
         assert not races_found()
     finally:
         pltpu.reset_tpu_interpret_mode_state()
+
+
+@pytest.mark.parametrize("dq_tiles", [3, 2], ids=["more steps than keys seen", "more tiles in spans than queries"])
+def test_steps_without_a_tile_read_no_document(dq_tiles, rng):
+    """Tiles of 128 keys, the last of them seen by itself alone; spans of 2 tiles of queries where there are 3."""
+    q, k, v, _ = draw(rng, 384, 384, batch=1)
+    documents = np.repeat(np.int32([0, 1]), [256, 128])[None]
+    tiles = Tiles(512, 256, 512, 256, dq_vmem=dq_tiles * 256 * 128 * 4)
+    assert Grid.of(256, 128, 2, 384, 384).spans(64, tiles.dq_vmem) == ((1, 3) if dq_tiles == 3 else (2, 2))
+    config, inputs = AttentionConfig(Causal() & SameDocument(), 0.2), AttentionInputs((documents, documents))
+    try:
+        check(rng, (q, k, v), config, inputs, tiles, interpret=pltpu.InterpretParams(out_of_bounds_reads="raise"))
+    finally:
+        pltpu.reset_tpu_interpret_mode_state()
+
+
+def test_a_large_group_is_split_until_its_rows_fit(rng):
+    assert [Tiles().group_parts(group) for group in (1, 8, 12, 16, 128)] == [1, 1, 2, 2, 16]
+    q, k, v, _ = draw(rng, 130, 130, heads=12, kv_heads=1, batch=1)
+    check(rng, (q, k, v), AttentionConfig(Causal(), 0.2), AttentionInputs())
 
 
 def races_found():
@@ -271,10 +344,18 @@ def test_tiles_are_even_and_whole_lanes(length, most, size):
     assert (grid.query_tiles - 1) * size < length <= grid.query_tiles * size
 
 
+def test_a_start_known_at_run_time_costs_what_a_shard_does_on_average(rng):
+    size, shards = int(rng.integers(5, 60)), int(rng.integers(2, 6))
+    for mask in MASKS:
+        each = [pairs(mask, size, size * shards, size * shard) for shard in range(shards)]
+        assert pairs(mask, size, size * shards, None) == sum(each) // shards
+
+
 @pytest.mark.full
-def test_gradients_over_parts_of_the_keys_add_up(rng):
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_gradients_over_parts_of_the_keys_add_up(kv_heads, rng):
     """Each part is told the log-sum-exp and D over both; against those over all keys."""
-    q, k, v, documents = draw(rng, queries=200, keys=200)
+    q, k, v, documents = draw(rng, queries=200, keys=200, heads=8, kv_heads=kv_heads)
     config, cut, options = AttentionConfig(Causal() & SameDocument(), 0.4), 77, {"tiles": SMALL, "interpret": True}
     dout = rng.normal(size=q.shape).astype(np.float32)
     whole = AttentionInputs((documents, documents))

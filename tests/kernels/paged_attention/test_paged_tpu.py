@@ -111,7 +111,7 @@ def test_narrow_heads_whose_tokens_lie_along_lanes_give_the_formula(
 @pytest.mark.few(count=(3,))
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_any_number_of_blocks_is_shared_by_two_cores(count, rng, draw_problem, formula, check_cache):
-    problem = draw_problem(rng, [(1, 1 + 4 * i) for i in range(count)], tokens=count)
+    problem = draw_problem(rng, [(1, 1 + 3 * i) for i in range(count)], tokens=count)
     out, after = run(problem, PLAIN, queries=1, shares=2)
     check_cache(problem, after)
     assert relative(out, formula(problem, after, PLAIN)) < 1e-6

@@ -90,7 +90,18 @@ class Stream:
         self._each(block, step, slot, lambda copy: copy.start())
 
     def wait(self, block: Any, step: Any, slot: Any) -> None:
-        self._each(block, step, slot, lambda copy: copy.wait())
+        """For a step's copies: at once for those that fill the buffers, as a semaphore counts bytes, not copies."""
+        live = self._live(block, step)
+
+        @pl.when(live == self.shape.width)
+        def _():
+            for index, buffer in enumerate(self.buffers):
+                whole = buffer.at[slot]
+                pltpu.make_async_copy(whole, whole, self.arrived.at[slot, index]).wait()
+
+        @pl.when(live < self.shape.width)
+        def _():
+            self._each(block, step, slot, lambda copy: copy.wait())
 
     def start_first(self, block: Any, part: Any, slot: Any) -> None:
         """What a part's first step of a block needs, if there is such a block, and it has steps."""
@@ -101,11 +112,17 @@ class Stream:
         def _():
             self.start(block, first, slot)
 
+    def _live(self, block: Any, step: Any) -> Any:
+        """How many of a step's pages there are; those past the block's end are left out."""
+        left = self.work.ends[block] - self._column(block, step) * self.shape.page_size
+        return jnp.clip(lax.div(left + self.shape.page_size - 1, self.shape.page_size), 0, self.shape.width)
+
+    def _column(self, block: Any, step: Any) -> Any:
+        return self.work.columns[block] + step * self.shape.width
+
     def _each(self, block: Any, step: Any, slot: Any, act: Callable[[Any], None]) -> None:
-        """One copy a page and array; pages past the block's end are left out."""
-        column = self.work.columns[block] + step * self.shape.width
-        left = self.work.ends[block] - column * self.shape.page_size
-        live = jnp.clip(lax.div(left + self.shape.page_size - 1, self.shape.page_size), 0, self.shape.width)
+        """One copy a page and array."""
+        column, live = self._column(block, step), self._live(block, step)
         row = self.work.sequences[block] * self.shape.columns
 
         def page(place, _):

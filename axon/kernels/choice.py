@@ -45,12 +45,27 @@ def with_gpu(kernels: Mapping[str, str | None], others: Mapping[str, str | None]
     return {**others, **dict.fromkeys(kernels, f"this program is for a {target}")}
 
 
-def choose(operation: str, candidates: Mapping[str, str | None], detail: str = "") -> str:
-    """The name of the implementation to run; logged once, with the reasons against those before it.
+TWO_CORES = ("TPU v4", "TPU v5", "TPU v5p")
+"""TPUs that show their two cores as one device, by `jax.Device.device_kind`."""
 
-    Args:
-        candidates: implementation → why it cannot run this, None if it can; the best first.
-        detail: a description of the problem, logged with the choice.
+
+def cores() -> int:
+    """How many cores a device has, between which a kernel's parallel grid is divided."""
+    scope = current()
+    return 2 if scope is not None and scope.placement.chip in TWO_CORES else 1
+
+
+def choose(operation: str, candidates: Mapping[str, str | None], detail: str = "") -> str:
+    """As `fitting`; logged once, with `detail`, a description of the problem."""
+    chosen, why = fitting(operation, candidates)
+    log_choice(operation, ", ".join(filter(None, (chosen, detail))) + (f" ({why})" if why else ""))
+    return chosen
+
+
+def fitting(operation: str, candidates: Mapping[str, str | None]) -> tuple[str, str]:
+    """The name of the implementation to run, and why: the reasons against those before it.
+
+    `candidates`: implementation → why it cannot run this, None if it can; the best first.
 
     One may be requested by name (`Train.kernels`); then that one runs, or this raises `UserError`.
     """
@@ -60,11 +75,9 @@ def choose(operation: str, candidates: Mapping[str, str | None], detail: str = "
         raise UserError(f"kernels: {operation} has no implementation {requested!r}.{suggest(requested, candidates)}")
     if requested is not None and (reason := candidates[requested]) is not None:
         raise UserError(f"kernels: {requested!r} is unavailable for {operation}: {reason}")
-    fitting = [name for name, reason in candidates.items() if reason is None]
-    if not fitting:
+    able = [name for name, reason in candidates.items() if reason is None]
+    if not able:
         raise UserError(f"{operation}: " + "; ".join(f"{name}: {reason}" for name, reason in candidates.items()))
-    chosen = requested or fitting[0]
+    chosen = requested or able[0]
     rejected = [f"not {name}: {why}" for name, why in candidates.items() if why is not None]
-    why = "requested by name" if requested else "; ".join(rejected[: list(candidates).index(chosen)])
-    log_choice(operation, ", ".join(filter(None, (chosen, detail))) + (f" ({why})" if why else ""))
-    return chosen
+    return chosen, "requested by name" if requested else "; ".join(rejected[: list(candidates).index(chosen)])

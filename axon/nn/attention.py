@@ -15,7 +15,7 @@ from axon.kernels.attention import AttentionConfig, Mask, mean_keys
 from axon.nn.attend import attend
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
-from axon.nn.kv_cache import KVCache, cached_attention, kv_cache_specs
+from axon.nn.kv_cache import KVCache, PagedSizes, cached_attention, kv_cache_specs, paged_sizes
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.rope import Rope, rotate
@@ -90,10 +90,9 @@ class Attention(nnx.Module):
         bias = inputs.score_bias if self.biased else None
         if cache is None:
             out = attend(q, k, v, self.config, inputs, sinks, bias)
-        elif inputs.start is None:
-            raise ValueError("Attention: a cache of keys and values needs Inputs.start, where to write to it")
         else:
-            out, cache = cached_attention(q, k, v, self.config, cache, inputs.start, sinks, bias)
+            step = inputs.step_of(self.paged_sizes(inputs, cache))
+            out, cache = cached_attention(q, k, v, self.config, cache, step, sinks, bias)
         out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq.residual embed", out, self.out)
         if self.has_out_bias:
             out = add("batch seq.residual embed, embed -> batch seq.residual embed", out, self.out_bias)
@@ -107,6 +106,10 @@ class Attention(nnx.Module):
     def cache_specs(self, batch: int, length: int) -> dict[str, ArraySpec]:
         """A cache of the keys and values of `length` tokens a sequence."""
         return kv_cache_specs(batch, length, self.kv_heads, self.head_dim)
+
+    def paged_sizes(self, inputs: Inputs, cache: KVCache) -> PagedSizes:
+        """What its step over such a cache depends on."""
+        return paged_sizes(cache, inputs.tokens.shape, self.heads, self.biased)
 
     def flops(self, seq: int) -> int:
         """Forward FLOPs of one token: its projections, and two products with the keys that it sees on average."""

@@ -93,7 +93,7 @@ class Depth(nnx.Module):
         Auxiliary losses are summed over layers; statistics are at `<kind>/<path>`, with a leading axis `layers`.
         """
         self._log()
-        inputs, caches, auxiliaries = self._with_angles(inputs), {}, {}
+        inputs, caches, auxiliaries = self._with_steps(self._with_angles(inputs), cache), {}, {}
         for span in self.spans:
             numbers = {kind: jnp.asarray(span.layers(kind)) for kind in span.kinds}
             x, (own_caches, own_auxiliaries) = self._run(span, x, inputs, cache, numbers)
@@ -186,6 +186,15 @@ class Depth(nnx.Module):
 
     def _with_angles(self, inputs: Inputs) -> Inputs:
         return inputs.with_angles(rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
+
+    def _with_steps(self, inputs: Inputs, cache: Any) -> Inputs:
+        """With the step of each module that has pages in `cache`, as its kind of block is placed."""
+        sizes = []
+        for kind, own in (cache or {}).items():
+            with axes.in_block(kind):
+                found = (getattr(module, "paged_sizes", None) for _, module in nnx.iter_modules(self.blocks[kind]))
+                sizes += [of(inputs, own) for of in found if of is not None]
+        return inputs.with_steps(sizes)
 
     def _unrolled(self, span: _Span) -> bool:
         scope = axes.current()

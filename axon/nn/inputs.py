@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from axon.nn.kv_cache import PagedSizes, PagedStep, paged_step
 from axon.nn.rope import Angles, Rope
 
 
@@ -26,7 +27,8 @@ class Inputs:
         encoded, encoded_documents: what an encoder made of another sequence, `batch seq.residual embed`, and its
             documents, `batch seq`; None where there is no encoder. With a cache that has the keys and values of
             `encoded`, it is None too.
-        angles: those of the positions that were computed before the layers, once for all.
+        angles, steps: those of the positions, and of the new tokens in pages, that were computed before the layers,
+            once for all.
     """
 
     tokens: Array
@@ -39,6 +41,7 @@ class Inputs:
     encoded: Array | None = None
     encoded_documents: Array | None = None
     angles: tuple[Angles, ...] = ()
+    steps: tuple[PagedStep, ...] = ()
 
     def in_layer(self, layer: Array | int) -> "Inputs":
         """The same, with a key of the layer's own, so that no two layers drop the same elements."""
@@ -58,3 +61,14 @@ class Inputs:
         """Those of `angles`, or computed here."""
         found = (a for a in self.angles if (a.rope, a.head_dim) == (rope, head_dim))
         return next(found, None) or rope.angles(self.positions, head_dim)
+
+    def with_steps(self, sizes: Iterable[PagedSizes]) -> "Inputs":
+        """The same, with the step of each of these sizes: made in a layer, they would be in every layer."""
+        return replace(self, steps=tuple(self.step_of(one) for one in dict.fromkeys(sizes)))
+
+    def step_of(self, sizes: PagedSizes) -> PagedStep:
+        """That of `steps`, or made here. Raises `ValueError` without `start`."""
+        if self.start is None:
+            raise ValueError("Inputs: a cache of keys and values needs Inputs.start, where to write to it")
+        found = (step for step in self.steps if step.sizes == sizes)
+        return next(found, None) or paged_step(sizes, self.start)

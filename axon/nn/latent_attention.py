@@ -11,7 +11,7 @@ from axon.kernels.attention import AttentionConfig, Mask, mean_keys
 from axon.nn.attend import attend
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
-from axon.nn.kv_cache import KVCache, cached_latent_attention, latent_cache_specs
+from axon.nn.kv_cache import KVCache, PagedSizes, PagedStep, cached_latent_attention, latent_cache_specs, paged_sizes
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, fan_in
 from axon.nn.rope import Rope, rotate
@@ -84,10 +84,9 @@ class LatentAttention(nnx.Module):
         k_rope = rotate(k_rope[:, :, None], angles, self.interleaved)
         if cache is None:
             out = self._expanded(q, q_rope, latent, k_rope, inputs)
-        elif inputs.start is None:
-            raise ValueError("LatentAttention: a cache needs Inputs.start, where to write to it")
         else:
-            out, cache = self._absorbed(q, q_rope, latent, k_rope, cache, inputs.start)
+            step = inputs.step_of(self.paged_sizes(inputs, cache))
+            out, cache = self._absorbed(q, q_rope, latent, k_rope, cache, step)
         out = einsum("batch seq heads value_dim, heads value_dim embed -> batch seq.residual embed", out, self.out)
         return out, cache
 
@@ -99,6 +98,10 @@ class LatentAttention(nnx.Module):
     def cache_specs(self, batch: int, length: int) -> dict[str, ArraySpec]:
         """A cache of the latents of `length` tokens a sequence: kv_latent + rope_dim numbers each."""
         return latent_cache_specs(batch, length, self.dims["kv_latent"] + self.dims["rope_dim"])
+
+    def paged_sizes(self, inputs: Inputs, cache: KVCache) -> PagedSizes:
+        """What its step over such a cache depends on."""
+        return paged_sizes(cache, inputs.tokens.shape, self.dims["heads"])
 
     def flops(self, seq: int) -> int:
         """Forward FLOPs of one token in training: its projections, and its products with the keys and values that it
@@ -131,14 +134,14 @@ class LatentAttention(nnx.Module):
         return attend(q, k, v, self.config, inputs)
 
     def _absorbed(
-        self, q: Array, q_rope: Array, latent: Array, k_rope: Array, cache: KVCache, start: Array
+        self, q: Array, q_rope: Array, latent: Array, k_rope: Array, cache: KVCache, step: PagedStep
     ) -> tuple[Array, KVCache]:
         """Attention to latents, `batch seq heads value_dim`, and the cache with the new ones in it."""
         q = einsum("batch seq heads nope_dim, kv_latent heads nope_dim -> batch seq heads kv_latent", q, self.key)
         q = jnp.concatenate([q, q_rope], axis=-1)
         latent = shard(latent, "batch seq kv_latent")
         k = jnp.concatenate([latent, k_rope[:, :, 0]], axis=-1)
-        out, cache = cached_latent_attention(q, k, self.config, cache, start)
+        out, cache = cached_latent_attention(q, k, self.config, cache, step)
         out = out[..., : self.dims["kv_latent"]]
         pattern = "batch seq heads kv_latent, kv_latent heads value_dim -> batch seq heads value_dim"
         return einsum(pattern, out, self.value), cache

@@ -77,6 +77,21 @@ def test_logits_token_by_token_are_those_of_the_whole_row_and_give_its_loss(
     np.testing.assert_allclose([nll, objective], expected, rtol=1e-5)
 
 
+def test_what_a_step_looks_up_of_its_pages_is_made_before_the_layers_and_not_in_them(rng, bind, random_parameters):
+    module = MODELS[1].build()
+    values, tokens = random_parameters(module, rng), jnp.zeros((2, 4), jnp.int32)
+
+    def run(values):
+        model = bind(module, values)
+        return model.hidden(Inputs(tokens, tokens, start=jnp.int32(3)), model.cache(2, 15))[0]
+
+    program = jax.make_jaxpr(run)(values)
+    loops = [str(eqn.params["jaxpr"]) for eqn in program.eqns if eqn.primitive.name == "scan"]
+    (layers,) = [text for text in loops if "while" in text]  # over pages
+    assert "cumsum" in str(program), "which numbers blocks of queries"
+    assert "cumsum" not in layers
+
+
 @pytest.mark.few(mesh=[{"data": 2, "tensor": 4}])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 4}])

@@ -1,18 +1,22 @@
 """Attention over a paged cache: prefill, chunked prefill, decode and speculative verification as one ragged call."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from jax import Array
 
-from axon.kernels.choice import choose, platform, with_tpu
+from axon.kernels.choice import choose, cores, fitting, platform, with_tpu
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.reference import paged_attention_reference
-from axon.kernels.paged_attention.tpu import paged_attention_tpu, unfit
+from axon.kernels.paged_attention.tables import Tables
+from axon.kernels.paged_attention.tpu import paged_attention_tpu, tables_tpu, unfit
 from axon.kernels.paged_attention.tpu_kernel import LANES
 from axon.kernels.paged_attention.validate import validate, validate_constants
-from axon.kernels.paged_attention.xla import paged_attention_xla
+from axon.kernels.paged_attention.xla import paged_attention_xla, tables_xla
 
-__all__ = ["Cache", "paged_attention", "paged_attention_reference"]
+__all__ = ["Cache", "Tables", "paged_attention", "paged_attention_reference", "paged_attention_tables"]
 
 
 def paged_attention(
@@ -29,7 +33,8 @@ def paged_attention(
     scale: float | None = None,
     sinks: Array | None = None,
     distance_bias: Array | None = None,
-    splits: int = 1,
+    alibi_slopes: Array | None = None,
+    tables: Tables | None = None,
     checked: bool = False,
 ) -> tuple[Array, Cache]:
     """Causal grouped-query attention of new tokens over their sequences' pages, which first get their keys and values.
@@ -50,24 +55,52 @@ def paged_attention(
         sinks: `heads`, a score of each head that takes part in the softmax and has no value (arXiv:2309.17453).
         distance_bias: `heads 2·n−1`, where n is how many positions a row of page_table has room for; added to the score
             of a key and a query is the element `n − 1 + key − query`, of their positions (T5, arXiv:1910.10683).
-        splits: parts of a sequence's pages over which the TPU kernel attends separately, for chips with several cores;
-            the other implementations ignore it.
+        alibi_slopes: `heads`; `slope·(key − query)`, of their positions, is added to the scores (arXiv:2108.12409).
+        tables: of `paged_attention_tables`, for as many rows and heads, of which this reads neither kv_lens nor
+            cu_q_lens again; made here by default.
         checked: also check the values of kv_lens, page_table and cu_q_lens; see `axon.kernels.paged_attention.check`.
 
     Returns: `tokens heads head_dim` in the dtype of `q`, and the cache. Raises `UserError` where shapes do not fit.
     """
-    inputs = AttentionInputs(kv_lens, page_table, cu_q_lens, sinks, distance_bias)
-    validate_constants(window, soft_cap, splits)
+    inputs = AttentionInputs(kv_lens, page_table, cu_q_lens, sinks, distance_bias, alibi_slopes)
+    validate_constants(window, soft_cap)
     validate(q, k, v, cache, inputs)
     if checked:
         check(q.shape[0], cache, inputs)
     config = AttentionConfig(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
-    candidates = with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
-    chosen = choose("paged_attention", candidates, _detail(cache, config))
+    chosen = choose("paged_attention", _candidates(q, cache, inputs), _detail(cache, config))
     if chosen == "tpu":
-        return paged_attention_tpu(q, k, v, cache, inputs, config, splits=splits)
-    run = paged_attention_xla if chosen == "xla" else paged_attention_reference
-    return run(q, k, v, cache, inputs, config)
+        return paged_attention_tpu(q, k, v, cache, inputs, config, tables, cores=cores())
+    if chosen == "xla":
+        return paged_attention_xla(q, k, v, cache, inputs, config, tables)
+    return paged_attention_reference(q, k, v, cache, inputs, config)
+
+
+def paged_attention_tables(
+    q: Any,
+    cache: Cache,
+    kv_lens: Array,
+    page_table: Array,
+    cu_q_lens: Array,
+    *,
+    biased: bool = False,
+) -> Tables | None:
+    """What `paged_attention` looks up of a step's sequences, the same in all layers: made once, it is not made in each.
+
+    Args:
+        q, cache: only the shapes and dtypes count. biased: whether there will be a `distance_bias`.
+
+    Returns: None if the implementation that will run, `reference`, has none.
+    """
+    inputs = AttentionInputs(kv_lens, page_table, cu_q_lens, distance_bias=q if biased else None)
+    chosen, _ = fitting("paged_attention", _candidates(q, cache, inputs))
+    if chosen == "tpu":
+        return tables_tpu(q, cache, inputs)
+    return tables_xla(q.shape[0], inputs) if chosen == "xla" else None
+
+
+def _candidates(q: Array, cache: Cache, inputs: AttentionInputs) -> Mapping[str, str | None]:
+    return with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
 
 
 def _detail(cache: Cache, config: AttentionConfig) -> str:

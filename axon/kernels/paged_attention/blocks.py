@@ -91,3 +91,8 @@ def join(out: Array, plan: Blocks, where: Places, inputs: AttentionInputs) -> Ar
         block = plan.starts[where.sequences] + inside // plan.queries
         out = out.at[block, inside % plan.queries].get(mode="clip")
     return jnp.where(where.real[:, None, None], out, 0)
+
+
+def of_rows(of_heads: Array | None, kv_heads: int, queries: int) -> Array | None:
+    """What there is of each head, `heads`, of each row of a block: `kv_heads (queries group)`."""
+    return None if of_heads is None else jnp.tile(of_heads.reshape(kv_heads, -1), (1, queries))

@@ -13,8 +13,8 @@ from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.tpu import paged_attention_tpu
 
-HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-"""Of Llama 3 8B."""
+LLAMA, GPT_OSS = (32, 8, 128), (64, 8, 64)
+"""Heads, kv_heads and head_dim of Llama 3 8B, and of gpt-oss."""
 
 
 def cases() -> list[Case]:
@@ -36,10 +36,32 @@ def cases() -> list[Case]:
             sequences=64,
             queries=1,
             length=4096,
-            config=AttentionConfig(HEAD_DIM**-0.5, window=1024, soft_cap=50.0),
+            config=AttentionConfig(128**-0.5, window=1024, soft_cap=50.0),
         ),
+        _case("long decode, bfloat16, on two cores", "bfloat16", 128, sequences=4, queries=1, length=32768, cores=2),
+        _case("decode, bfloat16, on two cores", "bfloat16", 128, sequences=64, queries=1, length=2048, cores=2),
         _case(
-            "long decode, bfloat16, pages split in 2", "bfloat16", 128, sequences=4, queries=1, length=32768, splits=2
+            "decode, bfloat16, head_dim 64, sinks and window 128",
+            "bfloat16",
+            128,
+            sequences=64,
+            queries=1,
+            length=2048,
+            heads=GPT_OSS,
+            config=AttentionConfig(64**-0.5, window=128),
+            extra="sinks",
+        ),
+        _case("prefill, bfloat16, head_dim 64", "bfloat16", 128, sequences=4, queries=1024, length=1024, heads=GPT_OSS),
+        _case("decode, int8, head_dim 64", "int8", 128, sequences=64, queries=1, length=2048, heads=GPT_OSS),
+        _case(
+            "decode, bfloat16, head_dim 96, ALiBi",
+            "bfloat16",
+            128,
+            sequences=64,
+            queries=1,
+            length=2048,
+            heads=(32, 8, 96),
+            extra="alibi_slopes",
         ),
     ]
     return decode + others
@@ -53,36 +75,39 @@ def _case(
     sequences: int,
     queries: int,
     length: int,
-    config: AttentionConfig = AttentionConfig(HEAD_DIM**-0.5),
-    splits: int = 1,
+    heads: tuple[int, int, int] = LLAMA,
+    config: AttentionConfig | None = None,
+    cores: int = 1,
+    extra: str | None = None,
 ) -> Case:
-    """`sequences` of `length` tokens each, of which the last `queries` are new."""
+    """`sequences` of `length` tokens each, of which the last `queries` are new; `extra`: what else each head has."""
+    num_heads, kv_heads, head_dim = heads
+    config = config or AttentionConfig(head_dim**-0.5)
     tokens, columns = sequences * queries, length // page_size
-    make = partial(Cache.empty, sequences * columns + 1, KV_HEADS, page_size, HEAD_DIM, dtype)
-    cache = jax.eval_shape(make)
-    shapes = [(tokens, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
-    rows = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    cache = jax.eval_shape(partial(Cache.empty, sequences * columns + 1, kv_heads, page_size, head_dim, dtype))
+    rows = [jax.ShapeDtypeStruct((tokens, n, head_dim), jnp.bfloat16) for n in (num_heads, kv_heads, kv_heads)]
     batch = [(sequences,), (sequences, columns), (sequences + 1,)]
-    integers = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in batch]
-    arrays, treedef = jax.tree.flatten(cache)
+    integers: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in batch]
+    given: dict[str, Any] = {} if extra is None else {extra: jax.ShapeDtypeStruct((num_heads,), jnp.float32)}
+    operands, treedef = jax.tree.flatten((*rows, cache, AttentionInputs(*integers, **given)))
     return Case(
         operation="paged_attention",
         name=name,
-        function=_function(treedef, config, splits),
-        operands=(*rows, *arrays, *integers),
-        cost=cost(cache, sequences, queries, length, config.window),
+        function=_function(treedef, config, cores),
+        operands=tuple(operands),
+        cost=cost(cache, num_heads, sequences, queries, length, config.window),
     )
 
 
-def _function(treedef: Any, config: AttentionConfig, splits: int) -> Callable[..., Any]:
-    def run(q: Array, k: Array, v: Array, *rest: Array):
-        cache, inputs = jax.tree.unflatten(treedef, rest[:-3]), AttentionInputs(*rest[-3:])
-        return paged_attention_tpu(q, k, v, cache, inputs, config, splits=splits)
+def _function(treedef: Any, config: AttentionConfig, cores: int) -> Callable[..., Any]:
+    def run(*operands: Array):
+        q, k, v, cache, inputs = jax.tree.unflatten(treedef, operands)
+        return paged_attention_tpu(q, k, v, cache, inputs, config, cores=cores)
 
     return run
 
 
-def cost(cache: Any, sequences: int, queries: int, length: int, window: int | None) -> Cost:
+def cost(cache: Cache, heads: int, sequences: int, queries: int, length: int, window: int | None) -> Cost:
     """4·head_dim FLOPs a head and pair of query and seen key; each sequence's seen pages once, queries and outputs.
 
     A query at position p sees min(p + 1, window) keys; a block of queries reads its pages again, which is left out.
@@ -90,9 +115,9 @@ def cost(cache: Any, sequences: int, queries: int, length: int, window: int | No
     seen = sum(min(at + 1, window or length) for at in range(length - queries, length))
     read = length if window is None else min(length, window + queries - 1)
     item = cache.keys.dtype.itemsize
-    token = 2 * KV_HEADS * (HEAD_DIM * item + (4 if cache.key_scales is not None else 0))
-    rows = sequences * queries * (2 * HEADS + 2 * KV_HEADS) * HEAD_DIM * 2
-    return Cost(4 * HEADS * HEAD_DIM * sequences * seen, sequences * (read + queries) * token + rows)
+    token = 2 * cache.kv_heads * (cache.head_dim * item + (4 if cache.key_scales is not None else 0))
+    rows = sequences * queries * (2 * heads + 2 * cache.kv_heads) * cache.head_dim * 2
+    return Cost(4 * heads * cache.head_dim * sequences * seen, sequences * (read + queries) * token + rows)
 
 
 def parts() -> list[Part]:

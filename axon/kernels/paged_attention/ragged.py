@@ -17,6 +17,7 @@ class AttentionInputs:
     cu_q_lens: Array
     sinks: Array | None = None
     distance_bias: Array | None = None
+    alibi_slopes: Array | None = None
 
     @property
     def sequences(self) -> int:

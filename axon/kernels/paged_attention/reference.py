@@ -28,6 +28,9 @@ def paged_attention_reference(
         distances = len(positions) - 1 + positions - where.positions[:, None]
         bias = inputs.distance_bias.astype(wide)[:, distances].swapaxes(0, 1)
         scores += bias.reshape(tokens, cache.kv_heads, -1, len(positions))
+    if inputs.alibi_slopes is not None:
+        slopes = inputs.alibi_slopes.astype(wide).reshape(cache.kv_heads, -1, 1)
+        scores += slopes * (positions - where.positions[:, None])[:, None, None]
     seen = (config.seen(where.positions[:, None], positions) & where.real[:, None])[:, None, None]
     top = jnp.max(scores, axis=-1, keepdims=True, where=seen, initial=jnp.finfo(wide).min)
     sinks = jnp.full(heads, -jnp.inf) if inputs.sinks is None else inputs.sinks

@@ -9,16 +9,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.paged_attention.blocks import Blocks, blocks, join, split
+from axon.kernels.paged_attention.blocks import Blocks, blocks, join, of_rows, split
 from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.groups import groups
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
+from axon.kernels.paged_attention.tables import Tables
 from axon.kernels.paged_attention.tpu_kernel import LANES, attend
-from axon.kernels.paged_attention.tpu_stream import TILE, Shape, tiled
-from axon.kernels.paged_attention.tpu_write import write_tpu
+from axon.kernels.paged_attention.tpu_stream import NARROW, TILE, Shape, along_lanes, tiled
+from axon.kernels.paged_attention.tpu_write import group_slots, write_tpu
 
 KEYS = 512
 """Positions a step, at most."""
@@ -29,8 +31,11 @@ BUFFERS = 4 * 2**20
 ROWS = 2048
 """Rows of a block of queries, of all heads, at most: with each one's running sums, 6 MiB of VMEM at head_dim 128."""
 
-HEAD_DIMS = (128, 256)
-"""Widths of a head that were compiled for v5e, v5p, v6e and tpu7x: whole rows of lanes."""
+HEAD_DIMS = (*NARROW, 128, 256)
+"""Widths of a head that were compiled for v5e, v5p, v6e and tpu7x."""
+
+BLOCKS_A_CORE = 4
+"""Blocks for each core from which on cores share them; of fewer, one core may get much more than another."""
 
 SCALARS = 512 * 1024
 """Bytes of page table, at most, that the scalar core's memory has room for."""
@@ -38,19 +43,36 @@ SCALARS = 512 * 1024
 
 def unfit(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
     """Why the kernel cannot do this attention; None if it can."""
-    if inputs.sinks is not None:
-        return "the kernel has no sinks"
     if inputs.distance_bias is not None:
         return "the kernel adds no bias by distance to the scores"
     if cache.head_dim not in HEAD_DIMS:
-        return f"the kernel needs a head_dim of {' or '.join(map(str, HEAD_DIMS))}, not {cache.head_dim}"
-    if cache.page_size % TILE:
-        return f"the kernel needs pages whose size {TILE} divides, not {cache.page_size}"
+        *most, last = HEAD_DIMS
+        return f"the kernel needs a head_dim of {', '.join(map(str, most))} or {last}, not {cache.head_dim}"
+    least = LANES if along_lanes(cache) else TILE
+    if cache.page_size % least:
+        return (
+            f"with head_dim {cache.head_dim} the kernel needs pages whose size {least} divides, not {cache.page_size}"
+        )
     if q.dtype not in (jnp.bfloat16, jnp.float32):
         return f"the kernel needs queries of bfloat16 or float32, not {q.dtype}"
     if 4 * inputs.page_table.size > SCALARS:
         return f"a page table of {4 * inputs.page_table.size:,} bytes is over the {SCALARS:,} that fit in SMEM"
     return None
+
+
+def tables_tpu(q: Array, cache: Cache, inputs: AttentionInputs, *, queries: int | None = None) -> Tables:
+    """What `paged_attention_tpu` looks up, of the shapes of `q` and `cache` alone.
+
+    `queries`: rows of one sequence a block; by default from the rows that a sequence has on average.
+    """
+    tokens = q.shape[0]
+    groups_of = partial(groups, inputs, tokens, page_size=cache.page_size)
+    return Tables(
+        where=places(inputs, tokens),
+        plan=blocks(inputs, tokens, queries or _queries(q, inputs)),
+        groups=groups_of(group_slots(cache)),
+        pages=None if cache.key_scales is None else groups_of(cache.page_size),
+    )
 
 
 def paged_attention_tpu(
@@ -60,32 +82,38 @@ def paged_attention_tpu(
     cache: Cache,
     inputs: AttentionInputs,
     config: AttentionConfig,
+    tables: Tables | None = None,
     *,
-    splits: int = 1,
-    queries: int | None = None,
+    cores: int = 1,
     interpret: Any = False,
 ) -> tuple[Array, Cache]:
-    """See `axon.kernels.paged_attention.paged_attention`.
-
-    Args:
-        queries: rows of one sequence a block; by default from the rows that a sequence has on average.
-    """
-    cache = write_tpu(cache, k, v, inputs, interpret=interpret)
-    where = places(inputs, q.shape[0])
-    plan = blocks(inputs, q.shape[0], queries or _queries(q, inputs))
+    """See `axon.kernels.paged_attention.paged_attention`. `cores`: of a device, between which the work is divided."""
+    tables = tables or tables_tpu(q, cache, inputs)
+    cache = write_tpu(cache, k, v, tables, interpret=interpret)
+    plan, lanes = tables.plan, along_lanes(cache)
+    shares, splits = _division(len(plan.sizes), cores)
     shape = Shape(
         page_size=cache.page_size,
         width=_width(cache, inputs),
         columns=inputs.page_table.shape[1],
         queries=plan.queries,
         group=q.shape[1] // cache.kv_heads,
+        shares=shares,
         splits=splits,
+        lanes=lanes,
         config=config,
     )
     rows = split(q, plan, cache.kv_heads)
-    spare = tiled(rows.shape[2]) - rows.shape[2]
-    out = _call(jnp.pad(rows, ((0, 0), (0, 0), (0, spare), (0, 0))), cache, inputs, plan, shape, interpret)
-    return join(out[:, :, : rows.shape[2]].astype(q.dtype), plan, where, inputs), cache
+    count, _, real, _ = rows.shape
+    more = ((0, -count % shares), (0, 0), (0, tiled(real) - real), (0, 0))
+    of_heads = [of_rows(x, cache.kv_heads, plan.queries) for x in (inputs.sinks, inputs.alibi_slopes)]
+    out = _call(jnp.pad(rows, more), of_heads, cache, inputs, plan, shape, interpret)
+    return join(out[:count, :, :real].astype(q.dtype), plan, tables.where, inputs), cache
+
+
+def _division(blocks: int, cores: int) -> tuple[int, int]:
+    """Into how many shares the blocks are cut, and into how many parts each block's pages, so that all cores work."""
+    return (cores, 1) if blocks >= BLOCKS_A_CORE * cores else (1, cores)
 
 
 def _queries(q: Array, inputs: AttentionInputs) -> int:
@@ -104,35 +132,70 @@ def _width(cache: Cache, inputs: AttentionInputs) -> int:
     return min(max(1, min(KEYS // cache.page_size, BUFFERS // (4 * page_bytes))), inputs.page_table.shape[1])
 
 
-def _call(q: Array, cache: Cache, inputs: AttentionInputs, plan: Blocks, shape: Shape, interpret: Any) -> Array:
-    """`blocks kv_heads rows head_dim` → the same."""
+def _call(
+    q: Array,
+    of_heads: list[Array | None],
+    cache: Cache,
+    inputs: AttentionInputs,
+    plan: Blocks,
+    shape: Shape,
+    interpret: Any,
+) -> Array:
+    """`blocks kv_heads rows head_dim` → the same. `of_heads`: sinks and slopes, each `kv_heads (queries group)`."""
     count, heads, rows, head_dim = q.shape
-    cached = [a for a in (cache.keys, cache.values, cache.key_scales, cache.value_scales) if a is not None]
-    columns = plan.first_keys(shape.config.window) // shape.page_size
-    scalars = [inputs.page_table.reshape(-1), plan.sequences, plan.positions, plan.ends, columns]
-    spec = pl.BlockSpec((1, heads, rows, head_dim), lambda part, block, *_: (block, 0, 0, 0))
+    per_share = count // shape.shares
+    own = lambda lane, index: index * shape.shares + lax.div(lane, shape.splits)  # noqa: E731
+    spec = pl.BlockSpec((1, heads, rows, head_dim), lambda lane, index, *_: (own(lane, index), 0, 0, 0))
+    in_rows = [_in_lanes(x, rows) for x in of_heads if x is not None]
+    cached = _cached(cache, shape)
+    scalars = _scalars(inputs, plan, shape, count)
     out_specs, out_shape = spec, jax.ShapeDtypeStruct(q.shape, q.dtype)
     if shape.splits > 1:
-        place = lambda part, block, *_: (part, block, 0, 0, 0)  # noqa: E731
+        place = lambda lane, index, *_: (lane, index, 0, 0, 0)  # noqa: E731
         widths = (head_dim, LANES)
         out_specs = [pl.BlockSpec((1, 1, heads, rows, width), place) for width in widths]
         sizes = [(shape.splits, count, heads, rows, width) for width in widths]
         out_shape = [jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes]
-    made_out: Any = pl.pallas_call(
-        partial(attend, shape, len(cached) == 4),
+    result: Any = pl.pallas_call(
+        partial(attend, shape, len(cached) == 4, [x is not None for x in of_heads]),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(shape.splits, count),
-            in_specs=[spec, *(pl.BlockSpec(memory_space=pl.ANY) for _ in cached)],
+            grid=(shape.shares * shape.splits, per_share),
+            in_specs=[
+                spec,
+                *(pl.BlockSpec(x.shape, lambda *_: (0, 0, 0)) for x in in_rows),
+                *(pl.BlockSpec(memory_space=pl.ANY) for _ in cached),
+            ],
             out_specs=out_specs,
             scratch_shapes=_scratch(cached, heads, rows, head_dim, shape),
         ),
         out_shape=out_shape,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        # Each copy of a page would check its two addresses; the interpreter checks them in the tests.
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), disable_bounds_checks=True),
         interpret=interpret,
         name="paged_attention",
-    )(*(a.astype(jnp.int32) for a in scalars), q, *cached)
-    return made_out if shape.splits == 1 else _merge(*made_out)
+    )(*scalars, q, *in_rows, *cached)
+    return result if shape.splits == 1 else _merge(*result)
+
+
+def _cached(cache: Cache, shape: Shape) -> list[Array]:
+    """The arrays of pages as the kernel sees them."""
+    arrays = [a.swapaxes(2, 3) if shape.lanes else a for a in (cache.keys, cache.values)]
+    return arrays + [a for a in (cache.key_scales, cache.value_scales) if a is not None]
+
+
+def _scalars(inputs: AttentionInputs, plan: Blocks, shape: Shape, count: int) -> list[Array]:
+    """`Work` of `count` blocks, those past the plan's without a query."""
+    columns = plan.first_keys(shape.config.window) // shape.page_size
+    of_blocks = (plan.sequences, plan.positions, plan.ends, columns)
+    padded = [jnp.pad(a, (0, count - len(a))) for a in of_blocks]
+    return [a.astype(jnp.int32) for a in (inputs.page_table.reshape(-1), *padded)]
+
+
+def _in_lanes(of_heads: Array, rows: int) -> Array:
+    """`kv_heads rows` numbers, the last rows padding, in every lane."""
+    padded = jnp.pad(of_heads.astype(jnp.float32), ((0, 0), (0, rows - of_heads.shape[1])))
+    return jnp.broadcast_to(padded[..., None], (*padded.shape, LANES))
 
 
 def _scratch(cached: list[Array], heads: int, rows: int, head_dim: int, shape: Shape) -> list[Any]:

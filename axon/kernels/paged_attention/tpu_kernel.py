@@ -33,12 +33,18 @@ class Running:
         return Running(*(ref.at[:, pl.ds(0, rows)] for ref in (self.top, self.total, self.sums)))
 
     def clear(self) -> None:
+        """Before any key."""
         self.top[...] = jnp.full(self.top.shape, NOTHING, jnp.float32)
         self.total[...] = jnp.zeros(self.total.shape, jnp.float32)
         self.sums[...] = jnp.zeros(self.sums.shape, jnp.float32)
 
-    def add(self, head: int, scores: Any, values: Any, scales: Any) -> None:
-        """One step's `rows keys` scores and `keys head_dim` values."""
+    def sink(self, sinks: Any) -> None:
+        """Before any key, of each row a score whose weight is 1 and whose value is 0."""
+        self.top[...] = sinks[...]
+        self.total[...] = jnp.ones(self.total.shape, jnp.float32)
+
+    def add(self, head: int, scores: Any, values: Any, scales: Any, lanes: bool) -> None:
+        """One step's `rows keys` scores and `keys head_dim` values; or `head_dim keys` ones, if these are `lanes`."""
         before = self.top[head]
         top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
         shrink = jnp.exp(before - top)
@@ -46,27 +52,50 @@ class Running:
         self.top[head] = top
         self.total[head] = self.total[head] * shrink + jnp.sum(weights, axis=1, keepdims=True)
         weights = weights if scales is None else weights * scales
-        product = _dot(weights.astype(values.dtype), values, (1, 0))
+        product = _dot(weights.astype(values.dtype), values, (1, 1) if lanes else (1, 0))
         self.sums[head] = self.sums[head] * shrink[:, :1] + product
 
 
-def attend(shape: Shape, scaled: bool, *refs: Any) -> None:
-    """The kernel: one block's queries `1 kv_heads (queries group) head_dim` over one part of its pages."""
+@dataclass(frozen=True)
+class Rows:
+    """A block's queries `1 kv_heads (queries group) head_dim`, and of each row, in every lane, what its head has: the
+    sink, and the slope of ALiBi; None for those that are absent."""
+
+    q: Any
+    sinks: Any
+    slopes: Any
+
+    def first(self, rows: int) -> "Rows":
+        """The first rows, to attend with."""
+        own = pl.ds(0, rows)
+        slopes = None if self.slopes is None else self.slopes.at[:, own]
+        return Rows(self.q.at[:, :, own], self.sinks, slopes)
+
+
+def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> None:
+    """The kernel: one block's queries over one part of its pages.
+
+    `scaled`: whether the cache is quantised; `of_rows`: whether there are sinks, and slopes.
+    """
     rest = iter(refs)
     arrays, results = 4 if scaled else 2, 1 if shape.splits == 1 else 2
-    work, (q,) = Work(*islice(rest, 5)), islice(rest, 1)
+    work, q = Work(*islice(rest, 5)), next(rest)
+    rows = Rows(q, *(next(rest) if there else None for there in of_rows))
     pages, outputs, buffers = (list(islice(rest, count)) for count in (arrays, results, arrays))
     arrived, slot, *running = rest
     stream, sums = Stream(work, shape, pages, buffers, arrived), Running(*running)
-    part, block = pl.program_id(0), pl.program_id(1)
+    share, part = lax.div(pl.program_id(0), shape.splits), lax.rem(pl.program_id(0), shape.splits)
+    block, following = (index * shape.shares + share for index in (pl.program_id(1), pl.program_id(1) + 1))
     first, last = work.steps(block, part, shape)
 
-    @pl.when(block == 0)
+    @pl.when(pl.program_id(1) == 0)
     def _():
         slot[0] = 0
         stream.start_first(block, part, 0)
 
     sums.clear()
+    if rows.sinks is not None:
+        pl.when(part == 0)(lambda: sums.sink(rows.sinks))
 
     def step(index, here):
         there = 1 - here
@@ -77,55 +106,59 @@ def attend(shape: Shape, scaled: bool, *refs: Any) -> None:
 
         @pl.when(index + 1 == last)
         def _():
-            stream.start_first(block + 1, part, there)
+            stream.start_first(following, part, there)
 
         stream.wait(block, index, here)
-        _attend_live_rows(q, stream, here, block, index, sums)
+        _attend_live_rows(rows, stream, here, block, index, sums)
         return there
 
     slot[0] = lax.fori_loop(first, last, step, slot[0])
 
     @pl.when(first == last)
     def _():
-        stream.start_first(block + 1, part, slot[0])
+        stream.start_first(following, part, slot[0])
 
     _finish(outputs, sums)
 
 
-def _attend_live_rows(q: Any, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
+def _attend_live_rows(rows: Rows, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
     """A block with a single query, as a decoding sequence has in a batch with prefills, does not pay for the others."""
     few = tiled(stream.shape.group)
     single = stream.work.ends[block] - stream.work.positions[block] == 1
 
     @pl.when(single)
     def _():
-        _attend_step(q.at[:, :, pl.ds(0, few)], stream, slot, block, index, running.first(few))
+        _attend_step(rows.first(few), stream, slot, block, index, running.first(few))
 
     if stream.shape.queries > 1:
 
         @pl.when(~single)
         def _():
-            _attend_step(q, stream, slot, block, index, running)
+            _attend_step(rows, stream, slot, block, index, running)
 
 
-def _attend_step(q: Any, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
+def _attend_step(of_rows: Rows, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
     """One step's pages, head by head of keys."""
     work, shape, buffers = stream.work, stream.shape, stream.buffers
     start = (work.columns[block] + index * shape.width) * shape.page_size
     live = work.ends[block] - start
     _clear_past_end(buffers[1], slot, live, shape)
+    q, slopes = of_rows.q, of_rows.slopes
     heads, rows, _ = q.shape[1:]
     queries = work.positions[block] + lax.div(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), jnp.int32(shape.group))
-    keys = lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1)
-    seen = shape.config.seen(queries, start + keys)
+    places = lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1)
+    seen = shape.config.seen(queries, start + places)
+    ahead = (start + places - queries).astype(jnp.float32)
     # Zeros past the end, so that the values' scales are numbers there.
-    scales = [jnp.where(keys < live, _in_a_row(buffer, slot, shape), 0) for buffer in buffers[2:]]
+    scales = [jnp.where(places < live, _in_a_row(buffer, slot, shape), 0) for buffer in buffers[2:]]
     for head in range(heads):
         key_scales, value_scales = (row[head : head + 1] for row in scales) if scales else (None, None)
-        products = _dot(q[0, head], _head(buffers[0], slot, head, q.dtype), (1, 1))
+        keys, values = (_head(buffer, slot, head, q.dtype, shape) for buffer in buffers[:2])
+        products = _dot(q[0, head], keys, (1, 0) if shape.lanes else (1, 1))
         products = products if key_scales is None else products * key_scales
-        values = _head(buffers[1], slot, head, q.dtype)
-        running.add(head, jnp.where(seen, shape.config.finish(products), MASKED), values, value_scales)
+        scores = shape.config.finish(products)
+        scores = scores if slopes is None else scores + slopes[head][:, :1] * ahead
+        running.add(head, jnp.where(seen, scores, MASKED), values, value_scales, shape.lanes)
 
 
 def _clear_past_end(values: Any, slot: Any, live: Any, shape: Shape) -> None:
@@ -135,14 +168,16 @@ def _clear_past_end(values: Any, slot: Any, live: Any, shape: Shape) -> None:
     def _():
         def page(place, _):
             own = values.at[slot, place]
-            at = place * shape.page_size + lax.broadcasted_iota(jnp.int32, own.shape, 1)
+            at = place * shape.page_size + lax.broadcasted_iota(jnp.int32, own.shape, 2 if shape.lanes else 1)
             own[...] = jnp.where(at < live, own[...].astype(jnp.float32), 0).astype(own.dtype)
 
         lax.fori_loop(lax.div(live, shape.page_size), shape.width, page, None)
 
 
-def _head(buffer: Any, slot: Any, head: int, dtype: Any) -> Any:
-    """`keys head_dim` of one head."""
+def _head(buffer: Any, slot: Any, head: int, dtype: Any, shape: Shape) -> Any:
+    """`keys head_dim` of one head; or, if tokens lie along lanes, `head_dim keys`."""
+    if shape.lanes:
+        return jnp.concatenate([buffer[slot, place, head].astype(dtype) for place in range(shape.width)], axis=1)
     own = buffer[slot, :, head].astype(dtype)
     return own.reshape(-1, own.shape[-1])
 

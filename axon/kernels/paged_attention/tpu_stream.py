@@ -9,10 +9,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import AttentionConfig
 
 TILE = 16
 """Rows of a tile of bfloat16; blocks of queries are whole tiles."""
+
+NARROW = (64, 96)
+"""Widths of a head with which XLA keeps a cache's tokens along lanes, where pages fill these: nothing is padded."""
+
+
+def along_lanes(cache: Cache) -> bool:
+    """Whether the kernels see a page's keys and values as `kv_heads head_dim page_size`, which is how they lie."""
+    return cache.head_dim in NARROW
 
 
 def tiled(rows: int) -> int:
@@ -26,8 +35,9 @@ class Shape:
 
     Args:
         page_size: positions a page. width: pages a step. columns: of the page table.
-        queries: rows a block. group: heads that share one head of keys. splits: parts of a block's steps.
-        config: how scores are computed.
+        queries: rows a block. group: heads that share one head of keys.
+        shares: of the blocks, each for a core. splits: parts of each block's steps, likewise.
+        lanes: whether a page's tokens lie along lanes. config: how scores are computed.
     """
 
     page_size: int
@@ -35,7 +45,9 @@ class Shape:
     columns: int
     queries: int
     group: int
+    shares: int
     splits: int
+    lanes: bool
     config: AttentionConfig
 
     @property
@@ -78,21 +90,39 @@ class Stream:
         self._each(block, step, slot, lambda copy: copy.start())
 
     def wait(self, block: Any, step: Any, slot: Any) -> None:
-        self._each(block, step, slot, lambda copy: copy.wait())
+        """For a step's copies: at once for those that fill the buffers, as a semaphore counts bytes, not copies."""
+        live = self._live(block, step)
+
+        @pl.when(live == self.shape.width)
+        def _():
+            for index, buffer in enumerate(self.buffers):
+                whole = buffer.at[slot]
+                pltpu.make_async_copy(whole, whole, self.arrived.at[slot, index]).wait()
+
+        @pl.when(live < self.shape.width)
+        def _():
+            self._each(block, step, slot, lambda copy: copy.wait())
 
     def start_first(self, block: Any, part: Any, slot: Any) -> None:
         """What a part's first step of a block needs, if there is such a block, and it has steps."""
-        first, last = self.work.steps(jnp.minimum(block, pl.num_programs(1) - 1), part, self.shape)
+        count = pl.num_programs(1) * self.shape.shares
+        first, last = self.work.steps(jnp.minimum(block, count - 1), part, self.shape)
 
-        @pl.when((block < pl.num_programs(1)) & (first < last))
+        @pl.when((block < count) & (first < last))
         def _():
             self.start(block, first, slot)
 
+    def _live(self, block: Any, step: Any) -> Any:
+        """How many of a step's pages there are; those past the block's end are left out."""
+        left = self.work.ends[block] - self._column(block, step) * self.shape.page_size
+        return jnp.clip(lax.div(left + self.shape.page_size - 1, self.shape.page_size), 0, self.shape.width)
+
+    def _column(self, block: Any, step: Any) -> Any:
+        return self.work.columns[block] + step * self.shape.width
+
     def _each(self, block: Any, step: Any, slot: Any, act: Callable[[Any], None]) -> None:
-        """One copy a page and array; pages past the block's end are left out."""
-        column = self.work.columns[block] + step * self.shape.width
-        left = self.work.ends[block] - column * self.shape.page_size
-        live = jnp.clip(lax.div(left + self.shape.page_size - 1, self.shape.page_size), 0, self.shape.width)
+        """One copy a page and array."""
+        column, live = self._column(block, step), self._live(block, step)
         row = self.work.sequences[block] * self.shape.columns
 
         def page(place, _):

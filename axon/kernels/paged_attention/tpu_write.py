@@ -1,11 +1,12 @@
-"""New keys and values into their pages on a TPU: whole tiles of rows, read, changed and written back in place.
+"""New keys and values into their pages on a TPU: whole tiles, read, changed and written back in place.
 
-One row of a page is less than a tile, the least that a copy between HBM and VMEM moves. So the new tokens are laid out
-in aligned groups of rows, one grid step each, and the page's other rows go back as they were.
+One token of a page is less than a tile, the least that a copy between HBM and VMEM moves. So new tokens are laid out in
+aligned groups of slots, and the page's other slots go back as they were. The copies of many groups are in flight
+together: a step waits for HBM twice, however many groups it has.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.paged_attention.cache import Cache, stored
-from axon.kernels.paged_attention.ragged import AttentionInputs
+from axon.kernels.paged_attention.groups import Groups
+from axon.kernels.paged_attention.tables import Tables
+from axon.kernels.paged_attention.tpu_stream import along_lanes
 
 TILE_BYTES = 32
 """Rows of a tile times bytes of a number: 8 rows of float32, 16 of bfloat16, 32 of int8.
@@ -25,100 +28,159 @@ TILE_BYTES = 32
 Of an array whose rows these do not divide, as 48 of int8, the compiler makes smaller tiles, of 8 rows.
 """
 
+IN_FLIGHT = 2**20
+"""Bytes of an array that are in flight together, about: 32 groups of 16 slots of 8 heads of 128 bfloat16s."""
 
-@dataclass(frozen=True)
-class _Groups:
-    """Aligned groups of a page's slots that get something new: `[first, last)` of `size` slots; none if it is padding.
+READ, SENT = 0, 1
+"""The ways of a copy: from a page, and to it."""
 
-    Args:
-        pages, parts: of each group, `groups`, the page, and which of its groups of `size` slots.
-        rows: the new token of each slot, `groups size`.
+
+def write_tpu(cache: Cache, k: Array, v: Array, tables: Tables, *, interpret: Any = False) -> Cache:
+    """See `axon.kernels.paged_attention.write.write`; a padding row writes nothing.
+
+    `tables.groups` has groups of `group_slots` for keys and values, `tables.pages` whole pages for their scales.
     """
-
-    pages: Array
-    parts: Array
-    first: Array
-    last: Array
-    rows: Array
-
-
-def write_tpu(cache: Cache, k: Array, v: Array, inputs: AttentionInputs, *, interpret: Any = False) -> Cache:
-    """See `axon.kernels.paged_attention.write.write`; a padding row writes nothing."""
+    assert tables.groups is not None
     (keys, key_scales), (values, value_scales) = stored(k, cache.keys.dtype), stored(v, cache.values.dtype)
-    rows = math.gcd(cache.page_size, TILE_BYTES // cache.keys.dtype.itemsize)  # no group lies across two pages
-    put = partial(_put, page_size=cache.page_size, interpret=interpret)
-    new_keys, new_values = put((cache.keys, cache.values), (keys, values), _groups(inputs, k.shape[0], rows, cache))
+    put = partial(_put, interpret=interpret)
+    if along_lanes(cache):
+        old = [a.swapaxes(2, 3) for a in (cache.keys, cache.values)]
+        new_keys, new_values = (a.swapaxes(2, 3) for a in put(old, (keys, values), tables.groups, axis=2))
+    else:
+        new_keys, new_values = put((cache.keys, cache.values), (keys, values), tables.groups, axis=1)
     if cache.key_scales is None or cache.value_scales is None or key_scales is None or value_scales is None:
         return Cache(new_keys, new_values)
-    # A page's scales lie along lanes, which no copy cuts: a whole page a step.
-    pages = _groups(inputs, k.shape[0], cache.page_size, cache)
-    scales = put((cache.key_scales, cache.value_scales), (key_scales, value_scales), pages)
+    assert tables.pages is not None
+    scales = put((cache.key_scales, cache.value_scales), (key_scales, value_scales), tables.pages, axis=1)
     return Cache(new_keys, new_values, *scales)
 
 
-def _groups(inputs: AttentionInputs, tokens: int, size: int, cache: Cache) -> _Groups:
-    """Of n tokens from position s on: ⌊(s + n - 1) / size⌋ - ⌊s / size⌋ + 1 groups, no more than there are tokens."""
-    lens = inputs.q_lens
-    start = inputs.kv_lens - lens
-    counts = jnp.where(lens > 0, (inputs.kv_lens - 1) // size - start // size + 1, 0)
-    ends = jnp.cumsum(counts)
-    room = min(tokens, tokens // size + 2 * min(tokens, inputs.sequences))
-    index = jnp.arange(room, dtype=jnp.int32)
-    real = index < ends[-1]
-    owner = jnp.minimum(jnp.searchsorted(ends, index, side="right"), inputs.sequences - 1)
-    position = (start[owner] // size + index - (ends - counts)[owner]) * size
-    column = jnp.clip(position // cache.page_size, 0, inputs.page_table.shape[1] - 1)
-    return _Groups(
-        pages=jnp.where(real, inputs.page_table[owner, column], 0),
-        parts=jnp.where(real, position % cache.page_size // size, 0),
-        first=jnp.where(real, jnp.maximum(start[owner] - position, 0), 0),
-        last=jnp.where(real, jnp.minimum(inputs.kv_lens[owner] - position, size), 0),
-        rows=(inputs.cu_q_lens[owner] + position - start[owner])[:, None] + jnp.arange(size),
-    )
+def group_slots(cache: Cache) -> int:
+    """Slots of a group of keys or values: a tile's, or fewer, so that no group lies across two pages; or, where tokens
+    lie along lanes, which no copy cuts, a page's."""
+    tile = TILE_BYTES // cache.keys.dtype.itemsize
+    return cache.page_size if along_lanes(cache) else math.gcd(cache.page_size, tile)
 
 
 def _put(
-    cached: Sequence[Array], new: Sequence[Array], groups: _Groups, *, page_size: int, interpret: Any
+    cached: Sequence[Array], new: Sequence[Array], groups: Groups, *, axis: int, interpret: Any
 ) -> Sequence[Array]:
-    """`pages kv_heads page_size …` arrays with the groups' rows from `tokens kv_heads …` ones."""
+    """Arrays of pages with the groups' tokens from `tokens kv_heads …` ones; `axis`: of a page, along which slots lie.
+
+    A page is `kv_heads page_size …`, or `kv_heads … page_size`.
+    """
     count, size = groups.rows.shape
-    laid = [jnp.swapaxes(a.at[groups.rows].get(mode="clip"), 1, 2) for a in new]
+    heads, *rest = new[0].shape[1:]
+    tile = (heads, size, *rest) if axis == 1 else (heads, *rest, size)
+    together = max(1, min(count, IN_FLIGHT // (math.prod(tile) * cached[0].dtype.itemsize)))
+    steps = -(-count // together)
+    groups = groups.padded(steps * together)
+    laid = [jnp.moveaxis(a.at[groups.rows].get(mode="clip"), 1, 1 + axis) for a in new]
     scalars = [groups.pages, groups.parts, groups.first, groups.last]
-
-    def block(array: Array, place: Any) -> pl.BlockSpec:
-        return pl.BlockSpec((1, array.shape[1], size, *array.shape[3:]), place)
-
-    def fresh(group, *_):
-        return group, 0, 0, 0
-
-    def page(group, pages, parts, *_):
-        return pages[group], 0, parts[group], 0
-
-    def cut(place, array):
-        return lambda *args: place(*args)[: array.ndim]
-
-    specs = [block(a, cut(page, a)) for a in cached]
+    fresh = pl.BlockSpec((together, *tile), lambda step, *_: (step, *(0 for _ in tile)))
+    in_hbm = [pl.BlockSpec(memory_space=pl.ANY) for _ in cached]
     first = len(scalars) + len(laid)
     return pl.pallas_call(
-        _put_kernel,
+        partial(_put_kernel, axis),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
-            grid=(count,),
-            in_specs=[*(block(a, cut(fresh, a)) for a in laid), *specs],
-            out_specs=specs,
+            grid=(steps,),
+            in_specs=[*(fresh for _ in laid), *in_hbm],
+            out_specs=in_hbm,
+            scratch_shapes=[
+                *(pltpu.VMEM((together, *tile), a.dtype) for a in cached),
+                pltpu.SemaphoreType.DMA((2, together)),
+            ],
         ),
         out_shape=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in cached],
         input_output_aliases={first + i: i for i in range(len(cached))},
+        # Each copy would check its two addresses; the interpreter checks them in the tests.
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), disable_bounds_checks=True),
         interpret=interpret,
         name="paged_attention_write",
     )(*(a.astype(jnp.int32) for a in scalars), *laid, *cached)
 
 
-def _put_kernel(pages: Any, parts: Any, first: Any, last: Any, *refs: Any) -> None:
-    group = pl.program_id(0)
-    third = len(refs) // 3
-    for new, old, out in zip(refs[:third], refs[third : 2 * third], refs[2 * third :], strict=True):
-        slot = lax.broadcasted_iota(jnp.int32, out.shape, 2)
-        changed = (slot >= first[group]) & (slot < last[group])
-        wide = jnp.int32 if jnp.issubdtype(out.dtype, jnp.integer) else jnp.float32
-        out[...] = jnp.where(changed, new[...].astype(wide), old[...].astype(wide)).astype(out.dtype)
+def _put_kernel(axis: int, pages: Any, parts: Any, first: Any, last: Any, *refs: Any) -> None:
+    """One step's groups: the tiles of which a part stays are read, all at once; each is changed, and sent at once."""
+    count = len(refs) // 4
+    new, cached, tiles = refs[:count], refs[2 * count : 3 * count], refs[3 * count : -1]
+    begin = pl.program_id(0) * tiles[0].shape[0]
+    step = _Step(begin, (pages, parts, first, last), cached, tiles, refs[-1], axis)
+
+    def change(place):
+        pl.when(step.stays_partly(place))(lambda: step.copy(place, READ, "wait"))
+        step.change(place, new)
+        step.copy(place, SENT, "start")
+
+    step.each(step.stays_partly, lambda place: step.copy(place, READ, "start"))
+    step.each(step.is_real, change)
+    step.each(step.is_real, lambda place: step.copy(place, SENT, "wait"))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The groups of one grid step, and the copies of their tiles.
+
+    Args:
+        begin: the first of them. scalars: of every group, in SMEM, pages, parts, first and last.
+        cached: the arrays of pages in HBM.
+        tiles: for each of them room for a step's, in VMEM. arrived: a semaphore for each way and group.
+        axis: of a page, along which its slots lie.
+    """
+
+    begin: Any
+    scalars: Sequence[Any]
+    cached: Sequence[Any]
+    tiles: Sequence[Any]
+    arrived: Any
+    axis: int
+
+    @property
+    def size(self) -> int:
+        """Slots of a group."""
+        return self.tiles[0].shape[1 + self.axis]
+
+    def of(self, place: Any) -> list[Any]:
+        """A group's page, part, first and last slot that gets something new."""
+        return [scalar[self.begin + place] for scalar in self.scalars]
+
+    def is_real(self, place: Any) -> Any:
+        *_, first, last = self.of(place)
+        return first < last
+
+    def stays_partly(self, place: Any) -> Any:
+        """Whether some slots of a real group stay as they are."""
+        *_, first, last = self.of(place)
+        return (first < last) & (last - first < self.size)
+
+    def each(self, condition: Callable[[Any], Any], act: Callable[[Any], None]) -> None:
+        """`act` for the place of each group that meets a condition."""
+
+        def visit(place, _):
+            pl.when(condition(place))(lambda: act(place))
+
+        lax.fori_loop(0, self.tiles[0].shape[0], visit, None)
+
+    def copy(self, place: Any, way: int, act: str) -> None:
+        """Start a group's copies, or wait for them."""
+        page, part, *_ = self.of(place)
+        for cached, tiles in zip(self.cached, self.tiles, strict=True):
+            whole = cached.shape[1 + self.axis] == self.size
+            own = cached.at[page] if whole else cached.at[page, :, _slots(part, self.size)]
+            ends = (own, tiles.at[place]) if way == READ else (tiles.at[place], own)
+            getattr(pltpu.make_async_copy(*ends, self.arrived.at[way, place]), act)()
+
+    def change(self, place: Any, new: Sequence[Any]) -> None:
+        """A group's new tokens into its tiles."""
+        *_, first, last = self.of(place)
+        for fresh, tiles in zip(new, self.tiles, strict=True):
+            slot = lax.broadcasted_iota(jnp.int32, tiles.shape[1:], self.axis)
+            wide = jnp.int32 if jnp.issubdtype(tiles.dtype, jnp.integer) else jnp.float32
+            changed = (slot >= first) & (slot < last)
+            kept = jnp.where(changed, fresh[place].astype(wide), tiles[place].astype(wide))
+            tiles[place] = kept.astype(tiles.dtype)
+
+
+def _slots(part: Any, size: int) -> Any:
+    return pl.ds(pl.multiple_of(part * size, size), size)

@@ -18,11 +18,10 @@ def validate(q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs
     _validate_heads(q.shape[1], inputs, inputs.page_table.shape[1] * cache.page_size)
 
 
-def validate_constants(window: int | None, soft_cap: float | None, splits: int) -> None:
+def validate_constants(window: int | None, soft_cap: float | None) -> None:
     """Raises `UserError` for a constant out of range."""
     _demand(window is None or window >= 1, f"window is {window}; a query sees at least itself, so give 1 or more")
     _demand(soft_cap is None or soft_cap > 0, f"soft_cap is {soft_cap}; give a number above 0, or None for no cap")
-    _demand(splits >= 1, f"splits is {splits}; give 1 or more")
 
 
 def _validate_tokens(q: Array, k: Array, v: Array) -> None:
@@ -65,9 +64,10 @@ def _validate_ragged(inputs: AttentionInputs) -> None:
 
 def _validate_heads(heads: int, inputs: AttentionInputs, positions: int) -> None:
     """What there is of each head; `positions`: how many a sequence has room for."""
-    sinks, bias = inputs.sinks, inputs.distance_bias
-    if sinks is not None:
-        _demand(sinks.shape == (heads,), f"sinks are of shape {sinks.shape}; there are {heads} heads, one number each")
+    bias = inputs.distance_bias
+    for name, x in (("sinks", inputs.sinks), ("alibi_slopes", inputs.alibi_slopes)):
+        shape = (heads,) if x is None else x.shape
+        _demand(shape == (heads,), f"{name} are of shape {shape}; there are {heads} heads, one number each")
     if bias is not None:
         expected = (heads, 2 * positions - 1)
         _demand(

@@ -12,9 +12,10 @@ import jax.numpy as jnp
 from einops import rearrange
 from jax import Array, lax
 
-from axon.kernels.paged_attention.blocks import Blocks, blocks, join, split
+from axon.kernels.paged_attention.blocks import Blocks, blocks, join, of_rows, split
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
+from axon.kernels.paged_attention.tables import Tables
 from axon.kernels.paged_attention.write import write
 
 KEYS = 128
@@ -26,14 +27,24 @@ QUERIES = 32
 MASKED = float(jnp.finfo(jnp.float32).min)
 
 
+def tables_xla(tokens: int, inputs: AttentionInputs) -> Tables:
+    """What `paged_attention_xla` looks up of a batch of so many rows."""
+    return Tables(places(inputs, tokens), blocks(inputs, tokens, 1 if tokens <= inputs.sequences else QUERIES))
+
+
 def paged_attention_xla(
-    q: Array, k: Array, v: Array, cache: Cache, inputs: AttentionInputs, config: AttentionConfig
+    q: Array,
+    k: Array,
+    v: Array,
+    cache: Cache,
+    inputs: AttentionInputs,
+    config: AttentionConfig,
+    tables: Tables | None = None,
 ) -> tuple[Array, Cache]:
     """See `axon.kernels.paged_attention.paged_attention`. Scores and sums are float32 at least."""
-    tokens = q.shape[0]
-    where = places(inputs, tokens)
+    tables = tables or tables_xla(q.shape[0], inputs)
+    where, plan = tables.where, tables.plan
     cache = write(cache, k, v, inputs, where)
-    plan = blocks(inputs, tokens, 1 if tokens <= inputs.sequences else QUERIES)
     rows = split(q, plan, cache.kv_heads).astype(jnp.promote_types(q.dtype, jnp.float32))
     out = _attend(rows, cache, plan, inputs, config)
     return join(out, plan, where, inputs).astype(q.dtype), cache
@@ -59,6 +70,7 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
     queries = plan.positions[:, None] + jnp.arange(plan.queries)
     queries = jnp.repeat(queries, group, axis=1)[:, None, :, None]
     lens = inputs.kv_lens[plan.sequences][:, None, None]
+    slopes = of_rows(inputs.alibi_slopes, cache.kv_heads, plan.queries)
 
     def step(carry):
         index, running = carry
@@ -75,20 +87,21 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
         seen, scores = config.seen(queries, positions[:, :, None]), config.finish(products)
         if inputs.distance_bias is not None:
             scores += _bias(inputs.distance_bias.astype(q.dtype), plan, positions, cache.kv_heads)
+        if slopes is not None:
+            scores += slopes[..., None] * (positions[:, :, None] - queries)
         return index + 1, _update(running, jnp.where(seen, scores, MASKED), seen, values, value_scales)
 
-    start = _begin(q, inputs.sinks, plan.queries)
+    start = _begin(q, of_rows(inputs.sinks, cache.kv_heads, plan.queries))
     _, end = lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.int32(0), start))
     return end.values / jnp.where(end.total == 0, 1, end.total)[..., None]
 
 
-def _begin(q: Array, sinks: Array | None, queries: int) -> _Running:
+def _begin(q: Array, sinks: Array | None) -> _Running:
     """Before any key: nothing seen, or of each row its head's sink, whose weight is 1 and whose value is 0."""
     shape = q.shape[:3]
     if sinks is None:
         return _Running(jnp.full(shape, MASKED, q.dtype), jnp.zeros(shape, q.dtype), jnp.zeros_like(q))
-    top = jnp.tile(sinks.astype(q.dtype).reshape(shape[1], -1), (1, queries))
-    return _Running(jnp.broadcast_to(top, shape), jnp.ones(shape, q.dtype), jnp.zeros_like(q))
+    return _Running(jnp.broadcast_to(sinks.astype(q.dtype), shape), jnp.ones(shape, q.dtype), jnp.zeros_like(q))
 
 
 def _bias(bias: Array, plan: Blocks, positions: Array, kv_heads: int) -> Array:

@@ -58,6 +58,7 @@ def draw_problem():
         q="float32",
         sinks=False,
         distance_bias=False,
+        alibi_slopes=False,
     ):
         pages = len(lengths) * columns + 3
         table = 1 + rng.permutation(pages - 1)[: len(lengths) * columns].reshape(len(lengths), columns)
@@ -67,6 +68,7 @@ def draw_problem():
             jnp.asarray(np.cumsum([0, *(n for n, _ in lengths)]), jnp.int32),
             jnp.asarray(rng.normal(size=heads), jnp.float32) if sinks else None,
             jnp.asarray(rng.normal(size=(heads, 2 * columns * page_size - 1)), jnp.float32) if distance_bias else None,
+            jnp.asarray(rng.uniform(size=heads), jnp.float32) if alibi_slopes else None,
         )
         shape = (pages, kv_heads, page_size, head_dim)
         parts = []
@@ -115,6 +117,8 @@ def formula():
                 s = s if config.soft_cap is None else config.soft_cap * np.tanh(s / config.soft_cap)
                 if (bias := problem.inputs.distance_bias) is not None:
                     s = s + [float(bias[head, bias.shape[1] // 2 + j - at]) for j in range(first, at + 1)]
+                if (slopes := problem.inputs.alibi_slopes) is not None:
+                    s = s + float(slopes[head]) * (np.arange(first, at + 1) - at)
                 sink = -np.inf if problem.inputs.sinks is None else float(problem.inputs.sinks[head])
                 top = max(s.max(), sink)
                 weights = np.exp(s - top)

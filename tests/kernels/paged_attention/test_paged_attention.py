@@ -98,6 +98,17 @@ def test_a_sink_takes_its_share_of_the_softmax_and_has_no_value(
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("config", VARIANTS[2:], ids=str)
+def test_a_slope_times_how_far_the_key_is_from_its_query_is_added_to_a_score(
+    implementation, config, rng, draw_problem, formula, check_cache
+):
+    problem = draw_problem(rng, [(1, 9), (6, 6), (3, 14)], alibi_slopes=True, sinks=True)
+    out, after = run(implementation, problem, config)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, config)) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("config", VARIANTS[2:], ids=str)
 def test_a_bias_is_added_to_a_score_by_how_far_the_key_is_from_its_query(
     implementation, config, rng, draw_problem, formula, check_cache
 ):

@@ -9,14 +9,24 @@ import pytest
 
 from axon import axes
 from axon.errors import UserError
-from axon.kernels.paged_attention import Cache, paged_attention
+from axon.kernels.paged_attention import Cache, paged_attention, paged_attention_tables
 from axon.kernels.paged_attention.ragged import AttentionConfig
 
 
 def operands(
-    *, heads=4, kv_heads=2, head_dim=8, page_size=4, dtype="float32", sequences=3, columns=4, q="float32", **given
+    *,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    page_size=4,
+    dtype="float32",
+    sequences=3,
+    columns=4,
+    q="float32",
+    tokens=6,
+    **given,
 ):
-    rows = [jnp.zeros((6, count, head_dim), q) for count in (heads, kv_heads, kv_heads)]
+    rows = [jnp.zeros((tokens, count, head_dim), q) for count in (heads, kv_heads, kv_heads)]
     names = ("q", "k", "v", "cache", "kv_lens", "page_table", "cu_q_lens", *given)
     cache = Cache.empty(1 + sequences * columns, kv_heads, page_size, head_dim, dtype)
     table = jnp.arange(1, 1 + sequences * columns, dtype=jnp.int32).reshape(sequences, columns)
@@ -56,7 +66,7 @@ INT8 = Cache.empty(13, 2, 4, 8, "int8")
         ({"distance_bias": zeros(4, 16)}, r"distance_bias is of shape \(4, 16\); must be \(4, 31\), for 4 heads"),
         ({"window": 0}, "window is 0; a query sees at least itself"),
         ({"soft_cap": 0.0}, "soft_cap is 0.0; give a number above 0"),
-        ({"splits": 0}, "splits is 0; give 1 or more"),
+        ({"alibi_slopes": zeros(3)}, r"alibi_slopes are of shape \(3,\); there are 4 heads, one number each"),
     ],
 )
 def test_what_does_not_fit_is_said_with_its_numbers(changed, message):
@@ -69,8 +79,9 @@ def test_a_cache_needs_a_page_beside_paddings():
         Cache.empty(1, 2, 4, 8, "float32")
 
 
-def scope(platform, **kernels):
-    return axes.activate(axes.Scope(SimpleNamespace(platform=platform, explicit=True), kernels=kernels))
+def scope(platform, chip="", **kernels):
+    placement = SimpleNamespace(platform=platform, chip=chip, explicit=True)
+    return axes.activate(axes.Scope(placement, kernels=kernels))
 
 
 def notice(platform, arguments, **kernels):
@@ -107,8 +118,9 @@ def test_quantised_pages_whose_scales_fill_no_row_of_lanes_are_said_to_cost_a_co
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"head_dim": 96}, "the kernel needs a head_dim of 128 or 256, not 96"),
-        ({"page_size": 8}, "the kernel needs pages whose size 16 divides, not 8"),
+        ({"head_dim": 80}, "the kernel needs a head_dim of 64, 96, 128 or 256, not 80"),
+        ({"page_size": 8}, "with head_dim 128 the kernel needs pages whose size 16 divides, not 8"),
+        ({"page_size": 64, "head_dim": 96}, "with head_dim 96 the kernel needs pages whose size 128 divides, not 64"),
         ({"q": "float16"}, "the kernel needs queries of bfloat16 or float32, not float16"),
         ({"distance_bias": zeros(4, 127)}, "the kernel adds no bias by distance to the scores"),
         ({"sequences": 4, "columns": 40_000, "page_size": 16, "kv_heads": 1}, "a page table of 640,000 bytes"),
@@ -125,6 +137,36 @@ def test_what_the_kernel_lacks_takes_xla_with_the_reason_and_raises_only_by_name
 
 
 EMPTY = Cache.empty
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"head_dim": 64, "page_size": 128, "sinks": zeros(4)},  # gpt-oss
+        {"head_dim": 96, "page_size": 128, "alibi_slopes": zeros(4)},
+    ],
+)
+def test_narrow_heads_with_sinks_or_slopes_are_the_kernels(changed):
+    assert notice("tpu", operands(**(FITTING | changed))) == "tpu, bfloat16 pages of 128"
+
+
+@pytest.mark.parametrize(("chip", "grid"), [("TPU v5 lite", (1, 3)), ("TPU v5", (2, 3)), ("TPU v4", (2, 3))])
+def test_both_cores_of_a_chip_have_work(chip, grid):
+    with scope("tpu", chip):
+        jaxpr = jax.make_jaxpr(lambda arrays: paged_attention(**arrays))(operands(**FITTING, columns=1, tokens=3))
+    *_, attend = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "pallas_call"]
+    assert attend.params["grid_mapping"].grid == grid
+
+
+def test_tables_made_before_a_call_give_what_it_makes_itself(rng, draw_problem):
+    problem = draw_problem(rng, [(1, 9), (6, 6), (3, 14)])
+    ragged = (problem.inputs.kv_lens, problem.inputs.page_table, problem.inputs.cu_q_lens)
+    tables = paged_attention_tables(problem.q, problem.cache, *ragged)
+    arguments = (problem.q, problem.k, problem.v, problem.cache, *ragged)
+    ours, theirs = paged_attention(*arguments, tables=tables), paged_attention(*arguments)
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    with scope("cpu", paged_attention="reference"):
+        assert paged_attention_tables(problem.q, problem.cache, *ragged) is None
 
 
 def test_a_kernel_of_another_platform_is_not_to_be_had_by_name():

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.paged_attention import tpu
+from axon.kernels.paged_attention import tpu, tpu_write
 from axon.kernels.paged_attention.cases import cases
 from axon.kernels.paged_attention.ragged import AttentionConfig
-from axon.kernels.paged_attention.tpu import paged_attention_tpu
+from axon.kernels.paged_attention.tpu import paged_attention_tpu, tables_tpu
 from axon.plan.chips import CHIPS
 
 PLAIN, WINDOW, CAP = AttentionConfig(0.4), AttentionConfig(0.3, window=6), AttentionConfig(0.5, soft_cap=2.0)
@@ -28,14 +28,21 @@ def two_pages_a_step(monkeypatch):
 
 
 @functools.cache
-def jitted(config, interpret, queries, splits):
-    call = functools.partial(paged_attention_tpu, config=config, interpret=interpret, queries=queries, splits=splits)
-    return jax.jit(call)
+def jitted(config, interpret, queries, cores, blocks_a_core):
+    @jax.jit
+    def call(q, k, v, cache, inputs):
+        tables = tables_tpu(q, cache, inputs, queries=queries)
+        return paged_attention_tpu(q, k, v, cache, inputs, config, tables, cores=cores, interpret=interpret)
+
+    return call
 
 
-def run(problem, config, *, interpret=True, queries=2, splits=1):
-    step = jitted(config, interpret, queries, splits)
-    return step(problem.q, problem.k, problem.v, problem.cache, problem.inputs)
+def run(problem, config, *, interpret=True, queries=2, shares=1, splits=1):
+    """On `splits` cores that each attend to a part of all pages, or on `shares` that each have some of the blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tpu, "BLOCKS_A_CORE", 1 if shares > 1 else 1000)
+        step = jitted(config, interpret, queries, max(shares, splits), tpu.BLOCKS_A_CORE)
+        return step(problem.q, problem.k, problem.v, problem.cache, problem.inputs)
 
 
 def relative(actual, expected):
@@ -76,6 +83,45 @@ def test_every_position_of_pages_that_no_tile_of_32_rows_divides_gets_its_token(
     assert relative(out, formula(problem, after, PLAIN)) < 1e-6
 
 
+@pytest.mark.few(dtype=("bfloat16",), given=(("sinks", "alibi_slopes"),))
+@pytest.mark.parametrize("given", [("sinks",), ("alibi_slopes",), ("sinks", "alibi_slopes")], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_sinks_and_slopes_take_part_whether_cores_share_blocks_or_split_pages(
+    given, dtype, rng, draw_problem, formula, check_cache
+):
+    problem = draw_problem(rng, MIXED, dtype=dtype, heads=6, **dict.fromkeys(given, True))
+    for config, division in ((PLAIN, {}), (CAP, {"splits": 3}), (WINDOW, {"shares": 2})):
+        out, after = run(problem, config, **division)
+        check_cache(problem, after)
+        assert relative(out, formula(problem, after, config)) < 1e-6
+
+
+@pytest.mark.few(dtype=("int8",), head_dim=(64,))
+@pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
+@pytest.mark.parametrize("head_dim", [64, 96])
+def test_narrow_heads_whose_tokens_lie_along_lanes_give_the_formula(
+    head_dim, dtype, rng, draw_problem, formula, check_cache
+):
+    problem = draw_problem(rng, MIXED, dtype=dtype, head_dim=head_dim, sinks=True)
+    out, after = run(problem, WINDOW, queries=4)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, WINDOW)) < 1e-6
+
+
+@pytest.mark.few(count=(3,))
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_any_number_of_blocks_is_shared_by_two_cores(count, rng, draw_problem, formula, check_cache):
+    problem = draw_problem(rng, [(1, 1 + 3 * i) for i in range(count)], tokens=count)
+    out, after = run(problem, PLAIN, queries=1, shares=2)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, PLAIN)) < 1e-6
+
+
+@pytest.mark.parametrize(("blocks", "cores", "division"), [(64, 1, (1, 1)), (64, 2, (2, 1)), (7, 2, (1, 2))])
+def test_cores_share_many_blocks_and_split_the_pages_of_few(blocks, cores, division):
+    assert tpu._division(blocks, cores) == division
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("queries", [1, 4])
@@ -104,18 +150,19 @@ def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_pr
     holds()
 
 
-@pytest.mark.parametrize(
-    ("dtype", "splits"),
-    [("int8", 1), *(pytest.param(d, s, marks=pytest.mark.slow) for d in ("float32", *QUANTISED) for s in (1, 3))],
-)
+@pytest.mark.few(dtype=("int8",), division=({"shares": 2},))
+@pytest.mark.parametrize("head_dim", [8, pytest.param(64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
+@pytest.mark.parametrize("division", [{}, {"shares": 2}, {"splits": 3}], ids=str)
 def test_no_copy_races_with_another_or_with_the_arithmetic(
-    dtype, splits, rng, draw_problem, formula, check_cache, monkeypatch
+    dtype, division, head_dim, rng, draw_problem, formula, check_cache, monkeypatch
 ):
     monkeypatch.setattr(tpu, "KEYS", 4)  # up to four steps a block
-    problem = draw_problem(rng, MIXED, dtype=dtype)
+    monkeypatch.setattr(tpu_write, "IN_FLIGHT", 500)  # several steps of a few groups each
+    problem = draw_problem(rng, MIXED, dtype=dtype, head_dim=head_dim, sinks=True, alibi_slopes=True)
     pltpu.reset_tpu_interpret_mode_state()
     watched = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
-    out, after = run(problem, PLAIN, interpret=watched, splits=splits)
+    out, after = run(problem, PLAIN, interpret=watched, **division)
     check_cache(problem, after)
     assert relative(out, formula(problem, after, PLAIN)) < 1e-6
     assert not races_found()
@@ -142,7 +189,7 @@ def test_blocks_grow_with_the_rows_of_a_sequence(tokens, sequences, heads, queri
     assert tpu._queries(jnp.zeros((tokens, heads, 1)), SimpleNamespace(sequences=sequences)) == queries
 
 
-FEW = {"decode, bfloat16, pages of 16", "prefill, bfloat16, pages of 64"}
+FEW = {"decode, bfloat16, pages of 16", "decode, bfloat16, head_dim 64, sinks and window 128"}
 
 
 @pytest.mark.parametrize("chip", [c if c == "v5e" else pytest.param(c, marks=pytest.mark.slow) for c in CHIPS])

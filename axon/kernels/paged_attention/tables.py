@@ -1,0 +1,25 @@
+"""What a step looks up of its ragged batch: made once, for it is the same in every layer."""
+
+from dataclasses import dataclass
+
+import jax
+
+from axon.kernels.paged_attention.blocks import Blocks
+from axon.kernels.paged_attention.groups import Groups
+from axon.kernels.paged_attention.ragged import Places
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Tables:
+    """Of one implementation, for queries and a cache of given shapes.
+
+    Args:
+        where: of each row, its sequence and position. plan: the blocks of queries.
+        groups, pages: where new keys and values go, and their scales; of the TPU kernel.
+    """
+
+    where: Places
+    plan: Blocks
+    groups: Groups | None = None
+    pages: Groups | None = None

@@ -53,8 +53,8 @@ def cross_entropy_and_gradients(
 ) -> tuple[Sums, Array, Array]:
     """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`.
 
-    With a split vocabulary that for `x` is unreduced over its mesh axes, and in `accumulate` too: the caller sums it, and
-    rounds the sum, not what is summed.
+    With a split vocabulary that for `x` is unreduced over its mesh axes, and in `accumulate` too: the caller sums it,
+    and rounds the sum, not what is summed.
     """
     of_x = columns.partial_dtype(x.dtype, accumulate)
 

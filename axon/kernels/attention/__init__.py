@@ -147,11 +147,8 @@ def _chosen(
     Raises `UserError` for operands whose shapes do not match.
     """
     _check(q, k, v, config, inputs)
-    traced = not isinstance(inputs.start, int) and inputs.alibi_slopes is not None
-    unsupported = "the index of the first query is known only at run time, and there are slopes" if traced else None
-    candidates = with_tpu(_unsupported(q, v, inputs), {"xla": unsupported, "reference": None})
-    without_cudnn = without_cudnn or _without_cudnn(q, k, v, config, inputs)
-    candidates = with_gpu({"cudnn": without_cudnn}, candidates)
+    plain = with_tpu(_unsupported(q, v, inputs), {"xla": None, "reference": None})
+    candidates = with_gpu({"cudnn": without_cudnn or _without_cudnn(q, k, v, config, inputs)}, plain)
     return choose("attention", {**candidates, "mosaic": _without_mosaic(q, k, v, config, inputs)}, str(config))
 
 

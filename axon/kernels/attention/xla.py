@@ -32,19 +32,20 @@ takes an exp and a product."""
 def attention_xla(
     q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs = AttentionInputs()
 ) -> tuple[Array, Array]:
-    """See `axon.kernels.attention.attention_and_lse`; `inputs.start` is a constant, or there are no slopes."""
+    """See `axon.kernels.attention.attention_and_lse`; `inputs.start` is traced, or a constant."""
     (batch, queries, heads, _), kv_heads = q.shape, k.shape[2]
     plan, masks = _plan(config.mask, queries, k.shape[1], inputs.start), _Masks(inputs.documents, inputs.start)
     if isinstance(inputs.start, int):  # else each block has all keys, and masks of all pairs would be saved
         masks = [_seen(config.mask, block, masks) for block in plan]
-    q = _grouped(q * jnp.asarray(config.scale, q.dtype), kv_heads)
+    of_q, of_scores = _scales(q, config.scale)
+    q = _grouped(q * jnp.asarray(of_q, q.dtype), kv_heads)
     k, v = (_by_head(x) for x in (k, v))
     sinks, alibi_slopes = (
         None if x is None else _per_row(x, batch, kv_heads) for x in (inputs.sinks, inputs.alibi_slopes)
     )
     bias = inputs.distance_bias
     bias = None if bias is None else bias.astype(jnp.float32).reshape(kv_heads, -1, bias.shape[1])
-    attend = _blocks(plan, config, save=k.shape[1] <= SAVED and config.soft_cap is None)
+    attend = _blocks(plan, config, of_scores, save=k.shape[1] <= SAVED and config.soft_cap is None)
     out, lse = attend(q, k, v, sinks, alibi_slopes, bias, masks)
     return _as_given(out, batch), lse.reshape(batch, heads, queries).swapaxes(1, 2)
 
@@ -58,20 +59,30 @@ def attention_gradients_xla(
     rows: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array]:
     """See `axon.kernels.attention.attention_gradients`; there are neither slopes nor a bias."""
-    batch, kv_heads, scale = q.shape[0], k.shape[2], jnp.asarray(config.scale, q.dtype)
-    q, k, v = _grouped(q * scale, kv_heads), _by_head(k), _by_head(v)
+    batch, kv_heads, (of_q, of_scores) = q.shape[0], k.shape[2], _scales(q, config.scale)
+    q, k, v = _grouped(q * jnp.asarray(of_q, q.dtype), kv_heads), _by_head(k), _by_head(v)
     dout, lse, total = (_grouped(x, kv_heads) for x in (rows[0], rows[1][..., None], rows[2][..., None]))
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)
     dq, dk, dv = [], jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for block in _plan(config.mask, q.shape[2], k.shape[1], inputs.start):
-        part = _cut(block, q, k, v, None, None, _seen(config.mask, block, _Masks(inputs.documents, inputs.start)))
+        seen = _seen(config.mask, block, _Masks(inputs.documents, inputs.start))
+        part = _cut(block, q, k, v, None, None, seen, of_scores)
         of_rows = (_rows(x, block) for x in (lse, dout))
         gradients = backward_block(part, config.soft_cap, None, *of_rows, total=_rows(total, block))
         dq.append(_ungrouped(gradients.q, q))
         dk, dv = _added(dk, gradients.k, block), _added(dv, gradients.v, block)
-    dq = _as_given(jnp.concatenate(dq, axis=2), batch) * config.scale
+    dq = _as_given(jnp.concatenate(dq, axis=2), batch) * of_q
     dk, dv = (x.reshape(batch, kv_heads, *x.shape[1:]).swapaxes(1, 2) for x in (dk, dv))
     return dq, dk, dv
+
+
+def _scales(q: Array, scale: float) -> tuple[float, float]:
+    """Of the queries, and of the scores: one of them is 1.
+
+    Scores are float32, so scaling them rounds no more than the TPU kernel does. In 16 bits a scaled query would be
+    rounded once more (unless the scale is a power of two); in float32 it is not, and is a smaller array.
+    """
+    return (scale, 1.0) if q.dtype.itemsize >= 4 else (1.0, scale)
 
 
 def _grouped(x: Array, kv_heads: int) -> Array:
@@ -121,10 +132,14 @@ class _Block:
     high: int
     offset: int
 
+    def start(self, masks: Any) -> Array | int:
+        """The place of query 0 among the keys."""
+        return masks.start if isinstance(masks, _Masks) else self.offset
+
     def distances(self, masks: Any, bias: Array) -> Distances:
         """Where those of its queries and keys are in a bias by distance."""
-        start, keys = masks.start if isinstance(masks, _Masks) else self.offset, (bias.shape[-1] + 1) // 2
-        return Distances(keys + self.low - start - self.last, self.last - self.first, self.high - self.low)
+        keys = (bias.shape[-1] + 1) // 2
+        return Distances(keys + self.low - self.start(masks) - self.last, self.last - self.first, self.high - self.low)
 
 
 def _plan(mask: Mask, queries: int, keys: int, start: Array | int) -> list[_Block]:
@@ -156,8 +171,10 @@ def _seen(mask: Mask, block: _Block, inputs: _Masks) -> Array | None:
     return mask.allowed(queries[:, None], jnp.arange(block.low, block.high)[None, :], pairs)
 
 
-def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Callable[..., tuple[Array, Array]]:
-    """Of scaled `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a kv head of a sequence.
+def _blocks(
+    plan: Sequence[_Block], config: AttentionConfig, scale: float, save: bool
+) -> Callable[..., tuple[Array, Array]]:
+    """Of `q[rows groups queries head_dim]` to `k, v[rows keys head_dim]`; a row is a kv head of a sequence.
 
     The masks, or what they are made of, are arguments: as closed-over tracers they would leak where a remat policy
     splits the function.
@@ -174,7 +191,8 @@ def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Call
     def parts(operands, masks):
         q, k, v, sinks, alibi_slopes, bias = operands
         for block, own in zip(plan, each(masks), strict=True):
-            part = _cut(block, q, k, v, sinks, alibi_slopes, own)
+            slopes = None if alibi_slopes is None else alibi_slopes * _ahead(block, block.start(masks))
+            part = _cut(block, q, k, v, sinks, slopes, own, scale)
             yield block, part if bias is None else with_bias(part, bias, block.distances(masks, bias))
 
     def forward(q, k, v, sinks, alibi_slopes, bias, masks):
@@ -207,19 +225,30 @@ def _blocks(plan: Sequence[_Block], config: AttentionConfig, save: bool) -> Call
 
 
 def _cut(
-    block: _Block, q: Array, k: Array, v: Array, sinks: Array | None, alibi_slopes: Array | None, seen: Array | None
+    block: _Block,
+    q: Array,
+    k: Array,
+    v: Array,
+    sinks: Array | None,
+    slopes: Array | None,
+    seen: Array | None,
+    scale: float,
 ) -> Part:
     size = (q.shape[0], q.shape[1], block.last - block.first, 1)
-    keys = jnp.arange(block.low, block.high)
-    ahead = keys - jnp.arange(block.first, block.last)[:, None] - block.offset
     return Part(
         _rows(q, block),
         k[:, block.low : block.high],
         v[:, block.low : block.high],
         None if sinks is None else jnp.broadcast_to(sinks, size).reshape(q.shape[0], -1, 1),
-        None if alibi_slopes is None else (alibi_slopes * ahead).reshape(q.shape[0], -1, len(keys)),
+        None if slopes is None else slopes.reshape(q.shape[0], -1, block.high - block.low),
         seen,
+        scale,
     )
+
+
+def _ahead(block: _Block, start: Array | int) -> Array:
+    """How far each key is ahead of each query, `queries keys`."""
+    return jnp.arange(block.low, block.high) - jnp.arange(block.first, block.last)[:, None] - start
 
 
 def _rows(x: Array, block: _Block) -> Array:

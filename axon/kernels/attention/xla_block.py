@@ -16,7 +16,8 @@ MASKED = float(jnp.finfo(jnp.float32).min)
 
 class Part(NamedTuple):
     """A block's operands: `q[rows groups·queries head_dim]`, `k, v[rows keys head_dim]`, and for each query `sink`
-    and for each of its keys `bias`, or None; `seen[batch queries keys]`: whether the mask allows a pair, None: all."""
+    and for each of its keys `bias`, or None; `seen[batch queries keys]`: whether the mask allows a pair, None: all;
+    `scale`: of the products q·k."""
 
     q: Array
     k: Array
@@ -24,11 +25,12 @@ class Part(NamedTuple):
     sink: Array | None
     bias: Array | None
     seen: Array | None
+    scale: float
 
 
 def _scores(part: Part, cap: float | None) -> tuple[Array, Array | None]:
     """`rows groups·queries keys`, float32, `MASKED` where not seen; and, of a soft cap, its slope."""
-    scores, slope, seen = _dot(part.q, part.k, (2, 2)), None, part.seen
+    scores, slope, seen = _dot(part.q, part.k, (2, 2)) * part.scale, None, part.seen
     if cap is not None:
         bent = jnp.tanh(scores / cap)
         scores, slope = cap * bent, 1 - bent**2
@@ -94,7 +96,7 @@ def backward_block(
     if total is None:
         total = jnp.sum(weights * dweights, axis=-1, keepdims=True) - dlse
     dscores = weights * (dweights - total)
-    dproducts = dscores if slope is None else dscores * slope
+    dproducts = part.scale * (dscores if slope is None else dscores * slope)
     dproducts, weights = dproducts.astype(part.q.dtype), weights.astype(part.q.dtype)
     return BlockGradients(
         _dot(dproducts, part.k, (2, 1)),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -49,6 +49,10 @@ class Columns:
             return dlogits
         bent = jnp.clip(logits / self.soft_cap, -1, 1)  # columns without an id are beyond: their slope is 0
         return dlogits * (1 - bent * bent)
+
+    def partial_dtype(self, whole: Any, accumulate: Any) -> Any:
+        """That of a sum over these columns alone: `whole` where they are all there are."""
+        return accumulate if self.mesh_axes else whole
 
     def over(self, collective: Callable[..., Array], value: Array) -> Array:
         """`collective` over the devices that have the other columns."""

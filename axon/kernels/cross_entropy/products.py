@@ -1,5 +1,7 @@
 """The two products that a block's gradient needs, and where on a CPU one of them is cut."""
 
+from typing import Any
+
 from jax import Array, lax
 
 from axon.kernels.choice import platform
@@ -8,10 +10,10 @@ CPU_PART = 2**24
 """Bytes of the head's gradient, about, that a CPU adds to at a time: the product that is added is an array there."""
 
 
-def add_gradients(dhead: Array, x: Array, head: Array, dlogits: Array) -> tuple[Array, Array]:
-    """`(dhead + xᵀ·dlogits, dlogits·headᵀ)`, the products' operands in the dtype of `x`."""
+def add_gradients(dhead: Array, x: Array, head: Array, dlogits: Array, dx_dtype: Any) -> tuple[Array, Array]:
+    """`(dhead + xᵀ·dlogits, dlogits·headᵀ)`, the products' operands in the dtype of `x`, the second in `dx_dtype`."""
     dlogits = dlogits.astype(x.dtype)
-    dx = lax.dot_general(dlogits, head, (((1,), (1,)), ((), ())))
+    dx = lax.dot_general(dlogits, head, (((1,), (1,)), ((), ())), preferred_element_type=dx_dtype)
     return _add_product(dhead, x, dlogits), dx
 
 

@@ -53,15 +53,17 @@ def cross_entropy_and_gradients(
 ) -> tuple[Sums, Array, Array]:
     """As `cross_entropy`, with the objective's gradients for `x` and, summed in `accumulate`, for `head`.
 
-    With a split vocabulary that for `x` is unreduced over its mesh axes: the caller sums it.
+    With a split vocabulary that for `x` is unreduced over its mesh axes, and in `accumulate` too: the caller sums it,
+    and rounds the sum, not what is summed.
     """
+    of_x = columns.partial_dtype(x.dtype, accumulate)
 
     def add(carry, part):
         sums, dhead = carry
         x, targets, weights = part
         current, nll, lse = block(x, head, targets, columns)
         rate = weights * (1 + 2 * z_loss * lse)
-        dhead, dx = add_gradients(dhead, x, head, dlogits(current, weights, rate, columns))
+        dhead, dx = add_gradients(dhead, x, head, dlogits(current, weights, rate, columns), of_x)
         return (_add(sums, nll, lse, weights, z_loss), dhead), dx
 
     begin = (_zero(), jnp.zeros(head.shape, accumulate))
@@ -95,11 +97,12 @@ def token_nll_gradients(
     Args:
         lse: `tokens`, as `token_nll` gave them; of_nll, of_lse: `tokens`, the function's gradients for its results.
     """
+    of_x = columns.partial_dtype(x.dtype, accumulate)
 
     def add(dhead, part):
         x, targets, lse, of_nll, of_lse = part
         current = block_again(x, head, targets, lse, columns)
-        return add_gradients(dhead, x, head, dlogits(current, of_nll, of_nll + of_lse, columns))
+        return add_gradients(dhead, x, head, dlogits(current, of_nll, of_nll + of_lse, columns), of_x)
 
     parts = cut(head.shape[1], x, targets, lse, of_nll, of_lse)
     dhead, dx = lax.scan(add, jnp.zeros(head.shape, accumulate), parts)

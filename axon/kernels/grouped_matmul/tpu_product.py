@@ -1,7 +1,8 @@
 """The product kernel: each row by the weight of its group, or by its transpose.
 
-The grid is (tiles of columns, visits, tiles of inner); the last turns fastest. Sums are float32 in VMEM. A visit keeps
-its own group's rows of the result's tile, which stays in VMEM while the next visits of the same tile fill the rest.
+The grid is (tiles of columns, visits, tiles of inner); the last turns fastest. Sums are float32. A visit multiplies the
+pieces of its tile that have rows of its group, and keeps those rows of the result's tile, which stays in VMEM while the
+next visits of the same tile fill the rest.
 """
 
 from functools import partial
@@ -13,8 +14,19 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.grouped_matmul.tiling import VMEM_LIMIT, Problem, Tiles, product_bytes, product_tiles
+from axon.kernels.grouped_matmul.pieces import Pieces, cover, for_each_chunk, for_each_piece
+from axon.kernels.grouped_matmul.tiling import (
+    VMEM_LIMIT,
+    Problem,
+    Tiles,
+    product_bytes,
+    product_pieces,
+    product_tiles,
+)
 from axon.kernels.grouped_matmul.visits import row_visits
+
+CHUNK = 2**22
+"""Bytes of a weight's tile, about, that a piece of rows smaller than the whole is multiplied with at a time."""
 
 
 def product(
@@ -43,7 +55,7 @@ def product(
 
     w_shape = (tiles.columns, tiles.inner) if transposed else (tiles.inner, tiles.columns)
     call = pl.pallas_call(
-        partial(_kernel, transposed=transposed, tile_rows=tiles.rows),
+        partial(_kernel, transposed=transposed, pieces=product_pieces(problem, tiles)),
         out_shape=jax.ShapeDtypeStruct((problem.rows, problem.columns), x.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(visits),
@@ -77,21 +89,52 @@ def precision_of(dtype: Any) -> lax.Precision | None:
     return lax.Precision.HIGHEST if dtype == jnp.float32 else None
 
 
-def _kernel(tile, source, group, start, stop, x, w, out, total, *, transposed: bool, tile_rows: int):
+def _kernel(tile, source, group, start, stop, x, w, out, total, *, transposed: bool, pieces: Pieces):
     visit, inner = pl.program_id(1), pl.program_id(2)
-    begin, end = start[visit], stop[visit]
+    rows, columns = out.shape
+    origin = tile[visit] * rows
+    low, high = (jnp.clip(edge[visit] - origin, 0, rows) for edge in (start, stop))
+    fresh = (visit == 0) | (tile[visit] != tile[jnp.maximum(visit - 1, 0)])
 
-    @pl.when(begin < end)
+    @pl.when(fresh & (inner == 0) & (high - low < rows))
     def _():
-        contracted = (((1,), (1 if transposed else 0,)), ((), ()))
-        part = lax.dot_general(
-            x[...], w[...], contracted, precision=precision_of(x.dtype), preferred_element_type=jnp.float32
-        )
-        total[...] = jnp.where(inner == 0, part, total[...] + part)
+        out[...] = jnp.zeros_like(out)
 
-    @pl.when(inner == pl.num_programs(2) - 1)
+    def piece(at, size):
+        here = pl.ds(at, size)
+
+        def chunk(lanes):
+            sums = lax.dot_general(
+                x[here, :],
+                w[lanes, :] if transposed else w[:, lanes],
+                (((1,), (1 if transposed else 0,)), ((), ())),
+                precision=precision_of(x.dtype),
+                preferred_element_type=jnp.float32,
+            )
+            total[here, lanes] = jnp.where(inner == 0, sums, total[here, lanes] + sums)
+            pl.when(inner == pl.num_programs(2) - 1)(lambda: _keep(total, out, here, lanes, low - at, high - at))
+
+        for_each_chunk(columns, columns if size == pieces.whole else chunk_columns(x), chunk)
+
+    for_each_piece(cover(low, high, rows, pieces), rows, pieces, piece)
+
+
+def _keep(total, out, here: pl.Slice, lanes: pl.Slice, low: Array, high: Array):
+    """Writes the rows `[low, high)` of a piece: the others are another group's, or no group's."""
+    is_own = (low <= 0) & (high >= here.size)
+
+    @pl.when(is_own)
     def _():
-        fresh = (visit == 0) | (tile[visit] != tile[jnp.maximum(visit - 1, 0)])
-        row = tile[visit] * tile_rows + lax.broadcasted_iota(jnp.int32, total.shape, 0)
-        others = jnp.where(fresh, 0, out[...].astype(jnp.float32))
-        out[...] = jnp.where((row >= begin) & (row < end), total[...], others).astype(out.dtype)
+        out[here, lanes] = total[here, lanes].astype(out.dtype)
+
+    @pl.when(jnp.logical_not(is_own))
+    def _():
+        sums, others = total[here, lanes], out[here, lanes].astype(jnp.float32)
+        row = lax.broadcasted_iota(jnp.int32, sums.shape, 0)
+        out[here, lanes] = jnp.where((row >= low) & (row < high), sums, others).astype(out.dtype)
+
+
+def chunk_columns(x: Any) -> int:
+    """Columns that a piece of rows smaller than the whole multiplies at a time: enough that filling the matrix unit
+    anew costs little, and few enough that the code of all sizes stays near that of one tile."""
+    return max(CHUNK // (x.shape[1] * x.dtype.itemsize) // 256, 1) * 256

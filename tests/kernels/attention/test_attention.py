@@ -45,6 +45,8 @@ def reference(q, k, v, mask, documents, start, scale):
 
 IMPLEMENTATIONS = [attention_xla, reference]
 
+CAUSAL = AttentionConfig(Causal(), 0.4)
+
 
 def dense(q, k, v, mask, documents, start, scale):
     """The formula, pair by pair, in float64 NumPy; zeros where nothing is seen."""
@@ -202,19 +204,32 @@ def test_no_array_is_as_large_as_queries_times_keys_and_causal_blocks_stop_at_th
     assert f"{length}x{length}x" not in text
 
 
-def test_the_dispatcher_takes_the_reference_where_start_and_slopes_are_traced_and_says_so(rng, placed):
+@pytest.mark.parametrize("slopes", [False, True])
+def test_a_traced_start_takes_plain_xla_and_has_the_values_and_gradients_of_a_constant(slopes, rng, placed):
     from axon import axes
 
     q, k, v, _ = draw(rng, 3, 12)
+    given = {"alibi_slopes": rng.normal(size=4).astype(np.float32)} if slopes else {}
+
+    def with_gradients(start):
+        attend = lambda *operands: attention(*operands, Causal(), start=start, scale=0.4, **given)  # noqa: E731
+        out, backward = jax.vjp(attend, q, k, v)
+        return out, *backward(out)
+
     with axes.activate(axes.Scope(placed())) as scope:
-        jax.jit(lambda start: attention(q, k, v, Causal(), start=start, alibi_slopes=jnp.ones(4)))(jnp.int32(4))
-        assert scope.choices["attention"].startswith("reference, causal (not xla: the index of the first query")
-    with axes.activate(axes.Scope(placed())) as scope:
-        made = jax.jit(lambda start: attention(q, k, v, Causal(), start=start))(jnp.int32(4))
-        constant = attention(q, k, v, Causal(), start=4)
+        made = jax.jit(with_gradients)(jnp.int32(4))
     assert scope.choices["attention"].startswith("xla, causal")
-    assert relative(made, constant) < 1e-6
-    assert relative(made, dense(q, k, v, Causal(), None, 4, 8**-0.5)) < 1e-6
+    out, backward = jax.vjp(lambda *x: attention_reference(*x, CAUSAL, AttentionInputs(start=4, **given))[0], q, k, v)
+    for one, other in zip(made, (out, *backward(out)), strict=True):
+        assert relative(one, other) < 3e-6
+
+
+def test_scores_of_bf16_queries_are_scaled_in_float32(rng):
+    q, k, v, _ = draw(rng, 50, 50)
+    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (q, k, v))
+    found = xla.attention_xla(q, k, v, CAUSAL)[1]
+    exact = attention_reference(*(a.astype(jnp.float32) for a in (q, k, v)), CAUSAL)[1]
+    assert relative(found, exact) < 1e-6
 
 
 def test_heads_that_do_not_group_are_refused(rng):

@@ -9,19 +9,22 @@ from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.grouped_matmul.cases import cases
+from axon.kernels.grouped_matmul.pieces import cover
 from axon.kernels.grouped_matmul.tiling import (
     ROWS,
     VMEM,
     Problem,
     Tiles,
+    gradient_pieces,
     gradient_tiles,
     gradient_vmem,
+    product_pieces,
     product_tiles,
     product_vmem,
 )
 from axon.kernels.grouped_matmul.tpu_gradient import weight_gradient
 from axon.kernels.grouped_matmul.tpu_product import product
-from axon.kernels.grouped_matmul.visits import group_visits, most_visits, row_visits
+from axon.kernels.grouped_matmul.visits import group_visits, most_group_visits, most_visits, row_visits
 from axon.plan.flops import count_flops
 
 TILES = Tiles(128, 128, 128)
@@ -100,14 +103,61 @@ def test_row_visits_cover_every_row_once_and_stay_within_their_bound(drawn):
 def test_group_visits_reach_every_group_in_turn_and_read_each_of_its_rows_once(drawn):
     sizes, rows, tile = drawn
     visits, count = numbers(group_visits, sizes, rows, tile)
-    assert count <= len(visits.group)
+    assert count <= len(visits.group) == most_group_visits(rows, len(sizes), tile)
     assert np.all(np.diff(visits.group[:count]) >= 0)
     assert set(visits.group[:count]) == set(range(len(sizes)))
-    assert np.all(visits.source < -(-rows // tile))
+    assert np.all(visits.eighth * 8 <= max(0, -(-rows // 8) * 8 - tile))
     read = np.zeros((len(sizes), rows), int)
-    for at, group, start, stop in zip(*(a[:count] for a in visits[1:]), strict=True):
-        read[group, max(start, at * tile) : min(stop, at * tile + tile)] += 1
+    for eighth, group, start, stop in zip(*(a[:count] for a in visits), strict=True):
+        assert stop == start or (eighth * 8 <= start and stop <= eighth * 8 + tile)
+        read[group, start:stop] += 1
     np.testing.assert_array_equal(read, owners(sizes, rows) == np.arange(len(sizes))[:, None])
+
+
+def pieces_of(visits, count, first, rows, pieces):
+    """What each visit multiplies of its tile, which begins at row `first`: (first row, rows), in pieces."""
+    low, high = (np.clip(edge[:count] - first[:count], 0, rows) for edge in (visits.start, visits.stop))
+    found = jax.tree.map(np.asarray, cover(low, high, rows, pieces))
+    size = found.wholes * pieces.whole + found.rest
+    used = low < high
+    assert np.all((found.first <= low)[used])
+    assert np.all((high <= found.first + size)[used])
+    assert np.all(found.first + size <= rows)
+    assert not np.any(size[~used])
+    assert set(found.rest) <= {0, *pieces.rest}
+    return size
+
+
+def loads(rng, groups):
+    """Sizes of groups of 8,192 rows, as of a balanced router and as of one whose experts differ; 20 of each."""
+    for _ in range(20):
+        yield rng.multinomial(8192, np.full(groups, 1 / groups)).astype(np.int32)
+        yield rng.multinomial(8192, rng.dirichlet(np.full(groups, 4))).astype(np.int32)
+
+
+@pytest.mark.parametrize("groups", [8, 16, 32, 64])
+def test_a_product_multiplies_at_most_a_tenth_more_rows_than_groups_have(groups, rng):
+    """Whole tiles of 512 rows would multiply 1.44 times the rows of 8 groups, and 4.9 times those of 64."""
+    problem, found = Problem(8192, 1024, 1024, groups, 2, 2), []
+    tiles = product_tiles(problem)
+    for sizes in loads(rng, groups):
+        visits, count = numbers(row_visits, sizes, 8192, tiles.rows)
+        multiplied = pieces_of(visits, count, visits.tile * tiles.rows, tiles.rows, product_pieces(problem, tiles))
+        found.append(multiplied.sum() / sizes.sum())
+    assert min(found) >= 1
+    assert np.mean(found) <= 1.1
+
+
+@pytest.mark.parametrize("groups", [8, 16, 64])
+def test_a_weight_gradient_contracts_what_fills_the_matrix_unit_for_each_group(groups, rng):
+    """A tenth more than the rows of 8 groups. Of 128 rows a group, half take the unit twice, wherever they begin."""
+    tiles, found = gradient_tiles(Problem(8192, 1024, 1024, groups, 2, 4)), []
+    for sizes in loads(rng, groups):
+        visits, count = numbers(group_visits, sizes, 8192, tiles.rows)
+        contracted = pieces_of(visits, count, visits.eighth * 8, tiles.rows, gradient_pieces(tiles))
+        assert contracted.sum() <= np.sum(-(-(sizes[sizes > 0] + 7) // 128) * 128)
+        found.append(contracted.sum() / sizes.sum())
+    assert groups > 8 or np.mean(found) <= 1.1
 
 
 @settings(max_examples=40, deadline=None)

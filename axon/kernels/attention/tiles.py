@@ -24,6 +24,8 @@ class Tiles:
         dq_vmem: bytes of VMEM for the gradient of the queries, accumulated in float32 for a whole span.
         vmem: bytes of VMEM that a kernel may take.
         overhead: what it costs the forward to meet some keys, besides their pairs: as much as so many pairs.
+        cores: of a device, which share the heads of a batch, or the spans of their queries.
+        rectangle: pairs of a query and a key that one more rectangle costs, where a tile is computed as several.
     """
 
     rows: int = 1024
@@ -33,6 +35,8 @@ class Tiles:
     dq_vmem: int = 16 * 2**20
     vmem: int = 56 * 2**20
     overhead: int = 2**15
+    cores: int = 1
+    rectangle: int = 2**15
 
     def group_parts(self, group: int) -> int:
         """Into how many equal groups one is split, so that 128 queries of each head of one are rows of a tile."""
@@ -81,12 +85,6 @@ class Grid:
     @property
     def padded_keys(self) -> int:
         return self.key_tiles * self.keys
-
-    def spans(self, width: int, dq_vmem: int) -> tuple[int, int]:
-        """The number of spans of queries, so that a span's gradient fits `dq_vmem` bytes, and of tiles in a span."""
-        tile = self.rows * -(-width // LANES) * LANES * 4
-        spans = -(-self.query_tiles // max(1, dq_vmem // tile))
-        return spans, -(-self.query_tiles // spans)
 
     def steps(self, mask: Mask, start: Any) -> int:
         """Tiles of keys that a tile of queries reaches at most."""

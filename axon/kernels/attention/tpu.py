@@ -14,11 +14,13 @@ import numpy as np
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from axon.kernels.attention.backward_tiles import Cut, choose_cut
 from axon.kernels.attention.cost import backward_cost, forward_cost
 from axon.kernels.attention.forward_tiles import forward_tiles
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu_backward import backward
+from axon.kernels.attention.tpu_backward_grid import Spans, Tables
 from axon.kernels.attention.tpu_forward import Operands, forward
 from axon.kernels.attention.tpu_scores import LOG2E, PerRow
 
@@ -148,24 +150,30 @@ class _Kernels:
     ) -> tuple[Array, Array, Array]:
         """Of dO, the log-sum-exp and D of each query."""
         mask, tiles = self.config.mask, self.tiles
-        grid = Grid.of(tiles.backward_rows, tiles.backward_keys, q.shape[2], q.shape[3], k.shape[2])
-        spans, span_tiles = grid.spans(q.shape[4], tiles.dq_vmem)
-        count = spans * span_tiles
+        group, queries, keys = q.shape[2], q.shape[3], k.shape[2]
+        cut = choose_cut(mask, tiles, group, queries, keys, self.start)
+        grid, count = cut.tile, cut.tile.query_tiles
+        least = tiles.cores if q.shape[0] * q.shape[1] % tiles.cores else 1  # else a core would have nothing to do
+        spans = Spans.of(grid, mask, self.start, q.shape[4], tiles.dq_vmem, least)
         operands = _operands(grid, count, q, k, v, self.config, inputs)
+        operands = operands._replace(per_row=jax.tree.map(lambda x: _by_block(cut, x), operands.per_row))
         dout, lse, total = rows
         lse = jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E)
         rows = (
             _padded(dout, 3, count * grid.queries),
-            _tiled(grid, count, lse, jnp.inf),
-            _tiled(grid, count, total, 0.0),
+            _by_block(cut, _tiled(grid, count, lse, jnp.inf)),
+            _by_block(cut, _tiled(grid, count, total, 0.0)),
         )
         cost = backward_cost(mask, q, k, v, self.start)
-        tables = reach(grid, mask, inputs)
-        dq, dk, dv = backward(
-            self.config, grid, (spans, span_tiles), tables, operands, rows, cost, tiles.vmem, self.interpret
-        )
-        keys = k.shape[2]
+        tables = Tables.of(grid, spans, reach(grid, mask, inputs))
+        dq, dk, dv = backward(self.config, cut, spans, tables, operands, rows, cost, tiles.vmem, self.interpret)
         return dq[:, :, :, : q.shape[3]], dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
+
+
+def _by_block(cut: Cut, x: Array) -> Array:
+    """`… rows` of tiles, those of each head of a group, → those of each block of queries, and in it of each head."""
+    blocks = x.reshape(*x.shape[:-1], cut.tile.group, cut.query_blocks, cut.block.queries)
+    return blocks.swapaxes(-3, -2).reshape(x.shape)
 
 
 def _input_gradients(inputs: AttentionInputs, lse: Array, total: Array) -> AttentionInputs:

@@ -5,30 +5,35 @@ With the weights P = 2^(s − lse) recomputed, dP = v·dOᵀ and D = Σ O·dO �
     dS = P ∘ (dP − D)    dv += P·dO    dk += dS·q    dq += dSᵀ·k
 
 A tile of keys stays in VMEM while the tiles of queries that see it pass, so dk and dv accumulate there; so does dq, in
-float32, for a span of queries, written after the last tile of keys. A sequence too long for that is
-cut into spans, whose parts of dk and dv are summed.
+float32, for as many tiles of queries as see one tile of keys, and is written when the last tile of keys that they see
+has passed. A sequence of which too many do is cut into spans, whose parts of dk and dv are summed.
 """
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from axon.kernels.attention.backward_tiles import Cut, Pattern
 from axon.kernels.attention.problem import AttentionConfig
-from axon.kernels.attention.tiles import Grid, Reach
+from axon.kernels.attention.tiles import Reach
+from axon.kernels.attention.tpu_backward_grid import Places, Spans, Step, Tables
+from axon.kernels.attention.tpu_backward_scores import Part, column, part_masked, part_scores
 from axon.kernels.attention.tpu_forward import Operands, estimate
-from axon.kernels.attention.tpu_scores import Pair, PerRow, masked, matmul, scores, sees_all, table_row
+from axon.kernels.attention.tpu_scores import Pair, PerRow, matmul, sees_all
 from axon.kernels.case import Cost
 
 
 def backward(
     config: AttentionConfig,
-    grid: Grid,
-    spans: tuple[int, int],
-    reach: Reach,
+    cut: Cut,
+    spans: Spans,
+    tables: Tables,
     operands: Operands,
     rows: tuple[Array, Array, Array],
     cost: Cost,
@@ -37,36 +42,32 @@ def backward(
 ) -> tuple[Array, Array, Array]:
     """Gradients of q, in its dtype, and of k and v, float32 where spans were summed.
 
-    `spans`: how many there are, and tiles of queries in each. `rows`: dO, like q, and for each query, `batch kv_heads
-    tiles 1 rows`, the log-sum-exp in base 2, infinite where no key is seen, and D.
+    `rows`: dO, like q, and for each query, `batch kv_heads tiles 1 rows`, the log-sum-exp in base 2, infinite where no
+    key is seen, and D. Rows are in the order of `axon.kernels.attention.tpu_backward_scores`.
     """
     (q, k, v), (dout, lse, total) = operands[:3], rows
-    batch, kv_heads = q.shape[:2]
-    at = _Places(grid, spans[1])
-    summed = jnp.float32 if spans[0] > 1 else k.dtype
-    of_span = (batch, kv_heads, spans[0])
-    outputs = (
-        jax.ShapeDtypeStruct(q.shape, q.dtype),
-        jax.ShapeDtypeStruct((*of_span, *k.shape[2:]), summed),
-        jax.ShapeDtypeStruct((*of_span, *v.shape[2:]), summed),
-    )
-    specs = (
-        pl.BlockSpec((None, None, grid.group, grid.queries, q.shape[4]), at.written),
-        pl.BlockSpec((None, None, None, grid.keys, k.shape[3]), lambda b, h, s, j, i, reach: (b, h, s, j, 0)),
-        pl.BlockSpec((None, None, None, grid.keys, v.shape[3]), lambda b, h, s, j, i, reach: (b, h, s, j, 0)),
-    )
+    grid, places = cut.tile, Places(cut.tile, spans)
+    summed = jnp.float32 if spans.count > 1 else k.dtype
+    of_span = (*q.shape[:2], spans.count)
     dq, dk, dv = pl.pallas_call(
-        lambda *refs: _kernel(config, grid, spans[1], *refs),
-        out_shape=outputs,
+        lambda *refs: _kernel(config, cut, spans, *refs),
+        out_shape=(
+            jax.ShapeDtypeStruct(q.shape, q.dtype),
+            jax.ShapeDtypeStruct((*of_span, *k.shape[2:]), summed),
+            jax.ShapeDtypeStruct((*of_span, *v.shape[2:]), summed),
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(batch, kv_heads, spans[0], grid.key_tiles, spans[1]),
-            in_specs=[at.specs(operands), at.queries(dout.shape[4]), at.row(), at.row()],
-            out_specs=specs,
+            grid=(*of_span, grid.key_tiles, spans.steps),
+            in_specs=[_specs(places, operands), places.queries(dout.shape[4]), places.rows(), places.rows()],
+            out_specs=(pl.BlockSpec(memory_space=pl.ANY), places.summed(k.shape[3]), places.summed(v.shape[3])),
             scratch_shapes=[
-                pltpu.VMEM((spans[1], grid.rows, q.shape[4]), jnp.float32),
+                pltpu.VMEM((spans.steps, grid.rows, q.shape[4]), jnp.float32),
                 pltpu.VMEM((grid.keys, k.shape[3]), jnp.float32),
                 pltpu.VMEM((grid.keys, v.shape[3]), jnp.float32),
+                pltpu.VMEM((grid.group, grid.queries, q.shape[4]), q.dtype),
+                pltpu.SMEM((1,), jnp.int32),
+                pltpu.SemaphoreType.DMA(()),
             ],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -75,94 +76,181 @@ def backward(
         cost_estimate=estimate(cost),
         interpret=interpret,
         name="axon_attention_backward",
-    )(reach, operands, dout, lse, total)
+    )(tables, operands, dout, lse, total)
     return dq, jnp.sum(dk, axis=2), jnp.sum(dv, axis=2)
 
 
-class _Places:
-    """Which tile of each array a step of the grid, `batch kv_heads spans key_tiles query_tiles`, works on."""
+def _specs(places: Places, operands: Operands) -> Operands:
+    q, k, v, per_row, of_keys = operands
+    specs = places.documents(), places.per_head(), places.per_head()
+    return Operands(
+        places.queries(q.shape[4]),
+        places.keys(k.shape[3]),
+        places.keys(v.shape[3]),
+        PerRow(*(None if x is None else spec for x, spec in zip(per_row, specs, strict=True))),
+        None if of_keys is None else places.key_documents(),
+    )
 
-    def __init__(self, grid: Grid, span_tiles: int):
-        self.grid, self.span_tiles = grid, span_tiles
 
-    def query(self, b, s, j, i, reach):
-        """The tile of queries; where this tile of keys is not seen by it, the nearest that is: no new fetch."""
-        at = (b if reach.query_document is not None else 0) * self.grid.key_tiles + j
-        first = reach.first_query[at]
-        return jnp.clip(s * self.span_tiles + i, first, jnp.maximum(reach.last_query[at], first))
+@dataclass(frozen=True)
+class _Sums:
+    """References to the gradients: of queries one tile for each step of a pass, of keys and of values one tile."""
 
-    def queries(self, width: int) -> pl.BlockSpec:
-        shape = (None, None, self.grid.group, self.grid.queries, width)
-        return pl.BlockSpec(shape, lambda b, h, s, j, i, reach: (b, h, 0, self.query(b, s, j, i, reach), 0))
+    q: Any
+    k: Any
+    v: Any
 
-    def row(self) -> pl.BlockSpec:
-        shape = (None, None, None, 1, self.grid.rows)
-        return pl.BlockSpec(shape, lambda b, h, s, j, i, reach: (b, h, self.query(b, s, j, i, reach), 0, 0))
 
-    def written(self, b, h, s, j, i, reach):
-        """dq's tiles go out in the pass of the last tile of keys, and the first of them waits until then."""
-        return b, h, 0, s * self.span_tiles + jnp.where(j == self.grid.key_tiles - 1, i, 0), 0
+@dataclass(frozen=True)
+class _Rows:
+    """References to what comes for each row of a tile of queries, besides q."""
 
-    def specs(self, operands: Operands) -> Operands:
-        def keys(width):
-            return pl.BlockSpec((None, None, self.grid.keys, width), lambda b, h, s, j, i, reach: (b, h, j, 0))
-
-        q, k, v, per_row, of_keys = operands
-        documents = pl.BlockSpec(
-            (None, None, 1, self.grid.rows), lambda b, h, s, j, i, reach: (b, self.query(b, s, j, i, reach), 0, 0)
-        )
-        per_head = pl.BlockSpec((None, 1, self.grid.rows), lambda b, h, s, j, i, reach: (h, 0, 0))
-        return Operands(
-            self.queries(q.shape[4]),
-            keys(k.shape[3]),
-            keys(v.shape[3]),
-            PerRow(*(None if x is None else s for x, s in zip(per_row, (documents, per_head, per_head), strict=True))),
-            None
-            if of_keys is None
-            else pl.BlockSpec((None, None, 1, self.grid.keys), lambda b, h, s, j, i, reach: (b, j, 0, 0)),
-        )
+    dout: Any
+    lse: Any
+    total: Any
 
 
 def _kernel(
-    config: AttentionConfig, grid: Grid, span_tiles: int, reach: Reach, x: Operands, dout, lse, total, dq, dk, dv, *sums
+    config: AttentionConfig, cut: Cut, spans: Spans, tables: Tables, x: Operands, dout, lse, total, dq, dk, dv, *scratch
 ):
-    of_q, of_k, of_v = sums
-    span, j, i = pl.program_id(2), pl.program_id(3), pl.program_id(4)
-    table = table_row(reach)
-    pair, at = Pair(table, span * span_tiles + i, j), table * grid.key_tiles + j
+    sums, writer = _Sums(*scratch[:3]), _Writer(cut, dq, pl.program_id(0), pl.program_id(1), *scratch[3:])
+    key, t = pl.program_id(3), pl.program_id(4)
+    step = Places(cut.tile, spans).step(tables, pl.program_id(0), pl.program_id(2), key, t)
+    there, query, slot = step.there, step.query, lax.rem(step.tile, spans.steps)
+    least, most = step.keys_of(query)
+    pair = _Pair(config, cut, tables.reach, Pair(step.table, query, key), x, _Rows(dout, lse, total), sums, slot)
 
-    @pl.when(j == 0)
+    @pl.when((key == 0) & (t == 0))
     def _():
-        of_q[i] = jnp.zeros(of_q.shape[1:], jnp.float32)
+        writer.begin()
+        lax.fori_loop(0, spans.tiles, lambda tile, _: _write_unseen(step, tile, writer), None)
 
-    @pl.when(i == 0)
+    @pl.when(t == 0)
     def _():
-        of_k[...] = jnp.zeros(of_k.shape, jnp.float32)
-        of_v[...] = jnp.zeros(of_v.shape, jnp.float32)
+        sums.k[...] = jnp.zeros(sums.k.shape, jnp.float32)
+        sums.v[...] = jnp.zeros(sums.v.shape, jnp.float32)
 
-    def meet(partly: bool):
-        q = x.q[...].reshape(grid.rows, x.q.shape[-1])
-        do = dout[...].reshape(grid.rows, dout.shape[-1])
-        found, slope = scores(q, x.k[...], config, grid, reach, pair, x.per_row)
+    @pl.when(there & (key == least))
+    def _():
+        sums.q[slot] = jnp.zeros(sums.q.shape[1:], jnp.float32)
+
+    pl.when(there)(pair.meet)
+
+    @pl.when(there & (key == most))
+    def _():
+        writer.write(query, sums.q[slot] * config.scale)
+
+    @pl.when(t == spans.steps - 1)
+    def _():
+        dk[...] = (sums.k[...] * config.scale).astype(dk.dtype)
+        dv[...] = sums.v[...].astype(dv.dtype)
+
+    pl.when((key == cut.tile.key_tiles - 1) & (t == spans.steps - 1))(writer.wait)
+
+
+def _write_unseen(step: Step, tile: Any, writer: "_Writer") -> None:
+    """The gradient of a tile of the span whose queries see no key: no step has it."""
+    grid, place = step.grid, step.spans.place(step.span, tile)
+    least, most = step.keys_of(jnp.minimum(place, grid.query_tiles - 1))
+
+    @pl.when((place < grid.query_tiles) & (most < least))
+    def _():
+        writer.write(place, jnp.zeros((grid.rows, writer.width), jnp.float32))
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A tile of queries and one of keys, and where their parts of the gradients are added; `slot`: of `sums.q`."""
+
+    config: AttentionConfig
+    cut: Cut
+    reach: Reach
+    tiles: Pair
+    x: Operands
+    rows: _Rows
+    sums: _Sums
+    slot: Any
+
+    @property
+    def first(self) -> tuple[Any, Any]:
+        """The indices of the first query, among the keys, and of the first key."""
+        grid = self.cut.tile
+        return self.reach.start[0] + self.tiles.query * grid.queries, self.tiles.key * grid.keys
+
+    def meet(self) -> None:
+        """All pairs where all are seen, else those of the first pattern that covers them, masked."""
+        whole = sees_all(self.config, self.cut.tile, self.reach, self.tiles) if self.cut.whole else jnp.bool_(False)
+        if self.cut.whole:
+            pl.when(whole)(lambda: self.add(self.cut.full, partly=False))
+        if self.cut.patterns:
+            needs, taken = list(self.cut.needs(self.config.mask, *self.first)), whole
+            for pattern in self.cut.patterns:
+                covers = self.cut.covers(pattern, needs) & jnp.logical_not(taken)
+                pl.when(covers)(functools.partial(self.add, pattern, partly=True))
+                taken |= covers
+
+    def add(self, pattern: Pattern, partly: bool) -> None:
+        """What the pairs of a pattern add to the gradients."""
+        documents = None
+        if partly and self.x.per_row.documents is not None:
+            documents = self.x.per_row.documents[...], column(self.x.key_documents[...])
+        for rectangle in self.cut.rectangles(pattern):
+            self._add(Part(self.cut, rectangle, *self.first), partly, documents)
+
+    def _add(self, part: Part, partly: bool, documents: tuple[Array, Array] | None) -> None:
+        rows, keys, sums = part.rows, part.keys, self.sums
+        q, do, k = part.of_queries(self.x.q), part.of_queries(self.rows.dout), self.x.k[keys]
+        found, slope = part_scores(q, k, self.config, part, self.x.per_row.alibi_slopes)
         if partly:
-            found = masked(found, config, grid, reach, pair, x.per_row, x.key_documents)
-        weights = jnp.exp2(found - lse[...])
-        dscores = weights * (matmul(x.v[...], do, (1, 1)) - total[...])
+            found = part_masked(found, self.config, part, documents)
+        weights = jnp.exp2(found - self.rows.lse[:, rows])
+        dscores = weights * (matmul(self.x.v[keys], do, (1, 1)) - self.rows.total[:, rows])
         dscores = (dscores if slope is None else dscores * slope).astype(q.dtype)
-        of_v[...] += matmul(weights.astype(q.dtype), do, (1, 0))
-        of_k[...] += matmul(dscores, q, (1, 0))
-        of_q[i] += matmul(dscores, x.k[...], (0, 0))
+        sums.v[keys] += matmul(weights.astype(q.dtype), do, (1, 0))
+        sums.k[keys] += matmul(dscores, q, (1, 0))
+        sums.q[self.slot, rows] += matmul(dscores, k, (0, 0))
 
-    there = (reach.first_query[at] <= pair.query) & (pair.query <= reach.last_query[at])
-    whole = sees_all(config, grid, reach, pair)
-    pl.when(there & whole)(lambda: meet(partly=False))
-    pl.when(there & jnp.logical_not(whole))(lambda: meet(partly=True))
 
-    @pl.when(j == grid.key_tiles - 1)
-    def _():
-        dq[...] = (of_q[i] * config.scale).reshape(dq.shape).astype(dq.dtype)
+@dataclass(frozen=True)
+class _Writer:
+    """Copies finished tiles of dq to HBM, one at a time, while the next are computed.
 
-    @pl.when(i == span_tiles - 1)
-    def _():
-        dk[...] = (of_k[...] * config.scale).astype(dk.dtype)
-        dv[...] = of_v[...].astype(dv.dtype)
+    Args:
+        dq: the output. batch, head: where in it. tile: what is being copied. busy: 1 from the first copy on.
+    """
+
+    cut: Cut
+    dq: Any
+    batch: Any
+    head: Any
+    tile: Any
+    busy: Any
+    copied: Any
+
+    @property
+    def width(self) -> int:
+        return self.tile.shape[2]
+
+    def begin(self) -> None:
+        """Nothing is on its way."""
+        self.busy[0] = 0
+
+    def write(self, query: Any, rows: Array) -> None:
+        """Begin to copy a tile of queries, `rows width`."""
+        self.wait()
+        block = self.cut.block
+        for number in range(self.cut.query_blocks):
+            of_block = rows[number * block.rows : (number + 1) * block.rows]
+            place = slice(number * block.queries, (number + 1) * block.queries)
+            self.tile[:, place] = of_block.reshape(block.group, block.queries, self.width).astype(self.tile.dtype)
+        self._copy(query).start()
+        self.busy[0] = 1
+
+    def wait(self) -> None:
+        """Until the last copy is there."""
+        pl.when(self.busy[0] == 1)(lambda: self._copy(0).wait())
+
+    def _copy(self, query: Any) -> Any:
+        size = self.cut.tile.queries
+        place = pl.ds(pl.multiple_of(query * size, size), size)
+        return pltpu.make_async_copy(self.tile, self.dq.at[self.batch, self.head, :, place], self.copied)

@@ -25,6 +25,7 @@ from axon.kernels.attention.cost import pairs
 from axon.kernels.attention.forward_tiles import forward_tiles
 from axon.kernels.attention.tiles import Grid, Tiles, reach
 from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
+from axon.kernels.attention.tpu_backward_grid import Spans
 
 SMALL = Tiles(512, 256, 512, 256)
 """Of float32 operands half that: two heads of 128 queries, and 128 keys."""
@@ -164,7 +165,7 @@ def test_a_sequence_whose_gradient_does_not_fit_is_cut_into_spans(rng):
     q, k, v, _ = draw(rng, 500, 500, batch=1)
     grid = Grid.of(256, 128, 2, 500, 500)
     tiles = Tiles(512, 256, 512, 256, dq_vmem=2 * grid.rows * 128 * 4)
-    assert grid.spans(64, tiles.dq_vmem) == (2, 2)
+    assert Spans.of(grid, Causal(), 0, 64, tiles.dq_vmem) == Spans(2, 2, 2)
     check(rng, (q, k, v), AttentionConfig(Causal(), 0.2), AttentionInputs(), tiles)
 
 
@@ -228,7 +229,8 @@ def test_steps_without_a_tile_read_no_document(dq_tiles, rng):
     q, k, v, _ = draw(rng, 384, 384, batch=1)
     documents = np.repeat(np.int32([0, 1]), [256, 128])[None]
     tiles = Tiles(512, 256, 512, 256, dq_vmem=dq_tiles * 256 * 128 * 4)
-    assert Grid.of(256, 128, 2, 384, 384).spans(64, tiles.dq_vmem) == ((1, 3) if dq_tiles == 3 else (2, 2))
+    spans = Spans.of(Grid.of(256, 128, 2, 384, 384), Causal(), 0, 64, tiles.dq_vmem)
+    assert (spans.count, spans.tiles) == ((1, 3) if dq_tiles == 3 else (2, 2))
     config, inputs = AttentionConfig(Causal() & SameDocument(), 0.2), AttentionInputs((documents, documents))
     try:
         check(rng, (q, k, v), config, inputs, tiles, interpret=pltpu.InterpretParams(out_of_bounds_reads="raise"))

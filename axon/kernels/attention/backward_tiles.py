@@ -27,6 +27,9 @@ STEP = 64 * 1024
 LONGEST_PROGRAM = 4
 """The patterns of a mask may have so many tiles' area together: all of them are in the program."""
 
+MOST_STARTS = 16
+"""Starts at most by which tiles are compared and patterns named, where it is known at run time."""
+
 SAMPLED = 32 * 1024
 """Queries and keys at most by which tiles are compared."""
 
@@ -129,16 +132,18 @@ def _count(cut: Cut, mask: Mask, start: int) -> _Count:
     key = np.arange(tile.key_tiles)[None] * tile.keys
     shape = (tile.query_tiles, tile.key_tiles)
     whole = mask.sees_all(first, first + tile.queries, key, key + tile.keys) & (key + tile.keys <= tile.real_keys)
+    needs = list(cut.needs(mask, first, key))
     whole = np.broadcast_to(whole, shape)
+    partly = ~whole & ~np.logical_and.reduce([np.broadcast_to(nothing, shape) for _, _, nothing in needs])
     ranges = []
-    for low, high, nothing in cut.needs(mask, first, key):
+    for low, high, nothing in needs:
+        low, high, nothing = (np.broadcast_to(x, shape)[partly] for x in (low, high, nothing))
         low, high = np.maximum(low // block.keys, 0), np.minimum(-(-high // block.keys), cut.key_blocks)
-        ranges += [np.broadcast_to(np.where(nothing, 0, end), shape)[~whole] for end in (low, high)]
+        ranges += [np.where(nothing, 0, end) for end in (low, high)]
     found, times = np.unique(np.stack(ranges, axis=1), axis=0, return_counts=True)
     patterns = {
         tuple(zip(row[::2], row[1::2], strict=True)): count
         for row, count in zip(found.tolist(), times.tolist(), strict=True)
-        if any(row)
     }
     return _Count(patterns, int(np.sum(whole)))
 
@@ -175,7 +180,11 @@ def choose_cut(mask: Mask, tiles: Tiles, group: int, queries: int, total: int, s
 
 
 def _starts(queries: int, total: int, start: int | None) -> tuple[int, ...]:
-    return tuple(range(0, max(1, total - queries + 1), queries)) if start is None else (start,)
+    """Where queries may begin: of the multiples of their number some, evenly spaced, where it is known at run time."""
+    if start is not None:
+        return (start,)
+    places = range(0, max(1, total - queries + 1), queries)
+    return tuple(places[:: -(-len(places) // MOST_STARTS)])
 
 
 def _candidates(rows: int, keys: int, group: int, queries: int, total: int) -> Iterator[Cut]:

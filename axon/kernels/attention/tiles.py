@@ -23,12 +23,9 @@ class Tiles:
     Args:
         dq_vmem: bytes of VMEM for the gradient of the queries, accumulated in float32 for a whole span.
         vmem: bytes of VMEM that a kernel may take.
-<<<<<<< HEAD
+        overhead: what it costs the forward to meet some keys, besides their pairs: as much as so many pairs.
         cores: of a device, which share the heads of a batch, or the spans of their queries.
         rectangle: pairs of a query and a key that one more rectangle costs, where a tile is computed as several.
-=======
-        overhead: what it costs the forward to meet some keys, besides their pairs: as much as so many pairs.
->>>>>>> forward
     """
 
     rows: int = 1024
@@ -37,17 +34,14 @@ class Tiles:
     backward_keys: int = 512
     dq_vmem: int = 16 * 2**20
     vmem: int = 56 * 2**20
-<<<<<<< HEAD
-    cores: int = 1
-    rectangle: int = 32 * 2**10
-=======
     overhead: int = 2**15
+    cores: int = 1
+    rectangle: int = 2**15
 
     def group_parts(self, group: int) -> int:
         """Into how many equal groups one is split, so that 128 queries of each head of one are rows of a tile."""
         most = max(1, min(self.rows, self.backward_rows) // LANES)
         return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= most)
->>>>>>> forward
 
     def halved(self) -> "Tiles":
         """For float32 operands, whose exact products are six of bfloat16 each: long programs, and twice the bytes."""
@@ -88,19 +82,10 @@ class Grid:
     def key_tiles(self) -> int:
         return -(-self.real_keys // self.keys)
 
-<<<<<<< HEAD
-=======
     @property
     def padded_keys(self) -> int:
         return self.key_tiles * self.keys
 
-    def spans(self, width: int, dq_vmem: int) -> tuple[int, int]:
-        """The number of spans of queries, so that a span's gradient fits `dq_vmem` bytes, and of tiles in a span."""
-        tile = self.rows * -(-width // LANES) * LANES * 4
-        spans = -(-self.query_tiles // max(1, dq_vmem // tile))
-        return spans, -(-self.query_tiles // spans)
-
->>>>>>> forward
     def steps(self, mask: Mask, start: Any) -> int:
         """Tiles of keys that a tile of queries reaches at most."""
         if isinstance(start, int):

@@ -164,18 +164,9 @@ class _Kernels:
             _by_block(cut, _tiled(grid, count, lse, jnp.inf)),
             _by_block(cut, _tiled(grid, count, total, 0.0)),
         )
-<<<<<<< HEAD
-        cost = backward_cost(mask, q, k, v, self.start or 0)
+        cost = backward_cost(mask, q, k, v, self.start)
         tables = Tables.of(grid, spans, reach(grid, mask, inputs))
         dq, dk, dv = backward(self.config, cut, spans, tables, operands, rows, cost, tiles.vmem, self.interpret)
-=======
-        cost = backward_cost(mask, q, k, v, self.start)
-        tables = reach(grid, mask, inputs)
-        dq, dk, dv = backward(
-            self.config, grid, (spans, span_tiles), tables, operands, rows, cost, tiles.vmem, self.interpret
-        )
-        keys = k.shape[2]
->>>>>>> forward
         return dq[:, :, :, : q.shape[3]], dk[:, :, :keys].astype(k.dtype), dv[:, :, :keys].astype(v.dtype)
 
 

@@ -23,9 +23,9 @@ from axon.kernels.attention.backward_tiles import Cut, Pattern
 from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tiles import Reach
 from axon.kernels.attention.tpu_backward_grid import Places, Spans, Step, Tables
-from axon.kernels.attention.tpu_backward_scores import Part, part_masked, part_scores
+from axon.kernels.attention.tpu_backward_scores import Part, column, part_masked, part_scores
 from axon.kernels.attention.tpu_forward import Operands, estimate
-from axon.kernels.attention.tpu_scores import Pair, PerRow, _column, matmul, sees_all
+from axon.kernels.attention.tpu_scores import Pair, PerRow, matmul, sees_all
 from axon.kernels.case import Cost
 
 
@@ -193,7 +193,7 @@ class _Pair:
         """What the pairs of a pattern add to the gradients."""
         documents = None
         if partly and self.x.per_row.documents is not None:
-            documents = self.x.per_row.documents[...], _column(self.x.key_documents[...])
+            documents = self.x.per_row.documents[...], column(self.x.key_documents[...])
         for rectangle in self.cut.rectangles(pattern):
             self._add(Part(self.cut, rectangle, *self.first), partly, documents)
 

@@ -56,7 +56,7 @@ class Spans:
 def _seen(grid: Grid, mask: Mask, start: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Half-open ranges of tiles of queries that see a tile of keys: of each, or for a traced start all there may be."""
     if start is not None:
-        low, high = grid._reach(mask, start, np)
+        low, high = grid.key_range(mask, start, np)
         key = np.arange(grid.key_tiles)
         sees = (low[:, None] <= key) & (key < high[:, None])
         first, last = np.argmax(sees, axis=0), grid.query_tiles - np.argmax(sees[::-1], axis=0)

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from axon.kernels.attention.backward_tiles import Cut, Rectangle
 from axon.kernels.attention.problem import AttentionConfig
-from axon.kernels.attention.tpu_scores import LOG2E, MASKED, matmul
+from axon.kernels.attention.tpu_scores import LOG2E, MASKED, capped, matmul
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,7 @@ def part_scores(
     q: Array, k: Array, config: AttentionConfig, part: Part, alibi_slopes: Any
 ) -> tuple[Array, Array | None]:
     """`q[rows head_dim]`, `k[keys head_dim]` → `keys rows` in base 2; and, with a soft cap, its slope there."""
-    found, slope = matmul(k, q, (1, 1)), None
-    if config.soft_cap is None:
-        found *= config.scale * LOG2E
-    else:
-        bent = jnp.tanh(found * (config.scale / config.soft_cap))
-        found, slope = bent * (config.soft_cap * LOG2E), 1 - bent * bent
+    found, slope = capped(matmul(k, q, (1, 1)), config)
     if alibi_slopes is not None:
         query, key = part.indices()
         found += alibi_slopes[:, part.rows] * LOG2E * (key - query).astype(jnp.float32)
@@ -77,3 +72,8 @@ def part_masked(found: Array, config: AttentionConfig, part: Part, documents: tu
         real = key < tile.real_keys
         seen = real if seen is None else seen & real
     return found if seen is None else jnp.where(seen, found, MASKED)
+
+
+def column(x: Array) -> Array:
+    """`1 keys` → `keys 1`."""
+    return jnp.broadcast_to(x, (8, x.shape[1])).T[:, :1]

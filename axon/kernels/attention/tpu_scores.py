@@ -1,8 +1,4 @@
-"""Scores of a tile of queries and a tile of keys, and which keys are seen: for both TPU kernels.
-
-Scores are transposed, `keys rows`: reductions over keys then run along sublanes, a number for each query is a row of
-lanes, and the log-sum-exp needs no transpose. They are in base 2, for which the hardware has an exponential.
-"""
+"""Scores in base 2, for which the hardware has an exponential, and which pairs are seen: for both TPU kernels."""
 
 import math
 from typing import Any, NamedTuple
@@ -54,17 +50,6 @@ def capped(found: Array, config: AttentionConfig) -> tuple[Array, Array | None]:
     return bent * (config.soft_cap * LOG2E), 1 - bent * bent
 
 
-def scores(
-    q: Array, k: Array, config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow
-) -> tuple[Array, Array | None]:
-    """`q[rows head_dim]`, `k[keys head_dim]` → `keys rows` in base 2; and, with a soft cap, its slope there."""
-    found, slope = capped(matmul(k, q, (1, 1)), config)
-    if per_row.alibi_slopes is not None:
-        query, key = _indices(grid, reach, pair)
-        found += per_row.alibi_slopes[...] * LOG2E * (key - query).astype(jnp.float32)
-    return found, slope
-
-
 def sees_all(config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, key_tiles: int = 1) -> Array:
     """Whether every query of the tile sees every key of so many tiles, from the pair's on: there is nothing to mask.
 
@@ -84,33 +69,6 @@ def sees_all(config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, key_
         for table in reach.key_document:
             seen &= table[of_key] == least
     return seen
-
-
-def masked(
-    found: Array, config: AttentionConfig, grid: Grid, reach: Reach, pair: Pair, per_row: PerRow, key_documents: Any
-) -> Array:
-    """The scores, with `MASKED` for pairs that the mask does not allow."""
-    query, key = _indices(grid, reach, pair)
-    documents = None
-    if per_row.documents is not None and key_documents is not None:
-        documents = per_row.documents[...], _column(key_documents[...])
-    seen = config.mask.allowed(query, key, documents)
-    if grid.key_tiles * grid.keys > grid.real_keys:
-        real = key < grid.real_keys
-        seen = real if seen is None else seen & real
-    return found if seen is None else jnp.where(seen, found, MASKED)
-
-
-def _indices(grid: Grid, reach: Reach, pair: Pair) -> tuple[Array, Array]:
-    """Those of the tile's queries among the keys, `1 rows`, and of the other's keys, `keys 1`."""
-    row = lax.broadcasted_iota(jnp.int32, (1, grid.rows), 1)
-    query = reach.start[0] + pair.query * grid.queries + lax.rem(row, grid.queries)
-    return query, pair.key * grid.keys + lax.broadcasted_iota(jnp.int32, (grid.keys, 1), 0)
-
-
-def _column(x: Array) -> Array:
-    """`1 keys` → `keys 1`."""
-    return jnp.broadcast_to(x, (8, x.shape[1])).T[:, :1]
 
 
 def table_row(reach: Reach) -> Array | int:

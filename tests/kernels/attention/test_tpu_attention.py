@@ -229,7 +229,8 @@ def test_steps_without_a_tile_read_no_document(dq_tiles, rng):
     q, k, v, _ = draw(rng, 384, 384, batch=1)
     documents = np.repeat(np.int32([0, 1]), [256, 128])[None]
     tiles = Tiles(512, 256, 512, 256, dq_vmem=dq_tiles * 256 * 128 * 4)
-    assert Grid.of(256, 128, 2, 384, 384).spans(64, tiles.dq_vmem) == ((1, 3) if dq_tiles == 3 else (2, 2))
+    spans = Spans.of(Grid.of(256, 128, 2, 384, 384), Causal(), 0, 64, tiles.dq_vmem)
+    assert (spans.count, spans.tiles) == ((1, 3) if dq_tiles == 3 else (2, 2))
     config, inputs = AttentionConfig(Causal() & SameDocument(), 0.2), AttentionInputs((documents, documents))
     try:
         check(rng, (q, k, v), config, inputs, tiles, interpret=pltpu.InterpretParams(out_of_bounds_reads="raise"))

@@ -14,6 +14,7 @@ from axon.data import Data, Images
 from axon.disk import named
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.object_store import check_location
 from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
@@ -72,8 +73,8 @@ class Train:
         evaluation: loss on held-out data; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
         trackers: where metrics are logged besides `metrics.jsonl`. sample: text to continue at the end.
-        init_from: the folder of a run, or `hf:DIR_OR_NAME`, whose parameters this one starts from; or `InitFrom(…)`,
-            which takes some of them, renames or casts them.
+        init_from: the folder of a run or its mirror's URL, or `hf:DIR_OR_NAME`, whose parameters this one starts from;
+            or `InitFrom(…)`, which takes some of them, renames or casts them.
         run_dir: the run's own folder.
     """
 
@@ -98,10 +99,10 @@ class Train:
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "steps")
         check_range(self, "[0, 2**32)", "seed")
-        for name in ("run_dir", "init_from"):
-            path = getattr(self, name)
-            if isinstance(path, str) and not (name == "init_from" and is_hub(path)):
-                named(path, f"Train.{name}")
+        if self.run_dir is not None:
+            named(self.run_dir, "Train.run_dir")
+        if isinstance(self.init_from, str) and not is_hub(self.init_from):
+            check_location(self.init_from, "Train.init_from")
         if self.outer is not None and self.steps % self.outer.every:
             name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every
             raise UserError(

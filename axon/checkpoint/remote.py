@@ -160,13 +160,23 @@ class Remote:
             raise UserError(f"{self.location} was taken over by {found or 'nobody: its file `owner` is gone'}")
 
 
+def working_folder(url: str) -> Path:
+    """The folder, in Axon's cache, in which a run is whose folder is at a URL."""
+    return _cached(url) / "run"
+
+
+def _cached(url: str) -> Path:
+    url = url.rstrip("/")
+    return cache_folder() / "runs" / f"{url.rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
+
+
 def fetched_run(url: str, where: str) -> Path:
     """The folder, in Axon's cache, of the run whose mirror is at `url`, with its newest intact checkpoint.
 
     What is fetched is said on standard error. Raises `UserError` if there is none, or it cannot be read.
     """
     remote = Remote(url, where)
-    folder = cache_folder() / "runs" / hashlib.sha256(remote.location.encode()).hexdigest()[:16]
+    folder = _cached(url)
     copies = remote.copies()
     if copies and (known := folder / f"{copies[-1].step}-{copies[-1].saved}").is_dir():
         return known

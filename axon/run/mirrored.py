@@ -22,9 +22,11 @@ Report = Callable[[str], None]
 
 def fetched(train: Train, folder: RunFolder, report: Report) -> "Mirrored | None":
     """Where a run's checkpoints are copied to, if anywhere, after newer ones than in its folder were fetched."""
-    if train.checkpoints.mirror is None:
+    if train.mirror is None:
         return None
-    mirrored = Mirrored(train.checkpoints.mirror, folder, report)
+    if train.mirror == train.run_dir:
+        report(f"{train.run_dir} is a copy of {folder.path}")
+    mirrored = Mirrored(train.mirror, folder, report)
     mirrored.fetch(train)
     return mirrored
 

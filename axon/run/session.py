@@ -86,7 +86,7 @@ class Session:
             self.store = stack.enter_context(
                 open_store(self.folder.checkpoints, self.train.checkpoints, self.folder.identity())
             )
-            if self.train.checkpoints.mirror is not None:
+            if self.train.mirror is not None:
                 stack.enter_context(waiting_for_process_0())
             mirror = None if mirrored is None else stack.enter_context(mirrored.copying(self.store, self.events))
             stack.callback(self.watchdog.enter, "end")

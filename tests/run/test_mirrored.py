@@ -41,6 +41,10 @@ def begun(server, mirrored, tmp_path):
     return folder
 
 
+def ignore(line: str) -> None:
+    pass
+
+
 def first(folder: RunFolder) -> float:
     return float(Reader(folder.checkpoints).restore(ABSTRACT)[0]["w"][0])
 
@@ -72,7 +76,7 @@ def test_remains_of_a_killed_fetch_are_deleted(begun, mirrored, tmp_path):
     new = RunFolder(tmp_path / "new")
     (new.path / "fetching/checkpoints/5").mkdir(parents=True)
     (new.path / "fetching/checkpoints/5/left").touch()
-    fetched(mirrored, new, str)
+    fetched(mirrored, new, ignore)
     assert first(new) == 5
     assert not (new.checkpoints / "5/left").exists()
 
@@ -86,7 +90,7 @@ def test_if_every_one_is_damaged_the_run_does_not_begin_anew_and_goes_on_from_it
     shutil.rmtree(begun.checkpoints / "5")
     if where == "new":
         with pytest.raises(UserError, match=f"every checkpoint in {URL} is damaged"):
-            fetched(mirrored, RunFolder(tmp_path / "new"), str)
+            fetched(mirrored, RunFolder(tmp_path / "new"), ignore)
         assert not (tmp_path / "new/config.gin").exists()
     else:
         said: list[str] = []
@@ -101,14 +105,14 @@ def test_another_run_is_refused_and_not_taken_over(begun, mirrored, server, tmp_
 
     before = owner()
     with pytest.raises(UserError, match=rf"{URL} has another run.*\n  .*\n?.*seed[^\0]*another Checkpoints.mirror"):
-        fetched(replace(mirrored, seed=1), RunFolder(tmp_path / "new"), str)
+        fetched(replace(mirrored, seed=1), RunFolder(tmp_path / "new"), ignore)
     again = RunFolder(tmp_path / "again")
     again.write(mirrored, {})
     again.metrics.write_text(json.dumps({"step": 1}) + "\n")
     with pytest.raises(UserError, match=r"which has another run than .*again, of the same configuration"):
-        fetched(mirrored, again, str)
+        fetched(mirrored, again, ignore)
     assert owner() == before
-    fetched(mirrored, begun, str)
+    fetched(mirrored, begun, ignore)
     assert owner() != before
 
 
@@ -117,32 +121,41 @@ def test_a_mirror_that_cannot_be_written_is_refused_at_once(server, mirrored, tm
     server.refuse = lambda method, key: status if method == "PUT" else None
     said = rf"cannot write {URL}/owner: .*{status}[^\0]*AWS_ACCESS_KEY_ID[^\0]*AWS_ENDPOINT_URL.*Checkpoints.mirror"
     with pytest.raises(UserError, match=said):
-        fetched(mirrored, RunFolder(tmp_path / "run"), str)
+        fetched(mirrored, RunFolder(tmp_path / "run"), ignore)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_too(mirrored, tmp_path):
     (tmp_path / "file").touch()
     mirror = str(tmp_path / "file/below")
     with pytest.raises(UserError, match=rf"cannot (list|write) {mirror}/.*: .*[^\0]*or change Checkpoints.mirror"):
-        fetched(replace(mirrored, checkpoints=Checkpoints(mirror=mirror)), RunFolder(tmp_path / "run"), str)
+        fetched(replace(mirrored, checkpoints=Checkpoints(mirror=mirror)), RunFolder(tmp_path / "run"), ignore)
 
 
 @pytest.mark.full
-def test_a_run_whose_machine_is_gone_goes_on_elsewhere_bit_for_bit(server, mirrored, trained, do, tmp_path):
-    folder = tmp_path / "run"
-    do(mirrored, folder, steps=7)
+@pytest.mark.parametrize("field", ["Checkpoints.mirror", "Train.run_dir"])
+def test_a_run_whose_machine_is_gone_goes_on_elsewhere_bit_for_bit(
+    server, mirrored, tiny, trained, do, tmp_path, field, monkeypatch
+):
+    monkeypatch.setenv("AXON_CACHE", str(tmp_path / "cache"))
+    train, run_dir = (mirrored, tmp_path / "run") if field == "Checkpoints.mirror" else (tiny, URL)
+    do(train, run_dir, steps=7)
+    folder = replace(train, run_dir=str(run_dir)).folder
     shutil.rmtree(folder)
-    ran = do(mirrored, folder)
+    ran = do(train, run_dir)
     assert f"fetching checkpoint 7 from {URL}" in ran.lines
     assert "resumed from step 7" in ran.lines
-    losses, whole = (
-        [r["loss"] for r in read_lines(f / "metrics.jsonl") if "loss" in r] for f in (folder, trained.folder)
-    )
+    files = (folder / "metrics.jsonl", trained.folder / "metrics.jsonl")
+    losses, whole = ([one["loss"] for one in read_lines(file) if "loss" in one] for file in files)
     assert losses == whole
     kinds = [event["kind"] for event in read_lines(folder / "events.jsonl")]
     assert kinds.count("fetched") == 1
     assert kinds.count("mirrored") >= 2
     assert kinds.count("start") == 2
     elsewhere = RunFolder.existing(URL)
-    assert elsewhere.reader(mirrored.checkpoints).latest() == 12
+    assert elsewhere.reader(train.checkpoints).latest() == 12
     assert read_lines(elsewhere.metrics) == read_lines(folder / "metrics.jsonl")
+
+
+def test_the_two_ways_to_name_a_mirror_are_one_too_many(tiny):
+    with pytest.raises(UserError, match="set one of the two"):
+        replace(tiny, run_dir=URL, checkpoints=Checkpoints(mirror=URL))

@@ -115,7 +115,9 @@ class Mirror:
 
     def _failed(self, error: Exception) -> None:
         why = str(error) if isinstance(error, UserError) else repr(error)
-        line = f"checkpoint {self._last} is not copied: {why}\nTraining goes on; it is tried again after the next save"
+        line = (
+            f"checkpoint {self._last} is not copied: {why}\nIt is tried again after the next save, or at the next start"
+        )
         self._told.append(Told("mirror_failed", self._last, {"error": why.splitlines()[0]}, line))
 
     def _bring_up_to_date(self) -> None:

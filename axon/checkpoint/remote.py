@@ -189,8 +189,11 @@ def fetched_run(url: str, where: str) -> Path:
         if fetched is None:
             raise CheckpointError(f"{where}: there is no complete and intact checkpoint in {url}")
         found = folder / f"{fetched.copy.step}-{fetched.copy.saved}"
-        if not found.is_dir():  # another process may have been first
+        try:
             aside.rename(found)
+        except OSError:
+            if not found.is_dir():  # else another process was first
+                raise
         return found
     finally:
         shutil.rmtree(aside, ignore_errors=True)

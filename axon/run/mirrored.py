@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from axon.checkpoint import CheckpointError, RunStore
 from axon.checkpoint.mirror import Mirror, owner
@@ -12,6 +12,7 @@ from axon.disk import writing
 from axon.errors import UserError
 from axon.launch.agree import process_0_first
 from axon.launch.signals import Interrupted
+from axon.launch.watchdog import Watchdog
 from axon.observe.events import Events
 from axon.run.folder import RunFolder
 from axon.run.tree import Train
@@ -101,7 +102,22 @@ class Mirrored:
 
 
 @contextmanager
-def waiting_for_process_0() -> Iterator[None]:
+def copying(
+    train: Train, mirrored: Mirrored | None, store: RunStore, events: Events, watchdog: Watchdog
+) -> Iterator[Mirror | None]:
+    """The copying of what `store` saves, in process 0, where `mirrored` is; all processes wait for the last copy."""
+    if train.mirror is None:
+        yield None
+        return
+    with _leaving_together(), mirrored.copying(store, events) if mirrored else nullcontext() as mirror:
+        try:
+            yield mirror
+        finally:
+            watchdog.enter("end")  # which may take as long as a save
+
+
+@contextmanager
+def _leaving_together() -> Iterator[None]:
     """Of several processes the others stay until process 0 has left the body too, unless the run fails."""
     try:
         yield

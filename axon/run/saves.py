@@ -16,19 +16,19 @@ class Saves:
 
     def __init__(self, store: RunStore, events: Events, mirror: Mirror | None = None):
         self._store, self._events, self._mirror = store, events, mirror
-        self._pending: tuple[int, float] | None = None
+        self._pending: tuple[int, float, bool] | None = None
 
     def save(self, step: int, state: Any, extra: Mapping[str, Any], specs: Any, durable: bool = True) -> None:
         """Saves as `RunStore.save` does, unless this step is saved already where it is to be."""
         if step == self._store.started(durable):
-            if self._mirror is not None and self._pending is None:
-                self._mirror.saved(step)  # it may be older than the mirror
+            if self._mirror is not None and durable and self._pending is None:
+                self._mirror.saved(step)  # of an earlier start, which may not have copied it
             return
         began = time.monotonic()
         self.wait()
         self._events.record("save_begin", step, **({} if durable else {"local": True}))
         self._store.save(step, state, extra, specs, durable=durable)
-        self._pending = step, began
+        self._pending = step, began, durable
         self._events.record("save_blocked", step, seconds=round(time.monotonic() - began, 6))
         self.look()
 
@@ -50,10 +50,10 @@ class Saves:
 
     def _complete(self) -> None:
         if self._pending is not None:
-            step, began = self._pending
+            step, began, durable = self._pending
             self._pending = None
             self._events.record("save_end", step, seconds=round(time.monotonic() - began, 6))
-            if self._mirror is not None:
+            if self._mirror is not None and durable:
                 self._mirror.saved(step)
 
     def __enter__(self) -> Self:

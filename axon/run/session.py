@@ -24,7 +24,7 @@ from axon.run.build import program
 from axon.run.folder import RunFolder
 from axon.run.held_out import held_out_loss
 from axon.run.initial_values import InitialValues
-from axon.run.mirrored import fetched, waiting_for_process_0
+from axon.run.mirrored import copying, fetched
 from axon.run.restore import IN_FLIGHT, check_finite, lost_in_flight, restore_state
 from axon.run.saves import Saves
 from axon.run.starting import changes, changes_text, described
@@ -86,10 +86,7 @@ class Session:
             self.store = stack.enter_context(
                 open_store(self.folder.checkpoints, self.train.checkpoints, self.folder.identity())
             )
-            if self.train.mirror is not None:
-                stack.enter_context(waiting_for_process_0())
-            mirror = None if mirrored is None else stack.enter_context(mirrored.copying(self.store, self.events))
-            stack.callback(self.watchdog.enter, "end")
+            mirror = stack.enter_context(copying(self.train, mirrored, self.store, self.events, self.watchdog))
             self.saves = stack.enter_context(Saves(self.store, self.events, mirror))
             self.store.losses.update(held_out_losses(self.folder.metrics))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))

@@ -11,7 +11,7 @@ import typer
 from axon.commands import checkpoint
 from axon.commands.export import export
 from axon.commands.report import report
-from axon.disk import cache_folder, named
+from axon.disk import cache_folder
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
 from axon.own_code import at_own_code, in_own_code
@@ -29,7 +29,9 @@ app.add_typer(checkpoint.app, name="checkpoint")
 Set = Annotated[
     list[str], typer.Option("--set", metavar="NAME.FIELD=VALUE", help="Bind a value last, as a line of the file would.")
 ]
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, or hf:DIR_OR_NAME.")]
+RunDir = Annotated[
+    str, typer.Argument(metavar="RUN_DIR", help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME.")
+]
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .gin file.")]
 
 
@@ -38,7 +40,8 @@ def train(
     config: Config,
     set_: Set = [],  # noqa: B006 - typer reads it, nothing writes it
     run_dir: Annotated[
-        str | None, typer.Option(metavar="PATH", help="The run's folder; runs/NAME-OF-CONFIG by default.")
+        str | None,
+        typer.Option(metavar="PATH", help="The run's folder, or s3://… or gs://…; runs/NAME-OF-CONFIG by default."),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
@@ -59,7 +62,9 @@ def train(
     from axon.launch.start import start, supervises
 
     if run_dir is not None:
-        named(run_dir, "--run-dir")
+        from axon.object_store import check_location
+
+        check_location(run_dir, "--run-dir")
     is_supervisor = supervises(restarts)
     code = None if is_supervisor else start(processes, port)
     if code is not None:
@@ -116,7 +121,7 @@ def evaluate(
     typer.echo(json.dumps(found.metrics()) if json_ else str(found))
 
 
-def _evaluate_tasks(run_dir: Path, names: str, as_json: bool, **options: Any) -> None:
+def _evaluate_tasks(run_dir: str, names: str, as_json: bool, **options: Any) -> None:
     import json
 
     from axon.run.tasks import evaluate_tasks, table

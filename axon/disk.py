@@ -28,8 +28,8 @@ def named(path: str | Path, where: str) -> Path:
         raise UserError(f"{where} is {str(path)!r}; expected a path (. is the working directory)")
     if _URL.match(str(path)):
         raise UserError(
-            f"{where} is {str(path)!r}; expected a path: only token stores can be in an object store (Data.store). "
-            "Give a folder, and copy that to the object store with its own client"
+            f"{where} is {str(path)!r}; expected a path. In an object store can be token stores (Data.store) "
+            "and copies of a run's checkpoints (Checkpoints.mirror)"
         )
     try:
         return Path(path).expanduser().absolute()

@@ -1,6 +1,5 @@
 """What is in a folder of checkpoints: for people who look at, compare and delete them."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,8 +12,10 @@ from etils import epath
 from axon.checkpoint.checksums import files_below
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.reader import STATE, Reader
-from axon.checkpoint.verify import METADATA, Unverified, wrong_lengths
+from axon.checkpoint.remote import fetched_run
+from axon.checkpoint.verify import Unverified, saved_time, wrong_lengths
 from axon.disk import named
+from axon.object_store import is_url
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ class Difference:
 def opened(path: str) -> tuple[Reader, int | None]:
     """The checkpoints at `path`, and the step if it is the folder of one: that, their folder, or that of a run.
 
-    Raises `CheckpointError` if there are none.
+    Of a mirror's URL, the newest one, fetched into Axon's cache. Raises `CheckpointError` if there are none.
     """
+    if is_url(path):
+        path = str(fetched_run(path, "the folder of checkpoints"))
     folder = epath.Path(named(path, "the folder of checkpoints"))
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
@@ -77,9 +80,10 @@ def _condition(folder: epath.Path) -> str:
 
 def _saved(folder: epath.Path) -> datetime | None:
     try:
-        return datetime.fromtimestamp(json.loads((folder / METADATA).read_text())["commit_timestamp_nsecs"] / 1e9)
-    except (OSError, ValueError, KeyError, TypeError):
+        nanoseconds = saved_time(folder)
+    except OSError:
         return None
+    return datetime.fromtimestamp(nanoseconds / 1e9) if nanoseconds else None
 
 
 def arrays(reader: Reader, step: int) -> dict[str, jax.ShapeDtypeStruct]:

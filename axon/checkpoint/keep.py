@@ -1,13 +1,15 @@
 """When to save, and which checkpoints are kept."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from axon.checkpoint.orbax import training
 from axon.checks import check_range
 from axon.disk import named
 from axon.errors import UserError
+from axon.object_store import check_location
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class Checkpoints:
         local_folder: a faster folder, as `/dev/shm/axon` or of a disk in the machine, into which the run saves besides
             after every `local_every` steps, fewer than `every`, and of those saves keeps the latest `local_keep`. All
             processes share it.
+        mirror: where all checkpoints but those of the local folder are copied while training goes on, with what else a
+            run needs to go on: `s3://BUCKET/PATH`, `gs://BUCKET/PATH`, or a folder. A run whose folder is empty, or
+            older, is fetched from there.
     """
 
     every: int = 200
@@ -33,6 +38,7 @@ class Checkpoints:
     local_folder: str | None = None
     local_every: int | None = None
     local_keep: int = 1
+    mirror: str | None = None
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "every", "keep", "keep_every", "keep_best", "local_every", "local_keep")
@@ -47,6 +53,8 @@ class Checkpoints:
             raise UserError(f"Checkpoints.{unset} is not set; set both local_folder and local_every, or neither")
         if self.local_folder is not None:
             named(self.local_folder, "Checkpoints.local_folder")
+        if self.mirror is not None:
+            check_location(self.mirror, "Checkpoints.mirror")
         if self.local_every is not None and self.local_every >= self.every:
             write = f"local_every to {max(1, self.every // 10)}" if self.every > 1 else "every to 10"
             raise UserError(
@@ -67,10 +75,15 @@ class Checkpoints:
         return Checkpoints(self.local_every or self.every, self.local_keep, self.asynchronous)
 
 
-def kept(checkpoints: Checkpoints, losses: Mapping[int, float]) -> Any:
-    """Orbax's policy for what is kept; `losses`: held-out loss by step, looked at whenever a save is complete."""
+def kept(checkpoints: Checkpoints, losses: Mapping[int, float], copying: Set[int] = frozenset()) -> Any:
+    """Orbax's policy for what is kept.
+
+    Args:
+        losses: held-out loss by step. copying: steps that are being copied elsewhere, kept for so long. Both are looked
+            at whenever a save begins.
+    """
     policies = training.preservation_policies
-    asked: list[Any] = [policies.LatestN(checkpoints.keep)]
+    asked: list[Any] = [policies.LatestN(checkpoints.keep), _Copied(copying)]
     if checkpoints.keep_every is not None:
         asked.append(policies.EveryNSteps(checkpoints.keep_every))
     if checkpoints.keep_hours is not None:
@@ -78,6 +91,32 @@ def kept(checkpoints: Checkpoints, losses: Mapping[int, float]) -> Any:
     if checkpoints.keep_best is not None:
         asked.append(_Best(checkpoints.keep_best, losses))
     return policies.AnyPreservationPolicy(asked)
+
+
+def kept_steps(checkpoints: Checkpoints, losses: Mapping[int, float], saved: Mapping[int, int]) -> set[int]:
+    """Those steps that `kept` keeps; `saved`: when each was saved, in nanoseconds since 1970."""
+    infos = [_Info(step, datetime.fromtimestamp(saved[step] / 1e9)) for step in sorted(saved)]
+    answers = kept(checkpoints, losses).should_preserve(infos, context=None)
+    return {info.step for info, answer in zip(infos, answers, strict=True) if answer}
+
+
+@dataclass(frozen=True)
+class _Info:
+    """Orbax's `PolicyCheckpointInfo`."""
+
+    step: int
+    time: datetime
+    metrics: Any = None
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """Orbax's `PreservationPolicy`: those that are being copied."""
+
+    steps: Set[int]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        return [one.step in self.steps for one in checkpoints]
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ class RunStore(Restorable, Protocol):
     directory: epath.Path
     checkpoints: Checkpoints
     losses: dict[int, float]
+    copying: set[int]
     notices: list[str]
 
     def __enter__(self) -> Self: ...
@@ -54,5 +55,7 @@ class RunStore(Restorable, Protocol):
     def save(
         self, step: int, state: Any, extra: Mapping[str, Any], specs: Any = None, *, durable: bool = True
     ) -> None: ...
+
+    def seal(self) -> None: ...
 
     def wait(self) -> None: ...

@@ -33,6 +33,7 @@ class Store(Reader):
     Loading the `newest` sets damaged ones aside, under another name; `notices` has a line about each.
 
     `losses`: for `Checkpoints.keep_best`, the held-out loss of steps, to be filled in as they become known.
+    `copying`: steps that are not deleted as long as they are in it.
     """
 
     def __init__(self, directory: epath.PathLike, checkpoints: Checkpoints):
@@ -42,7 +43,8 @@ class Store(Reader):
             raise CheckpointError(f"cannot store checkpoints in {self.directory}: it is not a folder")
         self.notices: list[str] = []
         self.losses: dict[int, float] = {}
-        self._orbax = _opened(self.directory, kept(checkpoints, self.losses))
+        self.copying: set[int] = set()
+        self._orbax = _opened(self.directory, kept(checkpoints, self.losses, self.copying))
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_log())
         self._started = self.latest()
@@ -112,15 +114,21 @@ class Store(Reader):
         """Returns when the save in progress is complete on disk. Raises `CheckpointError` if it failed."""
         try:
             self._orbax.wait()
-            self._seal()
         except (OSError, ValueError) as error:
             raise self._unwritten(self._started, error) from error
+        self.seal()
 
-    def _seal(self) -> None:
-        """Add the checksums of what Orbax wrote last of the checkpoint that is now complete."""
+    def seal(self) -> None:
+        """Adds the checksums of what Orbax wrote last of the checkpoint that was saved last, and is now complete.
+
+        Raises `CheckpointError` if they cannot be written.
+        """
         folder, self._unsealed = self._unsealed, None
         if folder is not None and jax.process_index() == 0:
-            write_seal(folder, folder / STATE)
+            try:
+                write_seal(folder, folder / STATE)
+            except (OSError, ValueError) as error:
+                raise self._unwritten(self._started, error) from error
 
     def close(self) -> None:
         """Waits as `wait` does, then closes the folder."""

@@ -53,6 +53,7 @@ class Tiers:
     def __init__(self, durable: Store, local: Store):
         self._durable, self._local = durable, local
         self.directory, self.checkpoints, self.losses = durable.directory, durable.checkpoints, durable.losses
+        self.copying = durable.copying
         self.notices: list[str] = []
 
     def __enter__(self) -> Self:
@@ -90,6 +91,11 @@ class Tiers:
         saving, other = (self._durable, self._local) if durable else (self._local, self._durable)
         other.wait()
         saving.save(step, state, extra, specs)
+
+    def seal(self) -> None:
+        """As `Store.seal`; there is nothing to add to the one that was saved before the last."""
+        self._local.seal()
+        self._durable.seal()
 
     def wait(self) -> None:
         """As `Store.wait`, in both folders."""

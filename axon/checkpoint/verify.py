@@ -27,6 +27,14 @@ CHECKSUMS = "checksums"
 """In a checkpoint's own metadata, if it is saved with checksums: then they must be there."""
 
 
+def saved_time(folder: epath.Path) -> int:
+    """When a complete checkpoint was saved, in nanoseconds since 1970; raises `OSError` if its metadata are gone."""
+    try:
+        return json.loads((folder / METADATA).read_text())["commit_timestamp_nsecs"]
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
 class Damage(NamedTuple):
     """What is wrong with a file, and the array whose data are in that place, if any are."""
 
@@ -53,6 +61,13 @@ def damage(folder: epath.Path, state: str) -> list[Damage]:
     return _differing(folder, [span for path, segments in files.items() for span in _spans(path, segments)], found)
 
 
+def damage_here(folder: epath.Path, state: str) -> list[Damage]:
+    """As `damage`, where this process alone reads all: the others need not call."""
+    found: list[Damage] = []
+    files = _expected(folder, folder / state, found)
+    return list(dict.fromkeys(found + _wrong_of(folder, [s for p, one in files.items() for s in _spans(p, one)])))
+
+
 def damage_besides_arrays(folder: epath.Path, state: str) -> list[Damage]:
     """As `damage`, but of the data of arrays only whether their files are there and as long as they were: quick."""
     found = wrong_lengths(folder, state)
@@ -63,11 +78,13 @@ def damage_besides_arrays(folder: epath.Path, state: str) -> list[Damage]:
 
 def _differing(folder: epath.Path, spans: Sequence[tuple[Span, Segment, bool]], found: list[Damage]) -> list[Damage]:
     """`found`, and what differs in any of the spans, without duplicates."""
-    mine = spans[jax.process_index() :: jax.process_count()]
+    return _of_all_processes(found + _wrong_of(folder, spans[jax.process_index() :: jax.process_count()]))
+
+
+def _wrong_of(folder: epath.Path, spans: Sequence[tuple[Span, Segment, bool]]) -> list[Damage]:
     with ThreadPoolExecutor(THREADS) as threads:
-        wrong = threads.map(lambda one: _wrong(folder, *one), mine)
-        found += [one for one in wrong if one is not None]
-    return _of_all_processes(found)
+        wrong = threads.map(lambda one: _wrong(folder, *one), spans)
+        return [one for one in wrong if one is not None]
 
 
 def wrong_lengths(folder: epath.Path, state: str) -> list[Damage]:

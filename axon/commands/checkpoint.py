@@ -9,7 +9,9 @@ app = typer.Typer(
     help="Look at, verify, compare and delete checkpoints.", no_args_is_help=True, rich_markup_mode="markdown"
 )
 
-Dir = Annotated[str, typer.Argument(metavar="DIR", help="The folder of a run, its checkpoints, or one of them.")]
+Dir = Annotated[
+    str, typer.Argument(metavar="DIR", help="The folder of a run, its checkpoints, or one of them; or a mirror's URL.")
+]
 
 
 @app.command("list")

@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import tensorstore as ts
 
-from axon.disk import cache_folder, named
+from axon.disk import cache_folder
 from axon.errors import UserError
+from axon.object_store import local_path, store_spec
 
 
 class Root:
@@ -27,11 +27,10 @@ class Root:
 
     def __init__(self, location: str | None):
         text = str(cache_folder()) if location is None else location
-        self.local: Path | None = _local_path(text)
+        self.local: Path | None = local_path(text, "Data.store")
         # One context: a `memory://` store lives as long as it does, and it caches the indexes of remote shards.
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": 2**26}})
-        url = text if text.endswith("/") else f"{text}/"
-        spec = {"driver": "file", "path": f"{self.local}/"} if self.local else url
+        spec = store_spec(text, "Data.store")
         self.location = str(self.local or text)
         self._keys: ts.KvStore = self.ask(lambda: ts.KvStore.open(spec, context=self._context).result())
 
@@ -151,9 +150,3 @@ def _lock(file: int, when_taken: Callable[[], None]) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:
         pass  # a file system that knows no locks: the first to finish counts, as on a remote root
-
-
-def _local_path(location: str) -> Path | None:
-    if location.startswith("file://"):
-        return Path(unquote(urlsplit(location).path))
-    return None if "://" in location else named(location, "Data.store")

@@ -7,6 +7,8 @@ resume: from a checkpoint: `lost_steps` and `lost_seconds` are repeated; `change
 compile_begin, compile_end: of the training step; `seconds`
 steps: a stretch between saves and evaluations: `first`, `seconds`, `data_seconds` of it waiting for data, `memory`
 save_begin, save_blocked, save_end: `seconds` that training waited, and until all was on disk
+mirrored, mirror_failed: a checkpoint was copied to `Checkpoints.mirror`: `seconds`, `bytes`; or was not: `error`
+fetched: a checkpoint was taken from there: `seconds`, `bytes`; `damaged`: a line about each later one
 evaluation: `seconds`, `loss`
 stop: a person or the machine asked to stop: `signal`
 not_finite, spike: a fault at a step: `loss`, `grad_norm`, `policy`, `batch`, and the `documents` in it

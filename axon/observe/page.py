@@ -27,10 +27,12 @@ NOTABLE = {
     "stop": "warn",
     "restart": "warn",
     "give_up": "bad",
+    "fetched": "warn",
+    "mirror_failed": "warn",
 }
 """Kinds of events that are marked in the plots, and how."""
 
-USUAL = ("steps", "compile_begin", "save_begin", "save_blocked", "save_end")
+USUAL = ("steps", "compile_begin", "save_begin", "save_blocked", "save_end", "mirrored")
 """Kinds that the table of events leaves out: they are many, and their sums are above it."""
 
 ASIDE = ("time", "step", "kind", "documents", "memory")

@@ -12,9 +12,11 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from axon.checkpoint import Checkpoints, Reader, newest_reader
+from axon.checkpoint.remote import fetched_run
 from axon.config import differences, dump, load
 from axon.disk import named, reading, writing
 from axon.errors import UserError
+from axon.object_store import is_url
 
 FREE = (
     *("layout", "steps", "checkpoints", "faults", "trackers", "evaluation", "sample", "run_dir"),
@@ -25,10 +27,11 @@ FREE = (
 
 class RunFolder:
     """`config.gin`, `metrics.jsonl`, `events.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json`,
-    `lock` and `id` of one run."""
+    `lock` and `id` of one run. `mirror`: the location that it is a copy of, for messages."""
 
-    def __init__(self, path: Path | str):
+    def __init__(self, path: Path | str, mirror: str | None = None):
         self.path = Path(path)
+        self._named = (str(path), "--run-dir") if mirror is None else (mirror, "Checkpoints.mirror")
         self.config = self.path / "config.gin"
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
@@ -41,7 +44,9 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path | str) -> "RunFolder":
-        """The folder of an existing run; `UserError` if `path` is not one."""
+        """The folder of an existing run; `UserError` if `path` is not one. For a mirror's URL: a copy of it."""
+        if is_url(path):
+            path = fetched_run(str(path), "the run's folder")
         named(path, "the run's folder")
         folder = cls(path)
         with reading(folder.config):
@@ -56,7 +61,7 @@ class RunFolder:
 
     def check_continues(self, train: Any) -> None:
         """Raise `UserError`, with every difference, if `train` is not the run that is recorded here."""
-        if self._trained():
+        if self.trained():
             self._refuse(differences(self.tree(), _as_recorded(train), FREE))
         elif self.config.is_file() and not self.record.is_file():
             raise UserError(
@@ -116,8 +121,12 @@ class RunFolder:
 
     def identity(self) -> str:
         """A name that no other run has: not one that was in this folder before, nor a copy of this folder."""
+        return uuid5(NAMESPACE_URL, f"{self.path.resolve().as_uri()}#{self.identifier()}").hex
+
+    def identifier(self) -> str:
+        """A name that no other run has but copies of this one."""
         with reading(self.id):
-            return uuid5(NAMESPACE_URL, f"{self.path.resolve().as_uri()}#{self.id.read_text('utf-8')}").hex
+            return self.id.read_text("utf-8")
 
     def reader(self, checkpoints: Checkpoints) -> Reader:
         """Of its latest checkpoint, in `checkpoints/` or in the local folder that `checkpoints` names."""
@@ -126,7 +135,7 @@ class RunFolder:
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self.path, "Give another --run-dir")
 
-    def _trained(self) -> bool:
+    def trained(self) -> bool:
         """Whether there is anything to continue: a run that did not reach its first step may be replaced by another."""
         with reading(self.path):
             logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
@@ -134,7 +143,7 @@ class RunFolder:
 
     def _recorded_digests(self) -> list[str] | None:
         """Digests of what the run was trained on, from run.json; None if it has none."""
-        if not (self._trained() and self.record.is_file()):
+        if not (self.trained() and self.record.is_file()):
             return None
         with reading(self.record):
             text = self.record.read_text(encoding="utf-8")
@@ -147,10 +156,11 @@ class RunFolder:
 
     def _refuse(self, found: Sequence[str]) -> None:
         if found:
+            name, field = self._named
             raise UserError(
-                f"{self.path} has another run; it differs in\n"
+                f"{name} has another run; it differs in\n"
                 + "\n".join(f"  {line}" for line in found)
-                + "\nGive another --run-dir, or undo the changes. Layout, steps, evaluation, saving, faults and "
+                + f"\nGive another {field}, or undo the changes. Layout, steps, evaluation, saving, faults and "
                 "trackers may change"
             )
 

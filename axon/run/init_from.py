@@ -7,8 +7,8 @@ from typing import Any
 
 from axon.axes.array_spec import Specs
 from axon.checkpoint.huggingface.hub import is_hub
-from axon.disk import named
 from axon.errors import UserError, suggest
+from axon.object_store import check_location
 from axon.train.given import check_given
 
 
@@ -19,7 +19,7 @@ class InitFrom:
     What is taken is trained like the rest, unless a `Group` of the optimizer with `frozen=True` matches it.
 
     Args:
-        source: the folder of a run, or `hf:DIR_OR_NAME`.
+        source: the folder of a run or its mirror's URL, or `hf:DIR_OR_NAME`.
         paths: shell-style patterns of this model's parameters, as `Group.paths`: all that match one are taken, and no
             others.
         rename: pairs (old, new) of the beginnings of paths, whole parts of them, in the source and in this model: for
@@ -35,7 +35,7 @@ class InitFrom:
 
     def __post_init__(self):
         if not is_hub(self.source):
-            named(self.source, "InitFrom.source")
+            check_location(self.source, "InitFrom.source")
         if not self.paths:
             raise UserError("InitFrom.paths is empty, so nothing would be taken: leave it out for all parameters")
 

@@ -21,7 +21,7 @@ from axon.train.evaluate import Evaluator
 Report = Callable[[str], None]
 
 
-def evaluate_run(path: Path, source: str | None, batches: int | None, report: Report) -> HeldOutLoss:
+def evaluate_run(path: str | Path, source: str | None, batches: int | None, report: Report) -> HeldOutLoss:
     """Loss on the run's held-out text, or on `source`; of a model of images on its held-out images.
 
     `path`: the folder of a run, whose latest checkpoint it is of, or `hf:DIR_OR_NAME`.
@@ -46,7 +46,7 @@ def evaluate_run(path: Path, source: str | None, batches: int | None, report: Re
     return held_out_loss(evaluator, corpus, values, variables, batches)
 
 
-def generate_text(path: Path, prompt: str, sampling: Sampling, report: Report) -> str:
+def generate_text(path: str | Path, prompt: str, sampling: Sampling, report: Report) -> str:
     """`prompt` and its continuation, or the answer of an encoder–decoder to it, by what `evaluate_run` takes."""
     trained = open_trained(path)
     tokenizer, sample = trained.tokenizer.load(), Sample(prompt, sampling)

@@ -24,6 +24,7 @@ from axon.run.build import program
 from axon.run.folder import RunFolder
 from axon.run.held_out import held_out_loss
 from axon.run.initial_values import InitialValues
+from axon.run.mirrored import copying, fetched
 from axon.run.restore import IN_FLIGHT, check_finite, lost_in_flight, restore_state
 from axon.run.saves import Saves
 from axon.run.starting import changes, changes_text, described
@@ -67,6 +68,7 @@ class Session:
         with ExitStack() as stack:
             with process_0_first("prepare"):
                 self.folder.check_continues(self.train)
+                mirrored = fetched(self.train, self.folder, self.report) if self.first else None
                 source = self._source()  # a mistake is reported now, not when the data is ready
                 corpus = self._corpus()
                 if corpus.tokenizer is not None:
@@ -84,7 +86,8 @@ class Session:
             self.store = stack.enter_context(
                 open_store(self.folder.checkpoints, self.train.checkpoints, self.folder.identity())
             )
-            self.saves = stack.enter_context(Saves(self.store, self.events))
+            mirror = stack.enter_context(copying(self.train, mirrored, self.store, self.events, self.watchdog))
+            self.saves = stack.enter_context(Saves(self.store, self.events, mirror))
             self.store.losses.update(held_out_losses(self.folder.metrics))
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))

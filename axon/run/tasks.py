@@ -20,7 +20,7 @@ RESAMPLES = 1000
 
 
 def evaluate_tasks(
-    path: Path,
+    path: str | Path,
     names: Sequence[str],
     report: Report,
     *,

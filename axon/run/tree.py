@@ -9,11 +9,12 @@ from flax import nnx
 
 from axon.checkpoint import Checkpoints
 from axon.checkpoint.huggingface.hub import is_hub
+from axon.checkpoint.remote import working_folder
 from axon.checks import check_range
 from axon.data import Data, Images
-from axon.disk import named
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.object_store import check_location, is_url
 from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
@@ -72,9 +73,9 @@ class Train:
         evaluation: loss on held-out data; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
         trackers: where metrics are logged besides `metrics.jsonl`. sample: text to continue at the end.
-        init_from: the folder of a run, or `hf:DIR_OR_NAME`, whose parameters this one starts from; or `InitFrom(…)`,
-            which takes some of them, renames or casts them.
-        run_dir: the run's own folder.
+        init_from: the folder of a run or its mirror's URL, or `hf:DIR_OR_NAME`, whose parameters this one starts from;
+            or `InitFrom(…)`, which takes some of them, renames or casts them.
+        run_dir: the run's own folder; or a URL, `s3://…` or `gs://…`: then it is in Axon's cache, and mirrored there.
     """
 
     model: Model
@@ -98,10 +99,12 @@ class Train:
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "steps")
         check_range(self, "[0, 2**32)", "seed")
-        for name in ("run_dir", "init_from"):
-            path = getattr(self, name)
-            if isinstance(path, str) and not (name == "init_from" and is_hub(path)):
-                named(path, f"Train.{name}")
+        if self.run_dir is not None:
+            check_location(self.run_dir, "Train.run_dir")
+            if is_url(self.run_dir) and self.checkpoints.mirror is not None:
+                raise UserError("Train.run_dir is a URL, and Checkpoints.mirror is set: set one of the two")
+        if isinstance(self.init_from, str) and not is_hub(self.init_from):
+            check_location(self.init_from, "Train.init_from")
         if self.outer is not None and self.steps % self.outer.every:
             name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every
             raise UserError(
@@ -123,6 +126,12 @@ class Train:
 
     @property
     def folder(self) -> Path:
+        """The run's folder on this machine: of a URL one in Axon's cache."""
         if self.run_dir is None:
             raise UserError("Train.run_dir is not set: name a folder for this run, as 'runs/first'")
-        return Path(self.run_dir)
+        return working_folder(self.run_dir) if is_url(self.run_dir) else Path(self.run_dir)
+
+    @property
+    def mirror(self) -> str | None:
+        """Where the checkpoints are copied to, if anywhere."""
+        return self.run_dir if self.run_dir is not None and is_url(self.run_dir) else self.checkpoints.mirror

@@ -3,6 +3,7 @@
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from axon.checkpoint import Reader
 from axon.observe.lines import read_lines
+from tests.checkpoint.s3_server import serving
 
 TWO = "\nTrain.layout = @Layout()\nLayout.mesh = {'data': 2}\n"
 SHORT = "\nTrain.steps = 60\nCheckpoints.every = 7\n"
@@ -98,3 +100,26 @@ def test_two_processes_killed_at_random_moments_lose_no_checkpoint_and_no_bit(st
     out = last.communicate(timeout=600)[0]
     assert last.returncode == 0, out
     assert losses(folder) == losses(tmp_path / "whole")
+
+
+@pytest.mark.full
+def test_two_processes_that_were_stopped_go_on_from_the_mirror(start, tmp_path, wait_for_step, monkeypatch):
+    with serving() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        lines = TWO + SHORT + "\nCheckpoints.mirror = 's3://bucket/run'\n"
+        process = start(tmp_path / "run", "--processes", "2", lines=lines)
+        wait_for_step(random.randint(8, 30), tmp_path / "run", process)
+        server.seconds = 1.0  # the last copy takes longer than processes wait for each other where nothing is copied
+        os.kill(process.pid, signal.SIGTERM)
+        out = process.communicate(timeout=200)[0]
+        assert process.returncode == 143, out
+        assert "waiting for the copy to s3://bucket/run" in out
+        (stop,) = kinds(tmp_path / "run", "stop")
+        shutil.rmtree(tmp_path / "run")
+        server.seconds = 0
+        again = start(tmp_path / "run", "--processes", "2", lines=lines)
+        out = again.communicate(timeout=200)[0]
+        assert again.returncode == 0, out
+        assert f"resumed from step {stop['step']}" in out
+        assert [step for step, *_ in losses(tmp_path / "run")] == list(range(1, 61))
+        assert any(key.startswith("/bucket/run/complete/60-") for key in server.objects)

@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from axon.bench.timing import progress
 from axon.errors import UserError
 from axon.kernels.case import Part
 from axon.kernels.choice import OPERATIONS
@@ -45,11 +46,11 @@ def recorded() -> dict[str, dict[str, int]]:
 def record() -> None:
     """Compile every part for every chip, two at a time, and record the bundles; minutes on two cores."""
     wanted = [(name, chip) for name in all_parts() for chip in CHIPS]
-    with ThreadPool(2) as pool:
-        counts = pool.starmap(count, wanted)
     found: dict[str, dict[str, int]] = {}
-    for (name, chip), bundles in zip(wanted, counts, strict=True):
-        found.setdefault(name, {})[chip] = bundles
+    with ThreadPool(2) as pool:
+        for (name, chip), bundles in zip(wanted, pool.imap(lambda one: count(*one), wanted), strict=True):
+            progress(f"{name}, {chip}: {bundles:,} bundles")
+            found.setdefault(name, {})[chip] = bundles
     RECORD.write_text(json.dumps(found, indent=1) + "\n")
 
 

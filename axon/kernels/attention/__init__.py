@@ -1,5 +1,6 @@
 """Attention: softmax(q·kᵀ·scale)·v under a declarative mask, by the implementation that fits."""
 
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +26,7 @@ from axon.kernels.attention.reference import attention_gradients_reference, atte
 from axon.kernels.attention.tiles import Tiles, tiles_for
 from axon.kernels.attention.tpu import NAME, attention_gradients_tpu, attention_tpu
 from axon.kernels.attention.xla import attention_gradients_xla, attention_xla
-from axon.kernels.choice import choose, platform, with_gpu, with_tpu
+from axon.kernels.choice import choose, cores, platform, with_gpu, with_tpu
 
 __all__ = [
     "NAME",
@@ -210,7 +211,7 @@ def _without_cudnn(q: Array, k: Array, v: Array, config: AttentionConfig, inputs
 
 def _tiles() -> Tiles:
     scope = current()
-    return Tiles() if scope is None else tiles_for(scope.placement.chip)
+    return Tiles() if scope is None else replace(tiles_for(scope.placement.chip), cores=cores())
 
 
 def _check(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> None:

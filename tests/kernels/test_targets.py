@@ -9,7 +9,7 @@ from axon.kernels.attention import cases as attention
 from axon.plan.chips import CHIPS
 from axon.plan.kernel import compile_case
 
-SLOW = re.compile("Mixtral 8x7B|Llama 3 8B, (with )?gradients|decode, .*, pages of (16|128)")
+SLOW = re.compile("Mixtral 8x7B|DeepSeek-V2-Lite|Llama 3 8B, (with )?gradients|decode, .*, pages of (16|128)")
 """Cases that are like another and take long; those of attention are shortened instead. All of them, whole, are slow."""
 
 QUICK = [case for case in all_cases() if case.operation != "attention" and not SLOW.search(case.name)]

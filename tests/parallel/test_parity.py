@@ -193,10 +193,15 @@ FULL = [
     *of("masked tokens", ("zero 3", "sequence", "context", "microbatches")),
     *of("spans", ("zero 3", "sequence", "context", "microbatches")),
     *of("latents", *COMPOSITIONS[:2], ("zero 3", "tensor"), ("zero 3", "three-dimensional"), COMPOSITIONS[12]),
+    *of("DeepSeek", *OF_FAMILIES[1:2]),
+    *of("gpt-oss", *OF_FAMILIES[:1]),
+]
+SLOW = [
+    *of("dense", *COMPOSITIONS, *pairs(DENSE)),
+    *of("experts", *pairs({**DENSE, **OF_EXPERTS})),
     *of("DeepSeek", *OF_FAMILIES),
     *of("gpt-oss", *OF_FAMILIES),
 ]
-SLOW = [*of("dense", *COMPOSITIONS, *pairs(DENSE)), *of("experts", *pairs({**DENSE, **OF_EXPERTS}))]
 
 HOST = ("params", "optimizer")
 ODD = [

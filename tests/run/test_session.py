@@ -164,6 +164,7 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied)
 
 
 @pytest.mark.smoke
+@pytest.mark.full
 def test_continued_on_another_layout_the_losses_match(tiny, trained, do, tmp_path, eight):
     do(tiny, tmp_path, steps=4)
     other = do(replace(tiny, layout=eight), tmp_path, devices=8, steps=10)
@@ -222,6 +223,7 @@ def test_a_disk_that_is_not_there_is_said_before_any_work(tiny, do, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.full
 def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, copied):
     changed = replace(
         trained.train,

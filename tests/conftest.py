@@ -31,9 +31,18 @@ gc.set_threshold(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks as `full` what no mark `few(name=values, …)` of its test lets through: a claim's wide repetitions."""
     for item in items:
+        _refuse_unordered(item)
         marks = [mark.kwargs for mark in item.iter_markers("few")]
         if marks and not any(_lets_through(few, item) for few in marks):
             item.add_marker("full")
+
+
+def _refuse_unordered(item: pytest.Item) -> None:
+    """Raise for a test named by a set: its elements come in another order in each process, and so would the name."""
+    drawn = item.callspec.params if hasattr(item, "callspec") else {}  # pyright: ignore[reportAttributeAccessIssue]
+    for name, value in drawn.items():
+        if isinstance(value, set | frozenset) and len(value) > 1 and str(value) in item.name:
+            raise pytest.UsageError(f"{item.nodeid}: the parameter {name} is a set; give a tuple, or `ids`")
 
 
 def _lets_through(few: dict, item: pytest.Item) -> bool:

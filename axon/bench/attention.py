@@ -1,6 +1,6 @@
 """The accelerator's attention, forward and backward, against the formula in float32 on the same device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -98,13 +98,18 @@ def attention_lines(title: str, found: Mapping[str, Mapping[str, Any]]) -> list[
     return lines
 
 
+def attempt(fn: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `fn` finds, or why an implementation that is requested by name does not run here, or fails to."""
+    try:
+        return fn()
+    except (UserError, jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
+        return {"unavailable": str(error).strip().splitlines()[0]}
+
+
 def _attempt(problem: Problem, device: Any, seed: int, kernel: str | None) -> dict[str, Any]:
     if kernel is None:
         return _checked(problem, device, seed, {})
-    try:
-        return _checked(problem, device, seed, {"attention": kernel})
-    except (UserError, jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
-        return {"unavailable": str(error).strip().splitlines()[0]}
+    return attempt(lambda: _checked(problem, device, seed, {"attention": kernel}))
 
 
 def _checked(problem: Problem, device: Any, seed: int, kernels: Mapping[str, str]) -> dict[str, Any]:

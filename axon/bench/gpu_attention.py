@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from axon import axes
-from axon.bench.attention import attention_lines, check_attention
+from axon.bench.attention import attempt, attention_lines, check_attention
 from axon.bench.timing import alternate, progress
-from axon.errors import UserError
 from axon.kernels.attention import AttentionConfig, AttentionInputs, Causal, Mask, attention_and_lse
 from axon.kernels.attention.cost import backward_cost, forward_cost
 from axon.layout import Layout, Placement
@@ -44,7 +43,7 @@ def speeds(
     """For each shape and implementation: TFLOP/s of the forward, and of forward and backward; or why it fails."""
     return {
         str(shape): {
-            name: _attempt(lambda shape=shape, name=name: _tflops(shape, device, name, rounds)) for name in names
+            name: attempt(lambda shape=shape, name=name: _tflops(shape, device, name, rounds)) for name in names
         }
         for shape in shapes
     }
@@ -61,14 +60,6 @@ def table(found: Mapping[str, Any]) -> str:
 
 def _text(one: Mapping[str, Any]) -> str:
     return one.get("unavailable") or f"{one['forward']:10.0f}{one['both']:14.0f}"
-
-
-def _attempt(fn: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `fn` finds, or why an implementation that is requested by name does not run here, or fails to."""
-    try:
-        return fn()
-    except (UserError, jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as error:
-        return {"unavailable": str(error).strip().splitlines()[0]}
 
 
 def _tflops(shape: Shape, device: Any, name: str, rounds: int) -> dict[str, Any]:

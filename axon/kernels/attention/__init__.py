@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.axes import current
 from axon.errors import UserError
 from axon.kernels.attention import cudnn, gpu_support
+from axon.kernels.attention.flash import NAME
 from axon.kernels.attention.mask import (
     Causal,
     Everything,
@@ -24,7 +25,7 @@ from axon.kernels.attention.mask import (
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.reference import attention_gradients_reference, attention_reference
 from axon.kernels.attention.tiles import Tiles, tiles_for
-from axon.kernels.attention.tpu import NAME, attention_gradients_tpu, attention_tpu
+from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
 from axon.kernels.attention.xla import attention_gradients_xla, attention_xla
 from axon.kernels.choice import choose, cores, platform, with_gpu, with_tpu
 

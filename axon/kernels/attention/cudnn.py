@@ -16,22 +16,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax._src.cudnn import fused_attention_stablehlo as jax_cudnn
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from axon.axes import log_choice
+from axon.kernels.attention.flash import NAME, input_gradients
+from axon.kernels.attention.gpu_support import is_hopper
 from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window, rules
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
-from axon.kernels.attention.tpu import NAME
 from axon.kernels.attention.xla import attention_gradients_xla
 
 DTYPES = (jnp.bfloat16, jnp.float16)
-
-HOPPER = ("H100", "H200", "GH200", "H800", "H20")
-"""Chips on which heads may be as wide as 256, and values of another width than keys."""
 
 HIDDEN = {"bfloat16": -(2.0**41), "float16": -(2.0**15)}
 """What is added to the score of a pair that the mask hides: so large that its power is 0 beside any other, and finite,
@@ -98,7 +95,7 @@ def _no_bias(q: Array, k: Array, mask: Mask, inputs: AttentionInputs) -> str | N
 
 def _too_wide(width: int, value: int, chip: str) -> str | None:
     """Why keys and values of these widths do not fit; None if they do."""
-    hopper = any(name in chip for name in HOPPER)
+    hopper = is_hopper(chip)
     most = 256 if hopper else 128
     if (width == value and width <= most and width % 8 == 0) or (hopper and (width, value) == (192, 128)):
         return None
@@ -120,7 +117,7 @@ class Form:
 
     @classmethod
     def of(cls, mask: Mask, queries: int, keys: int, inputs: AttentionInputs) -> "Form":
-        start = inputs.start if isinstance(inputs.start, int) else None
+        start = inputs.constant_start
         found = [rule for rule in rules(mask) if not isinstance(rule, Everything)]
         if inputs.documents is None:
             found = [rule for rule in found if not isinstance(rule, SameDocument)]
@@ -129,9 +126,8 @@ class Form:
             found = [rule for rule in found if rule.by_document or not rule.sees_all(*reach)]
         own: list[Mask] = []
         if start == 0 and queries == keys and any(isinstance(rule, Causal) for rule in found):
-            own = [
-                rule for rule in found if isinstance(rule, Causal | Window | Prefix)
-            ]  # causal allows no prefix's more
+            # Causal allows less than any prefix, so that a prefix beside it says nothing.
+            own = [rule for rule in found if isinstance(rule, Causal | Window | Prefix)]
         window = min((rule.size for rule in own if isinstance(rule, Window)), default=None)
         rest = [rule for rule in found if rule not in own]
         return cls(bool(own), window, reduce(and_, rest) if rest else None)
@@ -161,7 +157,7 @@ class _Attention:
 
     @classmethod
     def of(cls, q: Array, k: Array, config: AttentionConfig, inputs: AttentionInputs) -> "_Attention":
-        start = inputs.start if isinstance(inputs.start, int) else None
+        start = inputs.constant_start
         return cls(config, Form.of(config.mask, q.shape[1], k.shape[1], inputs), start)
 
     def differentiable(self) -> Callable[..., tuple[Array, Array]]:
@@ -184,7 +180,7 @@ class _Attention:
             else:
                 total -= dlse
                 gradients = self._with_lse(q, k, v, inputs, lse, dout, total)
-            return *gradients, _input_gradients(inputs, lse, total)
+            return *gradients, input_gradients(inputs, lse, total)
 
         attend.defvjp(forward, backward, symbolic_zeros=True)
         return attend
@@ -222,15 +218,6 @@ class _Attention:
 def _by_row(x: Array) -> Array:
     """`batch heads seq` → `batch seq heads 1`."""
     return x.swapaxes(1, 2)[..., None]
-
-
-def _input_gradients(inputs: AttentionInputs, lse: Array, total: Array) -> AttentionInputs:
-    """The gradient of the sinks: a sink's power times −D, summed over queries. Others have none."""
-    documents, start = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (inputs.documents, inputs.start))
-    if inputs.sinks is None:
-        return AttentionInputs(documents, start)
-    powers = jnp.exp(inputs.sinks.astype(jnp.float32)[:, None] - lse)
-    return AttentionInputs(documents, start, -jnp.sum(powers * total, axis=(0, 2)).astype(inputs.sinks.dtype))
 
 
 def call_forward(q: Array, k: Array, v: Array, bias: Array | None, scale: float, form: Form) -> tuple[Array, Array]:

@@ -4,17 +4,14 @@ Tiles of keys that no query of a tile sees, by the mask's indices and the docume
 only tiles that are partly seen are masked. No GPU has run them yet: they run where they are requested by name.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.ad_checkpoint import checkpoint_name
 
 from axon.kernels.attention.cost import pairs
+from axon.kernels.attention.flash import differentiable
 from axon.kernels.attention.gpu_backward import QueryGradients, Rows
 from axon.kernels.attention.gpu_backward_keys import KeyGradients, block_keys
 from axon.kernels.attention.gpu_block import CONSUMERS, ROWS
@@ -24,7 +21,6 @@ from axon.kernels.attention.gpu_support import SIZES
 from axon.kernels.attention.gpu_tiles import Meeting, Operands, meeting, table
 from axon.kernels.attention.mask import Documents
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
-from axon.kernels.attention.tpu import NAME
 from axon.kernels.case import Cost
 
 BLOCK = ROWS * CONSUMERS
@@ -42,7 +38,9 @@ def attention_gpu(
 ) -> tuple[Array, Array]:
     """See `axon.kernels.attention.attention_and_lse`."""
     start = jnp.asarray(inputs.start, jnp.int32)
-    return _Kernels.of(config, inputs, interpret).differentiable()(q, k, v, AttentionInputs(inputs.documents, start))
+    kernels = _Kernels.of(config, inputs, interpret)
+    attend = differentiable(kernels.forward, kernels.backward)
+    return attend(q, k, v, AttentionInputs(inputs.documents, start))
 
 
 def attention_gradients_gpu(
@@ -70,30 +68,10 @@ class _Kernels:
     @classmethod
     def of(cls, config: AttentionConfig, inputs: AttentionInputs, interpret: Any) -> "_Kernels":
         """`start` where it is a constant."""
-        return cls(config, inputs.start if isinstance(inputs.start, int) else None, interpret)
-
-    def differentiable(self) -> Callable[..., tuple[Array, Array]]:
-        """Output and log-sum-exp, `batch seq heads`."""
-
-        @jax.custom_vjp
-        def attend(q, k, v, inputs):
-            return self.forward(q, k, v, inputs)
-
-        def forward(q, k, v, inputs):
-            out, lse = (checkpoint_name(x, NAME) for x in self.forward(q, k, v, inputs))
-            return (out, lse), (q, k, v, inputs, out, lse)
-
-        def backward(residuals, cotangents):
-            q, k, v, inputs, out, lse = residuals
-            dout, dlse = cotangents
-            total = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
-            none = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), inputs)
-            return *self.backward(q, k, v, inputs, (dout, lse, total)), none
-
-        attend.defvjp(forward, backward)
-        return attend
+        return cls(config, inputs.constant_start, interpret)
 
     def forward(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> tuple[Array, Array]:
+        """Output and log-sum-exp, `batch seq heads`."""
         operands, sizes, keys = self._operands(q, k, v, inputs), SIZES[q.shape[3], v.shape[3]].forward, k.shape[1]
         met = meeting(self.config.mask, BLOCK, sizes.tile, keys, operands, inputs.start)
         kernel = Forward(self.config, sizes, keys, self._cost(q, k, v, 1, 1), self.interpret)

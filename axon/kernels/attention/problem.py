@@ -42,3 +42,8 @@ class AttentionInputs(NamedTuple):
     sinks: Array | None = None
     alibi_slopes: Array | None = None
     distance_bias: Array | None = None
+
+    @property
+    def constant_start(self) -> int | None:
+        """`start` where it is a constant; None where it is known only at run time."""
+        return self.start if isinstance(self.start, int) else None

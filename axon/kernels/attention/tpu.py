@@ -4,18 +4,16 @@ The heads of a group are rows of one tile, so that their keys are read once. Til
 by the mask's indices and the documents, are neither fetched nor computed; only tiles that are partly seen are masked.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
-from jax.ad_checkpoint import checkpoint_name
 
 from axon.kernels.attention.backward_tiles import Cut, choose_cut
 from axon.kernels.attention.cost import backward_cost, forward_cost
+from axon.kernels.attention.flash import differentiable
 from axon.kernels.attention.forward_tiles import forward_tiles
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tiles import Grid, Tiles, reach
@@ -23,9 +21,6 @@ from axon.kernels.attention.tpu_backward import backward
 from axon.kernels.attention.tpu_backward_grid import Spans, Tables
 from axon.kernels.attention.tpu_forward import Operands, forward
 from axon.kernels.attention.tpu_scores import LOG2E, PerRow
-
-NAME = "attention"
-"""The `checkpoint_name` of the residuals for the backward: the output, and each query's log-sum-exp."""
 
 
 def attention_tpu(
@@ -46,7 +41,8 @@ def attention_tpu(
     k, v = (jnp.repeat(_computed(x).swapaxes(1, 2), parts, axis=1) for x in (k, v))
     if inputs.alibi_slopes is not None:
         inputs = inputs._replace(alibi_slopes=lax.stop_gradient(inputs.alibi_slopes))
-    out, lse = kernels.differentiable()(q, k, v, inputs._replace(start=jnp.asarray(inputs.start, jnp.int32)))
+    attend = differentiable(kernels.forward, kernels.backward)
+    out, lse = attend(q, k, v, inputs._replace(start=jnp.asarray(inputs.start, jnp.int32)))
     out = out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, v.shape[3])
     return out.astype(dtype), lse.reshape(batch, heads, queries).swapaxes(1, 2)
 
@@ -112,30 +108,10 @@ class _Kernels:
     ) -> "_Kernels":
         """For operands of `dtype`."""
         tiles = tiles if dtype == jnp.bfloat16 else tiles.halved()
-        return cls(config, tiles, interpret, inputs.start if isinstance(inputs.start, int) else None)
-
-    def differentiable(self) -> Callable[..., tuple[Array, Array]]:
-        """Output and log-sum-exp, `batch kv_heads group seq`."""
-
-        @jax.custom_vjp
-        def attend(q, k, v, inputs):
-            return self.forward(q, k, v, inputs)
-
-        def forward(q, k, v, inputs):
-            out, lse = (checkpoint_name(x, NAME) for x in self.forward(q, k, v, inputs))
-            return (out, lse), (q, k, v, inputs, out, lse)
-
-        def backward(residuals, cotangents):
-            q, k, v, inputs, out, lse = residuals
-            dout, dlse = cotangents
-            total = jnp.sum(out.astype(jnp.float32) * dout.astype(jnp.float32), axis=-1) - dlse
-            dq, dk, dv = self.backward(q, k, v, inputs, (dout, lse, total))
-            return dq, dk, dv, _input_gradients(inputs, lse, total)
-
-        attend.defvjp(forward, backward)
-        return attend
+        return cls(config, tiles, interpret, inputs.constant_start)
 
     def forward(self, q: Array, k: Array, v: Array, inputs: AttentionInputs) -> tuple[Array, Array]:
+        """Output and log-sum-exp, `batch kv_heads group seq`."""
         mask, tiles = self.config.mask, self.tiles
         cut = forward_tiles(tiles, mask, q.shape[2], q.shape[3], k.shape[2], self.start)
         grid, steps = cut.grid, cut.steps(mask, inputs.start if self.start is None else self.start)
@@ -174,17 +150,6 @@ def _by_block(cut: Cut, x: Array) -> Array:
     """`… rows` of tiles, those of each head of a group, → those of each block of queries, and in it of each head."""
     blocks = x.reshape(*x.shape[:-1], cut.tile.group, cut.query_blocks, cut.block.queries)
     return blocks.swapaxes(-3, -2).reshape(x.shape)
-
-
-def _input_gradients(inputs: AttentionInputs, lse: Array, total: Array) -> AttentionInputs:
-    """The gradient of the sinks: a sink's power times −D, summed over queries. Others have none."""
-    documents, start = jax.tree.map(lambda x: np.zeros(x.shape, jax.dtypes.float0), (inputs.documents, inputs.start))
-    alibi_slopes = None if inputs.alibi_slopes is None else jnp.zeros_like(inputs.alibi_slopes)
-    if inputs.sinks is None:
-        return AttentionInputs(documents, start, None, alibi_slopes)
-    powers = jnp.exp(inputs.sinks.astype(jnp.float32).reshape(1, *lse.shape[1:3], 1) - lse)
-    dsinks = -jnp.sum(powers * total, axis=(0, 3)).reshape(inputs.sinks.shape)
-    return AttentionInputs(documents, start, dsinks.astype(inputs.sinks.dtype), alibi_slopes)
 
 
 def _operands(

@@ -204,7 +204,7 @@ def generate(
     Example: `axon generate runs/quickstart --prompt "def main(" --tokens 200`
     """
     from axon.run.inspect import generate_text
-    from axon.serve.generate import Sampling
+    from axon.serve.request import Sampling
 
     sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed)
     typer.echo(generate_text(run_dir, prompt, sampling, _say))

@@ -17,7 +17,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.runtime import Runtime
-from axon.serve.generate import Generator, Sampling
+from axon.serve.generate import Generator
+from axon.serve.request import Sampling
 from axon.serve.score import Continuation, Scorer
 
 Report = Callable[[str], None]

@@ -15,7 +15,7 @@ from axon.run.session import sample_text
 from axon.run.trained import open_trained
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
-from axon.serve.generate import Sampling
+from axon.serve.request import Sampling
 from axon.train.evaluate import Evaluator
 
 Report = Callable[[str], None]

@@ -19,7 +19,7 @@ from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
 from axon.run.init_from import InitFrom
-from axon.serve.generate import Sampling
+from axon.serve.request import Sampling
 from axon.train.faults import Faults
 from axon.train.objective import NextToken, Objective
 from axon.train.optimizers import OneBitAdam, Optimizer

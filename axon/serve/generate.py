@@ -1,6 +1,6 @@
 """Generation: the text that follows a prompt, token by token, with a KV cache."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -12,41 +12,15 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes.patterns import base
-from axon.checks import check_range
 from axon.errors import UserError
 from axon.kernels.sampling import sample
 from axon.layout import Placement
 from axon.nn import Head, Rope
 from axon.runtime import Runtime
+from axon.serve.request import Sampling
 
 PROMPT_STEP = 64
 """Prompts are padded to a multiple of this, so that their lengths share one compiled program."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is sampled.
-
-    Args:
-        tokens: how many to generate. temperature: divides the logits; 0 is greedy. top_k: sample from the
-            k likeliest only. top_p: of these, sample from the smallest set with this fraction of their probability
-            (arXiv:1904.09751). min_p: sample only tokens with at least this fraction of the likeliest token's
-            probability (arXiv:2407.01082). seed: of the samples.
-    """
-
-    tokens: int = 100
-    temperature: float = 0.8
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int = 0
-
-    def __post_init__(self):
-        check_range(self, "[1, 2**31)", "tokens", "top_k")
-        check_range(self, "[0, inf)", "temperature")
-        check_range(self, "(0, 1]", "top_p")
-        check_range(self, "[0, 1]", "min_p")
-        check_range(self, "[0, 2**32)", "seed")
 
 
 @runtime_checkable

@@ -31,7 +31,8 @@ from axon.checkpoint.huggingface.tables import known, table_for
 from axon.layout import Layout
 from axon.nn import ClampedSwiGLU, Inputs, Rope, Routing, YarnScaling, cross_entropy, parameters, variables
 from axon.runtime import Runtime, nested
-from axon.serve.generate import Generator, Sampling
+from axon.serve.generate import Generator
+from axon.serve.request import Sampling
 
 FAMILIES = (
     "llama31",

@@ -12,7 +12,8 @@ from axon.axes import reshard, shard
 from axon.layout import Layout
 from axon.nn.param import with_zero_padding
 from axon.nn.stored_layers import stored_layer
-from axon.serve.generate import Generator, Sampling
+from axon.serve.generate import Generator
+from axon.serve.request import Sampling
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama

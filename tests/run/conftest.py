@@ -12,7 +12,7 @@ import pytest
 import axon.run
 from axon.layout import Layout
 from axon.run import Sample, Train
-from axon.serve.generate import Sampling
+from axon.serve.request import Sampling
 
 
 @pytest.fixture(scope="session", autouse=True)

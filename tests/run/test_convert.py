@@ -15,7 +15,7 @@ from axon.run.convert import convert
 from axon.run.inspect import evaluate_run, generate_text
 from axon.run.trained import open_trained
 from axon.runtime import flattened
-from axon.serve.generate import Sampling
+from axon.serve.request import Sampling
 from axon.train.spans import SpanCorruption
 from models.t5 import T5
 

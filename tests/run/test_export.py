@@ -17,7 +17,8 @@ from axon.run.export import export_model
 from axon.run.inspect import runtime_of
 from axon.run.trained import open_trained
 from axon.serve.export import PLATFORMS, Sizes, check_request, export_programs
-from axon.serve.generate import Generator, Sampling
+from axon.serve.generate import Generator
+from axon.serve.request import Sampling
 from models.bert import Bert
 from models.deepseek import DeepSeek
 from models.gpt2 import GPT2

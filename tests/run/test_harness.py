@@ -11,7 +11,8 @@ import pytest
 from axon.errors import UserError
 from axon.run.inspect import runtime_of
 from axon.run.trained import open_trained
-from axon.serve.generate import Generator, Sampling
+from axon.serve.generate import Generator
+from axon.serve.request import Sampling
 from axon.serve.score import Continuation
 
 pytestmark = pytest.mark.full

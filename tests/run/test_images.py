@@ -12,7 +12,7 @@ from axon.observe.metrics import read_metrics
 from axon.run import Train
 from axon.run.convert import convert
 from axon.run.inspect import evaluate_run, generate_text
-from axon.serve.generate import Sampling
+from axon.serve.request import Sampling
 from axon.train.classification import Classification
 from axon.train.masked import MaskedToken
 from axon.train.spans import SpanCorruption

@@ -17,7 +17,7 @@ from axon.nn import Inputs
 from axon.observe.metrics import read_metrics
 from axon.run import program
 from axon.run.inspect import evaluate_run, generate_text, runtime_of
-from axon.serve.generate import Sampling
+from axon.serve.request import Sampling
 
 
 def silent(line):

@@ -14,7 +14,7 @@ from axon.run.inspect import evaluate_run, generate_text
 from axon.run.restore import restore_evaluated
 from axon.run.session import sample_text
 from axon.runtime import Runtime, flattened, nested
-from axon.serve.generate import Sampling
+from axon.serve.request import Sampling
 from axon.train.optimizers import EMA, AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama

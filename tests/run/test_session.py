@@ -28,7 +28,7 @@ from axon.parallel.pipeline import Interleaved, TwoBW
 from axon.run import Evaluation, Sample, program, run
 from axon.run.folder import RunFolder
 from axon.run.inspect import generate_text
-from axon.serve.generate import Sampling
+from axon.serve.request import Sampling
 from axon.train.loop import Diverged
 from axon.train.objective import NextToken
 from axon.train.optimizers import AdamW, Constant

@@ -16,7 +16,8 @@ from axon.run import tasks
 from axon.run.inspect import runtime_of
 from axon.run.tasks import evaluate_tasks, sequence_positions, table
 from axon.run.trained import open_trained
-from axon.serve.generate import Generator, Sampling
+from axon.serve.generate import Generator
+from axon.serve.request import Sampling
 from axon.train.evaluate import Evaluator
 from axon.train.objective import NextToken
 from models.bert import Bert

@@ -12,7 +12,8 @@ from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel, tensor_3d
 from axon.nn import Inputs, Routing
 from axon.runtime import Runtime
-from axon.serve.generate import Generator, Sampling, next_tokens
+from axon.serve.generate import Generator, next_tokens
+from axon.serve.request import Sampling
 from axon.train.objective import NextToken
 from axon.train.optimizers import AdamW, Constant
 from axon.train.spans import SpanCorruption

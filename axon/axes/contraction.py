@@ -5,7 +5,7 @@ None elsewhere, where constraints give the compiler hints of shardings instead.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -108,6 +108,23 @@ def _product(a, a_names, b, b_names, out, spec, dtype) -> Array:
     if gone:
         product = lax.reduce_sum(product, gone, out_sharding=spec and permuted(spec, [out.index(n) for n in left]))
     return _transposed(product.astype(dtype), left, out)
+
+
+def in_turn(product: Callable[[Array], Array], a: Array, axis: int, out_axis: int, rows: int) -> Array:
+    """`product(a)`, of `rows` elements of an axis of `a` at a time, which is `out_axis` of the result and not split.
+
+    `rows` divides the axis, or is more than it has.
+    """
+    blocks = a.shape[axis] // rows
+    if blocks <= 1:
+        return product(a)
+    parts = lax.map(lambda i: product(lax.dynamic_slice_in_dim(a, i * rows, rows, axis)), jnp.arange(blocks))
+    parts = jnp.moveaxis(parts, 0, out_axis)
+    spec = jax.typeof(parts).sharding.spec
+    merged = [e for i, e in enumerate(spec) if i != out_axis]
+    shape = (*parts.shape[:out_axis], -1, *parts.shape[out_axis + 2 :])
+    whole = PartitionSpec(*merged) if any(e is not None for e in merged) else None
+    return lax.reshape(parts, tuple(blocks * rows if n == -1 else n for n in shape), out_sharding=whole)
 
 
 def broadcast_to_axes(value: Array, names: Names, target: Names) -> Array:

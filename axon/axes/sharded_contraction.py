@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon.axes import ring
-from axon.axes.contraction import contract
+from axon.axes.contraction import contract, in_turn
 from axon.axes.patterns import Names
 from axon.axes.placing import current_explicit, per_device, pinned, reshard, supports_unreduced
 from axon.axes.scope import Scope
@@ -74,7 +74,14 @@ def contract_in_place(
 def _product(scope: Scope, a_names: Names, b_names: Names, out: Names, dtype: Any, a, b, spec=None) -> Array:
     flatten = scope.placement.platform == "cpu"
     a, b = (pinned(a), pinned(b)) if spec is not None and spec.unreduced else (a, b)
-    return contract(a, a_names, b, b_names, out, spec, dtype, flatten, scope.precision)
+
+    def product(a: Array) -> Array:
+        return contract(a, a_names, b, b_names, out, spec, dtype, flatten, scope.precision)
+
+    rows = scope.rows_at_once
+    if rows is None or "seq" not in a_names or "seq" not in out or "seq" in b_names:
+        return product(a)
+    return in_turn(product, a, a_names.index("seq"), out.index("seq"), rows)
 
 
 def _gathering(

@@ -109,7 +109,7 @@ class Attention(nnx.Module):
 
     def paged_sizes(self, inputs: Inputs, cache: KVCache) -> PagedSizes:
         """What its step over such a cache depends on."""
-        return paged_sizes(cache, inputs.tokens.shape, self.heads, self.biased)
+        return paged_sizes(cache, inputs.tokens.shape, self.heads, self.config, self.biased)
 
     def flops(self, seq: int) -> int:
         """Forward FLOPs of one token: its projections, and two products with the keys that it sees on average."""

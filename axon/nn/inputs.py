@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.nn.kv_cache import PagedSizes, PagedStep, paged_step
+from axon.nn.kv_cache import PagedSizes, PagedStep, Ragged, paged_step
 from axon.nn.rope import Angles, Rope
 
 
@@ -19,7 +19,10 @@ class Inputs:
     Args:
         tokens: ids, `batch seq` int32. positions: place within the document, `batch seq` int32.
         documents: which document of the sequence, `batch seq` int32; None where sequences hold one each.
-        start: index of the first token in the cache of keys and values; None without a cache.
+        start: index of the first token in the cache of keys and values; or whose the tokens are, where one row has
+            those of many sequences; None without a cache.
+        last: of each token the last position of its sequence, `batch seq` int32, where that is not the row's: by which
+            LongRoPE chooses frequencies.
         key, sequences: the key from which dropout follows, and the number of each sequence in the global batch,
             `batch` int32; None where nothing is dropped.
         score_bias: `batch seq heads _distances`, which attention that is `biased` adds to its scores: see
@@ -34,7 +37,8 @@ class Inputs:
     tokens: Array
     positions: Array
     documents: Array | None = None
-    start: Array | None = None
+    start: Array | Ragged | None = None
+    last: Array | None = None
     key: Array | None = None
     sequences: Array | None = None
     score_bias: Array | None = None
@@ -60,7 +64,7 @@ class Inputs:
     def angles_of(self, rope: Rope, head_dim: int) -> Angles:
         """Those of `angles`, or computed here."""
         found = (a for a in self.angles if (a.rope, a.head_dim) == (rope, head_dim))
-        return next(found, None) or rope.angles(self.positions, head_dim)
+        return next(found, None) or rope.angles(self.positions, head_dim, self.last)
 
     def with_steps(self, sizes: Iterable[PagedSizes]) -> "Inputs":
         """The same, with the step of each of these sizes: made in a layer, they would be in every layer."""

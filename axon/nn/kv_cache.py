@@ -1,7 +1,7 @@
 """The keys and values of a model's sequences while it generates, in pages.
 
-Each sequence has pages of its own, the first of them padding's (`axon.kernels.paged_attention`), so sequences and heads
-split over devices as they do without a cache.
+Each row of `batch` has pages of its own, the first of them padding's (`axon.kernels.paged_attention`), so rows and
+heads split over devices as they do without a cache. A row is one sequence, or the tokens of many, as `Ragged` says.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,16 @@ from axon.kernels.attention import AttentionConfig, causal_window
 from axon.kernels.paged_attention import Cache, Tables, paged_attention, paged_attention_tables
 
 KVCache = dict[str, Array]
-"""`key` and `value`, each `batch pages kv_heads page_size head_dim`; or, of latent attention, `latent`, `batch pages
-page_size key_latent`. Of a decoder that attends to what an encoder read also `cross_key` and `cross_value`, each `batch
-kv_seq heads head_dim`, which are made once."""
+"""`key` and `value`, each `batch pages kv_heads page_size head_dim`, and if they are quantised `key_scale` and
+`value_scale`, `batch pages kv_heads page_size`; or, of latent attention, `latent`, `batch pages page_size key_latent`.
+Of a decoder that attends to what an encoder read also `cross_key` and `cross_value`, each `batch kv_seq heads
+head_dim`, which are made once."""
 
 PAGE = 128
 """Tokens a page: on a TPU a row of lanes, along which the tokens of narrow heads and the scales of all lie."""
 
 PAGES = "batch pages kv_heads page_size head_dim.whole"
+SCALES = "batch pages kv_heads page_size"
 LATENT_PAGES = "batch pages page_size key_latent.whole"
 QUERIES = "batch seq heads head_dim"
 
@@ -43,19 +45,40 @@ def kv_cache_specs(batch: int, length: int, kv_heads: int, head_dim: int) -> dic
 
 def positions_of(cache: KVCache) -> int:
     """For how many tokens of a sequence a cache of keys and values has room, of one layer or of several."""
-    return (cache["key"].shape[-4] - 1) * PAGE
+    pages, _, size, _ = cache["key"].shape[-4:]
+    return (pages - 1) * size
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["lens", "bounds", "tables"], meta_fields=["windows"])
+@dataclass(frozen=True)
+class Ragged:
+    """Whose the tokens of a step are, where one row of `batch` has those of many sequences; and their pages.
+
+    Args:
+        lens, bounds: int32 `sequences`, their lengths with the new tokens, and `sequences + 1`, where the new tokens of
+            each begin in the row: see `axon.kernels.paged_attention`.
+        tables: of each of `windows` int32 `sequences pages_per_sequence`. windows: how many keys layers see, each
+            with pages of their own, of which those before the window need not be there; None: all keys.
+    """
+
+    lens: Array
+    bounds: Array
+    tables: tuple[Array, ...]
+    windows: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
 class PagedSizes:
-    """What a step's tables depend on, of one device: its sequences, their new tokens, the heads of queries and of a
-    `cache`, which is `pages kv_heads page_size head_dim` and its dtype, and whether a bias is added to the scores."""
+    """What a step's tables depend on, of one device: its rows of `batch`, their new tokens, the heads of queries and of
+    a `cache`, which is `pages kv_heads page_size head_dim` and its dtype, whether a bias is added to the scores, and
+    how many keys are seen."""
 
-    sequences: int
+    rows: int
     seq: int
     heads: int
     cache: tuple[tuple[int, ...], Any]
     biased: bool
+    window: int | None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["lens", "table", "bounds", "tables"], meta_fields=["sizes"])
@@ -71,28 +94,42 @@ class PagedStep:
     tables: Tables | None
 
 
-def paged_sizes(cache: KVCache, tokens: tuple[int, ...], heads: int, biased: bool = False) -> PagedSizes:
-    """Of `tokens`, batch and seq, and a cache of one layer or of several."""
+def paged_sizes(
+    cache: KVCache, tokens: tuple[int, ...], heads: int, config: AttentionConfig, biased: bool = False
+) -> PagedSizes:
+    """Of `tokens`, batch and seq, and a cache of one layer or of several. Raises as `causal_window`."""
     latent = "latent" in cache
     pages = cache["latent" if latent else "key"]
     spec = _token_spec(latent)
     batch_shards, head_shards = (num_shards(entries(spec[i])) for i in (0, 2))
-    sequences, count = tokens[0] // batch_shards, pages.shape[-3 if latent else -4]
+    rows, count = tokens[0] // batch_shards, pages.shape[-3 if latent else -4]
     kv_heads = 1 if latent else pages.shape[-3] // head_shards
-    shape = (sequences * count, kv_heads, *pages.shape[-2:])
-    return PagedSizes(sequences, tokens[1], heads // head_shards, (shape, pages.dtype), biased)
+    shape = (rows * count, kv_heads, *pages.shape[-2:])
+    window = causal_window(config.mask)
+    return PagedSizes(rows, tokens[1], heads // head_shards, (shape, pages.dtype), biased, window)
 
 
-def paged_step(sizes: PagedSizes, start: Array) -> PagedStep:
-    """Of new tokens from `start` on."""
-    sequences, seq, (shape, dtype) = sizes.sequences, sizes.seq, sizes.cache
-    pages = shape[0] // sequences
-    table = jnp.arange(sequences, dtype=jnp.int32)[:, None] * pages + jnp.arange(1, pages, dtype=jnp.int32)
-    lens, bounds = jnp.full(sequences, start + seq, jnp.int32), seq * jnp.arange(sequences + 1, dtype=jnp.int32)
-    shapes = ((sequences * seq, sizes.heads, shape[3]), shape)
+def paged_step(sizes: PagedSizes, where: Array | Ragged) -> PagedStep:
+    """Of new tokens that follow as many as `where` says in each row; or of many sequences' in one row."""
+    lens, table, bounds = _of_ragged(sizes, where) if isinstance(where, Ragged) else _of_rows(sizes, where)
+    shape, dtype = sizes.cache
+    shapes = ((sizes.rows * sizes.seq, sizes.heads, shape[3]), shape)
     q, keys = (cast(Array, jax.ShapeDtypeStruct(one, dtype)) for one in shapes)  # only these count
     tables = paged_attention_tables(q, Cache(keys, keys), lens, table, bounds, biased=sizes.biased)
     return PagedStep(sizes, lens, table, bounds, tables)
+
+
+def _of_ragged(sizes: PagedSizes, ragged: Ragged) -> tuple[Array, Array, Array]:
+    if sizes.rows != 1:
+        raise ValueError(f"a step of many sequences has them in one row of `batch`, and here are {sizes.rows}")
+    return ragged.lens, ragged.tables[ragged.windows.index(sizes.window)], ragged.bounds
+
+
+def _of_rows(sizes: PagedSizes, start: Array) -> tuple[Array, Array, Array]:
+    """Lengths, page table and bounds of rows that are a sequence each, whose pages follow each other."""
+    rows, seq, pages = sizes.rows, sizes.seq, sizes.cache[0][0] // sizes.rows
+    table = jnp.arange(rows, dtype=jnp.int32)[:, None] * pages + jnp.arange(1, pages, dtype=jnp.int32)
+    return jnp.full(rows, start + seq, jnp.int32), table, seq * jnp.arange(rows + 1, dtype=jnp.int32)
 
 
 def cached_attention(
@@ -117,20 +154,30 @@ def cached_attention(
     Returns: `batch seq heads head_dim`, and the cache. Raises `UserError` for another mask.
     """
 
-    def local(step, q, k, v, keys, values, *of_heads):
-        return _over_pages(config, step, q, k, v, keys, values, *(None if x is None else x[0, 0] for x in of_heads))
+    def local(step, q, k, v, pages, *of_heads):
+        return _over_pages(config, step, q, k, v, pages, *(None if x is None else x[0, 0] for x in of_heads))
 
-    scope, operands = axes.current(), (q, k, v, cache["key"], cache["value"], sinks, bias)
+    pages, scope = _pages(cache), axes.current()
     if scope is None:
-        out, keys, values = local(step, *operands)
-        return out, {"key": keys, "value": values}
-    pages_spec, tokens = scope.placement.spec(parse_names(PAGES)), _token_spec(latent=False)
+        out, pages = local(step, q, k, v, pages, sinks, bias)
+        return out, _named(pages)
+    tokens = _token_spec(latent=False)
+    of_pages = jax.tree.map(lambda x: scope.placement.spec(parse_names((PAGES, SCALES)[x.ndim == 4])), pages)
     of_sinks = None if sinks is None else PartitionSpec(*tokens[:3])
     of_bias = None if bias is None else tokens
-    specs = (tokens, tokens, tokens, pages_spec, pages_spec, of_sinks, of_bias)
-    run = axes.per_device(local, (_everywhere(step), *specs), (tokens, pages_spec, pages_spec))
-    out, keys, values = run(step, *jax.tree.map(axes.reshard, operands, specs))
-    return axes.reshard(out, scope.placement.spec(parse_names(QUERIES))), {"key": keys, "value": values}
+    specs = (tokens, tokens, tokens, of_pages, of_sinks, of_bias)
+    run = axes.per_device(local, (_everywhere(step), *specs), (tokens, of_pages))
+    out, pages = run(step, *jax.tree.map(axes.reshard, (q, k, v, pages, sinks, bias), specs))
+    return axes.reshard(out, scope.placement.spec(parse_names(QUERIES))), _named(pages)
+
+
+def _pages(cache: KVCache) -> Cache:
+    return Cache(cache["key"], cache["value"], cache.get("key_scale"), cache.get("value_scale"))
+
+
+def _named(pages: Cache) -> KVCache:
+    named = {"key": pages.keys, "value": pages.values, "key_scale": pages.key_scales, "value_scale": pages.value_scales}
+    return {name: array for name, array in named.items() if array is not None}
 
 
 def latent_cache_specs(batch: int, length: int, width: int) -> dict[str, ArraySpec]:
@@ -153,8 +200,8 @@ def cached_latent_attention(
 
     def local(step, q, k, latents):
         k, pages = k[:, :, None], latents[:, :, None]
-        out, pages, _ = _over_pages(config, step, q, k, k, pages, pages)
-        return out, pages[:, :, 0]
+        out, written = _over_pages(config, step, q, k, k, Cache(pages, pages))
+        return out, written.keys[:, :, 0]
 
     operands, scope = (q, k, cache["latent"]), axes.current()
     if scope is None:
@@ -189,17 +236,20 @@ def _over_pages(
     q: Array,
     k: Array,
     v: Array,
-    keys: Array,
-    values: Array,
+    pages: Cache,
     sinks: Array | None = None,
     bias: Array | None = None,
-) -> tuple[Array, Array, Array]:
-    """A device's own part: the result, and the pages of keys and of values. `sinks`: `heads`; `bias`: `heads
-    distances`."""
-    paged = Cache(keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:]))
-    new_q, new_k, new_v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
+) -> tuple[Array, Cache]:
+    """A device's own part: the result, and the pages, which have a leading axis `batch`. `sinks`: `heads`; `bias`:
+    `heads distances`."""
+    paged = jax.tree.map(_merged, pages)
+    new_q, new_k, new_v = (_merged(x) for x in (q, k, v))
     options = {"window": causal_window(config.mask), "scale": config.scale, "soft_cap": config.soft_cap}
     given = {"sinks": sinks, "distance_bias": bias, "tables": step.tables}
     ragged = (step.lens, step.table, step.bounds)
     out, paged = paged_attention(new_q, new_k, new_v, paged, *ragged, **given, **options)
-    return out.reshape(q.shape), paged.keys.reshape(keys.shape), paged.values.reshape(values.shape)
+    return out.reshape(q.shape), jax.tree.map(lambda x, before: x.reshape(before.shape), paged, pages)
+
+
+def _merged(x: Array) -> Array:
+    return x.reshape(-1, *x.shape[2:])

@@ -101,7 +101,7 @@ class LatentAttention(nnx.Module):
 
     def paged_sizes(self, inputs: Inputs, cache: KVCache) -> PagedSizes:
         """What its step over such a cache depends on."""
-        return paged_sizes(cache, inputs.tokens.shape, self.dims["heads"])
+        return paged_sizes(cache, inputs.tokens.shape, self.dims["heads"], self.config)
 
     def flops(self, seq: int) -> int:
         """Forward FLOPs of one token in training: its projections, and its products with the keys and values that it

@@ -44,11 +44,12 @@ class Rope:
             )
         return width
 
-    def angles(self, positions: Array, head_dim: int) -> "Angles":
-        """Those of `positions[batch seq]`."""
+    def angles(self, positions: Array, head_dim: int, last: Array | None = None) -> "Angles":
+        """Those of `positions[batch seq]`; `last[batch seq]`: the last position of each one's sequence, by default the
+        row's."""
         width = self.width(head_dim)
         frequencies = self.theta ** (-np.arange(0, width, 2) / width)
-        scaled = frequencies if self.scaling is None else self.scaling.at(positions, frequencies)
+        scaled = frequencies if self.scaling is None else self.scaling.at(positions, frequencies, last)
         cos, sin = _cos_and_sin(positions[..., None].astype(jnp.float32) * scaled.astype(np.float32))
         if self.scaling is not None and self.scaling.magnitude != 1:
             cos, sin = cos * self.scaling.magnitude, sin * self.scaling.magnitude

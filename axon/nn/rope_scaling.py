@@ -35,8 +35,11 @@ class RopeScaling:
         """The scaled `frequencies`, where these are the same for every sequence."""
         raise NotImplementedError
 
-    def at(self, positions: Array, frequencies: np.ndarray) -> np.ndarray | Array:
-        """The scaled frequencies by which `positions[batch seq]` rotate, `frequencies` or `batch 1 frequencies`."""
+    def at(self, positions: Array, frequencies: np.ndarray, last: Array | None) -> np.ndarray | Array:
+        """The scaled frequencies by which `positions[batch seq]` rotate, `frequencies` or `batch seq frequencies`.
+
+        `last[batch seq]`: the last position of each one's sequence, by default the row's.
+        """
         return self.apply(frequencies)
 
 
@@ -166,12 +169,13 @@ class LongRopeScaling(RopeScaling):
     def changes_at(self) -> int:
         return self.original
 
-    def at(self, positions: Array, frequencies: np.ndarray) -> Array:
+    def at(self, positions: Array, frequencies: np.ndarray, last: Array | None) -> Array:
         if len(self.short) != len(frequencies):
             raise UserError(
                 f"LongRopeScaling: short and long have {len(self.short)} divisors; must have {len(frequencies)}, one "
                 "for each rotated pair of a head"
             )
-        is_long = jnp.max(positions, axis=1)[:, None, None] >= self.original
+        last = jnp.max(positions, axis=1, keepdims=True) if last is None else last
+        is_long = last[..., None] >= self.original
         short, long = (jnp.asarray(frequencies / np.asarray(by), jnp.float32) for by in (self.short, self.long))
         return jnp.where(is_long, long, short)

@@ -106,11 +106,18 @@ class Runtime:
         return nnx.merge(self._graph, nnx.traversals.unflatten_mapping({self._paths[p]: v for p, v in flat.items()}))
 
     @contextmanager
-    def tracing(self, placement: Placement | None = None, kernels: Mapping[str, str] | None = None) -> Iterator[None]:
-        """This mesh, precision and layout in force; `placement` and `kernels` instead of the runtime's own."""
+    def tracing(
+        self,
+        placement: Placement | None = None,
+        kernels: Mapping[str, str] | None = None,
+        rows_at_once: int | None = None,
+    ) -> Iterator[None]:
+        """This mesh, precision and layout in force; `placement` and `kernels` instead of the runtime's own;
+        `rows_at_once` as of `axon.axes.Scope`."""
         placement = placement or self.placement
         named = self.kernels if kernels is None else kernels
-        scope = axes.Scope(placement, self.compute_dtype, self.precision.reduce_dtype, named, self.choices)
+        dtypes = self.compute_dtype, self.precision.reduce_dtype
+        scope = axes.Scope(placement, *dtypes, kernels=named, choices=self.choices, rows_at_once=rows_at_once)
         with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
             yield
 

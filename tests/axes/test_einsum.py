@@ -314,3 +314,22 @@ def test_different_choices_of_one_topic_are_all_kept_and_the_same_is_said_once(p
             axes.log_choice("attention", text)
         axes.log_choice("layers", "scanned")
     assert scope.choices == {"attention": "xla, causal; also xla, causal & window 4; also xla", "layers": "scanned"}
+
+
+@pytest.mark.parametrize("mesh", [{}, {"tensor": 2}], ids=["one device", "tensor"])
+def test_a_position_has_the_same_bits_however_many_there_are_if_so_many_are_worked_on_at_once(mesh, rng, placed):
+    """Without `rows_at_once` a CPU takes another kernel for another number of rows, with its own order of additions."""
+    placement = placed(mesh)
+    x, w = rng.normal(size=(1, 128, 384)).astype(np.float32), rng.normal(size=(384, 640)).astype(np.float32)
+    pattern = "batch seq embed, embed mlp -> batch seq mlp"
+
+    def product(count, rows):
+        scope = axes.Scope(placement, rows_at_once=rows)
+        with jax.set_mesh(placement.mesh), axes.activate(scope):
+            run = jax.jit(lambda x, w: einsum(pattern, shard(x, "batch seq embed"), Weight(w, ("embed", "mlp"))))
+            return np.asarray(run(x[:, :count], shard(jnp.asarray(w), "embed mlp", "params")))[0]
+
+    alone = product(16, 16)
+    for count in (32, 128):
+        np.testing.assert_array_equal(product(count, 16)[:16], alone)
+    np.testing.assert_allclose(product(128, 16), product(128, None), rtol=1e-4, atol=1e-3)

@@ -1,0 +1,107 @@
+"""A plan of the scheduler as the arrays of one compiled step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from axon.serve.pages import PagePool
+from axon.serve.policy import Row, draws, variants
+from axon.serve.sampler import Draws
+from axon.serve.scheduler import Scheduled
+from axon.serve.sequence import Sequence as Running
+from axon.serve.step import StepInputs
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a compiled step: how many tokens, and of how many of them logits are computed."""
+
+    tokens: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step: what the model is given, and how tokens are drawn of its logits. `slots[rows]`: where each is kept."""
+
+    inputs: StepInputs
+    slots: np.ndarray
+    draws: Draws
+
+
+class Batches:
+    """Makes steps of a few sizes. A running sequence has a slot, its place in every step, from its first step on.
+
+    Args:
+        pools: as the scheduler's. sizes: the smallest first. slots: how many sequences run at once, at most.
+        positions: how many a sequence may have. vocab: ids that the model predicts.
+    """
+
+    def __init__(
+        self, pools: Mapping[int | None, PagePool], sizes: Sequence[Size], slots: int, positions: int, vocab: int
+    ):
+        self.sizes, self.slots, self.vocab, self._positions = tuple(sizes), slots, vocab, positions
+        columns = max(pool.pages_for(positions) for pool in pools.values())
+        self._tables = {window: np.zeros((slots, columns), np.int32) for window in pools}
+        self._free = list(range(slots - 1, -1, -1))
+        self._taken: dict[int, int] = {}
+
+    def leave(self, sequence: Running) -> None:
+        """It has no place in the next steps, until it runs again."""
+        slot = self._taken.pop(sequence.number, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def ordered(self, scheduled: Sequence[Scheduled]) -> list[Scheduled]:
+        """In the order of their slots, in which a step has them; a new one gets a slot."""
+        return sorted(scheduled, key=lambda part: self._slot(part.sequence))
+
+    def make(self, scheduled: Sequence[Scheduled], rows: Sequence[Row], size: Size | None = None) -> Batch:
+        """That of what is `ordered`; `rows`: how each row is drawn, one part's after the other's.
+
+        `size`: by default the smallest in which they have room.
+        """
+        size = size or self._size(sum(part.count for part in scheduled), len(rows))
+        tokens, positions, last = np.zeros((3, size.tokens), np.int32)
+        counts, lens = np.zeros((2, self.slots), np.int32)
+        places, slots = np.zeros(size.rows, np.int32), np.full(size.rows, self.slots, np.int32)
+        at = row = 0
+        for part in scheduled:
+            slot, end = self._taken[part.sequence.number], at + part.count
+            counts[slot], lens[slot] = part.count, part.start + part.count
+            tokens[at:end] = self._tokens(part, slot)
+            positions[at:end] = np.arange(part.start, part.start + part.count)
+            last[at:end] = max(part.start + part.count, len(part.sequence.tokens)) - 1
+            places[row : row + part.rows] = np.arange(end - part.rows, end)
+            row += part.rows
+            if part.draws:
+                slots[row - 1] = slot
+            self._set_pages(part.sequence, slot)
+            at = end
+        bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int32)], dtype=np.int32)
+        tables = tuple(table.copy() for table in self._tables.values())
+        inputs = StepInputs(tokens, positions, last, lens, bounds, tables, places)
+        return Batch(inputs, slots, draws(rows, size.rows, self.vocab))
+
+    def draws(self, size: Size) -> Iterator[Draws]:
+        """Those of every shape that steps of this size can have."""
+        return variants(size.rows, self.vocab, self._positions)
+
+    def _size(self, tokens: int, rows: int) -> Size:
+        return next(size for size in self.sizes if size.tokens >= tokens and size.rows >= rows)
+
+    def _slot(self, sequence: Running) -> int:
+        if sequence.number not in self._taken:
+            self._taken[sequence.number] = self._free.pop()
+        return self._taken[sequence.number]
+
+    @staticmethod
+    def _tokens(part: Scheduled, slot: int) -> Sequence[int]:
+        known = part.sequence.tokens[part.start : part.start + part.count - len(part.drafts)]
+        return [*known, *([-1 - slot] if part.from_device else []), *part.drafts]
+
+    def _set_pages(self, sequence: Running, slot: int) -> None:
+        for window, table in self._tables.items():
+            pages = sequence.pages[window]
+            table[slot, : len(pages)] = pages

@@ -1,0 +1,80 @@
+"""How much an engine does at once, and what follows from that: sizes of steps, pools of pages."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from axon.checks import check_range
+from axon.errors import UserError, suggest
+from axon.nn import LanguageModel
+from axon.serve.batch import Size
+from axon.serve.pages import PagePool
+
+LENGTH = 4096
+"""Positions of a request, where neither the model nor `Capacity.length` says how many."""
+
+CACHE_DTYPES = ("int8", "float8_e4m3fn", "bfloat16", "float32")
+
+SMALLEST, GROWTH = 16, 4
+"""Tokens of the smallest step, and how many times as many the next one has."""
+
+MOST_ROWS = 128
+"""Rows of logits of a step, at most, if no more requests run."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much an engine does at once.
+
+    Args:
+        requests: that run at once. tokens: of a step, at most. length: tokens of a request with its text; by default as
+            many as the model has positions. page_size: tokens a page; by default 16 on a CPU and 128 elsewhere.
+        cache_tokens: for how many there are pages; by default for all requests at half the `length`. cache_dtype: of
+            keys and values, by default the compute dtype; int8 and float8_e4m3fn have a scale a token and head.
+    """
+
+    requests: int = 64
+    tokens: int = 256
+    length: int | None = None
+    page_size: int | None = None
+    cache_tokens: int | None = None
+    cache_dtype: str | None = None
+
+    def __post_init__(self):
+        check_range(self, "[1, 2**16]", "requests", "tokens", "page_size")
+        check_range(self, "[2, 2**40]", "length", "cache_tokens")
+        if self.tokens < self.requests:
+            raise UserError(
+                f"Capacity.tokens is {self.tokens}; must be at least Capacity.requests, {self.requests}, as each "
+                "request that runs has a token in a step"
+            )
+        if self.cache_dtype is not None and self.cache_dtype not in CACHE_DTYPES:
+            hint = suggest(self.cache_dtype, CACHE_DTYPES)
+            raise UserError(f"Capacity.cache_dtype is {self.cache_dtype!r}; must be one of {CACHE_DTYPES}.{hint}")
+
+    def length_of(self, module: LanguageModel) -> int:
+        """Tokens of a request with its text. Raises `UserError` for more than the model has positions."""
+        most = module.max_length
+        if self.length is not None and most is not None and self.length > most:
+            raise UserError(
+                f"Capacity.length is {self.length}, and this model has {most} positions; must be at most that"
+            )
+        return self.length or most or LENGTH
+
+    def sizes(self) -> list[Size]:
+        """Of steps: a power of `GROWTH` times `SMALLEST` tokens, and as many as there may be at most."""
+        tokens = [SMALLEST]
+        while tokens[-1] < self.tokens:
+            tokens.append(tokens[-1] * GROWTH)
+        tokens[-1] = max(SMALLEST, -(-self.tokens // SMALLEST) * SMALLEST)
+        most = -(-max(MOST_ROWS, self.requests) // SMALLEST) * SMALLEST
+        return [Size(count, min(count, most)) for count in tokens]
+
+    def pools(self, windows: Iterable[int | None], page_size: int, length: int) -> dict[int | None, PagePool]:
+        """A pool for each window, with pages for the same requests."""
+        tokens = self.cache_tokens or max(length, self.requests * length // 2)
+        found = {}
+        for window in windows:
+            # What a request has at once of a window: it, and what a step adds.
+            share = 1.0 if window is None else min(1.0, (window + self.tokens + page_size) / length)
+            found[window] = PagePool(1 + -(-round(tokens * share) // page_size), page_size, window)
+        return found

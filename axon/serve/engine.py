@@ -1,0 +1,320 @@
+"""The engine: many requests at once through one model, a step at a time."""
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError
+from axon.nn import LanguageModel
+from axon.runtime import Runtime
+from axon.serve.batch import Batch, Batches
+from axon.serve.capacity import Capacity
+from axon.serve.request import Finish, Request, Update
+from axon.serve.sampler import Drawn
+from axon.serve.scheduler import Scheduled, Scheduler
+from axon.serve.sequence import Sequence
+from axon.serve.step import Step, changes_at, windows_of
+from axon.serve.stream import Drafter, Stream
+
+LONG = "long"
+"""What keys are called that rotate as those of long sequences do: none of a short one is the same."""
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Of an engine, now and since it began.
+
+    Args:
+        running, waiting: requests. pages, free_pages: of all pools. prefix_hits, prefix_queries: of the tokens that
+            requests began with, how many were cached already, and how many there were. preemptions: how often a request
+            lost its pages, to be computed again. compiles: programs. host_seconds: the host's work for all steps,
+            waiting for the devices left out.
+    """
+
+    running: int
+    waiting: int
+    pages: int
+    free_pages: int
+    prefix_hits: int
+    prefix_queries: int
+    prompt_tokens: int
+    generated_tokens: int
+    preemptions: int
+    steps: int
+    compiles: int
+    host_seconds: float
+
+
+@dataclass
+class _Counts:
+    """What `Stats` counts since the engine began."""
+
+    prefix_hits: int = 0
+    prefix_queries: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    host_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A step that was launched."""
+
+    parts: tuple[Scheduled, ...]
+    drawn: Drawn
+
+
+class Engine:
+    """Answers requests with a runtime's module and mesh, its parameters in place; to be called from one thread.
+
+    While a step runs on the devices the host prepares the next one. What a request is answered does not depend on what
+    runs beside it.
+
+    Args:
+        runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places.
+        tokenizer: for texts, and for the ids that end them; without one updates have ids alone.
+        capacity: how much at once. drafter: guesses tokens, of which a step then verifies several.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        parameters: Any,
+        variables: Any = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        capacity: Capacity = Capacity(),
+        drafter: Drafter | None = None,
+    ):
+        """Raises `UserError` for a module that is no `LanguageModel`."""
+        check_continues(runtime.module)
+        self.runtime, self.tokenizer, self.drafter = runtime, tokenizer, drafter
+        self._parameters, self._variables = parameters, variables or {}
+        self.max_length = capacity.length_of(runtime.module)
+        self.vocab: int = runtime.module.vocab or runtime.module.dims["vocab"]
+        self._changes_at = changes_at(runtime.module)
+        self._step, sizes = Step(runtime, windows_of(runtime.module)), capacity.sizes()
+        page_size = capacity.page_size or (16 if runtime.placement.platform == "cpu" else 128)
+        self._pools = capacity.pools(self._step.windows, page_size, self.max_length)
+        budget, rows = sizes[-1].tokens, sizes[-1].rows
+        self._scheduler = Scheduler(self._pools, budget=budget, max_running=capacity.requests, max_rows_drawn=rows)
+        self._batches = Batches(self._pools, sizes, capacity.requests, self.max_length, self.vocab)
+        pages = {window: pool.count for window, pool in self._pools.items()}
+        self._cache = self._step.empty_cache(self._step.cache_specs(pages, page_size, capacity.cache_dtype))
+        self._last = self._step.no_draws(capacity.requests)
+        self._flights: deque[_Flight] = deque()
+        self._streams: dict[int, Stream] = {}
+        self._kept: list[Update] = []
+        self._counts, self._submitted = _Counts(), 0
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything to do, or to tell."""
+        return bool(self._streams or self._flights or self._kept)
+
+    def submit(self, request: Request) -> int:
+        """Its number, by which updates name it. Raises `UserError` for what can never run, or ids that are none."""
+        length = len(request.prompt)
+        if length >= self.max_length:
+            raise UserError(
+                f"the prompt has {length} tokens, and a request has room for {self.max_length}, its text included; "
+                "shorten the prompt"
+            )
+        if wrong := [token for token in request.prompt if not 0 <= token < self.vocab]:
+            raise UserError(f"the prompt has the id {wrong[0]}; this model's are from 0 to {self.vocab - 1}")
+        tokens = min(request.sampling.tokens, self.max_length - length)
+        self._scheduler.check_fits(length, tokens)
+        number = self._submitted + 1
+        adapter = LONG if self._changes_at is not None and length > self._changes_at else ""
+        sequence = Sequence(request, number, number, length + tokens, adapter)
+        sequence.needs_host |= self.drafter is not None
+        self._streams[number] = Stream(sequence, self.vocab, self.tokenizer)
+        self._scheduler.add(sequence)
+        self._submitted = number
+        return number
+
+    def cancel(self, number: int) -> None:
+        """End a request, of which the last update then says so; nothing, if it has ended."""
+        if stream := self._streams.get(number):
+            self._end(stream)
+            self._kept.append(stream.ended(Finish.CANCELLED))
+
+    def stream(self, request: Request) -> Iterator[Update]:
+        """Submit a request, and give its updates as they come. Those of others are the next `step`'s to give."""
+        number = self.submit(request)
+        others: list[Update] = []
+        try:
+            while number in self._streams or self._kept:
+                for update in self.step():
+                    if update.request == number:
+                        yield update
+                    else:
+                        others.append(update)
+        finally:
+            self.cancel(number)  # of one whose reader has left
+            self._kept = others + [update for update in self._kept if update.request != number]
+
+    def step(self) -> list[Update]:
+        """Launch the next step, and say what those before it drew; nothing, where there is nothing to do."""
+        if self._flights and any(sequence.needs_host for sequence in self._scheduler.running):
+            self._kept += self._collect()
+        began = time.perf_counter()
+        launched = self._launch()
+        self._counts.host_seconds += time.perf_counter() - began
+        if self._flights and not (launched and len(self._flights) == 1):
+            self._kept += self._collect()
+        updates, self._kept = self._kept, []
+        return updates
+
+    # ---- the whole --------------------------------------------------------------------------------------------------
+
+    def swap(self, parameters: Any, variables: Any = None) -> None:
+        """Go on with other weights of the same module.
+
+        Requests that run keep their text so far, and are computed anew; no prefix of before is found again. Raises
+        `UserError` for arrays that are not as the present ones.
+        """
+        _check_alike(self._parameters, parameters)
+        while self._flights:
+            self._kept += self._collect()
+        for sequence in tuple(self._scheduler.running):
+            self._restart(sequence)
+        self._scheduler.new_weights()
+        self._parameters = parameters
+        self._variables = self._variables if variables is None else variables
+
+    def warm_up(self) -> None:
+        """Compile the programs of all steps that there can be: requests wait for none from then on."""
+        for size in self._batches.sizes:
+            empty = self._batches.make((), (), size)
+            logits = self._logits(empty)
+            for draws in self._batches.draws(size):
+                drawn, self._last = self._step.draw(logits, self._last, empty.slots, draws)
+                jax.block_until_ready(drawn)
+
+    def stats(self) -> Stats:
+        pools = self._pools.values()
+        return Stats(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            pages=sum(pool.count - 1 for pool in pools),
+            free_pages=sum(pool.free for pool in pools),
+            compiles=self._step.compiles,
+            **vars(self._counts),
+        )
+
+    # ---- a step -----------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> bool:
+        """Plan a step and launch it; whether there is one."""
+        self._restart_longer()
+        if self.drafter is not None:
+            for sequence in self._scheduler.running:
+                self._streams[sequence.number].draft(self.drafter, self._short_until(sequence))
+        plan = self._scheduler.plan()
+        for sequence in plan.preempted:
+            self._batches.leave(sequence)
+        self._count(plan.admitted, plan.preempted)
+        if not plan.scheduled:
+            return False
+        parts = tuple(self._batches.ordered(plan.scheduled))
+        rows = [row for part in parts for row in self._streams[part.sequence.number].rows(part)]
+        batch = self._batches.make(parts, rows)
+        drawn, self._last = self._step.draw(self._logits(batch), self._last, batch.slots, batch.draws)
+        self._counts.prompt_tokens += sum(part.prompt_tokens for part in parts)
+        self._counts.steps += 1
+        self._flights.append(_Flight(parts, drawn))
+        return True
+
+    def _logits(self, batch: Batch) -> jax.Array:
+        logits, self._cache = self._step.logits(
+            self._parameters, self._variables, self._cache, self._last, batch.inputs
+        )
+        return logits
+
+    def _collect(self) -> list[Update]:
+        """What the oldest step in flight drew, for which it is waited."""
+        flight = self._flights.popleft()
+        drawn: Drawn = jax.device_get(flight.drawn)
+        began, updates, row = time.perf_counter(), [], 0
+        for part in flight.parts:
+            first, row = row, row + part.rows
+            if part.sequence.finished or not part.rows:
+                continue
+            stream = self._streams[part.sequence.number]
+            ids = stream.accepted(part, drawn, first) if part.draws else []
+            if part.draws:
+                self._scheduler.accepted(part.sequence, ids)
+            update = stream.update(part, ids, drawn, first)
+            if update is None:
+                continue
+            updates.append(update)
+            self._counts.generated_tokens += len(update.ids)
+            if update.finish is not None:
+                self._end(stream)
+        self._counts.host_seconds += time.perf_counter() - began
+        return updates
+
+    def _end(self, stream: Stream) -> None:
+        self._scheduler.finish(stream.sequence)
+        self._batches.leave(stream.sequence)
+        del self._streams[stream.sequence.number]
+
+    def _count(self, admitted: Iterable[Sequence], preempted: Iterable[Sequence]) -> None:
+        for sequence in admitted:
+            self._counts.prefix_hits += sequence.reused
+            self._counts.prefix_queries += sequence.length
+        self._counts.preemptions += sum(1 for _ in preempted)
+
+    # ---- sequences that begin anew ----------------------------------------------------------------------------------
+
+    def _short_until(self, sequence: Sequence) -> int | None:
+        """The position from which on keys rotate otherwise than this sequence's do; None: they never do."""
+        return None if sequence.adapter == LONG else self._changes_at
+
+    def _restart_longer(self) -> None:
+        """Have those computed anew whose next token is at a position by which all of their keys rotate otherwise."""
+        for sequence in tuple(self._scheduler.running):
+            until = self._short_until(sequence)
+            if until is not None and sequence.length > until:
+                self._restart(sequence)
+                sequence.become(LONG)
+
+    def _restart(self, sequence: Sequence) -> None:
+        self._scheduler.restart(sequence)
+        self._batches.leave(sequence)
+
+
+def check_continues(module: Any) -> None:
+    """Raise `UserError` for a module that does not go on with a text."""
+    if not isinstance(module, LanguageModel):
+        raise UserError(
+            f"a {type(module).__name__} cannot be served: the engine needs an axon.nn.LanguageModel, which predicts the "
+            "next token"
+        )
+
+
+def _check_alike(present: Any, new: Any) -> None:
+    """Raise `UserError` for parameters with other paths, shapes or dtypes."""
+
+    def described(tree: Any) -> dict[str, str]:
+        leaves = jax.tree.flatten_with_path(tree)[0]
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): f"{x.dtype}{list(x.shape)}" for path, x in leaves
+        }
+
+    had, has = described(present), described(new)
+    wrong = [path for path in {**had, **has} if had.get(path) != has.get(path)]
+    if wrong:
+        found, expected = has.get(wrong[0], "not there"), had.get(wrong[0], "nothing")
+        raise UserError(f"other weights: {wrong[0]} is {found}, and here is {expected}; give those of the same model")

@@ -1,0 +1,174 @@
+"""The compiled step of the engine: new tokens of many sequences through the model, their keys and values into pages,
+and the next tokens drawn, all on the devices.
+
+Two programs follow each other: the model's, of which there is one for each size of a step, and that which draws, which
+has other shapes for what requests ask of their draws; it is small.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from axon import axes
+from axon.axes import ArraySpec
+from axon.errors import UserError
+from axon.kernels.attention import causal_window
+from axon.kernels.paged_attention.cache import quantised
+from axon.nn import Inputs, LanguageModel, Rope
+from axon.nn.kv_cache import SCALES, Ragged
+from axon.runtime import Runtime
+from axon.serve.generate import unsplit
+from axon.serve.sampler import Drawn, Draws, draw
+
+ROWS_AT_ONCE = 16
+"""Rows of a product that a CPU computes at once, whatever the step has: so the bits of a row do not depend on how many
+others there are. It is as fast as all at once, within a fifth."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StepInputs:
+    """What the host says of one step. The sequences are those of the engine's slots, in their order; those that have
+    nothing to do have no tokens.
+
+    Args:
+        tokens: int32 `tokens`; below 0 the token that was drawn last in slot −1 − token, which the host does not know
+            yet. positions: of each, in its sequence. last: of each, the last position of its sequence.
+        lens, bounds, tables: see `axon.nn.kv_cache.Ragged`.
+        rows: int32 `rows`: the tokens from the output of which the next ones are drawn.
+    """
+
+    tokens: Any
+    positions: Any
+    last: Any
+    lens: Any
+    bounds: Any
+    tables: tuple[Any, ...]
+    rows: Any
+
+
+class Step:
+    """A runtime's module over one pool of pages a window, compiled for a few sizes of a step.
+
+    Args:
+        windows: how many keys the layers see, each with a pool of its own; of `windows_of`.
+    """
+
+    def __init__(self, runtime: Runtime, windows: tuple[int | None, ...]):
+        self.runtime, self.windows = runtime, windows
+        self.placement = unsplit(runtime.placement, "batch", "seq")
+        self._kernels = {name: kernel for name, kernel in runtime.kernels.items() if name == "sampling"}
+        self._forward = runtime.jit(self._logits, donate_argnames="cache")
+        self._draw = runtime.jit(_drawn, donate_argnames="last")
+
+    def logits(self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs) -> tuple[Array, Any]:
+        """float32 `rows vocab`, and the cache, which is donated; `last[slots]`: the last draw of each slot."""
+        with self._tracing():
+            return self._forward(parameters, variables, cache=cache, last=last, inputs=inputs)
+
+    def draw(self, logits: Array, last: Array, slots: Any, draws: Draws) -> tuple[Drawn, Array]:
+        """What is drawn of each row, and `last` with it, which is donated; `slots[rows]`: where each draw is kept; as
+        many as there are slots: nowhere."""
+        with self._tracing():
+            return self._draw(logits, last=last, slots=slots, draws=draws)
+
+    def lowered(self, parameters: Any, variables: Any, cache: Any, last: Any, inputs: StepInputs) -> Any:
+        """`logits`, traced and lowered for the mesh's platform, whichever machine this is."""
+        with self._tracing():
+            traced = self._forward.trace(parameters, variables, cache=cache, last=last, inputs=inputs)
+        return self.runtime.lower(traced)
+
+    @property
+    def compiles(self) -> int:
+        """How many programs there are."""
+        return self._forward._cache_size() + self._draw._cache_size()
+
+    def cache_specs(self, pages: Mapping[int | None, int], page_size: int, dtype: Any = None) -> Any:
+        """By kind of block the cache of `pages` of each window; `dtype`: in which it is kept, the compute dtype by
+        default. Raises `UserError` for a quantised one of latents."""
+        with self._tracing():
+            specs = self.runtime.module.layers.cache_specs(1, page_size)
+        kinds = windows_by_kind(self.runtime.module)
+        sizes = {kind: {"pages": pages[window], "page_size": page_size} for kind, window in kinds.items()}
+        return {kind: _pool(own, sizes[kind], dtype) for kind, own in specs.items()}
+
+    def empty_cache(self, specs: Any) -> Any:
+        """One of zeros."""
+
+        def zeros(spec: ArraySpec) -> Array:
+            return jnp.zeros(spec.shape, spec.dtype, device=self.placement.sharding(spec.axes, spec.kind))
+
+        return jax.tree.map(zeros, specs)
+
+    def no_draws(self, slots: int) -> Array:
+        """Of each slot the last draw, before there is one."""
+        return jnp.zeros(slots, jnp.int32, device=NamedSharding(self.placement.mesh, PartitionSpec()))
+
+    def _tracing(self) -> Any:
+        rows = ROWS_AT_ONCE if self.placement.platform == "cpu" else None
+        return self.runtime.tracing(self.placement, self._kernels, rows_at_once=rows)
+
+    def _logits(
+        self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs
+    ) -> tuple[Array, Any]:
+        model: LanguageModel = self.runtime.bind(parameters, variables)
+        known = inputs.tokens >= 0
+        tokens = jnp.where(known, inputs.tokens, last[jnp.where(known, 0, -1 - inputs.tokens)])
+        hidden, cache, _ = model.hidden(_model_inputs(tokens, inputs, self.windows), cache)
+        hidden = axes.shard(hidden, "batch seq embed")[:, inputs.rows]
+        return axes.shard(model.output.logits(hidden), "batch seq vocab.whole")[0].astype(jnp.float32), cache
+
+
+def _drawn(logits: Array, last: Array, slots: Array, draws: Draws) -> tuple[Drawn, Array]:
+    found = draw(logits, draws)
+    return found, last.at[slots].set(found.ids, mode="drop")
+
+
+def _model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, ...]) -> Inputs:
+    ragged = Ragged(inputs.lens, inputs.bounds, inputs.tables, windows)
+    in_row = (axes.shard(x[None], "batch seq") for x in (tokens, inputs.positions, inputs.last))
+    tokens, positions, last = in_row
+    return Inputs(tokens, positions, start=ragged, last=last)
+
+
+def _pool(specs: Mapping[str, ArraySpec], sizes: Mapping[str, int], dtype: Any) -> dict[str, ArraySpec]:
+    """A block's cache with other numbers of pages and of tokens a page."""
+    found = {}
+    for name, spec in specs.items():
+        shape = tuple(sizes.get(axis, size) for axis, size in zip(spec.axes, spec.shape, strict=True))
+        found[name] = replace(spec, shape=shape, dtype=spec.dtype if dtype is None else dtype)
+        if dtype is not None and quantised(dtype):
+            if name not in ("key", "value"):
+                raise UserError(
+                    f"a cache of {jnp.dtype(dtype).name} is for keys and values, and this model's has {name}s"
+                )
+            scales = replace(spec, axes=("_layers", *SCALES.split()), shape=shape[:-1], dtype=jnp.float32)
+            found[f"{name}_scale"] = scales
+    return found
+
+
+def windows_by_kind(module: Any) -> dict[str, int | None]:
+    """Of each kind of block, how many keys its attention sees; None: all."""
+    found = {}
+    for kind, block in module.layers.blocks.items():
+        seen = {causal_window(part.config.mask) for _, part in nnx.iter_modules(block) if hasattr(part, "paged_sizes")}
+        found[kind] = None if None in seen or not seen else max(size for size in seen if size is not None)
+    return found
+
+
+def windows_of(module: Any) -> tuple[int | None, ...]:
+    """Those of its blocks, the full one first."""
+    return tuple(sorted(set(windows_by_kind(module).values()), key=lambda size: 0 if size is None else size))
+
+
+def changes_at(module: Any) -> int | None:
+    """The position from which on a sequence that has it rotates at other frequencies, all of it, as LongRoPE's do."""
+    ropes = (getattr(part, "rope", None) for _, part in nnx.iter_modules(module))
+    scalings = [rope.scaling for rope in ropes if isinstance(rope, Rope) and rope.scaling is not None]
+    return min((at for scaling in scalings if (at := scaling.changes_at) is not None), default=None)

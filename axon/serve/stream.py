@@ -1,0 +1,128 @@
+"""A request while it is answered: how its tokens are drawn, and what becomes of them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from axon.data.tokenizer import Tokenizer
+from axon.serve.detokenize import Detokenizer
+from axon.serve.policy import Policy, Row
+from axon.serve.request import Finish, TokenLogprob, Update
+from axon.serve.sampler import Drawn
+from axon.serve.scheduler import Scheduled
+from axon.serve.sequence import Sequence as Running
+
+DRAFTS = 4
+"""Tokens that are guessed at once, at most."""
+
+
+class Drafter(Protocol):
+    """Guesses the tokens that follow."""
+
+    def propose(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+        """At most so many ids that may follow `tokens`."""
+        ...
+
+
+class Stream:
+    """What is remembered of a request besides its pages.
+
+    Args:
+        sequence: its own. vocab: ids that the model predicts. tokenizer: makes texts of ids, and says which ids end
+            them; None: neither.
+    """
+
+    def __init__(self, sequence: Running, vocab: int, tokenizer: Tokenizer | None):
+        self.sequence, self.request = sequence, sequence.request
+        sampling, prompt, grammar = self.request.sampling, self.request.prompt, self.request.grammar
+        self._ends = frozenset(sampling.stop_ids) | (frozenset() if tokenizer is None else tokenizer.ends)
+        self._text = None if tokenizer is None else Detokenizer(tokenizer, prompt, sampling.stop)
+        self._policy = Policy(sampling, prompt, vocab)
+        self._grammar = None if grammar is None else grammar.copy()
+        self._prompt_logprobs: list[TokenLogprob] = []
+        self._is_first = True
+
+    def draft(self, drafter: Drafter, before: int | None) -> None:
+        """Have the tokens after the last guessed, if the last is known; none at the position `before` or later."""
+        sequence = self.sequence
+        if sequence.pending or sequence.remaining != 1:
+            return
+        most = DRAFTS if before is None else max(0, min(DRAFTS, before - sequence.length))
+        drafts = tuple(drafter.propose(sequence.tokens, most))[:most]
+        if self._grammar is not None:
+            drafts = drafts[: self._grammar.copy().accept(drafts)]
+        sequence.drafts = drafts
+
+    def rows(self, part: Scheduled) -> list[Row]:
+        """How tokens are drawn from the last `part.rows` of a step's; of a prompt's they are given."""
+        prompt, drafts = self.request.prompt, part.drafts
+        after = part.start + part.count - part.rows + 1
+        rows, grammar = [], self._grammar and self._grammar.copy()
+        for place in range(after, after + part.rows):
+            known = len(drafts) - (after + part.rows - 1 - place)
+            if place < len(prompt):
+                rows.append(Row(self._policy, place - len(prompt), given=prompt[place]))
+                continue
+            if grammar is not None and known > 0:
+                grammar.accept(drafts[known - 1 : known])
+            mask = None if grammar is None else grammar.allowed()
+            rows.append(Row(self._policy, place - len(prompt), drafts[: max(0, known)], mask))
+        return rows
+
+    def accepted(self, part: Scheduled, drawn: Drawn, first: int) -> list[int]:
+        """The tokens that a step drew, from its row `first` on: the drafts that are what was drawn, and one more."""
+        ids = [int(token) for token in drawn.ids[first + part.rows - 1 - len(part.drafts) : first + part.rows]]
+        right = next((place for place, draft in enumerate(part.drafts) if ids[place] != draft), len(part.drafts))
+        return ids[: right + 1]
+
+    def update(self, part: Scheduled, ids: Sequence[int], drawn: Drawn, first: int) -> Update | None:
+        """What there is to tell after a step; `ids`: of `accepted`; none, if it did not come to the prompt's end."""
+        scored = part.rows - (1 + len(part.drafts) if part.draws else 0)
+        for row in range(first, first + scored):
+            token = self.request.prompt[len(self._prompt_logprobs) + 1]
+            self._prompt_logprobs.append(self._logprob(drawn, row, token, drawn.given))
+        return self._told(ids, drawn, first + scored) if part.draws else None
+
+    def ended(self, finish: Finish, error: str | None = None) -> Update:
+        """The last update of a request that ends before its text does."""
+        return Update(self.sequence.number, finish=finish, error=error)
+
+    def _told(self, ids: Sequence[int], drawn: Drawn, row: int) -> Update:
+        taken, text, logprobs, finish, error = [], "", [], None, None
+        for token in ids:
+            if not drawn.valid[row + len(taken)]:
+                finish, error = Finish.FAILED, "the model's logits are not numbers here, or its grammar allows no token"
+                break
+            if self.request.sampling.logprobs is not None:
+                logprobs.append(self._logprob(drawn, row + len(taken), token, drawn.logprobs))
+            taken.append(token)
+            text += "" if self._text is None else self._text.push([token])
+            if (finish := self._finish(token, len(taken) - len(ids))) is not None:
+                break
+        if finish is not None and self._text is not None:
+            text += self._text.finish()
+        self._policy.add(taken)
+        first, self._is_first = self._is_first, False
+        return Update(
+            self.sequence.number,
+            tuple(taken),
+            text,
+            tuple(logprobs),
+            tuple(self._prompt_logprobs) if first else (),
+            finish,
+            error,
+            self.sequence.reused if first else 0,
+        )
+
+    def _finish(self, token: int, after: int) -> Finish | None:
+        """Why a request ends with `token`; `after`: how many of those drawn with it come before the last, negative."""
+        if self._grammar is not None and token not in self._ends:
+            self._grammar.accept([token])
+        by_text = self._text is not None and self._text.stopped
+        if token in self._ends or by_text or (self._grammar is not None and self._grammar.ended):
+            return Finish.STOP
+        return Finish.LENGTH if len(self.sequence.tokens) + after >= self.sequence.limit else None
+
+    def _logprob(self, drawn: Drawn, row: int, token: int, of: Sequence[float]) -> TokenLogprob:
+        most = self.request.sampling.logprobs or 0
+        likeliest = zip(drawn.top_ids[row][:most].tolist(), drawn.top_logprobs[row][:most].tolist(), strict=True)
+        return TokenLogprob(token, float(of[row]), tuple(likeliest))

@@ -17,6 +17,7 @@ class Groups:
     def __init__(self, pools: Mapping[int | None, PagePool]):
         self.pools = dict(pools)
         self.size = next(iter(self.pools.values())).size
+        self._windowed = [(window, pool) for window, pool in self.pools.items() if window is not None]
         assert all(pool.size == self.size and pool.window == window for window, pool in self.pools.items())
 
     def check_fits(self, prompt: int, tokens: int) -> None:
@@ -91,38 +92,46 @@ class Groups:
 
     def settle(self, sequence: Sequence, *, register: bool) -> None:
         """Make its full pages known, if `register`, and release those that no query of it will see again."""
-        full = min(sequence.settled, len(sequence.tokens)) // self.size
+        settled = sequence.settled
+        full = min(settled, len(sequence.tokens)) // self.size
         if register and full > sequence.registered:
-            hashes = sequence.hash_pages(self.size)
-            for window, pool in self.pools.items():
-                for index in range(max(sequence.registered, sequence.first[window]), full):
-                    pool.register(sequence.pages[window][index], hashes[index])
-            sequence.registered = full
-        for window, pool in self.pools.items():
-            pages, first = sequence.pages[window], pool.first_page(sequence.settled)
-            for index in range(sequence.first[window], first):
-                pool.release(pages[index])
-                pages[index] = PADDING
-            sequence.first[window] = max(first, sequence.first[window])
+            self._register(sequence, full)
+        for window, pool in self._windowed:
+            first, old = pool.first_page(settled), sequence.first[window]
+            if first > old:
+                self._release(pool, sequence.pages[window], range(old, first))
+                sequence.first[window] = first
 
     def room(self, sequence: Sequence) -> int:
         """How many tokens more its pages and all free ones hold."""
-        pages = min(len(sequence.pages[window]) + pool.free for window, pool in self.pools.items())
-        return pages * self.size - sequence.cached
+        pages = [len(sequence.pages[window]) + pool.free for window, pool in self.pools.items()]
+        return min(pages) * self.size - sequence.cached
 
     def extend(self, sequence: Sequence, count: int) -> None:
         """Take the pages for its next `count` tokens, at most `room`."""
-        for window, pool in self.pools.items():
-            pages = sequence.pages[window]
-            missing = pool.pages_for(sequence.cached + count) - len(pages)
-            pages += pool.take(max(0, missing))
+        end = -(-(sequence.cached + count) // self.size)
+        for window, pages in sequence.pages.items():
+            if end > len(pages):
+                pages += self.pools[window].take(end - len(pages))
 
     def release(self, sequence: Sequence) -> None:
         """Release all its pages, the last first: the longer a prefix stays known, the better."""
         for window, pool in self.pools.items():
-            for page in reversed(sequence.pages[window][sequence.first[window] :]):
-                pool.release(page)
+            pages = sequence.pages[window]
+            self._release(pool, pages, reversed(range(sequence.first[window], len(pages))))
         sequence.restart()
+
+    def _register(self, sequence: Sequence, full: int) -> None:
+        hashes = sequence.hash_pages(self.size)
+        for window, pool in self.pools.items():
+            for index in range(max(sequence.registered, sequence.first[window]), full):
+                pool.register(sequence.pages[window][index], hashes[index])
+        sequence.registered = full
+
+    def _release(self, pool: PagePool, pages: list[int], indices: Iterable[int]) -> None:
+        for index in indices:
+            pool.release(pages[index])
+            pages[index] = PADDING
 
     def _need(self, pool: PagePool, sequence: Sequence, end: int, first: int) -> int:
         goal = min(sequence.length + self.size, sequence.limit - 1)

@@ -20,6 +20,7 @@ from bisect import insort
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from axon.errors import UserError
 from axon.serve.groups import Groups
@@ -27,9 +28,8 @@ from axon.serve.pages import PagePool
 from axon.serve.sequence import Sequence
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    """A sequence's part in a step.
+class Scheduled(NamedTuple):
+    """A sequence's part in a step; a tuple, as a step has one for each sequence and its host time is short.
 
     Args:
         sequence: whose. start: tokens that were cached before: the position of the first one now. count: tokens in this
@@ -137,37 +137,38 @@ class Scheduler:
         ready = [sequence for sequence in self.running if sequence.is_ready]
         shares, self._spare_rows = self._shares(ready), self.max_rows_drawn - len(ready)
         scheduled, preempted = [], []
-        for sequence in ready:  # one that is preempted on the way is later in the order than all before it
-            if sequence in preempted:
+        for sequence in ready:
+            if sequence in preempted:  # and so are all after it
                 break
-            preempted += self._make_room(sequence)
-            if count := self._count(sequence, shares[sequence.number]):
+            room = self._make_room(sequence, preempted)
+            if count := self._count(sequence, min(shares[sequence.number], room)):
                 scheduled.append(self._schedule(sequence, count))
         return Plan(tuple(scheduled), tuple(s for s in admitted if s not in preempted), tuple(preempted))
 
     def _shares(self, ready: list[Sequence]) -> dict[int, int]:
         """Number → tokens of the budget."""
         shares, spare = {sequence.number: 1 for sequence in ready}, self.budget - len(ready)
-        prefilling = [sequence for sequence in ready if sequence.remaining > 1]
+        drafting, prefilling = [], []
+        for sequence in ready:
+            remaining = sequence.remaining
+            if more := remaining - 1 + sequence.usable_drafts:
+                (drafting if remaining == 1 else prefilling).append((sequence.number, more))
 
-        def give(some: list[Sequence], most: int | None = None) -> None:
+        def give(some: list[tuple[int, int]], most: int) -> None:
             nonlocal spare
-            for sequence in some:
-                wanted = sequence.remaining + sequence.usable_drafts - shares[sequence.number]
-                more = min(wanted, spare if most is None else min(most, spare))
-                shares[sequence.number] += more
+            for number, wanted in some:
+                more = min(wanted + 1 - shares[number], most, spare)
+                shares[number] += more
                 spare -= more
 
-        give([sequence for sequence in ready if sequence.remaining == 1])
+        give(drafting, spare)
         give(prefilling, spare // max(1, len(prefilling)))
-        give(prefilling)
+        give(prefilling, spare)
         return shares
 
-    def _count(self, sequence: Sequence, share: int) -> int:
-        """How many tokens of its share rows and pages allow."""
-        count = min(share, self.groups.room(sequence))
-        excess = sequence.rows(count) - 1 - self._spare_rows
-        return count - max(0, excess)
+    def _count(self, sequence: Sequence, most: int) -> int:
+        """How many of so many tokens the rows left allow."""
+        return most if most <= 1 else most - max(0, sequence.rows(most) - 1 - self._spare_rows)
 
     def _schedule(self, sequence: Sequence, count: int) -> Scheduled:
         self.groups.extend(sequence, count)
@@ -176,14 +177,13 @@ class Scheduler:
         self._spare_rows -= max(0, rows - 1)
         return Scheduled(sequence, start, count, sequence.advance(count), rows, draws, from_device)
 
-    def _make_room(self, sequence: Sequence) -> list[Sequence]:
-        """Preempt the last running ones, none before `sequence`, until it has room for a token or is the last."""
-        preempted = []
-        while not self.groups.room(sequence) and (victim := self.running[-1]) is not sequence:
+    def _make_room(self, sequence: Sequence, preempted: list[Sequence]) -> int:
+        """Preempt the last running ones until `sequence` has room for a token or is the last: how many it has."""
+        while not (room := self.groups.room(sequence)) and (victim := self.running[-1]) is not sequence:
             self._release(victim)
             _insert(self.waiting, self.running.pop())
             preempted.append(victim)
-        return preempted
+        return room
 
     def _admit(self) -> list[Sequence]:
         """Let those of the waiting run for whom there is room."""

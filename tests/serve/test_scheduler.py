@@ -1,10 +1,12 @@
-"""The scheduler under an engine that only remembers: which tokens' keys each slot of each page holds."""
+"""The scheduler, under an engine that only remembers what each page holds: `memory_engine.py` has what it asserts."""
 
 import random
-from collections import deque
-from dataclasses import dataclass
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from memory_engine import MemoryEngine, Sizes, random_operations, random_sizes
 
 from axon.errors import UserError
 from axon.serve.pages import PagePool
@@ -12,255 +14,29 @@ from axon.serve.request import Request, Sampling
 from axon.serve.scheduler import Scheduler
 from axon.serve.sequence import Sequence
 
-VOCAB = 3
-"""Few ids, so that prefixes are shared and drafts accepted by chance."""
+LARGE = Sizes(pages=400, budget=32, max_running=8, max_rows=16)
 
 
-class WatchedPool(PagePool):
-    """A pool that remembers which pages must not be written: those that were registered since they were taken."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.frozen = set()
-
-    def take(self, count):
-        pages = super().take(count)
-        self.frozen -= {*pages}
-        return pages
-
-    def register(self, page, digest):
-        super().register(page, digest)
-        self.frozen.add(page)
+def scheduler(sizes: Sizes = LARGE) -> Scheduler:
+    pools = {window: PagePool(sizes.pages, sizes.size, window) for window in sizes.windows}
+    return Scheduler(pools, budget=sizes.budget, max_running=sizes.max_running, max_rows_drawn=sizes.max_rows)
 
 
-@dataclass
-class Sizes:
-    """Of an engine."""
-
-    pages: int = 20
-    size: int = 4
-    windows: tuple = (None,)
-    budget: int = 16
-    max_running: int = 6
-    max_rows: int = 10
-    max_prefilling: int = 3
+def sequence(number, prompt, tokens=8, priority=0, **sampling) -> Sequence:
+    return Sequence(Request(tuple(prompt), Sampling(tokens=tokens, **sampling), priority), number, number)
 
 
-class MemoryEngine:
-    """Runs plans over pages whose content is the tokens up to each position; steps are delivered late.
-
-    Its model's text is random and known beforehand: `truth[number]`. Every claim about a step is asserted in `launch`.
-    """
-
-    def __init__(self, sizes: Sizes, seed: int, drafts: float = 0.3):
-        self.sizes, self.rng, self.draft_rate = sizes, random.Random(seed), drafts
-        self.pools = {window: WatchedPool(sizes.pages, sizes.size, window) for window in sizes.windows}
-        self.scheduler = Scheduler(
-            self.pools,
-            budget=sizes.budget,
-            max_running=sizes.max_running,
-            max_rows_drawn=sizes.max_rows,
-            max_prefilling=sizes.max_prefilling,
-        )
-        self.memory, self.truth, self.chains, self.live = {}, {}, {}, {}
-        self.in_flight, self.scored = deque(), {}
-        self.version = self.steps = self.count = self.reused = self.preempted = self.drafted = 0
-        self.ended = []
-
-    def submit(self, prompt, tokens, priority=0, scores=False, looks_back=False, adapter=""):
-        try:
-            self.scheduler.check_fits(len(prompt), tokens)
-        except UserError:
-            return None
-        sampling = Sampling(tokens=tokens, presence_penalty=1.0 if looks_back else 0.0)
-        request = Request(tuple(prompt), sampling, priority, prompt_logprobs=scores)
-        self.count += 1
-        sequence = Sequence(request, self.count, self.count, adapter=adapter)
-        truth = [*prompt, *(self.rng.randrange(VOCAB) for _ in range(tokens))]
-        self.truth[sequence.number], self.chains[sequence.number] = truth, chained(adapter, truth)
-        self.live[sequence.number], self.scored[sequence.number] = sequence, 0
-        self.scheduler.add(sequence)
-        return sequence
-
-    def swap(self):
-        self.version += 1
-        self.scheduler.new_weights()
-
-    def cancel(self, number):
-        sequence = self.scheduler.cancel(number)
-        assert sequence is self.live.pop(number)
-        assert sequence.finished
-
-    def step(self):
-        """Plan and launch one; deliver the oldest at random, at the latest when nothing else can be done."""
-        for sequence in self.scheduler.running:
-            if not sequence.pending and not sequence.drafts and self.rng.random() < self.draft_rate:
-                at = len(sequence.tokens)
-                guess = self.truth[sequence.number][at : at + self.rng.randrange(1, 5)]
-                sequence.drafts = tuple(t if self.rng.random() < 0.8 else self.rng.randrange(VOCAB) for t in guess)
-        waited = [s for s in self.scheduler.waiting if not s.pending]
-        plan = self.scheduler.plan()
-        self.launch(plan, waited)
-        if not plan.scheduled or len(self.in_flight) > 2 or self.rng.random() < 0.5:
-            self.deliver()
-        self.steps += 1
-
-    def deliver(self):
-        if self.in_flight:
-            for sequence, ids in self.in_flight.popleft():
-                if not sequence.finished:
-                    self.scheduler.accepted(sequence, ids)
-                    truth = self.truth[sequence.number]
-                    assert sequence.tokens == truth[: len(sequence.tokens)]
-                    if len(sequence.tokens) == len(truth) or self.rng.random() < 0.02:
-                        self.end(sequence)
-
-    def end(self, sequence):
-        if sequence.request.prompt_logprobs:
-            assert self.scored[sequence.number] == sequence.prompt_length
-        self.scheduler.finish(sequence)
-        del self.live[sequence.number]
-        self.ended.append(sequence.number)
-
-    def launch(self, plan, waited):
-        parts, scheduler = plan.scheduled, self.scheduler
-        self.reused += sum(sequence.reused for sequence in plan.admitted)
-        self.preempted += len(plan.preempted)
-        assert sum(part.count for part in parts) <= self.sizes.budget
-        assert sum(part.rows for part in parts) <= self.sizes.max_rows
-        assert len(scheduler.running) <= self.sizes.max_running
-        assert len({part.sequence.number for part in parts}) == len(parts)
-        assert not {part.sequence.number for part in parts} & {sequence.number for sequence in plan.preempted}
-        for sequence in plan.preempted:
-            assert all(sequence.order > part.sequence.order for part in parts)
-        self.check_turns(parts, waited)
-        self.written = {}
-        for part in parts:
-            self.write(part)
-        for part in parts:
-            self.read(part)
-        self.in_flight.append([(part.sequence, self.drawn(part)) for part in parts if part.draws])
-
-    def check_turns(self, parts, waited):
-        """The first that runs goes on, unless the host has to be waited for; if nothing runs, the first begins."""
-        running = self.scheduler.running
-        if running and (running[0] not in [part.sequence for part in parts]):
-            assert running[0].pending
-        assert running or not waited
-
-    def write(self, part):
-        sequence, size = part.sequence, self.sizes.size
-        assert part.count > 0
-        known = part.start + part.count - len(part.drafts)
-        assert part.from_device == (known > len(sequence.tokens))
-        assert not part.from_device or (part.count == 1 and not sequence.needs_host)
-        assert (known == sequence.length - 1 and part.rows > len(part.drafts)) if part.draws else not part.drafts
-        assert part.draws or known < sequence.length
-        if sequence.request.prompt_logprobs and self.scored[sequence.number] < sequence.prompt_length:
-            first = part.start + part.count - part.rows
-            assert first <= self.scored[sequence.number] or part.rows == 0
-            self.scored[sequence.number] = max(self.scored[sequence.number], min(known, sequence.prompt_length))
-        for position, content in self.contents(part):
-            for window, pages in sequence.pages.items():
-                page, pool = pages[position // size], self.pools[window]
-                assert 0 < page < pool.count
-                assert pool.references(page) == 1, "a shared page is written"
-                assert page not in pool.frozen, "a registered page is written"
-                assert self.written.setdefault((window, page), sequence) is sequence, "two write one page"
-                self.memory[window, page, position % size] = content, self.version
-
-    def contents(self, part):
-        """Position and what it holds, for each token of the step: the chain of all tokens up to it."""
-        chain, known = self.chains[part.sequence.number], part.start + part.count - len(part.drafts)
-        for position in range(part.start, known):
-            yield position, chain[position]
-        content = chain[known - 1]
-        for position, draft in enumerate(part.drafts, known):
-            content = hash((content, draft))
-            yield position, content
-
-    def read(self, part):
-        sequence, size = part.sequence, self.sizes.size
-        new = dict(self.contents(part))
-        for window, pages in sequence.pages.items():
-            first = 0 if window is None else max(0, part.start - window + 1)
-            for position in range(first, part.start + part.count):
-                content, version = self.memory[window, pages[position // size], position % size]
-                assert content == new.get(position, self.chains[sequence.number][position])
-                assert version >= sequence.version, "a prefix of old weights"
-
-    def drawn(self, part):
-        truth, known = self.truth[part.sequence.number], part.start + part.count - len(part.drafts)
-        taken = 0
-        while taken < len(part.drafts) and truth[known + taken] == part.drafts[taken]:
-            taken += 1
-        self.drafted += taken
-        return truth[known : known + taken + 1]
-
-    def check(self):
-        for pool in self.pools.values():
-            pool.check()
-        for window, pool in self.pools.items():
-            owned = [page for s in self.scheduler.running for page in s.pages[window] if page]
-            assert all(pool.references(page) == owned.count(page) for page in {*owned})
-            assert pool.used == len({*owned})
-        assert {s.number for s in (*self.scheduler.running, *self.scheduler.waiting)} == self.live.keys()
-
-    def drain(self):
-        """All end, in so many steps as their tokens have one by one, a few times over for what is preempted."""
-        bound = self.steps + 200 + 20 * sum(s.limit for s in self.live.values())
-        while self.live:
-            self.step()
-            assert self.steps < bound, "some never end"
-        self.check()
-        assert all(pool.used == 0 for pool in self.pools.values())
+def counts(plan) -> dict[int, int]:
+    return {part.sequence.number: part.count for part in plan.scheduled}
 
 
-def chained(adapter, tokens):
-    chains, content = [], hash(adapter)
-    for token in tokens:
-        chains.append(content := hash((content, token)))
-    return chains
+def deliver(plan, scheduler, token=1) -> None:
+    for part in plan.scheduled:
+        if part.draws:
+            scheduler.accepted(part.sequence, [token])
 
 
-def random_prompt(rng, longest):
-    """Often one that begins as others do."""
-    shared = [0, 1, 2, 1] * longest
-    own = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 10))]
-    return [*shared[: rng.randrange(longest) if rng.random() < 0.7 else 0], *own][:longest]
-
-
-def random_sizes(rng):
-    running = rng.randrange(1, 8)
-    return Sizes(
-        pages=rng.randrange(3, 40),
-        size=rng.choice((1, 2, 4, 5)),
-        windows=rng.choice(((None,), (None, 6), (3,), (None, 1, 9), (None, 4))),
-        budget=running + rng.randrange(24),
-        max_running=running,
-        max_rows=running + rng.randrange(8),
-        max_prefilling=rng.randrange(1, 5),
-    )
-
-
-def random_operations(engine, count, longest=40):
-    """Submit, step, cancel and swap weights at random."""
-    rng = engine.rng
-    for _ in range(count):
-        chance = rng.random()
-        if chance < 0.25 and len(engine.live) < 20:
-            flags = {"scores": rng.random() < 0.1, "looks_back": rng.random() < 0.2, "adapter": rng.choice(" ab")}
-            prompt = random_prompt(rng, longest)
-            engine.submit(prompt, rng.randrange(1, 20), priority=rng.choice((0, 0, 1)), **flags)
-        elif chance < 0.28 and engine.live:
-            engine.cancel(rng.choice([*engine.live]))
-        elif chance < 0.285:
-            engine.swap()
-        else:
-            engine.step()
-
-
-@pytest.mark.parametrize("repeat", [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 100))])
+@pytest.mark.parametrize("repeat", [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 200))])
 def test_random_requests_keep_every_page_and_all_end(repeat, seed):
     rng = random.Random(seed + repeat)
     engine = MemoryEngine(random_sizes(rng), rng.random())
@@ -268,3 +44,189 @@ def test_random_requests_keep_every_page_and_all_end(repeat, seed):
         random_operations(engine, 60)
         engine.check()
     engine.drain()
+
+
+def test_random_requests_share_prefixes_are_preempted_and_have_drafts_accepted(seed):
+    engine = MemoryEngine(Sizes(pages=22, windows=(None, 9)), seed)
+    random_operations(engine, 1500)
+    engine.drain()
+    assert min(engine.reused, engine.preempted, engine.drafted, len(engine.ended)) > 10
+
+
+class Serving(RuleBasedStateMachine):
+    """Any order of submissions, steps, late deliveries, cancellations and new weights."""
+
+    @initialize(seed=st.integers(0, 2**31))
+    def begin(self, seed):
+        self.engine = MemoryEngine(random_sizes(random.Random(seed)), seed)
+
+    @rule(
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12),
+        tokens=st.integers(1, 8),
+        priority=st.integers(0, 1),
+        scores=st.booleans(),
+        looks_back=st.booleans(),
+    )
+    def submit(self, prompt, tokens, priority, scores, looks_back):
+        self.engine.submit(prompt, tokens, priority, scores, looks_back)
+
+    @rule(times=st.integers(1, 5))
+    def step(self, times):
+        for _ in range(times):
+            self.engine.step()
+
+    @rule()
+    def deliver(self):
+        self.engine.deliver()
+
+    @rule()
+    def swap(self):
+        self.engine.swap()
+
+    @precondition(lambda self: self.engine.live)
+    @rule(data=st.data())
+    def cancel(self, data):
+        self.engine.cancel(data.draw(st.sampled_from([*self.engine.live])))
+
+    @invariant()
+    def every_page_is_accounted_for(self):
+        if hasattr(self, "engine"):
+            self.engine.check()
+
+    def teardown(self):
+        if hasattr(self, "engine"):
+            self.engine.drain()
+
+
+TestServing = Serving.TestCase
+TestServing.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+def test_decodes_come_first_and_prefills_share_what_they_leave(rng):
+    planner = scheduler(Sizes(pages=400, budget=20, max_running=4, max_rows=4))
+    planner.add(sequence(0, [1]))
+    deliver(planner.plan(), planner)
+    for number, length in enumerate((100, 5, 100), 1):
+        planner.add(sequence(number, rng.integers(0, 99, length).tolist()))
+    plan = planner.plan()
+    assert counts(plan) == {0: 1, 1: 8, 2: 5, 3: 6}  # 16 shared by three: 5 more for each; what is left to the first
+    assert [part.draws for part in plan.scheduled] == [True, False, True, False]
+
+
+def test_steps_overlap_unless_the_host_has_to_know_the_token():
+    planner = scheduler()
+    planner.add(sequence(0, [1, 2, 3], tokens=3))
+    planner.add(sequence(1, [4, 5, 6], tokens=3, presence_penalty=1.0))
+    first, second, third = planner.plan(), planner.plan(), planner.plan()
+    assert (counts(first), counts(second), counts(third)) == ({0: 3, 1: 3}, {0: 1}, {0: 1})
+    assert second.scheduled[0].from_device
+    assert not planner.plan().scheduled  # all three tokens of the first are in flight
+    deliver(first, planner)
+    assert counts(planner.plan()) == {1: 1}
+
+
+def test_drafts_fill_what_budget_and_rows_are_left_and_rejected_ones_are_not_cached():
+    planner = scheduler(Sizes(pages=400, budget=9, max_running=3, max_rows=8))
+    several = [sequence(number, [number], tokens=20) for number in range(3)]
+    for one in several:
+        planner.add(one)
+    deliver(planner.plan(), planner)
+    for one in several:
+        one.drafts = (7, 8, 9, 10)
+    plan = planner.plan()
+    assert [(part.count, part.drafts, part.rows) for part in plan.scheduled] == [
+        (5, (7, 8, 9, 10), 5),
+        (2, (7,), 2),
+        (1, (), 1),
+    ]
+    assert counts(planner.plan()) == {2: 1}  # the others wait for what is accepted
+    planner.accepted(several[0], [7, 8, 5])
+    assert several[0].tokens == [0, 1, 7, 8, 5]
+    assert (several[0].cached, several[0].remaining, several[0].pending) == (4, 1, 0)
+
+
+def test_the_latest_of_the_lowest_priority_is_preempted_and_finds_its_prefix_again():
+    planner = scheduler(Sizes(pages=11, size=2, budget=16, max_running=3, max_rows=3))
+    for number, priority in enumerate((0, 1, 0)):
+        planner.add(sequence(number, range(9 * number, 9 * number + 3), tokens=12, priority=priority))
+    preempted = []
+    while not preempted:
+        plan = planner.plan()
+        deliver(plan, planner)
+        preempted += plan.preempted
+    assert [one.number for one in preempted] == [2]
+    assert planner.waiting == preempted
+    assert [one.number for one in planner.running] == [1, 0]
+    planner.finish(planner.running[1])
+    plan = planner.plan()
+    assert [one.number for one in plan.admitted] == [2]
+    assert preempted[0].reused > 0
+
+
+def test_samples_of_one_prompt_compute_it_once(rng):
+    planner, prompt = scheduler(), rng.integers(0, 10**6, 103).tolist()
+    for number in range(4):
+        planner.add(sequence(number, prompt))
+    computed = 0
+    while planner.waiting or any(one.remaining > 1 for one in planner.running):
+        plan = planner.plan()
+        computed += sum(part.count for part in plan.scheduled if part.start < len(prompt))
+        deliver(plan, planner)
+    assert computed == 103 + 3 * 3
+    shared = [one.pages[None][:25] for one in planner.running]
+    assert shared.count(shared[0]) == 4
+
+
+def test_new_weights_find_no_prefix_of_the_old_ones_nor_do_old_sequences_make_any_known(rng):
+    planner, prompt = scheduler(), rng.integers(0, 10**6, 20).tolist()
+    planner.add(old := sequence(0, prompt, tokens=40))
+    deliver(planner.plan(), planner)
+    planner.new_weights()
+    for _ in range(20):
+        deliver(planner.plan(), planner)
+    planner.finish(old)
+    assert planner.groups.pools[None].cached == 0
+    planner.add(new := sequence(1, prompt))
+    deliver(planner.plan(), planner)
+    assert new.reused == 0
+    planner.add(newer := sequence(2, prompt))
+    planner.plan()
+    assert newer.reused == 16
+
+
+def test_a_long_text_needs_only_its_windows_pages():
+    sizes = Sizes(pages=5, size=4, windows=(10,), budget=4, max_running=1, max_rows=1)
+    planner, one = scheduler(sizes), sequence(0, range(30), tokens=200)
+    planner.check_fits(30, 200)
+    planner.add(one)
+    while len(one.tokens) < one.limit:
+        deliver(planner.plan(), planner)
+        assert sum(page > 0 for page in one.pages[10]) <= 4
+    planner.finish(one)
+    assert planner.groups.pools[10].used == 0
+
+
+def test_later_arrivals_of_the_same_priority_never_hold_up_earlier_ones(seed):
+    engine = MemoryEngine(Sizes(pages=14, max_running=4), seed, drafts=0.0)
+    began = []
+    for number in range(120):  # more than it can serve
+        engine.submit([number * 10 + i for i in range(engine.rng.randrange(1, 24))], engine.rng.randrange(1, 12))
+        fresh = {*engine.live} - {*began}
+        engine.step()
+        began += sorted(one.number for one in engine.scheduler.running if one.number in fresh)
+    assert len(engine.scheduler.waiting) > 10
+    assert began == sorted(began)
+    assert {*range(1, 10)} <= {*engine.ended}
+    engine.drain()
+
+
+def test_what_can_never_fit_is_refused():
+    planner = scheduler(Sizes(pages=6, size=4, windows=(None, 4)))
+    planner.check_fits(10, 11)
+    with pytest.raises(UserError, match=r"prompt of 10 tokens and 12 more need 6 pages of 4 .* has 5, for 21 tokens"):
+        planner.check_fits(10, 12)
+
+
+def test_every_running_sequence_must_have_a_token_and_a_row_of_a_step():
+    with pytest.raises(UserError, match="max_rows_drawn is 3, and max_running is 4"):
+        Scheduler({None: PagePool(4, 4)}, budget=4, max_running=4, max_rows_drawn=3)

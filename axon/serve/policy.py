@@ -55,10 +55,11 @@ class Policy:
             return self._entries
         fresh = [token for token in dict.fromkeys(drafts) if token not in self._places]
         entries = np.concatenate([self._entries, _entries_of(fresh)])
-        places = self._places | {token: len(self._entries) + place for place, token in enumerate(fresh)}
+        new = {token: len(self._entries) + place for place, token in enumerate(fresh)}
         for token in drafts:
-            entries[places[token], COUNT] += 1
-            entries[places[token], SEEN] = 1
+            own = entries[new[token] if token in new else self._places[token]]
+            own[COUNT] += 1
+            own[SEEN] = 1
         return entries
 
 

@@ -45,10 +45,10 @@ class Scope:
 
     `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
     gradient, and so of its reduction over devices; `precision` that of contractions as `jax.lax.Precision` has it, None
-    for the platform's own; `rows_at_once`: how many positions of `seq` a contraction works on at once, whatever their
-    number: so a position's result has the same bits however many there are; None: all. `kernels` names, by operation,
-    the implementations that a person asked for; `choices` collects what was chosen while tracing, by topic (see `log_choice`), and `rings` the mesh axes
-    over which `einsum` made a ring of a collective.
+    for the platform's own; `rows_at_once`: how many positions of `seq` a contraction works on at once, so that a
+    position's result has the same bits however many there are; None: all. `kernels` names, by operation, the
+    implementations that a person asked for; `choices` collects what was chosen while tracing, by topic (see
+    `log_choice`), and `rings` the mesh axes over which `einsum` made a ring of a collective.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -121,10 +122,10 @@ class Runtime:
         with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
             yield
 
-    def jit(self, fn: Callable[..., Any], **options: Any) -> Any:
-        """`fn` compiled with the target's options; `options` are `jax.jit`'s. To be called, traced or lowered within
-        `tracing`."""
-        return jax.jit(fn, compiler_options=self.compiler_options, **options)
+    def jit(self, fn: Callable[..., Any], *, more: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Any:
+        """`fn` compiled with the target's options, and with `more` of them; `options` are `jax.jit`'s. To be called,
+        traced or lowered within `tracing`."""
+        return jax.jit(fn, compiler_options={**self.compiler_options, **more}, **options)
 
     def lower(self, traced: Any) -> Any:
         """A traced function, lowered for the mesh's platform, whichever machine this is."""

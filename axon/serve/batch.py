@@ -1,6 +1,6 @@
 """A plan of the scheduler as the arrays of one compiled step."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +84,7 @@ class Batches:
         inputs = StepInputs(tokens, positions, last, lens, bounds, tables, places)
         return Batch(inputs, slots, draws(rows, size.rows, self.vocab))
 
-    def draws(self, size: Size) -> Iterator[Draws]:
+    def draws(self, size: Size) -> list[Draws]:
         """Those of every shape that steps of this size can have."""
         return variants(size.rows, self.vocab, self._positions)
 

@@ -46,6 +46,11 @@ class Scheduled(NamedTuple):
     draws: bool
     from_device: bool
 
+    @property
+    def prompt_tokens(self) -> int:
+        """How many of its tokens are the prompt's."""
+        return max(0, min(self.start + self.count, self.sequence.prompt_length) - self.start)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -119,6 +124,12 @@ class Scheduler:
         """What the oldest step in flight that draws for it drew: one token, after the drafts that it accepted."""
         if not sequence.finished:
             sequence.accept(ids)
+
+    def restart(self, sequence: Sequence) -> None:
+        """A running one loses its pages and waits in its order, to be computed anew."""
+        self._release(sequence)
+        self.running.remove(sequence)
+        _insert(self.waiting, sequence)
 
     def new_weights(self) -> None:
         """Steps launched from now on have other weights: no prefix of before is found again.

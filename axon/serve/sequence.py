@@ -113,6 +113,11 @@ class Sequence:
         self.cached = self.verifying = self.registered = 0
         self.pages, self.first = {}, {}
 
+    def become(self, adapter: str) -> None:
+        """What is cached from now on, from the first token on, is of this adapter."""
+        self.adapter = adapter
+        self.hashes.clear()
+
     def use_weights(self, version: int) -> None:
         """What is cached from now on, from the first token on, is of these weights."""
         if version != self.version:

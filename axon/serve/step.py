@@ -30,6 +30,10 @@ ROWS_AT_ONCE = 16
 """Rows of a product that a CPU computes at once, whatever the step has: so the bits of a row do not depend on how many
 others there are. It is as fast as all at once, within a fifth."""
 
+SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+"""On a CPU XLA leaves matrix products to a library, and sums over elements only where there are many: in another order
+than its own. With this it does not."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -64,8 +68,9 @@ class Step:
         self.runtime, self.windows = runtime, windows
         self.placement = unsplit(runtime.placement, "batch", "seq")
         self._kernels = {name: kernel for name, kernel in runtime.kernels.items() if name == "sampling"}
-        self._forward = runtime.jit(self._logits, donate_argnames="cache")
-        self._draw = runtime.jit(_drawn, donate_argnames="last")
+        more = SAME_SUMS if self.placement.platform == "cpu" else {}
+        self._forward = runtime.jit(self._logits, more=more, donate_argnames="cache")
+        self._draw = runtime.jit(_drawn, more=more, donate_argnames="last")
 
     def logits(self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs) -> tuple[Array, Any]:
         """float32 `rows vocab`, and the cache, which is donated; `last[slots]`: the last draw of each slot."""
@@ -108,7 +113,7 @@ class Step:
 
     def no_draws(self, slots: int) -> Array:
         """Of each slot the last draw, before there is one."""
-        return jnp.zeros(slots, jnp.int32, device=NamedSharding(self.placement.mesh, PartitionSpec()))
+        return jnp.zeros(slots, jnp.int32, device=NamedSharding(self.placement.mesh, PartitionSpec(None)))
 
     def _tracing(self) -> Any:
         rows = ROWS_AT_ONCE if self.placement.platform == "cpu" else None
@@ -155,16 +160,19 @@ def _pool(specs: Mapping[str, ArraySpec], sizes: Mapping[str, int], dtype: Any) 
 
 def windows_by_kind(module: Any) -> dict[str, int | None]:
     """Of each kind of block, how many keys its attention sees; None: all."""
-    found = {}
-    for kind, block in module.layers.blocks.items():
-        seen = {causal_window(part.config.mask) for _, part in nnx.iter_modules(block) if hasattr(part, "paged_sizes")}
-        found[kind] = None if None in seen or not seen else max(size for size in seen if size is not None)
-    return found
+    return {kind: _window(block) for kind, block in module.layers.blocks.items()}
+
+
+def _window(block: Any) -> int | None:
+    """The largest of its attentions'."""
+    attentions: list[Any] = [part for _, part in nnx.iter_modules(block) if hasattr(part, "paged_sizes")]
+    found = [causal_window(attention.config.mask) for attention in attentions]
+    return max((size for size in found if size is not None), default=None) if None not in found else None
 
 
 def windows_of(module: Any) -> tuple[int | None, ...]:
     """Those of its blocks, the full one first."""
-    return tuple(sorted(set(windows_by_kind(module).values()), key=lambda size: 0 if size is None else size))
+    return tuple(sorted(set(windows_by_kind(module).values()), key=lambda size: size or 0))
 
 
 def changes_at(module: Any) -> int | None:

@@ -32,6 +32,7 @@ class Tokenizer:
         vocab: number of ids.
         bos: the id that opens every document, and so ends the one before it.
         ends: the ids at which generation stops.
+        byte_tokens: the ids that spell a byte of a character, as `<0x0A>` does.
         byte_lengths: int32 `vocab`, the UTF-8 bytes an id stands for; 0 for special tokens. Exact for byte-level
             tokenizers, a best estimate for others.
     """
@@ -50,6 +51,8 @@ class Tokenizer:
         self.bos = bos
         self.byte_lengths = _byte_lengths(inner)
         self.vocab = len(self.byte_lengths)
+        spelled = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(BYTES))
+        self.byte_tokens = frozenset(token for token in spelled if token is not None)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, with no special tokens added. Raises `UserError` for what it cannot encode."""
@@ -72,12 +75,18 @@ class Tokenizer:
     def continuation(self, prompt: Sequence[int], ids: Sequence[int]) -> str:
         """The text of `ids` after those of `prompt`, up to the first that ends it; special tokens are left out."""
         stop = next((place for place, token in enumerate(ids) if token in self.ends), len(ids))
-        before, both = (
-            self._inner.decode([*map(int, part)], skip_special_tokens=True) for part in (prompt, [*prompt, *ids[:stop]])
-        )
+        before, both = self.visible(prompt), self.visible([*prompt, *ids[:stop]])
         if both.startswith(before):  # decoded alone, the first word of some tokenizers loses its space
             return both[len(before) :]
-        return self._inner.decode([*map(int, ids[:stop])], skip_special_tokens=True)
+        return self.visible(ids[:stop])
+
+    def visible(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, special tokens left out; bytes that are no whole character become U+FFFD."""
+        return self._inner.decode([int(token) for token in ids], skip_special_tokens=True)
+
+    def is_visible(self, token: int) -> bool:
+        """Whether it stands for text: it is neither special nor beyond the vocabulary."""
+        return 0 <= token < self.vocab and bool(self.byte_lengths[token])
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens shown; bytes that are no whole character become U+FFFD."""

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.nn import LanguageModel
-from axon.runtime import Runtime, flattened
+from axon.runtime import Runtime
 from axon.serve.batch import Batch, Batches
 from axon.serve.capacity import Capacity
 from axon.serve.request import Finish, Request, Update
@@ -299,7 +298,7 @@ def check_continues(module: Any) -> None:
     """Raise `UserError` for a module that does not go on with a text."""
     if not isinstance(module, LanguageModel):
         raise UserError(
-            f"a {type(module).__name__} cannot be served: it needs an axon.nn.LanguageModel, which predicts the next token"
+            f"a {type(module).__name__} cannot be served: expected an axon.nn.LanguageModel, which goes on with a text"
         )
 
 

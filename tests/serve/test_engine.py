@@ -1,4 +1,4 @@
-"""The engine: what it writes is what the full forward pass finds, whatever runs beside it and however it is computed."""
+"""The engine writes what the full forward pass finds, whatever runs beside it, and however it is computed."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ import pytest
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Inputs, LongRopeScaling, Rope, Routing
-from axon.runtime import Runtime
+from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.request import Finish, Request, Sampling
@@ -53,16 +53,18 @@ def made(model, seed, devices=1, **layout):
     def value(leaf):
         return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
 
-    specs = {path: spec for path, spec in runtime.parameters.items()}
-    values = jax.tree.map(value, runtime.abstract(specs))
-    from axon.runtime import nested
-
+    values = jax.tree.map(value, runtime.abstract(dict(runtime.parameters)))
     return runtime, nested(values), runtime.initialise_variables(0)
 
 
+@pytest.fixture(scope="module")
+def small():
+    return made(llama(), np.random.default_rng().integers(2**31))
+
+
 @pytest.fixture
-def small(seed):
-    return made(llama(), seed)
+def engine(small):
+    return Engine(*small, capacity=TIGHT)
 
 
 def answers(engine, requests):
@@ -129,9 +131,7 @@ def test_a_requests_tokens_are_bit_for_bit_the_same_alone_and_in_a_crowd(model, 
     runtime, values, variables = made(MODELS[model], seed)
     requests = drawn_requests(rng, 10, temperature=0.9, logprobs=2)
     tight = Engine(runtime, values, variables, capacity=TIGHT)
-    wide = Engine(
-        runtime, values, variables, capacity=dataclasses.replace(TIGHT, tokens=64, cache_tokens=600)
-    )
+    wide = Engine(runtime, values, variables, capacity=dataclasses.replace(TIGHT, tokens=64, cache_tokens=600))
     crowd, alone = told(tight, requests), [told(wide, [request])[0] for request in requests]
     assert crowd == alone
 
@@ -143,3 +143,186 @@ def told(engine, requests):
         for update in engine.step():
             found.setdefault(update.request, []).extend(update.logprobs)
     return [found[number] for number in numbers]
+
+
+def test_text_does_not_depend_on_the_layout(seed, rng):
+    requests, found = drawn_requests(rng, 5, temperature=0.7, top_k=20), []
+    for devices, layout in ((1, {}), (4, {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()})):
+        found.append(answers(Engine(*made(llama(), seed, devices, **layout), capacity=TIGHT), requests)[0])
+    assert found[0] == found[1]
+
+
+def test_nothing_is_compiled_after_the_warm_up(small, rng):
+    engine = Engine(*small, capacity=TIGHT)
+    engine.warm_up()
+    compiled = engine.stats().compiles
+    requests = drawn_requests(rng, 6, temperature=0.5)
+    changed = [dataclasses.replace(r.sampling, presence_penalty=1.0, logit_bias={3: 2.0}, logprobs=2) for r in requests]
+    answers(engine, [*requests, *(Request(r.prompt, s) for r, s in zip(requests, changed, strict=True))])
+    assert engine.stats().compiles == compiled
+
+
+class Random:
+    """A drafter that is right now and then: it guesses among few tokens."""
+
+    def __init__(self, rng):
+        self.rng = rng
+
+    def propose(self, tokens, most):
+        return self.rng.choice(tokens[-8:], most).tolist()
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_drafts_change_no_token_and_no_bit(temperature, small, rng):
+    asked = {"temperature": temperature, "logprobs": 1, "top_k": 3}
+    requests = drawn_requests(rng, 8, **asked)
+    requests += [Request(r.prompt, dataclasses.replace(r.sampling, frequency_penalty=0.5)) for r in requests[:2]]
+    drafted = Engine(*small, capacity=TIGHT, drafter=Random(rng))
+    plain = Engine(*small, capacity=TIGHT)
+    assert told(drafted, requests) == told(plain, requests)
+    assert drafted.stats().steps < plain.stats().generated_tokens  # some were accepted
+
+
+def test_a_prefix_that_is_known_is_not_computed_again_and_changes_nothing(small, rng):
+    common = rng.integers(0, VOCAB, 30).tolist()
+    requests = [Request((*common, number), Sampling(6, logprobs=1, seed=number)) for number in range(3)]
+    engine = Engine(*small, capacity=dataclasses.replace(TIGHT, cache_tokens=400))
+    first = told(engine, requests[:1])
+    before = engine.stats()
+    assert told(engine, requests) == first + [told(Engine(*small, capacity=TIGHT), [r])[0] for r in requests[1:]]
+    stats = engine.stats()
+    assert stats.prefix_hits - before.prefix_hits >= 3 * 28
+    assert stats.prompt_tokens - before.prompt_tokens <= 3 * 3
+
+
+def test_after_a_swap_of_weights_everything_is_of_the_new_ones(small, seed, rng):
+    runtime, _, variables = small
+    _, others, _ = made(llama(), seed)
+    engine, prompt = Engine(*small, capacity=TIGHT), tuple(rng.integers(0, VOCAB, 20).tolist())
+    sampling = Sampling(12, temperature=0, logprobs=1)
+    answers(engine, [Request(prompt, sampling)])
+    engine.submit(Request(prompt, sampling))
+    ids = [token for _ in range(6) for update in engine.step() for token in update.ids]
+    kept = len(ids)
+    engine.swap(others)
+    while engine.busy:
+        ids += [token for update in engine.step() for token in update.ids]
+    # A step was in flight, whose token is of the old weights.
+    assert ids[kept + 1 :] == likeliest(runtime, others, variables, prompt, ids)[kept + 1 :]
+    assert 0 < kept < 11
+    assert len(ids) == 12
+    fresh = Engine(runtime, others, variables, capacity=TIGHT)
+    assert told(engine, [Request(prompt, sampling)]) == told(fresh, [Request(prompt, sampling)])
+    with pytest.raises(
+        UserError, match=r"other weights: .* is nothing|other weights: .*; give those of the same model"
+    ):
+        engine.swap({"embedding": {}})
+
+
+def test_a_cancelled_request_ends_and_the_others_go_on(engine, rng):
+    requests = drawn_requests(rng, 4, temperature=0)
+    numbers = [engine.submit(request) for request in requests]
+    engine.step()
+    engine.cancel(numbers[0])
+    engine.cancel(numbers[0])
+    ends = {}
+    while engine.busy:
+        for update in engine.step():
+            assert update.request not in ends
+            if update.finish:
+                ends[update.request] = update.finish
+    assert ends == {number: Finish.LENGTH if number > numbers[0] else Finish.CANCELLED for number in numbers}
+    assert engine.stats().free_pages == engine.stats().pages
+
+
+def test_who_stops_reading_a_stream_leaves_nothing_behind(engine, rng):
+    first, second = drawn_requests(rng, 2, temperature=0)
+    number = engine.submit(first)
+    for _ in engine.stream(second):
+        break
+    found = [update for _ in range(99) for update in engine.step()]
+    assert {update.request for update in found} == {number}
+    assert not engine.busy
+
+
+def test_stop_ids_end_a_text_and_log_probabilities_are_of_the_distribution_before_temperature(small, rng):
+    runtime, values, variables = small
+    prompt = tuple(rng.integers(0, VOCAB, 9).tolist())
+    engine = Engine(*small, capacity=TIGHT)
+    (ids,), _ = answers(engine, [Request(prompt, Sampling(10, temperature=0))])
+    stop = Sampling(10, temperature=0, stop_ids=(ids[3],), logprobs=3)
+    number, updates = engine.submit(Request(prompt, stop, prompt_logprobs=True)), []
+    while engine.busy:
+        updates += engine.step()
+    assert updates[-1].finish == Finish.STOP
+    assert number == updates[-1].request
+    found = [one for update in updates for one in update.logprobs]
+    assert [one.token for one in found] == ids[: ids.index(ids[3]) + 1]
+    expected = log_probabilities(runtime, values, variables, [*prompt, *ids])
+    told = [*updates[0].prompt_logprobs, *found]
+    for place, one in enumerate(told):
+        np.testing.assert_allclose(one.logprob, expected[place, one.token], atol=1e-4)
+        np.testing.assert_allclose([p for _, p in one.likeliest], np.sort(expected[place])[::-1][:3], atol=1e-4)
+    assert [one.token for one in told[: len(prompt) - 1]] == list(prompt[1:])
+
+
+def log_probabilities(runtime, values, variables, ids):
+    def forward(values, tokens):
+        places = jnp.arange(len(ids), dtype=jnp.int32)[None]
+        model = runtime.bind(values, variables)
+        hidden, *_ = model.hidden(Inputs(tokens, places))
+        return jax.nn.log_softmax(model.output.logits(hidden)[0])
+
+    with runtime.tracing():
+        return np.asarray(jax.jit(forward)(values, np.array([ids], np.int32)))
+
+
+def test_a_text_that_comes_to_long_positions_is_written_as_if_it_had_been_long_from_the_start(seed, rng):
+    scaling = LongRopeScaling((1.0,) * 4, (4.0, 3.0, 2.0, 1.5), original=24)
+    runtime, values, variables = made(llama(rope=Rope(scaling=scaling)), seed)
+    prompt = tuple(rng.integers(0, VOCAB, 15).tolist())
+    engine = Engine(runtime, values, variables, capacity=TIGHT)
+    (short, ids), _ = answers(
+        engine, [Request(prompt[:3], Sampling(5, temperature=0)), Request(prompt, Sampling(30, temperature=0))]
+    )
+    assert short == likeliest(runtime, values, variables, prompt[:3], short)
+    assert ids[:9] == likeliest(runtime, values, variables, prompt, ids[:9])  # positions to 23
+    assert ids[9:] == likeliest(runtime, values, variables, prompt, ids)[9:]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_a_quantised_cache_gives_nearly_the_same_log_probabilities(dtype, small, rng):
+    request = Request(tuple(rng.integers(0, VOCAB, 20).tolist()), Sampling(1, temperature=0, logprobs=5))
+    quantised = Engine(*small, capacity=dataclasses.replace(TIGHT, cache_dtype=dtype))
+    [[found]], [[exact]] = told(quantised, [request]), told(Engine(*small, capacity=TIGHT), [request])
+    assert found != exact
+    np.testing.assert_allclose(found.likeliest[0][1], exact.likeliest[0][1], atol=0.3)
+
+
+def test_logits_that_are_no_numbers_end_the_request_and_say_so(small, rng):
+    runtime, values, variables = small
+    broken = jax.tree.map(lambda x: x * np.nan, values)
+    _, (last,) = answers(Engine(runtime, broken, variables, capacity=TIGHT), drawn_requests(rng, 1))
+    assert (last.finish, last.error) == (
+        Finish.FAILED,
+        "the model's logits are not numbers here, or its grammar allows no token",
+    )
+
+
+def test_what_cannot_run_is_refused_with_its_reason(engine, small):
+    with pytest.raises(UserError, match=r"the prompt has 60 tokens, and a request has room for 60, its text included"):
+        engine.submit(Request((1,) * 60))
+    with pytest.raises(UserError, match=r"the prompt has the id 64; this model's are from 0 to 63"):
+        engine.submit(Request((1, 64)))
+    with pytest.raises(UserError, match=r"Request\.prompt has no tokens"):
+        Request(())
+    with pytest.raises(UserError, match=r"Capacity.tokens is 4; must be at least Capacity.requests, 64"):
+        Capacity(tokens=4)
+    with pytest.raises(UserError, match=r"must be one of .*Did you mean 'int8'"):
+        Capacity(cache_dtype="int4")
+    with pytest.raises(
+        UserError, match=r"Capacity\.length is 200, and this model has 128 positions; must be at most that"
+    ):
+        Engine(*made(MODELS["gpt2"], 0), capacity=Capacity(length=200))
+    with pytest.raises(UserError, match=r"a BertModel cannot be served: expected an axon\.nn.LanguageModel"):
+        Engine(Runtime(Bert(VOCAB, 32, 1, 4, 48, 64), Layout()), {})

@@ -64,12 +64,15 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
     """`blocks kv_heads rows head_dim` → the same."""
     page_size, columns = cache.page_size, inputs.page_table.shape[1]
     width = min(max(1, KEYS // page_size), columns)
-    first = plan.first_keys(config.window) // page_size
+    # Steps begin at multiples of their width: so a key is in the same place of its step for all queries, and the bits
+    # of a sum do not depend on which queries are in the block.
+    first_keys = plan.first_keys(config.window)
+    first = first_keys // (page_size * width) * width
     steps = jnp.max(-(-(plan.ends - first * page_size) // (page_size * width)))
     group = q.shape[2] // plan.queries
     queries = plan.positions[:, None] + jnp.arange(plan.queries)
     queries = jnp.repeat(queries, group, axis=1)[:, None, :, None]
-    lens = inputs.kv_lens[plan.sequences][:, None, None]
+    lens, seen_from = inputs.kv_lens[plan.sequences][:, None, None], first_keys[:, None, None]
     slopes = of_rows(inputs.alibi_slopes, cache.kv_heads, plan.queries)
 
     def step(carry):
@@ -78,8 +81,8 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
         pages = inputs.page_table[plan.sequences[:, None], jnp.minimum(column, columns - 1)]
         positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
         keys, values = (_gather(cached, pages).astype(q.dtype) for cached in (cache.keys, cache.values))
-        # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
-        values = jnp.where((positions < lens)[..., None], values, 0)
+        # What lies beyond a sequence's end, or before a window, may be anything, NaN too: a weight of 0 would not hide it.
+        values = jnp.where(((seen_from <= positions) & (positions < lens))[..., None], values, 0)
         products = _products(q, keys)
         if cache.key_scales is not None:
             products = products * _gather(cache.key_scales, pages)[:, :, None]

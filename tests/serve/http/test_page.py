@@ -3,109 +3,14 @@
 The browser is `chromium`, or what `AXON_BROWSER` names; CI names it, so that there a missing one fails.
 """
 
-import json
 import os
 import shutil
-import threading
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
-from axon.serve.http.page import read_page
+from tests.serve.http.canned import Script, serving
 
 pytestmark = pytest.mark.full
-
-STATE = {
-    "running": 3,
-    "waiting": 1,
-    "pages": 512,
-    "free_pages": 384,
-    "prefix_hits": 620,
-    "prefix_queries": 1000,
-    "tokens_per_second": 842.4,
-    "first_token_seconds": {"p50": 0.12, "p95": 0.3},
-    "request_seconds": {"p50": 1.84, "p95": 4.1},
-}
-
-
-@dataclass
-class Script:
-    """What the server answers, and what it was asked."""
-
-    pieces: list[str] = field(default_factory=lambda: ["Well", ", it", " works", "."])
-    ending: bytes = b"data: [DONE]\n\n"
-    endless: bool = False
-    error: tuple[int, str] | None = None
-    models: list[dict] = field(default_factory=lambda: [{"id": "tiny", "chat": True}, {"id": "base", "chat": False}])
-    asked: list[tuple[str, dict, str | None]] = field(default_factory=list)
-    gone: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def bodies(self) -> list[dict]:
-        return [body for _, body, _ in self.asked]
-
-
-class Handler(BaseHTTPRequestHandler):
-    """A server of one page and canned answers; `server.script` says which."""
-
-    server: Any
-
-    def do_GET(self):
-        if self.path == "/":
-            page = read_page()
-            self.reply(200, page.html.encode(), page.headers)
-        elif self.path in ("/v1/models", "/state"):
-            self.reply_json(200, {"data": self.server.script.models} if self.path == "/v1/models" else STATE)
-        else:
-            self.reply_json(404, {"error": {"message": f"no {self.path} here"}})
-
-    def do_POST(self):
-        script = self.server.script
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        script.asked.append((self.path, body, self.headers["Authorization"]))
-        if script.error:
-            code, message = script.error
-            self.reply_json(code, {"error": {"message": message, "type": "invalid_request_error"}})
-            return
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.end_headers()
-        try:
-            self.stream(script)
-        except (BrokenPipeError, ConnectionResetError):
-            script.gone.set()
-
-    def stream(self, script: Script):
-        chat = self.path.startswith("/v1/chat")
-        for piece in script.pieces:
-            self.event({"choices": [{"delta": {"content": piece}} if chat else {"text": piece}]})
-        while script.endless and not script.gone.wait(0.02):
-            self.event({"choices": []})
-        self.event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
-        self.event({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 4}})
-        self.wfile.write(script.ending)
-
-    def event(self, data: dict):
-        """Sent in two halves, as a network may."""
-        line = b"data: " + json.dumps(data, ensure_ascii=False).encode() + b"\n\n"
-        for half in (line[: len(line) // 2], line[len(line) // 2 :]):
-            self.wfile.write(half)
-            self.wfile.flush()
-
-    def reply_json(self, code: int, data: dict):
-        self.reply(code, json.dumps(data).encode(), {"Content-Type": "application/json"})
-
-    def reply(self, code: int, body: bytes, headers: dict[str, str]):
-        self.send_response(code)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -119,18 +24,15 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        launched = playwright.chromium.launch(executable_path=path)
         yield launched
         launched.close()
 
 
 @pytest.fixture(scope="module")
 def server():
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
+    with serving() as running:
         yield running
-        running.shutdown()
 
 
 @pytest.fixture
@@ -154,16 +56,17 @@ def visit(browser, server, script):
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         opened.append((context, wrong, asked))
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
-        page.wait_for_selector("select[name=model] option", state="attached")
+        page.goto(server.url)
+        if not script.key:
+            page.wait_for_selector("select[name=model] option", state="attached")
         return page
 
     yield open_page
-    ours = (f"http://127.0.0.1:{server.server_port}/", "data:")
+    refused = "the server responded with a status of 40"  # the browser notes what a test made the server refuse
     for context, wrong, asked in opened:
         context.close()
-        assert not [line for line in wrong if "the server responded with a status of 400" not in line]
-        assert all(url.startswith(ours) for url in asked)
+        assert not [line for line in wrong if refused not in line or line.count("404")]
+        assert all(url.startswith((server.url, "data:")) for url in asked)
 
 
 def say(page, text):
@@ -315,6 +218,16 @@ def test_an_error_is_shown_in_the_servers_words_and_nothing_is_lost(visit, scrip
     ended(page)
     assert page.locator(".error:visible").count() == 0
     assert len(script.bodies[1]["messages"]) == 1
+
+
+def test_without_a_key_the_page_says_so_and_with_it_goes_on(visit, script):
+    script.key = "s3cret"
+    page = visit(width=360)
+    page.get_by_role("alert").filter(has_text="No valid key").wait_for()
+    page.get_by_label("API key").fill("s3cret")
+    page.keyboard.press("Tab")
+    page.wait_for_selector("select[name=model] option", state="attached")
+    assert page.locator(".error:visible").count() == 0
 
 
 @pytest.mark.parametrize("ending", [b"", b'data: {"error": {"message": "the engine stopped"}}\n\n'])

@@ -87,7 +87,7 @@ class Chat(Protocol):
 class Grammars(Protocol):
     """What an answer can be held to. Raises `UserError` for what cannot be."""
 
-    def json(self) -> Grammar:
+    def json_object(self) -> Grammar:
         """Any JSON object."""
         ...
 

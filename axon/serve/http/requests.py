@@ -77,7 +77,7 @@ async def format_grammar(service: Service, wanted: Format | None) -> Grammar | N
     if grammars is None:
         message = f"{service.model.name} is served without grammars: leave response_format out"
         raise ApiError(400, message, param="response_format")
-    build: Callable[[], Grammar] = grammars.json
+    build: Callable[[], Grammar] = grammars.json_object
     if isinstance(wanted, SchemaFormat):
         build = lambda: grammars.json_schema(wanted.json_schema.schema_)  # noqa: E731
     elif isinstance(wanted, RegexFormat):

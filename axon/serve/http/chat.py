@@ -14,7 +14,7 @@ from axon.serve.http.access import Record
 from axon.serve.http.body import parse
 from axon.serve.http.errors import ApiError
 from axon.serve.http.logprobs import of_chat
-from axon.serve.http.model import Chat, ToolCall
+from axon.serve.http.model import Chat, Reader, ToolCall
 from axon.serve.http.reply import Choice, Reply, respond
 from axon.serve.http.requests import check_bias, format_grammar, requests_for, token_limit
 from axon.serve.http.schema import ChatBody, Message, NamedTool
@@ -37,11 +37,13 @@ async def chat_completions(service: Service, request: Request) -> Response:
     requests = requests_for(
         body,
         [prompt],
-        [token_limit(service, asked, prompt, param)],
+        [token_limit(service, prompt, asked, param)],
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=await _grammar(service, chat, body, tools),
     )
-    reply = ChatReply(body, request.state.record, len(prompt), service.tokenizer, chat if tools else None)
+    reply = ChatReply(body, request.state.record, len(prompt), service.tokenizer)
+    if tools:
+        reply.readers = [chat.reader(tools) for _ in range(body.n)]
     return await respond(request, service.worker.open(requests), reply, service.limits.queue_seconds)
 
 
@@ -56,10 +58,7 @@ def chat_of(service: Service) -> Chat:
 async def conversation(service: Service, messages: Sequence[Message], tools: Tools) -> list[int]:
     """The ids that an answer follows. Raises `ApiError` for what the model cannot read."""
     chat, given = chat_of(service), [message.model_dump(exclude_none=True) for message in messages]
-    for message in given:
-        if isinstance(message.get("content"), list):
-            message["content"] = "".join(part["text"] for part in message["content"])
-    return await service.ids(await asyncio.to_thread(chat.prompt, given, tools))
+    return await service.ids(await asyncio.to_thread(chat.ids, given, tools))
 
 
 def _check(body: ChatBody) -> None:
@@ -92,48 +91,58 @@ async def _grammar(service: Service, chat: Chat, body: ChatBody, tools: Tools) -
     if demanded and wanted:
         message = "response_format: an answer that has to call a tool has no other format; leave one of them out"
         raise ApiError(400, message, param="response_format")
-    return await asyncio.to_thread(chat.grammar, tools) if demanded else wanted
+    return await asyncio.to_thread(chat.grammar, tools, body.parallel_tool_calls is not False) if demanded else wanted
 
 
 class ChatReply(Reply):
-    """`chat` reads calls of tools out of an answer; None where it may call none.
-
-    An answer that may call tools is streamed when it has ended: before, no part of it is known to be text.
-    """
+    """`readers` read calls of tools out of the choices; none, where none may be called."""
 
     body: ChatBody
+    readers: Sequence[Reader] = ()
 
-    def __init__(self, body: ChatBody, record: Record, prompt_tokens: int, tokenizer: Tokenizer, chat: Chat | None):
+    def __init__(self, body: ChatBody, record: Record, prompt_tokens: int, tokenizer: Tokenizer):
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
         super().__init__(body, record, kind, "chatcmpl", body.n, prompt_tokens)
-        self.tokenizer, self._chat = tokenizer, chat
+        self.tokenizer = tokenizer
         self._opened: set[int] = set()
+        self._calls = [0] * body.n
+        """Of each choice so far."""
 
     def whole_choice(self, place: int) -> dict[str, Any]:
         choice = self.choices[place]
-        text, calls = self._parsed(choice.text)
+        text, calls = self._parsed(place, choice)
         message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text}
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
-        return {"message": message, "logprobs": self._logprobs(choice), "finish_reason": _finish(choice, calls)}
+        logprobs, finish = self._logprobs(choice), self._finish(place, choice)
+        return {"message": message, "logprobs": logprobs, "finish_reason": finish}
 
     def changes(self, place: int, new: Choice) -> Iterable[dict[str, Any]]:
         if place not in self._opened:
             self._opened.add(place)
             yield {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
-        text, calls = new.text, ()
-        if self._chat:
-            text, calls = self._parsed(self.choices[place].text) if new.finish else ("", ())
+        before = self._calls[place]
+        text, calls = self._parsed(place, new)
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
-            delta["tool_calls"] = [{"index": k, **_call(call)} for k, call in enumerate(calls)]
+            delta["tool_calls"] = [{"index": k, **_call(call)} for k, call in enumerate(calls, before)]
         if delta or new.logprobs:
             yield {"delta": delta, "logprobs": self._logprobs(new), "finish_reason": None}
         if new.finish:
-            yield {"delta": {}, "logprobs": None, "finish_reason": _finish(new, calls)}
+            yield {"delta": {}, "logprobs": None, "finish_reason": self._finish(place, new)}
 
-    def _parsed(self, text: str) -> tuple[str, Sequence[ToolCall]]:
-        return self._chat.parse(text) if self._chat else (text, ())
+    def _parsed(self, place: int, new: Choice) -> tuple[str, Sequence[ToolCall]]:
+        """What is certain of a choice after a part of it that is new: text, and calls."""
+        if not self.readers:
+            return new.text, ()
+        reader = self.readers[place]
+        parts = [reader.feed(new.text), *([reader.finish()] if new.finish else [])]
+        calls = [call for part in parts for call in part.calls]
+        self._calls[place] += len(calls)
+        return "".join(part.text for part in parts), calls
+
+    def _finish(self, place: int, new: Choice) -> str | None:
+        return "tool_calls" if self._calls[place] and new.finish else new.finish
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         return of_chat(self.tokenizer, choice.logprobs) if self.body.logprobs else None
@@ -142,7 +151,3 @@ class ChatReply(Reply):
 def _call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
-
-
-def _finish(choice: Choice, calls: Sequence[ToolCall]) -> str | None:
-    return "tool_calls" if calls else choice.finish

@@ -18,6 +18,9 @@ from axon.serve.http.schema import CompletionBody
 from axon.serve.http.service import Service
 from axon.serve.request import Finish, Update
 
+TOKENS = 16
+"""Generated where a request does not say how many, as OpenAI has it."""
+
 
 async def completions(service: Service, request: Request) -> Response:
     body = await parse(request, CompletionBody, service.limits)
@@ -30,7 +33,7 @@ async def completions(service: Service, request: Request) -> Response:
         body,
         prompts,
         # To score a prompt alone, a token is drawn and left out.
-        [max(1, token_limit(service, body.max_tokens, prompt, "max_tokens")) for prompt in prompts],
+        [max(1, token_limit(service, prompt, body.max_tokens, "max_tokens", TOKENS)) for prompt in prompts],
         logprobs=body.logprobs,
         prompt_logprobs=body.echo and body.logprobs is not None,
         grammar=await format_grammar(service, body.response_format),

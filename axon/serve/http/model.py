@@ -60,27 +60,49 @@ class Engine(Protocol):
     def stats(self) -> Stats: ...
 
 
-@dataclass(frozen=True)
-class ToolCall:
+class ToolCall(Protocol):
     """A function that the model wants called: its arguments as JSON text."""
 
-    name: str
-    arguments: str
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> str: ...
+
+
+class Parsed(Protocol):
+    """Part of an answer: text, and the calls of tools after it."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def calls(self) -> Sequence[ToolCall]: ...
+
+
+class Reader(Protocol):
+    """Reads calls out of an answer as it comes; how it is cut into pieces makes no difference."""
+
+    def feed(self, text: str) -> Parsed:
+        """What is certain after this piece."""
+        ...
+
+    def finish(self) -> Parsed:
+        """The rest."""
+        ...
 
 
 class Chat(Protocol):
-    """A model's own form of conversations. What it raises for messages or tools that it cannot take is `UserError`."""
+    """A model's own form of conversations, with OpenAI's messages and tools. Raises `UserError` for what it refuses."""
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        """The ids of a conversation at whose end the assistant's answer begins, in OpenAI's form."""
+    def ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """Of a conversation at whose end the assistant's answer begins."""
         ...
 
-    def parse(self, text: str) -> tuple[str, Sequence[ToolCall]]:
-        """An answer's text without its calls of tools, and these."""
+    def reader(self, tools: Sequence[Mapping[str, Any]]) -> Reader:
+        """Of an answer that may call these."""
         ...
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]]) -> Grammar:
-        """Of an answer that calls one of these tools."""
+    def grammar(self, tools: Sequence[Mapping[str, Any]], many: bool) -> Grammar:
+        """Of an answer that calls one of these, or, if `many`, one or several."""
         ...
 
 

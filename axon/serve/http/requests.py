@@ -52,13 +52,18 @@ def _sampling(body: Generation, tokens: int, seed: int, logprobs: int | None) ->
     )
 
 
-def token_limit(service: Service, asked: int | None, prompt: Sequence[int], param: str) -> int:
-    """How many tokens may follow a prompt: what is asked for, else what fits. Raises `ApiError` beyond the limit."""
-    most = service.limits.tokens
-    if asked is not None and most is not None and asked > most:
-        raise ApiError(400, f"{param} is {asked:,}; at most {most:,} are generated here", param=param)
+def token_limit(
+    service: Service, prompt: Sequence[int], asked: int | None, param: str, default: int | None = None
+) -> int:
+    """How many tokens may follow a prompt: those asked for, else by `default`, else what fits.
+
+    Raises `ApiError` where more than the limit are asked for.
+    """
     room = service.model.engine.max_length - len(prompt)
-    return min(room if asked is None else asked, room, room if most is None else most)
+    most = room if service.limits.tokens is None else service.limits.tokens
+    if asked is not None and service.limits.tokens is not None and asked > most:
+        raise ApiError(400, f"{param} is {asked:,}; at most {most:,} are generated here", param=param)
+    return min(room, most, room if default is None else default) if asked is None else min(asked, room)
 
 
 def check_bias(service: Service, body: Generation) -> None:

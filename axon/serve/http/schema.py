@@ -119,10 +119,10 @@ class Generation(Body):
 
 
 class CompletionBody(Generation):
-    """Of `/v1/completions`. `max_tokens` may be 0 with `echo`: then the prompt alone is scored."""
+    """Of `/v1/completions`. `max_tokens`: 16 if not given; 0 with `echo` scores the prompt alone."""
 
     prompt: Prompt
-    max_tokens: int | None = Field(16, ge=0, le=INT32)
+    max_tokens: int | None = Field(None, ge=0, le=INT32)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
     best_of: None = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from axon.data.tokenizer import Bpe, Tokenizer
 from axon.errors import UserError
-from axon.serve.http.model import Served, ToolCall
+from axon.serve.http.model import Served
 from axon.serve.request import Finish, Request, TokenLogprob, Update
 
 WORDS = "the quick brown fox jumps over a lazy dog; größer 漢字 naïve 😀 cliché\n"
@@ -152,22 +152,51 @@ class FakeEngine:
         return TokenLogprob(token, -0.25, tuple(likeliest[:count]))
 
 
-class FakeChat:
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Parsed:
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+class FakeReader:
     """A call is written `call NAME ARGUMENTS`, on a line of its own."""
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+    def __init__(self):
+        self.rest = ""
+
+    def feed(self, text: str) -> Parsed:
+        *lines, self.rest = (self.rest + text).split("\n")
+        found = [ToolCall(*line.split(" ", 2)[1:]) for line in lines if line.startswith("call ")]
+        return Parsed("".join(f"{line}\n" for line in lines if not line.startswith("call ")), tuple(found))
+
+    def finish(self) -> Parsed:
+        return Parsed(self.rest)
+
+
+class FakeChat:
+    def ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         if messages[0]["role"] == "tool":
             raise UserError("the template wants a user's message first")
-        text = "".join(f"{message['role']}: {message.get('content')}\n" for message in messages)
+        text = "".join(f"{message['role']}: {said(message)}\n" for message in messages)
         return tokenizer().prompt("".join(tool["function"]["name"] for tool in tools) + text)
 
-    def parse(self, text: str) -> tuple[str, Sequence[ToolCall]]:
-        calls = [line.split(" ", 2) for line in text.splitlines() if line.startswith("call ")]
-        rest = [line for line in text.splitlines() if not line.startswith("call ")]
-        return "\n".join(rest), [ToolCall(name, arguments) for _, name, arguments in calls]
+    def reader(self, tools: Sequence[Mapping[str, Any]]) -> FakeReader:
+        return FakeReader()
 
-    def grammar(self, tools: Sequence[Mapping[str, Any]]) -> FakeGrammar:
-        return FakeGrammar("I ask:\n" + "".join(f'call {tool["function"]["name"]} {{"k": "ö"}}\n' for tool in tools))
+    def grammar(self, tools: Sequence[Mapping[str, Any]], many: bool) -> FakeGrammar:
+        names = [tool["function"]["name"] for tool in tools][: None if many else 1]
+        return FakeGrammar("I ask:\n" + "".join(f'call {name} {{"k": "ö"}}\n' for name in names))
+
+
+def said(message: Mapping[str, Any]) -> str:
+    content = message.get("content", "")
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 class FakeGrammars:

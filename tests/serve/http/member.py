@@ -9,5 +9,6 @@ from axon.serve.http.serve import serve
 
 if __name__ == "__main__":
     limits = Limits(drain_seconds=float(sys.argv[2]))
-    whole = serve(served(FakeEngine(seconds=float(sys.argv[1]))), "127.0.0.1", 0, limits, lambda line: print(line, flush=True))
+    engine = FakeEngine(seconds=float(sys.argv[1]))
+    whole = serve(served(engine), "127.0.0.1", 0, limits, lambda line: print(line, flush=True))
     sys.exit(0 if whole else 3)

@@ -57,10 +57,15 @@ def test_a_demanded_tool_is_called_and_the_call_is_no_text(shared, messages, cho
     whole = shared.post(PATH, **body).json()["choices"][0]
     message, finish = joined(shared.events(PATH, **body))
     for got, reason in ((whole["message"], whole["finish_reason"]), (message, finish)):
-        assert (got["content"], reason) == ("I ask:", "tool_calls")
+        assert (got["content"], reason) == ("I ask:\n", "tool_calls")
         assert [call["function"]["name"] for call in got["tool_calls"]] == called
         assert all(json.loads(call["function"]["arguments"]) == {"k": "ö"} for call in got["tool_calls"])
         assert len({call["id"] for call in got["tool_calls"]}) == len(called)
+
+
+def test_one_call_is_demanded_where_several_are_not_wanted(shared, messages):
+    body = {"messages": messages, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    assert len(shared.post(PATH, **body).json()["choices"][0]["message"]["tool_calls"]) == 1
 
 
 def test_no_tool_is_offered_to_an_answer_that_may_call_none(shared, messages):

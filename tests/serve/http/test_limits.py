@@ -64,10 +64,11 @@ def test_only_who_has_a_key_may_ask(serve):
 
 
 def test_more_tokens_than_the_limit_are_refused_and_the_default_obeys_it(serve):
-    with serve(limits=Limits(tokens=20)) as running:
-        assert running.complete("a", max_tokens=21).status_code == 400
+    with serve(limits=Limits(tokens=9)) as running:
+        assert running.complete("a").json()["usage"]["completion_tokens"] == 9
+        assert running.complete("a", max_tokens=10).status_code == 400
         chat = running.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
-        assert chat.json()["usage"]["completion_tokens"] == 20
+        assert chat.json()["usage"]["completion_tokens"] == 9
 
 
 def test_beyond_the_concurrent_requests_others_have_to_ask_again(serve):

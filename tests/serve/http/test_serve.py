@@ -14,6 +14,7 @@ import pytest
 from fake import FakeEngine, served
 
 from axon.errors import UserError
+from axon.serve.http.limits import Limits
 from axon.serve.http.serve import serve as serve_model
 
 MEMBER = Path(__file__).with_name("member.py")
@@ -54,27 +55,36 @@ def test_sigterm_lets_what_runs_end_refuses_what_is_new_and_exits_0():
         assert ended(running) == (0, "")
 
 
-@pytest.mark.parametrize("second", [True, False], ids=["a second signal", "the time limit"])
-def test_what_does_not_end_is_broken_off_with_a_message(second):
-    with process(0.2, 30 if second else 0.3) as (running, url):
+def test_a_second_signal_breaks_off_what_runs_and_the_exit_code_says_so():
+    with process(0.2, 30) as (running, url):
         with httpx.stream("POST", f"{url}/v1/completions", json={**BODY, "stream": True}, timeout=20) as answer:
             parts = answer.iter_text()
             next(parts)
             running.send_signal(signal.SIGTERM)
-            if second:
-                time.sleep(0.3)
-                running.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+            running.send_signal(signal.SIGTERM)
             text = "".join(parts)
         assert "The server is shutting down" in text
         assert text.endswith("data: [DONE]\n\n")
         assert ended(running) == (3, "")
 
 
-def test_without_requests_it_ends_at_once():
-    with process(0, 30) as (running, url):
-        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-        running.send_signal(signal.SIGINT)
-        assert ended(running) == (0, "")
+def test_the_time_limit_breaks_off_what_runs(serve):
+    with serve(FakeEngine(seconds=0.1), Limits(drain_seconds=0.3)) as running:
+        with running.client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
+            parts = answer.iter_text()
+            next(parts)
+            running.server.handle_exit(signal.SIGTERM, None)
+            text = "".join(parts)
+        assert "The server is shutting down" in text
+        assert running.server.broken_off
+
+
+def test_without_requests_it_ends_at_once(serve):
+    with serve(limits=Limits(drain_seconds=1000)) as running:
+        running.server.handle_exit(signal.SIGINT, None)
+        running.until(lambda: running.server.should_exit, 5)
+        assert not running.server.broken_off
 
 
 def test_a_port_that_is_taken_or_cannot_be_is_one_message():
@@ -82,9 +92,9 @@ def test_a_port_that_is_taken_or_cannot_be_is_one_message():
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"Cannot listen on 127\.0\.0\.1:{port}: .*in use.*--port"):
             serve_model(served(), port=port)
-    with pytest.raises(UserError, match="Cannot listen on 127.0.0.1:99999"):
+    with pytest.raises(UserError, match=r"Cannot listen on 127\.0\.0\.1:99999"):
         serve_model(served(), port=99999)
-    with pytest.raises(UserError, match="Cannot listen on no.such.host.invalid"):
+    with pytest.raises(UserError, match=r"Cannot listen on no\.such\.host\.invalid"):
         serve_model(served(), "no.such.host.invalid")
 
 

@@ -16,7 +16,7 @@ class Limits:
         tokens: to generate for a choice; None: as many as the model has positions.
         requests: choices that run or wait at once, of all clients.
         queue_seconds: that a request may wait for its first token.
-        unread: updates, of a token or a few each, that a slow reader may leave unread, besides what the sockets hold.
+        unread: updates of a choice, of a token or a few each, that a slow reader may leave, besides what sockets hold.
         drain_seconds: from the signal to end until what still runs is broken off.
     """
 

@@ -4,6 +4,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -15,6 +16,8 @@ from axon.serve.http.model import Served
 from axon.serve.http.service import Service
 
 BACKLOG = 2048
+JOIN = 10.0
+"""Seconds for the step that runs at the end: an interpreter that ends during one may crash."""
 
 
 def serve(
@@ -22,7 +25,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     limits: Limits = Limits(),
-    report: Callable[[str], None] = print,
+    report: Callable[[str], None] = partial(print, flush=True),
 ) -> bool:
     """Serve a model until SIGTERM or SIGINT; whether every request that was taken was answered.
 
@@ -34,8 +37,10 @@ def serve(
         UserError: it cannot listen there.
     """
     with listening(host, port) as listener:
-        server = Server(Service(model, limits), f"http://{_name(host)}:{listener.getsockname()[1]}", report)
+        service = Service(model, limits)
+        server = Server(service, f"http://{_name(host)}:{listener.getsockname()[1]}", report)
         server.run(sockets=[listener])
+    service.worker.join(JOIN)
     return not server.broken_off
 
 
@@ -93,8 +98,8 @@ class Server(uvicorn.Server):
         """Called ten times a second; whether to close."""
         if self._ends is not None:
             late = time.monotonic() >= self._ends
-            self.broken_off = late and bool(self._worker.streams)
-            self.should_exit = late or not self._worker.streams
+            self.broken_off = late and self._worker.busy
+            self.should_exit = late or not self._worker.busy
             if self.should_exit:
                 self._worker.stop()
         return await super().on_tick(counter)

@@ -92,6 +92,15 @@ class Worker:
         """Of the thread alone: request's number → its stream, and its place there."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self.streams or self._calls)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread's end, after `stop`: for at most so long."""
+        self._thread.join(seconds)
+
     # In the event loop
 
     def start(self) -> None:
@@ -108,7 +117,7 @@ class Worker:
     def open(self, requests: Sequence[Request]) -> Stream:
         """Submit requests together. Raises `ApiError` if they cannot be taken now."""
         self.check(len(requests))
-        stream = Stream(len(requests), self.limits.unread, self._close)
+        stream = Stream(len(requests), self.limits.unread * len(requests), self._close)
         self.streams.add(stream)
         self._commands.put(partial(self._submit, requests, stream))
         return stream

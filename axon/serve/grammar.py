@@ -103,6 +103,8 @@ class Grammars:
         valid = np.packbits(has, bitorder="little").view(np.uint32)
         self._vocabulary = _Vocabulary(trie, tokenizer.ends, valid)
         self._limits = self._library.LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+        added = json.loads(tokenizer.to_json())["added_tokens"]
+        self._special = {token["content"]: token["id"] for token in added if trie.is_special_token(token["id"])}
         self._ready = lru_cache(CACHED)(self._compile)
 
     def json_schema(self, schema: Mapping[str, Any]) -> Matcher:
@@ -113,7 +115,7 @@ class Grammars:
         _check_length(_dumped(schema), "The JSON schema")
         for pattern in patterns_of(schema):
             check_pattern(pattern, "The JSON schema's pattern")
-        return self._matcher("The JSON schema", f"start: %json {_dumped({**schema, 'x-guidance': JSON_STYLE})}")
+        return self._matcher("The JSON schema", f"start: {self.embedded(schema)}")
 
     def json_object(self) -> Matcher:
         """Any JSON object."""
@@ -139,6 +141,15 @@ class Grammars:
         alternatives = "start: " + " | ".join(json.dumps(text) for text in texts)
         _check_length(alternatives, "The choices")
         return self._matcher("The choices", alternatives)
+
+    def embedded(self, schema: Mapping[str, Any]) -> str:
+        """JSON of a schema, for a rule of `lark`."""
+        return f"%json {_dumped({**schema, 'x-guidance': JSON_STYLE})}"
+
+    def literal(self, text: str) -> str:
+        """`text`, for a rule of `lark`: the token that is spelled so, if there is one which is no text to the library:
+        a special one, or one such as `<tool_call>`."""
+        return f"<[{self._special[text]}]>" if text in self._special else json.dumps(text)
 
     def _matcher(self, what: str, grammar: str) -> Matcher:
         ready, error = self._ready(grammar)

@@ -1,0 +1,148 @@
+"""Chats as ids: what a model's own template makes of messages."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from axon.checkpoint.huggingface.model import read_json
+from axon.checkpoint.huggingface.tokenizer import SETTINGS
+from axon.data.tokenizer import Tokenizer
+from axon.disk import reading
+from axon.errors import UserError, suggest
+from axon.serve.special import Hiding, SpecialText
+from axon.serve.template import Template
+
+FILE, MAP = "chat_template.jinja", "special_tokens_map.json"
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+PLAIN = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
+"""For a model without a template: `bos`, a line `role: content` a message, and `assistant:`."""
+FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+"""What a template is given of a message."""
+
+
+class Chat:
+    """Makes prompts of messages. A template writes special tokens, and messages never do: see `special.py`.
+
+    Args:
+        tokenizer: of the model. templates: by name; "default" is one of them, and "tool_use" is for chats with tools.
+        variables: what a template may use besides, as `bos_token`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, Template], variables: Mapping[str, Any]):
+        self._templates, self._variables, self._special = dict(templates), dict(variables), SpecialText(tokenizer)
+
+    @classmethod
+    def of(cls, folder: Path | None, tokenizer: Tokenizer) -> "Chat":
+        """As the files of a model's folder say: chat_template.jinja, else `chat_template` in tokenizer_config.json.
+
+        None, or a model without a template: `PLAIN`. Raises `UserError` for a template that is none.
+        """
+        settings: dict[str, Any] = {"bos_token": tokenizer.decode([tokenizer.bos])}
+        for path in (folder / MAP, folder / SETTINGS) if folder else ():
+            settings |= read_json(path) if path.is_file() else {}
+        sources = _sources(folder, settings)
+        where = str(folder or "the built-in template")
+        return cls(tokenizer, {name: Template(text, where) for name, text in sources.items()}, _special(settings))
+
+    def ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> list[int]:
+        """The ids of a chat in OpenAI's form: `role`, `content` (a text, or parts of type "text"), `tool_calls`, ….
+
+        Raises `UserError` for a message that is not of this form, or that the template refuses.
+        """
+        if not messages:
+            raise UserError("messages is empty; give at least one")
+        template = self.template(bool(tools))
+        chat = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+        hiding = self._special.hiding([template.source, *_texts([chat, tools, self._variables])])
+        given = {"messages": [_hidden(message, hiding) for message in chat], "tools": hiding.hide(tools) or None}
+        text = template.render({**self._variables, **given, "add_generation_prompt": add_generation_prompt})
+        return self._special.encode(text, hiding)
+
+    def template(self, tools: bool = False) -> Template:
+        """The one for chats with or without tools."""
+        return self._templates.get("tool_use" if tools else "default", self._templates["default"])
+
+
+def _sources(folder: Path | None, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Name → the template's text; the file comes before the setting, as in `transformers`."""
+    if folder and (folder / FILE).is_file():
+        with reading(folder / FILE):
+            return {"default": (folder / FILE).read_text(encoding="utf-8")}
+    found = settings.get("chat_template") or PLAIN
+    if isinstance(found, str):
+        return {"default": found}
+    try:
+        named = {one["name"]: one["template"] for one in found}
+    except (TypeError, KeyError) as error:
+        raise UserError(f"{folder}: chat_template in {SETTINGS} is neither a text nor a list of named ones") from error
+    if "default" not in named:
+        raise UserError(f"{folder}: chat_template in {SETTINGS} has no template named default.{suggest('', named)}")
+    return named
+
+
+def _special(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The variables of special tokens: `bos_token` and others that the settings name, as texts."""
+    found = {name: value for name, value in settings.items() if name.endswith("_token") and value}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """As templates expect it: its content one text, the arguments of its calls an object."""
+    if not isinstance(message, Mapping) or not isinstance(role := message.get("role"), str):
+        raise UserError(f'{where} is not a message; expected an object as {{"role": "user", "content": "…"}}')
+    if role not in ROLES:
+        raise UserError(f"{where}.role is {role!r}; there is no such role.{suggest(role, ROLES)}")
+    known = {name: message[name] for name in FIELDS if message.get(name) is not None}
+    calls = known.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise UserError(f"{where}.tool_calls is not a list of calls")
+    if calls:
+        known["tool_calls"] = [_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls)]
+    return {**known, "content": _content(message.get("content"), f"{where}.content")}
+
+
+def _content(content: Any, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
+        texts = [part.get("text") for part in content if part.get("type") == "text"]
+        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
+            return "\n".join(str(text) for text in texts)
+    raise UserError(f'{where} has what is no text; expected a text, or parts as {{"type": "text", "text": "…"}}')
+
+
+def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UserError(f"{where} is not a call; expected function.name and function.arguments")
+    arguments = function.get("arguments") or "{}"
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        parsed = arguments  # what a model wrote may be no JSON
+    return {**call, "function": {**function, "arguments": parsed}}
+
+
+def _hidden(message: Mapping[str, Any], hiding: Hiding) -> dict[str, Any]:
+    """An assistant's text may have what models write, as `</think>`; nobody's has special tokens."""
+    return hiding.hide(message, strict=message["role"] != "assistant")
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        yield from _texts([*tree.keys(), *tree.values()])
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from _texts(part)

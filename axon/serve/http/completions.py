@@ -1,0 +1,88 @@
+"""`POST /v1/completions`: texts that are continued."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from axon.data.tokenizer import Tokenizer
+from axon.serve.http.access import Record
+from axon.serve.http.body import parse
+from axon.serve.http.errors import ApiError
+from axon.serve.http.logprobs import of_completion
+from axon.serve.http.reply import Choice, Reply, respond
+from axon.serve.http.requests import check_bias, format_grammar, requests_for, token_limit
+from axon.serve.http.schema import CompletionBody
+from axon.serve.http.service import Service
+from axon.serve.request import Finish, Update
+
+TOKENS = 16
+"""Generated where a request does not say how many, as OpenAI has it."""
+
+
+async def completions(service: Service, request: Request) -> Response:
+    body = await parse(request, CompletionBody, service.limits)
+    service.check_model(body.model)
+    check_bias(service, body)
+    if body.max_tokens == 0 and not body.echo:
+        raise ApiError(400, "max_tokens is 0: with echo the prompt is scored, else nothing is left", param="max_tokens")
+    prompts = await service.prompts(body.prompt)
+    requests = requests_for(
+        body,
+        prompts,
+        # To score a prompt alone, a token is drawn and left out.
+        [max(1, token_limit(service, prompt, body.max_tokens, "max_tokens", TOKENS)) for prompt in prompts],
+        logprobs=body.logprobs,
+        prompt_logprobs=body.echo and body.logprobs is not None,
+        grammar=await format_grammar(service, body.response_format),
+    )
+    reply = CompletionReply(body, request.state.record, prompts, service.tokenizer)
+    return await respond(request, service.worker.open(requests), reply, service.limits.queue_seconds)
+
+
+class CompletionReply(Reply):
+    """With `echo` a choice begins with its prompt, as it was given or as the text of its ids."""
+
+    body: CompletionBody
+
+    def __init__(self, body: CompletionBody, record: Record, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer):
+        count, tokens = len(prompts) * body.n, sum(map(len, prompts))
+        super().__init__(body, record, "text_completion", "cmpl", count, tokens)
+        self.tokenizer, self._prompts = tokenizer, prompts
+        self._opened: set[int] = set()
+        self._lengths = [0] * count
+        """Characters of each choice so far, those of its prompt included, as its tokens spell it."""
+
+    def take(self, place: int, update: Update) -> Choice:
+        if self.body.max_tokens == 0:
+            finish = update.finish and Finish.LENGTH
+            update = replace(update, ids=(), text="", logprobs=(), finish=finish)
+        return super().take(place, update)
+
+    def whole_choice(self, place: int) -> dict[str, Any]:
+        return self._part(place, self.choices[place], opens=True)
+
+    def changes(self, place: int, new: Choice) -> Iterable[dict[str, Any]]:
+        yield self._part(place, new, opens=place not in self._opened)
+        self._opened.add(place)
+
+    def _part(self, place: int, new: Choice, opens: bool) -> dict[str, Any]:
+        echoes = opens and self.body.echo
+        text = (self._prompt_text(place) if echoes else "") + new.text
+        logprobs = self._logprobs(place, new, echoes) if self.body.logprobs is not None else None
+        return {"text": text, "logprobs": logprobs, "finish_reason": new.finish}
+
+    def _prompt_text(self, place: int) -> str:
+        number = place // self.body.n
+        given = self.body.prompt
+        one = given if isinstance(given, str) else given[number]
+        return one if isinstance(one, str) else self.tokenizer.decode(self._prompts[number])
+
+    def _logprobs(self, place: int, new: Choice, echoes: bool) -> dict[str, Any]:
+        first = self._prompts[place // self.body.n][0] if echoes else None
+        known = (*new.prompt_logprobs, *new.logprobs) if self.body.echo else new.logprobs
+        found = of_completion(self.tokenizer, known, first, self._lengths[place])
+        self._lengths[place] += sum(map(len, found["tokens"]))
+        return found

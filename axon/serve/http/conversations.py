@@ -1,0 +1,27 @@
+"""A model's chat template, its form of calls and its grammars, as the server wants conversations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from axon.serve.calls import CallReader, form_of
+from axon.serve.chat import Chat
+from axon.serve.grammar import Grammars, Matcher
+from axon.serve.tools import call_grammar, tool_names
+
+Tools = Sequence[Mapping[str, Any]]
+
+
+class Conversations:
+    """See `axon.serve.http.model.Chat`."""
+
+    def __init__(self, chat: Chat, grammars: Grammars):
+        self._chat, self._grammars, self._form = chat, grammars, form_of(chat.template(tools=True).source)
+
+    def ids(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
+        return self._chat.ids(messages, tools or None)
+
+    def reader(self, tools: Tools) -> CallReader:
+        return CallReader(self._form, tool_names(tools))
+
+    def grammar(self, tools: Tools, many: bool) -> Matcher:
+        return call_grammar(self._grammars, self._form, tools, many=many)

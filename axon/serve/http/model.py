@@ -1,0 +1,133 @@
+"""What the server stands in front of: an engine, and what turns chats, schemas and texts into its requests and back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from axon.data.tokenizer import Tokenizer
+from axon.serve.request import Grammar, Request, Update
+
+
+class Stats(Protocol):
+    """What an engine counts: requests `running` and `waiting`; `pages` and how many are free; all others since its
+    start: prompt tokens looked up in the prefix cache and found there, tokens read and written, requests preempted."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+    @property
+    def pages(self) -> int: ...
+    @property
+    def free_pages(self) -> int: ...
+    @property
+    def prefix_hits(self) -> int: ...
+    @property
+    def prefix_queries(self) -> int: ...
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def generated_tokens(self) -> int: ...
+    @property
+    def preemptions(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def compiles(self) -> int: ...
+
+
+class Engine(Protocol):
+    """See `axon.serve.engine.Engine`. One thread calls its methods; its attributes do not change."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+    @property
+    def max_length(self) -> int:
+        """Positions of prompt and text, at most."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is running or waiting."""
+        ...
+
+    def submit(self, request: Request) -> int:
+        """Its number. Raises `UserError` for what it cannot serve."""
+        ...
+
+    def step(self) -> Sequence[Update]: ...
+    def cancel(self, number: int) -> None: ...
+    def stats(self) -> Stats: ...
+
+
+class ToolCall(Protocol):
+    """A function that the model wants called: its arguments as JSON text."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> str: ...
+
+
+class Parsed(Protocol):
+    """Part of an answer: text, and the calls of tools after it."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def calls(self) -> Sequence[ToolCall]: ...
+
+
+class Reader(Protocol):
+    """Reads calls out of an answer as it comes; how it is cut into pieces makes no difference."""
+
+    def feed(self, text: str) -> Parsed:
+        """What is certain after this piece."""
+        ...
+
+    def finish(self) -> Parsed:
+        """The rest."""
+        ...
+
+
+class Chat(Protocol):
+    """A model's own form of conversations, with OpenAI's messages and tools. Raises `UserError` for what it refuses."""
+
+    def ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """Of a conversation at whose end the assistant's answer begins."""
+        ...
+
+    def reader(self, tools: Sequence[Mapping[str, Any]]) -> Reader:
+        """Of an answer that may call these."""
+        ...
+
+    def grammar(self, tools: Sequence[Mapping[str, Any]], many: bool) -> Grammar:
+        """Of an answer that calls one of these, or, if `many`, one or several."""
+        ...
+
+
+class Grammars(Protocol):
+    """What an answer can be held to. Raises `UserError` for what cannot be."""
+
+    def json_object(self) -> Grammar:
+        """Any JSON object."""
+        ...
+
+    def json_schema(self, schema: Mapping[str, Any]) -> Grammar: ...
+    def regex(self, pattern: str) -> Grammar: ...
+    def lark(self, grammar: str) -> Grammar: ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model to serve under a name. None: it has none of it, and requests that need it are refused.
+
+    Args:
+        embed: ids → their embedding; called by the engine's thread, between steps.
+    """
+
+    name: str
+    engine: Engine
+    chat: Chat | None = None
+    grammars: Grammars | None = None
+    embed: Callable[[Sequence[int]], Sequence[float]] | None = None

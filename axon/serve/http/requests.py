@@ -1,0 +1,92 @@
+"""The engine's requests for what a body asks."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+
+from axon.serve.http.errors import ApiError
+from axon.serve.http.schema import Format, Generation, GrammarFormat, RegexFormat, SchemaFormat, TextFormat
+from axon.serve.http.service import Service
+from axon.serve.request import Grammar, Request, Sampling
+
+SEEDS = 2**64
+
+
+def requests_for(
+    body: Generation,
+    prompts: Sequence[Sequence[int]],
+    tokens: Sequence[int],
+    *,
+    logprobs: int | None = None,
+    prompt_logprobs: bool = False,
+    grammar: Grammar | None = None,
+) -> list[Request]:
+    """`n` for each prompt, which is to be continued by at most so many `tokens`; the choices' seeds count upward."""
+    seed = secrets.randbits(64) if body.seed is None else body.seed
+    return [
+        Request(
+            tuple(prompt),
+            _sampling(body, most, (seed + choice) % SEEDS, logprobs),
+            grammar=grammar,
+            prompt_logprobs=prompt_logprobs,
+        )
+        for prompt, most in zip(prompts, tokens, strict=True)
+        for choice in range(body.n)
+    ]
+
+
+def _sampling(body: Generation, tokens: int, seed: int, logprobs: int | None) -> Sampling:
+    return Sampling(
+        tokens=tokens,
+        temperature=body.temperature,
+        top_k=body.top_k,
+        top_p=None if body.top_p == 1 else body.top_p,
+        min_p=body.min_p or None,
+        seed=seed,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        logprobs=logprobs,
+        stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
+    )
+
+
+def token_limit(
+    service: Service, prompt: Sequence[int], asked: int | None, param: str, default: int | None = None
+) -> int:
+    """How many tokens may follow a prompt: those asked for, else by `default`, else what fits.
+
+    Raises `ApiError` where more than the limit are asked for.
+    """
+    room = service.model.engine.max_length - len(prompt)
+    most = room if service.limits.tokens is None else service.limits.tokens
+    if asked is not None and service.limits.tokens is not None and asked > most:
+        raise ApiError(400, f"{param} is {asked:,}; at most {most:,} are generated here", param=param)
+    return min(room, most, room if default is None else default) if asked is None else min(asked, room)
+
+
+def check_bias(service: Service, body: Generation) -> None:
+    """Raise `ApiError` for the bias of an id that there is not."""
+    vocab = service.tokenizer.vocab
+    for token in body.logit_bias or ():
+        if int(token) >= vocab:
+            raise ApiError(400, f"logit_bias has the id {token}; ids are below {vocab}", param="logit_bias")
+
+
+async def format_grammar(service: Service, wanted: Format | None) -> Grammar | None:
+    """What holds an answer to a format, built in a thread. Raises `ApiError` or `UserError` for what cannot be."""
+    if wanted is None or isinstance(wanted, TextFormat):
+        return None
+    grammars = service.model.grammars
+    if grammars is None:
+        message = f"{service.model.name} is served without grammars: leave response_format out"
+        raise ApiError(400, message, param="response_format")
+    build: Callable[[], Grammar] = grammars.json_object
+    if isinstance(wanted, SchemaFormat):
+        build = lambda: grammars.json_schema(wanted.json_schema.schema_)  # noqa: E731
+    elif isinstance(wanted, RegexFormat):
+        build = lambda: grammars.regex(wanted.regex)  # noqa: E731
+    elif isinstance(wanted, GrammarFormat):
+        build = lambda: grammars.lark(wanted.grammar)  # noqa: E731
+    return await asyncio.to_thread(build)

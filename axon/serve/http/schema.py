@@ -1,0 +1,241 @@
+"""The bodies of requests: OpenAI's fields, and those that `axon.serve.request.Sampling` has besides.
+
+A field that is not here is refused; one that is here only as `None` is OpenAI's, and refused with a value.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError, WrapValidator
+
+INT32 = 2**31 - 1
+Id = Annotated[int, Field(ge=0, le=INT32)]
+
+
+class Body(BaseModel):
+    """Of the declared types exactly: no text is read as a number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+def either(wanted: str) -> WrapValidator:
+    """For a union: one error in words, in place of one for each alternative."""
+
+    def check(value: Any, inner: Callable[[Any], Any]) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise ValueError(f"must be {wanted}") from None
+
+    return WrapValidator(check)
+
+
+Text = Annotated[str, Field(min_length=1)]
+Stop = Annotated[
+    Text | Annotated[list[Text], Field(max_length=32)] | None,
+    either("a text that is not empty, or a list of at most 32"),
+]
+Ids = Annotated[list[Id], Field(min_length=1)]
+Texts = Annotated[list[str], Field(min_length=1)]
+Prompt = Annotated[
+    str | Texts | Ids | Annotated[list[Ids], Field(min_length=1)],
+    either("a text, a list of texts, a list of ids, or a list of lists of ids, none of the lists empty"),
+]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+class StreamOptions(Body):
+    """`include_usage`: whether the last event has the usage."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class JsonSchema(Body):
+    """A schema by a name, as OpenAI wraps it."""
+
+    name: str = "response"
+    description: str | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    """Anything."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(Body):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(Body):
+    """JSON by a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class RegexFormat(Body):
+    """A text that a regular expression matches as a whole."""
+
+    type: Literal["regex"]
+    regex: str
+
+
+class GrammarFormat(Body):
+    """A text of a context-free grammar, in Lark's notation."""
+
+    type: Literal["grammar"]
+    grammar: str
+
+
+Format = Annotated[TextFormat | JsonFormat | SchemaFormat | RegexFormat | GrammarFormat, Discriminator("type")]
+
+
+class Generation(Body):
+    """What a completion and a chat have in common."""
+
+    model: str
+    n: int = Field(1, ge=1, le=128)
+    temperature: float = Field(1.0, ge=0, le=1e6)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int | None = Field(None, ge=1, le=INT32)
+    min_p: float = Field(0.0, ge=0, le=1)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=1e6)
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias] | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    stop: Stop = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: Format | None = None
+    user: str | None = None
+    """For the client's own books; nothing is done with it."""
+
+
+class CompletionBody(Generation):
+    """Of `/v1/completions`. `max_tokens`: 16 if not given; 0 with `echo` scores the prompt alone."""
+
+    prompt: Prompt
+    max_tokens: int | None = Field(None, ge=0, le=INT32)
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool = False
+    best_of: None = None
+    suffix: None = None
+
+
+class TextPart(Body):
+    """A part of a message; of other modalities there is none."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(Body):
+    """`arguments`: JSON as text."""
+
+    name: str
+    arguments: str
+
+
+class Call(Body):
+    """A call that an earlier answer made."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(Body):
+    """Of a conversation. `tool_calls` are an assistant's, `tool_call_id` a tool's."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str | list[TextPart] | None, either("a text, or a list of parts of the type text")] = None
+    name: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class FunctionTool(Body):
+    """`parameters`: a JSON schema of its arguments."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """Something that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class FunctionName(Body):
+    """Which."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The one tool that is to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool | None,
+    either('"none", "auto", "required", or {"type": "function", "function": {"name": …}}'),
+]
+
+
+class ChatBody(Generation):
+    """Of `/v1/chat/completions`. `max_tokens` is the older name of `max_completion_tokens`."""
+
+    messages: list[Message] = Field(min_length=1)
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = Field(None, ge=1, le=INT32)
+    max_tokens: int | None = Field(None, ge=1, le=INT32)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    functions: None = None
+    function_call: None = None
+
+
+class EmbeddingBody(Body):
+    """Of `/v1/embeddings`. `base64`: of little-endian float32."""
+
+    model: str
+    input: Prompt
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: None = None
+    user: str | None = None
+
+
+class TokenizeBody(Body):
+    """Of `/tokenize`: a text, or a conversation. `add_special_tokens`: whether those that open a prompt are added."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(Body):
+    """Of `/detokenize`."""
+
+    model: str | None = None
+    tokens: list[Id]

@@ -1,0 +1,53 @@
+"""What every route stands on: the model that is served, its worker, its limits, and texts as ids."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError, did_you_mean
+from axon.serve.http.errors import ApiError
+from axon.serve.http.limits import Limits
+from axon.serve.http.metrics import Metrics
+from axon.serve.http.model import Served
+from axon.serve.http.worker import Worker
+
+
+class Service:
+    """A server's parts. Raises `UserError` for a model without a tokenizer."""
+
+    def __init__(self, model: Served, limits: Limits = Limits()):
+        if model.engine.tokenizer is None:
+            raise UserError(f"{model.name} has no tokenizer, and a server answers texts: give the engine one")
+        self.model, self.limits, self.created = model, limits, int(time.time())
+        self.tokenizer: Tokenizer = model.engine.tokenizer
+        self.metrics = Metrics(lambda: self.worker.stats)
+        self.worker = Worker(model.engine, limits, self.metrics.generated)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` for the name of another model."""
+        if name not in (None, self.model.name):
+            hint = did_you_mean(name, [self.model.name]) or f" There is {self.model.name!r}."
+            raise ApiError(404, f"No model {name[:200]!r} here.{hint}", param="model", code="model_not_found")
+
+    async def prompts(self, given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> list[list[int]]:
+        """The ids of one or several prompts. Raises `ApiError` for what the model cannot read."""
+        several = [given] if isinstance(given, str) or isinstance(given[0], int) else given
+        self.worker.check(len(several))
+        return [await self.ids(one) for one in several]  # pyright: ignore[reportArgumentType]
+
+    async def ids(self, prompt: str | Sequence[int], *, special: bool = True) -> list[int]:
+        """Of a text, in a thread, with the tokens that open a prompt unless not `special`; or ids, checked."""
+        if isinstance(prompt, str):
+            self._check_fits(len(prompt.encode()) // max(1, int(self.tokenizer.byte_lengths.max())))
+            encode = self.tokenizer.prompt if special else self.tokenizer.encode
+            prompt = await asyncio.to_thread(encode, prompt)
+        elif beyond := [one for one in prompt if one >= self.tokenizer.vocab]:
+            raise ApiError(400, f"The prompt has the id {beyond[0]}; ids are below {self.tokenizer.vocab}")
+        self._check_fits(len(prompt))
+        return list(prompt)
+
+    def _check_fits(self, tokens: int) -> None:
+        if tokens >= (most := self.model.engine.max_length):
+            message = f"The prompt has {tokens:,} tokens or more; it and its answer may have {most:,}"
+            raise ApiError(400, message, code="context_length_exceeded")

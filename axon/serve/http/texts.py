@@ -1,0 +1,64 @@
+"""Endpoints that generate nothing: embeddings, and texts as ids and back."""
+
+import asyncio
+import base64
+from functools import partial
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from axon.serve.http.body import parse
+from axon.serve.http.chat import conversation
+from axon.serve.http.errors import ApiError
+from axon.serve.http.schema import DetokenizeBody, EmbeddingBody, TokenizeBody
+from axon.serve.http.service import Service
+
+
+async def embeddings(service: Service, request: Request) -> Response:
+    body = await parse(request, EmbeddingBody, service.limits)
+    service.check_model(body.model)
+    embed = service.model.embed
+    if embed is None:
+        raise ApiError(400, f"{service.model.name} writes texts, and embeds none", param="model")
+    prompts = await service.prompts(body.input)
+    vectors = [await service.worker.call(partial(embed, ids)) for ids in prompts]
+    used = request.state.record.prompt_tokens = sum(map(len, prompts))
+    data = [
+        {"object": "embedding", "index": k, "embedding": _encoded(np.asarray(one, "<f4"), body.encoding_format)}
+        for k, one in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": used, "total_tokens": used}
+    return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage})
+
+
+def _encoded(vector: np.ndarray, form: str) -> Any:
+    return vector.tolist() if form == "float" else base64.b64encode(vector.tobytes()).decode()
+
+
+async def tokenize(service: Service, request: Request) -> Response:
+    body = await parse(request, TokenizeBody, service.limits)
+    service.check_model(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise ApiError(400, "Give one of prompt and messages", param="prompt")
+    if body.messages is not None:
+        ids = await conversation(service, body.messages, [])
+    else:
+        ids = await service.ids(body.prompt or "", special=body.add_special_tokens)
+    return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.model.engine.max_length})
+
+
+async def detokenize(service: Service, request: Request) -> Response:
+    body = await parse(request, DetokenizeBody, service.limits)
+    service.check_model(body.model)
+    ids = await service.ids(body.tokens)
+    return JSONResponse({"prompt": await asyncio.to_thread(service.tokenizer.decode, ids)})
+
+
+async def tokenizer_info(service: Service, request: Request) -> Response:
+    """What lm-eval asks, so as to need no tokenizer of its own."""
+    tokenizer = service.tokenizer
+    ends = sorted(tokenizer.ends)
+    names = {"bos_token": tokenizer.decode([tokenizer.bos]), "eos_token": tokenizer.decode(ends[:1])}
+    return JSONResponse(names)

@@ -1,0 +1,228 @@
+"""The thread that owns an engine: requests come to it by a queue, and updates go back to the event loop."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from axon.errors import UserError
+from axon.serve.http.errors import ApiError, overloaded, unavailable
+from axon.serve.http.limits import Limits
+from axon.serve.http.model import Engine
+from axon.serve.request import Request, Update
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+FAILED = "The engine has failed and serves no more; the server's log says why"
+
+
+class Stream:
+    """The updates of requests that were asked together, each with its request's place among them.
+
+    All methods belong to the event loop. Who opens one closes it: what still runs of it is cancelled then.
+    """
+
+    def __init__(self, count: int, unread: int, close: Callable[["Stream"], None]):
+        self.count, self._open, self._unread, self._close = count, count, unread, close
+        self._updates: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
+        self._error: ApiError | None = None
+        self._changed = asyncio.Event()
+        self.closed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether every request has had its last update."""
+        return not self._open
+
+    async def next(self) -> tuple[int, Update] | None:
+        """The next update; None after the last of every request. Raises `ApiError` if they cannot go on."""
+        while self._updates.empty():
+            if self._error:
+                raise self._error
+            if self.ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        return self._updates.get_nowait()
+
+    def add(self, place: int, update: Update) -> None:
+        """Called by the worker. A reader that has left too much unread has its requests broken off."""
+        if self.closed:
+            return
+        self._updates.put_nowait((place, update))
+        self._open -= update.finish is not None
+        self._changed.set()
+        if self._updates.qsize() > self._unread:
+            self.fail(ApiError(408, f"{self._unread:,} updates of this answer were left unread: read faster"))
+
+    def fail(self, error: ApiError) -> None:
+        """End it with an error after what was read so far, unless it has ended."""
+        if not self.closed and not self.ended:
+            self._error = error
+            self._changed.set()
+            self.close()
+
+    def close(self) -> None:
+        """Cancel what still runs. What came may still be read."""
+        if not self.closed:
+            self.closed = True
+            self._close(self)
+
+
+class Worker:
+    """Runs an engine in a thread of its own.
+
+    Attributes:
+        streams: those open. stats: the engine's, after its last step. draining: whether new requests are refused.
+        failed: whether the engine has raised something; no request is served then.
+
+    `watch` is called in the event loop with the updates of each step.
+    """
+
+    def __init__(self, engine: Engine, limits: Limits, watch: Callable[[Sequence[Update]], None] = lambda _: None):
+        self.engine, self.limits, self.stats, self._watch = engine, limits, engine.stats(), watch
+        self.streams: set[Stream] = set()
+        self.draining = self.failed = self._stopped = False
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: set[asyncio.Future] = set()
+        self._owners: dict[int, tuple[Stream, int]] = {}
+        """Of the thread alone: request's number → its stream, and its place there."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for an answer."""
+        return bool(self.streams or self._calls)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread's end, after `stop`: for at most so long."""
+        self._thread.join(seconds)
+
+    # In the event loop
+
+    def start(self) -> None:
+        """To be called in the event loop that everything else is called in."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after its step; what still runs fails."""
+        self._fail_all("The server is shutting down")
+        self._stopped = True
+        self._commands.put(lambda: None)
+
+    def open(self, requests: Sequence[Request]) -> Stream:
+        """Submit requests together. Raises `ApiError` if they cannot be taken now."""
+        self.check(len(requests))
+        stream = Stream(len(requests), self.limits.unread * len(requests), self._close)
+        self.streams.add(stream)
+        self._commands.put(partial(self._submit, requests, stream))
+        return stream
+
+    def call(self, fn: Callable[[], T]) -> Awaitable[T]:
+        """`fn()`, called by the engine's thread between steps."""
+        self.check()
+        result: asyncio.Future[T] = self._loop.create_future()
+        self._calls.add(result)
+        result.add_done_callback(self._calls.discard)
+        self._commands.put(partial(self._call, fn, result))
+        return result
+
+    def check(self, choices: int = 0) -> None:
+        """Raise `ApiError` if no request for so many choices is taken now."""
+        if self.failed:
+            raise unavailable(FAILED, 60)
+        if self.draining or self._stopped:
+            raise unavailable("The server is shutting down")
+        most, open = self.limits.requests, sum(stream.count for stream in self.streams)
+        if choices > most:
+            raise ApiError(400, f"{choices:,} choices in one request; at most {most:,} may run at once: split it up")
+        if open + choices > most:
+            raise overloaded(f"{open:,} choices run or wait, of {most:,} that may; ask again later")
+
+    def _close(self, stream: Stream) -> None:
+        self.streams.discard(stream)
+        if not stream.ended:
+            self._commands.put(partial(self._cancel, stream))
+
+    def _fail_all(self, message: str) -> None:
+        for stream in list(self.streams):
+            stream.fail(unavailable(message))
+        for result in list(self._calls):
+            _settle(result, None, unavailable(message))
+
+    def _deliver(self, updates: Sequence[tuple[Stream, int, Update]]) -> None:
+        self._watch([update for *_, update in updates])
+        for stream, place, update in updates:
+            stream.add(place, update)
+
+    def _fail(self) -> None:
+        self.failed = True
+        self._fail_all(FAILED)
+
+    # In the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopped:
+                self._obey(wait=not self.engine.busy)
+                if self.engine.busy and not self._stopped:
+                    self._step()
+                self.stats = self.engine.stats()
+        except Exception:
+            logger.exception("the engine has failed")
+            self._tell(self._fail)
+
+    def _obey(self, wait: bool) -> None:
+        """Do what was asked so far; `wait` for something first."""
+        try:
+            while True:
+                self._commands.get(wait)()
+                wait = False
+        except queue.Empty:
+            return
+
+    def _step(self) -> None:
+        owned = []
+        for update in self.engine.step():
+            if owner := self._owners.get(update.request):
+                owned.append((*owner, update))
+                if update.finish is not None:
+                    del self._owners[update.request]
+        if owned:
+            self._tell(self._deliver, owned)
+
+    def _submit(self, requests: Sequence[Request], stream: Stream) -> None:
+        try:
+            for place, request in enumerate(requests):
+                self._owners[self.engine.submit(request)] = stream, place
+        except UserError as error:
+            self._tell(stream.fail, ApiError(400, str(error)))
+
+    def _cancel(self, stream: Stream) -> None:
+        for number in [number for number, (owner, _) in self._owners.items() if owner is stream]:
+            del self._owners[number]
+            self.engine.cancel(number)
+
+    def _call(self, fn: Callable[[], T], result: "asyncio.Future[T]") -> None:
+        try:
+            value = fn()
+        except UserError as error:
+            self._tell(_settle, result, None, error)
+        else:
+            self._tell(_settle, result, value, None)
+
+    def _tell(self, fn: Callable[..., None], *arguments: object) -> None:
+        """Call `fn` in the event loop, if it still runs."""
+        try:
+            self._loop.call_soon_threadsafe(fn, *arguments)
+        except RuntimeError:
+            self._stopped = True
+
+
+def _settle(result: asyncio.Future, value: object, error: Exception | None) -> None:
+    if not result.done():
+        result.set_exception(error) if error else result.set_result(value)

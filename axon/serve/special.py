@@ -1,0 +1,108 @@
+"""What people write stays text: of a chat, the template alone writes special tokens.
+
+A text such as `<|im_end|>` in a message would otherwise end it, and what follows would be anybody's. So before the
+template is rendered, the first character of whatever may begin a special token in a message is replaced by a private
+character, one that the messages do not have; then what still reads as a special token is the template's. The template
+may trim, cut, join or quote what it is given as it likes.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError
+
+_PRIVATE = range(0xF0000, 0xFFFFE)
+_BRACKETS = re.compile(r"(?s)<.+>|\[.+\]")
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """For one chat. private: a special token's first character → what stands for it. strict, lenient: where it does."""
+
+    private: Mapping[str, str]
+    strict: re.Pattern
+    lenient: re.Pattern
+
+    def hide(self, tree: Any, strict: bool = True) -> Any:
+        """`tree` with all its texts such that no special token begins in them.
+
+        `strict`: neither does a token in brackets that is not special but means something, as `<tool_call>`.
+        """
+        if isinstance(tree, str):
+            pattern = self.strict if strict else self.lenient
+            return pattern.sub(lambda found: self.private[found[0]], tree)
+        if isinstance(tree, Mapping):
+            return {self.hide(key, strict): self.hide(value, strict) for key, value in tree.items()}
+        return [self.hide(part, strict) for part in tree] if isinstance(tree, list | tuple) else tree
+
+    def show(self, text: str) -> str:
+        """The other way."""
+        return text.translate({ord(sign): first for first, sign in self.private.items()})
+
+
+class SpecialText:
+    """Hides special tokens in messages, and encodes what a template made of these."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        added = json.loads(tokenizer.to_json())["added_tokens"]
+        guarded = [token for token in added if token["special"] or _BRACKETS.fullmatch(token["content"])]
+        # Nobody can write an alias, since nobody can guess it.
+        secret = secrets.token_hex(16)
+        self._alias = {token["content"]: f"\ue000{secret}:{token['id']}\ue001" for token in guarded}
+        self._guarded = re.compile(_any_of(self._alias)) if guarded else None
+        self._special = [token["content"] for token in guarded if token["special"]]
+        self._inner = _with_aliases(tokenizer, guarded, self._alias)
+        self._ids = {self._inner.token_to_id(self._alias[token["content"]]): token["id"] for token in guarded}
+
+    def hiding(self, texts: Iterable[str]) -> Hiding:
+        """For a chat that has no other text than `texts`, the template's included."""
+        used = set().union(*texts)
+        free = (sign for code in _PRIVATE if (sign := chr(code)) not in used)
+        private = dict(zip(sorted({content[0] for content in self._alias}), free, strict=False))
+        if self._alias.keys() and len(private) < len({content[0] for content in self._alias}):
+            raise UserError("The messages use every private character of Unicode; leave some out")
+        meaning = self._alias.keys() - set(self._special)
+        return Hiding(private, _beginning(self._alias), _beginning(self._special, meaning))
+
+    def encode(self, rendered: str, hiding: Hiding) -> list[int]:
+        """The ids of what the template made of hidden messages."""
+        marked = self._guarded.sub(lambda found: self._alias[found[0]], rendered) if self._guarded else rendered
+        ids = self._inner.encode(hiding.show(marked), add_special_tokens=False).ids
+        return [self._ids.get(token, token) for token in ids]
+
+
+def _with_aliases(tokenizer: Tokenizer, guarded: list[dict], alias: Mapping[str, str]) -> tokenizers.Tokenizer:
+    """The tokenizer, to which every guarded token is text, and its alias what it was."""
+    spec = json.loads(tokenizer.to_json())
+    for token in spec["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in alias
+    inner = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    inner.encode_special_tokens = True
+    flags = ("lstrip", "rstrip", "single_word", "normalized")
+    stand_ins = [
+        tokenizers.AddedToken(alias[token["content"]], special=False, **{flag: token[flag] for flag in flags})
+        for token in guarded
+    ]
+    inner.add_tokens(stand_ins)
+    return inner
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """A regular expression: the longest of `texts` here."""
+    return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))
+
+
+def _beginning(tokens: Iterable[str], unless: Iterable[str] = ()) -> re.Pattern:
+    """A character with which one of `tokens` may begin: two of them here, or one and the text ends."""
+    if not (tokens := [*tokens]):
+        return re.compile(r"(?!)")
+    seconds, firsts = _any_of({token[:2] for token in tokens}), _any_of({token[0] for token in tokens})
+    but = f"(?!{_any_of(unless)})" if unless else ""
+    return re.compile(rf"(?s){but}(?=(?:{seconds})|(?:{firsts})\s*\Z).")

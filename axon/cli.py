@@ -210,6 +210,39 @@ def generate(
     typer.echo(generate_text(run_dir, prompt, sampling, _say))
 
 
+@app.command()
+def serve(
+    run_dir: RunDir,
+    layout: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A .gin file of Layout: how to split the model over devices.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="0.0.0.0 for all of this machine's addresses.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
+    requests: Annotated[int, typer.Option(min=1, help="That run at once; others wait.")] = 64,
+    length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a request with its text; by default the model's positions.")
+    ] = None,
+    cache_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens whose keys and values have room.")] = None,
+    cache_dtype: Annotated[str | None, typer.Option(help="Of keys and values: int8 or float8_e4m3fn.")] = None,
+    key: Annotated[
+        list[str], typer.Option(envvar="AXON_API_KEYS", help="What clients must show; several may be valid.")
+    ] = [],  # noqa: B006 - typer reads it, nothing writes it
+) -> None:
+    """Serve a trained model: OpenAI's interface at /v1, a page to chat at /, until Ctrl-C.
+
+    Example: `axon serve runs/quickstart --port 8000`
+    """
+    from axon.run.served import serve_run
+    from axon.serve.capacity import Capacity
+    from axon.serve.http.limits import Limits
+
+    tokens = max(Capacity.tokens, requests)
+    capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
+    limits = Limits(keys=tuple(key), requests=max(Limits.requests, 4 * requests))
+    if not serve_run(run_dir, layout, capacity, limits, host, port, typer.echo):
+        raise typer.Exit(1)
+
+
 app.command()(report)
 app.command()(export)
 

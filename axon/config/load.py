@@ -24,7 +24,7 @@ AXON = (
     "axon.train.masked",
     "axon.train.spans",
     "axon.train.classification",
-    "axon.serve.generate",
+    "axon.serve.request",
     "axon.observe.trackers",
     "axon.checkpoint",
     "axon.precision",

@@ -81,7 +81,7 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
         pages = inputs.page_table[plan.sequences[:, None], jnp.minimum(column, columns - 1)]
         positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
         keys, values = (_gather(cached, pages).astype(q.dtype) for cached in (cache.keys, cache.values))
-        # What lies beyond a sequence's end, or before a window, may be anything, NaN too: a weight of 0 would not hide it.
+        # Beyond a sequence's end, or before a window, may be anything, NaN too: a weight of 0 would not hide it.
         values = jnp.where(((seen_from <= positions) & (positions < lens))[..., None], values, 0)
         products = _products(q, keys)
         if cache.key_scales is not None:

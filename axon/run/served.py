@@ -1,0 +1,71 @@
+"""Serving a trained model over HTTP."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from axon.config import load
+from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.run.trained import Trained, TrainedHub, open_trained
+from axon.runtime import Runtime
+from axon.serve.capacity import Capacity
+from axon.serve.engine import Engine, check_continues
+from axon.serve.http.limits import Limits
+
+Report = Callable[[str], None]
+
+
+def serve_run(
+    path: str | Path,
+    layout: Path | None,
+    capacity: Capacity,
+    limits: Limits,
+    host: str,
+    port: int,
+    report: Report,
+) -> bool:
+    """Serve the folder of a run, or `hf:DIR_OR_NAME`, until told to stop; whether all requests were answered.
+
+    `layout`: a gin file that binds `Layout`, by which the model is split over devices; None: it is on one device.
+    Raises `UserError` without the packages of the extra `serve`, and for a model that goes on with no text.
+    """
+    try:
+        from axon.serve.chat import Chat
+        from axon.serve.grammar import Grammars
+        from axon.serve.http.conversations import Conversations
+        from axon.serve.http.model import Served
+        from axon.serve.http.serve import serve
+    except ModuleNotFoundError as error:
+        raise UserError(f"axon serve needs {error.name}: pip install 'axon-jax[serve]'") from error
+    trained = open_trained(path)
+    tokenizer = trained.tokenizer.load()
+    engine = _engine(trained, layout, capacity, tokenizer, report)
+    report("compiling every step that there can be")
+    engine.warm_up()
+    grammars = Grammars(tokenizer, engine.vocab)
+    folder = trained.hub.folder if isinstance(trained, TrainedHub) else None
+    chat = Conversations(Chat.of(folder, tokenizer), grammars)
+    return serve(Served(_name(path), engine, chat, grammars), host, port, limits, report)
+
+
+def _engine(trained: Trained, layout: Path | None, capacity: Capacity, tokenizer: Tokenizer, report: Report) -> Engine:
+    train, devices = trained.train, jax.devices()
+    if layout is None:
+        split, devices = Layout(), devices[:1]
+    else:
+        split = load(layout, root="Layout").tree
+    runtime = Runtime(train.model, split, precision=train.precision, devices=devices)
+    check_continues(runtime.module)
+    values, variables = trained.restore(runtime, train.model, report)
+    if (others := len(jax.devices()) - len(devices)) > 0:
+        report(f"{others} devices more have nothing to do: --layout says how to split a model")
+    return Engine(runtime, values, variables, tokenizer=tokenizer, capacity=capacity)
+
+
+def _name(path: str | Path) -> str:
+    """What clients call the model: its folder's name, or that of the hub."""
+    name = str(path).removeprefix("hf:").rstrip("/")
+    return Path(name).name if Path(name).exists() or "://" in name else name

@@ -15,6 +15,7 @@ from axon.errors import UserError
 from axon.nn.auxiliary import Auxiliary, over_layers
 from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
+from axon.nn.kv_cache import joined, paged, stacked
 from axon.nn.remat import RematByKind, describe, remat_by_kind, remat_names, with_remat
 from axon.nn.stored_layers import on_stages, stored_layer
 from axon.own_code import written_at
@@ -126,10 +127,7 @@ class Depth(nnx.Module):
         """
         blocks: dict[str, Any] = self.blocks
         return {
-            kind: {
-                name: replace(spec, axes=("_layers", *spec.axes), shape=(span.times, *spec.shape))
-                for name, spec in blocks[kind].cache_specs(batch, length).items()
-            }
+            kind: {name: _of_layers(spec, span.times) for name, spec in blocks[kind].cache_specs(batch, length).items()}
             for span in self.spans
             for kind in span.kinds
         }
@@ -157,32 +155,38 @@ class Depth(nnx.Module):
 
         `numbers`: by kind, the logical numbers of the layers. `present`: which periods there are; None: all.
         """
-        in_scan = not self._unrolled(span)
+        in_scan, times = not self._unrolled(span), len(numbers[span.kinds[0]])
         layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
-        parts = {
-            kind: (nnx.to_pure_dict(nnx.state(self.blocks[kind])), cache and cache[kind], numbers[kind])
-            for kind in span.kinds
-        }
+        parameters = {kind: nnx.to_pure_dict(nnx.state(self.blocks[kind])) for kind in span.kinds}
+        caches = {kind: None if cache is None else cache[kind] for kind in span.kinds}
+        parts = {kind: (parameters[kind], stacked(caches[kind]), numbers[kind]) for kind in span.kinds}
 
-        def period(x, parts):
-            caches, auxiliaries = {}, {}
+        def period(carry, part):
+            (x, pools), (place, parts), own, auxiliaries = carry, part, {}, {}
             for kind, layer in layers.items():
-                x, caches[kind], auxiliaries[kind] = layer(x, parts[kind])
-            return x, (caches, auxiliaries)
+                weights, mine, number = parts[kind]
+                x, new, auxiliaries[kind] = layer(x, (weights, joined(mine, pools[kind]), number, place))
+                pools, own[kind] = {**pools, kind: paged(new)}, stacked(new)
+            return (x, pools), (own, auxiliaries)
 
-        run, each = (period, parts) if present is None else (_if_present(period), (parts, present))
-        times = len(numbers[span.kinds[0]])
+        carry = x, {kind: paged(own) for kind, own in caches.items()}
+        each = None if cache is None else jnp.arange(times), parts
+        run, each = (period, each) if present is None else (_if_present(period), (each, present))
         if on_stages():
-            return self._from_stages(run, x, each, times, in_scan)
-        return lax.scan(run, x, each) if in_scan else _write_out(run, x, each, times)
+            (x, pools), (own, auxiliaries) = self._from_stages(run, carry, each, times, in_scan)
+        elif in_scan:
+            (x, pools), (own, auxiliaries) = lax.scan(run, carry, each)
+        else:
+            (x, pools), (own, auxiliaries) = _write_out(run, carry, each, times)
+        return x, ({kind: joined(own[kind], pools[kind]) for kind in span.kinds}, auxiliaries)
 
-    def _from_stages(self, period: Callable[..., Any], x: Array, parts: Any, times: int, in_scan: bool) -> Any:
+    def _from_stages(self, period: Callable[..., Any], carry: Any, parts: Any, times: int, in_scan: bool) -> Any:
         """The same outside of a pipeline, whose stages store the layers."""
         text = "each is sent to all stages, which all run it: evaluation and samples take as long as on one stage"
         axes.log_choice("layers outside of the pipeline", text)
         if in_scan:
-            return lax.scan(lambda x, i: period(x, stored_layer(parts, i)), x, jnp.arange(times))
-        return _in_turn(period, x, (stored_layer(parts, i) for i in range(times)))
+            return lax.scan(lambda carry, i: period(carry, stored_layer(parts, i)), carry, jnp.arange(times))
+        return _in_turn(period, carry, (stored_layer(parts, i) for i in range(times)))
 
     def _with_angles(self, inputs: Inputs) -> Inputs:
         return inputs.with_angles(rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
@@ -205,14 +209,15 @@ class Depth(nnx.Module):
         return self.unroll
 
     def _layer(self, kind: str, inputs: Inputs, in_scan: bool) -> Callable[..., tuple[Array, Any, Auxiliary]]:
-        """One layer of a kind, as a function of `x` and of its own parameters, cache and logical number."""
+        """One layer of a kind, as a function of `x` and of its own parameters, cache, logical number and place among
+        those of its kind."""
         block = self.blocks[kind]
         graph = nnx.graphdef(block)
 
         def layer(x, part):
-            parameters, cache, number = part
+            parameters, cache, number, place = part
             with axes.in_block(kind):
-                result = nnx.merge(graph, parameters)(x, inputs.in_layer(number), cache)
+                result = nnx.merge(graph, parameters)(x, inputs.in_layer(number, 0 if place is None else place), cache)
             return _checked(result, kind, block)
 
         return with_remat(layer, self.remat[kind], block, in_scan)
@@ -237,6 +242,14 @@ def _spans(segments: tuple[Segment, ...]) -> tuple[_Span, ...]:
     if not spans:
         raise UserError("Depth: no segments; there must be at least one")
     return tuple(spans)
+
+
+def _of_layers(spec: ArraySpec, layers: int) -> ArraySpec:
+    """One layer's, for all that share it: along its own axis `_layers`, or stacked."""
+    if "_layers" not in spec.axes:
+        return replace(spec, axes=("_layers", *spec.axes), shape=(layers, *spec.shape))
+    at = spec.axes.index("_layers")
+    return replace(spec, shape=(*spec.shape[:at], layers, *spec.shape[at + 1 :]))
 
 
 def _zeros(spec: ArraySpec) -> Array:
@@ -268,27 +281,27 @@ def _checked(result: Any, kind: str, block: nnx.Module) -> tuple[Array, Any, Aux
 def _if_present(period: Callable[..., Any]) -> Callable[..., Any]:
     """A period, told besides whether it is there: one that is not changes nothing, and adds nothing."""
 
-    def run(x: Array, part: tuple[Any, Array]) -> tuple[Array, Any]:
+    def run(carry: Any, part: tuple[Any, Array]) -> tuple[Any, Any]:
         parts, present = part
-        y, (caches, auxiliaries) = period(x, parts)
+        after, (caches, auxiliaries) = period(carry, parts)
         kept = jax.tree.map(lambda value: jnp.where(present, value, jnp.zeros_like(value)), auxiliaries)
-        return jnp.where(present, y, x), (caches, kept)
+        return jax.tree.map(lambda y, x: jnp.where(present, y, x), after, carry), (caches, kept)
 
     return run
 
 
-def _write_out(period: Callable[..., Any], x: Array, parts: Any, times: int) -> tuple[Array, Any]:
-    """`lax.scan(period, x, parts)`, its body once for each period."""
-    return _in_turn(period, x, _unstacked(parts, times))
+def _write_out(period: Callable[..., Any], carry: Any, parts: Any, times: int) -> tuple[Any, Any]:
+    """`lax.scan(period, carry, parts)`, its body once for each period."""
+    return _in_turn(period, carry, _unstacked(parts, times))
 
 
-def _in_turn(period: Callable[..., Any], x: Array, parts: Iterable[Any]) -> tuple[Array, Any]:
+def _in_turn(period: Callable[..., Any], carry: Any, parts: Iterable[Any]) -> tuple[Any, Any]:
     """`period` of each of `parts`, and what they give stacked."""
     results = []
     for one in parts:
-        x, result = period(x, one)
+        carry, result = period(carry, one)
         results.append(result)
-    return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
+    return carry, jax.tree.map(lambda *each: jnp.stack(each), *results)
 
 
 def _unstacked(parts: Any, times: int) -> list[Any]:

@@ -30,6 +30,7 @@ class Inputs:
         encoded, encoded_documents: what an encoder made of another sequence, `batch seq.residual embed`, and its
             documents, `batch seq`; None where there is no encoder. With a cache that has the keys and values of
             `encoded`, it is None too.
+        place: of the layer among those of its kind, by which it finds its pages in the cache.
         angles, steps: those of the positions, and of the new tokens in pages, that were computed before the layers,
             once for all.
     """
@@ -44,12 +45,18 @@ class Inputs:
     score_bias: Array | None = None
     encoded: Array | None = None
     encoded_documents: Array | None = None
+    place: Array | int = 0
     angles: tuple[Angles, ...] = ()
     steps: tuple[PagedStep, ...] = ()
 
-    def in_layer(self, layer: Array | int) -> "Inputs":
-        """The same, with a key of the layer's own, so that no two layers drop the same elements."""
-        return self if self.key is None else replace(self, key=jax.random.fold_in(self.key, layer))
+    def in_layer(self, layer: Array | int, place: Array | int = 0) -> "Inputs":
+        """The same, with a key of the layer's own, so that no two layers drop the same elements.
+
+        `place`: its number among the layers that share a cache.
+        """
+        if self.key is None and place is self.place:
+            return self
+        return replace(self, key=None if self.key is None else jax.random.fold_in(self.key, layer), place=place)
 
     def real_where(self, condition: Array | bool) -> "Inputs":
         """The same where `condition`, one for all, holds; else padding alone, if `documents` can say so."""
@@ -71,8 +78,8 @@ class Inputs:
         return replace(self, steps=tuple(self.step_of(one) for one in dict.fromkeys(sizes)))
 
     def step_of(self, sizes: PagedSizes) -> PagedStep:
-        """That of `steps`, or made here. Raises `ValueError` without `start`."""
+        """That of `steps`, or made here, in the layer's own pages. Raises `ValueError` without `start`."""
         if self.start is None:
             raise ValueError("Inputs: a cache of keys and values needs Inputs.start, where to write to it")
         found = (step for step in self.steps if step.sizes == sizes)
-        return next(found, None) or paged_step(sizes, self.start)
+        return (next(found, None) or paged_step(sizes, self.start)).in_layer(self.place)

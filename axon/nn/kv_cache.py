@@ -1,10 +1,11 @@
 """The keys and values of a model's sequences while it generates, in pages.
 
-Each row of `batch` has pages of its own, the first of them padding's (`axon.kernels.paged_attention`), so rows and
-heads split over devices as they do without a cache. A row is one sequence, or the tokens of many, as `Ragged` says.
+Each row of `batch` has pages of its own, the first of each layer padding's (`axon.kernels.paged_attention`), so rows
+and heads split over devices as they do without a cache. A row is one sequence, or the tokens of many, as `Ragged` says.
+Every layer writes to its own pages of one array that all layers of a kind share: so it is updated in place.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,30 +22,48 @@ from axon.kernels.attention import AttentionConfig, causal_window
 from axon.kernels.paged_attention import Cache, Tables, paged_attention, paged_attention_tables
 
 KVCache = dict[str, Array]
-"""`key` and `value`, each `batch pages kv_heads page_size head_dim`, and if they are quantised `key_scale` and
-`value_scale`, `batch pages kv_heads page_size`; or, of latent attention, `latent`, `batch pages page_size key_latent`.
-Of a decoder that attends to what an encoder read also `cross_key` and `cross_value`, each `batch kv_seq heads
-head_dim`, which are made once."""
+"""`key` and `value`, each `batch _layers pages kv_heads page_size head_dim`, and if they are quantised `key_scale` and
+`value_scale`, `batch _layers pages kv_heads page_size`; or, of latent attention, `latent`, `batch _layers pages
+page_size key_latent`. Of a decoder that attends to what an encoder read also `cross_key` and `cross_value`, each `batch
+kv_seq heads head_dim`, which are made once."""
+
+PAGED = ("key", "value", "key_scale", "value_scale", "latent")
+"""The arrays that all layers of a kind share; of any other each layer has its own, and they are stacked."""
 
 PAGE = 128
 """Tokens a page: on a TPU a row of lanes, along which the tokens of narrow heads and the scales of all lie."""
 
-PAGES = "batch pages kv_heads page_size head_dim.whole"
-SCALES = "batch pages kv_heads page_size"
-LATENT_PAGES = "batch pages page_size key_latent.whole"
+PAGES = "batch _layers pages kv_heads page_size head_dim.whole"
+SCALES = "batch _layers pages kv_heads page_size"
+LATENT_PAGES = "batch _layers pages page_size key_latent.whole"
 QUERIES = "batch seq heads head_dim"
 
 
 def kv_cache_specs(batch: int, length: int, kv_heads: int, head_dim: int) -> dict[str, ArraySpec]:
     """Room for `length` tokens of each sequence, in the compute dtype."""
     scope = axes.current()
-    shape = (batch, 1 + -(-length // PAGE), kv_heads, PAGE, head_dim)
+    shape = (batch, 1, 1 + -(-length // PAGE), kv_heads, PAGE, head_dim)
     spec = ArraySpec(parse_names(PAGES), shape, jnp.float32 if scope is None else scope.compute)
     return {"key": spec, "value": spec}
 
 
+def paged(cache: Any) -> dict[str, Array]:
+    """What all layers share of a kind's cache, which may be of any form, or None."""
+    return {name: cache[name] for name in PAGED if name in cache} if isinstance(cache, dict) else {}
+
+
+def stacked(cache: Any) -> Any:
+    """The rest of it."""
+    return {name: cache[name] for name in cache if name not in PAGED} if isinstance(cache, dict) else cache
+
+
+def joined(rest: Any, shared: dict[str, Array]) -> Any:
+    """A cache of its two parts."""
+    return {**rest, **shared} if isinstance(rest, dict) else rest
+
+
 def positions_of(cache: KVCache) -> int:
-    """For how many tokens of a sequence a cache of keys and values has room, of one layer or of several."""
+    """For how many tokens of a sequence a cache of keys and values has room."""
     pages, _, size, _ = cache["key"].shape[-4:]
     return (pages - 1) * size
 
@@ -70,13 +89,14 @@ class Ragged:
 @dataclass(frozen=True)
 class PagedSizes:
     """What a step's tables depend on, of one device: its rows of `batch`, their new tokens, the heads of queries and of
-    a `cache`, which is `pages kv_heads page_size head_dim` and its dtype, whether a bias is added to the scores, and
-    how many keys are seen."""
+    a `cache`, which is `pages kv_heads page_size head_dim`, of all rows and layers, and its dtype; the pages of a layer
+    in a row, whether a bias is added to the scores, and how many keys are seen."""
 
     rows: int
     seq: int
     heads: int
     cache: tuple[tuple[int, ...], Any]
+    pages: int
     biased: bool
     window: int | None
 
@@ -93,20 +113,26 @@ class PagedStep:
     bounds: Array
     tables: Tables | None
 
+    def in_layer(self, place: Array | int) -> "PagedStep":
+        """The same in the pages of the layer in this place among those of its kind."""
+        first = place * self.sizes.pages
+        tables = None if self.tables is None else self.tables.moved(first)
+        return replace(self, table=self.table + first, tables=tables)
+
 
 def paged_sizes(
     cache: KVCache, tokens: tuple[int, ...], heads: int, config: AttentionConfig, biased: bool = False
 ) -> PagedSizes:
-    """Of `tokens`, batch and seq, and a cache of one layer or of several. Raises as `causal_window`."""
+    """Of `tokens`, batch and seq. Raises as `causal_window`."""
     latent = "latent" in cache
     pages = cache["latent" if latent else "key"]
     spec = _token_spec(latent)
     batch_shards, head_shards = (num_shards(entries(spec[i])) for i in (0, 2))
-    rows, count = tokens[0] // batch_shards, pages.shape[-3 if latent else -4]
+    rows, (layers, count) = tokens[0] // batch_shards, pages.shape[1:3]
     kv_heads = 1 if latent else pages.shape[-3] // head_shards
-    shape = (rows * count, kv_heads, *pages.shape[-2:])
+    shape = (rows * layers * count, kv_heads, *pages.shape[-2:])
     window = causal_window(config.mask)
-    return PagedSizes(rows, tokens[1], heads // head_shards, (shape, pages.dtype), biased, window)
+    return PagedSizes(rows, tokens[1], heads // head_shards, (shape, pages.dtype), count, biased, window)
 
 
 def paged_step(sizes: PagedSizes, where: Array | Ragged) -> PagedStep:
@@ -127,8 +153,8 @@ def _of_ragged(sizes: PagedSizes, ragged: Ragged) -> tuple[Array, Array, Array]:
 
 def _of_rows(sizes: PagedSizes, start: Array) -> tuple[Array, Array, Array]:
     """Lengths, page table and bounds of rows that are a sequence each, whose pages follow each other."""
-    rows, seq, pages = sizes.rows, sizes.seq, sizes.cache[0][0] // sizes.rows
-    table = jnp.arange(rows, dtype=jnp.int32)[:, None] * pages + jnp.arange(1, pages, dtype=jnp.int32)
+    rows, seq, own = sizes.rows, sizes.seq, sizes.cache[0][0] // sizes.rows
+    table = jnp.arange(rows, dtype=jnp.int32)[:, None] * own + jnp.arange(1, sizes.pages, dtype=jnp.int32)
     return jnp.full(rows, start + seq, jnp.int32), table, seq * jnp.arange(rows + 1, dtype=jnp.int32)
 
 
@@ -162,7 +188,7 @@ def cached_attention(
         out, pages = local(step, q, k, v, pages, sinks, bias)
         return out, _named(pages)
     tokens = _token_spec(latent=False)
-    of_pages = jax.tree.map(lambda x: scope.placement.spec(parse_names((PAGES, SCALES)[x.ndim == 4])), pages)
+    of_pages = jax.tree.map(lambda x: scope.placement.spec(parse_names((PAGES, SCALES)[x.ndim == 5])), pages)
     of_sinks = None if sinks is None else PartitionSpec(*tokens[:3])
     of_bias = None if bias is None else tokens
     specs = (tokens, tokens, tokens, of_pages, of_sinks, of_bias)
@@ -183,7 +209,7 @@ def _named(pages: Cache) -> KVCache:
 def latent_cache_specs(batch: int, length: int, width: int) -> dict[str, ArraySpec]:
     """Room for `length` latents of each sequence, of `width` numbers, in the compute dtype."""
     scope = axes.current()
-    shape = (batch, 1 + -(-length // PAGE), PAGE, width)
+    shape = (batch, 1, 1 + -(-length // PAGE), PAGE, width)
     return {"latent": ArraySpec(parse_names(LATENT_PAGES), shape, jnp.float32 if scope is None else scope.compute)}
 
 
@@ -199,9 +225,9 @@ def cached_latent_attention(
     """
 
     def local(step, q, k, latents):
-        k, pages = k[:, :, None], latents[:, :, None]
+        k, pages = k[:, :, None], latents[:, :, :, None]
         out, written = _over_pages(config, step, q, k, k, Cache(pages, pages))
-        return out, written.keys[:, :, 0]
+        return out, written.keys[:, :, :, 0]
 
     operands, scope = (q, k, cache["latent"]), axes.current()
     if scope is None:
@@ -222,7 +248,7 @@ def _token_spec(latent: bool) -> PartitionSpec:
     if scope is None:
         return PartitionSpec(None, None, None, None)
     queries, pages = (scope.placement.spec(parse_names(names)) for names in (QUERIES, PAGES))
-    return PartitionSpec(queries[0], None, queries[2] if latent else pages[2], None)
+    return PartitionSpec(queries[0], None, queries[2] if latent else pages[3], None)
 
 
 def _everywhere(step: PagedStep) -> PagedStep:
@@ -240,16 +266,12 @@ def _over_pages(
     sinks: Array | None = None,
     bias: Array | None = None,
 ) -> tuple[Array, Cache]:
-    """A device's own part: the result, and the pages, which have a leading axis `batch`. `sinks`: `heads`; `bias`:
-    `heads distances`."""
-    paged = jax.tree.map(_merged, pages)
-    new_q, new_k, new_v = (_merged(x) for x in (q, k, v))
+    """A device's own part: the result, and the pages, which have leading axes `batch _layers`. `sinks`: `heads`;
+    `bias`: `heads distances`."""
+    paged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[3:]), pages)
+    new_q, new_k, new_v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
     options = {"window": causal_window(config.mask), "scale": config.scale, "soft_cap": config.soft_cap}
     given = {"sinks": sinks, "distance_bias": bias, "tables": step.tables}
     ragged = (step.lens, step.table, step.bounds)
     out, paged = paged_attention(new_q, new_k, new_v, paged, *ragged, **given, **options)
     return out.reshape(q.shape), jax.tree.map(lambda x, before: x.reshape(before.shape), paged, pages)
-
-
-def _merged(x: Array) -> Array:
-    return x.reshape(-1, *x.shape[2:])

@@ -153,7 +153,7 @@ def _pool(specs: Mapping[str, ArraySpec], sizes: Mapping[str, int], dtype: Any) 
                 raise UserError(
                     f"a cache of {jnp.dtype(dtype).name} is for keys and values, and this model's has {name}s"
                 )
-            scales = replace(spec, axes=("_layers", *SCALES.split()), shape=shape[:-1], dtype=jnp.float32)
+            scales = replace(spec, axes=tuple(SCALES.split()), shape=shape[:-1], dtype=jnp.float32)
             found[f"{name}_scale"] = scales
     return found
 

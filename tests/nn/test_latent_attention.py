@@ -94,7 +94,10 @@ def test_over_its_cache_it_is_what_it_is_without_one(mesh, dims, seed, rng, plac
 
 def test_a_token_takes_a_latent_and_a_rotated_key_in_the_cache_whatever_the_heads():
     (latent,) = module().cache_specs(3, 200).values()
-    assert (latent.axes, latent.shape) == (("batch", "pages", "page_size", "key_latent.whole"), (3, 3, 128, 12 + 4))
+    assert (latent.axes, latent.shape) == (
+        ("batch", "_layers", "pages", "page_size", "key_latent.whole"),
+        (3, 1, 3, 128, 12 + 4),
+    )
 
 
 def test_zero_splits_every_matrix(placed):

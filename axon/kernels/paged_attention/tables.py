@@ -1,8 +1,9 @@
 """What a step looks up of its ragged batch: made once, for it is the same in every layer."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
+from jax import Array
 
 from axon.kernels.paged_attention.blocks import Blocks
 from axon.kernels.paged_attention.groups import Groups
@@ -23,3 +24,8 @@ class Tables:
     plan: Blocks
     groups: Groups | None = None
     pages: Groups | None = None
+
+    def moved(self, by: Array | int) -> "Tables":
+        """For pages whose numbers are larger, by so many."""
+        groups, pages = (None if g is None else replace(g, pages=g.pages + by) for g in (self.groups, self.pages))
+        return replace(self, groups=groups, pages=pages)

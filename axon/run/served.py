@@ -1,7 +1,9 @@
 """Serving a trained model over HTTP."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -52,17 +54,20 @@ def serve_run(
 
 
 def _engine(trained: Trained, layout: Path | None, capacity: Capacity, tokenizer: Tokenizer, report: Report) -> Engine:
-    train, devices = trained.train, jax.devices()
-    if layout is None:
-        split, devices = Layout(), devices[:1]
-    else:
-        split = load(layout, root="Layout").tree
+    train, split = trained.train, Layout() if layout is None else load(layout, root="Layout").tree
+    devices = _as_many_as_split(split)
     runtime = Runtime(train.model, split, precision=train.precision, devices=devices)
     check_continues(runtime.module)
     values, variables = trained.restore(runtime, train.model, report)
     if (others := len(jax.devices()) - len(devices)) > 0:
         report(f"{others} devices more have nothing to do: --layout says how to split a model")
     return Engine(runtime, values, variables, tokenizer=tokenizer, capacity=capacity)
+
+
+def _as_many_as_split(layout: Layout) -> list[Any]:
+    """The first devices, as many as the mesh has; all, if it says so, or if it has more than there are."""
+    sizes = layout.mesh.values()
+    return jax.devices() if -1 in sizes else jax.devices()[: math.prod(sizes)]
 
 
 def _name(path: str | Path) -> str:

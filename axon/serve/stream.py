@@ -1,7 +1,6 @@
 """A request while it is answered: how its tokens are drawn, and what becomes of them."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from axon.data.tokenizer import Tokenizer
 from axon.serve.detokenize import Detokenizer
@@ -10,17 +9,6 @@ from axon.serve.request import Finish, TokenLogprob, Update
 from axon.serve.sampler import Drawn
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence as Running
-
-DRAFTS = 4
-"""Tokens that are guessed at once, at most."""
-
-
-class Drafter(Protocol):
-    """Guesses the tokens that follow."""
-
-    def propose(self, tokens: Sequence[int], most: int) -> Sequence[int]:
-        """At most so many ids that may follow `tokens`."""
-        ...
 
 
 class Stream:
@@ -41,16 +29,20 @@ class Stream:
         self._prompt_logprobs: list[TokenLogprob] = []
         self._is_first = True
 
-    def draft(self, drafter: Drafter, before: int | None) -> None:
-        """Have the tokens after the last guessed, if the last is known; none at the position `before` or later."""
-        sequence = self.sequence
-        if sequence.pending or sequence.remaining != 1:
-            return
-        most = DRAFTS if before is None else max(0, min(DRAFTS, before - sequence.length))
-        drafts = tuple(drafter.propose(sequence.tokens, most))[:most]
+    def use_drafts(self, drafts: Sequence[int]) -> None:
+        """Have guesses of the tokens that follow verified, as far as the grammar allows them."""
         if self._grammar is not None:
             drafts = drafts[: self._grammar.copy().accept(drafts)]
-        sequence.drafts = drafts
+        self.sequence.drafts = tuple(drafts)
+
+    def row_after(self, drafts: Sequence[int], place: int) -> Row:
+        """How the token at `place` is drawn, which follows these guesses. They may lack the last ones where neither a
+        grammar nor penalties need to know them."""
+        grammar = self._grammar and self._grammar.copy()
+        if grammar is not None:
+            grammar.accept(drafts)
+        mask = None if grammar is None else grammar.allowed()
+        return Row(self._policy, place - len(self.request.prompt), drafts, mask)
 
     def rows(self, part: Scheduled) -> list[Row]:
         """How tokens are drawn from the last `part.rows` of a step's; of a prompt's they are given."""

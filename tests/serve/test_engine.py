@@ -179,6 +179,9 @@ class Random:
     def end(self, number):
         pass
 
+    def warm_up(self):
+        pass
+
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_drafts_change_no_token_and_no_bit(temperature, small, rng):

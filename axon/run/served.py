@@ -14,8 +14,9 @@ from axon.layout import Layout
 from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
-from axon.serve.engine import Engine, check_continues
+from axon.serve.engine import Engine
 from axon.serve.http.limits import Limits
+from axon.serve.runner import check_continues
 
 Report = Callable[[str], None]
 

@@ -10,19 +10,16 @@ import jax
 
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
-from axon.nn import LanguageModel
 from axon.runtime import Runtime
-from axon.serve.batch import Batch, Batches
 from axon.serve.capacity import Capacity
+from axon.serve.drafting import Drafting
 from axon.serve.request import Finish, Request, Update
+from axon.serve.runner import Runner
 from axon.serve.sampler import Drawn
-from axon.serve.scheduler import Scheduled, Scheduler
+from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
-from axon.serve.step import Step, changes_at, windows_of
-from axon.serve.stream import Drafter, Stream
-
-LONG = "long"
-"""What keys are called that rotate as those of long sequences do: none of a short one is the same."""
+from axon.serve.speculation import Drafter
+from axon.serve.stream import Stream
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,9 @@ class Stats:
     Args:
         running, waiting: requests. pages, free_pages: of all pools. prefix_hits, prefix_queries: of the tokens that
             requests began with, how many were cached already, and how many there were. preemptions: how often a request
-            lost its pages, to be computed again. compiles: programs. host_seconds: the host's work for all steps,
-            waiting for the devices left out.
+            lost its pages, to be computed again. drafted, accepted: tokens that were guessed and verified, and of these
+            those that were right. compiles: programs, a draft model's included. host_seconds: the host's work for all
+            steps, waiting for the devices left out, but for a draft model's.
     """
 
     running: int
@@ -46,6 +44,8 @@ class Stats:
     generated_tokens: int
     preemptions: int
     steps: int
+    drafted: int
+    accepted: int
     compiles: int
     host_seconds: float
 
@@ -80,7 +80,8 @@ class Engine:
     Args:
         runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places.
         tokenizer: for texts, and for the ids that end them; without one updates have ids alone.
-        capacity: how much at once. drafter: guesses tokens, of which a step then verifies several.
+        capacity: how much at once. drafter: guesses tokens, of which a step then verifies several: `NGram`,
+            `DraftModel`.
     """
 
     def __init__(
@@ -94,21 +95,11 @@ class Engine:
         drafter: Drafter | None = None,
     ):
         """Raises `UserError` for a module that is no `LanguageModel`."""
-        check_continues(runtime.module)
-        self.runtime, self.tokenizer, self.drafter = runtime, tokenizer, drafter
-        self._parameters, self._variables = parameters, variables or {}
-        self.max_length = capacity.length_of(runtime.module)
-        self.vocab: int = runtime.module.vocab or runtime.module.dims["vocab"]
-        self._changes_at = changes_at(runtime.module)
-        self._step, sizes = Step(runtime, windows_of(runtime.module)), capacity.sizes()
-        page_size = capacity.page_size or (16 if runtime.placement.platform == "cpu" else 128)
-        self._pools = capacity.pools(self._step.windows, page_size, self.max_length)
-        budget, rows = sizes[-1].tokens, sizes[-1].rows
-        self._scheduler = Scheduler(self._pools, budget=budget, max_running=capacity.requests, max_rows_drawn=rows)
-        self._batches = Batches(self._pools, sizes, capacity.requests, self.max_length, self.vocab)
-        pages = {window: pool.count for window, pool in self._pools.items()}
-        self._cache = self._step.empty_cache(self._step.cache_specs(pages, page_size, capacity.cache_dtype))
-        self._last = self._step.no_draws(capacity.requests)
+        self.runtime, self.tokenizer = runtime, tokenizer
+        self._runner = Runner(runtime, parameters, variables, capacity)
+        self._scheduler, self.max_length = self._runner.scheduler, self._runner.max_length
+        self.vocab = self._runner.vocab
+        self._drafting = Drafting(None if drafter is None else drafter.start(self._runner))
         self._flights: deque[_Flight] = deque()
         self._streams: dict[int, Stream] = {}
         self._kept: list[Update] = []
@@ -134,10 +125,9 @@ class Engine:
         tokens = min(request.sampling.tokens, self.max_length - length)
         self._scheduler.check_fits(length, tokens)
         number = self._submitted + 1
-        adapter = LONG if self._changes_at is not None and length > self._changes_at else ""
-        sequence = Sequence(request, number, number, length + tokens, adapter)
-        sequence.needs_host |= self.drafter is not None
+        sequence = Sequence(request, number, number, length + tokens, self._runner.adapter(length))
         self._streams[number] = Stream(sequence, self.vocab, self.tokenizer)
+        self._drafting.begin(sequence)
         self._scheduler.add(sequence)
         self._submitted = number
         return number
@@ -181,32 +171,30 @@ class Engine:
         Requests that run keep their text so far, and are computed anew; no prefix of before is found again. Raises
         `UserError` for arrays that are not as the present ones.
         """
-        _check_alike(self._parameters, parameters)
+        _check_alike(self._runner.parameters, parameters)
         while self._flights:
             self._kept += self._collect()
         for sequence in tuple(self._scheduler.running):
-            self._restart(sequence)
+            self._runner.restart(sequence)
         self._scheduler.new_weights()
-        self._parameters = parameters
-        self._variables = self._variables if variables is None else variables
+        self._runner.parameters = parameters
+        self._runner.variables = self._runner.variables if variables is None else variables
 
     def warm_up(self) -> None:
         """Compile the programs of all steps that there can be: requests wait for none from then on."""
-        for size in self._batches.sizes:
-            empty = self._batches.make((), (), size)
-            logits = self._logits(empty)
-            for draws in self._batches.draws(size):
-                drawn, self._last = self._step.draw(logits, self._last, empty.slots, draws)
-                jax.block_until_ready(drawn)
+        self._runner.warm_up()
+        self._drafting.warm_up()
 
     def stats(self) -> Stats:
-        pools = self._pools.values()
+        pools, drafting = self._runner.pools.values(), self._drafting
         return Stats(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
             pages=sum(pool.count - 1 for pool in pools),
             free_pages=sum(pool.free for pool in pools),
-            compiles=self._step.compiles,
+            drafted=drafting.drafted,
+            accepted=drafting.accepted,
+            compiles=self._runner.compiles + drafting.compiles,
             **vars(self._counts),
         )
 
@@ -214,30 +202,20 @@ class Engine:
 
     def _launch(self) -> bool:
         """Plan a step and launch it; whether there is one."""
-        self._restart_longer()
-        if self.drafter is not None:
-            for sequence in self._scheduler.running:
-                self._streams[sequence.number].draft(self.drafter, self._short_until(sequence))
+        self._runner.restart_longer()
+        running = self._scheduler.running
+        self._drafting.propose((self._streams[one.number], self._runner.short_until(one)) for one in running)
         plan = self._scheduler.plan()
         for sequence in plan.preempted:
-            self._batches.leave(sequence)
+            self._runner.leave(sequence)
         self._count(plan.admitted, plan.preempted)
         if not plan.scheduled:
             return False
-        parts = tuple(self._batches.ordered(plan.scheduled))
-        rows = [row for part in parts for row in self._streams[part.sequence.number].rows(part)]
-        batch = self._batches.make(parts, rows)
-        drawn, self._last = self._step.draw(self._logits(batch), self._last, batch.slots, batch.draws)
+        parts, drawn = self._runner.run(plan.scheduled, lambda part: self._streams[part.sequence.number].rows(part))
         self._counts.prompt_tokens += sum(part.prompt_tokens for part in parts)
         self._counts.steps += 1
         self._flights.append(_Flight(parts, drawn))
         return True
-
-    def _logits(self, batch: Batch) -> jax.Array:
-        logits, self._cache = self._step.logits(
-            self._parameters, self._variables, self._cache, self._last, batch.inputs
-        )
-        return logits
 
     def _collect(self) -> list[Update]:
         """What the oldest step in flight drew, for which it is waited."""
@@ -252,6 +230,7 @@ class Engine:
             ids = stream.accepted(part, drawn, first) if part.draws else []
             if part.draws:
                 self._scheduler.accepted(part.sequence, ids)
+                self._drafting.verified(part.sequence, len(part.drafts), len(ids) - 1)
             update = stream.update(part, ids, drawn, first)
             if update is None:
                 continue
@@ -263,8 +242,8 @@ class Engine:
         return updates
 
     def _end(self, stream: Stream) -> None:
-        self._scheduler.finish(stream.sequence)
-        self._batches.leave(stream.sequence)
+        self._runner.finish(stream.sequence)
+        self._drafting.end(stream.sequence)
         del self._streams[stream.sequence.number]
 
     def _count(self, admitted: Iterable[Sequence], preempted: Iterable[Sequence]) -> None:
@@ -272,32 +251,6 @@ class Engine:
             self._counts.prefix_hits += sequence.reused
             self._counts.prefix_queries += sequence.length
         self._counts.preemptions += sum(1 for _ in preempted)
-
-    # ---- sequences that begin anew ----------------------------------------------------------------------------------
-
-    def _short_until(self, sequence: Sequence) -> int | None:
-        """The position from which on keys rotate otherwise than this sequence's do; None: they never do."""
-        return None if sequence.adapter == LONG else self._changes_at
-
-    def _restart_longer(self) -> None:
-        """Have those computed anew whose next token is at a position by which all of their keys rotate otherwise."""
-        for sequence in tuple(self._scheduler.running):
-            until = self._short_until(sequence)
-            if until is not None and sequence.length > until:
-                self._restart(sequence)
-                sequence.become(LONG)
-
-    def _restart(self, sequence: Sequence) -> None:
-        self._scheduler.restart(sequence)
-        self._batches.leave(sequence)
-
-
-def check_continues(module: Any) -> None:
-    """Raise `UserError` for a module that does not go on with a text."""
-    if not isinstance(module, LanguageModel):
-        raise UserError(
-            f"a {type(module).__name__} cannot be served: expected an axon.nn.LanguageModel, which goes on with a text"
-        )
 
 
 def _check_alike(present: Any, new: Any) -> None:

@@ -32,6 +32,10 @@ class Groups:
                     "tokens, or give the engine more pages"
                 )
 
+    def fit(self, tokens: int) -> bool:
+        """Whether the pools could hold so many tokens of a sequence that is alone."""
+        return all(pool.least(tokens) < pool.count for pool in self.pools.values())
+
     def prefix(self, sequence: Sequence) -> int:
         """How many of its first tokens are in known pages: whole pages, and never its last token.
 

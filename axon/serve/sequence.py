@@ -18,8 +18,7 @@ class Sequence:
         cached: tokens whose keys and values are in pages once the launched steps are done, `verifying` drafts included,
             of which the host does not know yet whether they are accepted.
         drafts: guesses of the tokens that follow, to be verified by the next step that reaches the end of `tokens`.
-        needs_host: whether the host must know all tokens before the next one is drawn: a grammar's, penalties', a
-            drafter's.
+        drafting: whether what follows is guessed, for which the host must know all tokens.
         reused: tokens that were in the cache when it was last admitted.
         scored: of how many of the prompt's tokens a row was drawn, for `Request.prompt_logprobs`.
         pages: window of a group (None: full attention) → pages in order; 0 where one before the window was released.
@@ -35,7 +34,8 @@ class Sequence:
         self.tokens = list(request.prompt)
         self.pending = self.cached = self.verifying = self.reused = self.scored = self.registered = 0
         self.drafts: tuple[int, ...] = ()
-        self.needs_host = request.grammar is not None or request.sampling.looks_back
+        self.drafting = False
+        self._looks_back = request.grammar is not None or request.sampling.looks_back
         self.pages: dict[int | None, list[int]] = {}
         self.first: dict[int | None, int] = {}
         self.hashes: list[bytes] = []
@@ -66,6 +66,11 @@ class Sequence:
     def settled(self) -> int:
         """Tokens that are cached for good: without drafts in flight."""
         return self.cached - self.verifying
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host must know all tokens before the next one is drawn: a grammar's, penalties', guesses'."""
+        return self._looks_back or self.drafting
 
     @property
     def is_ready(self) -> bool:

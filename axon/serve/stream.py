@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
@@ -13,19 +12,7 @@ from axon.serve.sampler import Drawn
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence as Running
 
-DRAFTS = 4
-"""Tokens that are guessed at once, at most."""
-
-
 NO_TOKEN = "the model's logits are not numbers here, or its grammar allows no token"
-
-
-class Drafter(Protocol):
-    """Guesses the tokens that follow."""
-
-    def propose(self, tokens: Sequence[int], most: int) -> Sequence[int]:
-        """At most so many ids that may follow `tokens`."""
-        ...
 
 
 class Stream:
@@ -47,18 +34,25 @@ class Stream:
         self._prompt_logprobs: list[TokenLogprob] = []
         self._is_first = True
 
-    def draft(self, drafter: Drafter, before: int | None) -> None:
-        """Have the tokens after the last guessed, if the last is known; none at the position `before` or later."""
-        sequence = self.sequence
-        if sequence.pending or sequence.remaining != 1:
-            return
-        most = DRAFTS if before is None else max(0, min(DRAFTS, before - sequence.length))
-        drafts = tuple(drafter.propose(sequence.tokens, most))[:most]
-        sequence.drafts = drafts
+    def use_drafts(self, drafts: Sequence[int]) -> None:
+        """Have guesses of the tokens that follow verified, as far as the grammar allows them."""
         if self._grammar is not None:
-            sequence.drafts = ()
+            allowed = 0
             with self._guarding():
-                sequence.drafts = drafts[: self._grammar.copy().accept(drafts)]
+                allowed = self._grammar.copy().accept(drafts)
+            drafts = drafts[:allowed]
+        self.sequence.drafts = tuple(drafts)
+
+    def row_after(self, drafts: Sequence[int], place: int) -> Row:
+        """How the token at `place` is drawn, which follows these guesses. They may lack the last ones where neither a
+        grammar nor penalties need to know them."""
+        mask = None
+        if self._grammar is not None:
+            with self._guarding():
+                grammar = self._grammar.copy()
+                grammar.accept(drafts)
+                mask = grammar.allowed()
+        return Row(self._policy, place - len(self.request.prompt), drafts, mask)
 
     def rows(self, part: Scheduled) -> list[Row]:
         """How tokens are drawn from the last `part.rows` of a step's; of a prompt's they are given."""

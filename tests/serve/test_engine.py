@@ -165,11 +165,22 @@ def test_nothing_is_compiled_after_the_warm_up(small, rng):
 class Random:
     """A drafter that is right now and then: it guesses among few tokens."""
 
+    most, compiles = 4, 0
+
     def __init__(self, rng):
         self.rng = rng
 
-    def propose(self, tokens, most):
-        return self.rng.choice(tokens[-8:], most).tolist()
+    def start(self, target):
+        return self
+
+    def propose(self, wanted):
+        return {n: self.rng.choice(s.sequence.tokens[-8:], most).tolist() for n, (s, most) in wanted.items()}
+
+    def end(self, number):
+        pass
+
+    def warm_up(self):
+        pass
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])

@@ -26,6 +26,8 @@ COUNTERS = {
     "generated_tokens": "tokens generated",
     "preemptions": "requests that lost their pages to others for a time",
     "steps": "steps of the engine",
+    "drafted": "tokens that were guessed, and verified",
+    "accepted": "tokens that were guessed right",
     "compiles": "programs compiled",
 }
 """Names of `Stats`, and what they count."""

@@ -10,7 +10,8 @@ from axon.serve.request import Grammar, Request, Update
 
 class Stats(Protocol):
     """What an engine counts: requests `running` and `waiting`; `pages` and how many are free; all others since its
-    start: prompt tokens looked up in the prefix cache and found there, tokens read and written, requests preempted."""
+    start: prompt tokens looked up in the prefix cache and found there, tokens read and written, requests preempted,
+    tokens guessed and how many of them right."""
 
     @property
     def running(self) -> int: ...
@@ -32,6 +33,10 @@ class Stats(Protocol):
     def preemptions(self) -> int: ...
     @property
     def steps(self) -> int: ...
+    @property
+    def drafted(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
     @property
     def compiles(self) -> int: ...
 

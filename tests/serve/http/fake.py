@@ -35,6 +35,8 @@ class Stats:
     pages: int = 64
     free_pages: int = 60
     preemptions: int = 0
+    drafted: int = 0
+    accepted: int = 0
     compiles: int = 2
 
 

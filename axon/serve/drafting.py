@@ -1,0 +1,89 @@
+"""An engine's speculation: for which requests it guesses, and what comes of it."""
+
+from collections.abc import Iterable
+
+from axon.serve.sequence import Sequence
+from axon.serve.speculation import Drafts
+from axon.serve.stream import Stream
+
+WORTH = 0.25
+"""Tokens that a step has to get right, on average, for a request to be guessed for."""
+RECENT = 8
+"""Steps over which that is averaged, about."""
+REST, LONGEST_REST = 32, 512
+"""Tokens for which a request is left alone at first, and at most: twice as many each time that it is of no use."""
+
+
+class Pace:
+    """Whether one request is worth guessing for."""
+
+    def __init__(self):
+        self._right, self._rest, self._wakes = 1.0, REST, 0
+
+    def is_awake(self, length: int) -> bool:
+        """Whether to guess what follows so many tokens."""
+        return length >= self._wakes
+
+    def verified(self, accepted: int, length: int) -> None:
+        """So many guesses were right, and there are now `length` tokens."""
+        self._right += (accepted - self._right) / RECENT
+        if self._right < WORTH:
+            self._wakes, self._right = length + self._rest, 2 * WORTH
+            self._rest = min(2 * self._rest, LONGEST_REST)
+        elif self._right > 2 * WORTH:
+            self._rest = REST
+
+
+class Drafting:
+    """Guesses for the requests of an engine: `drafts` says what, their `Pace` for whom. None: for none.
+
+    Attributes:
+        drafted: tokens that were guessed and verified. accepted: those of them that were right.
+    """
+
+    def __init__(self, drafts: Drafts | None):
+        self._drafts, self.drafted, self.accepted = drafts, 0, 0
+        self._paces: dict[int, Pace] = {}
+
+    @property
+    def compiles(self) -> int:
+        return 0 if self._drafts is None else self._drafts.compiles
+
+    def warm_up(self) -> None:
+        """Compile all programs."""
+        if self._drafts is not None:
+            self._drafts.warm_up()
+
+    def begin(self, sequence: Sequence) -> None:
+        """A new one, for which there may be guesses from now on."""
+        if self._drafts is not None:
+            self._paces[sequence.number], sequence.drafting = Pace(), True
+
+    def propose(self, running: Iterable[tuple[Stream, int | None]]) -> None:
+        """Guess for those that decode, and of which the last token is known. Streams, each with the position at which
+        and after which there must be no guess."""
+        if self._drafts is None:
+            return
+        wanted = {}
+        for stream, until in running:
+            sequence, tokens = stream.sequence, len(stream.sequence.tokens)
+            sequence.drafting = self._paces[sequence.number].is_awake(tokens)
+            last = sequence.limit - 1 if until is None else min(sequence.limit - 1, until)
+            most = min(self._drafts.most, last - tokens)
+            if sequence.drafting and not sequence.pending and sequence.remaining == 1 and most > 0:
+                wanted[sequence.number] = stream, most
+        for number, ids in self._drafts.propose(wanted).items() if wanted else ():
+            stream, most = wanted[number]
+            stream.use_drafts(ids[:most])
+
+    def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """A step drew for it: so many guesses were verified, and so many right."""
+        self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+        if sequence.drafting:
+            self._paces[sequence.number].verified(accepted, len(sequence.tokens))
+
+    def end(self, sequence: Sequence) -> None:
+        """It has ended."""
+        if self._drafts is not None:
+            del self._paces[sequence.number]
+            self._drafts.end(sequence.number)

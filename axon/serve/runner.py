@@ -1,0 +1,112 @@
+"""A model over its pages: what a scheduler plans becomes steps on the devices."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from axon.errors import UserError
+from axon.nn import LanguageModel
+from axon.runtime import Runtime
+from axon.serve.batch import Batch, Batches
+from axon.serve.capacity import Capacity
+from axon.serve.policy import Row
+from axon.serve.sampler import Drawn
+from axon.serve.scheduler import Scheduled, Scheduler
+from axon.serve.sequence import Sequence as Running
+from axon.serve.step import Step, changes_at, windows_of
+
+LONG = "long"
+"""What keys are called that rotate as those of long sequences do: none of a short one is the same."""
+
+
+class Runner:
+    """One model's pools of pages, its scheduler, and its compiled step.
+
+    Args:
+        runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places.
+        capacity: how much at once.
+    """
+
+    def __init__(self, runtime: Runtime, parameters: Any, variables: Any, capacity: Capacity):
+        """Raises `UserError` for a module that is no `LanguageModel`."""
+        check_continues(runtime.module)
+        self.parameters, self.variables, self.capacity = parameters, variables or {}, capacity
+        self.max_length = capacity.length_of(runtime.module)
+        self.vocab: int = runtime.module.vocab or runtime.module.dims["vocab"]
+        self._changes_at = changes_at(runtime.module)
+        self._step, sizes = Step(runtime, windows_of(runtime.module)), capacity.sizes()
+        page_size = capacity.page_size or (16 if runtime.placement.platform == "cpu" else 128)
+        self.pools = capacity.pools(self._step.windows, page_size, self.max_length)
+        budget, rows = sizes[-1].tokens, sizes[-1].rows
+        self.scheduler = Scheduler(self.pools, budget=budget, max_running=capacity.requests, max_rows_drawn=rows)
+        self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
+        pages = {window: pool.count for window, pool in self.pools.items()}
+        self._cache = self._step.empty_cache(self._step.cache_specs(pages, page_size, capacity.cache_dtype))
+        self._last = self._step.no_draws(capacity.requests)
+
+    @property
+    def compiles(self) -> int:
+        """How many programs there are."""
+        return self._step.compiles
+
+    def run(
+        self, scheduled: Sequence[Scheduled], rows_of: Callable[[Scheduled], list[Row]]
+    ) -> tuple[tuple[Scheduled, ...], Drawn]:
+        """Launch a step: its parts in their order in it, and what will be drawn, one part's rows after the other's;
+        `rows_of(part)`: how."""
+        parts = tuple(self._batches.ordered(scheduled))
+        batch = self._batches.make(parts, [row for part in parts for row in rows_of(part)])
+        drawn, self._last = self._step.draw(self._logits(batch), self._last, batch.slots, batch.draws)
+        return parts, drawn
+
+    def warm_up(self) -> None:
+        """Compile the programs of all steps that there can be."""
+        for size in self._batches.sizes:
+            empty = self._batches.make((), (), size)
+            logits = self._logits(empty)
+            for draws in self._batches.draws(size):
+                drawn, self._last = self._step.draw(logits, self._last, empty.slots, draws)
+                jax.block_until_ready(drawn)
+
+    def adapter(self, prompt: int) -> str:
+        """By what name a prompt of so many tokens is cached."""
+        return LONG if self._changes_at is not None and prompt > self._changes_at else ""
+
+    def short_until(self, sequence: Running) -> int | None:
+        """The position from which on keys rotate otherwise than this sequence's do; None: they never do."""
+        return None if sequence.adapter == LONG else self._changes_at
+
+    def restart_longer(self) -> None:
+        """Have those computed anew whose next token is at a position by which all of their keys rotate otherwise."""
+        for sequence in tuple(self.scheduler.running):
+            until = self.short_until(sequence)
+            if until is not None and sequence.length > until:
+                self.restart(sequence)
+                sequence.become(LONG)
+
+    def restart(self, sequence: Running) -> None:
+        """Have a running one computed anew."""
+        self.scheduler.restart(sequence)
+        self._batches.leave(sequence)
+
+    def leave(self, sequence: Running) -> None:
+        """It was preempted."""
+        self._batches.leave(sequence)
+
+    def finish(self, sequence: Running) -> None:
+        """It ends."""
+        self.scheduler.finish(sequence)
+        self._batches.leave(sequence)
+
+    def _logits(self, batch: Batch) -> jax.Array:
+        logits, self._cache = self._step.logits(self.parameters, self.variables, self._cache, self._last, batch.inputs)
+        return logits
+
+
+def check_continues(module: Any) -> None:
+    """Raise `UserError` for a module that does not go on with a text."""
+    if not isinstance(module, LanguageModel):
+        raise UserError(
+            f"a {type(module).__name__} cannot be served: expected an axon.nn.LanguageModel, which goes on with a text"
+        )

@@ -20,6 +20,7 @@ from axon.serve.scheduler import Scheduled, Scheduler
 from axon.serve.sequence import Sequence
 from axon.serve.step import Step, changes_at, windows_of
 from axon.serve.stream import Drafter, Stream
+from axon.serve.weights import placed
 
 LONG = "long"
 """What keys are called that rotate as those of long sequences do: none of a short one is the same."""
@@ -96,12 +97,12 @@ class Engine:
         """Raises `UserError` for a module that is no `LanguageModel`."""
         check_continues(runtime.module)
         self.runtime, self.tokenizer, self.drafter = runtime, tokenizer, drafter
-        self._parameters, self._variables = parameters, variables or {}
+        self._parameters, self._variables = placed(runtime, parameters), variables or {}
         self.max_length = capacity.length_of(runtime.module)
         self.vocab: int = runtime.module.vocab or runtime.module.dims["vocab"]
         self._changes_at = changes_at(runtime.module)
         self._step, sizes = Step(runtime, windows_of(runtime.module)), capacity.sizes()
-        page_size = capacity.page_size or (16 if runtime.placement.platform == "cpu" else 128)
+        page_size = capacity.page_size_on(runtime.placement.platform)
         self._pools = capacity.pools(self._step.windows, page_size, self.max_length)
         budget, rows = sizes[-1].tokens, sizes[-1].rows
         self._scheduler = Scheduler(self._pools, budget=budget, max_running=capacity.requests, max_rows_drawn=rows)
@@ -189,7 +190,7 @@ class Engine:
         for sequence in tuple(self._scheduler.running):
             self._restart(sequence)
         self._scheduler.new_weights()
-        self._parameters = parameters
+        self._parameters = placed(self.runtime, parameters)
         self._variables = self._variables if variables is None else variables
 
     def warm_up(self) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import jax.numpy as jnp
+
 from axon.layout import Layout, Placement
 from axon.precision import Precision
 from axon.run.tree import Model
@@ -33,6 +35,6 @@ class Serve:
 def serving_program(serve: Serve, placement: Placement | None = None) -> ServingProgram:
     """The steps of its engine. `placement`: a mesh other than that of this machine's devices, to compile for."""
     placement = placement or Placement.of(serve.layout)
-    dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else serve.weights
+    dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else jnp.dtype(serve.weights)
     options = {"precision": serve.precision, "kernels": serve.kernels, "placement": placement}
     return ServingProgram(Runtime(serve.model, serve.layout, weights=dtype, **options), serve.capacity)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from axon.runtime import Runtime
+from axon.axes import ArraySpec
+from axon.runtime import Runtime, nested
 from axon.serve.batch import Size
 from axon.serve.capacity import Capacity
 from axon.serve.engine import check_continues
@@ -56,7 +57,8 @@ class ServingProgram:
         tables = tuple(self._ints(requests, columns) for _ in self.pools)
         places = self._ints(requests), self._ints(requests + 1)
         inputs = StepInputs(tokens, tokens, tokens, *places, tables, self._ints(size.rows))
-        variables, cache = (self.runtime.abstract(specs) for specs in (self.runtime.variables, self.cache))
+        variables = nested(self.runtime.abstract(self.runtime.variables))
+        cache = jax.tree.map(self._pages, self.cache)
         return self.step.traced(abstract(self.runtime), variables, cache, self._ints(requests), inputs)
 
     def parameter_bytes(self) -> int:
@@ -65,7 +67,7 @@ class ServingProgram:
 
     def cache_bytes(self) -> int:
         """Of each device."""
-        return sum(map(self.runtime.placement.bytes_per_device, jax.tree.leaves(self.cache)))
+        return sum(map(self.step.placement.bytes_per_device, jax.tree.leaves(self.cache)))
 
     def read_bytes(self) -> int:
         """What a decode step has to read of each device's memory: all weights, but of a table of embeddings the rows of
@@ -80,6 +82,10 @@ class ServingProgram:
         tokens = self.capacity.requests * self.length // 2
         room = max((pool.count - 1) * pool.size for pool in self.pools.values())
         return math.ceil(self.cache_bytes() * min(1, tokens / room))
+
+    def _pages(self, spec: ArraySpec) -> jax.ShapeDtypeStruct:
+        sharding = self.step.placement.sharding(spec.axes, spec.kind)
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
 
     def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
         everywhere = NamedSharding(self.runtime.placement.mesh, PartitionSpec(*(None for _ in shape)))

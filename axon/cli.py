@@ -173,6 +173,8 @@ def compile_(
 ) -> None:
     """Compile the training step for a topology, without its chips: memory, cycles, FLOPs, collectives, kernels.
 
+    Of a file of `configs/serve` the steps of an engine: one in which each request gets a token, and the largest.
+
     Example: `axon compile configs/pods/llama3_8b_v5e_4x4.gin --on v5e:4x4`
     """
     import json

@@ -24,6 +24,7 @@ AXON = (
     "axon.train.masked",
     "axon.train.spans",
     "axon.train.classification",
+    "axon.serve.capacity",
     "axon.serve.request",
     "axon.observe.trackers",
     "axon.checkpoint",
@@ -39,7 +40,7 @@ class Resolved:
     """A configuration, read and checked.
 
     Attributes:
-      tree: the root object (a Train).
+      tree: the root object (a Train, or a Serve).
       text: the tree as gin text, every field bound; `load` reads it back to an equal tree.
       origins: for each key of `text` (`Llama.layers`) where its value was written: `configs/quickstart.gin:12`,
         `--set`, or `default`; a macro adds its own place.
@@ -66,6 +67,13 @@ def load(
     text = render(tree, Names(modules))
     origins = {line.key: _origin(line.path, resolver.origins) for block in text.objects for line in block}
     return Resolved(tree, str(text), origins, tuple(_annotated(text, origins).split("\n")))
+
+
+def root_of(path: str | Path, overrides: Sequence[str] = ()) -> str:
+    """The root of the tree that the file at `path` describes: `Serve` if it binds that one's fields, else `Train`."""
+    statements = read(path, overrides)
+    own = (binding.selector.rpartition(".")[2] for binding in statements.bindings if statements.is_own(binding))
+    return "Serve" if "Serve" in own else "Train"
 
 
 def dump(tree: Any, *, modules: Sequence[str] = AXON) -> str:

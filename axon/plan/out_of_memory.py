@@ -76,13 +76,21 @@ def _where(program: Program) -> str:
 
 def did_not_fit(program: Program, target: str, message: str) -> str:
     """What the TPU compiler's RESOURCE_EXHAUSTED is for a person."""
-    match = _EXCEEDED.search(message)
-    if match is None:
+    found = exceeded(message)
+    if found is None:
         first = next(line for line in message.splitlines() if "RESOURCE_EXHAUSTED" in line)
         return _of_a_step(program, f"the step does not fit {target}: {first}")
-    needed, room = (float(match[i]) * _UNITS[match[i + 1]] for i in (2, 4))
-    what = match[1].replace("HLO temporaries", "temporaries alone")
+    what, needed, room = found
     return too_large(program, target, f"{what} {gib(needed)}", needed, room)
+
+
+def exceeded(message: str) -> tuple[str, float, float] | None:
+    """Of the TPU compiler's RESOURCE_EXHAUSTED what is too large, its bytes, and those that there are."""
+    match = _EXCEEDED.search(message)
+    if match is None:
+        return None
+    needed, room = (float(match[i]) * _UNITS[match[i + 1]] for i in (2, 4))
+    return match[1].replace("HLO temporaries", "temporaries alone"), needed, room
 
 
 def too_large(

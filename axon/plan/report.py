@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from axon.plan.hlo import Module
 from axon.plan.memory import arguments, gib, on_disk
 from axon.plan.out_of_memory import did_not_fit, too_large
 from axon.plan.topology import device_memory
+from axon.runtime import Runtime
 from axon.train.step import Program
 
 GIB = 2**30
@@ -42,7 +43,7 @@ class Report:
     """What the compiler reports of a step; bytes, FLOPs and cycles are those of one device and one step.
 
     Args:
-        memory: `arguments` (of which `parameters`, `optimizer` and `batch`, unpadded), `outputs`, `aliased`,
+        memory: `arguments` (of which `parameters`, `optimizer`, `batch` and `cache`, unpadded), `outputs`, `aliased`,
             `temporaries`, `code`, their `total`, and `available`: the device's memory; `host`: of the host's, that each
             device uses; and `disk`: in files, of each device.
         cycles: the TPU compiler's estimates × loop trip counts: see `axon.plan.compiled.cycles`.
@@ -95,11 +96,19 @@ def compile_step(program: Program, target: str) -> tuple[Report, str]:
 
 
 def _report(program: Program, target: str, module: Module, memory: dict[str, int], seconds: float) -> Report:
-    mesh = dict(program.placement.mesh.shape)
-    devices = len(program.placement.devices)
+    report = described(program.runtime, target, module, program.trace().jaxpr.jaxpr, memory, seconds)
+    flops = _model_flops(program) / report.devices
+    return replace(report, model_flops=flops, uncounted=(*report.uncounted, *_outside(program)))
+
+
+def described(
+    runtime: Runtime, target: str, module: Module, jaxpr: Any, memory: dict[str, int], seconds: float
+) -> Report:
+    """Of a compiled program of a runtime, traced as `jaxpr`, without `model_flops`."""
+    mesh, devices = dict(runtime.placement.mesh.shape), len(runtime.placement.devices)
     traffic = summed(collectives(module), mesh)
     sent = sum(one.sent for one in traffic)
-    counted = count_jaxpr(program.trace().jaxpr.jaxpr)
+    counted = count_jaxpr(jaxpr)
     loops = [
         f"loop {name}: its length is not in the program, and it counts {'once' if trips else BEYOND_THE_MARGIN}"
         for name, trips in module.unknown_loops.items()
@@ -110,15 +119,15 @@ def _report(program: Program, target: str, module: Module, memory: dict[str, int
         mesh=mesh,
         memory=memory,
         cycles=cycles(module),
-        model_flops=_model_flops(program) / devices,
+        model_flops=0.0,
         executed_flops=counted.flops / devices,
         collectives=traffic,
         asynchronous=sum(one.asynchronous for one in traffic) / sent if sent else 0.0,
         kernels=kernels(module),
-        choices=dict(program.choices),
-        options=dict(program.runtime.compiler_options),
+        choices=dict(runtime.choices),
+        options=dict(runtime.compiler_options),
         compile_seconds=seconds,
-        uncounted=(*counted.uncounted, *loops, *_outside(program)),
+        uncounted=(*counted.uncounted, *loops),
     )
 
 

@@ -38,6 +38,9 @@ device_description_str: "NVIDIA H200 141GB HBM3e"
 """
 """XLA's description of the GPU, as a `GpuTargetConfig` text proto."""
 
+H200_BANDWIDTH = 4.8e12
+"""Of its memory, bytes/s, as there."""
+
 GPUS = {"h200": H200}
 
 HBM = {

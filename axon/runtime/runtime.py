@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +42,7 @@ class Runtime:
         devices: those of the mesh, all there are by default; or those of a described topology, to compile for.
         placement: instead of devices, the layout on a mesh that is only described, to trace for.
         seq: positions of the sequences of training, for which a `Layout.context` of None is chosen.
+        weights: the dtype in which parameters are stored and restored where nothing trains them; by default their own.
 
     `parameters` and `variables` are the module's, path → specification; `choices` collects what was chosen while
     tracing.
@@ -56,6 +58,7 @@ class Runtime:
         devices: Sequence[Any] | None = None,
         placement: Placement | None = None,
         seq: int | None = None,
+        weights: Any = None,
     ):
         self.module: Any = _built(model)
         self.placement, context = with_context(placement or Placement.of(layout, devices), self.module, seq)
@@ -69,6 +72,8 @@ class Runtime:
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
         self.parameters, self.variables = parameters(self.module), variables(self.module)
+        if weights is not None:
+            self.parameters = {path: replace(spec, dtype=weights) for path, spec in self.parameters.items()}
         self.updates = variable_updates(self.module)
         self._reporters: dict[str, Any] = {
             "/".join(map(str, path)): module

@@ -9,6 +9,8 @@ from axon.nn import LanguageModel
 from axon.serve.batch import Size
 from axon.serve.pages import PagePool
 
+__all__ = ["Capacity"]
+
 LENGTH = 4096
 """Positions of a request, where neither the model nor `Capacity.length` says how many."""
 
@@ -68,6 +70,10 @@ class Capacity:
         tokens[-1] = max(SMALLEST, -(-self.tokens // SMALLEST) * SMALLEST)
         most = -(-max(MOST_ROWS, self.requests) // SMALLEST) * SMALLEST
         return [Size(count, min(count, most)) for count in tokens]
+
+    def page_size_on(self, platform: str) -> int:
+        """Tokens a page on a platform: `cpu`, `gpu` or `tpu`."""
+        return self.page_size or (16 if platform == "cpu" else 128)
 
     def pools(self, windows: Iterable[int | None], page_size: int, length: int) -> dict[int | None, PagePool]:
         """A pool for each window, with pages for the same requests."""

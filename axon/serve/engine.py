@@ -177,8 +177,7 @@ class Engine:
         for sequence in tuple(self._scheduler.running):
             self._runner.restart(sequence)
         self._scheduler.new_weights()
-        self._runner.parameters = parameters
-        self._runner.variables = self._runner.variables if variables is None else variables
+        self._runner.use(parameters, variables)
 
     def warm_up(self) -> None:
         """Compile the programs of all steps that there can be: requests wait for none from then on."""

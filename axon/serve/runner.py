@@ -15,6 +15,7 @@ from axon.serve.sampler import Drawn
 from axon.serve.scheduler import Scheduled, Scheduler
 from axon.serve.sequence import Sequence as Running
 from axon.serve.step import Step, changes_at, windows_of
+from axon.serve.weights import placed
 
 LONG = "long"
 """What keys are called that rotate as those of long sequences do: none of a short one is the same."""
@@ -31,12 +32,13 @@ class Runner:
     def __init__(self, runtime: Runtime, parameters: Any, variables: Any, capacity: Capacity):
         """Raises `UserError` for a module that is no `LanguageModel`."""
         check_continues(runtime.module)
-        self.parameters, self.variables, self.capacity = parameters, variables or {}, capacity
+        self.runtime, self.capacity, self.variables = runtime, capacity, variables or {}
+        self.parameters = placed(runtime, parameters)
         self.max_length = capacity.length_of(runtime.module)
         self.vocab: int = runtime.module.vocab or runtime.module.dims["vocab"]
         self._changes_at = changes_at(runtime.module)
         self._step, sizes = Step(runtime, windows_of(runtime.module)), capacity.sizes()
-        page_size = capacity.page_size or (16 if runtime.placement.platform == "cpu" else 128)
+        page_size = capacity.page_size_on(runtime.placement.platform)
         self.pools = capacity.pools(self._step.windows, page_size, self.max_length)
         budget, rows = sizes[-1].tokens, sizes[-1].rows
         self.scheduler = Scheduler(self.pools, budget=budget, max_running=capacity.requests, max_rows_drawn=rows)
@@ -44,6 +46,11 @@ class Runner:
         pages = {window: pool.count for window, pool in self.pools.items()}
         self._cache = self._step.empty_cache(self._step.cache_specs(pages, page_size, capacity.cache_dtype))
         self._last = self._step.no_draws(capacity.requests)
+
+    def use(self, parameters: Any, variables: Any) -> None:
+        """Go on with others; variables of None: with the present ones."""
+        self.parameters = placed(self.runtime, parameters)
+        self.variables = self.variables if variables is None else variables
 
     @property
     def compiles(self) -> int:

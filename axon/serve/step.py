@@ -83,11 +83,10 @@ class Step:
         with self._tracing():
             return self._draw(logits, last=last, slots=slots, draws=draws)
 
-    def lowered(self, parameters: Any, variables: Any, cache: Any, last: Any, inputs: StepInputs) -> Any:
-        """`logits`, traced and lowered for the mesh's platform, whichever machine this is."""
+    def traced(self, parameters: Any, variables: Any, cache: Any, last: Any, inputs: StepInputs) -> Any:
+        """`logits`, traced: to be lowered for the mesh's platform by `Runtime.lower`, whichever machine this is."""
         with self._tracing():
-            traced = self._forward.trace(parameters, variables, cache=cache, last=last, inputs=inputs)
-        return self.runtime.lower(traced)
+            return self._forward.trace(parameters, variables, cache=cache, last=last, inputs=inputs)
 
     @property
     def compiles(self) -> int:

@@ -1,4 +1,4 @@
-"""`axon compile`: a run's whole training step, compiled for a machine that is not here."""
+"""`axon compile`: a run's whole training step, or an engine's steps, compiled for a machine that is not here."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -6,33 +6,57 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from axon.config import load
+from axon.config import load, root_of
 from axon.disk import writing
 from axon.layout import Placement
 from axon.plan.report import Report, compile_step
+from axon.plan.serving import Reading, ServingReport, compile_serving
 from axon.plan.topology import devices
-from axon.run import Train, program
+from axon.run import Serve, Train, program, serving_program
 
 GIB = 2**30
 
 
-def compile_config(path: Path, target: str, overrides: Sequence[str], text: Path | None) -> Report:
-    """Compile the step that the file at `path` describes for topology `target`; its HLO goes to `text`, if given.
+def compile_config(path: Path, target: str, overrides: Sequence[str], text: Path | None) -> Report | ServingReport:
+    """Compile the step that the file at `path` describes for topology `target`, or an engine's decode and prefill
+    steps; its HLO, or that of the decode step, goes to `text`, if given.
 
     Raises `ConfigError`, `LayoutError` and `UserError` for what a person has to change, a step that does not fit among
     them.
     """
-    train: Train = load(path, overrides).tree
-    report, hlo = compile_step(program(train, Placement.of(train.layout, devices(target))), target)
+    tree: Train | Serve = load(path, overrides, root=root_of(path, overrides)).tree
+    placement = Placement.of(tree.layout, devices(target))
+    if isinstance(tree, Serve):
+        report, hlo = compile_serving(serving_program(tree, placement), target)
+    else:
+        report, hlo = compile_step(program(tree, placement), target)
     if text is not None:
         with writing(text):
             text.write_text(hlo)
     return report
 
 
-def show_report(report: Report) -> None:
+def show_report(report: Report | ServingReport) -> None:
     """Print it for a person."""
     console = Console(width=None if Console().is_terminal else 120, highlight=False)
+    if isinstance(report, Report):
+        _show(console, report)
+        return
+    for name, tokens, step in zip(("decode", "prefill"), report.tokens, (report.decode, report.prefill), strict=True):
+        console.print(f"{name}, a step of {tokens} tokens", style="bold")
+        _show(console, step)
+    console.print("\n".join(_reading(report.reading)), markup=False, soft_wrap=True)
+
+
+def _reading(reading: Reading) -> Iterator[str]:
+    least = f"at least {reading.least_seconds * 1e3:.2f} ms at the memory's bandwidth"
+    yield f"decode reads {reading.bytes / 1e9:.2f} GB of each device: weights, and the cache at half length: {least}"
+    if reading.seconds is not None:
+        share = f"{reading.share:.0%} of the bandwidth"
+        yield f"predicted, by the compiler's cycles and the cache's bytes: {reading.seconds * 1e3:.2f} ms, {share}"
+
+
+def _show(console: Console, report: Report) -> None:
     mesh = " × ".join(f"{axis} {size}" for axis, size in report.mesh.items())
     console.print(f"{report.target}: mesh {mesh}, compiled in {report.compile_seconds:.0f} s", markup=False)
     for topic, choice in report.choices.items():
@@ -44,8 +68,9 @@ def show_report(report: Report) -> None:
 def _memory(report: Report) -> Table:
     table = _table("memory of a device", "part", "GiB")
     memory = report.memory
-    for name in ("parameters", "optimizer", "batch"):
-        table.add_row(f"  {name}", _gib(memory[name]))
+    for name in ("parameters", "optimizer", "batch", "cache"):
+        if name in memory:
+            table.add_row(f"  {name}", _gib(memory[name]))
     for name in ("arguments", "outputs", "aliased", "temporaries", "code", "total", "available"):
         table.add_row(name, _gib(memory[name]))
     for where, name in (("on the host", "host"), ("on disk", "disk")):

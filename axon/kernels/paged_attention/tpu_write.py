@@ -31,6 +31,9 @@ Of an array whose rows these do not divide, as 48 of int8, the compiler makes sm
 IN_FLIGHT = 2**20
 """Bytes of an array that are in flight together, about: 32 groups of 16 slots of 8 heads of 128 bfloat16s."""
 
+MOST_GROUPS = 128
+"""In flight together, of however few bytes: each has two semaphores, and 512 are more than a core has left."""
+
 READ, SENT = 0, 1
 """The ways of a copy: from a page, and to it."""
 
@@ -72,7 +75,7 @@ def _put(
     count, size = groups.rows.shape
     heads, *rest = new[0].shape[1:]
     tile = (heads, size, *rest) if axis == 1 else (heads, *rest, size)
-    together = max(1, min(count, IN_FLIGHT // (math.prod(tile) * cached[0].dtype.itemsize)))
+    together = max(1, min(count, MOST_GROUPS, IN_FLIGHT // (math.prod(tile) * cached[0].dtype.itemsize)))
     steps = -(-count // together)
     groups = groups.padded(steps * together)
     laid = [jnp.moveaxis(a.at[groups.rows].get(mode="clip"), 1, 1 + axis) for a in new]

@@ -1,0 +1,119 @@
+"""An engine's steps compiled for a machine that is not here: what they need, what they do, how fast they read."""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import jax
+
+from axon.errors import UserError
+from axon.plan.chips import CHIPS
+from axon.plan.compiled import host_bytes, memory_parts, total_bytes
+from axon.plan.hlo import Module
+from axon.plan.memory import gib
+from axon.plan.out_of_memory import exceeded
+from axon.plan.report import Report, described
+from axon.plan.topology import H200_BANDWIDTH, device_memory
+from axon.serve.batch import Size
+from axon.serve.program import ServingProgram
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a decode step reads of each device's memory, and how long that takes.
+
+    Args:
+        bytes: see `ServingProgram.read_bytes`. least_seconds: at the bandwidth of the memory. seconds: predicted, the
+            compiler's cycles at the chip's clock, and the cache, which the attention kernel reads, at the bandwidth;
+            no collective is in it. None for a GPU, whose compiler estimates no cycles.
+    """
+
+    bytes: int
+    least_seconds: float
+    seconds: float | None
+
+    @property
+    def share(self) -> float | None:
+        """Of the bandwidth."""
+        return None if self.seconds is None else self.least_seconds / self.seconds
+
+
+@dataclass(frozen=True)
+class ServingReport:
+    """Of the step in which every request gets a token, and of the largest one; `tokens`: of each."""
+
+    decode: Report
+    prefill: Report
+    tokens: tuple[int, int]
+    reading: Reading
+
+    def json(self) -> dict[str, Any]:
+        """As plain dicts, lists, numbers and strings."""
+        return asdict(self) | {"share_of_bandwidth": self.reading.share}
+
+
+def compile_serving(program: ServingProgram, target: str) -> tuple[ServingReport, str]:
+    """Compile the decode and the largest prefill step for topology `target`, of whose devices the program is; and the
+    HLO text of the first. Raises `UserError` if one does not fit: by how much."""
+    decode, text = _compiled(program, program.decode, target)
+    prefill, _ = _compiled(program, program.prefill, target)
+    tokens = program.decode.tokens, program.prefill.tokens
+    return ServingReport(decode, prefill, tokens, _reading(program, decode)), text
+
+
+def _compiled(program: ServingProgram, size: Size, target: str) -> tuple[Report, str]:
+    traced = program.traced(size)
+    lowered = program.runtime.lower(traced)
+    begun = time.perf_counter()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(_too_large(program, size, target, _amount(str(error)))) from None
+    seconds, text = time.perf_counter() - begun, compiled.as_text()
+    memory = _memory(program, compiled)
+    if memory["total"] > memory["available"]:
+        amount = f"it needs {gib(memory['total'])} GiB on each device, which has {gib(memory['available'])}"
+        raise UserError(_too_large(program, size, target, amount))
+    report = described(program.runtime, target, Module.of(text), traced.jaxpr.jaxpr, memory, seconds)
+    # Forward alone, which is a third; of sequences at half their length on average.
+    flops = program.runtime.module.flops_per_token(program.length) * size.tokens / 3
+    return replace(report, model_flops=flops / report.devices), text
+
+
+def _memory(program: ServingProgram, compiled: Any) -> dict[str, int]:
+    parts = memory_parts(compiled)
+    available = device_memory(program.runtime.placement.devices[0])
+    own = {"parameters": program.parameter_bytes(), "cache": program.cache_bytes()}
+    return parts | own | {"total": total_bytes(parts), "available": available, "host": host_bytes(compiled), "disk": 0}
+
+
+def _reading(program: ServingProgram, decode: Report) -> Reading:
+    chip = next((c for c in CHIPS.values() if c.kind == program.runtime.placement.devices[0].device_kind), None)
+    bandwidth = H200_BANDWIDTH if chip is None else chip.bandwidth
+    least = program.read_bytes() / bandwidth
+    if chip is None or chip.clock is None:
+        return Reading(program.read_bytes(), least, None)
+    # The kernel is in no estimate: as it waits for the cache alone, that is its time.
+    attention = program.cached_bytes() / bandwidth
+    return Reading(program.read_bytes(), least, sum(decode.cycles.values()) / chip.clock + attention)
+
+
+def _amount(message: str) -> str:
+    """What a RESOURCE_EXHAUSTED says: of HBM how much is needed, of another memory all of it."""
+    if found := exceeded(message):
+        what, needed, room = found
+        return f"{what} {gib(needed)} GiB on each device, which has {gib(room)}"
+    return next(line for line in message.splitlines() if "RESOURCE_EXHAUSTED" in line)
+
+
+def _too_large(program: ServingProgram, size: Size, target: str, amount: str) -> str:
+    capacity = program.capacity
+    return (
+        f"a step of {size.tokens} tokens does not fit {target}: {amount}. In GiB on each device: parameters "
+        f"{gib(program.parameter_bytes())}, cache {gib(program.cache_bytes())}. What would help: a smaller "
+        f"Capacity.cache_tokens (now {capacity.cache_tokens or 'half of requests × length'}), Capacity.requests (now "
+        f"{capacity.requests}) or Capacity.tokens (now {capacity.tokens}), an int8 Capacity.cache_dtype, or a "
+        "Layout.mesh that splits weights and heads over more devices"
+    )

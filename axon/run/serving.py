@@ -1,0 +1,40 @@
+"""The configuration of serving: the same object from a .gin file, a script and a notebook."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import jax.numpy as jnp
+
+from axon.layout import Layout, Placement
+from axon.precision import Precision
+from axon.run.tree import Model
+from axon.runtime import Runtime
+from axon.serve.capacity import Capacity
+from axon.serve.program import ServingProgram
+
+
+@dataclass(frozen=True)
+class Serve:
+    """A model that answers requests, as data.
+
+    Args:
+        model: what is served, as `Llama(…)`. layout: where each named axis lives. precision: dtypes of the arithmetic.
+        weights: the dtype in which parameters are stored; "auto" is that of `precision.compute`.
+        capacity: how much is done at once. kernels: implementations by name, as `{'sampling': 'xla'}`.
+    """
+
+    model: Model
+    layout: Layout = Layout()
+    precision: Precision = Precision()
+    weights: Literal["auto", "float32", "bfloat16"] = "auto"
+    capacity: Capacity = Capacity()
+    kernels: Mapping[str, str] = field(default_factory=dict)
+
+
+def serving_program(serve: Serve, placement: Placement | None = None) -> ServingProgram:
+    """The steps of its engine. `placement`: a mesh other than that of this machine's devices, to compile for."""
+    placement = placement or Placement.of(serve.layout)
+    dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else jnp.dtype(serve.weights)
+    options = {"precision": serve.precision, "kernels": serve.kernels, "placement": placement}
+    return ServingProgram(Runtime(serve.model, serve.layout, weights=dtype, **options), serve.capacity)

@@ -1,0 +1,45 @@
+"""How the weights of a model that is served lie in memory: as its steps read them."""
+
+from typing import Any
+
+import jax
+
+from axon.axes import ArraySpec, base
+from axon.axes.memory_order import ordered
+from axon.runtime import Runtime, nested
+
+HEADS = ("heads", "kv_heads")
+
+
+def placed(runtime: Runtime, parameters: Any) -> Any:
+    """Parameters of the runtime's module, nested by path, as its steps read them; those that lie so are not copied.
+
+    A TPU's matrix unit takes tiles of what is summed over by a product's columns. Of `embed heads head_dim` these are
+    `heads head_dim`, unless heads come before embed: each step would have to copy those weights.
+    """
+    places = {path: _place(runtime, spec) for path, spec in runtime.parameters.items()}
+    return jax.device_put(parameters, nested(places)) if runtime.placement.platform == "tpu" else parameters
+
+
+def abstract(runtime: Runtime) -> Any:
+    """What `placed` gives, of no arrays: nested by path `jax.ShapeDtypeStruct`s."""
+
+    def leaf(spec: ArraySpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=_place(runtime, spec))
+
+    return nested({path: leaf(spec) for path, spec in runtime.parameters.items()})
+
+
+def _place(runtime: Runtime, spec: ArraySpec) -> Any:
+    sharding = runtime.placement.sharding(spec.axes, spec.kind)
+    order = _order(tuple(map(base, spec.axes))) if runtime.placement.platform == "tpu" else None
+    return sharding if order is None else ordered(sharding, order)
+
+
+def _order(axes: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Heads before what is summed over, where a product gives whole heads; None: as the axes are."""
+    layers = axes[:1] == ("layers",)
+    if len(axes) - layers != 3 or axes[-2] not in HEADS or axes[-1] != "head_dim":
+        return None
+    summed = len(axes) - 3
+    return (*range(summed), summed + 1, summed, summed + 2)

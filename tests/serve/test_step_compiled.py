@@ -1,0 +1,95 @@
+"""The steps of an engine as the compilers of TPUs and GPUs make them: nothing is copied, and little is sent."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from axon.config import load, root_of
+from axon.layout import Layout, Placement
+from axon.plan.serving import compile_serving
+from axon.plan.topology import devices
+from axon.run import Serve, serving_program
+from axon.serve.capacity import Capacity
+from models.llama import Llama
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "serve"
+LAYERS = 3
+WIDE = Llama(vocab=1024, embed=1024, layers=LAYERS, heads=8, kv_heads=8, mlp=2048)
+CAPACITY = Capacity(requests=16, tokens=64, length=2048)
+
+
+def compiled(target, model=WIDE, mesh=None):
+    """The report of decode and prefill, and the program."""
+    module, package = ("jax_plugins.xla_cuda13", "CUDA") if "h200" in target else ("libtpu", "TPU")
+    pytest.importorskip(module, reason=f"needs the {package} compiler: scripts/setup compilers")
+    serve = Serve(model, Layout(mesh=mesh or {}), capacity=CAPACITY)
+    found = devices(target)
+    program = serving_program(serve, Placement.of(serve.layout, found if mesh else found[:1]))
+    return compile_serving(program, target)[0], program
+
+
+def check_in_place(report, program):
+    """The pages that come back are those that were given, and there is room for no copy of a layer's."""
+    for step in (report.decode, report.prefill):
+        assert step.memory["aliased"] >= program.cache_bytes()
+        assert step.memory["temporaries"] < program.cache_bytes() / LAYERS
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["v5e:2x2", pytest.param("v6e:2x2", marks=pytest.mark.full), pytest.param("v5p:2x2x1", marks=pytest.mark.full)],
+)
+def test_on_a_tpu_pages_are_changed_in_place_by_the_kernels_and_no_weight_is_copied(target):
+    report, program = compiled(target)
+    check_in_place(report, program)
+    assert report.decode.choices["paged_attention"].startswith("tpu, bfloat16 pages of 128")
+    for step in (report.decode, report.prefill):
+        assert step.kernels == {"paged_attention_write": LAYERS, "paged_attention": LAYERS}
+        assert not step.collectives
+    query = program.runtime.placement.bytes_per_device(program.runtime.parameters["layers/block/attention/query"])
+    assert report.decode.memory["temporaries"] < query / LAYERS
+    assert 0 < (report.reading.share or 0) <= 1
+
+
+@pytest.mark.full
+def test_tensor_parallel_devices_sum_twice_a_layer_and_send_no_page_and_no_weight():
+    report, program = compiled("v5e:2x4", mesh={"tensor": 8})
+    check_in_place(report, program)
+    for step in (report.decode, report.prefill):
+        kinds = Counter()
+        for one in step.collectives:
+            assert one.mesh_axes == ("tensor",)
+            kinds[one.kind] += one.count
+        assert kinds["all-reduce"] + kinds["reduce-scatter"] <= 2 * LAYERS + 1  # and of the rows of the table
+        assert sum(one.bytes for one in step.collectives) < program.cache_bytes() / LAYERS
+
+
+@pytest.mark.full
+def test_on_a_gpu_pages_are_changed_in_place():
+    report, program = compiled("h200:1")
+    check_in_place(report, program)
+    assert report.reading.seconds is None
+
+
+def test_each_configuration_says_what_is_served_and_how_much_at_once():
+    for path in CONFIGS.glob("*.gin"):
+        tree = load(path, root=root_of(path)).tree
+        assert isinstance(tree, Serve)
+        assert tree.capacity.requests in [size.tokens for size in tree.capacity.sizes()]
+
+
+def test_a_decode_step_reads_the_weights_but_the_table_and_the_cache_at_half_length_however_large_the_pool_is():
+    half = CAPACITY.requests * CAPACITY.length // 2
+    for pool in (half, 3 * half):
+        program = serving_program(Serve(WIDE, capacity=replace(CAPACITY, cache_tokens=pool)))
+        table, cache = 4 * WIDE.vocab * WIDE.embed, 4 * LAYERS * 2 * half * WIDE.kv_heads * 128
+        assert program.read_bytes() == pytest.approx(program.parameter_bytes() - table + cache, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_stored_in_the_dtype_that_is_asked_for(dtype):
+    program = serving_program(Serve(WIDE, weights=dtype, capacity=CAPACITY))
+    assert {spec.dtype for spec in program.runtime.parameters.values()} == {jnp.dtype(dtype)}

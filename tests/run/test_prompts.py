@@ -84,7 +84,7 @@ def test_all_lines_that_are_wrong_are_named_at_once(file):
     for number, (one, message) in enumerate(zip(said, WRONG.values(), strict=True), 2):
         assert one.startswith(f"{lines}:{number}: ")
         assert message in one
-    with pytest.raises(UserError, match="and 90 more$"):
+    with pytest.raises(UserError, match=r"and 90 more$"):
         read_prompts(file("many.jsonl", *["{}"] * 100), Sampling())
     (file("in.txt")).write_bytes(b"good\n\xff\n")
     with pytest.raises(UserError, match=r"in.txt:2: not UTF-8 text \(byte 0xff at 0\)"):

@@ -10,6 +10,7 @@ import typer
 
 from axon.commands import checkpoint
 from axon.commands.export import export
+from axon.commands.generate import generate
 from axon.commands.report import report
 from axon.disk import cache_folder
 from axon.errors import UserError
@@ -188,28 +189,7 @@ def compile_(
         show_report(report)
 
 
-@app.command()
-def generate(
-    run_dir: RunDir,
-    prompt: Annotated[str, typer.Option(help="Text to continue, or to answer.")],
-    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 is greedy.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with this probability.")] = None,
-    min_p: Annotated[
-        float | None, typer.Option(help="Sample tokens with this fraction of the likeliest one's probability.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
-) -> None:
-    """Continue a text with a trained model, or answer it with an encoder–decoder.
-
-    Example: `axon generate runs/quickstart --prompt "def main(" --tokens 200`
-    """
-    from axon.run.inspect import generate_text
-    from axon.serve.request import Sampling
-
-    sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed)
-    typer.echo(generate_text(run_dir, prompt, sampling, _say))
+app.command()(generate)
 
 
 @app.command()

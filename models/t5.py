@@ -113,9 +113,6 @@ class T5Model(nnx.Module):
     max_length: int | None = None
     """See `axon.nn.LanguageModel`: there is room for any number of positions."""
 
-    continues = False
-    """A decoder's text begins anew."""
-
     def __init__(self, config: T5):
         dims = config.dims
         self.embedding = Embedding("vocab", dims, 1.0)

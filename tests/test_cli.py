@@ -1,5 +1,6 @@
 """The command line, as a person meets it: what it prints, and the code that it ends with."""
 
+import json
 import os
 import random
 import re
@@ -105,6 +106,11 @@ def test_train_eval_generate_from_one_file(axon, here):
     code, out = axon("generate", "runs/tiny", "--prompt", "abc", "--tokens", "5", "--temperature", "0")
     assert code == 0, out
     assert out.splitlines()[0].startswith("abc")
+    (here / "in.txt").write_text("abc\n\n")
+    many = ("--prompts", "in.txt", "--out", "out.jsonl", "--tokens", "5", "--temperature", "0", "--stop", "@@")
+    code, printed = axon("generate", "runs/tiny", *many, "--repetition-penalty", "1.5")
+    assert code == 0, printed
+    assert [json.loads(line)["tokens"] <= 5 for line in (here / "out.jsonl").read_text().splitlines()] == [True, True]
 
 
 def test_a_config_of_another_folder_names_its_run_after_itself(axon, here):
@@ -176,7 +182,11 @@ MISTAKES = [
     ("'heads': 'tensor', 'head_dim'|twice", ["show", "tiny.gin", "--set", "Layout.rows={'head_dim': 'tensor'}"]),
     ("no config.gin", ["generate", "nosuch", "--prompt", "x"]),
     ("no config.gin", ["eval", "."]),
-    ("prompt", ["generate", "runs/tiny"]),
+    ("give one of --prompt TEXT and --prompts FILE", ["generate", "runs/tiny"]),
+    ("give one of --prompt TEXT and --prompts FILE", ["generate", "x", "--prompt", "y", "--prompts", "in.txt"]),
+    ("--out is for --prompts", ["generate", "x", "--prompt", "y", "--out", "out.jsonl"]),
+    ("repetition_penalty is 0.0", ["generate", "x", "--prompt", "y", "--repetition-penalty", "0"]),
+    ("no file or folder .*nosuch.jsonl", ["generate", "x", "--prompts", "nosuch.jsonl"]),
     ("top_p is 2.0", ["generate", "runs/tiny", "--prompt", "x", "--top-p", "2"]),
     ("min_p is -0.5", ["generate", "runs/tiny", "--prompt", "x", "--min-p", "-0.5"]),
     ("cannot write tiny.gin: File exists. Give another --run-dir", ["train", "tiny.gin", "--run-dir", "tiny.gin"]),

@@ -37,8 +37,8 @@ class LanguageModel(nnx.Module):
     max_length: int | None = None
     """How many positions a sequence may have; None for any number."""
 
-    continues = True
-    """Whether what it writes goes on from the prompt."""
+    start_id: int | None = None
+    """What its text begins with; None: it goes on from the prompt."""
 
     def __init__(
         self,

@@ -17,17 +17,14 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.runtime import Runtime
-from axon.serve.generate import Generator
-from axon.serve.request import Sampling
+from axon.serve.offline import write
+from axon.serve.request import Request, Sampling
 from axon.serve.score import Continuation, Scorer
 
 Report = Callable[[str], None]
 
 GENERATED = 256
 """Tokens that a task generates at most, where it does not say."""
-
-CHUNK = 32
-"""Tokens that are generated between two looks for a string that ends the text."""
 
 SAMPLED = {"do_sample", "temperature", "top_k", "top_p", "min_p"}
 """Options of a task's generation that are followed, besides `until` and the number of tokens."""
@@ -49,8 +46,8 @@ class HarnessModel(TemplateLM):
     def __init__(self, runtime: Runtime, parameters: Any, variables: Any, tokenizer: Tokenizer, max_length: int):
         super().__init__()
         self.max_length, self.cut, self.asked, self._inner = max_length, 0, False, tokenizer
-        self._parameters, self._variables = parameters, variables
-        self._scorer, self._generator = Scorer(runtime, max_length), Generator(runtime)
+        self._runtime, self._parameters, self._variables = runtime, parameters, variables
+        self._scorer = Scorer(runtime, max_length)
 
     @property
     def eot_token_id(self) -> int:
@@ -110,34 +107,33 @@ class HarnessModel(TemplateLM):
         A sampled text is drawn by its context and by how many requests before it had the same, as a task's `repeats`
         have: they differ, and the same requests have the same texts.
         """
-        self.asked, texts, repeats = True, [], Counter[str]()
+        self.asked, asked, repeats = True, [], Counter[str]()
         for request in requests:
             context, options = cast(tuple[str, dict[str, Any]], request.args)
-            texts.append(self._until(context, dict(options), repeats[context]))
+            asked.append(self._asked(context, dict(options), repeats[context]))
             repeats[context] += 1
-            self.cache_hook.add_partial("generate_until", (context, options), texts[-1])
+        written = write(self._runtime, self._parameters, self._variables, self._inner, asked)
+        texts = []
+        for request, answer in zip(requests, written, strict=True):
+            if answer.error is not None:
+                raise UserError(f"a task's text cannot be written: {answer.error}")
+            texts.append(answer.text)
+            self.cache_hook.add_partial("generate_until", request.args, answer.text)
         return texts
 
-    def _until(self, context: str, options: dict[str, Any], repeat: int) -> str:
-        """One text: generated in chunks, so that little is generated after its end."""
-        sampling, until = sampling_of(options)
+    def _asked(self, context: str, options: dict[str, Any], repeat: int) -> Request:
+        """The request for one text."""
+        sampling = sampling_of(options)
         room = self.max_length - sampling.tokens
         if room < 1:
             raise UserError(
                 f"a task generates {sampling.tokens} tokens, and sequences have at most {self.max_length} positions: "
                 "raise --max-length if the model takes more, or leave the task out"
             )
-        prompt, ids, text = self.tok_encode(context), [], ""
+        prompt = self.tok_encode(context)
         self.cut += len(prompt) > room
         prompt = prompt[-room:]
-        while len(ids) < sampling.tokens:
-            tokens, seed = min(CHUNK, sampling.tokens - len(ids)), _seed(repeat, len(ids), *prompt)
-            chunk = replace(sampling, tokens=tokens, seed=seed)
-            ids += self._generator(self._parameters, [*prompt, *ids], chunk, self._variables)
-            text = self._inner.continuation(prompt, ids)
-            if self._inner.ends.intersection(ids) or any(stop in text for stop in until):
-                break
-        return text[: min((text.index(stop) for stop in until if stop in text), default=len(text))]
+        return Request(tuple(prompt), replace(sampling, seed=_seed(repeat, *prompt)))
 
     def report_cuts(self, report: Report) -> None:
         """Say how many contexts were cut."""
@@ -153,19 +149,16 @@ def _seed(*entropy: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
-def sampling_of(options: dict[str, Any]) -> tuple[Sampling, list[str]]:
-    """A task's options of generation as `Sampling`, and the strings at which a text ends.
-
-    Raises `UserError` for options that Axon does not follow.
-    """
+def sampling_of(options: dict[str, Any]) -> Sampling:
+    """A task's options of generation. Raises `UserError` for those that Axon does not follow."""
     found: dict[str, Any] = dict(normalize_gen_kwargs(options, GENERATED))
-    until, tokens = found.pop("until"), found.pop("max_gen_toks")
+    stop, tokens = tuple(text for text in found.pop("until") if text), found.pop("max_gen_toks")
     if unknown := sorted(found.keys() - SAMPLED):
         raise UserError(
             f"a task's generation_kwargs has {', '.join(unknown)}: Axon follows until, max_gen_toks and "
             f"{', '.join(sorted(SAMPLED))}. Take it out of the task's file, or leave the task out"
         )
     if not found.pop("do_sample"):
-        return Sampling(tokens, temperature=0.0), [stop for stop in until if stop]
+        return Sampling(tokens, temperature=0.0, stop=stop)
     found.setdefault("temperature", 1.0)
-    return Sampling(tokens, **found), [stop for stop in until if stop]
+    return Sampling(tokens, **found, stop=stop)

@@ -31,7 +31,9 @@ from axon.run.starting import changes, changes_text, described
 from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
-from axon.serve.generate import Generator, check_length
+from axon.serve.offline import write
+from axon.serve.request import Request
+from axon.serve.unpaged import check_request
 from axon.train.loop import Record
 from axon.train.state import State
 
@@ -120,8 +122,7 @@ class Session:
         if source is not None:
             source.check_same_tokens(tokenizer.to_json(), self.program.runtime)
         if self.train.sample is not None:  # a mistake is reported now, not after the last step
-            ids = tokenizer.prompt(self.train.sample.prompt)
-            check_length(self.program.module, len(ids), self.train.sample.sampling)
+            check_request(self.program.module, request_of(self.train.sample, tokenizer))
 
     def _claim_folder(self, corpus: Prepared) -> dict[str, Any]:
         """Record this run in its folder, unless the folder has another run; returns the record."""
@@ -239,8 +240,12 @@ class Session:
             self._evaluate_if_missing(corpus, state)
         self._leave_if_asked()
         if self.train.sample is not None and corpus.tokenizer is not None:
-            values = self.program.evaluated(state)
-            self.report(sample_text(self.program.runtime, values, state.variables, corpus.tokenizer, self.train.sample))
+            values, sample = self.program.evaluated(state), self.train.sample
+            try:
+                text = sample_text(self.program.runtime, values, state.variables, corpus.tokenizer, sample)
+            except UserError as error:  # the run has done its work
+                text = f"no sample: {error}"
+            self.report(text)
         self._leave_if_asked()
         self.journal.plot(self.program.evaluator.unit)
         self.saves.wait()
@@ -268,10 +273,15 @@ def _ignore(line: str) -> None:
     """`report` of every process but the first."""
 
 
-def sample_text(runtime: Runtime, parameters: Any, variables: Any, tokenizer: Any, sample: Sample) -> str:
-    """The prompt of `sample`, continued; of an encoder–decoder its answer alone."""
-    prompt = tokenizer.prompt(sample.prompt)
-    ids = Generator(runtime)(parameters, prompt, sample.sampling, variables)
-    if not runtime.module.continues:
-        return tokenizer.continuation([], ids)
-    return sample.prompt + tokenizer.continuation(prompt, ids)
+def request_of(sample: Sample, tokenizer: Tokenizer) -> Request:
+    """What a model is asked for a sample."""
+    return Request(tuple(tokenizer.prompt(sample.prompt)), sample.sampling)
+
+
+def sample_text(runtime: Runtime, parameters: Any, variables: Any, tokenizer: Tokenizer, sample: Sample) -> str:
+    """The prompt of `sample`, continued; of an encoder–decoder its answer alone. Raises `UserError` where the model's
+    logits are not numbers."""
+    (answer,) = write(runtime, parameters, variables, tokenizer, [request_of(sample, tokenizer)])
+    if answer.error is not None:
+        raise UserError(answer.error)
+    return answer.text if runtime.module.start_id is not None else sample.prompt + answer.text

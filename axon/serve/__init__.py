@@ -1,1 +1,20 @@
-"""Inference with a trained model: generation."""
+"""Inference with a trained model: the engine, which answers many requests at once, and what is built on it."""
+
+from axon.serve.capacity import Capacity
+from axon.serve.engine import Engine, Stats
+from axon.serve.offline import Answer, answers
+from axon.serve.request import Finish, Grammar, Request, Sampling, TokenLogprob, Update
+
+__all__ = [
+    "Answer",
+    "Capacity",
+    "Engine",
+    "Finish",
+    "Grammar",
+    "Request",
+    "Sampling",
+    "Stats",
+    "TokenLogprob",
+    "Update",
+    "answers",
+]

@@ -27,11 +27,11 @@ class Policy:
     Args:
         sampling: as it was asked. prompt: its ids. vocab: how many ids the model predicts.
 
-    Raises `UserError` for biases of ids that the model has not, or of more than `BIASES`.
+    Raises as `check_bias`.
     """
 
     def __init__(self, sampling: Sampling, prompt: Sequence[int], vocab: int):
-        _check_bias(sampling, vocab)
+        check_bias(sampling, vocab)
         self.rule = _rule(sampling).tobytes()
         self._entries = _first_entries(sampling, prompt)
         self._places = {token: place for place, token in enumerate(self._entries[:, ID].tolist())}
@@ -134,7 +134,8 @@ def _entries_of(ids: Sequence[int] | np.ndarray) -> np.ndarray:
     return entries
 
 
-def _check_bias(sampling: Sampling, vocab: int) -> None:
+def check_bias(sampling: Sampling, vocab: int) -> None:
+    """Raise `UserError` for biases of ids that the model has not, or of more than `BIASES`."""
     if len(sampling.logit_bias) > BIASES:
         raise UserError(f"Sampling.logit_bias has {len(sampling.logit_bias)} ids; give {BIASES} at most")
     for token in sampling.logit_bias:

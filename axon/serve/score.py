@@ -15,7 +15,7 @@ from axon import axes
 from axon.axes.specs import mesh_axes_of
 from axon.nn import Inputs, token_nll
 from axon.runtime import Runtime
-from axon.serve.generate import unsplit
+from axon.serve.unsplit import unsplit
 
 SHORTEST = 64
 """Sequences are padded to this length, or to it times a power of two: few lengths, so that few programs compile."""

@@ -23,8 +23,8 @@ from axon.kernels.paged_attention.cache import quantised
 from axon.nn import Inputs, LanguageModel, Rope
 from axon.nn.kv_cache import SCALES, Ragged
 from axon.runtime import Runtime
-from axon.serve.generate import unsplit
 from axon.serve.sampler import Drawn, Draws, draw
+from axon.serve.unsplit import unsplit
 
 ROWS_AT_ONCE = 16
 """Rows of a product that a CPU computes at once, whatever the step has: so the bits of a row do not depend on how many
@@ -95,7 +95,7 @@ class Step:
 
     def cache_specs(self, pages: Mapping[int | None, int], page_size: int, dtype: Any = None) -> Any:
         """By kind of block the cache of `pages` of each window; `dtype`: in which it is kept, the compute dtype by
-        default. Raises `UserError` for a quantised one of latents."""
+        default. Raises `UserError` for a quantised one of latents, and for what is not in pages."""
         with self._tracing():
             specs = self.runtime.module.layers.cache_specs(1, page_size)
         kinds = windows_by_kind(self.runtime.module)
@@ -145,6 +145,11 @@ def _pool(specs: Mapping[str, ArraySpec], sizes: Mapping[str, int], dtype: Any) 
     """A block's cache with other numbers of pages and of tokens a page."""
     found = {}
     for name, spec in specs.items():
+        if "pages" not in spec.axes:
+            raise UserError(
+                f"this model remembers {name!r} as {' '.join(spec.axes[1:])}, which is not in pages: the engine cannot "
+                "serve it"
+            )
         shape = tuple(sizes.get(axis, size) for axis, size in zip(spec.axes, spec.shape, strict=True))
         found[name] = replace(spec, shape=shape, dtype=spec.dtype if dtype is None else dtype)
         if dtype is not None and quantised(dtype):
@@ -155,6 +160,15 @@ def _pool(specs: Mapping[str, ArraySpec], sizes: Mapping[str, int], dtype: Any) 
             scales = replace(spec, axes=tuple(SCALES.split()), shape=shape[:-1], dtype=jnp.float32)
             found[f"{name}_scale"] = scales
     return found
+
+
+def keeps_pages(runtime: Runtime) -> bool:
+    """Whether its module is one of those that the engine serves: decoders whose blocks all remember in pages."""
+    if not isinstance(runtime.module, LanguageModel):
+        return False
+    with runtime.tracing():
+        kinds = runtime.module.layers.cache_specs(1, 1).values()
+    return all("pages" in spec.axes for specs in kinds for spec in specs.values())
 
 
 def windows_by_kind(module: Any) -> dict[str, int | None]:

@@ -31,8 +31,8 @@ from axon.checkpoint.huggingface.tables import known, table_for
 from axon.layout import Layout
 from axon.nn import ClampedSwiGLU, Inputs, Rope, Routing, YarnScaling, cross_entropy, parameters, variables
 from axon.runtime import Runtime, nested
-from axon.serve.generate import Generator
-from axon.serve.request import Sampling
+from axon.serve.offline import write
+from axon.serve.request import Request, Sampling
 
 FAMILIES = (
     "llama31",
@@ -164,8 +164,9 @@ def test_greedy_text_is_that_of_transformers(name, family):
     }
     parameters, variables = (nested({p: state[p] for p in of}) for of in (runtime.parameters, runtime.variables))
     read = prompt(one.reference.tokens, one.reference.config["is_encoder_decoder"]).tolist()
-    ids = Generator(runtime)(parameters, read, Sampling(GREEDY, temperature=0), variables)
-    assert ids == one.reference.greedy.tolist()
+    asked = Request(tuple(read), Sampling(GREEDY, temperature=0))
+    (answer,) = write(runtime, parameters, variables, None, [asked])
+    assert list(answer.ids) == one.reference.greedy.tolist()
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -12,8 +12,8 @@ from axon.axes import reshard, shard
 from axon.layout import Layout
 from axon.nn.param import with_zero_padding
 from axon.nn.stored_layers import stored_layer
-from axon.serve.generate import Generator
-from axon.serve.request import Sampling
+from axon.serve.offline import write
+from axon.serve.request import Request, Sampling
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
@@ -35,8 +35,9 @@ def evaluated(model, layout, devices, batch):
     program = Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=16, devices=jax.devices()[:devices])
     state = program.init()
     loss, tokens = program.evaluate(state, program.place(batch))["loss"]
-    text = Generator(program.runtime)(state.parameters, [1, 2, 3], Sampling(tokens=4, temperature=0))
-    return float(loss) / float(tokens), text
+    asked = Request((1, 2, 3), Sampling(tokens=4, temperature=0))
+    (answer,) = write(program.runtime, state.parameters, state.variables, None, [asked])
+    return float(loss) / float(tokens), answer.ids
 
 
 def test_what_is_updated_of_identity_layers_is_zero(placed, compiled, rng):

@@ -17,8 +17,8 @@ from axon.run.export import export_model
 from axon.run.inspect import runtime_of
 from axon.run.trained import open_trained
 from axon.serve.export import PLATFORMS, Sizes, check_request, export_programs
-from axon.serve.generate import Generator
-from axon.serve.request import Sampling
+from axon.serve.offline import write
+from axon.serve.request import Request, Sampling
 from models.bert import Bert
 from models.deepseek import DeepSeek
 from models.gpt2 import GPT2
@@ -60,7 +60,8 @@ def own(folder, tokens, prompt):
 
     with runtime.tracing():
         found = runtime.jit(logits)(values, tokens)
-    return np.asarray(found), Generator(runtime)(values, prompt, Sampling(tokens=8, temperature=0), variables)
+    (answer,) = write(runtime, values, variables, None, [Request(tuple(prompt), Sampling(tokens=8, temperature=0))])
+    return np.asarray(found), list(answer.ids)
 
 
 def test_logits_and_text_are_the_same_in_a_process_without_axon(trained, few, rng, tmp_path):

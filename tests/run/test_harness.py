@@ -11,8 +11,8 @@ import pytest
 from axon.errors import UserError
 from axon.run.inspect import runtime_of
 from axon.run.trained import open_trained
-from axon.serve.generate import Generator
-from axon.serve.request import Sampling
+from axon.serve.offline import write
+from axon.serve.request import Request, Sampling
 from axon.serve.score import Continuation
 
 pytestmark = pytest.mark.full
@@ -82,8 +82,8 @@ def test_a_long_text_is_predicted_once_in_windows_and_a_long_context_keeps_its_e
 def test_a_text_ends_at_the_first_string_or_after_so_many_tokens(harness, parts):
     runtime, parameters, variables, tokenizer = parts
     model, prompt = harness.HarnessModel(*parts, max_length=128), tokenizer.prompt("alpha beta")
-    ids = Generator(runtime)(parameters, prompt, Sampling(tokens=40, temperature=0.0), variables)
-    whole = tokenizer.continuation(prompt, ids)
+    asked = Request(tuple(prompt), Sampling(tokens=40, temperature=0.0))
+    whole = next(write(runtime, parameters, variables, tokenizer, [asked])).text
     stop = whole[len(whole) // 2 :][:3]
     options = {"max_gen_toks": 40}
     texts = model.generate_until([request("alpha beta", options), request("alpha beta", options | {"until": [stop]})])
@@ -94,7 +94,7 @@ def test_a_text_ends_at_the_first_string_or_after_so_many_tokens(harness, parts)
 
 def test_repeats_of_a_prompt_are_sampled_apart_and_again_as_they_were(harness, parts, rng):
     model, words = harness.HarnessModel(*parts, max_length=128), rng.permutation(["alpha", "beta", "gamma", "delta"])
-    options = {"do_sample": True, "temperature": 1.0, "max_gen_toks": harness.CHUNK + 8}
+    options = {"do_sample": True, "temperature": 1.0, "max_gen_toks": 40}
     requests = [request(" ".join(words), options)] * 3 + [request(words[0], options)]
     texts = model.generate_until(requests)
     assert len(set(texts[:3])) > 1  # not 3: a text that ends with its first token is like another
@@ -105,8 +105,10 @@ def test_repeats_of_a_prompt_are_sampled_apart_and_again_as_they_were(harness, p
 
 
 def test_options_of_generation_are_followed_or_refused(harness):
-    assert harness.sampling_of({"until": "\n", "do_sample": False, "temperature": 0.0}) == (Sampling(256, 0.0), ["\n"])
+    assert harness.sampling_of({"until": "\n", "do_sample": False, "temperature": 0.0}) == Sampling(
+        256, 0.0, stop=("\n",)
+    )
     drawn = {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "max_new_tokens": 3}
-    assert harness.sampling_of(drawn) == (Sampling(3, 0.5, top_p=0.9), [])
+    assert harness.sampling_of(drawn) == Sampling(3, 0.5, top_p=0.9)
     with pytest.raises(UserError, match="generation_kwargs has repetition_penalty: Axon follows"):
         harness.sampling_of({"repetition_penalty": 2})

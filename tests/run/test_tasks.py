@@ -16,8 +16,8 @@ from axon.run import tasks
 from axon.run.inspect import runtime_of
 from axon.run.tasks import evaluate_tasks, sequence_positions, table
 from axon.run.trained import open_trained
-from axon.serve.generate import Generator
-from axon.serve.request import Sampling
+from axon.serve.offline import write
+from axon.serve.request import Request, Sampling
 from axon.train.evaluate import Evaluator
 from axon.train.objective import NextToken
 from models.bert import Bert
@@ -93,8 +93,8 @@ def nats(opened, ids, first):
 @pytest.mark.full
 def test_tasks_give_what_plain_computations_give(trained, folder, opened):
     _, parameters, tokenizer = opened
-    generated = Generator(opened[0])(parameters, tokenizer.prompt(PROMPT), Sampling(12, temperature=0.0))
-    text = tokenizer.continuation(tokenizer.prompt(PROMPT), generated)
+    asked = Request(tuple(tokenizer.prompt(PROMPT)), Sampling(12, temperature=0.0))
+    text = next(write(opened[0], parameters, {}, tokenizer, [asked])).text
     at = len(text) // 2
     answer, stop = text[: text.index(text[at : at + 3])], text[at : at + 3]
     where = folder(STOP=stop, ANSWER=answer)

@@ -1,0 +1,63 @@
+"""`axon generate`: what a trained model makes of a prompt, or of many."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from axon.errors import UserError
+
+
+def generate(
+    run_dir: Annotated[
+        str,
+        typer.Argument(metavar="RUN_DIR", help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME."),
+    ],
+    prompt: Annotated[str | None, typer.Option(help="Text to continue, or to answer.")] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Instead, many: a .txt file of a prompt a line, or a .jsonl file of objects with a prompt and, where "
+            "they differ from the options, fields of axon.serve.Sampling.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="OUT.jsonl", help="A new file for the texts of --prompts, else printed.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 is greedy.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with this probability.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(help="Sample tokens with this fraction of the likeliest one's probability.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1, what was there before is less likely.")] = 1.0,
+    stop: Annotated[
+        list[str], typer.Option(metavar="TEXT", help="Ends a text, and is left out; may be given several times.")
+    ] = [],  # noqa: B006 - typer reads it, nothing writes it
+) -> None:
+    """Continue a text with a trained model, or answer it with an encoder–decoder.
+
+    Example: `axon generate runs/quickstart --prompt "def main(" --tokens 200`; many prompts: `--prompts in.txt`
+    """
+    if (prompt is None) == (prompts is None):
+        raise UserError("give one of --prompt TEXT and --prompts FILE")
+    if prompt is not None and out is not None:
+        raise UserError("--out is for --prompts; a --prompt's text is printed")
+
+    from axon.run.inspect import generate_text
+    from axon.run.prompts import generate_texts
+    from axon.serve.request import Sampling
+
+    penalty, stops = repetition_penalty, tuple(stop)
+    sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed, repetition_penalty=penalty, stop=stops)
+    if prompt is not None:
+        typer.echo(generate_text(run_dir, prompt, sampling, _say))
+    elif prompts is not None:
+        generate_texts(run_dir, prompts, sampling, out, _say)
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)

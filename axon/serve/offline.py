@@ -1,0 +1,100 @@
+"""What follows many prompts that are known beforehand."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from axon.data.tokenizer import Tokenizer
+from axon.runtime import Runtime
+from axon.serve.capacity import Capacity
+from axon.serve.engine import Engine
+from axon.serve.request import Finish, Request, TokenLogprob, Update
+from axon.serve.step import keeps_pages
+from axon.serve.unpaged import UnpagedWriter, check_request
+
+AHEAD = 1024
+"""Requests that an engine has at once, at most: those that it runs, and those that wait."""
+
+AT_ONCE = 64
+"""Requests that run at once, at most."""
+
+LENGTH_STEP = 128
+"""A request has room for a multiple of so many tokens, so that lengths share compiled programs."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What followed a prompt: see `axon.serve.request.Update`."""
+
+    ids: tuple[int, ...]
+    text: str
+    finish: Finish
+    logprobs: tuple[TokenLogprob, ...] = ()
+    error: str | None = None
+
+
+def answers(engine: Engine, requests: Iterable[Request]) -> Iterator[Answer]:
+    """That of each request, in their order: each as soon as it and those before it are done.
+
+    The engine is asked by no one else meanwhile. Requests that are not done are cancelled where the reader leaves.
+    Raises as `Engine.submit`.
+    """
+    asked, order = iter(requests), deque[int]()
+    told: dict[int, list[Update]] = {}
+    running: set[int] = set()
+    try:
+        while True:
+            for request in islice(asked, AHEAD - len(running)):
+                order.append(engine.submit(request))
+                told[order[-1]] = []
+                running.add(order[-1])
+            if not order:
+                return
+            for update in engine.step():
+                if update.request in told:
+                    told[update.request].append(update)
+                    running -= {update.request} if update.finish else set()
+            while order and order[0] not in running:
+                yield _answer(told.pop(order.popleft()))
+    finally:
+        for number in running:
+            engine.cancel(number)
+
+
+def write(
+    runtime: Runtime, parameters: Any, variables: Any, tokenizer: Tokenizer | None, requests: Sequence[Request]
+) -> Iterator[Answer]:
+    """The answers of any model that writes text, as of `answers`: by an engine that is as large as they need.
+
+    Models that do not remember in pages, as encoder–decoders, answer one request after the other. Raises as
+    `check_request` before anything runs.
+    """
+    for request in requests:
+        check_request(runtime.module, request)
+    if keeps_pages(runtime):
+        capacity = capacity_for(requests, runtime.module.max_length)
+        return answers(Engine(runtime, parameters, variables, tokenizer=tokenizer, capacity=capacity), requests)
+    writer = UnpagedWriter(runtime, parameters, variables, tokenizer=tokenizer)
+    return (_answer(list(writer.stream(request))) for request in requests)
+
+
+def capacity_for(requests: Sequence[Request], positions: int | None) -> Capacity:
+    """That of an engine for these requests alone, of a model with so many positions; None: any number."""
+    longest = max(len(request.prompt) + request.sampling.tokens for request in requests)
+    length = -(-longest // LENGTH_STEP) * LENGTH_STEP
+    return Capacity(requests=min(len(requests), AT_ONCE), length=min(length, positions or length))
+
+
+def _answer(updates: Sequence[Update]) -> Answer:
+    """All of a request's."""
+    last = updates[-1]
+    assert last.finish is not None
+    return Answer(
+        ids=tuple(token for update in updates for token in update.ids),
+        text="".join(update.text for update in updates),
+        finish=last.finish,
+        logprobs=tuple(one for update in updates for one in update.logprobs),
+        error=last.error,
+    )

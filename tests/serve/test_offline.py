@@ -1,0 +1,170 @@
+"""Many requests whose answers are wanted in their order; and whatever model writes them."""
+
+import dataclasses
+import math
+from itertools import islice
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.axes import ArraySpec
+from axon.errors import UserError
+from axon.layout import Layout, sequence_parallel, tensor_3d
+from axon.runtime import Runtime, nested
+from axon.serve import Capacity, Engine, Finish, Request, Sampling, answers, offline
+from axon.serve.offline import capacity_for, write
+from axon.serve.step import keeps_pages
+from models.bert import Bert
+from models.gpt2 import GPT2
+from models.llama import Llama
+from models.t5 import T5
+
+VOCAB = 64
+LLAMA = Llama(VOCAB, 32, 1, 4, 2, 48)
+MODELS = {
+    "continues": LLAMA,
+    "answers": T5(VOCAB, 32, 1, 2, heads=4, head_dim=8, mlp=48, buckets=8, max_distance=20, start_id=5),
+}
+
+
+def made(model, seed, devices=1, **layout):
+    """A runtime, and parameters that are the same for every layout."""
+    runtime, rng = Runtime(model, Layout(**layout), devices=jax.devices()[:devices]), np.random.default_rng(seed)
+
+    def value(leaf):
+        return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
+
+    return runtime, nested(jax.tree.map(value, runtime.abstract(dict(runtime.parameters)))), {}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return made(LLAMA, np.random.default_rng().integers(2**31))
+
+
+@pytest.fixture(scope="module")
+def engine(small):
+    """To be left idle."""
+    return Engine(*small, capacity=Capacity(requests=3, tokens=16, length=60, page_size=4))
+
+
+def requests_of(rng, count, **sampling):
+    sizes = rng.integers(1, 20, (count, 2)).tolist()
+    return [
+        Request(tuple(rng.integers(0, VOCAB, size).tolist()), Sampling(tokens, seed=tokens, **sampling))
+        for size, tokens in sizes
+    ]
+
+
+def test_answers_come_in_the_order_of_requests_each_as_the_engine_gives_it_alone(engine, rng, monkeypatch):
+    monkeypatch.setattr(offline, "AHEAD", 4)
+    requests = requests_of(rng, 9, logprobs=1)
+    slow = dataclasses.replace(requests[0], sampling=Sampling(40, logprobs=1))
+
+    def coming():
+        for request in (slow, *requests):
+            stats = engine.stats()
+            assert stats.running + stats.waiting < 4
+            yield request
+
+    found = list(answers(engine, coming()))
+    for request, answer in zip([slow, *requests], found, strict=True):
+        updates = list(engine.stream(request))
+        assert answer.ids == tuple(token for update in updates for token in update.ids)
+        assert answer.logprobs == tuple(one for update in updates for one in update.logprobs)
+        assert (answer.finish, len(answer.ids)) == (Finish.LENGTH, request.sampling.tokens)
+
+
+def test_an_answer_is_there_before_requests_that_are_not_yet_asked_for(engine, rng):
+    requests = requests_of(rng, 3)
+
+    def coming():
+        yield from requests
+        raise LookupError("the next one is not there yet")
+
+    with pytest.raises(LookupError):
+        list(answers(engine, coming()))
+    assert not [update for _ in range(9) for update in engine.step() if update.finish != Finish.CANCELLED]
+    assert not engine.busy
+
+
+def test_who_stops_reading_leaves_nothing_running(engine, rng):
+    first = list(islice(answers(engine, requests_of(rng, 5)), 1))
+    assert len(first) == 1
+    while engine.busy:
+        engine.step()
+    assert not engine.stats().running + engine.stats().waiting
+    assert engine.stats().free_pages == engine.stats().pages
+
+
+def test_an_engine_is_as_large_as_its_requests_need(rng):
+    (one,) = requests_of(rng, 1)
+    assert capacity_for([one], None) == Capacity(requests=1, length=128)
+    assert capacity_for([one] * 100, 50) == Capacity(requests=64, length=50)
+    longer = dataclasses.replace(one, sampling=Sampling(129 - len(one.prompt)))
+    assert capacity_for([one, longer], 1000) == Capacity(requests=2, length=256)
+
+
+LAYOUTS = {
+    "zero": {"mesh": {"data": 4, "tensor": 2}, "zero": 3},
+    "tensor": {"mesh": {"tensor": 2}},
+    "sequence": {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()},
+    "head_dim": {"mesh": {"tensor": 2}, "rows": {"heads": None, "kv_heads": None, "head_dim": "tensor"}},
+    "3-d": {"mesh": {"z": 2, "x": 2, "y": 2}, **tensor_3d()},
+}
+
+
+@pytest.mark.few(model=("answers",), layout=("sequence",))
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_text_does_not_depend_on_the_layout(model, layout, seed, rng):
+    asked = Request(tuple(rng.integers(0, VOCAB, 9).tolist()), Sampling(12, temperature=0.7, top_k=20, seed=seed))
+    rows, config = LAYOUTS[layout], MODELS[model]
+    mades = made(config, seed), made(config, seed, math.prod(rows["mesh"].values()), **rows)
+    (one,), (split,) = (list(write(*parts, None, [asked])) for parts in mades)
+    assert one.ids == split.ids
+
+
+@pytest.mark.full
+def test_a_text_may_have_as_many_tokens_as_there_are_positions_and_no_more(seed, rng):
+    parts = made(GPT2(VOCAB, 32, 1, 4, 48, positions=70), seed)
+    prompts = [tuple(rng.integers(0, VOCAB, length).tolist()) for length in (3, 60)]
+    fitting = [Request(prompt, Sampling(70 - len(prompt), temperature=0)) for prompt in prompts]
+    assert [len(answer.ids) for answer in write(*parts, None, fitting)] == [67, 10]
+    for prompt in prompts:
+        more = 71 - len(prompt)
+        with pytest.raises(UserError, match=rf"a prompt of {len(prompt)} tokens and {more} more need 71 positions"):
+            write(*parts, None, [*fitting, Request(prompt, Sampling(more))])
+
+
+def test_a_model_that_remembers_otherwise_than_in_pages_writes_all_the_same(small, seed, rng, monkeypatch):
+    requests = requests_of(rng, 2, temperature=0)
+    paged = [answer.ids for answer in write(*small, None, requests)]
+    assert keeps_pages(small[0])
+    runtime, *weights = made(LLAMA, 0)
+    monkeypatch.setattr(type(runtime.module.layers), "cache_specs", unpaged(type(runtime.module.layers).cache_specs))
+    assert not keeps_pages(runtime)
+    with pytest.raises(UserError, match=r"remembers 'state' as batch mlp, which is not in pages: the engine cannot"):
+        Engine(runtime, *weights)
+    monkeypatch.undo()
+    monkeypatch.setattr(offline, "keeps_pages", lambda runtime: False)
+    assert [answer.ids for answer in write(*small, None, requests)] == paged
+
+
+def unpaged(cache_specs):
+    """`cache_specs` of blocks that remember a state, too."""
+
+    def specs(self, batch, length):
+        state = ArraySpec(("_layers", "batch", "mlp"), (1, batch, 48), jnp.float32)
+        return {kind: {"state": state, **own} for kind, own in cache_specs(self, batch, length).items()}
+
+    return specs
+
+
+def test_what_cannot_be_written_is_refused_before_anything_runs(small):
+    with pytest.raises(UserError, match=r"Sampling\.logit_bias has the id 64; this model's are from 0 to 63"):
+        write(*small, None, [Request((1,), Sampling(logit_bias={64: 1.0}))])
+    with pytest.raises(UserError, match="a BertModel cannot write a text: generation needs"):
+        write(Runtime(Bert(64, 16, 1, 2, 24), Layout(), devices=jax.devices()[:1]), {}, {}, None, [Request((1,))])

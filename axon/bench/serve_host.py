@@ -44,7 +44,7 @@ def host_milliseconds(running: int = 64, steps: int = 400, rounds: int = 5) -> d
     runtime = Runtime(MODEL, Layout(), devices=jax.devices("cpu")[:1])
     capacity = Capacity(requests=running, length=4096, cache_tokens=running * 1024)
     engine = Engine(runtime, *runtime.initialise(0), capacity=capacity)
-    engine._step = EmptyStep(runtime, engine._step.windows)
+    engine._runner._step = EmptyStep(runtime, engine._runner._step.windows)
     engine.warm_up()
     rng, found = np.random.default_rng(0), []
     for _ in range(rounds):

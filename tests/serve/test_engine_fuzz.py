@@ -11,6 +11,7 @@ import pytest
 from axon.layout import Layout
 from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
+from axon.serve.drafting import Drafting
 from axon.serve.engine import Engine
 from axon.serve.request import Finish, Request, Sampling
 from axon.serve.stream import NO_TOKEN
@@ -55,11 +56,22 @@ class Walk:
 class Guesses:
     """A drafter that is right now and then: it guesses among few tokens."""
 
+    most, compiles = 4, 0
+
     def __init__(self, rng):
         self.rng = rng
 
-    def propose(self, tokens, most):
-        return self.rng.choice(tokens[-8:], self.rng.integers(0, most + 3)).tolist()
+    def propose(self, wanted):
+        guesses = {}
+        for number, (stream, most) in wanted.items():
+            guesses[number] = self.rng.choice(stream.sequence.tokens[-8:], self.rng.integers(0, most + 1)).tolist()
+        return guesses
+
+    def end(self, number):
+        pass
+
+    def warm_up(self):
+        pass
 
 
 class Traffic:
@@ -156,7 +168,7 @@ class Traffic:
 
     def check(self):
         """Every page is used by those who say so, and by no one else."""
-        for window, pool in self.engine._pools.items():
+        for window, pool in self.engine._runner.pools.items():
             pool.check()
             running = self.engine._scheduler.running
             used = Counter(page for sequence in running for page in sequence.pages[window] if page)
@@ -235,17 +247,17 @@ def alone(weights):
 
 @pytest.fixture(params=["plain", "drafts"])
 def traffic(request, served, weights, rng):
-    served.drafter = Guesses(rng) if request.param == "drafts" else None
+    served._drafting = Drafting(Guesses(rng) if request.param == "drafts" else None)
     return Traffic(served, weights[1], rng)
 
 
 def check_nothing_is_left(engine):
     assert not engine._streams
     assert not engine._flights
-    assert not engine._batches._taken
-    assert sorted(engine._batches._free) == list(range(TIGHT.requests))
+    assert not engine._runner._batches._taken
+    assert sorted(engine._runner._batches._free) == list(range(TIGHT.requests))
     assert not engine._scheduler.running + engine._scheduler.waiting
-    for pool in engine._pools.values():
+    for pool in engine._runner.pools.values():
         pool.check()
         assert not pool.used
 

@@ -154,11 +154,9 @@ class Engine:
         others: list[Update] = []
         try:
             while number in self._streams or self._kept:
-                for update in self.step():
-                    if update.request == number:
-                        yield update
-                    else:
-                        others.append(update)
+                updates = self.step()
+                others += [update for update in updates if update.request != number]
+                yield from [update for update in updates if update.request == number]
         finally:
             self.cancel(number)  # of one whose reader has left
             self._kept = others + [update for update in self._kept if update.request != number]

@@ -39,7 +39,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default=MappingProxyType({}), hash=False)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()

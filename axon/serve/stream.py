@@ -1,18 +1,23 @@
 """A request while it is answered: how its tokens are drawn, and what becomes of them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError
 from axon.serve.detokenize import Detokenizer
 from axon.serve.policy import Policy, Row
-from axon.serve.request import Finish, TokenLogprob, Update
+from axon.serve.request import Finish, Grammar, TokenLogprob, Update
 from axon.serve.sampler import Drawn
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence as Running
 
 DRAFTS = 4
 """Tokens that are guessed at once, at most."""
+
+
+NO_TOKEN = "the model's logits are not numbers here, or its grammar allows no token"
 
 
 class Drafter(Protocol):
@@ -38,6 +43,7 @@ class Stream:
         self._text = None if tokenizer is None else Detokenizer(tokenizer, prompt, sampling.stop)
         self._policy = Policy(sampling, prompt, vocab)
         self._grammar = None if grammar is None else grammar.copy()
+        self._failure: str | None = None
         self._prompt_logprobs: list[TokenLogprob] = []
         self._is_first = True
 
@@ -48,15 +54,22 @@ class Stream:
             return
         most = DRAFTS if before is None else max(0, min(DRAFTS, before - sequence.length))
         drafts = tuple(drafter.propose(sequence.tokens, most))[:most]
-        if self._grammar is not None:
-            drafts = drafts[: self._grammar.copy().accept(drafts)]
         sequence.drafts = drafts
+        if self._grammar is not None:
+            sequence.drafts = ()
+            with self._guarding():
+                sequence.drafts = drafts[: self._grammar.copy().accept(drafts)]
 
     def rows(self, part: Scheduled) -> list[Row]:
         """How tokens are drawn from the last `part.rows` of a step's; of a prompt's they are given."""
-        prompt, drafts = self.request.prompt, part.drafts
+        if self._grammar is not None:
+            with self._guarding():
+                return self._rows(part, self._grammar.copy())
+        return self._rows(part, None)
+
+    def _rows(self, part: Scheduled, grammar: Grammar | None) -> list[Row]:
+        prompt, drafts, rows = self.request.prompt, part.drafts, []
         after = part.start + part.count - part.rows + 1
-        rows, grammar = [], self._grammar and self._grammar.copy()
         for place in range(after, after + part.rows):
             known = len(drafts) - (after + part.rows - 1 - place)
             if place < len(prompt):
@@ -87,10 +100,12 @@ class Stream:
         return Update(self.sequence.number, finish=finish, error=error)
 
     def _told(self, ids: Sequence[int], drawn: Drawn, row: int) -> Update:
-        taken, text, logprobs, finish, error = [], "", [], None, None
+        taken, text, logprobs, finish = [], "", [], None
         for token in ids:
             if not drawn.valid[row + len(taken)]:
-                finish, error = Finish.FAILED, "the model's logits are not numbers here, or its grammar allows no token"
+                self._failure = self._failure or NO_TOKEN
+            if self._failure is not None:
+                finish = Finish.FAILED
                 break
             if self.request.sampling.logprobs is not None:
                 logprobs.append(self._logprob(drawn, row + len(taken), token, drawn.logprobs))
@@ -109,18 +124,33 @@ class Stream:
             tuple(logprobs),
             tuple(self._prompt_logprobs) if first else (),
             finish,
-            error,
+            self._failure if finish is Finish.FAILED else None,
             self.sequence.reused if first else 0,
         )
 
     def _finish(self, token: int, after: int) -> Finish | None:
         """Why a request ends with `token`; `after`: how many of those drawn with it come before the last, negative."""
-        if self._grammar is not None and token not in self._ends:
-            self._grammar.accept([token])
         by_text = self._text is not None and self._text.stopped
-        if token in self._ends or by_text or (self._grammar is not None and self._grammar.ended):
+        if token in self._ends or by_text or (self._grammar is not None and self._grammar_ends(self._grammar, token)):
             return Finish.STOP
+        if self._failure is not None:
+            return Finish.FAILED
         return Finish.LENGTH if len(self.sequence.tokens) + after >= self.sequence.limit else None
+
+    def _grammar_ends(self, grammar: Grammar, token: int) -> bool:
+        with self._guarding():
+            grammar.accept([token])
+            return grammar.ended
+        return False
+
+    @contextmanager
+    def _guarding(self) -> Iterator[None]:
+        """What a grammar raises ends its own request, with the next update, and no other's."""
+        try:
+            yield
+        except Exception as error:  # a grammar is the caller's, and may raise anything
+            said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            self._failure = f"its grammar failed: {said}"
 
     def _logprob(self, drawn: Drawn, row: int, token: int, of: Sequence[float]) -> TokenLogprob:
         most = self.request.sampling.logprobs or 0

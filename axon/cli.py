@@ -263,7 +263,7 @@ def convert(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="train, overhead, data, compile, checkpoint, import or kernels.")],
+    name: Annotated[str, typer.Argument(help="train, overhead, data, compile, checkpoint, import, serve or kernels.")],
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
     compile_: Annotated[
@@ -275,7 +275,7 @@ def bench(
     search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
 ) -> None:
     """Run a benchmark: `train` (against torch), `overhead` (against bare JAX), `data`, `compile`, `checkpoint`,
-    `import`, `kernels`.
+    `import`, `serve`, `kernels`.
 
     Example: `axon bench train --json`
     """

@@ -30,6 +30,7 @@ BENCHMARKS = {
     "compile": Benchmark("axon.bench.compile", "tracing and compiling llama3_8b for TPUs, by depth"),
     "checkpoint": Benchmark("axon.bench.checkpoint", "saving and restoring, against the disk"),
     "import": Benchmark("axon.bench.importing", "a model of Hugging Face's onto a device, and into a checkpoint"),
+    "serve": Benchmark("axon.bench.serve", "many requests at once, against transformers", of_training=True),
     "kernels": Benchmark("axon.bench.kernels", "our kernels on this CPU against plain JAX"),
 }
 

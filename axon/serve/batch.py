@@ -66,19 +66,20 @@ class Batches:
         tokens, positions, last = np.zeros((3, size.tokens), np.int32)
         counts, lens = np.zeros((2, self.slots), np.int32)
         places, slots = np.zeros(size.rows, np.int32), np.full(size.rows, self.slots, np.int32)
-        at = row = 0
-        for part in scheduled:
-            slot, end = self._taken[part.sequence.number], at + part.count
-            counts[slot], lens[slot] = part.count, part.start + part.count
-            tokens[at:end] = self._tokens(part, slot)
-            positions[at:end] = np.arange(part.start, part.start + part.count)
-            last[at:end] = max(part.start + part.count, len(part.sequence.tokens)) - 1
-            places[row : row + part.rows] = np.arange(end - part.rows, end)
-            row += part.rows
+        own = [self._taken[part.sequence.number] for part in scheduled]
+        new, first, drawn, ends = _columns(scheduled)
+        counts[own], lens[own] = new, first + new
+        found = [token for part, slot in zip(scheduled, own, strict=True) for token in self._tokens(part, slot)]
+        after, after_row = np.cumsum(new), np.cumsum(drawn)  # of each part, in the step
+        total, total_rows = len(found), int(drawn.sum())
+        tokens[:total] = found
+        positions[:total] = np.arange(total) + np.repeat(first - (after - new), new)
+        last[:total] = np.repeat(ends - 1, new)
+        places[:total_rows] = np.arange(total_rows) + np.repeat(after - after_row, drawn)
+        for part, slot, row in zip(scheduled, own, after_row.tolist(), strict=True):
             if part.draws:
                 slots[row - 1] = slot
             self._set_pages(part.sequence, slot)
-            at = end
         bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int32)], dtype=np.int32)
         tables = tuple(table.copy() for table in self._tables.values())
         inputs = StepInputs(tokens, positions, last, lens, bounds, tables, places)
@@ -105,3 +106,12 @@ class Batches:
         for window, table in self._tables.items():
             pages = sequence.pages[window]
             table[slot, : len(pages)] = pages
+
+
+def _columns(scheduled: Sequence[Scheduled]) -> np.ndarray:
+    """Of each part how many tokens, the first one's position, how many rows, and one past its sequence's last token."""
+    columns = [
+        (part.count, part.start, part.rows, max(part.start + part.count, len(part.sequence.tokens)))
+        for part in scheduled
+    ]
+    return np.array(columns, np.int64).reshape(-1, 4).T

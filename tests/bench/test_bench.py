@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from axon import bench
-from axon.bench import checkpoint, importing, overhead, train
+from axon.bench import checkpoint, importing, overhead, serve, serve_host, train
 from axon.bench import compile as compile_bench
 from axon.bench import data as data_bench
 from axon.bench.reference import MODEL
@@ -108,3 +108,19 @@ def test_the_error_of_a_median_is_that_of_many_medians(rng):
     draws = rng.normal(1, 0.1, (2000, 31))
     stated = np.median([median_error(row) for row in draws])
     assert stated == pytest.approx(np.std(np.median(draws, axis=1)), rel=0.15)
+
+
+@pytest.mark.full
+def test_serve_gives_throughputs_and_what_a_prefix_saves():
+    result = serve.run(replace(TINY, vocab=128), requests=6, concurrent=4, alone=2, prefix=100, rounds=1)
+    json.dumps(result, allow_nan=False)
+    assert result["compiles"] == 0
+    assert {"engine", "alone", "padded"} <= result["throughput"].keys()
+    assert result["first_token"]["cached"] > 0
+    assert len(serve.rows(result)) >= 12
+
+
+def test_less_than_four_hundredths_of_the_cache_are_slots_without_a_token():
+    waste = serve_host.page_waste(requests=60, tokens=8192)
+    assert 0 < waste["of_cache"] <= waste["of_used"] < 0.04
+    assert waste["used"] <= 1

@@ -57,7 +57,8 @@ def serve_run(
 def _engine(trained: Trained, layout: Path | None, capacity: Capacity, tokenizer: Tokenizer, report: Report) -> Engine:
     train, split = trained.train, Layout() if layout is None else load(layout, root="Layout").tree
     devices = _as_many_as_split(split)
-    runtime = Runtime(train.model, split, precision=train.precision, devices=devices)
+    dtype = train.precision.compute_dtype(devices[0].platform)  # weights are read once a step, so as they are used
+    runtime = Runtime(train.model, split, precision=train.precision, weights=dtype, devices=devices)
     check_continues(runtime.module)
     values, variables = trained.restore(runtime, train.model, report)
     if (others := len(jax.devices()) - len(devices)) > 0:

@@ -57,7 +57,8 @@ def serve_run(
 def _engine(trained: Trained, layout: Path | None, capacity: Capacity, tokenizer: Tokenizer, report: Report) -> Engine:
     train, split = trained.train, Layout() if layout is None else load(layout, root="Layout").tree
     devices = _as_many_as_split(split)
-    dtype = train.precision.compute_dtype(devices[0].platform)  # weights are read once a step, so as they are used
+    # Each step reads all weights: those of the hub, which may be cast, are stored as they are used.
+    dtype = train.precision.compute_dtype(devices[0].platform) if trained.always_cast else None
     runtime = Runtime(train.model, split, precision=train.precision, weights=dtype, devices=devices)
     check_continues(runtime.module)
     values, variables = trained.restore(runtime, train.model, report)

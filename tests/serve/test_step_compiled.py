@@ -38,10 +38,8 @@ def check_in_place(report, program):
         assert step.memory["temporaries"] < program.cache_bytes() / LAYERS
 
 
-@pytest.mark.parametrize(
-    "target",
-    ["v5e:2x2", pytest.param("v6e:2x2", marks=pytest.mark.full), pytest.param("v5p:2x2x1", marks=pytest.mark.full)],
-)
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["v5e:2x2", "v6e:2x2", "v5p:2x2x1"])
 def test_on_a_tpu_pages_are_changed_in_place_by_the_kernels_and_no_weight_is_copied(target):
     report, program = compiled(target)
     check_in_place(report, program)

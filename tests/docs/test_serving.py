@@ -4,12 +4,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import axon.run
 from axon.serve import Answer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 
 
+@pytest.mark.full
 def test_the_python_example_runs(tiny, caches, monkeypatch, tmp_path, capsys):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -20,9 +20,8 @@ def compiler():
 
 
 def marked(name: str, chip: str):
-    shown = name == "attention: forward, whole tile" and chip == "v5p"
-    marks = [] if shown else [pytest.mark.full] if chip == "v5p" else [pytest.mark.slow]
-    return pytest.param(name, chip, marks=marks, id=f"{name}, {chip}")
+    mark = pytest.mark.full if chip == "v5p" else pytest.mark.slow
+    return pytest.param(name, chip, marks=mark, id=f"{name}, {chip}")
 
 
 @pytest.mark.parametrize(("name", "chip"), [marked(name, chip) for chip in CHIPS for name in PARTS])

@@ -116,7 +116,7 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.few(model=("answers",), layout=("sequence",))
+@pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS)
 def test_text_does_not_depend_on_the_layout(model, layout, seed, rng):

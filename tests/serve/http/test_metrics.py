@@ -2,6 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.serve.http.canned import STATE
+
 
 def samples(running) -> dict[str, float]:
     """Name and labels' values → value."""
@@ -35,6 +37,9 @@ def test_the_state_is_what_the_page_shows(serve):
         running.complete("a", max_tokens=50)
         running.until(lambda: running.client.get("/state").json()["first_token_seconds"])
         state = running.client.get("/state").json()
+    assert {name: type(state[name]) for name in STATE if name != "tokens_per_second"} == {
+        name: type(value) for name, value in STATE.items() if name != "tokens_per_second"
+    }
     assert state["tokens_per_second"] > 0
     assert state["first_token_seconds"] > 0 < state["token_seconds"]
     assert (state["model"], state["pages"], state["free_pages"], state["generated_tokens"]) == ("tiny", 64, 60, 50)

@@ -21,7 +21,8 @@ from axon.nn.stored_layers import on_stages, stored_layer
 from axon.own_code import written_at
 
 UNROLLED_ON_CPU = 16
-"""Layers up to which a CPU runs them written out: it is faster than a loop, and does not take long to compile."""
+"""Layers up to which a CPU runs them written out, where there is no cache: it is faster than a loop, and does not take
+long to compile."""
 
 
 class Segment:
@@ -63,8 +64,9 @@ class Depth(nnx.Module):
 
     Args:
         remat: what the backward recomputes, of all kinds, or by kind: see `axon.nn.remat`.
-        unroll: write the layers out one by one, rather than scan a segment's periods; None: on CPU up to 16 layers.
-            A segment of one period is always written out.
+        unroll: write the layers out one by one, rather than scan a segment's periods; None: on CPU up to 16 layers,
+            without a cache. (With one there are few tokens; to cut all layers' weights out of their stack, which a scan
+            need not, takes longer than to multiply by them.) A segment of one period is always written out.
     """
 
     def __init__(self, *segments: Segment, remat: RematByKind = "none", unroll: bool | None = None):
@@ -93,7 +95,7 @@ class Depth(nnx.Module):
 
         Auxiliary losses are summed over layers; statistics are at `<kind>/<path>`, with a leading axis `layers`.
         """
-        self._log()
+        self._log(cache is not None)
         inputs, caches, auxiliaries = self._with_steps(self._with_angles(inputs), cache), {}, {}
         for span in self.spans:
             numbers = {kind: jnp.asarray(span.layers(kind)) for kind in span.kinds}
@@ -111,7 +113,7 @@ class Depth(nnx.Module):
         are. The blocks' parameters are those of these periods alone, in this order; auxiliary terms are as `__call__`
         gives them.
         """
-        self._log()
+        self._log(has_cache=False)
         inputs, auxiliaries = self._with_angles(inputs), {}
         for span, numbers, there in zip(self.spans, periods, present, strict=True):
             kinds = len(span.kinds)
@@ -155,7 +157,7 @@ class Depth(nnx.Module):
 
         `numbers`: by kind, the logical numbers of the layers. `present`: which periods there are; None: all.
         """
-        in_scan, times = not self._unrolled(span), len(numbers[span.kinds[0]])
+        in_scan, times = not self._unrolled(span, cache is not None), len(numbers[span.kinds[0]])
         layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
         parameters = {kind: nnx.to_pure_dict(nnx.state(self.blocks[kind])) for kind in span.kinds}
         caches = {kind: None if cache is None else cache[kind] for kind in span.kinds}
@@ -200,13 +202,14 @@ class Depth(nnx.Module):
                 sizes += [of(inputs, own) for of in found if of is not None]
         return inputs.with_steps(sizes)
 
-    def _unrolled(self, span: _Span) -> bool:
-        scope = axes.current()
+    def _unrolled(self, span: _Span, has_cache: bool) -> bool:
         if span.times == 1:
             return True
-        if self.unroll is None:
-            return scope is not None and scope.placement.platform == "cpu" and self.num_layers <= UNROLLED_ON_CPU
-        return self.unroll
+        if self.unroll is not None:
+            return self.unroll
+        scope = axes.current()
+        on_cpu = scope is not None and scope.placement.platform == "cpu"
+        return on_cpu and not has_cache and self.num_layers <= UNROLLED_ON_CPU
 
     def _layer(self, kind: str, inputs: Inputs, in_scan: bool) -> Callable[..., tuple[Array, Any, Auxiliary]]:
         """One layer of a kind, as a function of `x` and of its own parameters, cache, logical number and place among
@@ -222,9 +225,10 @@ class Depth(nnx.Module):
 
         return with_remat(layer, self.remat[kind], block, in_scan)
 
-    def _log(self) -> None:
+    def _log(self, has_cache: bool) -> None:
         """Leave word of how each segment runs."""
-        how = [f"{s.times} × {' + '.join(s.kinds)} {('scanned', 'written out')[self._unrolled(s)]}" for s in self.spans]
+        ways = [("scanned", "written out")[self._unrolled(span, has_cache)] for span in self.spans]
+        how = [f"{s.times} × {' + '.join(s.kinds)} {way}" for s, way in zip(self.spans, ways, strict=True)]
         policies = {kind: describe(policy) for kind, policy in self.remat.items()}
         one, *others = set(policies.values())
         remat = ", ".join(f"{policy} of {kind}" for kind, policy in policies.items()) if others else one

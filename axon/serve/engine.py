@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -220,6 +220,7 @@ class Engine:
         """What the oldest step in flight drew, for which it is waited."""
         flight = self._flights.popleft()
         drawn: Drawn = jax.device_get(flight.drawn)
+        drawn = replace(drawn, ids=drawn.ids.tolist(), valid=drawn.valid.tolist())
         began, updates, row = time.perf_counter(), [], 0
         for part in flight.parts:
             first, row = row, row + part.rows

@@ -86,6 +86,8 @@ class Runner:
 
     def restart_longer(self) -> None:
         """Have those computed anew whose next token is at a position by which all of their keys rotate otherwise."""
+        if self._changes_at is None:
+            return
         for sequence in tuple(self.scheduler.running):
             until = self.short_until(sequence)
             if until is not None and sequence.length > until:

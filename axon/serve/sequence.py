@@ -60,7 +60,7 @@ class Sequence:
     @property
     def remaining(self) -> int:
         """Tokens that are drawn and not cached: 1 of one that decodes, more of one that prefills."""
-        return self.length - self.cached
+        return len(self.tokens) + self.pending - self.cached
 
     @property
     def settled(self) -> int:
@@ -96,12 +96,13 @@ class Sequence:
 
     def advance(self, count: int) -> tuple[int, ...]:
         """A step with the next `count` tokens is launched; those past its end are drafts, which it returns."""
-        drafts = self.drafts[: max(0, count - self.remaining)]
-        ends = count >= self.remaining
+        past = count - self.remaining
         self.cached += count
         self.scored = max(self.scored, min(self.cached, self.prompt_length))
-        if ends:
-            self.pending, self.verifying, self.drafts = self.pending + 1, len(drafts), ()
+        if past < 0:
+            return ()
+        drafts = self.drafts[:past]
+        self.pending, self.verifying, self.drafts = self.pending + 1, len(drafts), ()
         return drafts
 
     def accept(self, ids: Iterable[int]) -> None:

@@ -77,7 +77,8 @@ class Stream:
 
     def accepted(self, part: Scheduled, drawn: Drawn, first: int) -> list[int]:
         """The tokens that a step drew, from its row `first` on: the drafts that are what was drawn, and one more."""
-        ids = [int(token) for token in drawn.ids[first + part.rows - 1 - len(part.drafts) : first + part.rows]]
+        last = first + part.rows - 1
+        ids = drawn.ids[last - len(part.drafts) : last + 1]
         right = next((place for place, draft in enumerate(part.drafts) if ids[place] != draft), len(part.drafts))
         return ids[: right + 1]
 

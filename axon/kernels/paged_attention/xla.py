@@ -18,10 +18,10 @@ from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.tables import Tables
 from axon.kernels.paged_attention.write import write
 
-KEYS = 128
-"""Positions a step, about: on a CPU 64 and 128 are the fastest of 64 to 1,024."""
+KEYS = 64
+"""Positions a step, about: on a CPU 64 is the fastest of 64 to 256."""
 
-QUERIES = 32
+QUERIES = 16
 """Queries a block, at most, where there are more queries than sequences."""
 
 MASKED = float(jnp.finfo(jnp.float32).min)

@@ -5,14 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.runtime import Runtime
 from axon.serve.policy import Row
 from axon.serve.runner import Runner
-from axon.serve.sampler import Drawn
+from axon.serve.sampler import Drawn, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.stream import Stream
@@ -152,9 +150,8 @@ class ModelDrafts:
 
     def _collect(self) -> None:
         parts, found = self._flights.popleft()
-        drawn: Drawn = jax.device_get(found)
-        row = 0
+        drawn, row = on_host(found), 0
         for part in parts:
             if part.draws:
-                self.runner.scheduler.accepted(part.sequence, [int(drawn.ids[row])])
+                self.runner.scheduler.accepted(part.sequence, [drawn.ids[row]])
             row += part.rows

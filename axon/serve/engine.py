@@ -3,7 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from axon.serve.capacity import Capacity
 from axon.serve.drafting import Drafting
 from axon.serve.request import Finish, Request, Update
 from axon.serve.runner import Runner
-from axon.serve.sampler import Drawn
+from axon.serve.sampler import Drawn, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.speculation import Drafter
@@ -219,8 +219,7 @@ class Engine:
     def _collect(self) -> list[Update]:
         """What the oldest step in flight drew, for which it is waited."""
         flight = self._flights.popleft()
-        drawn: Drawn = jax.device_get(flight.drawn)
-        drawn = replace(drawn, ids=drawn.ids.tolist(), valid=drawn.valid.tolist())
+        drawn = on_host(flight.drawn)
         began, updates, row = time.perf_counter(), [], 0
         for part in flight.parts:
             first, row = row, row + part.rows

@@ -7,7 +7,7 @@ What the host makes of requests is in `policy.py`. What no row asks for is skipp
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -81,6 +81,12 @@ def draw(logits: Array, draws: Draws) -> Drawn:
     """
     whole = PartitionSpec()
     return axes.per_device(_draw, (whole, jax.tree.map(lambda _: whole, draws)), whole)(logits, draws)
+
+
+def on_host(drawn: Drawn) -> Drawn:
+    """The same on the host, once it is there; `ids` and `valid`, of which each is read on its own, as lists."""
+    found: Drawn = jax.device_get(drawn)
+    return replace(found, ids=found.ids.tolist(), valid=found.valid.tolist())
 
 
 def _draw(logits: Array, draws: Draws) -> Drawn:

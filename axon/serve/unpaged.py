@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -17,7 +16,7 @@ from axon.nn import Head
 from axon.runtime import Runtime
 from axon.serve.policy import check_bias, draws
 from axon.serve.request import Request, Update
-from axon.serve.sampler import draw
+from axon.serve.sampler import draw, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.stream import Stream
@@ -91,7 +90,7 @@ class UnpagedWriter:
                 else:
                     logits, state = self._advance(*self._weights, np.array([update.ids], np.int32), state=state)
                 part = Scheduled(sequence, len(sequence.tokens) - 1, 1, (), 1, draws=True, from_device=False)
-                drawn = jax.device_get(self._draw(logits, draws(stream.rows(part), 1, vocab)))
+                drawn = on_host(self._draw(logits, draws(stream.rows(part), 1, vocab)))
             ids = stream.accepted(part, drawn, 0)
             sequence.tokens += ids
             update = stream.update(part, ids, drawn, 0)

@@ -198,6 +198,14 @@ def serve(
     layout: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A .gin file of Layout: how to split the model over devices.")
     ] = None,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ngram|RUN_DIR",
+            help="What guesses tokens, for steps that verify several: repetitions of the text, or a smaller model. "
+            "Texts stay the same.",
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 for all of this machine's addresses.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free.")] = 8000,
     requests: Annotated[int, typer.Option(min=1, help="That run at once; others wait.")] = 64,
@@ -221,7 +229,7 @@ def serve(
     tokens = max(Capacity.tokens, requests)
     capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
     limits = Limits(keys=tuple(key), requests=max(Limits.requests, 4 * requests))
-    if not serve_run(run_dir, layout, capacity, limits, host, port, typer.echo):
+    if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo):
         raise typer.Exit(1)
 
 

@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 from axon.errors import UserError
+from axon.run.folder import RunFolder
 from axon.run.inspect import generate_text
 from axon.run.served import serve_run
 from axon.serve.capacity import Capacity
@@ -41,7 +42,7 @@ def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mes
     if mesh is not None:
         layout = tmp_path / "split.gin"
         layout.write_text(f"Layout.mesh = {mesh}\n")
-    assert serve_run(trained.folder, layout, SMALL, Limits(), "127.0.0.1", 0, silent)
+    assert serve_run(trained.folder, layout, None, SMALL, Limits(), "127.0.0.1", 0, silent)
     (model,) = served
     tokenizer, sampling = model.engine.tokenizer, Sampling(8, temperature=0)
     text = "".join(update.text for update in model.engine.stream(Request(tuple(tokenizer.prompt("x")), sampling)))
@@ -50,11 +51,30 @@ def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mes
     assert model.chat.ids([{"role": "user", "content": "hello"}], [])
 
 
+def test_drafts_of_the_text_or_of_a_model_change_no_text(trained, served):
+    for draft in (None, "ngram", str(trained.folder)):
+        assert serve_run(trained.folder, None, draft, SMALL, Limits(), "127.0.0.1", 0, silent)
+    engines = [model.engine for model in served]
+    request = Request(tuple(engines[0].tokenizer.prompt("x")), Sampling(24, seed=3))
+    plain, *drafted = (["".join(update.text for update in engine.stream(request))] for engine in engines)
+    assert drafted == [plain, plain]
+    stats = engines[2].stats()
+    assert stats.accepted == stats.drafted > 0, "the model draws what it drafts itself"
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused(trained, copied):
+    changed = json.loads((file := RunFolder.existing(copied).tokenizer).read_text())
+    changed["added_tokens"][0]["content"] = "<other>"
+    file.write_text(json.dumps(changed))
+    with pytest.raises(UserError, match=r"--draft .* has another tokenizer"):
+        serve_run(trained.folder, None, str(copied), SMALL, Limits(), "127.0.0.1", 0, silent)
+
+
 def test_a_layout_that_does_not_fit_is_refused(trained, tmp_path):
     layout = tmp_path / "split.gin"
     layout.write_text("Layout.mesh = {'tensor': 16}\n")
     with pytest.raises(UserError, match="devices"):
-        serve_run(trained.folder, layout, SMALL, Limits(), "127.0.0.1", 0, silent)
+        serve_run(trained.folder, layout, None, SMALL, Limits(), "127.0.0.1", 0, silent)
 
 
 @pytest.mark.full

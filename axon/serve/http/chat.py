@@ -16,7 +16,7 @@ from axon.serve.http.errors import ApiError
 from axon.serve.http.logprobs import of_chat
 from axon.serve.http.model import Chat, Reader, ToolCall
 from axon.serve.http.reply import Choice, Reply, respond
-from axon.serve.http.requests import check_bias, format_grammar, requests_for, token_limit
+from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit
 from axon.serve.http.schema import ChatBody, Message, NamedTool
 from axon.serve.http.service import Service
 from axon.serve.request import Grammar
@@ -27,7 +27,7 @@ Tools = list[dict[str, Any]]
 async def chat_completions(service: Service, request: Request) -> Response:
     body = await parse(request, ChatBody, service.limits)
     service.check_model(body.model)
-    check_bias(service, body)
+    check_ids(service, body)
     _check(body)
     chat, tools = chat_of(service), _tools(body)
     prompt = await conversation(service, body.messages, tools)

@@ -13,7 +13,7 @@ from axon.serve.http.body import parse
 from axon.serve.http.errors import ApiError
 from axon.serve.http.logprobs import of_completion
 from axon.serve.http.reply import Choice, Reply, respond
-from axon.serve.http.requests import check_bias, format_grammar, requests_for, token_limit
+from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit
 from axon.serve.http.schema import CompletionBody
 from axon.serve.http.service import Service
 from axon.serve.request import Finish, Update
@@ -25,7 +25,7 @@ TOKENS = 16
 async def completions(service: Service, request: Request) -> Response:
     body = await parse(request, CompletionBody, service.limits)
     service.check_model(body.model)
-    check_bias(service, body)
+    check_ids(service, body)
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens is 0: with echo the prompt is scored, else nothing is left", param="max_tokens")
     prompts = await service.prompts(body.prompt)

@@ -49,6 +49,7 @@ def _sampling(body: Generation, tokens: int, seed: int, logprobs: int | None) ->
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
         logprobs=logprobs,
         stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
+        stop_ids=tuple(body.stop_token_ids or ()),
     )
 
 
@@ -66,12 +67,12 @@ def token_limit(
     return min(room, most, room if default is None else default) if asked is None else min(asked, room)
 
 
-def check_bias(service: Service, body: Generation) -> None:
-    """Raise `ApiError` for the bias of an id that there is not."""
+def check_ids(service: Service, body: Generation) -> None:
+    """Raise `ApiError` for the bias of an id that there is not, or an end at one."""
     vocab = service.tokenizer.vocab
-    for token in body.logit_bias or ():
-        if int(token) >= vocab:
-            raise ApiError(400, f"logit_bias has the id {token}; ids are below {vocab}", param="logit_bias")
+    for param, ids in {"logit_bias": body.logit_bias, "stop_token_ids": body.stop_token_ids}.items():
+        if wrong := [token for token in ids or () if int(token) >= vocab]:
+            raise ApiError(400, f"{param} has the id {wrong[0]}; ids are below {vocab}", param=param)
 
 
 async def format_grammar(service: Service, wanted: Format | None) -> Grammar | None:

@@ -6,16 +6,48 @@ A field that is not here is refused; one that is here only as `None` is OpenAI's
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, ValidationError, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 INT32 = 2**31 - 1
 Id = Annotated[int, Field(ge=0, le=INT32)]
 
 
 class Body(BaseModel):
-    """Of the declared types exactly: no text is read as a number."""
+    """Of the declared types exactly: no text is read as a number. Where there is a default, null is the default."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @classmethod
+    def _defaulted(cls) -> set[str]:
+        """The names, as clients know them, of the fields that need not be given."""
+        return {field.alias or name for name, field in cls.model_fields.items() if not field.is_required()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: given for name, given in value.items() if given is not None or name not in cls._defaulted()}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema)["properties"]
+        for name in cls._defaulted() & properties.keys():
+            if properties[name].get("default") is not None:
+                default = {"default": properties[name].pop("default")}
+                properties[name] = {"anyOf": [properties[name], {"type": "null"}]} | default
+        return schema
 
 
 def either(wanted: str) -> WrapValidator:
@@ -111,6 +143,7 @@ class Generation(Body):
     logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias] | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     stop: Stop = None
+    stop_token_ids: Annotated[list[Id], Field(max_length=32)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: Format | None = None

@@ -5,6 +5,8 @@ import socket
 
 import pytest
 
+from axon.serve.http.schema import ChatBody, CompletionBody
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
 
@@ -63,6 +65,8 @@ FIELDS = [
     {"stop": ""},
     {"stop": ["a", ""]},
     {"stop": ["a"] * 100},
+    {"stop_token_ids": [99999]},
+    {"stop_token_ids": [-1]},
     {"logprobs": 21},
     {"logprobs": True},
     {"logit_bias": {"a": 1}},
@@ -147,6 +151,17 @@ def test_a_wrong_conversation_is_refused(shared, fields):
 @pytest.mark.parametrize("fields", [{}, {"input": 3, "prompt": 3, "tokens": "a"}, {"x": 1}], ids=name_of)
 def test_the_other_bodies_are_checked_too(shared, path, fields):
     refused(shared.post(path, **fields))
+
+
+@pytest.mark.parametrize(
+    "path, body", [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": [USER]})], ids=["text", "chat"]
+)
+def test_null_is_a_fields_default(shared, path, body):
+    fields = {COMPLETIONS: CompletionBody, CHAT: ChatBody}[path].model_fields
+    nulls = {name: None for name, field in fields.items() if not field.is_required() and name != "seed"}
+    answers = [shared.post(path, **body, seed=1, **given) for given in ({}, nulls)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert answers[0].json()["choices"] == answers[1].json()["choices"]
 
 
 def test_a_name_close_to_another_is_suggested(shared):

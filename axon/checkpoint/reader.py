@@ -83,14 +83,21 @@ class Reader:
         return rebuilt(abstract_state, self._fitting(folder, saved, saved.leaves, abstract_state, specs)), saved.extra
 
     def restore_parts(
-        self, abstract: Mapping[str, Any], step: int | None = None, specs: Mapping[str, Any] | None = None
+        self,
+        abstract: Mapping[str, Any],
+        step: int | None = None,
+        specs: Mapping[str, Any] | None = None,
+        cast: bool = False,
     ) -> dict[str, Any]:
-        """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Takes and raises what `restore` does."""
+        """Parts of the state saved at `step`, by name, as `{"parameters": …}`. Takes and raises what `restore` does.
+
+        `cast`: dtypes may differ: arrays are cast as they are read.
+        """
         folder = self.check_readable(step)
         saved = self._metadata(folder)
         parts = {path: leaf for name in abstract for path, leaf in subtree(saved.leaves, name).items()}
         wanted = {name: part for name, part in abstract.items() if jax.tree.leaves(part)}
-        return {**abstract, **rebuilt(wanted, self._fitting(folder, saved, parts, wanted, specs))}
+        return {**abstract, **rebuilt(wanted, self._fitting(folder, saved, parts, wanted, specs, cast))}
 
     def offered(self, name: str, step: int | None = None) -> Flat:
         """Shape and dtype of each array of the part `name`, by its path there, without padding. Raises as `restore`."""
@@ -197,10 +204,16 @@ class Reader:
 
         return self._readable(folder, read)
 
-    def _fitting(self, folder: epath.Path, saved: _Saved, leaves: Flat, abstract: Any, specs: Any) -> Flat:
-        """The arrays of `abstract`, which has to have those of the saved `leaves`, but for padding."""
+    def _fitting(
+        self, folder: epath.Path, saved: _Saved, leaves: Flat, abstract: Any, specs: Any, cast: bool = False
+    ) -> Flat:
+        """The arrays of `abstract`, which has to have those of the saved `leaves`, but for padding and, if `cast`,
+        their dtypes."""
         wanted, here = flat(abstract), unpadded(specs)
-        check_fits(str(folder), signatures(leaves, saved.unpadded), signatures(wanted, here))
+        had, has = signatures(leaves, saved.unpadded), signatures(wanted, here)
+        if cast:
+            has = {path: (shape, had[path][1] if path in had else dtype) for path, (shape, dtype) in has.items()}
+        check_fits(str(folder), had, has)
         in_files = {path: leaf for path, leaf in wanted.items() if is_stored(leaf)}
         in_memory = {path: wanted[path] for path in wanted if path not in in_files}
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from axon.checkpoint import CheckpointError, Reader, Restorable
+from axon.nn import parameters
 from axon.runtime import Runtime, flattened, nested
 from axon.train.optimizers import Averaging
 from axon.train.state import State
@@ -25,17 +26,19 @@ def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple
     The optimizer's state is read only if the optimizer averages parameters. Raises `CheckpointError` for parameters
     that are not finite: only finite ones are saved.
     """
-    wanted = {"parameters": nested(runtime.parameters), "variables": nested(runtime.variables)}
     update = Descent(runtime, optimizer) if isinstance(optimizer, Averaging) else None
+    stored = runtime.parameters if update is None else parameters(runtime.module)  # those that averages follow from
+    wanted = {"parameters": nested(stored), "variables": nested(runtime.variables)}
     if update is not None:
-        wanted["optimizer"] = update.specs(runtime.parameters)
-    found = reader.restore_parts(runtime.abstract(wanted), specs=wanted)
+        wanted["optimizer"] = update.specs(stored)
+    found = reader.restore_parts(runtime.abstract(wanted), specs=wanted, cast=runtime.weights is not None)
     check_finite(reader, runtime, found["parameters"])
     if update is None:
         return found["parameters"], found["variables"]
     with runtime.tracing():
         values = update.evaluated(State(0, found["parameters"], found["optimizer"], found["variables"]))
-    return values, found["variables"]
+    cast = {path: value.astype(runtime.parameters[path].dtype) for path, value in flattened(values).items()}
+    return nested(cast), found["variables"]
 
 
 def restore_state(reader: Restorable, program: Program) -> tuple[State, dict[str, Any]]:

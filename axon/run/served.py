@@ -72,8 +72,7 @@ def _engine(
 def _on_devices(trained: Trained, layout: Layout, report: Report) -> tuple[Runtime, Any, Any]:
     """Its runtime, parameters and variables. Raises `UserError` for a model that goes on with no text."""
     train, devices = trained.train, _as_many_as_split(layout)
-    # Each step reads all weights: those of the hub, which may be cast, are stored as they are used.
-    dtype = train.precision.compute_dtype(devices[0].platform) if trained.always_cast else None
+    dtype = train.precision.compute_dtype(devices[0].platform)  # each step reads all weights, as they are used
     runtime = Runtime(train.model, layout, precision=train.precision, weights=dtype, devices=devices)
     check_continues(runtime.module)
     return runtime, *trained.restore(runtime, train.model, report)

@@ -71,7 +71,7 @@ class Runtime:
             self.choices["context parallelism"] = context
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
-        self.parameters, self.variables = parameters(self.module), variables(self.module)
+        self.parameters, self.variables, self.weights = parameters(self.module), variables(self.module), weights
         if weights is not None:
             self.parameters = {path: replace(spec, dtype=weights) for path, spec in self.parameters.items()}
         self.updates = variable_updates(self.module)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import islice
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -44,6 +45,20 @@ def test_the_average_is_restored_where_there_is_one(averaged, left):
     for path, value in flattened(values).items():
         np.testing.assert_array_equal(value, state.optimizer["average"][path], err_msg=path)
         assert value.sharding.is_equivalent_to(flattened(made.abstract_state().parameters)[path].sharding, value.ndim)
+
+
+@pytest.mark.parametrize("which", ["trained", "averaged"])
+def test_weights_that_nothing_trains_are_cast_as_they_are_restored(which, request):
+    ran = request.getfixturevalue(which)
+
+    def restored(weights):
+        runtime = Runtime(ran.train.model, Layout(), weights=weights, devices=jax.devices()[:1])
+        return flattened(restore_evaluated(Reader(ran.folder / "checkpoints"), runtime, ran.train.optimizer)[0])
+
+    whole, halved = restored(None), restored(jnp.bfloat16)
+    for path, value in whole.items():
+        assert (value.dtype, halved[path].dtype) == (jnp.float32, jnp.bfloat16)
+        np.testing.assert_array_equal(halved[path], value.astype(jnp.bfloat16), err_msg=path)
 
 
 @pytest.mark.full

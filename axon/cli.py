@@ -196,7 +196,11 @@ app.command()(generate)
 def serve(
     run_dir: RunDir,
     layout: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A .gin file of Layout: how to split the model over devices.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A .gin file of Layout: how to split the model over devices; by default an engine on each.",
+        ),
     ] = None,
     draft: Annotated[
         str | None,

@@ -3,6 +3,7 @@
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine, Stats
 from axon.serve.offline import Answer, answers
+from axon.serve.replicas import Replicas
 from axon.serve.request import Finish, Grammar, Request, Sampling, TokenLogprob, Update
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "Engine",
     "Finish",
     "Grammar",
+    "Replicas",
     "Request",
     "Sampling",
     "Stats",

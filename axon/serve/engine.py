@@ -112,6 +112,15 @@ class Engine:
         """Whether there is anything to do, or to tell."""
         return bool(self._streams or self._flights or self._kept)
 
+    @property
+    def requests(self) -> int:
+        """How many run or wait."""
+        return len(self._streams)
+
+    def known(self, prompt: tuple[int, ...]) -> int:
+        """How many of a prompt's first tokens are in pages already."""
+        return self._scheduler.known(Sequence(Request(prompt), 0, 0, adapter=self._runner.adapter(len(prompt))))
+
     def submit(self, request: Request) -> int:
         """Its number, by which updates name it. Raises `UserError` for what can never run, or ids that are none."""
         length = len(request.prompt)
@@ -248,7 +257,7 @@ class Engine:
     def _count(self, admitted: Iterable[Sequence], preempted: Iterable[Sequence]) -> None:
         for sequence in admitted:
             self._counts.prefix_hits += sequence.reused
-            self._counts.prefix_queries += sequence.length
+            self._counts.prefix_queries += len(sequence.tokens)
         self._counts.preemptions += sum(1 for _ in preempted)
 
 

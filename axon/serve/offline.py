@@ -10,6 +10,7 @@ from axon.data.tokenizer import Tokenizer
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
+from axon.serve.replicas import Replicas
 from axon.serve.request import Finish, Request, TokenLogprob, Update
 from axon.serve.step import keeps_pages
 from axon.serve.unpaged import UnpagedWriter, check_request
@@ -35,7 +36,7 @@ class Answer:
     error: str | None = None
 
 
-def answers(engine: Engine, requests: Iterable[Request]) -> Iterator[Answer]:
+def answers(engine: Engine | Replicas, requests: Iterable[Request]) -> Iterator[Answer]:
     """That of each request, in their order: each as soon as it and those before it are done.
 
     The engine is asked by no one else meanwhile. Requests that are not done are cancelled where the reader leaves.

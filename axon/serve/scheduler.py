@@ -98,6 +98,11 @@ class Scheduler:
         """Raise `UserError` for a prompt of so many tokens and so many to generate that can never run."""
         self.groups.check_fits(prompt, tokens)
 
+    def known(self, sequence: Sequence) -> int:
+        """How many first tokens of a new one are in pages already."""
+        sequence.use_weights(self._version)
+        return self.groups.prefix(sequence)
+
     def add(self, sequence: Sequence) -> None:
         """It waits from now on, and has `check_fits` behind it."""
         _insert(self.waiting, sequence)

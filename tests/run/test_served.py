@@ -15,9 +15,11 @@ from axon.errors import UserError
 from axon.run.folder import RunFolder
 from axon.run.inspect import generate_text
 from axon.run.served import serve_run
+from axon.serve import Engine, answers
 from axon.serve.capacity import Capacity
 from axon.serve.http import serve as server
 from axon.serve.http.limits import Limits
+from axon.serve.replicas import Replicas
 from axon.serve.request import Request, Sampling
 
 SMALL = Capacity(requests=2, tokens=16, length=64)
@@ -37,23 +39,26 @@ def silent(line):
 
 @pytest.mark.few(mesh=(None,))
 @pytest.mark.parametrize("mesh", [None, "{'data': 2, 'tensor': 2}"])
-def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mesh, trained, served, tmp_path):
+def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mesh, trained, served, tmp_path, few):
     layout = None
     if mesh is not None:
         layout = tmp_path / "split.gin"
         layout.write_text(f"Layout.mesh = {mesh}\n")
-    assert serve_run(trained.folder, layout, None, SMALL, Limits(), "127.0.0.1", 0, silent)
+    with few(4 if mesh else 1):
+        assert serve_run(trained.folder, layout, None, SMALL, Limits(), "127.0.0.1", 0, silent)
     (model,) = served
     tokenizer, sampling = model.engine.tokenizer, Sampling(8, temperature=0)
-    text = "".join(update.text for update in model.engine.stream(Request(tuple(tokenizer.prompt("x")), sampling)))
-    assert "x" + text == generate_text(trained.folder, "x", sampling, silent)
+    (answer,) = answers(model.engine, [Request(tuple(tokenizer.prompt("x")), sampling)])
+    assert isinstance(model.engine, Engine if mesh is None else Replicas)
+    assert "x" + answer.text == generate_text(trained.folder, "x", sampling, silent)
     assert model.name == trained.folder.name
     assert model.chat.ids([{"role": "user", "content": "hello"}], [])
 
 
-def test_drafts_of_the_text_or_of_a_model_change_no_text(trained, served):
+def test_drafts_of_the_text_or_of_a_model_change_no_text(trained, served, few):
     for draft in (None, "ngram", str(trained.folder)):
-        assert serve_run(trained.folder, None, draft, SMALL, Limits(), "127.0.0.1", 0, silent)
+        with few(1):
+            assert serve_run(trained.folder, None, draft, SMALL, Limits(), "127.0.0.1", 0, silent)
     engines = [model.engine for model in served]
     request = Request(tuple(engines[0].tokenizer.prompt("x")), Sampling(24, seed=3))
     plain, *drafted = (["".join(update.text for update in engine.stream(request))] for engine in engines)
@@ -62,11 +67,11 @@ def test_drafts_of_the_text_or_of_a_model_change_no_text(trained, served):
     assert stats.accepted == stats.drafted > 0, "the model draws what it drafts itself"
 
 
-def test_a_draft_model_of_another_tokenizer_is_refused(trained, copied):
+def test_a_draft_model_of_another_tokenizer_is_refused(trained, copied, few):
     changed = json.loads((file := RunFolder.existing(copied).tokenizer).read_text())
     changed["added_tokens"][0]["content"] = "<other>"
     file.write_text(json.dumps(changed))
-    with pytest.raises(UserError, match=r"--draft .* has another tokenizer"):
+    with few(1), pytest.raises(UserError, match=r"--draft .* has another tokenizer"):
         serve_run(trained.folder, None, str(copied), SMALL, Limits(), "127.0.0.1", 0, silent)
 
 

@@ -1,0 +1,103 @@
+"""Several engines of one model behind one front: what data parallelism is for requests."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from axon.layout import Layout
+from axon.runtime import Runtime, nested
+from axon.serve.engine import Engine, Stats
+from axon.serve.request import Request, Update
+
+
+class Replicas:
+    """Engines of the same model and capacity, each on devices of its own, as if they were one; to be called from one
+    thread.
+
+    A request goes to the engine with the fewest, where a prompt of which a part is in an engine's pages counts as that
+    much of a request less. What it is answered does not depend on which that is.
+    """
+
+    def __init__(self, engines: Sequence[Engine]):
+        self.engines = tuple(engines)
+        self.tokenizer, self.max_length, self.vocab = engines[0].tokenizer, engines[0].max_length, engines[0].vocab
+        self._submitted = 0
+        self._places: dict[int, tuple[int, int]] = {}
+        """Number of a request → that of its engine, and its number there."""
+        self._numbers: dict[tuple[int, int], int] = {}
+
+    @property
+    def busy(self) -> bool:
+        """As `Engine.busy`."""
+        return any(engine.busy for engine in self.engines)
+
+    def submit(self, request: Request) -> int:
+        """As `Engine.submit`."""
+        number = min(range(len(self.engines)), key=lambda each: self._work(self.engines[each], request))
+        place = number, self.engines[number].submit(request)
+        self._submitted += 1
+        self._places[self._submitted], self._numbers[place] = place, self._submitted
+        return self._submitted
+
+    def cancel(self, number: int) -> None:
+        """As `Engine.cancel`."""
+        if place := self._places.get(number):
+            self.engines[place[0]].cancel(place[1])
+
+    def step(self) -> list[Update]:
+        """A step of each engine that has anything to do. Each waits for its last one alone, so all devices compute."""
+        updates: list[Update] = []
+        for place, engine in enumerate(self.engines):
+            updates += [self._renumbered(place, update) for update in (engine.step() if engine.busy else ())]
+        return updates
+
+    def swap(self, parameters: Any, variables: Any = None) -> None:
+        """As `Engine.swap`, for all; the arrays may be anywhere."""
+        for engine in self.engines:
+            own = copied(engine.runtime, parameters, variables or {})
+            engine.swap(own[0], None if variables is None else own[1])
+
+    def warm_up(self) -> None:
+        """As `Engine.warm_up`, for all."""
+        for engine in self.engines:
+            engine.warm_up()
+
+    def stats(self) -> Stats:
+        """The sums."""
+        found = [engine.stats() for engine in self.engines]
+        return Stats(**{field.name: sum(getattr(one, field.name) for one in found) for field in fields(Stats)})
+
+    @staticmethod
+    def _work(engine: Engine, request: Request) -> float:
+        return engine.requests - engine.known(request.prompt) / len(request.prompt)
+
+    def _renumbered(self, engine: int, update: Update) -> Update:
+        place = engine, update.request
+        number = self._numbers[place]
+        if update.finish is not None:
+            del self._numbers[place], self._places[number]
+        return replace(update, request=number)
+
+
+def shares(runtime: Runtime) -> list[tuple[Layout, list[Any]]]:
+    """The layout and the devices of each engine: the mesh, cut along the axes that split the batch and no weight."""
+    placement, mesh = runtime.placement, runtime.placement.mesh
+    assert isinstance(mesh, Mesh), "engines run on devices"
+    weights = [placement.sharding(spec.axes, spec.kind).spec for spec in runtime.parameters.values()]
+    split = set(jax.tree.leaves([tuple(spec) for spec in weights]))
+    cut = [axis for axis in placement.mesh_axes("batch") if axis not in split]
+    layout = replace(placement.layout, mesh={**placement.layout.mesh, **dict.fromkeys(cut, 1)})
+    devices = np.moveaxis(mesh.devices, [mesh.axis_names.index(axis) for axis in cut], range(len(cut)))
+    return [(layout, list(own)) for own in devices.reshape(math.prod(devices.shape[: len(cut)]), -1)]
+
+
+def copied(runtime: Runtime, parameters: Any, variables: Any) -> tuple[Any, Any]:
+    """A runtime's parameters and variables, nested by path, from wherever they are to its devices."""
+    wanted = runtime.abstract((nested(runtime.parameters), nested(runtime.variables)))
+    places = jax.tree.map(lambda leaf: leaf.sharding, wanted)
+    return jax.device_put(parameters, places[0]), jax.device_put(variables, places[1]) if variables else variables

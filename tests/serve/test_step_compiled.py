@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -12,7 +13,9 @@ from axon.layout import Layout, Placement
 from axon.plan.serving import compile_serving
 from axon.plan.topology import devices
 from axon.run import Serve, serving_program
+from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
+from axon.serve.program import ServingProgram
 from models.llama import Llama
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "serve"
@@ -36,6 +39,15 @@ def check_in_place(report, program):
     for step in (report.decode, report.prefill):
         assert step.memory["aliased"] >= program.cache_bytes()
         assert step.memory["temporaries"] < program.cache_bytes() / LAYERS
+
+
+def test_on_a_cpu_pages_are_changed_in_place_and_the_weights_of_one_layer_at_a_time_are_copied():
+    model = Llama(vocab=64, embed=128, layers=4, heads=4, kv_heads=4, mlp=512)
+    runtime = Runtime(model, Layout(), devices=jax.devices()[:1])
+    program = ServingProgram(runtime, Capacity(requests=4, tokens=16, length=64))
+    memory = runtime.lower(program.traced(program.decode)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == program.cache_bytes()
+    assert memory.temp_size_in_bytes < 2 * program.parameter_bytes() / model.layers
 
 
 @pytest.mark.full

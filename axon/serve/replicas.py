@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any
 
@@ -63,9 +64,9 @@ class Replicas:
             engine.swap(own[0], None if variables is None else own[1])
 
     def warm_up(self) -> None:
-        """As `Engine.warm_up`, for all."""
-        for engine in self.engines:
-            engine.warm_up()
+        """As `Engine.warm_up`, for all at once: each has programs of its own, for its own devices."""
+        with ThreadPoolExecutor(len(self.engines)) as pool:
+            list(pool.map(Engine.warm_up, self.engines))
 
     def stats(self) -> Stats:
         """The sums."""

@@ -14,6 +14,8 @@ that prefills many, and drafts to verify are tokens past its end. The rules:
 - A waiting sequence is admitted when all pools have the pages for its tokens, and those that run for theirs; none is
   admitted before an earlier one for whom there is no room. Only one whose prefix another is computing is passed by,
   and one of which a token is pending.
+- Where there is no room for the first that waits, and there would be without running ones of a lower priority, these
+  are preempted, the last first, until there is.
 """
 
 from bisect import insort
@@ -149,7 +151,8 @@ class Scheduler:
         """The next step, perhaps an empty one. Its tokens count as cached and its draws as pending from now on."""
         for sequence in self.running:
             self._settle(sequence)
-        admitted = self._admit()
+        displaced = self._make_way()
+        admitted = self._admit(displaced)
         ready = [sequence for sequence in self.running if sequence.is_ready]
         shares, self._spare_rows = self._shares(ready), self.max_rows_drawn - len(ready)
         scheduled, preempted = [], []
@@ -159,7 +162,7 @@ class Scheduler:
             room = self._make_room(sequence, preempted)
             if count := self._count(sequence, min(shares[sequence.number], room)):
                 scheduled.append(self._schedule(sequence, count))
-        return Plan(tuple(scheduled), tuple(s for s in admitted if s not in preempted), tuple(preempted))
+        return Plan(tuple(scheduled), tuple(s for s in admitted if s not in preempted), (*displaced, *preempted))
 
     def _shares(self, ready: list[Sequence]) -> dict[int, int]:
         """Number → tokens of the budget."""
@@ -195,17 +198,48 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, preempted: list[Sequence]) -> int:
         """Preempt the last running ones until `sequence` has room for a token or is the last: how many it has."""
-        while not (room := self.groups.room(sequence)) and (victim := self.running[-1]) is not sequence:
-            self._release(victim)
-            _insert(self.waiting, self.running.pop())
-            preempted.append(victim)
+        while not (room := self.groups.room(sequence)) and self.running[-1] is not sequence:
+            preempted.append(self._preempt_last())
         return room
 
-    def _admit(self) -> list[Sequence]:
-        """Let those of the waiting run for whom there is room."""
+    def _preempt_last(self) -> Sequence:
+        victim = self.running.pop()
+        self._release(victim)
+        _insert(self.waiting, victim)
+        return victim
+
+    def _make_way(self) -> list[Sequence]:
+        """Preempt running ones of a lower priority than the first that waits, if there is room for it then."""
+        if not self.waiting or not self.running or not self._outranks(first := self.waiting[0], self.running[-1]):
+            return []
+        if first.pending or self._prefills_enough(first):
+            return []
+        first.use_weights(self._version)
+        if self.groups.is_coming(first, self.groups.prefix(first), self.running):
+            return []
+        lower = [other for other in self.running if self._outranks(first, other)]
+        displaced: list[Sequence] = []
+        if self._may_begin(first, self.running[: -len(lower)], lower):
+            while len(displaced) < len(lower) and not self._may_begin(first, self.running):
+                displaced.append(self._preempt_last())
+        return displaced
+
+    @staticmethod
+    def _outranks(one: Sequence, other: Sequence) -> bool:
+        return one.request.priority > other.request.priority
+
+    def _may_begin(self, sequence: Sequence, running: list[Sequence], without: Iterable[Sequence] = ()) -> bool:
+        """Whether one can run beside those that run; `without`: others, as if their pages were free."""
+        if len(running) == self.max_running:
+            return False
+        costs, needs = self.groups.costs(sequence, self.groups.prefix(sequence)), map(self.groups.needs, running)
+        return not running or self._has_room(costs, [*needs], without)
+
+    def _admit(self, displaced: list[Sequence]) -> list[Sequence]:
+        """Let those of the waiting run for whom there is room; none from the first of the `displaced` on."""
         admitted, needs = [], None
         for sequence in tuple(self.waiting):
-            if len(self.running) == self.max_running or self._prefills_enough(sequence):
+            if sequence in displaced or len(self.running) == self.max_running or self._prefills_enough(sequence):
                 break
             if sequence.pending:
                 continue
@@ -231,9 +265,15 @@ class Scheduler:
         decoding = len(self.running) - len(prefilling)
         return sum(prefilling) + decoding + sequence.remaining > self.budget
 
-    def _has_room(self, costs: Mapping[int | None, int], needs: list[dict[int | None, int]]) -> bool:
-        pools = self.groups.pools.items()
-        return all(pool.free >= costs[window] + sum(need[window] for need in needs) for window, pool in pools)
+    def _has_room(
+        self, costs: Mapping[int | None, int], needs: list[dict[int | None, int]], without: Iterable[Sequence] = ()
+    ) -> bool:
+        for window, pool in self.groups.pools.items():
+            held = [page for one in without for page in one.pages[window][one.first[window] :]]
+            free = pool.free + sum(pool.references(page) == 1 for page in held)
+            if free < costs[window] + sum(need[window] for need in needs):
+                return False
+        return True
 
     def _settle(self, sequence: Sequence) -> None:
         self.groups.settle(sequence, register=sequence.version == self._version)

@@ -169,6 +169,36 @@ def test_the_latest_of_the_lowest_priority_is_preempted_and_finds_its_prefix_aga
     assert preempted[0].reused > 0
 
 
+@pytest.mark.parametrize(("pages", "max_running"), [(60, 2), (13, 8)], ids=["no place", "no pages"])
+def test_one_of_a_higher_priority_takes_the_place_of_the_last_of_a_lower_one(pages, max_running):
+    planner = scheduler(Sizes(pages=pages, size=2, budget=32, max_running=max_running, max_rows=16))
+    for number in range(2):
+        planner.add(sequence(number, range(9 * number, 9 * number + 8), tokens=4))
+    deliver(planner.plan(), planner)
+    planner.add(sequence(2, range(50, 58), tokens=4))
+    plan = planner.plan()
+    assert (plan.admitted, plan.preempted) == ((), ())
+    deliver(plan, planner)
+    urgent = sequence(3, range(70, 78), tokens=4, priority=1)
+    planner.add(urgent)
+    plan = planner.plan()
+    assert plan.admitted == (urgent,)
+    assert [one.number for one in plan.preempted] == [1]
+    assert [one.number for one in planner.running] == [3, 0]
+    assert [one.number for one in planner.waiting] == [1, 2]
+
+
+def test_nobody_makes_way_in_vain():
+    planner = scheduler(Sizes(pages=13, size=2, budget=32, max_running=8, max_rows=16))
+    planner.add(sequence(0, range(12), tokens=4, priority=1))
+    planner.add(sequence(1, range(20, 24), tokens=4))
+    deliver(planner.plan(), planner)
+    planner.add(sequence(2, range(30, 42), tokens=4, priority=1))
+    plan = planner.plan()
+    assert (plan.admitted, plan.preempted) == ((), ())
+    assert [one.number for one in planner.running] == [0, 1]
+
+
 def test_samples_of_one_prompt_compute_it_once(rng):
     planner, prompt = scheduler(), rng.integers(0, 10**6, 103).tolist()
     for number in range(4):

@@ -320,6 +320,18 @@ def test_logits_that_are_no_numbers_end_the_request_and_say_so(small, rng):
     )
 
 
+def test_a_prefix_before_what_is_no_number_is_good_for_others(seed, rng):
+    runtime, values, variables = made(llama(layers=2), seed)
+    table = values["embedding"]["table"]
+    values = values | {"embedding": {"table": table.at[VOCAB - 1].set(jnp.nan)}}
+    prompt = tuple(rng.integers(0, VOCAB - 1, 13).tolist())
+    request, broken = Request(prompt, Sampling(6, temperature=0)), Request((*prompt[:12], VOCAB - 1), Sampling(6))
+    engine, alone = (Engine(runtime, values, variables, capacity=TIGHT) for _ in range(2))
+    assert answers(engine, [broken])[1][0].finish is Finish.FAILED
+    assert answers(engine, [request])[0] == answers(alone, [request])[0] != [[]]
+    assert engine.stats().prefix_hits == 12
+
+
 def test_what_cannot_run_is_refused_with_its_reason(engine, small):
     with pytest.raises(UserError, match=r"the prompt has 60 tokens, and a request has room for 60, its text included"):
         engine.submit(Request((1,) * 60))

@@ -227,8 +227,8 @@ class Depth(nnx.Module):
 
     def _log(self, has_cache: bool) -> None:
         """Leave word of how each segment runs."""
-        ways = [("scanned", "written out")[self._unrolled(span, has_cache)] for span in self.spans]
-        how = [f"{s.times} × {' + '.join(s.kinds)} {way}" for s, way in zip(self.spans, ways, strict=True)]
+        modes = [("scanned", "written out")[self._unrolled(span, has_cache)] for span in self.spans]
+        how = [f"{s.times} × {' + '.join(s.kinds)} {mode}" for s, mode in zip(self.spans, modes, strict=True)]
         policies = {kind: describe(policy) for kind, policy in self.remat.items()}
         one, *others = set(policies.values())
         remat = ", ".join(f"{policy} of {kind}" for kind, policy in policies.items()) if others else one

@@ -269,8 +269,8 @@ class Scheduler:
         self, costs: Mapping[int | None, int], needs: list[dict[int | None, int]], without: Iterable[Sequence] = ()
     ) -> bool:
         for window, pool in self.groups.pools.items():
-            held = [page for one in without for page in one.pages[window][one.first[window] :]]
-            free = pool.free + sum(pool.references(page) == 1 for page in held)
+            pages = [page for one in without for page in one.pages[window][one.first[window] :]]
+            free = pool.free + sum(pool.references(page) == 1 for page in pages)
             if free < costs[window] + sum(need[window] for need in needs):
                 return False
         return True

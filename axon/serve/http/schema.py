@@ -37,7 +37,8 @@ class Body(BaseModel):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {name: given for name, given in value.items() if given is not None or name not in cls._defaulted()}
+        defaulted = cls._defaulted()
+        return {name: given for name, given in value.items() if given is not None or name not in defaulted}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 A page has `page_size` tokens of one sequence, one head's tokens contiguous, so that a head's keys are a matrix that a
 matmul unit takes without a copy. Page 0 belongs to no sequence: padding writes there.
+
+All values are finite, in pages that no sequence has too, so that a weight of 0 hides what a query does not see.
 """
 
 from dataclasses import dataclass
@@ -68,6 +70,19 @@ class Cache:
 def quantised(dtype: DTypeLike) -> bool:
     """Whether a cache of this type has scales."""
     return jnp.dtype(dtype).name in LARGEST
+
+
+def new_tokens(cache: Cache, k: Array, v: Array) -> Cache:
+    """New keys and values `tokens kv_heads head_dim` as the cache keeps them, their scales `tokens kv_heads`.
+
+    Of a head whose value is not finite in that type, the value is 0 and the key NaN: queries that see the token have
+    NaN for their scores, and the others nothing of it.
+    """
+    value = v.astype(jnp.float32 if quantised(cache.values.dtype) else cache.values.dtype)
+    finite = jnp.all(jnp.isfinite(value), axis=-1, keepdims=True)
+    keys, key_scales = stored(jnp.where(finite, k, jnp.nan), cache.keys.dtype)
+    values, value_scales = stored(jnp.where(finite, value, 0), cache.values.dtype)
+    return Cache(keys, values, key_scales, value_scales)
 
 
 def stored(x: Array, dtype: DTypeLike) -> tuple[Array, Array | None]:

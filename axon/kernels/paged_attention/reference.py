@@ -19,9 +19,6 @@ def paged_attention_reference(
     table = inputs.page_table[where.sequences]
     keys, values = (_gather(*part, table, wide) for part in _parts(cache))
     positions = jnp.arange(keys.shape[1])
-    # What lies beyond a sequence's end may be anything, NaN included: a weight of 0 would not hide it.
-    within = positions < inputs.kv_lens[where.sequences, None]
-    values = jnp.where(within[:, :, None, None], values, 0)
     grouped = q.astype(wide).reshape(tokens, cache.kv_heads, -1, head_dim)
     scores = config.finish(jnp.einsum("tkgd,tskd->tkgs", grouped, keys))
     if inputs.distance_bias is not None:

@@ -91,6 +91,7 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
     @pl.when(pl.program_id(1) == 0)
     def _():
         slot[0] = 0
+        stream.clear_values()
         stream.start_first(block, part, 0)
 
     sums.clear()
@@ -141,16 +142,13 @@ def _attend_step(of_rows: Rows, stream: Stream, slot: Any, block: Any, index: An
     """One step's pages, head by head of keys."""
     work, shape, buffers = stream.work, stream.shape, stream.buffers
     start = (work.columns[block] + index * shape.width) * shape.page_size
-    live = work.ends[block] - start
-    _clear_past_end(buffers[1], slot, live, shape)
     q, slopes = of_rows.q, of_rows.slopes
     heads, rows, _ = q.shape[1:]
     queries = work.positions[block] + lax.div(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), jnp.int32(shape.group))
     places = lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1)
     seen = shape.config.seen(queries, start + places)
     ahead = (start + places - queries).astype(jnp.float32)
-    # Zeros past the end, so that the values' scales are numbers there.
-    scales = [jnp.where(places < live, _in_a_row(buffer, slot, shape), 0) for buffer in buffers[2:]]
+    scales = [_in_a_row(buffer, slot, shape) for buffer in buffers[2:]]
     for head in range(heads):
         key_scales, value_scales = (row[head : head + 1] for row in scales) if scales else (None, None)
         keys, values = (_head(buffer, slot, head, q.dtype, shape) for buffer in buffers[:2])
@@ -159,19 +157,6 @@ def _attend_step(of_rows: Rows, stream: Stream, slot: Any, block: Any, index: An
         scores = shape.config.finish(products)
         scores = scores if slopes is None else scores + slopes[head][:, :1] * ahead
         running.add(head, jnp.where(seen, scores, MASKED), values, value_scales, shape.lanes)
-
-
-def _clear_past_end(values: Any, slot: Any, live: Any, shape: Shape) -> None:
-    """Values past the end may be anything, NaN included, and a weight of 0 would not hide that."""
-
-    @pl.when(live < shape.keys)
-    def _():
-        def page(place, _):
-            own = values.at[slot, place]
-            at = place * shape.page_size + lax.broadcasted_iota(jnp.int32, own.shape, 2 if shape.lanes else 1)
-            own[...] = jnp.where(at < live, own[...].astype(jnp.float32), 0).astype(own.dtype)
-
-        lax.fori_loop(lax.div(live, shape.page_size), shape.width, page, None)
 
 
 def _head(buffer: Any, slot: Any, head: int, dtype: Any, shape: Shape) -> Any:

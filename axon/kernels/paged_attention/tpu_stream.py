@@ -86,6 +86,11 @@ class Stream:
     buffers: Sequence[Any]
     arrived: Any
 
+    def clear_values(self) -> None:
+        """Before any copy: what fills a step past its last page has a weight of 0, which does not hide NaN."""
+        for values in self.buffers[1::2]:
+            values[...] = jnp.zeros(values.shape, values.dtype)
+
     def start(self, block: Any, step: Any, slot: Any) -> None:
         self._each(block, step, slot, lambda copy: copy.start())
 

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.paged_attention.cache import Cache, stored
+from axon.kernels.paged_attention.cache import Cache, new_tokens
 from axon.kernels.paged_attention.groups import Groups
 from axon.kernels.paged_attention.tables import Tables
 from axon.kernels.paged_attention.tpu_stream import along_lanes
@@ -44,18 +44,19 @@ def write_tpu(cache: Cache, k: Array, v: Array, tables: Tables, *, interpret: An
     `tables.groups` has groups of `group_slots` for keys and values, `tables.pages` whole pages for their scales.
     """
     assert tables.groups is not None
-    (keys, key_scales), (values, value_scales) = stored(k, cache.keys.dtype), stored(v, cache.values.dtype)
+    new = new_tokens(cache, k, v)
     put = partial(_put, interpret=interpret)
     if along_lanes(cache):
         old = [a.swapaxes(2, 3) for a in (cache.keys, cache.values)]
-        new_keys, new_values = (a.swapaxes(2, 3) for a in put(old, (keys, values), tables.groups, axis=2))
+        new_keys, new_values = (a.swapaxes(2, 3) for a in put(old, (new.keys, new.values), tables.groups, axis=2))
     else:
-        new_keys, new_values = put((cache.keys, cache.values), (keys, values), tables.groups, axis=1)
-    if cache.key_scales is None or cache.value_scales is None or key_scales is None or value_scales is None:
+        new_keys, new_values = put((cache.keys, cache.values), (new.keys, new.values), tables.groups, axis=1)
+    scales = [a for a in (cache.key_scales, cache.value_scales) if a is not None]
+    new_scales = [a for a in (new.key_scales, new.value_scales) if a is not None]
+    if not scales:
         return Cache(new_keys, new_values)
     assert tables.pages is not None
-    scales = put((cache.key_scales, cache.value_scales), (key_scales, value_scales), tables.pages, axis=1)
-    return Cache(new_keys, new_values, *scales)
+    return Cache(new_keys, new_values, *put(scales, new_scales, tables.pages, axis=1))
 
 
 def group_slots(cache: Cache) -> int:

@@ -72,7 +72,6 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
     group = q.shape[2] // plan.queries
     queries = plan.positions[:, None] + jnp.arange(plan.queries)
     queries = jnp.repeat(queries, group, axis=1)[:, None, :, None]
-    lens, seen_from = inputs.kv_lens[plan.sequences][:, None, None], first_keys[:, None, None]
     slopes = of_rows(inputs.alibi_slopes, cache.kv_heads, plan.queries)
 
     def step(carry):
@@ -81,11 +80,6 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
         pages = inputs.page_table[plan.sequences[:, None], jnp.minimum(column, columns - 1)]
         positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
         keys, values = (_gather(cached, pages).astype(q.dtype) for cached in (cache.keys, cache.values))
-        # A weight of 0 does not hide NaN, which may be anywhere beyond a sequence's end or before a window, and in keys
-        # that only later queries see: what is not finite is left out, and whoever sees it has NaN for its score.
-        finite = jnp.isfinite(values)
-        broken = ~jnp.all(finite, axis=-1)
-        values = jnp.where(((seen_from <= positions) & (positions < lens))[..., None] & finite, values, 0)
         products = _products(q, keys)
         if cache.key_scales is not None:
             products = products * _gather(cache.key_scales, pages)[:, :, None]
@@ -95,7 +89,6 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
             scores += _bias(inputs.distance_bias.astype(q.dtype), plan, positions, cache.kv_heads)
         if slopes is not None:
             scores += slopes[..., None] * (positions[:, :, None] - queries)
-        scores = jnp.where(broken[:, :, None], jnp.nan, scores)
         return index + 1, _update(running, jnp.where(seen, scores, MASKED), seen, values, value_scales)
 
     start = _begin(q, of_rows(inputs.sinks, cache.kv_heads, plan.queries))

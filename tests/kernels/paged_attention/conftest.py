@@ -1,6 +1,6 @@
 """Ragged batches over a paged cache, and what they must give, in float64 NumPy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +9,8 @@ import pytest
 from axon.kernels.paged_attention.cache import Cache, stored
 from axon.kernels.paged_attention.ragged import AttentionInputs
 
-DEAD = np.nan
+DEAD = (np.nan, 3e4)
+"""Keys and values in slots that nobody sees: a cache has no value that is not finite, and any key."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def values_of(kept, scales):
 
 @pytest.fixture(scope="session")
 def draw_problem():
-    """draw_problem(rng, lengths, …): lengths are (queries, kv_len) of each sequence; unowned pages hold NaN."""
+    """draw_problem(rng, lengths, …): lengths are (queries, kv_len) of each sequence; unowned slots hold `DEAD`."""
 
     def draw(
         rng,
@@ -81,12 +82,12 @@ def draw_problem():
         for (n, kv), row in zip(lengths, table, strict=True):
             for at in range(kv - n):
                 old[row[at // page_size], at % page_size] = True
-        for kept, scales in parts:
+        for (kept, scales), dead_number in zip(parts, DEAD, strict=True):
             dead = np.broadcast_to(~old[:, None], kept.shape[:3])
             if scales is None:
-                kept[dead] = DEAD
+                kept[dead] = dead_number
             else:
-                scales[dead] = DEAD
+                scales[dead] = dead_number
         (keys, key_scales), (values, value_scales) = parts
         optional = lambda a: None if a is None else jnp.asarray(a)  # noqa: E731
         cache = Cache(jnp.asarray(keys), jnp.asarray(values), optional(key_scales), optional(value_scales))
@@ -149,5 +150,27 @@ def check_cache():
             for page, slot, row in problem.written():
                 expected[page, :, slot] = np.asarray(new[row].astype(jnp.float32))
             np.testing.assert_array_equal(np.asarray(made.astype(jnp.float32))[1:], expected[1:])
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_not_finite():
+    """check_not_finite(attend, problem, config, number): it is the value of one token's head: those who see it have NaN
+    for their outputs, and all others the bits that they have without it."""
+
+    def check(attend, problem, config, number):
+        rows, heads = list(problem.rows()), range(problem.q.shape[1])
+        group, dim = problem.q.shape[1] // problem.cache.kv_heads, problem.q.shape[2] - 1
+        sequence, broken, place = rows[len(rows) // 2]
+        one = replace(problem, v=problem.v.at[broken, 0, dim].set(number))
+        (before, _), (after, _) = attend(problem, config), attend(one, config)
+        window = config.window or one.inputs.page_table.size * one.cache.page_size
+        sees = [(row, head) for i, row, at in rows for head in heads if i == sequence and 0 <= at - place < window]
+        touched = np.zeros(before.shape, bool)
+        for row, head in sees:
+            touched[row, head] = head < group
+        assert 0 < touched.sum() < touched.size
+        np.testing.assert_array_equal(after, np.where(touched, np.nan, before))
 
     return check

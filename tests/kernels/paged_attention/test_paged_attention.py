@@ -136,6 +136,16 @@ def test_a_quantised_cache_is_read_as_it_is_kept(implementation, dtype, rng, dra
     assert relative(out, formula(problem, after, VARIANTS[2])) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_only_those_who_see_a_value_that_is_not_finite_are_touched_by_it(
+    implementation, dtype, rng, draw_problem, check_not_finite
+):
+    problem = draw_problem(rng, [(1, 9), (6, 6), (0, 3), (3, 14)], dtype=dtype)
+    for config, number in zip(VARIANTS, [np.nan, np.inf, -np.inf, np.nan], strict=True):
+        check_not_finite(functools.partial(run, implementation), problem, config, number)
+
+
 @pytest.mark.parametrize("kept", ["bfloat16", "float32"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_half_precision_queries_give_their_own_type(implementation, kept, rng, draw_problem, formula):

@@ -69,6 +69,14 @@ def test_the_kernel_gives_the_formula(config, dtype, queries, splits, rng, draw_
     np.testing.assert_array_equal(out[10:], 0)
 
 
+@pytest.mark.few(dtype=("int8",))
+@pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
+def test_only_those_who_see_a_value_that_is_not_finite_are_touched_by_it(dtype, rng, draw_problem, check_not_finite):
+    problem = draw_problem(rng, MIXED, dtype=dtype)
+    for config, number in ((PLAIN, np.nan), (WINDOW, -np.inf)):
+        check_not_finite(functools.partial(run, queries=4), problem, config, number)
+
+
 @pytest.mark.parametrize(
     ("dtype", "page_size"), [("int8", 48), *(pytest.param(d, 80, marks=pytest.mark.slow) for d in QUANTISED)]
 )

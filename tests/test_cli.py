@@ -106,6 +106,11 @@ def test_train_eval_generate_from_one_file(axon, here):
     code, out = axon("generate", "runs/tiny", "--prompt", "abc", "--tokens", "5", "--temperature", "0")
     assert code == 0, out
     assert out.splitlines()[0].startswith("abc")
+
+
+@pytest.mark.full
+def test_many_prompts_have_a_line_each(axon, here):
+    assert axon("train", "tiny.gin", "--steps", "1")[0] == 0
     (here / "in.txt").write_text("abc\n\n")
     many = ("--prompts", "in.txt", "--out", "out.jsonl", "--tokens", "5", "--temperature", "0", "--stop", "@@")
     code, printed = axon("generate", "runs/tiny", *many, "--repetition-penalty", "1.5")

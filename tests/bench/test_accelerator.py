@@ -29,6 +29,7 @@ def check(folder, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.full
 def test_it_needs_nothing_but_jax_flax_optax_and_einops_to_begin(tmp_path):
     done = check(tmp_path, "--help")
     assert done.returncode == 0, done.stderr

@@ -8,6 +8,7 @@ from axon.kernels import attention
 from axon.kernels.attention import Causal, Window
 
 
+@pytest.mark.full
 def test_right_attention_is_within_the_tolerance(seed):
     found = check_attention(jax.devices("cpu")[0], small=True, seed=seed)
     assert len(found) == 4

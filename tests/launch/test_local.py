@@ -107,6 +107,7 @@ def test_a_killed_process_is_named_and_the_others_end_within_seconds(children, c
     assert re.fullmatch(message + " checkpoint\n", capfd.readouterr().err)
 
 
+@pytest.mark.few(ending=["os.abort()"])
 @pytest.mark.parametrize("ending", ["sys.exit(1)", "os.abort()"])
 def test_a_killed_process_is_named_though_others_that_missed_it_are_found_ended_with_it(
     ending, children, capfd, monkeypatch

@@ -41,7 +41,7 @@ def plain_loss(config, values, batch):
     return jnp.sum(nll * batch["weights"]) / batch["weights"].sum()
 
 
-@pytest.mark.few(options=[{"unroll": False, "remat": "full"}])
+@pytest.mark.full
 @pytest.mark.parametrize("options", [{}, {"unroll": False, "remat": "full"}], ids=["written out", "scanned"])
 def test_loss_and_gradients_are_those_of_the_plain_model(options, agrees):
     agrees(GPT2(**SMALL, **options), plain_loss)

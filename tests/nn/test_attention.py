@@ -63,6 +63,7 @@ def test_attention_does_not_depend_on_how_heads_and_positions_are_split(
     close(ours, jax.jit(call)(values, drawn[0]))
 
 
+@pytest.mark.full
 def test_groups_that_no_share_of_the_heads_divides_get_a_key_head_each(rng, placed, compiled, bind, random_parameters):
     """12 heads of 4 groups over 8 devices do not go; over 4 devices, 3 heads each meet groups of 6 or of 4."""
     for kv_heads in (2, 3):

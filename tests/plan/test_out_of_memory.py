@@ -39,6 +39,7 @@ def on_each_device(tree):
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.few(layout=[{"zero": 3, "rows": {"seq.residual": ("context", "tensor")}}])
 @pytest.mark.parametrize("layout", [{}, {"zero": 1}, {"zero": 3, "rows": {"seq.residual": ("context", "tensor")}}])
 def test_what_training_holds_is_what_its_arrays_take(layout):
     made = program(Layout({"data": 2, "tensor": 2}, **layout))

@@ -155,6 +155,7 @@ def test_the_best_by_its_evaluation_is_kept_besides_the_latest(tiny, do, tmp_pat
     assert Reader(tmp_path / "checkpoints").steps() == [10, 12]
 
 
+@pytest.mark.full
 def test_an_evaluation_that_a_kill_prevented_is_made_up_for(trained, do, copied):
     shutil.rmtree(copied / "checkpoints/12")
     kept = [record for record in read_metrics(copied / "metrics.jsonl") if "loss" in record and record["step"] <= 10]
@@ -311,6 +312,7 @@ def test_a_run_begins_from_the_parameters_of_another(tiny, trained, do, tmp_path
     assert records(tmp_path, "loss")[0][1] < records(trained.folder, "loss")[1][1]
 
 
+@pytest.mark.full
 def test_parameters_of_a_run_with_other_tokens_are_refused(tiny, trained, do, tmp_path):
     other = replace(tiny.data, tokenizer=replace(tiny.data.tokenizer, vocab=265))
     with pytest.raises(UserError, match="its tokenizer differs from this run's") as refused:
@@ -555,6 +557,7 @@ def test_a_run_without_a_folder_asks_for_one(tiny):
         run(tiny)
 
 
+@pytest.mark.full
 def test_memory_that_runs_out_in_a_step_is_explained(tiny, tmp_path, monkeypatch):
     def exhausted(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.")

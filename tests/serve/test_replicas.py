@@ -84,6 +84,7 @@ def test_a_prompt_goes_where_its_beginning_is_known_unless_there_is_more_to_do(p
     assert np.subtract(begun(), before).tolist() == [50, 50]
 
 
+@pytest.mark.full
 def test_a_cancelled_one_ends_and_the_others_go_on(pair, weights, rng):
     requests = [Request(request.prompt, Sampling(20, seed=3)) for request in drawn_requests(rng, 4)]
     numbers, found, ends = [pair.submit(request) for request in requests], {}, {}
@@ -98,6 +99,7 @@ def test_a_cancelled_one_ends_and_the_others_go_on(pair, weights, rng):
     assert [found[numbers[place]] for place in (0, 2, 3)] == answers(one, [requests[place] for place in (0, 2, 3)])
 
 
+@pytest.mark.full
 def test_a_swap_is_of_all(pair, seed, rng):
     runtime, requests = Runtime(MODEL, Layout(), devices=jax.devices()[:1]), drawn_requests(rng, 4)
     others = runtime.initialise(seed + 1)

@@ -116,6 +116,7 @@ def test_scores_do_not_depend_on_the_layout(layout, seed, rng):
     check(scores(Scorer(split, 64), random_values(split, seed), wanted), scores(Scorer(alone, 64), values, wanted))
 
 
+@pytest.mark.full
 def test_few_lengths_compile_and_the_batch_is_of_one_size(seed, rng):
     on = runtime_on(LLAMA, {})
     values, scorer = random_values(on, seed), Scorer(on, SHORTEST + 20)

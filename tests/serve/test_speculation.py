@@ -82,7 +82,7 @@ def with_sampling(requests, **fields):
     return [dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, **fields)) for r in requests]
 
 
-@pytest.mark.few(drafted=("other model",))
+@pytest.mark.few(drafted=("other model",), temperature=(0.8,))
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_guesses_change_no_token_and_no_bit(temperature, plain, drafted, rng):
     """With prefixes that are shared, penalties, and preemption, as pages are few."""
@@ -148,6 +148,7 @@ def test_a_request_that_is_cancelled_leaves_those_beside_it_alone(plain, drafted
     assert [found[number] for number in left] == [logprobs for _, logprobs, *_ in expected]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("drafted", ["other model"], indirect=True)
 def test_the_distribution_is_the_models(drafted, target, rng):
     """Pairs of first tokens against the exact softmax: the second of a pair is guessed by another model."""

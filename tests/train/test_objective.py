@@ -157,6 +157,7 @@ def test_the_state_says_every_leaf_in_axes():
         assert leaf.sharding.is_equivalent_to(made.placement.sharding(spec.axes, spec.kind), leaf.ndim), path
 
 
+@pytest.mark.full
 def test_given_parameters_are_compared_with_the_models():
     made = Program(MODEL, Layout({"data": 1}), AdamW(Constant(1e-3)), batch=8, seq=8, devices=jax.devices()[:1])
     values = jax.device_get(made.init().parameters)

@@ -101,6 +101,7 @@ def test_a_group_of_heads_shares_one_head_of_keys(implementation, kv_heads, rng)
     assert relative(implementation(q, k, v, Causal(), None, 0, 1.0), dense(q, k, v, Causal(), None, 0, 1.0)) < 1e-6
 
 
+@pytest.mark.full
 def test_gradients_do_not_depend_on_whether_the_start_is_traced(rng):
     length, start = BLOCK + 13, int(rng.integers(1, 30))
     q, k, v, documents = draw(rng, length, length + 30)
@@ -114,6 +115,7 @@ def test_gradients_do_not_depend_on_whether_the_start_is_traced(rng):
         assert relative(one, other) < 2e-6
 
 
+@pytest.mark.few(implementation=(attention_xla,))
 @pytest.mark.parametrize("mask", [*MASKS[:3], Causal() & Window(3)], ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_queries_that_start_later_see_the_keys_before_them(implementation, mask, rng):
@@ -165,6 +167,7 @@ def test_scanned_and_rematerialised_layers_have_the_same_gradients_as_written_ou
     assert relative(*(jax.jit(jax.grad(f))(q, documents) for f in (scanned, written_out))) < 1e-6
 
 
+@pytest.mark.few(implementation=(attention_xla,))
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(implementation, rng):
     q, k, v, documents = draw(rng, 12, 12)

@@ -83,6 +83,7 @@ def test_one_head_is_cut_into_spans_for_two_cores(rng):
     )
 
 
+@pytest.mark.full
 def test_documents_in_no_order_have_the_reference_s_gradients(rng):
     """A tile of queries may see tiles of keys that those before and after it do not, and none between."""
     queries, keys = sizes(rng, (500, 700), (600, 900))

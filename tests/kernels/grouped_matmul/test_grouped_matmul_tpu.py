@@ -135,6 +135,7 @@ def loads(rng, groups):
         yield rng.multinomial(8192, rng.dirichlet(np.full(groups, 4))).astype(np.int32)
 
 
+@pytest.mark.few(groups=(8, 64))
 @pytest.mark.parametrize("groups", [8, 16, 32, 64])
 def test_a_product_multiplies_at_most_a_tenth_more_rows_than_groups_have(groups, rng):
     """Whole tiles of 512 rows would multiply 1.44 times the rows of 8 groups, and 4.9 times those of 64."""
@@ -148,6 +149,7 @@ def test_a_product_multiplies_at_most_a_tenth_more_rows_than_groups_have(groups,
     assert np.mean(found) <= 1.1
 
 
+@pytest.mark.few(groups=(16,))
 @pytest.mark.parametrize("groups", [8, 16, 64])
 def test_a_weight_gradient_contracts_what_fills_the_matrix_unit_for_each_group(groups, rng):
     """A tenth more than the rows of 8 groups. Of 128 rows a group, half take the unit twice, wherever they begin."""

@@ -91,17 +91,17 @@ def test_every_position_of_pages_that_no_tile_of_32_rows_divides_gets_its_token(
     assert relative(out, formula(problem, after, PLAIN)) < 1e-6
 
 
-@pytest.mark.few(dtype=("bfloat16",), given=(("sinks", "alibi_slopes"),))
+@pytest.mark.few(dtype=("bfloat16",), given=(("sinks", "alibi_slopes"),), config=(CAP,))
+@pytest.mark.parametrize(("config", "division"), [(PLAIN, {}), (CAP, {"splits": 3}), (WINDOW, {"shares": 2})], ids=str)
 @pytest.mark.parametrize("given", [("sinks",), ("alibi_slopes",), ("sinks", "alibi_slopes")], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_sinks_and_slopes_take_part_whether_cores_share_blocks_or_split_pages(
-    given, dtype, rng, draw_problem, formula, check_cache
+    given, dtype, config, division, rng, draw_problem, formula, check_cache
 ):
     problem = draw_problem(rng, MIXED, dtype=dtype, heads=6, **dict.fromkeys(given, True))
-    for config, division in ((PLAIN, {}), (CAP, {"splits": 3}), (WINDOW, {"shares": 2})):
-        out, after = run(problem, config, **division)
-        check_cache(problem, after)
-        assert relative(out, formula(problem, after, config)) < 1e-6
+    out, after = run(problem, config, **division)
+    check_cache(problem, after)
+    assert relative(out, formula(problem, after, config)) < 1e-6
 
 
 @pytest.mark.few(dtype=("int8",), head_dim=(64,))

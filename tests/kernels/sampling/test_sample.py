@@ -82,6 +82,7 @@ def test_a_logit_of_minus_infinity_is_never_drawn(seed, rng):
         assert not set(ids.tolist()) & {0, 3, 7}
 
 
+@pytest.mark.full
 def test_bfloat16_logits_are_read_as_float32(seed, rng):
     logits = jnp.asarray(rng.normal(size=(20, VOCAB)), jnp.bfloat16)
     rules = settings(rng, 20)

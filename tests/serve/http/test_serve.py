@@ -55,6 +55,7 @@ def test_sigterm_lets_what_runs_end_refuses_what_is_new_and_exits_0():
         assert ended(running) == (0, "")
 
 
+@pytest.mark.full
 def test_a_second_signal_breaks_off_what_runs_and_the_exit_code_says_so():
     with process(0.2, 30) as (running, url):
         with httpx.stream("POST", f"{url}/v1/completions", json={**BODY, "stream": True}, timeout=20) as answer:

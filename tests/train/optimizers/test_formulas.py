@@ -138,6 +138,7 @@ def test_muon_orthogonalises_matrices_and_leaves_the_rest_to_adamw(parameters, d
         np.testing.assert_allclose(made[path], expected, atol=1e-4, err_msg=path)
 
 
+@pytest.mark.full
 def test_muons_momentum_looks_ahead(parameters, draw, moved):
     """Of gradients along one direction, Nesterov's update is that of the plain momentum of 0.9·m + g."""
     first, second, values = draw(), draw(), draw()

@@ -1,7 +1,7 @@
 """Attention over a paged cache: prefill, chunked prefill, decode and speculative verification as one ragged call."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from jax import Array
 
@@ -10,13 +10,17 @@ from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.reference import paged_attention_reference
-from axon.kernels.paged_attention.tables import Tables
+from axon.kernels.paged_attention.tables import Tables as TpuTables
 from axon.kernels.paged_attention.tpu import paged_attention_tpu, tables_tpu, unfit
 from axon.kernels.paged_attention.tpu_kernel import LANES
 from axon.kernels.paged_attention.validate import validate, validate_constants
-from axon.kernels.paged_attention.xla import paged_attention_xla, tables_xla
+from axon.kernels.paged_attention.xla import paged_attention_xla
+from axon.kernels.paged_attention.xla_tables import XlaTables, tables_xla
 
 __all__ = ["Cache", "Tables", "paged_attention", "paged_attention_reference", "paged_attention_tables"]
+
+Tables = TpuTables | XlaTables
+"""Of the implementation that made them."""
 
 
 def paged_attention(
@@ -70,9 +74,9 @@ def paged_attention(
     config = AttentionConfig(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
     chosen = choose("paged_attention", _candidates(q, cache, inputs), _detail(cache, config))
     if chosen == "tpu":
-        return paged_attention_tpu(q, k, v, cache, inputs, config, tables, cores=cores())
+        return paged_attention_tpu(q, k, v, cache, inputs, config, cast(TpuTables | None, tables), cores=cores())
     if chosen == "xla":
-        return paged_attention_xla(q, k, v, cache, inputs, config, tables)
+        return paged_attention_xla(q, k, v, cache, inputs, config, cast(XlaTables | None, tables))
     return paged_attention_reference(q, k, v, cache, inputs, config)
 
 

@@ -5,7 +5,7 @@ the static size. A block's rows are queries by group: the heads that share one h
 product with that head's keys computes all of their scores.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -19,7 +19,7 @@ from axon.kernels.paged_attention.ragged import AttentionInputs, Places
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["count", "starts", "sequences", "rows", "positions", "sizes"],
-    meta_fields=["queries"],
+    meta_fields=["queries", "in_order"],
 )
 @dataclass(frozen=True)
 class Blocks:
@@ -30,6 +30,7 @@ class Blocks:
         starts: of each sequence, `sequences`, its first block.
         sequences, rows, positions, sizes: of each block, `blocks`, whose queries it has, the first of them, the
             position of that one, and how many there are.
+        in_order: a constant; whether, of blocks of one query, block i has row i.
     """
 
     queries: int
@@ -39,6 +40,7 @@ class Blocks:
     rows: Array
     positions: Array
     sizes: Array
+    in_order: bool = True
 
     @property
     def ends(self) -> Array:
@@ -49,13 +51,23 @@ class Blocks:
         """`blocks`: the first position that a block's queries see."""
         return jnp.zeros_like(self.positions) if window is None else jnp.maximum(self.positions - window + 1, 0)
 
+    def take(self, some: Array) -> "Blocks":
+        """These blocks, in this order."""
+        chosen = {name: getattr(self, name)[some] for name in ("sequences", "rows", "positions", "sizes")}
+        return replace(self, in_order=False, **chosen)
 
-def blocks(inputs: AttentionInputs, tokens: int, queries: int) -> Blocks:
-    """The blocks of a batch of `tokens` rows."""
-    lens = inputs.q_lens
+
+def blocks(
+    inputs: AttentionInputs, tokens: int, queries: int, lens: Array | None = None, most: int | None = None
+) -> Blocks:
+    """The blocks of a batch of `tokens` rows.
+
+    `lens[sequences]`: of each as many first queries, all by default; `most`: how many blocks these have, at most.
+    """
+    lens = inputs.q_lens if lens is None else lens
     counts = (lens + queries - 1) // queries
     ends = jnp.cumsum(counts)
-    room = tokens if queries == 1 else tokens // queries + min(inputs.sequences, tokens)
+    room = min(tokens, tokens // queries + inputs.sequences) if most is None else most
     index = jnp.arange(room, dtype=jnp.int32)
     owner = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
     owner = jnp.minimum(owner, inputs.sequences - 1)
@@ -67,7 +79,7 @@ def blocks(inputs: AttentionInputs, tokens: int, queries: int) -> Blocks:
         starts=ends - counts,
         sequences=owner,
         rows=inputs.cu_q_lens[owner] + inside,
-        positions=inputs.kv_lens[owner] - lens[owner] + inside,
+        positions=inputs.kv_lens[owner] - inputs.q_lens[owner] + inside,
         sizes=jnp.where(index < ends[-1], sizes, 0),
     )
 
@@ -75,7 +87,7 @@ def blocks(inputs: AttentionInputs, tokens: int, queries: int) -> Blocks:
 def split(q: Array, plan: Blocks, kv_heads: int) -> Array:
     """`tokens heads head_dim` → `blocks kv_heads (queries group) head_dim`; rows past a block's size are others'."""
     pattern = "blocks queries (kv_heads group) head_dim -> blocks kv_heads (queries group) head_dim"
-    if plan.queries == 1:  # block i is row i
+    if plan.queries == 1 and plan.in_order:
         return rearrange(q[:, None], pattern, kv_heads=kv_heads)
     rows = plan.rows[:, None] + jnp.arange(plan.queries)
     return rearrange(q.at[rows].get(mode="clip"), pattern, kv_heads=kv_heads)

@@ -1,8 +1,8 @@
-"""Paged attention in plain XLA: blocks of queries in one batch, each over its own pages, a few at a time.
+"""Paged attention in plain XLA: a few blocks of queries in one batch, each over its own pages, a few at a time.
 
-An online softmax (Milakov and Gimelshein, arXiv:1805.02867) over the pages that some query of the block sees: as many
-steps as the block with the most pages needs, whatever the table has room for. The gathered pages of one step are small
-enough for a cache, and lie as the product wants them.
+An online softmax (Milakov and Gimelshein, arXiv:1805.02867) over the pages that some query of these blocks sees: as
+many steps as the block of them with the most pages needs, whatever the table has room for. The gathered pages of one
+step are small enough for a cache, and lie as the product wants them.
 """
 
 from dataclasses import dataclass
@@ -12,24 +12,19 @@ import jax.numpy as jnp
 from einops import rearrange
 from jax import Array, lax
 
-from axon.kernels.paged_attention.blocks import Blocks, blocks, join, of_rows, split
+from axon.kernels.paged_attention.blocks import Blocks, of_rows, split
 from axon.kernels.paged_attention.cache import Cache
-from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
-from axon.kernels.paged_attention.tables import Tables
+from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.write import write
+from axon.kernels.paged_attention.xla_tables import XlaTables, tables_xla
 
 KEYS = 64
 """Positions a step, about: on a CPU 64 is the fastest of 64 to 256."""
 
-QUERIES = 16
-"""Queries a block, at most, where there are more queries than sequences."""
+TOGETHER = 4
+"""Blocks computed together, each taking as many steps as the one of them that needs most."""
 
 MASKED = float(jnp.finfo(jnp.float32).min)
-
-
-def tables_xla(tokens: int, inputs: AttentionInputs) -> Tables:
-    """What `paged_attention_xla` looks up of a batch of so many rows."""
-    return Tables(places(inputs, tokens), blocks(inputs, tokens, 1 if tokens <= inputs.sequences else QUERIES))
 
 
 def paged_attention_xla(
@@ -39,15 +34,29 @@ def paged_attention_xla(
     cache: Cache,
     inputs: AttentionInputs,
     config: AttentionConfig,
-    tables: Tables | None = None,
+    tables: XlaTables | None = None,
 ) -> tuple[Array, Cache]:
     """See `axon.kernels.paged_attention.paged_attention`. Scores and sums are float32 at least."""
     tables = tables or tables_xla(q.shape[0], inputs)
-    where, plan = tables.where, tables.plan
-    cache = write(cache, k, v, inputs, where)
-    rows = split(q, plan, cache.kv_heads).astype(jnp.promote_types(q.dtype, jnp.float32))
-    out = _attend(rows, cache, plan, inputs, config)
-    return join(out, plan, where, inputs).astype(q.dtype), cache
+    cache = write(cache, k, v, inputs, tables.where)
+    rows = [_of_kind(q, cache, plan, inputs, config) for plan in tables.kinds]
+    out = jnp.concatenate(rows).at[tables.rows].get(mode="clip")
+    return jnp.where(tables.where.real[:, None, None], out, 0).astype(q.dtype), cache
+
+
+def _of_kind(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, config: AttentionConfig) -> Array:
+    """`(blocks queries) heads head_dim` of all blocks of one kind, some at a time: those beside each other in their
+    order see about as many keys, and of those without a query none is computed."""
+    q = split(q, plan, cache.kv_heads).astype(jnp.promote_types(q.dtype, jnp.float32))
+    count = len(q)
+    index = jnp.minimum(jnp.arange(-(-count // TOGETHER) * TOGETHER), count - 1).reshape(-1, TOGETHER)
+    if count <= TOGETHER:
+        out = _attend(q, cache, plan, inputs, config)
+    else:
+        out = lax.map(lambda some: _attend(q[some], cache, plan.take(some), inputs, config), index)
+        out = out.reshape(-1, *q.shape[1:])[:count]
+    pattern = "blocks kv_heads (queries group) head_dim -> (blocks queries) (kv_heads group) head_dim"
+    return rearrange(out, pattern, queries=plan.queries)
 
 
 @jax.tree_util.register_dataclass

@@ -44,6 +44,7 @@ class Batches:
         self.sizes, self.slots, self.vocab, self._positions = tuple(sizes), slots, vocab, positions
         columns = max(pool.pages_for(positions) for pool in pools.values())
         self._tables = {window: np.zeros((slots, columns), np.int32) for window in pools}
+        self._pages: list[Mapping[int | None, list[int]]] = [{} for _ in range(slots)]  # what `_tables` has of each
         self._free = list(range(slots - 1, -1, -1))
         self._taken: dict[int, int] = {}
 
@@ -103,9 +104,12 @@ class Batches:
         return [*known, *([-1 - slot] if part.from_device else []), *part.drafts]
 
     def _set_pages(self, sequence: Running, slot: int) -> None:
+        if self._pages[slot] == sequence.pages:  # of most steps: a page lasts for many tokens
+            return
         for window, table in self._tables.items():
             pages = sequence.pages[window]
             table[slot, : len(pages)] = pages
+        self._pages[slot] = {window: [*pages] for window, pages in sequence.pages.items()}
 
 
 def _columns(scheduled: Sequence[Scheduled]) -> np.ndarray:

@@ -44,6 +44,8 @@ class Policy:
 
     def add(self, ids: Iterable[int]) -> None:
         """The text goes on by these; of no consequence without penalties."""
+        if not self._looks_back:
+            return
         before, self._entries = len(self._entries), self.entries(ids)
         fresh = self._entries[before:, ID].tolist()
         self._places |= {token: before + place for place, token in enumerate(fresh)}

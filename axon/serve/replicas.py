@@ -82,7 +82,7 @@ class Replicas:
         number = self._numbers[place]
         if update.finish is not None:
             del self._numbers[place], self._places[number]
-        return replace(update, request=number)
+        return update._replace(request=number)
 
 
 def shares(runtime: Runtime) -> list[tuple[Layout, list[Any]]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -129,9 +129,8 @@ class TokenLogprob:
     likeliest: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Update:
-    """What is new of a request.
+class Update(NamedTuple):
+    """What is new of a request; a tuple, as a step has one for each sequence and its host time is short.
 
     Args:
         request: its number, of `Engine.submit`. ids: new tokens, one that ends the text included. text: new text, of

@@ -14,7 +14,8 @@ class Sequence:
         limit: how many tokens prompt and text may have; by default as many as were asked for. adapter: of the weights.
 
     Attributes:
-        tokens: prompt and text, as far as the host knows them. pending: how many more steps in flight have drawn.
+        tokens: prompt and text, as far as the host knows them. prompt_length: of the prompt alone.
+        pending: how many more steps in flight have drawn.
         cached: tokens whose keys and values are in pages once the launched steps are done, `verifying` drafts included,
             of which the host does not know yet whether they are accepted.
         drafts: guesses of the tokens that follow, to be verified by the next step that reaches the end of `tokens`.
@@ -31,7 +32,7 @@ class Sequence:
     def __init__(self, request: Request, number: int, arrival: float, limit: int | None = None, adapter: str = ""):
         self.request, self.number, self.arrival, self.adapter = request, number, arrival, adapter
         self.limit = len(request.prompt) + request.sampling.tokens if limit is None else limit
-        self.tokens = list(request.prompt)
+        self.tokens, self.prompt_length = list(request.prompt), len(request.prompt)
         self.pending = self.cached = self.verifying = self.reused = self.scored = self.registered = 0
         self.drafts: tuple[int, ...] = ()
         self.drafting = False
@@ -46,11 +47,6 @@ class Sequence:
     def order(self) -> tuple[int, float, int]:
         """The smaller is served first."""
         return -self.request.priority, self.arrival, self.number
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of its prompt."""
-        return len(self.request.prompt)
 
     @property
     def length(self) -> int:

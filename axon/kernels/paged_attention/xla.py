@@ -16,6 +16,7 @@ from axon.kernels.paged_attention.blocks import Blocks, of_rows, split
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.write import write
+from axon.kernels.paged_attention.xla_product import product
 from axon.kernels.paged_attention.xla_tables import XlaTables, tables_xla
 
 KEYS = 64
@@ -89,7 +90,7 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
         pages = inputs.page_table[plan.sequences[:, None], jnp.minimum(column, columns - 1)]
         positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
         keys, values = (_gather(cached, pages).astype(q.dtype) for cached in (cache.keys, cache.values))
-        products = _products(q, keys)
+        products = product(q, keys.swapaxes(2, 3))
         if cache.key_scales is not None:
             products = products * _gather(cache.key_scales, pages)[:, :, None]
         value_scales = None if cache.value_scales is None else _gather(cache.value_scales, pages)
@@ -128,11 +129,6 @@ def _gather(cached: Array, pages: Array) -> Array:
     return cached.reshape(-1, size, *rest).at[index].get(mode="clip").reshape(len(pages), kv_heads, -1, *rest)
 
 
-def _products(q: Array, keys: Array) -> Array:
-    """`blocks kv_heads rows keys`. With the longer matrix on the left a CPU is faster; the barrier keeps it there."""
-    return lax.optimization_barrier(jnp.einsum("bksd,bkrd->bksr", keys, q).swapaxes(2, 3))
-
-
 def _update(running: _Running, scores: Array, seen: Array, values: Array, value_scales: Array | None) -> _Running:
     """The sums with one more step in them, those so far brought down to the new largest score."""
     top = jnp.maximum(running.top, scores.max(axis=-1))
@@ -141,5 +137,4 @@ def _update(running: _Running, scores: Array, seen: Array, values: Array, value_
     total = running.total * shrink + weights.sum(axis=-1)
     if value_scales is not None:
         weights = jnp.where(seen, weights * value_scales[:, :, None], 0)
-    products = jnp.einsum("bksd,bkrs->bkdr", values, weights).swapaxes(2, 3)
-    return _Running(top, total, running.values * shrink[..., None] + products)
+    return _Running(top, total, running.values * shrink[..., None] + product(weights, values))

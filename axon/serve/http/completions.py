@@ -1,7 +1,6 @@
 """`POST /v1/completions`: texts that are continued."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -58,7 +57,7 @@ class CompletionReply(Reply):
     def take(self, place: int, update: Update) -> Choice:
         if self.body.max_tokens == 0:
             finish = update.finish and Finish.LENGTH
-            update = replace(update, ids=(), text="", logprobs=(), finish=finish)
+            update = update._replace(ids=(), text="", logprobs=(), finish=finish)
         return super().take(place, update)
 
     def whole_choice(self, place: int) -> dict[str, Any]:

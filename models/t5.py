@@ -136,14 +136,21 @@ class T5Model(nnx.Module):
         return x, auxiliary
 
     def prefill(self, tokens: Array, length: Array, room: int) -> tuple[Array, Any]:
-        """As of `axon.nn.LanguageModel`. The encoder runs here alone, and the cache gets each layer's keys and values
-        of what it made."""
-        batch, seq = tokens.shape
-        at_their_places = jnp.broadcast_to(jnp.arange(seq, dtype=jnp.int32), tokens.shape)
+        """As of `axon.nn.LanguageModel`, for what `begin` goes on from."""
+        at_their_places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
         documents = shard(jnp.where(at_their_places < length, 0, -1), "batch seq")
         encoded, _ = self.encode(Inputs(shard(tokens, "batch seq"), shard(at_their_places, "batch seq"), documents))
-        first = jnp.full((batch, 1), self.start_id, jnp.int32)
-        return self._written(first, self.decoder.layers.cache(batch, 1 + room), documents, jnp.int32(0), encoded)
+        return self.begin(encoded, documents, room)
+
+    def begin(self, encoded: Array, documents: Array, room: int) -> tuple[Array, Any]:
+        """What `output` predicts the first id of each answer from, `batch 1 embed`, and what `advance` goes on from: a
+        cache with each layer's keys and values of `encoded` and `room` for so many ids, `documents`, and the place of
+        the next id.
+
+        `encoded`: by `encode`; `documents[batch seq]`: 0 where it is of a token, -1 where of padding.
+        """
+        first, cache = jnp.full((documents.shape[0], 1), self.start_id, jnp.int32), self.decoder.layers.cache
+        return self._written(first, cache(documents.shape[0], 1 + room), documents, jnp.int32(0), encoded)
 
     def advance(self, ids: Array, state: Any) -> tuple[Array, Any]:
         """As of `axon.nn.LanguageModel`."""

@@ -11,7 +11,8 @@ from axon.disk import named, writing
 from axon.errors import UserError
 from axon.run.trained import open_trained
 from axon.runtime import Runtime, flattened
-from axon.serve.export import Sizes, check_request, export_programs, one_device, write_export
+from axon.serve.export import check_request, write_export
+from axon.serve.export_programs import Sizes, export_programs, one_device
 
 Report = Callable[[str], None]
 TOKENIZER = "tokenizer.json"

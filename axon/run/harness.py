@@ -17,9 +17,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.runtime import Runtime
+from axon.serve.encoder_decoder import EncoderDecoder
 from axon.serve.offline import write
 from axon.serve.request import Request, Sampling
-from axon.serve.score import Continuation, Scorer
+from axon.serve.score import Scorer
+from axon.serve.teacher_forcing import Continuation
 
 Report = Callable[[str], None]
 
@@ -30,8 +32,16 @@ SAMPLED = {"do_sample", "temperature", "top_k", "top_p", "min_p"}
 """Options of a task's generation that are followed, besides `until` and the number of tokens."""
 
 
+def harness_model(
+    runtime: Runtime, parameters: Any, variables: Any, tokenizer: Tokenizer, max_length: int
+) -> "HarnessModel":
+    """That of a runtime's kind of module."""
+    kind = EncoderDecoderHarnessModel if isinstance(runtime.module, EncoderDecoder) else HarnessModel
+    return kind(runtime, parameters, variables, tokenizer, max_length)
+
+
 class HarnessModel(TemplateLM):
-    """Log-likelihoods, rolling log-likelihoods and texts of a model with its parameters in place.
+    """Log-likelihoods, rolling log-likelihoods and texts of a decoder-only model with its parameters in place.
 
     A context that does not fit is cut at its beginning, which `report_cuts` counts. A sequence of the harness is a
     document: it begins as a prompt of `axon generate` does.
@@ -73,7 +83,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def _continuation(self, context: list[int], tokens: list[int]) -> Continuation:
-        room = self.max_length + 1 - len(tokens)
+        room = self._room(len(tokens) - 1)  # the last one is only predicted
         if room < 1:
             raise UserError(
                 f"a task has an answer of {len(tokens)} tokens, and sequences have at most {self.max_length} "
@@ -81,6 +91,10 @@ class HarnessModel(TemplateLM):
             )
         self.cut += len(context) > room
         return Continuation(context[-room:], tokens)
+
+    def _room(self, following: int) -> int:
+        """Positions for a context after which so many tokens are read."""
+        return self.max_length - following
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability in nats of each text as a document, in windows of `max_length` that do not overlap."""
@@ -124,7 +138,7 @@ class HarnessModel(TemplateLM):
     def _asked(self, context: str, options: dict[str, Any], repeat: int) -> Request:
         """The request for one text."""
         sampling = sampling_of(options)
-        room = self.max_length - sampling.tokens
+        room = self._room(sampling.tokens)
         if room < 1:
             raise UserError(
                 f"a task generates {sampling.tokens} tokens, and sequences have at most {self.max_length} positions: "
@@ -142,6 +156,24 @@ class HarnessModel(TemplateLM):
                 f"{self.cut} contexts had more than the {self.max_length} positions of a sequence, and lost their "
                 "beginning; --max-length allows more where the model takes them"
             )
+
+
+class EncoderDecoderHarnessModel(HarnessModel):
+    """The same of an encoder–decoder, whose encoder reads the context and whose decoder writes what follows it. Each
+    has `max_length` positions, and the special tokens of a prompt are the context's alone."""
+
+    backend = "seq2seq"
+    """By which the harness encodes context and continuation apart."""
+
+    def _room(self, following: int) -> int:
+        return self.max_length if 1 + following <= self.max_length else 0  # its decoder reads what begins an answer
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Refused: `UserError`."""
+        raise UserError(
+            "a task asks for the likelihood of whole texts (loglikelihood_rolling), and an encoder–decoder has none: "
+            "it predicts the answer to a text, and no token of the text itself. Leave the task out"
+        )
 
 
 def _seed(*entropy: int) -> int:

@@ -12,6 +12,7 @@ from axon.errors import UserError, suggest
 from axon.nn import LanguageModel
 from axon.run.inspect import runtime_of
 from axon.run.trained import Trained, open_trained
+from axon.serve.encoder_decoder import EncoderDecoder
 
 Report = Callable[[str], None]
 
@@ -36,22 +37,22 @@ def evaluate_tasks(
         limit: documents of each task; None for all.
         max_length: as of `sequence_positions`.
 
-    Raises `UserError` where the extra `eval` is missing, for unknown tasks, for a model that continues no texts, and
+    Raises `UserError` where the extra `eval` is missing, for unknown tasks, for a model that writes no texts, and
     for longer sequences than it takes.
     """
     _check_installed()
-    from axon.run.harness import HarnessModel
+    from axon.run.harness import harness_model
 
     tasks = _tasks(names, folder)
     trained = open_trained(path)
     train = trained.train
-    # Before its runtime, which names the objective: that of a model that continues no text is not NextToken.
+    # Before its runtime, which names the objective: that of a model that writes no text has another.
     module = train.model.build()
-    if not isinstance(module, LanguageModel):
-        raise UserError(f"--tasks: {path} is a {type(train.model).__name__}; expected a model that continues texts")
+    if not isinstance(module, LanguageModel | EncoderDecoder):
+        raise UserError(f"--tasks: {path} is a {type(train.model).__name__}; expected a model that writes texts")
     positions = sequence_positions(max_length, trained, module)
     runtime, tokenizer = runtime_of(train, report), trained.tokenizer.load()
-    model = HarnessModel(runtime, *trained.restore(runtime, train.model, report), tokenizer, positions)
+    model = harness_model(runtime, *trained.restore(runtime, train.model, report), tokenizer, positions)
     found = _evaluate(model, names, tasks, limit)
     model.report_cuts(report)
     return {name: found[name] for name in ("results", "versions", "n-shot", "n-samples")}
@@ -82,7 +83,7 @@ def _evaluate(model: Any, names: Sequence[str], tasks: Any, limit: int | None) -
         ) from error
 
 
-def sequence_positions(wanted: int | None, trained: Trained, module: LanguageModel) -> int:
+def sequence_positions(wanted: int | None, trained: Trained, module: LanguageModel | EncoderDecoder) -> int:
     """Positions of a task's sequences: `wanted`, or where that is None those of `trained.train`.
 
     Raises `UserError` for more than `module` has, or than `trained` was trained on.

@@ -1,66 +1,29 @@
-"""A model for those without Axon: its forward and its decode step as StableHLO (`jax.export`), its weights beside them.
-
-A program is of one platform, as it is traced for one: kernels and the compute dtype are chosen there. Its shapes are
-fixed, since attention plans its blocks for them while it is traced.
-"""
+"""A model for those without Axon: a folder with its programs as StableHLO, its weights, and a script that runs them."""
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, export
 
-from axon import axes
 from axon.axes import ArraySpec
 from axon.axes.patterns import base
 from axon.checkpoint.huggingface.save import Entry, fetch_from, write_weights
 from axon.checkpoint.huggingface.weights import DTYPES
 from axon.disk import writing
 from axon.errors import UserError
-from axon.layout import Layout, Placement
-from axon.nn import Inputs, LanguageModel
-from axon.precision import Precision
-from axon.runtime import Runtime, flattened, nested
-
-PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}
-"""What `jax.export` calls a platform → what a layout does."""
+from axon.nn import LanguageModel
+from axon.serve.encoder_decoder import EncoderDecoder
+from axon.serve.export_programs import PLATFORMS, ExportedProgram, Flat, Sizes
 
 STORED = {jnp.dtype(dtype): name for name, dtype in DTYPES.items()}
 """Dtype → its name in safetensors."""
 
 MANIFEST = "manifest.json"
 RUNNER = "run.py"
-
-Flat = Mapping[str, Any]
-"""Arrays, or what describes them, by path: `layers/block/mlp/up`."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Those that programs are exported for: sequences, and the positions of each, in `forward` and in a cache."""
-
-    batch: int
-    length: int
-
-
-@dataclass(frozen=True)
-class ExportedProgram:
-    """A program, and its operands and results as a manifest describes them."""
-
-    name: str
-    exported: export.Exported
-    inputs: dict[str, Any]
-    outputs: dict[str, Any]
-
-
-def one_device(layout: Layout) -> Layout:
-    """`layout` for a mesh of one device: its axes stay known, and nothing is split, stored elsewhere or overlapped."""
-    return replace(layout, mesh={}, replicate_kv=1, context=None, host=(), disk={}, overlap=(), pad_layers=False)
 
 
 def check_request(module: Any, platforms: Sequence[str], sizes: Sizes) -> None:
@@ -70,78 +33,16 @@ def check_request(module: Any, platforms: Sequence[str], sizes: Sizes) -> None:
             raise UserError(f"--platforms: unknown platform {platform!r}; expected some of {', '.join(PLATFORMS)}")
     if not platforms or len(set(platforms)) < len(platforms):
         raise UserError(f"--platforms is {','.join(platforms)!r}; expected each of {', '.join(PLATFORMS)} at most once")
-    if not isinstance(module, LanguageModel):
+    if not isinstance(module, LanguageModel | EncoderDecoder):
         raise UserError(
-            f"{type(module).__name__} cannot be exported: only a decoder-only model, an axon.nn.LanguageModel, has a "
-            "forward of tokens alone and a decode step"
+            f"{type(module).__name__} cannot be exported: it writes no text. Expected a decoder-only model, an "
+            "axon.nn.LanguageModel, or an encoder–decoder as models.t5.T5 builds one"
         )
     if module.max_length is not None and sizes.length > module.max_length:
         raise UserError(
             f"--length is {sizes.length}, and this model has {module.max_length} positions: lower it to "
             f"{module.max_length}"
         )
-
-
-def export_programs(
-    model: Any, layout: Layout, precision: Precision, platform: str, sizes: Sizes
-) -> tuple[list[ExportedProgram], dict[str, str]]:
-    """The programs `forward` and `decode` of `model` for one device of a platform, and what was chosen for them.
-
-    The device need not be here, and its kernels are the best for it: a run's `Train.kernels` are those of training.
-    Raises `UserError` where the platform cannot have the program.
-    """
-    placement = Placement.described(layout, 1, PLATFORMS[platform])
-    runtime = Runtime(model, layout, precision=precision, placement=placement)
-    weights = {**runtime.parameters, **runtime.variables}
-    tokens = ArraySpec(("batch", "seq"), (sizes.batch, sizes.length), jnp.int32)
-    token, start = replace(tokens, shape=(sizes.batch, 1)), ArraySpec((), (), jnp.int32)
-    with runtime.tracing():
-        cache = flattened(runtime.module.layers.cache_specs(sizes.batch, sizes.length))
-    vocab = runtime.module.dims["vocab"]
-    logits = ArraySpec(("batch", "seq", "vocab"), (*tokens.shape, vocab), jnp.float32)
-    last = ArraySpec(("batch", "vocab"), (sizes.batch, vocab), jnp.float32)
-    forward = {"weights": weights, "tokens": tokens, "positions": tokens}
-    decode = {"weights": weights, "cache": cache, "tokens": token, "start": start}
-    return [
-        _program("forward", runtime, platform, _forward(runtime), forward, {"logits": logits}),
-        _program("decode", runtime, platform, _decode(runtime), decode, {"logits": last, "cache": cache}),
-    ], dict(runtime.choices)
-
-
-def _forward(runtime: Runtime) -> Callable[..., Array]:
-    def forward(weights: Flat, tokens: Array, positions: Array) -> Array:
-        model = runtime.bind(weights)
-        hidden, *_ = model.hidden(Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq")))
-        return model.output.logits(hidden).astype(jnp.float32)
-
-    return forward
-
-
-def _decode(runtime: Runtime) -> Callable[..., tuple[Array, Flat]]:
-    def decode(weights: Flat, cache: Flat, tokens: Array, start: Array) -> tuple[Array, Flat]:
-        model = runtime.bind(weights)
-        positions = jnp.broadcast_to(start, tokens.shape)
-        inputs = Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq"), start=start)
-        hidden, filled, _ = model.hidden(inputs, nested(cache))
-        return model.output.logits(hidden)[:, 0].astype(jnp.float32), flattened(filled)
-
-    return decode
-
-
-def _program(
-    name: str, runtime: Runtime, platform: str, fn: Callable[..., Any], inputs: dict[str, Any], outputs: dict[str, Any]
-) -> ExportedProgram:
-    jitted = jax.jit(fn)
-    operands = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype), list(inputs.values()))
-    with runtime.tracing():
-        jitted.trace(*operands)  # first, so that an error below is the platform's
-        try:
-            exported = export.export(jitted, platforms=[platform])(*operands)
-        except (NotImplementedError, ValueError) as error:
-            raise UserError(
-                f"{name} cannot be exported for {platform}: {error}. Leave {platform} out of --platforms"
-            ) from error
-    return ExportedProgram(name, exported, inputs, outputs)
 
 
 def write_export(

@@ -13,28 +13,13 @@ from jax import Array
 
 from axon import axes
 from axon.axes.specs import mesh_axes_of
-from axon.nn import Inputs, token_nll
+from axon.nn import token_nll
 from axon.runtime import Runtime
+from axon.serve.teacher_forcing import Continuation, teacher_forcing
 from axon.serve.unsplit import unsplit
-
-SHORTEST = 64
-"""Sequences are padded to this length, or to it times a power of two: few lengths, so that few programs compile."""
 
 SEQUENCES = 8
 """Sequences of a batch, or the next multiple of the devices that split it."""
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """Ids `tokens` after the ids `context`, of which there is at least one."""
-
-    context: Sequence[int]
-    tokens: Sequence[int]
-
-    @property
-    def length(self) -> int:
-        """Positions of a sequence that predicts the tokens: the last one is only predicted."""
-        return len(self.context) + len(self.tokens) - 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +33,8 @@ class Score:
 class Scorer:
     """Scores continuations with a runtime's module and mesh; sequences are split over devices, positions are not.
 
-    A program is compiled for each padded length, and cached.
+    A program is compiled for each padded length, and cached. An encoder–decoder reads contexts and writes
+    continuations.
 
     Args:
         max_length: positions of a sequence, at most.
@@ -56,7 +42,7 @@ class Scorer:
 
     def __init__(self, runtime: Runtime, max_length: int):
         self.runtime, self.max_length = runtime, max_length
-        self._placement = unsplit(runtime.placement, "seq")
+        self._forced, self._placement = teacher_forcing(runtime.module), unsplit(runtime.placement, "seq")
         mesh = self._placement.mesh.shape
         split = math.prod(mesh[a] for a in mesh_axes_of(self._placement.spec(("batch", "seq"))))
         self.batch = -(-SEQUENCES // split) * split
@@ -72,42 +58,24 @@ class Scorer:
         more than `max_length` positions.
         """
         for one in continuations:
-            if not one.context or not one.tokens or one.length > self.max_length:
+            if not one.context or not one.tokens or self._forced.positions(one) > self.max_length:
                 sizes = f"{len(one.tokens)} tokens after {len(one.context)}"
                 raise ValueError(f"a continuation of {sizes}: expected 1 or more of both, {self.max_length} positions")
-        order = sorted(range(len(continuations)), key=lambda place: -continuations[place].length)
+        order = sorted(range(len(continuations)), key=lambda place: -self._forced.positions(continuations[place]))
         for first in range(0, len(order), self.batch):
             places = order[first : first + self.batch]
-            batch = self._padded([continuations[place] for place in places])
+            batch = self._forced.padded([continuations[place] for place in places], self.batch, self.max_length)
             with self.runtime.tracing(self._placement):
                 found = self._compiled(parameters, variables or {}, batch, greedy=greedy)
             nll, taken = (np.asarray(value) for value in jax.device_get(found))
             for row, place in enumerate(places):
                 yield place, Score(-float(nll[row]), bool(taken[row]))
 
-    def _padded(self, continuations: Sequence[Continuation]) -> dict[str, np.ndarray]:
-        """Arrays `batch seq`; `documents` is -1 and `weights` 0 where there is padding."""
-        shape = self.batch, self._padded_length(max(one.length for one in continuations))
-        batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets")}
-        batch |= {"documents": np.full(shape, -1, np.int32), "weights": np.zeros(shape, np.float32)}
-        for row, one in enumerate(continuations):
-            ids, length = [*one.context, *one.tokens], one.length
-            batch["tokens"][row, :length], batch["targets"][row, :length] = ids[:-1], ids[1:]
-            batch["documents"][row, :length] = 0
-            batch["weights"][row, len(one.context) - 1 : length] = 1
-        return batch
-
-    def _padded_length(self, length: int) -> int:
-        return min(SHORTEST * 2 ** math.ceil(math.log2(max(1, length / SHORTEST))), self.max_length)
-
     def _score(self, parameters: Any, variables: Any, batch: dict[str, Array], greedy: bool) -> tuple[Array, Array]:
         """Of each sequence the negative log-likelihood of the tokens that count, and whether all are the likeliest."""
         batch = {name: axes.shard(value, "batch seq") for name, value in batch.items()}
-        model, tokens = self.runtime.bind(parameters, variables), batch["tokens"]
-        # Padding is at position 0: the largest position of a sequence chooses its frequencies, as LongRoPE's.
-        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        positions = axes.shard(jnp.where(batch["documents"] < 0, 0, places), "batch seq")
-        hidden, *_ = model.hidden(Inputs(tokens, positions, batch["documents"]))
+        model = self.runtime.bind(parameters, variables)
+        hidden = self._forced.hidden(model, batch)
         nll, _ = token_nll(hidden, model.output, batch["targets"])
         total, real = jnp.sum(nll * batch["weights"], axis=1), batch["weights"] > 0
         if not greedy:

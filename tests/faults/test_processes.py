@@ -78,30 +78,6 @@ def test_two_processes_under_a_supervisor_go_on_when_one_is_killed(start, tmp_pa
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [100])
-def test_two_processes_killed_at_random_moments_lose_no_checkpoint_and_no_bit(start, tmp_path, wait_for_step, kills):
-    lines = f"{TWO}\nTrain.steps = {12 * kills}\nCheckpoints.every = 7\n"
-    whole = start(tmp_path / "whole", "--processes", "2", lines=lines)
-    assert whole.communicate(timeout=600)[0] is not None
-    folder = tmp_path / "cut"
-    reader = Reader(folder / "checkpoints")
-    for _ in range(kills):
-        begun = reader.latest() or 0
-        process = start(folder, "--processes", "2", lines=lines)
-        wait_for_step(begun + random.randint(1, 18), folder, process)
-        time.sleep(random.uniform(0, 0.1))
-        victims = [process.pid, *children(process.pid)] if process.poll() is None else []
-        if victims:
-            os.kill(random.choice(victims), signal.SIGKILL)
-        process.communicate(timeout=60)
-        assert (reader.latest() or 0) >= losses(folder)[-1][0] - 14
-    last = start(folder, "--processes", "2", lines=lines)
-    out = last.communicate(timeout=600)[0]
-    assert last.returncode == 0, out
-    assert losses(folder) == losses(tmp_path / "whole")
-
-
 @pytest.mark.full
 def test_two_processes_that_were_stopped_go_on_from_the_mirror(start, tmp_path, wait_for_step, monkeypatch):
     with serving() as server:

@@ -16,7 +16,8 @@ from axon.precision import Precision
 from axon.run.export import export_model
 from axon.run.inspect import runtime_of
 from axon.run.trained import open_trained
-from axon.serve.export import PLATFORMS, Sizes, check_request, export_programs
+from axon.serve.export import check_request
+from axon.serve.export_programs import PLATFORMS, Sizes, export_programs
 from axon.serve.offline import write
 from axon.serve.request import Request, Sampling
 from models.bert import Bert
@@ -24,6 +25,7 @@ from models.deepseek import DeepSeek
 from models.gpt2 import GPT2
 from models.gpt_oss import GptOss
 from models.llama import Llama
+from models.t5 import T5
 
 WITHOUT_AXON = """
 import runpy, sys
@@ -35,9 +37,17 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 import jax, numpy as np
-folder, prompt, tokens = sys.argv[1], [int(one) for one in sys.argv[2].split(",")], np.load(sys.argv[3])
-model = runpy.run_path(f"{folder}/run.py")["Model"](folder)
-np.save(sys.argv[4], model.logits(tokens))
+given, prompt = np.load(sys.argv[2]), [int(one) for one in sys.argv[3].split(",")]
+model = runpy.run_path(f"{sys.argv[1]}/run.py")["load"](sys.argv[1])
+if "written" in given:
+    encoded, logits, cache = model.encode(given["tokens"], given["lengths"])
+    steps = [np.asarray(logits)]
+    for place, ids in enumerate(given["written"].T, 1):
+        logits, cache = model.step(cache, ids[:, None], place)
+        steps.append(np.asarray(logits))
+    np.savez(sys.argv[4], encoded=encoded, logits=np.stack(steps, axis=1))
+else:
+    np.savez(sys.argv[4], logits=model.logits(given["tokens"]))
 print(*model.generate(prompt, 8))
 """
 BATCH, LENGTH = 2, 24
@@ -47,43 +57,80 @@ def silent(line):
     pass
 
 
-def own(folder, tokens, prompt):
-    """Logits of `tokens`, and the 8 likeliest ids after `prompt`, by Axon."""
-    trained = open_trained(folder)
-    runtime = runtime_of(trained.train, silent)
-    values, variables = trained.restore(runtime, trained.train.model, silent)
-
-    def logits(values, tokens):
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        model = runtime.bind(values, variables)
-        return model.output.logits(model.hidden(Inputs(tokens, positions))[0])
-
-    with runtime.tracing():
-        found = runtime.jit(logits)(values, tokens)
-    (answer,) = write(runtime, values, variables, None, [Request(tuple(prompt), Sampling(tokens=8, temperature=0))])
-    return np.asarray(found), list(answer.ids)
-
-
-def test_logits_and_text_are_the_same_in_a_process_without_axon(trained, few, rng, tmp_path):
-    out, vocab = tmp_path / "out", trained.train.model.vocab
-    tokens = rng.integers(0, vocab, (BATCH, LENGTH)).astype(np.int32)
-    prompt = rng.integers(0, vocab, 5).tolist()
-    np.save(tmp_path / "tokens.npy", tokens)
-    with few(1):
-        export_model(str(trained.folder), out, ["cpu"], BATCH, LENGTH, silent)
-        logits, ids = own(trained.folder, tokens, prompt)
-    arguments = [str(out), ",".join(map(str, prompt)), str(tmp_path / "tokens.npy"), str(tmp_path / "logits.npy")]
+def run(out, path, prompt, **given):
+    """What the folder `out` computes of `given` in a process without Axon, and the ids that it writes."""
+    np.savez(path / "given.npz", **given)
+    arguments = [str(out), str(path / "given.npz"), ",".join(map(str, prompt)), str(path / "found.npz")]
     done = subprocess.run(
         [sys.executable, "-I", "-c", WITHOUT_AXON, *arguments], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), logits, rtol=0, atol=1e-5)
-    assert [int(one) for one in done.stdout.split()] == ids
+    return np.load(path / "found.npz"), [int(one) for one in done.stdout.split()]
+
+
+@pytest.fixture
+def axons(few):
+    """axons(folder, compute, prompt, *arguments): `compute(model, *arguments)` and the ids after `prompt`, by Axon."""
+
+    def of(folder, compute, prompt, *arguments):
+        with few(1):
+            trained = open_trained(folder)
+            runtime = runtime_of(trained.train, silent)
+            values, variables = trained.restore(runtime, trained.train.model, silent)
+            with runtime.tracing():
+                bound = runtime.jit(lambda values, *given: compute(runtime.bind(values, variables), *given))
+                found = bound(values, *arguments)
+            asked = [Request(tuple(prompt), Sampling(tokens=8, temperature=0))]
+            (answer,) = write(runtime, values, variables, None, asked)
+        return found, list(answer.ids)
+
+    return of
+
+
+def inputs(tokens, documents=None):
+    return Inputs(tokens, jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape), documents)
+
+
+def test_logits_and_text_are_the_same_in_a_process_without_axon(trained, axons, few, rng, tmp_path):
+    out, vocab = tmp_path / "out", trained.train.model.vocab
+    tokens = rng.integers(0, vocab, (BATCH, LENGTH)).astype(np.int32)
+    prompt = rng.integers(0, vocab, 5).tolist()
+    with few(1):
+        export_model(str(trained.folder), out, ["cpu"], BATCH, LENGTH, silent)
+    found, ids = run(out, tmp_path, prompt, tokens=tokens)
+    logits, expected = axons(
+        trained.folder, lambda model, tokens: model.output.logits(model.hidden(inputs(tokens))[0]), prompt, tokens
+    )
+    np.testing.assert_allclose(found["logits"], logits, rtol=0, atol=1e-5)
+    assert ids == expected
     manifest = json.loads((out / "manifest.json").read_text())
-    inputs = manifest["programs"]["cpu"]["forward"]["inputs"]
-    assert inputs["tokens"] == {"axes": "batch seq", "shape": [BATCH, LENGTH], "dtype": "int32"}
+    described = manifest["programs"]["cpu"]["forward"]["inputs"]
+    assert described["tokens"] == {"axes": "batch seq", "shape": [BATCH, LENGTH], "dtype": "int32"}
     with pytest.raises(UserError, match=r"out is there already: give another folder"):
         export_model(str(trained.folder), out, ["cpu"], BATCH, LENGTH, silent)
+
+
+@pytest.mark.full
+def test_an_encoder_decoder_reads_and_answers_the_same_in_a_process_without_axon(answering, axons, few, rng, tmp_path):
+    out, vocab = tmp_path / "out", 330
+    tokens, written = (rng.integers(0, vocab, (BATCH, size)).astype(np.int32) for size in (LENGTH, 6))
+    lengths, prompt = rng.integers(1, LENGTH + 1, BATCH), rng.integers(0, vocab, 5).tolist()
+    with few(1):
+        export_model(str(answering), out, ["cpu"], BATCH, LENGTH, silent)
+    found, ids = run(out, tmp_path, prompt, tokens=tokens, lengths=lengths, written=written)
+
+    def whole(model, tokens, documents, written):
+        encoded, _ = model.encode(inputs(tokens, documents))
+        hidden, _ = model.decode(inputs(written, jnp.zeros_like(written)), encoded, documents)
+        return encoded, model.output.logits(hidden)
+
+    documents = -(np.arange(LENGTH) >= lengths[:, None]).astype(np.int32)
+    begun = np.concatenate([np.full((BATCH, 1), 5, np.int32), written], axis=1)
+    (encoded, logits), expected = axons(answering, whole, prompt, tokens, documents, begun)
+    read = documents == 0
+    np.testing.assert_allclose(found["encoded"][read], np.asarray(encoded)[read], rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found["logits"], logits, rtol=0, atol=1e-4)
+    assert ids == expected
 
 
 MODELS = {
@@ -104,6 +151,7 @@ MODELS = {
         rope_dim=4,
         value_dim=8,
     ),
+    "an encoder–decoder": T5(64, 256, 2, 2, heads=2, head_dim=128, mlp=64),
     "sinks and experts": GptOss(64, 32, 2, 4, 2, 24, 8, Routing(4, 2), window=6),
 }
 
@@ -142,5 +190,5 @@ def test_what_cannot_be_exported_is_refused():
     with pytest.raises(UserError, match="--length is 71, and this model has 70 positions: lower it to 70"):
         check_request(gpt2, ["cpu"], Sizes(1, 71))
     bert = Bert(64, 32, 1, 4, 48, 16).build()
-    with pytest.raises(UserError, match="BertModel cannot be exported: only a decoder-only model"):
+    with pytest.raises(UserError, match="BertModel cannot be exported: it writes no text"):
         check_request(bert, ["cpu"], Sizes(1, 8))

@@ -13,7 +13,7 @@ from axon.run.inspect import runtime_of
 from axon.run.trained import open_trained
 from axon.serve.offline import write
 from axon.serve.request import Request, Sampling
-from axon.serve.score import Continuation
+from axon.serve.teacher_forcing import Continuation
 
 pytestmark = pytest.mark.full
 

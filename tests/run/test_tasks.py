@@ -8,10 +8,12 @@ import math
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 from axon.errors import UserError
+from axon.nn import Inputs
 from axon.run import tasks
 from axon.run.inspect import runtime_of
 from axon.run.tasks import evaluate_tasks, sequence_positions, table
@@ -116,6 +118,39 @@ def test_tasks_give_what_plain_computations_give(trained, folder, opened):
     json.dumps(found)
 
 
+@pytest.mark.full
+def test_tasks_of_an_encoder_decoder_give_what_plain_computations_give(answering, folder, few):
+    with few(1):
+        run = open_trained(answering)
+        runtime, tokenizer = runtime_of(run.train, silent), run.tokenizer.load()
+        parameters, variables = run.restore(runtime, run.train.model, silent)
+
+        def nats(question, choice):
+            """Of a choice, which the harness has begin with a space, as the answer to a question."""
+            read, ids = np.asarray([tokenizer.prompt(question)]), tokenizer.encode(f" {choice}")
+            written = np.asarray([[5, *ids[:-1]]])
+
+            def logits(parameters):
+                model = runtime.bind(parameters, variables)
+                encoded, _ = model.encode(Inputs(read, 0 * read, 0 * read))
+                return model.output.logits(
+                    model.decode(Inputs(written, 0 * written, 0 * written), encoded, 0 * read)[0]
+                )
+
+            with runtime.tracing():
+                likely = np.asarray(jax.nn.log_softmax(jax.jit(logits)(parameters)[0]))
+            return -likely[np.arange(len(ids)), ids].sum()
+
+        asked = Request(tuple(tokenizer.prompt(PROMPT)), Sampling(12, temperature=0.0))
+        text = next(write(runtime, parameters, variables, tokenizer, [asked])).text
+        found = evaluate_tasks(answering, ["choice", "until"], silent, folder=folder(ANSWER=text))
+        likeliest = [int(np.argmin([nats(question, choice) for choice in CHOICES])) for question in QUESTIONS]
+        assert found["results"]["choice"]["acc,none"] == np.mean([place == 0 for place in likeliest])
+        assert found["results"]["until"]["exact_match,none"] == 1.0
+        with pytest.raises(UserError, match=r"loglikelihood_rolling\), and an encoder–decoder has none"):
+            evaluate_tasks(answering, ["rolling"], silent, folder=folder())
+
+
 def test_every_metric_is_a_line():
     results = {"one": {"alias": "one", "acc,none": 0.5, "acc_stderr,none": 0.25, "exact_match,strict": 1.0}}
     assert table(results) == ["one: acc 0.5000 ± 0.2500", "one: exact_match (strict) 1.0000"]
@@ -128,10 +163,10 @@ def test_without_the_harness_one_error_names_the_command(monkeypatch, tmp_path):
 
 
 @pytest.mark.full
-def test_a_model_that_continues_no_texts_is_refused(monkeypatch, folder):
+def test_a_model_that_writes_no_texts_is_refused(monkeypatch, folder):
     bert = SimpleNamespace(train=SimpleNamespace(model=Bert(64, 32, 1, 4, 48, 16)))
     monkeypatch.setattr(tasks, "open_trained", lambda path: bert)
-    with pytest.raises(UserError, match="--tasks: hf:bert is a Bert; expected a model that continues texts"):
+    with pytest.raises(UserError, match="--tasks: hf:bert is a Bert; expected a model that writes texts"):
         evaluate_tasks(Path("hf:bert"), ["choice"], silent, folder=folder())
 
 

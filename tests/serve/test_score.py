@@ -11,13 +11,17 @@ import pytest
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Inputs, LongRopeScaling, Rope
 from axon.runtime import Runtime
-from axon.serve.score import SEQUENCES, SHORTEST, Continuation, Score, Scorer
+from axon.serve.score import SEQUENCES, Score, Scorer
+from axon.serve.teacher_forcing import SHORTEST, Continuation
 from models.gemma import Gemma
 from models.llama import Llama
+from models.t5 import T5, T5Model
 
 VOCAB = 64
 LLAMA = Llama(vocab=VOCAB, embed=32, layers=2, heads=4, kv_heads=2, mlp=48)
 GEMMA = Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0)
+
+ANSWERS = T5(VOCAB, 32, 1, 1, heads=4, head_dim=8, mlp=48, buckets=8, max_distance=20, start_id=3)
 
 
 def runtime_on(model, layout) -> Runtime:
@@ -34,30 +38,39 @@ def random_values(runtime, seed):
     )
 
 
-def log_softmax(runtime, values, ids):
-    """`seq vocab` after each of `ids`, one sequence alone and unpadded."""
+def log_softmax(runtime, values, context, tokens):
+    """`seq vocab`, of what follows `context` and each of `tokens`: one continuation alone and unpadded."""
 
-    def logits(values, tokens):
+    def logits(values):
         model = runtime.bind(values)
-        positions = jnp.arange(tokens.shape[1])[None]
-        return model.output.logits(model.hidden(Inputs(tokens, positions))[0])[0]
+        if isinstance(runtime.module, T5Model):
+            read = inputs(context)
+            hidden, _ = model.decode(inputs([3, *tokens]), model.encode(read)[0], read.documents)
+        else:
+            hidden = model.hidden(inputs([*context, *tokens]))[0][:, len(context) - 1 :]
+        return model.output.logits(hidden)[0]
 
     with runtime.tracing():
-        found = np.asarray(jax.jit(logits)(values, np.asarray([ids], np.int32)), np.float64)
+        found = np.asarray(jax.jit(logits)(values), np.float64)
     return found - np.log(np.sum(np.exp(found), axis=-1, keepdims=True))
 
 
+def inputs(ids):
+    tokens = jnp.asarray([ids], jnp.int32)
+    return Inputs(tokens, jnp.arange(len(ids))[None], jnp.zeros_like(tokens))
+
+
 def plain(runtime, values, one: Continuation) -> Score:
-    likely = log_softmax(runtime, values, [*one.context, *one.tokens][:-1])[len(one.context) - 1 :]
+    likely = log_softmax(runtime, values, one.context, one.tokens[:-1])
     each = likely[np.arange(len(one.tokens)), one.tokens]
     return Score(each.sum(), bool((likely.argmax(axis=-1) == one.tokens).all()))
 
 
 def greedy_tokens(runtime, values, context, count):
-    ids = list(context)
+    ids = []
     for _ in range(count):
-        ids.append(int(log_softmax(runtime, values, ids)[-1].argmax()))
-    return ids[len(context) :]
+        ids.append(int(log_softmax(runtime, values, context, ids)[-1].argmax()))
+    return ids
 
 
 def drawn(rng, *sizes):
@@ -74,8 +87,8 @@ def check(found, expected):
     assert [f.is_greedy for f in found] == [e.is_greedy for e in expected]
 
 
-@pytest.mark.few(model=(LLAMA,))
-@pytest.mark.parametrize("model", [LLAMA, GEMMA])
+@pytest.mark.few(model=(LLAMA, ANSWERS))
+@pytest.mark.parametrize("model", [LLAMA, GEMMA, ANSWERS])
 def test_scores_are_those_of_a_plain_forward_pass(model, seed, rng):
     on = runtime_on(model, {})
     values = random_values(on, seed)

@@ -1,6 +1,5 @@
 """Their arrays into ours: each shard is read on its own, from the parts of files that it is made of."""
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from axon.checkpoint.aligned import aligned_zeros
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.huggingface.form import Range
 from axon.checkpoint.huggingface.pieces import SHOWN, Piece, Pieces, differences
@@ -23,8 +23,6 @@ _BLOCK = 2**16
 """Elements that are transposed at once: in a processor's cache, where whole matrices take several times as long."""
 _SIDE = 256
 """Of a block of them, along the two dimensions that lie in one piece there and here."""
-_ALIGNMENT = 64
-"""Of the memory of arrays that JAX takes on CPUs as they are; those of other arrays it copies."""
 
 
 class Source(Protocol):
@@ -75,7 +73,7 @@ def read_shard(
     source: Source, pieces: Pieces, path: str, ranges: tuple[Range, ...], dtype: Any, chunk: int = CHUNK
 ) -> np.ndarray:
     """The part of one of our arrays in `ranges`, one for each dimension."""
-    out = _aligned_zeros([high - low for low, high in ranges], np.dtype(dtype))
+    out = aligned_zeros([high - low for low, high in ranges], dtype)
     work = []
     for piece in pieces.of[path]:
         if not all(low <= place < high for place, (low, high) in zip(piece.at, ranges, strict=False)):
@@ -137,14 +135,6 @@ def _blocks(*arrays: np.ndarray) -> Iterator[tuple[slice, ...]]:
     for corner in product(*(range(0, shape[axis], steps[axis]) for axis in outer_first)):
         starts = dict(zip(outer_first, corner, strict=True))
         yield tuple(slice(starts[axis], starts[axis] + step) for axis, step in enumerate(steps))
-
-
-def _aligned_zeros(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """`np.zeros`, in memory that begins as JAX likes it."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def _split(wanted: dict[str, Range], outer: str | None, nbytes: int, chunk: int) -> Iterator[dict[str, Range]]:

@@ -14,6 +14,7 @@ from axon.layout import Layout
 from axon.runtime import Runtime, nested
 from axon.serve.engine import Engine, Stats
 from axon.serve.request import Request, Update
+from axon.serve.weights import as_stored
 
 
 class Replicas:
@@ -98,7 +99,8 @@ def shares(runtime: Runtime) -> list[tuple[Layout, list[Any]]]:
 
 
 def copied(runtime: Runtime, parameters: Any, variables: Any) -> tuple[Any, Any]:
-    """A runtime's parameters and variables, nested by path, from wherever they are to its devices."""
+    """A runtime's parameters and variables, nested by path, from wherever they are to its devices, as `as_stored`."""
     wanted = runtime.abstract((nested(runtime.parameters), nested(runtime.variables)))
     places = jax.tree.map(lambda leaf: leaf.sharding, wanted)
-    return jax.device_put(parameters, places[0]), jax.device_put(variables, places[1]) if variables else variables
+    parameters = jax.device_put(as_stored(runtime, parameters), places[0])
+    return parameters, jax.device_put(variables, places[1]) if variables else variables

@@ -73,6 +73,7 @@ class Runtime:
             self.choices["context parallelism"] = context
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
+        weights = None if weights is None else jnp.dtype(weights)
         self.weights = weights
         self.matrices = quantize_blocks(self.module, weights) if is_quantized(weights) else {}
         self.parameters, self.variables = parameters(self.module), variables(self.module)

@@ -49,10 +49,10 @@ def _of_kind(
 ) -> tuple[float, float, float]:
     """`compute`, `memory` and `write` of the layers of a kind; of latents, which no kernel reads, `memory` alone."""
     chip, pool, requests = CHIPS[name], program.pools[window], program.capacity.requests
-    room = (pool.count - 1) * pool.size
-    seen = min(program.length // 2, room // requests, window or program.length)
+    seen = min(program.length // 2, (pool.count - 1) * pool.size // requests, window or program.length)
     placement = program.step.placement
-    memory = sum(map(placement.bytes_per_device, specs.values())) * min(1, requests * seen / room) / chip.bandwidth
+    share = requests * seen / (pool.count * pool.size)
+    memory = sum(map(placement.bytes_per_device, specs.values())) * share / chip.bandwidth
     spec = specs.get("key", specs.get("latent"))
     assert spec is not None, "pages of keys and values, or of latents"
     shard = dict(zip(spec.axes, placement.sharding(spec.axes, spec.kind).shard_shape(spec.shape), strict=True))

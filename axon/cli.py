@@ -156,7 +156,7 @@ def show(
 ) -> None:
     """The resolved configuration, the mesh, where every parameter lives, and what a step sends over each mesh axis.
 
-    Nothing is compiled, and the mesh's devices need not exist.
+    Nothing is compiled, and the mesh's devices need not exist. Of a file of `configs/serve` the cache and the engines.
 
     Example: `axon show configs/llama3_8b.gin --set "Layout.mesh={'data': 16}" --draw mesh.png`
     """

@@ -25,7 +25,8 @@ class QuantizedWeight(nnx.Module):
     activations a few are so large that 8 bits hurt (Dettmers et al., arXiv:2208.07339).
 
     Args:
-        weight: the parameter that it is to stand for. dtype: of the values, int8 or float8_e4m3fn.
+        weight: the parameter that it is to stand for. inputs: those of its axes that a contraction sums over; it has a
+            scale for each place along the others. dtype: of the values, int8 or float8_e4m3fn.
     """
 
     def __init__(self, weight: Param, inputs: Names, dtype: Any):

@@ -73,12 +73,11 @@ class Runtime:
             self.choices["context parallelism"] = context
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
-        weights = None if weights is None else jnp.dtype(weights)
-        self.weights = weights
+        self.weights = weights = None if weights is None else jnp.dtype(weights)
         self.matrices = quantize_blocks(self.module, weights) if is_quantized(weights) else {}
         self.parameters, self.variables = parameters(self.module), variables(self.module)
         if weights is not None:
-            others = self.compute_dtype if self.matrices else weights
+            others = self.compute_dtype if is_quantized(weights) else weights
             self.parameters = {p: _stored(p, spec, self.matrices, others) for p, spec in self.parameters.items()}
         if self.matrices:
             self.choices["weights"] = _weights_text(self.parameters, weights)

@@ -12,6 +12,7 @@ from axon.commands import checkpoint
 from axon.commands.export import export
 from axon.commands.generate import generate
 from axon.commands.report import report
+from axon.commands.weights import Weights
 from axon.disk import cache_folder
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
@@ -155,7 +156,7 @@ def show(
 ) -> None:
     """The resolved configuration, the mesh, where every parameter lives, and what a step sends over each mesh axis.
 
-    Nothing is compiled, and the mesh's devices need not exist.
+    Nothing is compiled, and the mesh's devices need not exist. Of a file of `configs/serve` the cache and the engines.
 
     Example: `axon show configs/llama3_8b.gin --set "Layout.mesh={'data': 16}" --draw mesh.png`
     """
@@ -218,6 +219,7 @@ def serve(
     ] = None,
     cache_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens whose keys and values have room.")] = None,
     cache_dtype: Annotated[str | None, typer.Option(help="Of keys and values: int8 or float8_e4m3fn.")] = None,
+    weights: Weights = None,
     key: Annotated[
         list[str], typer.Option(envvar="AXON_API_KEYS", help="What clients must show; several may be valid.")
     ] = [],  # noqa: B006 - typer reads it, nothing writes it
@@ -233,7 +235,7 @@ def serve(
     tokens = max(Capacity.tokens, requests)
     capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
     limits = Limits(keys=tuple(key), requests=max(Limits.requests, 4 * requests))
-    if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo):
+    if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo, weights):
         raise typer.Exit(1)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from axon.commands.weights import Weights
 from axon.errors import UserError
 
 
@@ -33,6 +34,7 @@ def generate(
         float | None, typer.Option(help="Sample tokens with this fraction of the likeliest one's probability.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
+    weights: Weights = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1, what was there before is less likely.")] = 1.0,
     stop: Annotated[
         list[str], typer.Option(metavar="TEXT", help="Ends a text, and is left out; may be given several times.")
@@ -54,9 +56,9 @@ def generate(
     penalty, stops = repetition_penalty, tuple(stop)
     sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed, repetition_penalty=penalty, stop=stops)
     if prompt is not None:
-        typer.echo(generate_text(run_dir, prompt, sampling, _say))
+        typer.echo(generate_text(run_dir, prompt, sampling, _say, weights))
     elif prompts is not None:
-        generate_texts(run_dir, prompts, sampling, out, _say)
+        generate_texts(run_dir, prompts, sampling, out, _say, weights)
 
 
 def _say(line: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from flax import nnx
 
+from axon.axes import CompositeWeight
 from axon.nn.param import Param
 
 
@@ -16,11 +17,14 @@ def forward_flops(module: Any, seq: int) -> int:
     """
     if hasattr(module, "flops"):
         return module.flops(seq)
-    children = (child for _, child in nnx.iter_children(module) if not isinstance(child, nnx.Variable))
+    weights = nnx.Variable | CompositeWeight
+    children = (child for _, child in nnx.iter_children(module) if not isinstance(child, weights))
     return matmul_flops(module) + sum(forward_flops(child, seq) for child in children)
 
 
 def matmul_flops(module: nnx.Module) -> int:
     """FLOPs of one token's products with the module's own matrices: those of one layer, where they are stacked."""
-    own = (value for value in vars(module).values() if isinstance(value, Param))
-    return sum(2 * math.prod(p.get_value().shape[len(p.stack) :]) for p in own if p.decay)
+    own = list(vars(module).values())
+    matrices = (value for value in own if isinstance(value, Param) and value.decay)
+    composite = (value for value in own if isinstance(value, CompositeWeight) and isinstance(value, nnx.Module))
+    return sum(2 * math.prod(p.get_value().shape[len(p.stack) :]) for p in matrices) + sum(map(matmul_flops, composite))

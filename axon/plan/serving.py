@@ -12,6 +12,7 @@ from axon.plan.compiled import host_bytes, memory_parts, total_bytes
 from axon.plan.hlo import Module
 from axon.plan.memory import gib
 from axon.plan.out_of_memory import exceeded
+from axon.plan.paged_attention import AttentionTime, attention_time
 from axon.plan.report import Report, described
 from axon.plan.topology import H200_BANDWIDTH, device_memory
 from axon.serve.batch import Size
@@ -24,13 +25,14 @@ class Reading:
 
     Args:
         bytes: see `ServingProgram.read_bytes`. least_seconds: at the bandwidth of the memory. seconds: predicted, the
-            compiler's cycles at the chip's clock, and the cache, which the attention kernel reads, at the bandwidth;
-            no collective is in it. None for a GPU, whose compiler estimates no cycles.
+            compiler's cycles at the chip's clock, and `attention`, whose kernel is in no estimate of the compiler; no
+            collective is in it. Both are None for a GPU, whose compiler estimates no cycles.
     """
 
     bytes: int
     least_seconds: float
     seconds: float | None
+    attention: AttentionTime | None = None
 
     @property
     def share(self) -> float | None:
@@ -90,14 +92,13 @@ def _memory(program: ServingProgram, compiled: Any) -> dict[str, int]:
 
 
 def _reading(program: ServingProgram, decode: Report) -> Reading:
-    chip = next((c for c in CHIPS.values() if c.kind == program.runtime.placement.devices[0].device_kind), None)
-    bandwidth = H200_BANDWIDTH if chip is None else chip.bandwidth
-    least = program.read_bytes() / bandwidth
-    if chip is None or chip.clock is None:
+    kind = program.runtime.placement.devices[0].device_kind
+    name = next((name for name, chip in CHIPS.items() if chip.kind == kind), None)
+    least = program.read_bytes() / (H200_BANDWIDTH if name is None else CHIPS[name].bandwidth)
+    if name is None or (clock := CHIPS[name].clock) is None:
         return Reading(program.read_bytes(), least, None)
-    # The kernel is in no estimate: as it waits for the cache alone, that is its time.
-    attention = program.cached_bytes() / bandwidth
-    return Reading(program.read_bytes(), least, sum(decode.cycles.values()) / chip.clock + attention)
+    attention = attention_time(program, name)
+    return Reading(program.read_bytes(), least, sum(decode.cycles.values()) / clock + attention.total, attention)
 
 
 def _amount(message: str) -> str:
@@ -114,6 +115,6 @@ def _too_large(program: ServingProgram, size: Size, target: str, amount: str) ->
         f"a step of {size.tokens} tokens does not fit {target}: {amount}. In GiB on each device: parameters "
         f"{gib(program.parameter_bytes())}, cache {gib(program.cache_bytes())}. What would help: a smaller "
         f"Capacity.cache_tokens (now {capacity.cache_tokens or 'half of requests × length'}), Capacity.requests (now "
-        f"{capacity.requests}) or Capacity.tokens (now {capacity.tokens}), an int8 Capacity.cache_dtype, or a "
-        "Layout.mesh that splits weights and heads over more devices"
+        f"{capacity.requests}) or Capacity.tokens (now {capacity.tokens}), an int8 Capacity.cache_dtype, Serve.weights "
+        "of int8, or a Layout.mesh that splits weights and heads over more devices"
     )

@@ -12,6 +12,7 @@ from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.run.trained import Trained, open_trained
+from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.draft_model import DraftModel
@@ -26,7 +27,13 @@ Share = tuple[Layout, list[Any]]
 
 
 def engine_of(
-    trained: Trained, layout: Path | None, draft: str | None, capacity: Capacity, tokenizer: Tokenizer, report: Report
+    trained: Trained,
+    layout: Path | None,
+    draft: str | None,
+    capacity: Capacity,
+    tokenizer: Tokenizer,
+    report: Report,
+    weights: str | None = None,
 ) -> Engine | Replicas:
     """See `axon.run.served.serve_run`. `capacity`: of each engine. Raises `UserError` for a model that goes on with no
     text, and for a draft model of another tokenizer."""
@@ -37,8 +44,8 @@ def engine_of(
         report(f"{others} devices more have nothing to do: --layout says how to split a model")
     if len(own) > 1:
         report(f"{len(own)} engines, which share the requests, on {len(own[0][1])} of {used} devices each")
-    models = _copies(trained, own, report)
-    drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, report)
+    models = _copies(trained, own, weights, report)
+    drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, weights, report)
     engines = [
         Engine(*model, tokenizer=tokenizer, capacity=capacity, drafter=drafter)
         for model, drafter in zip(models, drafters, strict=True)
@@ -52,23 +59,27 @@ def _as_many_as_split(layout: Layout) -> list[Any]:
     return jax.devices() if -1 in sizes else jax.devices()[: math.prod(sizes)]
 
 
-def _copies(trained: Trained, own: Sequence[Share], report: Report) -> list[tuple[Runtime, Any, Any]]:
+def _copies(
+    trained: Trained, own: Sequence[Share], weights: str | None, report: Report
+) -> list[tuple[Runtime, Any, Any]]:
     """For each share its runtime, parameters and variables; what is stored is read once."""
     train = trained.train
-    dtype = train.precision.compute_dtype(own[0][1][0].platform)  # each step reads all weights, as they are used
+    dtype = weights or train.precision.compute_dtype(own[0][1][0].platform)  # each step reads all, as they are used
     runtimes = [
         Runtime(train.model, layout, precision=train.precision, weights=dtype, devices=devices)
         for layout, devices in own
     ]
     check_continues(runtimes[0].module)
-    values, variables = trained.restore(runtimes[0], train.model, report)
+    values, variables = restore_as_stored(trained, runtimes[0], report)
     return [(runtime, *copied(runtime, values, variables)) for runtime in runtimes]
 
 
-def _drafters(draft: str, tokenizer: Tokenizer, own: Sequence[Share], report: Report) -> list[NGram | DraftModel]:
+def _drafters(
+    draft: str, tokenizer: Tokenizer, own: Sequence[Share], weights: str | None, report: Report
+) -> list[NGram | DraftModel]:
     if draft == "ngram":
         return [NGram() for _ in own]
     trained = open_trained(draft)
     if trained.tokenizer.load().to_json() != tokenizer.to_json():
         raise UserError(f"--draft {draft} has another tokenizer than the model: guesses need one that has the same ids")
-    return [DraftModel(*model) for model in _copies(trained, own, report)]
+    return [DraftModel(*model) for model in _copies(trained, own, weights, report)]

@@ -14,6 +14,7 @@ from axon.run.held_out import HeldOutLoss, held_out_loss
 from axon.run.session import sample_text
 from axon.run.trained import open_trained
 from axon.run.tree import Sample, Train
+from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
 from axon.serve.request import Sampling
 from axon.train.evaluate import Evaluator
@@ -46,27 +47,33 @@ def evaluate_run(path: str | Path, source: str | None, batches: int | None, repo
     return held_out_loss(evaluator, corpus, values, variables, batches)
 
 
-def generate_text(path: str | Path, prompt: str, sampling: Sampling, report: Report) -> str:
-    """`prompt` and its continuation, or the answer of an encoder–decoder to it, by what `evaluate_run` takes."""
+def generate_text(path: str | Path, prompt: str, sampling: Sampling, report: Report, weights: str | None = None) -> str:
+    """`prompt` and its continuation, or the answer of an encoder–decoder to it, by what `evaluate_run` takes.
+
+    `weights`: the dtype in which parameters are stored, as of `axon.runtime.Runtime`; None: their own.
+    """
     trained = open_trained(path)
     tokenizer, sample = trained.tokenizer.load(), Sample(prompt, sampling)
-    runtime = runtime_of(trained.train, report)
-    values, variables = trained.restore(runtime, trained.train.model, report)
+    runtime = runtime_of(trained.train, report, weights)
+    values, variables = restore_as_stored(trained, runtime, report)
     return sample_text(runtime, values, variables, tokenizer, sample)
 
 
-def runtime_of(train: Train, report: Report = print) -> Runtime:
-    """On the run's mesh where these devices allow it, else on one device, which is reported."""
+def runtime_of(train: Train, report: Report = print, weights: str | None = None) -> Runtime:
+    """On the run's mesh where these devices allow it, else on one device, which is reported; `weights` as of
+    `axon.runtime.Runtime`."""
     try:
-        return _on(train, train.layout, jax.devices())
+        return _on(train, train.layout, jax.devices(), weights)
     except LayoutError as error:
         report(f"on one device, as the run's layout does not fit here: {str(error).splitlines()[0]}")
-        return _on(train, replace(train.layout, mesh={}, replicate_kv=1, context=None), jax.devices()[:1])
+        layout = replace(train.layout, mesh={}, replicate_kv=1, context=None)
+        return _on(train, layout, jax.devices()[:1], weights)
 
 
-def _on(train: Train, layout: Layout, devices: Sequence[Any]) -> Runtime:
+def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | None) -> Runtime:
     batch, seq = train.data.batch, train.seq
-    runtime = Runtime(train.model, layout, precision=train.precision, kernels=train.kernels, devices=devices, seq=seq)
+    options = {"precision": train.precision, "kernels": train.kernels, "devices": devices, "seq": seq}
+    runtime = Runtime(train.model, layout, weights=weights, **options)
     train.objective.check(runtime.module)
     Evaluator(runtime, train.objective, batch, seq).check_layout()
     return runtime

@@ -14,6 +14,7 @@ from axon.run.inspect import Report, runtime_of
 from axon.run.session import request_of
 from axon.run.trained import open_trained
 from axon.run.tree import Sample
+from axon.run.weights import restore_as_stored
 from axon.serve.offline import Answer, write
 from axon.serve.request import Request, Sampling
 from axon.serve.unpaged import check_request
@@ -28,7 +29,14 @@ SHOWN = 10
 """Mistakes that are listed, at most."""
 
 
-def generate_texts(path: str | Path, prompts: Path, sampling: Sampling, out: Path | None, report: Report) -> None:
+def generate_texts(
+    path: str | Path,
+    prompts: Path,
+    sampling: Sampling,
+    out: Path | None,
+    report: Report,
+    weights: str | None = None,
+) -> None:
     """Write what follows each prompt of a file as JSON, a line each in their order, as soon as it is known.
 
     A line has `text`, its `ids`, how many `tokens` they are, and `finish`, why it ended; `logprobs` where they were
@@ -37,6 +45,7 @@ def generate_texts(path: str | Path, prompts: Path, sampling: Sampling, out: Pat
     Args:
         path: the folder of a run, or `hf:DIR_OR_NAME`. prompts: of `read_prompts`.
         sampling: of prompts that do not say otherwise. out: a new file; None: standard output.
+        weights: as of `generate_text`.
 
     Raises `UserError` before anything runs for lines that cannot be answered, and after all for texts that failed.
     """
@@ -44,7 +53,7 @@ def generate_texts(path: str | Path, prompts: Path, sampling: Sampling, out: Pat
     if out is not None and named(out, "--out").exists():
         raise UserError(f"--out: {out} is there already; give another file, or delete it")
     trained = open_trained(path)
-    tokenizer, runtime = trained.tokenizer.load(), runtime_of(trained.train, report)
+    tokenizer, runtime = trained.tokenizer.load(), runtime_of(trained.train, report, weights)
 
     def asked(sample: Sample) -> Request:
         request = request_of(sample, tokenizer)
@@ -52,7 +61,7 @@ def generate_texts(path: str | Path, prompts: Path, sampling: Sampling, out: Pat
         return request
 
     requests = list(_of_each(samples, asked).values())
-    values, variables = trained.restore(runtime, trained.train.model, report)
+    values, variables = restore_as_stored(trained, runtime, report)
     failed = 0
     with _lines(out) as tell:
         for answer in write(runtime, values, variables, tokenizer, requests):

@@ -21,6 +21,7 @@ def serve_run(
     host: str,
     port: int,
     report: Report,
+    weights: str | None = None,
 ) -> bool:
     """Serve the folder of a run, or `hf:DIR_OR_NAME`, until told to stop; whether all requests were answered.
 
@@ -28,6 +29,7 @@ def serve_run(
     the mesh has axes that split the batch and no weight, there are as many engines, which share the requests; each has
     its own `capacity`.
     `draft`: what guesses tokens, for steps that verify several: `ngram`, or a smaller model as `path` names one.
+    `weights`: the dtype in which both models' are stored, as of `axon.runtime.Runtime`; None: that of the arithmetic.
     Raises `UserError` without the packages of the extra `serve`, and for a model that goes on with no text.
     """
     try:
@@ -40,7 +42,7 @@ def serve_run(
         raise UserError(f"axon serve needs {error.name}: pip install 'axon-jax[serve]'") from error
     trained = open_trained(path)
     tokenizer = trained.tokenizer.load()
-    engine = engine_of(trained, layout, draft, capacity, tokenizer, report)
+    engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights)
     report("compiling every step that there can be")
     engine.warm_up()
     grammars = Grammars(tokenizer, engine.vocab)

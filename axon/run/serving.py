@@ -20,14 +20,15 @@ class Serve:
 
     Args:
         model: what is served, as `Llama(…)`. layout: where each named axis lives. precision: dtypes of the arithmetic.
-        weights: the dtype in which parameters are stored; "auto" is that of `precision.compute`.
+        weights: the dtype in which parameters are stored; "auto" is that of `precision.compute`, and int8 and
+            float8_e4m3fn are for the blocks' matrices alone, each with scales (`axon.nn.quantized`).
         capacity: how much is done at once. kernels: implementations by name, as `{'sampling': 'xla'}`.
     """
 
     model: Model
     layout: Layout = Layout()
     precision: Precision = Precision()
-    weights: Literal["auto", "float32", "bfloat16"] = "auto"
+    weights: Literal["auto", "float32", "bfloat16", "int8", "float8_e4m3fn"] = "auto"
     capacity: Capacity = Capacity()
     kernels: Mapping[str, str] = field(default_factory=dict)
 

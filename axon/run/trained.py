@@ -10,6 +10,7 @@ import jax
 from axon.checkpoint import CheckpointError, Reader
 from axon.checkpoint.huggingface.config import changed_fields, value_at
 from axon.checkpoint.huggingface.hub import is_hub
+from axon.checkpoint.huggingface.load import as_read
 from axon.checkpoint.huggingface.model import HubModel, open_model
 from axon.checkpoint.huggingface.tokenizer import tokenizer_of
 from axon.data import Data, Images, Letters, TokenizerFile
@@ -32,6 +33,7 @@ PARAMETERS = "parameters"
 """The part of a saved state that a run is begun with."""
 
 Report = Callable[[str], None]
+Each = Callable[[str, Any], Any]
 
 
 class Trained(Protocol):
@@ -57,8 +59,9 @@ class Trained(Protocol):
     @property
     def tokenizer(self) -> TokenizerFile: ...
 
-    def restore(self, runtime: Runtime, model: Any, report: Report) -> tuple[Any, Any]:
-        """Parameters and variables for a runtime of `model`."""
+    def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
+        """Parameters and variables for a runtime of `model`; or of each parameter what `each(path, array)` makes of it,
+        which of a model of the hub it does before the next is read."""
         ...
 
     def compared(self, model: Any, whole: bool) -> list[str]:
@@ -107,11 +110,13 @@ class TrainedRun:
         given = isinstance(trained_with, TokenizerFile)
         return _fitting(replace(trained_with, path=path) if given else TokenizerFile(path), self.train.model, "run")
 
-    def restore(self, runtime: Runtime, model: Any, report: Report) -> tuple[Any, Any]:
+    def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         reader = self._reader()
         values, variables = restore_evaluated(reader, runtime, self.train.optimizer)
         report(f"parameters of step {reader.latest()}, {_on(runtime)}")
-        return values, variables
+        flat = flattened(values)
+        del values  # so that an array of which `each` makes others goes as soon as they are there
+        return nested({path: each(path, flat.pop(path)) for path in tuple(flat)}), variables
 
     def compared(self, model: Any, whole: bool) -> list[str]:
         return []
@@ -171,10 +176,10 @@ class TrainedHub:
         _check_text(self.train, self.hub.name)
         return _fitting(tokenizer_of(self.hub.folder), self.hub.model, "model")
 
-    def restore(self, runtime: Runtime, model: Any, report: Report) -> tuple[Any, Any]:
+    def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         for line in self._differences(model):
             report(line)
-        values, variables = self.hub.load(runtime, getattr(model, "vocab", None))
+        values, variables = self.hub.load(runtime, getattr(model, "vocab", None), each)
         report(f"parameters of {self.hub.name}, {_on(runtime)}")
         return values, variables
 

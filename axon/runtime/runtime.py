@@ -17,8 +17,9 @@ from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.kernels.choice import check_names
 from axon.layout import Layout, Placement
-from axon.nn import Param, Variable, initialise, parameters, variables
+from axon.nn import Param, ParamSpec, Variable, initialise, parameters, variables
 from axon.nn.param import initialise_parameters, initialise_variables, variable_updates
+from axon.nn.quantized import is_quantized, quantize_blocks
 from axon.nn.stored_layers import pad_layers
 from axon.own_code import written_at
 from axon.precision import Precision
@@ -43,9 +44,10 @@ class Runtime:
         placement: instead of devices, the layout on a mesh that is only described, to trace for.
         seq: positions of the sequences of training, for which a `Layout.context` of None is chosen.
         weights: the dtype in which parameters are stored and restored where nothing trains them; by default their own.
+            int8 and float8_e4m3fn: of the blocks' matrices (`axon.nn.quantized`), and the compute dtype of the others.
 
-    `parameters` and `variables` are the module's, path → specification; `choices` collects what was chosen while
-    tracing.
+    `parameters` and `variables` are the module's, path → specification; `matrices` those parameters of the model that
+    it has in 8 bits, as they would be otherwise; `choices` collects what was chosen while tracing.
     """
 
     def __init__(
@@ -71,9 +73,14 @@ class Runtime:
             self.choices["context parallelism"] = context
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
-        self.parameters, self.variables, self.weights = parameters(self.module), variables(self.module), weights
+        self.weights = weights = None if weights is None else jnp.dtype(weights)
+        self.matrices = quantize_blocks(self.module, weights) if is_quantized(weights) else {}
+        self.parameters, self.variables = parameters(self.module), variables(self.module)
         if weights is not None:
-            self.parameters = {path: replace(spec, dtype=weights) for path, spec in self.parameters.items()}
+            others = self.compute_dtype if is_quantized(weights) else weights
+            self.parameters = {p: _stored(p, spec, self.matrices, others) for p, spec in self.parameters.items()}
+        if self.matrices:
+            self.choices["weights"] = _weights_text(self.parameters, weights)
         self.updates = variable_updates(self.module)
         self._reporters: dict[str, Any] = {
             "/".join(map(str, path)): module
@@ -220,6 +227,19 @@ def _first_choices(placement: Placement, options: Mapping[str, Any]) -> dict[str
     if zero and placement.mesh.size > 1 and placement.mesh.shape.get("data", 1) == 1:
         choices["ZeRO"] = f"stage {zero} splits nothing: it splits over 'data', which the mesh lacks"
     return choices
+
+
+def _stored(path: str, spec: ParamSpec, matrices: Collection[str], dtype: Any) -> ParamSpec:
+    """A parameter in `dtype`, unless it is of a matrix in 8 bits."""
+    return spec if path.rpartition("/")[0] in matrices else replace(spec, dtype=dtype)
+
+
+def _weights_text(specs: Mapping[str, ParamSpec], dtype: Any) -> str:
+    """What is in 8 bits, and what is not, of matrices."""
+    wide = [path for path, spec in specs.items() if spec.dtype != dtype and len(spec.own) > 1 and spec.decay]
+    share = sum(spec.nbytes for spec in specs.values() if spec.dtype == dtype) / sum(s.nbytes for s in specs.values())
+    others = f"; {', '.join(wide)} stay" if wide else ""
+    return f"{jnp.dtype(dtype).name}, {share:.0%} of the bytes, with a scale for each output{others}"
 
 
 def _padding_text(layers: int, stored: int) -> str:

@@ -20,6 +20,7 @@ from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.speculation import Drafter
 from axon.serve.stream import Stream
+from axon.serve.weights import as_stored
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Engine:
     runs beside it.
 
     Args:
-        runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places.
+        runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places; of what the
+            runtime has in 8 bits also the model's own.
         tokenizer: for texts, and for the ids that end them; without one updates have ids alone.
         capacity: how much at once. drafter: guesses tokens, of which a step then verifies several: `NGram`,
             `DraftModel`.
@@ -180,6 +182,7 @@ class Engine:
         Requests that run keep their text so far, and are computed anew; no prefix of before is found again. Raises
         `UserError` for arrays that are not as the present ones.
         """
+        parameters = as_stored(self.runtime, parameters)
         _check_alike(self._runner.parameters, parameters)
         while self._flights:
             self._kept += self._collect()

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from axon.axes.array_spec import Specs
 from axon.runtime import Runtime
 from axon.serve.batch import Size
 from axon.serve.capacity import Capacity
@@ -32,6 +33,11 @@ class ServingProgram:
         self.step = Step(runtime, windows_of(runtime.module))
         self.page_size = capacity.page_size_on(runtime.placement.platform)
         self.pools = capacity.pools(self.step.windows, self.page_size, self.length)
+
+    @property
+    def parameters(self) -> Specs:
+        """Path → specification."""
+        return self.runtime.parameters
 
     @cached_property
     def cache(self) -> Any:

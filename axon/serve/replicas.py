@@ -14,6 +14,7 @@ from axon.layout import Layout
 from axon.runtime import Runtime, nested
 from axon.serve.engine import Engine, Stats
 from axon.serve.request import Request, Update
+from axon.serve.weights import as_stored
 
 
 class Replicas:
@@ -87,18 +88,24 @@ class Replicas:
 
 def shares(runtime: Runtime) -> list[tuple[Layout, list[Any]]]:
     """The layout and the devices of each engine: the mesh, cut along the axes that split the batch and no weight."""
-    placement, mesh = runtime.placement, runtime.placement.mesh
+    placement, mesh, cut = runtime.placement, runtime.placement.mesh, engine_axes(runtime)
     assert isinstance(mesh, Mesh), "engines run on devices"
-    weights = [placement.sharding(spec.axes, spec.kind).spec for spec in runtime.parameters.values()]
-    split = set(jax.tree.leaves([tuple(spec) for spec in weights]))
-    cut = [axis for axis in placement.mesh_axes("batch") if axis not in split]
     layout = replace(placement.layout, mesh={**placement.layout.mesh, **dict.fromkeys(cut, 1)})
     devices = np.moveaxis(mesh.devices, [mesh.axis_names.index(axis) for axis in cut], range(len(cut)))
     return [(layout, list(own)) for own in devices.reshape(math.prod(devices.shape[: len(cut)]), -1)]
 
 
+def engine_axes(runtime: Runtime) -> list[str]:
+    """The mesh axes along which there are several engines: those that split the batch and no weight."""
+    placement = runtime.placement
+    weights = [placement.sharding(spec.axes, spec.kind).spec for spec in runtime.parameters.values()]
+    split = set(jax.tree.leaves([tuple(spec) for spec in weights]))
+    return [axis for axis in placement.mesh_axes("batch") if axis not in split]
+
+
 def copied(runtime: Runtime, parameters: Any, variables: Any) -> tuple[Any, Any]:
-    """A runtime's parameters and variables, nested by path, from wherever they are to its devices."""
+    """A runtime's parameters and variables, nested by path, from wherever they are to its devices, as `as_stored`."""
     wanted = runtime.abstract((nested(runtime.parameters), nested(runtime.variables)))
     places = jax.tree.map(lambda leaf: leaf.sharding, wanted)
-    return jax.device_put(parameters, places[0]), jax.device_put(variables, places[1]) if variables else variables
+    parameters = jax.device_put(as_stored(runtime, parameters), places[0])
+    return parameters, jax.device_put(variables, places[1]) if variables else variables

@@ -3,19 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
 from rich.table import Table
 
-from axon.config import load
+from axon.config import load, root_of
 from axon.errors import UserError
 from axon.layout import KINDS, ParameterRow, Placement, explain
 from axon.plan.topology import devices
-from axon.run import Train, program
+from axon.run import Serve, Train, program, serving_program
 from axon.runtime import IDENTITY_LAYERS
+from axon.serve.program import ServingProgram
 from axon.show.draw import draw
 from axon.show.schedule import draw_schedule, print_schedule
+from axon.show.serving import print_engines, serving_totals
 from axon.show.traffic import print_traffic
 from axon.train.step import Program
 
@@ -25,6 +28,8 @@ def show_config(
 ) -> None:
     """Print it all. Raises `ConfigError` and `LayoutError` as a run would; needs none of the mesh's devices.
 
+    Of a file of `configs/serve`, instead of what training sends and keeps, its engines and their cache.
+
     Args:
         on: a topology (see `axon.plan.topology.devices`) for whose devices the step is traced; this machine's
             platform by default. picture: a file to draw the mesh into, with the shards of `weight`, a parameter's
@@ -32,31 +37,41 @@ def show_config(
     """
     if weight is not None and picture is None:
         raise UserError("--weight says what to draw: give --draw FILE.png too")
-    resolved = load(path, overrides)
-    train: Train = resolved.tree
-    placement = _placement(train, on)
-    compiled = program(train, placement)  # raises for a layout that cannot hold the model
+    resolved = load(path, overrides, root=root_of(path, overrides))
+    tree: Train | Serve = resolved.tree
+    placement = _placement(tree, on)
+    # Raises for a layout that cannot hold the model.
+    compiled = serving_program(tree, placement) if isinstance(tree, Serve) else program(tree, placement)
     specs = compiled.parameters
     console = Console(width=None if Console().is_terminal else 160)
     console.print("\n".join(resolved.lines), markup=False, highlight=False, soft_wrap=True)
     rows = list(explain(placement, specs))
-    console.print(_mesh(placement), _table(rows), _totals(compiled), sep="\n")
+    totals = serving_totals(compiled) if isinstance(compiled, ServingProgram) else _totals(compiled)
+    console.print(_mesh(placement), _table(rows), totals, sep="\n")
     console.print(_replicated(rows), soft_wrap=True)
+    if isinstance(compiled, ServingProgram):
+        print_engines(console, compiled)
+        _draw_mesh(console, placement, specs, picture, weight)
+        return
     if IDENTITY_LAYERS in compiled.choices:
         console.print(compiled.choices[IDENTITY_LAYERS], soft_wrap=True)
     print_schedule(console, compiled)
-    if picture is not None:
-        draw(placement, specs, picture, weight)
-        console.print(f"the mesh and a weight on it are drawn into {picture}", markup=False, soft_wrap=True)
-        if schedule := draw_schedule(compiled, picture):
-            console.print(f"the pipeline's schedule is drawn into {schedule}", markup=False, soft_wrap=True)
+    _draw_mesh(console, placement, specs, picture, weight)
+    if picture is not None and (schedule := draw_schedule(compiled, picture)):
+        console.print(f"the pipeline's schedule is drawn into {schedule}", markup=False, soft_wrap=True)
     print_traffic(console, compiled)
 
 
-def _placement(train: Train, on: str | None) -> Placement:
+def _draw_mesh(console: Console, placement: Placement, specs: Any, picture: Path | None, weight: str | None) -> None:
+    if picture is not None:
+        draw(placement, specs, picture, weight)
+        console.print(f"the mesh and a weight on it are drawn into {picture}", markup=False, soft_wrap=True)
+
+
+def _placement(tree: Train | Serve, on: str | None) -> Placement:
     if on is not None:
-        return Placement.of(train.layout, devices(on))
-    return Placement.described(train.layout, jax.device_count(), jax.default_backend())
+        return Placement.of(tree.layout, devices(on))
+    return Placement.described(tree.layout, jax.device_count(), jax.default_backend())
 
 
 def _mesh(placement: Placement) -> Table:

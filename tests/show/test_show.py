@@ -8,9 +8,13 @@ import pytest
 
 from axon.config import dump
 from axon.errors import UserError
-from axon.layout import LayoutError
-from axon.run import program
+from axon.layout import Layout, LayoutError, Placement
+from axon.run import Serve, program, serving_program
+from axon.serve.capacity import Capacity
 from axon.show.show import show_config
+from models.llama import Llama
+
+SIX = Placement.described(Layout(mesh={"data": 3, "tensor": 2}), 6)
 
 
 @pytest.fixture
@@ -62,6 +66,25 @@ def test_identity_layers_are_said_once_and_their_bytes_counted(shown, tiny):
     assert out.count("126 layers") == 1
     assert "126 layers of a kind are stored as 128, with 2 of zeros at the end" in out
     assert re.search(r"layers/block/mlp/up +layers embed mlp +128 × 32 × 64 +pipe – – +262,144", out)
+
+
+def test_of_a_serving_configuration_each_weights_sharding_the_cache_and_the_engines(tmp_path, capsys):
+    model = Llama(vocab=320, embed=32, layers=2, heads=4, kv_heads=2, mlp=64)
+    serve = Serve(model, Layout(mesh={"data": 3, "tensor": 2}), weights="int8", capacity=Capacity(4, 16, 64))
+    (tmp_path / "serve.gin").write_text(dump(serve))
+    show_config(tmp_path / "serve.gin", ("Capacity.length=128",), picture=tmp_path / "mesh.png")
+    out, program = capsys.readouterr().out, serving_program(replace(serve, capacity=Capacity(4, 16, 128)), SIX)
+    assert re.search(r"Capacity\.length = 128 +# --set\n", out)
+    assert re.search(r"mlp/gate/values +layers embed mlp +2 × 32 × 64 +– – tensor +2,048", out)
+    assert re.search(r"mlp/gate/scales +layers mlp +2 × 64 +– tensor +128", out)
+    rows = {line.split()[0]: numbers(line) for line in out.splitlines() if line.split()[:1] in (["weights"], ["cache"])}
+    assert rows["weights"][-1] == program.parameter_bytes()
+    pages = 1 + 4 * 64 // 16  # 16 tokens each, of all requests at half their length, and that of padding
+    assert rows["cache"] == [3 * 2 * pages * 16 * 2 * 2 * 8 * 4, 2 * pages * 16 * 2 * 2 * 8 * 4 // 2]
+    assert "3 engines, one for each place along data, which share the requests, on 2 devices each" in out
+    assert "up to 4 requests of 128 tokens at once, in steps of 16 tokens" in out
+    assert "weights: int8, " in out
+    assert (tmp_path / "mesh.png").is_file()
 
 
 @pytest.mark.full

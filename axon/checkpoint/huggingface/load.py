@@ -42,15 +42,27 @@ def check_weights(source: Source, pieces: Pieces, unused: Sequence[str], where: 
     raise CheckpointError("\n  ".join([f"the weights in {where} are not those of {model}:", *lines[:SHOWN], *more]))
 
 
+def as_read(path: str, value: Any) -> Any:
+    """`value`, whatever its path."""
+    return value
+
+
 def load(
-    source: Source, pieces: Pieces, abstract: Mapping[str, Any], *, chunk: int = CHUNK, put: Callable = jax.device_put
+    source: Source,
+    pieces: Pieces,
+    abstract: Mapping[str, Any],
+    *,
+    chunk: int = CHUNK,
+    put: Callable = jax.device_put,
+    each: Callable[[str, Any], Any] = as_read,
 ) -> dict[str, Any]:
-    """Path → array of `abstract`, path → `jax.ShapeDtypeStruct` with a sharding.
+    """Path → array of `abstract`, path → `jax.ShapeDtypeStruct` with a sharding; or what `each(path, array)` makes of
+    it, as soon as it is there.
 
     Host memory: one shard, and in each of `THREADS` threads `chunk` bytes of theirs. What they have not, as identity
     layers and ids of a padded vocabulary, is 0.
     """
-    return {path: _array(source, pieces, path, leaf, chunk, put) for path, leaf in abstract.items()}
+    return {path: each(path, _array(source, pieces, path, leaf, chunk, put)) for path, leaf in abstract.items()}
 
 
 def _array(source: Source, pieces: Pieces, path: str, leaf: Any, chunk: int, put: Callable) -> jax.Array:

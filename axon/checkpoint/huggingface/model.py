@@ -1,7 +1,7 @@
 """A model of the hub, opened: its config in ours, and its weights where they are asked for."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from flax import nnx
 from axon.axes.array_spec import ArraySpec
 from axon.checkpoint.huggingface.config import read_config, unknown_fields
 from axon.checkpoint.huggingface.hub import CONFIG, model_folder
-from axon.checkpoint.huggingface.load import check_weights, load, read_shard
+from axon.checkpoint.huggingface.load import as_read, check_weights, load, read_shard
 from axon.checkpoint.huggingface.pieces import Pieces, pieces_of
 from axon.checkpoint.huggingface.tables import table_of
 from axon.checkpoint.huggingface.weights import Weights
@@ -48,15 +48,17 @@ class HubModel:
         """Fields of its config.json that nothing here knows."""
         return unknown_fields(self.table, self.config)
 
-    def load(self, runtime: Runtime, vocab: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def load(
+        self, runtime: Runtime, vocab: int | None, each: Callable[[str, Any], Any] = as_read
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parameters and variables of the runtime's module, nested by path, read straight into their shards.
 
-        `vocab`: how many ids the module has, without padding; None: none. Raises `CheckpointError` for
-        weights of another model.
+        `vocab`: how many ids the module has, without padding; None: none. `each`: of `load`. Raises `CheckpointError`
+        for weights of another model.
         """
         pieces = self.pieces(runtime.module, vocab)
         specs: dict[str, ArraySpec] = {**runtime.parameters, **runtime.variables}
-        read = load(self.weights, pieces, runtime.abstract({path: specs[path] for path in pieces.of}))
+        read = load(self.weights, pieces, runtime.abstract({path: specs[path] for path in pieces.of}), each=each)
         missing = runtime.variables.keys() - read.keys()
         fresh = flattened(runtime.initialise_variables(0)) if missing else {}
         states = {path: read[path] if path in read else fresh[path] for path in runtime.variables}

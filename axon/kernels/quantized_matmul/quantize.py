@@ -49,12 +49,19 @@ def quantize(x: Array, dtype: Any, granularity: Granularity) -> Quantized:
     if dtype not in DTYPES:
         raise UserError(f"quantize: to int8 or float8_e4m3fn, not {jnp.dtype(dtype)}")
     blocks = _blocks(x, granularity)  # row_blocks rows column_blocks columns
-    top = jnp.max(jnp.abs(blocks), axis=(1, 3))
-    scales = jnp.maximum(top / _largest(dtype), jnp.finfo(jnp.float32).tiny)  # of zeros too
-    scaled = blocks / scales[:, None, :, None]
+    scales = scale_of(jnp.max(jnp.abs(blocks), axis=(1, 3)), dtype)
+    return Quantized(rounded(blocks / scales[:, None, :, None], dtype).reshape(x.shape), scales)
+
+
+def scale_of(largest: Array, dtype: Any) -> Array:
+    """The scale of values in `dtype` whose largest magnitude is `largest`; above 0, of zeros too."""
+    return jnp.maximum(largest / _largest(dtype), jnp.finfo(jnp.float32).tiny)
+
+
+def rounded(scaled: Array, dtype: Any) -> Array:
+    """Values over their scale, in `dtype`: to nearest even, and limited to what it has."""
     limited = jnp.clip(scaled, -_largest(dtype), _largest(dtype))
-    values = jnp.round(limited) if dtype == jnp.int8 else limited
-    return Quantized(values.astype(dtype).reshape(x.shape), scales)
+    return (jnp.round(limited) if dtype == jnp.int8 else limited).astype(dtype)
 
 
 def dequantize(x: Quantized) -> Array:

@@ -1,0 +1,13 @@
+"""The option of the dtype of a model's weights."""
+
+from typing import Annotated, Literal
+
+import typer
+
+Weights = Annotated[
+    Literal["float32", "bfloat16", "int8", "float8_e4m3fn"] | None,
+    typer.Option(
+        help="In which the model's parameters are stored, by default as computed with; int8 and float8_e4m3fn: the "
+        "matrices of its blocks alone, with a scale for each output."
+    ),
+]

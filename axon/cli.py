@@ -218,6 +218,9 @@ def serve(
     ] = None,
     cache_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens whose keys and values have room.")] = None,
     cache_dtype: Annotated[str | None, typer.Option(help="Of keys and values: int8 or float8_e4m3fn.")] = None,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Embed texts too, by their last token; an encoder always does.")
+    ] = False,
     key: Annotated[
         list[str], typer.Option(envvar="AXON_API_KEYS", help="What clients must show; several may be valid.")
     ] = [],  # noqa: B006 - typer reads it, nothing writes it
@@ -233,7 +236,7 @@ def serve(
     tokens = max(Capacity.tokens, requests)
     capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
     limits = Limits(keys=tuple(key), requests=max(Limits.requests, 4 * requests))
-    if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo):
+    if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo, embeddings):
         raise typer.Exit(1)
 
 

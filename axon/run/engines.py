@@ -1,4 +1,4 @@
-"""The engine of a trained model, or as many as its layout makes of the devices."""
+"""The engine of a trained model, or its encoder, or as many as its layout makes of the devices."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,11 +13,13 @@ from axon.errors import UserError
 from axon.layout import Layout
 from axon.run.trained import Trained, open_trained
 from axon.runtime import Runtime
-from axon.serve.capacity import Capacity
+from axon.serve.capacity import LENGTH, Capacity
 from axon.serve.draft_model import DraftModel
+from axon.serve.embedder import TextEncoder
 from axon.serve.engine import Engine
 from axon.serve.replicas import Replicas, copied, shares
 from axon.serve.runner import check_continues
+from axon.serve.sentence_transformers import Sentences
 from axon.serve.speculation import NGram
 
 Report = Callable[[str], None]
@@ -30,13 +32,8 @@ def engine_of(
 ) -> Engine | Replicas:
     """See `axon.run.served.serve_run`. `capacity`: of each engine. Raises `UserError` for a model that goes on with no
     text, and for a draft model of another tokenizer."""
-    split = Layout() if layout is None else load(layout, root="Layout").tree
-    own = shares(Runtime(trained.train.model, split, devices=_as_many_as_split(split)))
-    used = sum(len(devices) for _, devices in own)
-    if (others := len(jax.devices()) - used) > 0:
-        report(f"{others} devices more have nothing to do: --layout says how to split a model")
-    if len(own) > 1:
-        report(f"{len(own)} engines, which share the requests, on {len(own[0][1])} of {used} devices each")
+    check_continues(trained.train.model.build())
+    own = _shares(trained, layout, report)
     models = _copies(trained, own, report)
     drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, report)
     engines = [
@@ -44,6 +41,37 @@ def engine_of(
         for model, drafter in zip(models, drafters, strict=True)
     ]
     return Replicas(engines) if len(engines) > 1 else engines[0]
+
+
+def encoders_of(
+    trained: Trained, layout: Path | None, sentences: Sentences, length: int | None, report: Report
+) -> list[TextEncoder]:
+    """Of an encoder, on the devices that an engine each would have. `length`: tokens of a text, at most; None: as many
+    as the model has positions, or as `sentences` says."""
+    models = _copies(trained, _shares(trained, layout, report), report)
+    positions = models[0][0].module.max_length
+    found = [one for one in (length, sentences.length, positions) if one is not None]
+    most = min(found, default=LENGTH)
+    return [TextEncoder(*model, sentences.pooling, most) for model in models]
+
+
+def encoders_beside(engine: Engine | Replicas, sentences: Sentences) -> list[TextEncoder]:
+    """Of the decoders of these engines, with the same arrays."""
+    engines = engine.engines if isinstance(engine, Replicas) else (engine,)
+    most = min(one for one in (sentences.length, engine.max_length) if one is not None)
+    return [TextEncoder(one.runtime, one.parameters, one.variables, sentences.pooling, most) for one in engines]
+
+
+def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share]:
+    """Those of a layout's file; of none, each device."""
+    split = Layout() if layout is None else load(layout, root="Layout").tree
+    own = shares(Runtime(trained.train.model, split, devices=_as_many_as_split(split)))
+    used = sum(len(devices) for _, devices in own)
+    if (others := len(jax.devices()) - used) > 0:
+        report(f"{others} devices more have nothing to do: --layout says how to split a model")
+    if len(own) > 1:
+        report(f"{len(own)} engines, which share the requests, on {len(own[0][1])} of {used} devices each")
+    return own
 
 
 def _as_many_as_split(layout: Layout) -> list[Any]:
@@ -60,7 +88,6 @@ def _copies(trained: Trained, own: Sequence[Share], report: Report) -> list[tupl
         Runtime(train.model, layout, precision=train.precision, weights=dtype, devices=devices)
         for layout, devices in own
     ]
-    check_continues(runtimes[0].module)
     values, variables = trained.restore(runtimes[0], train.model, report)
     return [(runtime, *copied(runtime, values, variables)) for runtime in runtimes]
 
@@ -71,4 +98,5 @@ def _drafters(draft: str, tokenizer: Tokenizer, own: Sequence[Share], report: Re
     trained = open_trained(draft)
     if trained.tokenizer.load().to_json() != tokenizer.to_json():
         raise UserError(f"--draft {draft} has another tokenizer than the model: guesses need one that has the same ids")
+    check_continues(trained.train.model.build())
     return [DraftModel(*model) for model in _copies(trained, own, report)]

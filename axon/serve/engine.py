@@ -105,6 +105,15 @@ class Engine:
         self._kept: list[Update] = []
         self._counts, self._submitted = _Counts(), 0
 
+    @property
+    def parameters(self) -> Any:
+        """In their places, as its steps read them."""
+        return self._runner.parameters
+
+    @property
+    def variables(self) -> Any:
+        return self._runner.variables
+
     # ---- requests ---------------------------------------------------------------------------------------------------
 
     @property

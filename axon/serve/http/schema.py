@@ -250,12 +250,13 @@ class ChatBody(Generation):
 
 
 class EmbeddingBody(Body):
-    """Of `/v1/embeddings`. `base64`: of little-endian float32."""
+    """Of `/v1/embeddings`. `base64`: of little-endian float32. `dimensions`: the first numbers alone, of a model that
+    says that its embeddings may be cut."""
 
     model: str
     input: Prompt
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: None = None
+    dimensions: int | None = Field(None, ge=1, le=INT32)
     user: str | None = None
 
 

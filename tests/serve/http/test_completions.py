@@ -145,18 +145,6 @@ def test_texts_become_ids_and_ids_texts(shared, prompt):
     assert chat["tokens"] == tokenizer().prompt("user: a\n")
 
 
-def test_embeddings_come_in_order_in_both_forms(shared, prompt):
-    import base64
-
-    import numpy as np
-
-    body = shared.post("/v1/embeddings", input=[prompt, "b"]).json()
-    lengths = [len(tokenizer().prompt(text)) for text in (prompt, "b")]
-    assert [one["embedding"][0] for one in body["data"]] == lengths
-    packed = shared.post("/v1/embeddings", input=prompt, encoding_format="base64").json()["data"][0]["embedding"]
-    assert np.frombuffer(base64.b64decode(packed), "<f4").tolist() == body["data"][0]["embedding"]
-
-
 def test_the_access_log_has_numbers_and_no_prompt(shared, prompt):
     shared.events(PATH, prompt=prompt, max_tokens=7)
     shared.until(lambda: PATH in shared.lines[-1])

@@ -205,9 +205,9 @@ def serve(
     draft: Annotated[
         str | None,
         typer.Option(
-            metavar="ngram|RUN_DIR",
-            help="What guesses tokens, for steps that verify several: repetitions of the text, or a smaller model. "
-            "Texts stay the same.",
+            metavar="ngram|mtp|RUN_DIR",
+            help="What guesses tokens, for steps that verify several: repetitions of the text, the model's own "
+            "multi-token prediction, or a smaller model. Texts stay the same.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 for all of this machine's addresses.")] = "127.0.0.1",

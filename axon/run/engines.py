@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,20 @@ from axon.config import load
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout
-from axon.run.trained import Trained, open_trained
+from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.runtime import Runtime
 from axon.serve.capacity import LENGTH, Capacity
 from axon.serve.draft_model import DraftModel
 from axon.serve.embedder import TextEncoder
 from axon.serve.engine import Engine
+from axon.serve.multi_token import MultiToken
 from axon.serve.replicas import Replicas, copied, shares
 from axon.serve.runner import check_continues
 from axon.serve.sentence_transformers import Sentences
-from axon.serve.speculation import NGram
+from axon.serve.speculation import Drafter, NGram
+
+MULTI_TOKEN = "mtp"
+"""What `draft` is where the model's own multi-token block guesses, as others call it."""
 
 Report = Callable[[str], None]
 Share = tuple[Layout, list[Any]]
@@ -34,7 +39,7 @@ def engine_of(
     text, and for a draft model of another tokenizer."""
     check_continues(trained.train.model.build())
     own = _shares(trained, layout, report)
-    models = _copies(trained, own, report)
+    models = _copies(trained, own, report, _with_block(trained) if draft == MULTI_TOKEN else None)
     drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, report)
     engines = [
         Engine(*model, tokenizer=tokenizer, capacity=capacity, drafter=drafter)
@@ -80,21 +85,41 @@ def _as_many_as_split(layout: Layout) -> list[Any]:
     return jax.devices() if -1 in sizes else jax.devices()[: math.prod(sizes)]
 
 
-def _copies(trained: Trained, own: Sequence[Share], report: Report) -> list[tuple[Runtime, Any, Any]]:
-    """For each share its runtime, parameters and variables; what is stored is read once."""
+def _copies(
+    trained: Trained, own: Sequence[Share], report: Report, model: Any = None
+) -> list[tuple[Runtime, Any, Any]]:
+    """For each share its runtime, parameters and variables; what is stored is read once. `model`: instead of the run's,
+    with more of what is stored."""
     train = trained.train
     dtype = train.precision.compute_dtype(own[0][1][0].platform)  # each step reads all weights, as they are used
     runtimes = [
-        Runtime(train.model, layout, precision=train.precision, weights=dtype, devices=devices)
+        Runtime(model or train.model, layout, precision=train.precision, weights=dtype, devices=devices)
         for layout, devices in own
     ]
     values, variables = trained.restore(runtimes[0], train.model, report)
     return [(runtime, *copied(runtime, values, variables)) for runtime in runtimes]
 
 
-def _drafters(draft: str, tokenizer: Tokenizer, own: Sequence[Share], report: Report) -> list[NGram | DraftModel]:
+def _with_block(trained: Trained) -> Any:
+    """The model with its block that predicts the token after the next, which one of the hub has only where it is asked
+    for. Raises `UserError` for a model without it."""
+    model = trained.train.model
+    of_hub = isinstance(trained, TrainedHub) and trained.hub.config.get("num_nextn_predict_layers")
+    if of_hub and getattr(model, "multi_token", None) is False:
+        return replace(model, multi_token=True)
+    if getattr(model.build(), "has_ahead", False):
+        return model
+    raise UserError(
+        f"--draft {MULTI_TOKEN}: the model has no block that predicts the token after the next, as DeepSeek-V3 has "
+        "(num_nextn_predict_layers in config.json; DeepSeek.multi_token of a run); --draft ngram needs none"
+    )
+
+
+def _drafters(draft: str, tokenizer: Tokenizer, own: Sequence[Share], report: Report) -> list[Drafter]:
     if draft == "ngram":
         return [NGram() for _ in own]
+    if draft == MULTI_TOKEN:
+        return [MultiToken() for _ in own]
     trained = open_trained(draft)
     if trained.tokenizer.load().to_json() != tokenizer.to_json():
         raise UserError(f"--draft {draft} has another tokenizer than the model: guesses need one that has the same ids")

@@ -26,7 +26,8 @@ def serve_run(
     `layout`: a gin file that binds `Layout`, by which the model is split over devices; None: it is whole on each. Where
     the mesh has axes that split the batch and no weight, there are as many engines, which share the requests; each has
     its own `capacity`.
-    `draft`: what guesses tokens, for steps that verify several: `ngram`, or a smaller model as `path` names one.
+    `draft`: what guesses tokens, for steps that verify several: `ngram`, `mtp` (the model's own block that predicts the
+    token after the next), or a smaller model as `path` names one.
     `embeddings`: whether a model that writes texts embeds them too; an encoder does so in any case, and nothing else.
     Raises `UserError` without the packages of the extra `serve`, where it cannot listen, and for a model that neither
     goes on with a text nor is an encoder.

@@ -81,7 +81,7 @@ class Engine:
         runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places.
         tokenizer: for texts, and for the ids that end them; without one updates have ids alone.
         capacity: how much at once. drafter: guesses tokens, of which a step then verifies several: `NGram`,
-            `DraftModel`.
+            `DraftModel`, `MultiToken`.
     """
 
     def __init__(

@@ -148,6 +148,7 @@ class Generation(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: Format | None = None
+    priority: int = Field(0, ge=-INT32, le=INT32, description="The lower is served earlier, as in vLLM.")
     user: str | None = None
     """For the client's own books; nothing is done with it."""
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fake import tokenizer
+from fake import FakeEngine, tokenizer
 
 from axon.serve.request import Sampling
 
@@ -73,6 +73,21 @@ def test_what_is_asked_of_sampling_reaches_the_engine(serve, rng):
     rest = {"logit_bias": {7: 3.5}, "stop": ("§",), "stop_ids": (9,), "tokens": 3, "logprobs": 4}
     assert seen[0].sampling == Sampling(**asked, **rest)
     assert seen[1].sampling == Sampling(tokens=1, temperature=1.0, seed=2**64 - 1)
+
+
+def test_the_lower_priority_comes_first_in_the_engines_order(serve):
+    with serve(FakeEngine(seconds=0.02, running=1)) as running:
+        engine, seen = running.service.model.engine, []
+        submit = engine.submit
+        engine.submit = lambda request: (seen.append(request), submit(request))[1]
+        for priority in (3, None, -2):
+            assert running.complete("a", priority=priority, max_tokens=1).status_code == 200
+        chat = [{"role": "user", "content": "a"}]
+        assert running.post("/v1/chat/completions", messages=chat, priority=1, max_tokens=1).status_code == 200
+        described = running.client.get("/openapi.json").json()["components"]["schemas"]
+    assert [request.priority for request in seen] == [-3, 0, 2, -1], "the engine's higher comes first"
+    for body in ("CompletionBody", "ChatBody"):
+        assert "lower is served earlier" in json.dumps(described[body]["properties"]["priority"])
 
 
 def test_without_a_seed_no_two_requests_are_alike(shared, prompt):

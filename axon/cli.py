@@ -224,6 +224,9 @@ def serve(
     key: Annotated[
         list[str], typer.Option(envvar="AXON_API_KEYS", help="What clients must show; several may be valid.")
     ] = [],  # noqa: B006 - typer reads it, nothing writes it
+    key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Such keys, one a line, which no list of processes shows.")
+    ] = None,
 ) -> None:
     """Serve a trained model: OpenAI's interface at /v1, a page to chat at /, until Ctrl-C.
 
@@ -231,11 +234,12 @@ def serve(
     """
     from axon.run.served import serve_run
     from axon.serve.capacity import Capacity
-    from axon.serve.http.limits import Limits
+    from axon.serve.http.limits import Limits, keys_in
 
     tokens = max(Capacity.tokens, requests)
     capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
-    limits = Limits(keys=tuple(key), requests=max(Limits.requests, 4 * requests))
+    keys = tuple(key) + (keys_in(key_file) if key_file else ())
+    limits = Limits(keys=keys, requests=max(Limits.requests, 4 * requests))
     if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo, embeddings):
         raise typer.Exit(1)
 

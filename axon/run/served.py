@@ -1,9 +1,11 @@
 """Serving a trained model over HTTP."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from axon.errors import UserError
+from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.serve.capacity import Capacity
 from axon.serve.http.limits import Limits
 
@@ -30,7 +32,7 @@ def serve_run(
     token after the next), or a smaller model as `path` names one.
     `embeddings`: whether a model that writes texts embeds them too; an encoder does so in any case, and nothing else.
     Raises `UserError` without the packages of the extra `serve`, where it cannot listen, and for a model that neither
-    goes on with a text nor is an encoder.
+    goes on with a text nor is an encoder; `Interrupted` by a signal before it serves.
     """
     try:
         from axon.run.served_model import served_model
@@ -38,5 +40,7 @@ def serve_run(
     except ModuleNotFoundError as error:
         raise UserError(f"axon serve needs {error.name}: pip install 'axon-jax[serve]'") from error
     with server.bound(host, port) as socket:  # now, not after the minutes that the rest may take
-        model = served_model(path, layout, draft, embeddings, capacity, report)
+        with Interrupts() as interrupts:
+            make = partial(served_model, path, layout, draft, embeddings, capacity, report)
+            model = compile_interruptibly(make, interrupts)
         return server.serve(model, socket, limits, report)

@@ -40,11 +40,9 @@ def test_guesses_change_no_token_and_no_bit(model, drafted, rng):
     """With prefixes that are shared, penalties, scored prompts, and preemption, as pages are few."""
     before = drafted.stats()
     requests = drawn_requests(rng, 6, temperature=0.8, logprobs=1, top_k=3)
-    penalised = dataclasses.replace(requests[0].sampling, frequency_penalty=0.5, tokens=20)
-    requests += [
-        dataclasses.replace(requests[0], sampling=penalised),
-        dataclasses.replace(requests[1], prompt_logprobs=True),
-    ]
+    penalised = [dataclasses.replace(one.sampling, frequency_penalty=0.5, tokens=40) for one in requests[:4]]
+    requests += [dataclasses.replace(one, sampling=how) for one, how in zip(requests, penalised, strict=False)]
+    requests.append(dataclasses.replace(requests[1], prompt_logprobs=True))
     assert answered(drafted, requests) == answered(Engine(*model, capacity=TIGHT), requests)
     found = drafted.stats()
     assert found.drafted > before.drafted

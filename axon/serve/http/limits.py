@@ -1,9 +1,20 @@
 """What a client may ask of the server, and for how long."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from axon.checks import check_range
+from axon.disk import reading
 from axon.errors import UserError
+
+
+def keys_in(path: Path) -> tuple[str, ...]:
+    """Those of a file: one a line, empty lines left out. Raises `UserError` for a file without any."""
+    with reading(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    if not (keys := tuple(key for line in lines if (key := line.strip()))):
+        raise UserError(f"{path} has no key: give one a line")
+    return keys
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ def expected(runtime, values, variables, pooling, ids):
     return found / np.linalg.norm(found) if pooling.normalise else found
 
 
+@pytest.mark.few(model=("encoder",))
 @pytest.mark.parametrize("pooling", [Pooling("mean"), Pooling("cls", normalise=False), Pooling("last")], ids=str)
 def test_an_embedding_is_the_pooled_output_of_a_texts_own_tokens(model, pooling, rng):
     embedder = Embedder([TextEncoder(*model, pooling, MOST)])
@@ -70,6 +71,7 @@ def test_in_a_crowd_an_embedding_has_the_bits_that_it_has_alone_and_nothing_is_c
     assert [encoder.compiles for encoder in encoders] == compiled
 
 
+@pytest.mark.few(model=("decoder",))
 def test_batches_of_several_texts_give_the_same_embeddings(model, monkeypatch, rng):
     """As accelerators have them; here in float32."""
     texts, one = drawn(rng, 9), Embedder([TextEncoder(*model, Pooling("mean"), MOST)])
@@ -79,6 +81,7 @@ def test_batches_of_several_texts_give_the_same_embeddings(model, monkeypatch, r
     np.testing.assert_allclose(crowd, alone, atol=2e-5)
 
 
+@pytest.mark.few(model=("encoder",))
 def test_texts_that_are_asked_for_at_once_come_back_to_those_who_asked(model, rng):
     embedder, asked = Embedder([TextEncoder(*model, Pooling("mean"), MOST)]), [drawn(rng, 3) for _ in range(4)]
     alone = [embedded(embedder, texts) for texts in asked]
@@ -92,6 +95,7 @@ def test_texts_that_are_asked_for_at_once_come_back_to_those_who_asked(model, rn
         assert np.array_equal(texts, alone[numbers.index(number)])
 
 
+@pytest.mark.few(model=("encoder",))
 @pytest.mark.parametrize("texts", [[], [[]], [[1], [1] * (MOST + 1)]], ids=["none", "empty", "too long"])
 def test_what_cannot_be_embedded_is_refused(model, texts):
     embedder = Embedder([TextEncoder(*model, Pooling("mean"), MOST)])

@@ -90,6 +90,7 @@ def predicted_ahead(runtime, values, variables, texts):
         return [int(compiled(values, tokens, len(text))) for tokens, text in zip(padded, texts, strict=True)]
 
 
+@pytest.mark.full
 def test_a_block_that_sees_what_the_model_does_is_always_right_and_halves_the_steps(rng, seed):
     """Of one token alone: attention adds nothing, and the block is the model's layer."""
     config = dataclasses.replace(MODEL, layers=1, first_dense=0)

@@ -84,9 +84,8 @@ def test_a_model_without_embeddings_and_one_without_texts_say_so(serve):
         assert b"axon_pages" in running.client.get("/metrics").content
 
 
-def test_texts_wait_within_limits_and_a_client_that_leaves_is_forgotten(serve):
-    embedder = FakeEmbedder(seconds=0.3)
-    with serve(limits=Limits(texts=2, queue_seconds=0.75), embedder=embedder) as running:
+def test_no_more_texts_wait_than_may(serve):
+    with serve(limits=Limits(texts=2), embedder=FakeEmbedder(seconds=0.2)) as running:
         answers: list[int] = []
         ask = lambda: answers.append(running.post(EMBEDDINGS, input=[1]).status_code)  # noqa: E731
         asking = [threading.Thread(target=ask) for _ in range(2)]
@@ -98,6 +97,10 @@ def test_texts_wait_within_limits_and_a_client_that_leaves_is_forgotten(serve):
         for thread in asking:
             thread.join()
         assert answers == [200, 200]
-        embedder.seconds = 1.0
-        assert running.post(EMBEDDINGS, input=[1]).status_code == 429
+
+
+def test_texts_that_are_not_embedded_in_time_are_forgotten(serve):
+    with serve(limits=Limits(queue_seconds=0.1), embedder=FakeEmbedder(seconds=0.3)) as running:
+        answer = running.post(EMBEDDINGS, input=[1])
+        assert (answer.status_code, "not embedded within 0.1 seconds" in answer.text) == (429, True)
         running.until(lambda: not running.service.worker.busy)

@@ -9,6 +9,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from axon.errors import UserError
 from axon.serve.http.body import parse
 from axon.serve.http.chat import conversation
 from axon.serve.http.errors import ApiError, overloaded, unavailable
@@ -24,7 +25,10 @@ async def embeddings(service: Service, request: Request) -> Response:
     if embedder is None:
         message = f"{service.model.name} is served without embeddings: start the server with --embeddings"
         raise ApiError(400, message, param="model")
-    embedder.pooling.check_cut(embedder.width, body.dimensions)
+    try:
+        embedder.pooling.check_cut(embedder.width, body.dimensions)
+    except UserError as error:
+        raise ApiError(400, str(error), param="dimensions", code="invalid_value") from None
     texts = await service.texts(body.input, embedder.max_length)
     used = request.state.record.prompt_tokens = sum(map(len, texts))
     found = await while_connected(request, _embedded(service, texts))

@@ -103,7 +103,7 @@ def _copies(
 def _with_block(trained: Trained) -> Any:
     """The model with its block that predicts the token after the next, which one of the hub has only where it is asked
     for. Raises `UserError` for a model without it."""
-    model = trained.train.model
+    model: Any = trained.train.model
     of_hub = isinstance(trained, TrainedHub) and trained.hub.config.get("num_nextn_predict_layers")
     if of_hub and getattr(model, "multi_token", None) is False:
         return replace(model, multi_token=True)

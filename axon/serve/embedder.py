@@ -106,8 +106,9 @@ class TextEncoder:
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
         real = places < lengths[:, None]
         # Padding is at position 0: the largest position of a sequence chooses its frequencies, as LongRoPE's.
-        found = tokens, jnp.where(real, places, 0), jnp.where(real, 0, -1)
-        hidden, *_ = model.hidden(Inputs(*(axes.shard(one, "batch seq") for one in found)))
+        found = (tokens, jnp.where(real, places, 0), jnp.where(real, 0, -1))
+        tokens, positions, documents = (axes.shard(one, "batch seq") for one in found)
+        hidden, *_ = model.hidden(Inputs(tokens, positions, documents))
         return self.pooling.pooled(axes.reshard(hidden, PartitionSpec(None, None, None)), lengths)
 
 

@@ -206,9 +206,9 @@ def serve(
     draft: Annotated[
         str | None,
         typer.Option(
-            metavar="ngram|RUN_DIR",
-            help="What guesses tokens, for steps that verify several: repetitions of the text, or a smaller model. "
-            "Texts stay the same.",
+            metavar="ngram|mtp|RUN_DIR",
+            help="What guesses tokens, for steps that verify several: repetitions of the text, the model's own "
+            "multi-token prediction, or a smaller model. Texts stay the same.",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="0.0.0.0 for all of this machine's addresses.")] = "127.0.0.1",
@@ -220,9 +220,15 @@ def serve(
     cache_tokens: Annotated[int | None, typer.Option(min=2, help="Tokens whose keys and values have room.")] = None,
     cache_dtype: Annotated[str | None, typer.Option(help="Of keys and values: int8 or float8_e4m3fn.")] = None,
     weights: Weights = None,
+    embeddings: Annotated[
+        bool, typer.Option("--embeddings", help="Embed texts too, by their last token; an encoder always does.")
+    ] = False,
     key: Annotated[
         list[str], typer.Option(envvar="AXON_API_KEYS", help="What clients must show; several may be valid.")
     ] = [],  # noqa: B006 - typer reads it, nothing writes it
+    key_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Such keys, one a line, which no list of processes shows.")
+    ] = None,
 ) -> None:
     """Serve a trained model: OpenAI's interface at /v1, a page to chat at /, until Ctrl-C.
 
@@ -230,12 +236,13 @@ def serve(
     """
     from axon.run.served import serve_run
     from axon.serve.capacity import Capacity
-    from axon.serve.http.limits import Limits
+    from axon.serve.http.limits import Limits, keys_in
 
     tokens = max(Capacity.tokens, requests)
     capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
-    limits = Limits(keys=tuple(key), requests=max(Limits.requests, 4 * requests))
-    if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo, weights):
+    keys = tuple(key) + (keys_in(key_file) if key_file else ())
+    limits = Limits(keys=keys, requests=max(Limits.requests, 4 * requests))
+    if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo, embeddings, weights):
         raise typer.Exit(1)
 
 

@@ -41,6 +41,7 @@ class Bert:
             the second sentence. norm_eps: of LayerNorm.
         dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
+        head: whether it predicts masked tokens; without, it is an encoder alone, as those that embed sentences are.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
@@ -54,6 +55,7 @@ class Bert:
     norm_eps: float = 1e-12
     dropout: float = 0.1
     vocab_multiple: int = 1
+    head: bool = True
     remat: RematByKind = "none"
     unroll: bool | None = None
 
@@ -73,13 +75,13 @@ class Bert:
         own = {"kv_heads": self.heads, "head_dim": self.embed // self.heads, "embed_out": self.embed}
         return sizes | own | {"vocab": padded(self.vocab, self.vocab_multiple)}
 
-    def build(self) -> "BertModel":
+    def build(self) -> "BertEncoder":
         """The module, its parameters not yet initialised."""
-        return BertModel(self)
+        return BertModel(self) if self.head else BertEncoder(self)
 
 
-class BertModel(nnx.Module):
-    """Token ids in, a distribution over the ids of each position out."""
+class BertEncoder(nnx.Module):
+    """Token ids in, of each position what the whole text makes of it out."""
 
     def __init__(self, config: Bert):
         dims = config.dims
@@ -89,10 +91,7 @@ class BertModel(nnx.Module):
         self.embedding_norm = LayerNorm("embed", dims, config.norm_eps)
         self.dropout = Dropout(config.dropout, "embedding")
         self.layers = Depth(Segment(config.layers, block=Block(config)), remat=config.remat, unroll=config.unroll)
-        self.transform, self.transform_bias = Param("embed embed_out", dims), Param("embed_out", dims, constant(0.0))
-        self.transform_norm = LayerNorm("embed", dims, config.norm_eps)
-        self.output_bias = Param("vocab", dims, constant(0.0))
-        self.dims, self.vocab = dims, config.vocab
+        self.dims, self.vocab, self.max_length = dims, config.vocab, config.positions
 
     def hidden(self, inputs: Inputs, types: Array | None = None) -> tuple[Array, Auxiliary]:
         """The last layer's output, `batch seq.residual embed`, and the layers' auxiliary terms.
@@ -111,6 +110,22 @@ class BertModel(nnx.Module):
         x, _, auxiliary = self.layers(x, inputs)
         return x, auxiliary.within("layers")
 
+    def flops_per_token(self, seq: int) -> int:
+        """Model FLOPs of training on one token in a sequence of `seq`, forward and backward: of the layers. A head's,
+        which sees the few tokens that are masked, are left out."""
+        return 3 * self.layers.flops(seq)
+
+
+class BertModel(BertEncoder):
+    """An encoder with a head: a distribution over the ids of each masked position."""
+
+    def __init__(self, config: Bert):
+        super().__init__(config)
+        dims = self.dims
+        self.transform, self.transform_bias = Param("embed embed_out", dims), Param("embed_out", dims, constant(0.0))
+        self.transform_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.output_bias = Param("vocab", dims, constant(0.0))
+
     def masked_logits(self, x: Array, places: str = "_places") -> Array:
         """`batch places vocab` float32 of `x[batch places embed]`, the hidden states of some positions of each
         sequence; `places` is the name of their axis."""
@@ -123,11 +138,6 @@ class BertModel(nnx.Module):
         logits = add(f"{of_vocab}, vocab -> {of_vocab}", logits, self.output_bias).astype(jnp.float32)
         ids = shard(jnp.arange(logits.shape[-1]), "vocab")
         return jnp.where(ids < self.vocab, logits, jnp.finfo(jnp.float32).min)
-
-    def flops_per_token(self, seq: int) -> int:
-        """Model FLOPs of training on one token in a sequence of `seq`, forward and backward: of the layers. The head's,
-        which sees the few tokens that are masked, are left out."""
-        return 3 * self.layers.flops(seq)
 
 
 class Block(nnx.Module):
@@ -157,27 +167,32 @@ def _norm(theirs: str, ours: str) -> tuple[Row, Row]:
     return Row(f"{theirs}.weight", f"{ours}/scale"), Row(f"{theirs}.bias", f"{ours}/bias")
 
 
-ROWS = (
-    Row("bert.embeddings.word_embeddings.weight", "embedding/table"),
-    Row("bert.embeddings.position_embeddings.weight", "positions/table"),
-    Row("bert.embeddings.token_type_embeddings.weight", "types/table"),
-    *_norm("bert.embeddings.LayerNorm", "embedding_norm"),
+def _encoder(prefix: str = "") -> tuple[Row, ...]:
+    """Its rows, with what their names begin with."""
+    embeddings = f"{prefix}embeddings"
+    return (
+        Row(f"{embeddings}.word_embeddings.weight", "embedding/table"),
+        Row(f"{embeddings}.position_embeddings.weight", "positions/table"),
+        Row(f"{embeddings}.token_type_embeddings.weight", "types/table"),
+        *_norm(f"{embeddings}.LayerNorm", "embedding_norm"),
+        *in_layers(BLOCK, f"{prefix}encoder.layer.{{layer}}"),
+    )
+
+
+BLOCK = (
+    *_linear("attention.self.query", "attention/query", "(heads head_dim) embed", "(heads head_dim)"),
+    *_linear("attention.self.key", "attention/key", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
+    *_linear("attention.self.value", "attention/value", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
+    *_linear("attention.output.dense", "attention/out", "embed (heads head_dim)", "embed"),
+    *_norm("attention.output.LayerNorm", "attention_norm"),
+    *_linear("intermediate.dense", "mlp/up", "mlp embed", "mlp"),
+    *_linear("output.dense", "mlp/down", "embed mlp", "embed"),
+    *_norm("output.LayerNorm", "mlp_norm"),
+)
+HEAD = (
     *_linear("cls.predictions.transform.dense", "transform", "embed_out embed", "embed_out"),
     *_norm("cls.predictions.transform.LayerNorm", "transform_norm"),
     Row("cls.predictions.bias", "output_bias"),
-    *in_layers(
-        (
-            *_linear("attention.self.query", "attention/query", "(heads head_dim) embed", "(heads head_dim)"),
-            *_linear("attention.self.key", "attention/key", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
-            *_linear("attention.self.value", "attention/value", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
-            *_linear("attention.output.dense", "attention/out", "embed (heads head_dim)", "embed"),
-            *_norm("attention.output.LayerNorm", "attention_norm"),
-            *_linear("intermediate.dense", "mlp/up", "mlp embed", "mlp"),
-            *_linear("output.dense", "mlp/down", "embed mlp", "embed"),
-            *_norm("output.LayerNorm", "mlp_norm"),
-        ),
-        "bert.encoder.layer.{layer}",
-    ),
 )
 FIELDS = (
     Field("vocab_size", "vocab", 30522),
@@ -195,14 +210,26 @@ FIELDS = (
     Constant("position_embedding_type", "absolute", also=(None,)),
     Constant("tie_word_embeddings", True),
 )
+SILENT = ("attention_probs_dropout_prob", "classifier_dropout", "matryoshka_dimensions", "is_matryoshka")
 HUGGING_FACE = (
     Architecture(
         "BertForMaskedLM",
         "bert",
         Bert,
-        ROWS,
+        _encoder("bert.") + HEAD,
         FIELDS,
+        {"head": True},
         unused=("cls.predictions.decoder.*", "bert.pooler.*", "cls.seq_relationship.*", "*.position_ids"),
-        silent=("attention_probs_dropout_prob", "classifier_dropout"),
+        silent=SILENT,
+    ),
+    Architecture(
+        "BertModel",
+        "bert",
+        Bert,
+        _encoder(),
+        FIELDS,
+        {"head": False},
+        unused=("pooler.*", "*.position_ids"),
+        silent=SILENT,
     ),
 )

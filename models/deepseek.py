@@ -209,6 +209,16 @@ BLOCK = (
     Row("mlp.shared_experts.down_proj.weight", "moe/shared/down", "embed mlp"),
 )
 ROWS = EMBEDDING + in_layers(BLOCK)
+LAST = "model.layers.61"
+"""Multi-token prediction's block in files: it is counted as the layer after the last of DeepSeek-V3's."""
+AHEAD = (
+    Row(f"{LAST}.enorm.weight", "ahead/embedding_norm/scale"),
+    Row(f"{LAST}.hnorm.weight", "ahead/hidden_norm/scale"),
+    Row(f"{LAST}.eh_proj.weight", "ahead/from_embedding", "embed_out [embed]"),
+    Row(f"{LAST}.eh_proj.weight", "ahead/from_hidden", "embed_out [embed]"),
+    Row(f"{LAST}.shared_head.norm.weight", "ahead/norm/scale"),
+    *in_layers(BLOCK, LAST, "ahead/block"),
+)
 
 
 def _read_v2_groups(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,10 +302,10 @@ HUGGING_FACE = (
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
         DeepSeek,
-        ROWS,
+        ROWS + AHEAD,
         FIELDS + V3,
         SIGMOID | {"multi_token": False},
-        unused=(*UNUSED, "model.layers.61.*"),  # multi-token prediction's block, which transformers leaves out too
+        unused=(*UNUSED, f"{LAST}.*"),  # read where it is asked for; transformers leaves it out
         silent=SILENT,
     ),
 )

@@ -75,14 +75,17 @@ class LanguageModel(nnx.Module):
         x, cache, auxiliary = self.layers(self.embed(inputs), inputs, cache)
         return self.norm(x, RESIDUAL), cache, auxiliary.within("layers")
 
-    def hidden_ahead(self, hidden: Array, inputs: Inputs, following: Array) -> tuple[Array, Auxiliary]:
-        """What `output` predicts the token after the next from, `batch seq.residual embed`; and its auxiliary terms.
+    def hidden_ahead(
+        self, hidden: Array, inputs: Inputs, following: Array, cache: Any = None
+    ) -> tuple[Array, Any, Auxiliary]:
+        """What `output` predicts the token after the next from, `batch seq.residual embed`; the cache of the block that
+        makes it, if there is one; and its auxiliary terms.
 
         `hidden`: what `hidden` gave for these `inputs`; `following[batch seq]`: the id after each of their tokens.
         """
         embedded = self.embed(replace(inputs, tokens=following))
-        x, auxiliary = self.ahead(hidden, embedded, inputs.in_layer(self.num_layers))
-        return x, auxiliary.within("ahead")
+        x, cache, auxiliary = self.ahead(hidden, embedded, inputs.in_layer(self.num_layers), cache)
+        return x, cache, auxiliary.within("ahead")
 
     @property
     def output(self) -> Head:

@@ -1,5 +1,7 @@
 """Multi-token prediction: a block after the last one, which predicts one token further."""
 
+from typing import Any
+
 import jax
 from flax import nnx
 from jax import Array
@@ -45,16 +47,20 @@ class MultiTokenBlock(nnx.Module):
         return {KIND: self.block}
 
     @jax.named_scope("multi_token")
-    def __call__(self, hidden: Array, embedded: Array, inputs: Inputs) -> tuple[Array, Auxiliary]:
-        """`hidden, embedded[batch seq.residual embed]` → the same, and the block's auxiliary terms."""
+    def __call__(
+        self, hidden: Array, embedded: Array, inputs: Inputs, cache: Any = None
+    ) -> tuple[Array, Any, Auxiliary]:
+        """`hidden, embedded[batch seq.residual embed]` → the same, the block's cache, if there is one, with these
+        positions in it, and its auxiliary terms."""
         joined = einsum(JOIN, self.embedding_norm(embedded, RESIDUAL), self.from_embedding)
         joined += einsum(JOIN, self.hidden_norm(hidden, RESIDUAL), self.from_hidden)
         graph, values = nnx.split(self.block)
 
-        def run(x: Array, values: nnx.State) -> tuple[Array, Auxiliary]:
+        def run(x: Array, part: tuple[nnx.State, Any]) -> tuple[Array, Any, Auxiliary]:
+            values, cache = part
             with in_block(KIND):
-                x, _, auxiliary = nnx.merge(graph, values)(x, inputs)
-            return x, auxiliary
+                return nnx.merge(graph, values)(x, inputs, cache)
 
-        x, auxiliary = with_remat(run, self.remat, self.block, in_scan=False)(shard(joined, RESIDUAL), values)
-        return self.norm(x, RESIDUAL), auxiliary.within("block")
+        run = with_remat(run, self.remat, self.block, in_scan=False)
+        x, cache, auxiliary = run(shard(joined, RESIDUAL), (values, cache))
+        return self.norm(x, RESIDUAL), cache, auxiliary.within("block")

@@ -1,7 +1,8 @@
-"""The engine of a trained model, or as many as its layout makes of the devices."""
+"""The engine of a trained model, or its encoder, or as many as its layout makes of the devices."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,21 @@ from axon.config import load
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout
-from axon.run.trained import Trained, open_trained
+from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
-from axon.serve.capacity import Capacity
+from axon.serve.capacity import LENGTH, Capacity
 from axon.serve.draft_model import DraftModel
+from axon.serve.embedder import TextEncoder
 from axon.serve.engine import Engine
+from axon.serve.multi_token import MultiToken
 from axon.serve.replicas import Replicas, copied, shares
 from axon.serve.runner import check_continues
-from axon.serve.speculation import NGram
+from axon.serve.sentence_transformers import Sentences
+from axon.serve.speculation import Drafter, NGram
+
+MULTI_TOKEN = "mtp"
+"""What `draft` is where the model's own multi-token block guesses, as others call it."""
 
 Report = Callable[[str], None]
 Share = tuple[Layout, list[Any]]
@@ -37,6 +44,38 @@ def engine_of(
 ) -> Engine | Replicas:
     """See `axon.run.served.serve_run`. `capacity`: of each engine. Raises `UserError` for a model that goes on with no
     text, and for a draft model of another tokenizer."""
+    check_continues(trained.train.model.build())
+    own = _shares(trained, layout, report)
+    models = _copies(trained, own, weights, report, _with_block(trained) if draft == MULTI_TOKEN else None)
+    drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, weights, report)
+    engines = [
+        Engine(*model, tokenizer=tokenizer, capacity=capacity, drafter=drafter)
+        for model, drafter in zip(models, drafters, strict=True)
+    ]
+    return Replicas(engines) if len(engines) > 1 else engines[0]
+
+
+def encoders_of(
+    trained: Trained, layout: Path | None, sentences: Sentences, length: int | None, report: Report
+) -> list[TextEncoder]:
+    """Of an encoder, on the devices that an engine each would have. `length`: tokens of a text, at most; None: as many
+    as the model has positions, or as `sentences` says."""
+    models = _copies(trained, _shares(trained, layout, report), None, report)
+    positions = models[0][0].module.max_length
+    found = [one for one in (length, sentences.length, positions) if one is not None]
+    most = min(found, default=LENGTH)
+    return [TextEncoder(*model, sentences.pooling, most) for model in models]
+
+
+def encoders_beside(engine: Engine | Replicas, sentences: Sentences) -> list[TextEncoder]:
+    """Of the decoders of these engines, with the same arrays."""
+    engines = engine.engines if isinstance(engine, Replicas) else (engine,)
+    most = min(one for one in (sentences.length, engine.max_length) if one is not None)
+    return [TextEncoder(one.runtime, one.parameters, one.variables, sentences.pooling, most) for one in engines]
+
+
+def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share]:
+    """Those of a layout's file; of none, each device."""
     split = Layout() if layout is None else load(layout, root="Layout").tree
     own = shares(Runtime(trained.train.model, split, devices=_as_many_as_split(split)))
     used = sum(len(devices) for _, devices in own)
@@ -44,13 +83,7 @@ def engine_of(
         report(f"{others} devices more have nothing to do: --layout says how to split a model")
     if len(own) > 1:
         report(f"{len(own)} engines, which share the requests, on {len(own[0][1])} of {used} devices each")
-    models = _copies(trained, own, weights, report)
-    drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, weights, report)
-    engines = [
-        Engine(*model, tokenizer=tokenizer, capacity=capacity, drafter=drafter)
-        for model, drafter in zip(models, drafters, strict=True)
-    ]
-    return Replicas(engines) if len(engines) > 1 else engines[0]
+    return own
 
 
 def _as_many_as_split(layout: Layout) -> list[Any]:
@@ -60,26 +93,44 @@ def _as_many_as_split(layout: Layout) -> list[Any]:
 
 
 def _copies(
-    trained: Trained, own: Sequence[Share], weights: str | None, report: Report
+    trained: Trained, own: Sequence[Share], weights: str | None, report: Report, model: Any = None
 ) -> list[tuple[Runtime, Any, Any]]:
-    """For each share its runtime, parameters and variables; what is stored is read once."""
+    """For each share its runtime, parameters and variables; what is stored is read once. `model`: instead of the run's,
+    with more of what is stored."""
     train = trained.train
     dtype = weights or train.precision.compute_dtype(own[0][1][0].platform)  # each step reads all, as they are used
     runtimes = [
-        Runtime(train.model, layout, precision=train.precision, weights=dtype, devices=devices)
+        Runtime(model or train.model, layout, precision=train.precision, weights=dtype, devices=devices)
         for layout, devices in own
     ]
-    check_continues(runtimes[0].module)
-    values, variables = restore_as_stored(trained, runtimes[0], report)
+    values, variables = restore_as_stored(trained, runtimes[0], report, model)
     return [(runtime, *copied(runtime, values, variables)) for runtime in runtimes]
+
+
+def _with_block(trained: Trained) -> Any:
+    """The model with its block that predicts the token after the next, which one of the hub has only where it is asked
+    for. Raises `UserError` for a model without it."""
+    model: Any = trained.train.model
+    of_hub = isinstance(trained, TrainedHub) and trained.hub.config.get("num_nextn_predict_layers")
+    if of_hub and getattr(model, "multi_token", None) is False:
+        return replace(model, multi_token=True)
+    if getattr(model.build(), "has_ahead", False):
+        return model
+    raise UserError(
+        f"--draft {MULTI_TOKEN}: the model has no block that predicts the token after the next, as DeepSeek-V3 has "
+        "(num_nextn_predict_layers in config.json; DeepSeek.multi_token of a run); --draft ngram needs none"
+    )
 
 
 def _drafters(
     draft: str, tokenizer: Tokenizer, own: Sequence[Share], weights: str | None, report: Report
-) -> list[NGram | DraftModel]:
+) -> list[Drafter]:
     if draft == "ngram":
         return [NGram() for _ in own]
+    if draft == MULTI_TOKEN:
+        return [MultiToken() for _ in own]
     trained = open_trained(draft)
     if trained.tokenizer.load().to_json() != tokenizer.to_json():
         raise UserError(f"--draft {draft} has another tokenizer than the model: guesses need one that has the same ids")
+    check_continues(trained.train.model.build())
     return [DraftModel(*model) for model in _copies(trained, own, weights, report)]

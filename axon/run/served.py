@@ -1,11 +1,11 @@
 """Serving a trained model over HTTP."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from axon.errors import UserError
-from axon.run.engines import engine_of
-from axon.run.trained import TrainedHub, open_trained
+from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.serve.capacity import Capacity
 from axon.serve.http.limits import Limits
 
@@ -21,6 +21,7 @@ def serve_run(
     host: str,
     port: int,
     report: Report,
+    embeddings: bool = False,
     weights: str | None = None,
 ) -> bool:
     """Serve the folder of a run, or `hf:DIR_OR_NAME`, until told to stop; whether all requests were answered.
@@ -28,30 +29,20 @@ def serve_run(
     `layout`: a gin file that binds `Layout`, by which the model is split over devices; None: it is whole on each. Where
     the mesh has axes that split the batch and no weight, there are as many engines, which share the requests; each has
     its own `capacity`.
-    `draft`: what guesses tokens, for steps that verify several: `ngram`, or a smaller model as `path` names one.
+    `draft`: what guesses tokens, for steps that verify several: `ngram`, `mtp` (the model's own block that predicts the
+    token after the next), or a smaller model as `path` names one.
+    `embeddings`: whether a model that writes texts embeds them too; an encoder does so in any case, and nothing else.
     `weights`: the dtype in which both models' are stored, as of `axon.runtime.Runtime`; None: that of the arithmetic.
-    Raises `UserError` without the packages of the extra `serve`, and for a model that goes on with no text.
+    Raises `UserError` without the packages of the extra `serve`, where it cannot listen, and for a model that neither
+    goes on with a text nor is an encoder; `Interrupted` by a signal before it serves.
     """
     try:
-        from axon.serve.chat import Chat
-        from axon.serve.grammar import Grammars
-        from axon.serve.http.conversations import Conversations
-        from axon.serve.http.model import Served
-        from axon.serve.http.serve import serve
+        from axon.run.served_model import served_model
+        from axon.serve.http import serve as server
     except ModuleNotFoundError as error:
         raise UserError(f"axon serve needs {error.name}: pip install 'axon-jax[serve]'") from error
-    trained = open_trained(path)
-    tokenizer = trained.tokenizer.load()
-    engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights)
-    report("compiling every step that there can be")
-    engine.warm_up()
-    grammars = Grammars(tokenizer, engine.vocab)
-    folder = trained.hub.folder if isinstance(trained, TrainedHub) else None
-    chat = Conversations(Chat.of(folder, tokenizer), grammars)
-    return serve(Served(_name(path), engine, chat, grammars), host, port, limits, report)
-
-
-def _name(path: str | Path) -> str:
-    """What clients call the model: its folder's name, or that of the hub."""
-    name = str(path).removeprefix("hf:").rstrip("/")
-    return Path(name).name if Path(name).exists() or "://" in name else name
+    with server.bound(host, port) as socket:  # now, not after the minutes that the rest may take
+        with Interrupts() as interrupts:
+            make = partial(served_model, path, layout, draft, embeddings, weights, capacity, report)
+            model = compile_interruptibly(make, interrupts)
+        return server.serve(model, socket, limits, report)

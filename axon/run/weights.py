@@ -8,8 +8,9 @@ from axon.runtime import Runtime
 from axon.serve.weights import stored
 
 
-def restore_as_stored(trained: Trained, runtime: Runtime, report: Report) -> tuple[Any, Any]:
-    """Parameters and variables of a trained model for a runtime of it, which may have matrices in 8 bits.
+def restore_as_stored(trained: Trained, runtime: Runtime, report: Report, larger: Any = None) -> tuple[Any, Any]:
+    """Parameters and variables of a trained model for a runtime of it, which may have matrices in 8 bits; `larger`: the
+    runtime's model, where that has more of what is stored than the run's.
 
     These are quantised on the devices: of a model of the hub one is read after the other, a run's are all restored
     before.
@@ -19,7 +20,7 @@ def restore_as_stored(trained: Trained, runtime: Runtime, report: Report) -> tup
         return trained.restore(runtime, model, report)
     report(f"weights: {runtime.choices['weights']}")
     wide = Runtime(
-        model,
+        larger or model,
         runtime.layout,
         precision=runtime.precision,
         placement=runtime.placement,

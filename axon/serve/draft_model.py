@@ -119,6 +119,9 @@ class ModelDrafts:
             mirror.rest()
         return {mirror.number: mirror.guesses for mirror in mirrors}
 
+    def verified(self, number: int, accepted: int) -> None:
+        """Nothing: a mirror sees in the target's text what was right."""
+
     def end(self, number: int) -> None:
         mirror = self._mirrors.pop(number, None)
         if mirror is not None:

@@ -79,6 +79,8 @@ class Drafting:
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """A step drew for it: so many guesses were verified, and so many right."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
+        if self._drafts is not None:
+            self._drafts.verified(sequence.number, accepted)
         if sequence.drafting:
             self._paces[sequence.number].verified(accepted, len(sequence.tokens))
 

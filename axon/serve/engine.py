@@ -83,7 +83,7 @@ class Engine:
             runtime has in 8 bits also the model's own.
         tokenizer: for texts, and for the ids that end them; without one updates have ids alone.
         capacity: how much at once. drafter: guesses tokens, of which a step then verifies several: `NGram`,
-            `DraftModel`.
+            `DraftModel`, `MultiToken`.
     """
 
     def __init__(
@@ -106,6 +106,15 @@ class Engine:
         self._streams: dict[int, Stream] = {}
         self._kept: list[Update] = []
         self._counts, self._submitted = _Counts(), 0
+
+    @property
+    def parameters(self) -> Any:
+        """In their places, as its steps read them."""
+        return self._runner.parameters
+
+    @property
+    def variables(self) -> Any:
+        return self._runner.variables
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 

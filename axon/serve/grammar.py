@@ -17,6 +17,7 @@ import tokenizers
 
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
+from axon.serve.endless import is_endless
 from axon.serve.patterns import check_pattern, patterns_of
 from axon.serve.request import Grammar
 
@@ -110,11 +111,10 @@ class Grammars:
     def json_schema(self, schema: Mapping[str, Any]) -> Matcher:
         """JSON of a schema (draft 2020-12, as far as the library goes), properties in the order in which it has them.
 
-        Raises `UserError` for a schema that nothing meets or that uses a keyword which cannot be enforced.
+        Raises `UserError` for a schema that nothing meets, or only what has no end, or that uses a keyword which cannot
+        be enforced.
         """
         _check_length(_dumped(schema), "The JSON schema")
-        for pattern in patterns_of(schema):
-            check_pattern(pattern, "The JSON schema's pattern")
         return self._matcher("The JSON schema", f"start: {self.embedded(schema)}")
 
     def json_object(self) -> Matcher:
@@ -129,7 +129,10 @@ class Grammars:
         return self._matcher("The regular expression", f"start: /{literal}/")
 
     def lark(self, text: str) -> Matcher:
-        """A context-free grammar in llguidance's dialect of Lark; the rule `start` is the whole."""
+        """A context-free grammar in llguidance's dialect of Lark; the rule `start` is the whole.
+
+        One all of whose texts are without end, as `start: "a" start`, is not found out: its text ends by its length.
+        """
         _check_length(text, "The grammar")
         check_pattern(text, "The grammar")
         return self._matcher("The grammar", text)
@@ -143,8 +146,11 @@ class Grammars:
         return self._matcher("The choices", alternatives)
 
     def embedded(self, schema: Mapping[str, Any]) -> str:
-        """JSON of a schema, for a rule of `lark`."""
-        return f"%json {_dumped({**schema, 'x-guidance': JSON_STYLE})}"
+        """JSON of a schema, for a rule of `lark`. Raises as `json_schema`, as far as it is found out before the rule is
+        compiled."""
+        text = _dumped({**schema, "x-guidance": JSON_STYLE})
+        _check_schema(schema)
+        return f"%json {text}"
 
     def literal(self, text: str) -> str:
         """`text`, for a rule of `lark`: the token that is spelled so, if there is one which is no text to the library:
@@ -211,6 +217,20 @@ def _trie(library: ModuleType, tokenizer: Tokenizer) -> Any:
 def _check_length(text: str, what: str) -> None:
     if len(text) > LONGEST:
         raise UserError(f"{what} has {len(text):,} characters; at most {LONGEST:,} are allowed")
+
+
+def _check_schema(schema: Any) -> None:
+    try:
+        for pattern in patterns_of(schema):
+            check_pattern(pattern, "The JSON schema's pattern")
+        endless = is_endless(schema)
+    except RecursionError as error:
+        raise UserError("The JSON schema is nested too deeply") from error
+    if endless:
+        raise UserError(
+            "The JSON schema cannot be used: no text meets it, for it requires itself within itself without end; leave "
+            "such a property out of `required`, or allow null in its place"
+        )
 
 
 def _dumped(schema: Any) -> str:

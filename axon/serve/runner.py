@@ -1,24 +1,38 @@
 """A model over its pages: what a scheduler plans becomes steps on the devices."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import numpy as np
+from jax import Array
 
 from axon.errors import UserError
 from axon.nn import LanguageModel
 from axon.runtime import Runtime
 from axon.serve.batch import Batch, Batches
 from axon.serve.capacity import Capacity
-from axon.serve.policy import Row
+from axon.serve.policy import Row, draws
 from axon.serve.sampler import Drawn
 from axon.serve.scheduler import Scheduled, Scheduler
 from axon.serve.sequence import Sequence as Running
-from axon.serve.step import Step, changes_at, windows_of
+from axon.serve.step import Step, StepInputs, changes_at, windows_of
 from axon.serve.weights import placed
 
 LONG = "long"
 """What keys are called that rotate as those of long sequences do: none of a short one is the same."""
+
+
+class Watcher(Protocol):
+    """What computes beside each step of a runner."""
+
+    def logits(self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs) -> tuple[Array, Any]:
+        """As `Step.logits`, in its place."""
+        ...
+
+    def drawn(self, parts: Sequence[Scheduled], batch: Batch, drawn: Drawn) -> None:
+        """That step was launched, with these parts in their order, and drew this."""
+        ...
 
 
 class Runner:
@@ -46,6 +60,16 @@ class Runner:
         pages = {window: pool.count for window, pool in self.pools.items()}
         self._cache = self._step.empty_cache(self._step.cache_specs(pages, page_size, capacity.cache_dtype))
         self._last = self._step.no_draws(capacity.requests)
+        self._watcher: Watcher | None = None
+
+    @property
+    def step(self) -> Step:
+        """As it is compiled."""
+        return self._step
+
+    def watch(self, watcher: Watcher) -> None:
+        """Have it compute beside each step from now on."""
+        self._watcher = watcher
 
     def use(self, parameters: Any, variables: Any) -> None:
         """Go on with others; variables of None: with the present ones."""
@@ -65,16 +89,27 @@ class Runner:
         parts = tuple(self._batches.ordered(scheduled))
         batch = self._batches.make(parts, [row for part in parts for row in rows_of(part)])
         drawn, self._last = self._step.draw(self._logits(batch), self._last, batch.slots, batch.draws)
+        if self._watcher is not None:
+            self._watcher.drawn(parts, batch, drawn)
         return parts, drawn
+
+    def draw(self, logits: Array, rows: Sequence[Row]) -> Drawn:
+        """What is drawn of logits that are no step's, as many as a step may have: the first of them as `rows` say."""
+        nowhere = np.full(len(logits), self._batches.slots, np.int32)
+        how = draws(rows, len(logits), self.vocab)
+        drawn, self._last = self._step.draw(logits, self._last, nowhere, how)
+        return drawn
 
     def warm_up(self) -> None:
         """Compile the programs of all steps that there can be."""
         for size in self._batches.sizes:
             empty = self._batches.make((), (), size)
             logits = self._logits(empty)
-            for draws in self._batches.draws(size):
-                drawn, self._last = self._step.draw(logits, self._last, empty.slots, draws)
+            for how in self._batches.draws(size):
+                drawn, self._last = self._step.draw(logits, self._last, empty.slots, how)
                 jax.block_until_ready(drawn)
+            if self._watcher is not None:
+                self._watcher.drawn((), empty, drawn)
 
     def adapter(self, prompt: int) -> str:
         """By what name a prompt of so many tokens is cached."""
@@ -108,8 +143,9 @@ class Runner:
         self.scheduler.finish(sequence)
         self._batches.leave(sequence)
 
-    def _logits(self, batch: Batch) -> jax.Array:
-        logits, self._cache = self._step.logits(self.parameters, self.variables, self._cache, self._last, batch.inputs)
+    def _logits(self, batch: Batch) -> Array:
+        forward = (self._watcher or self._step).logits
+        logits, self._cache = forward(self.parameters, self.variables, self._cache, self._last, batch.inputs)
         return logits
 
 

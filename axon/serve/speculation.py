@@ -30,6 +30,10 @@ class Drafts(Protocol):
         guess nothing. A request's tokens only ever get more."""
         ...
 
+    def verified(self, number: int, accepted: int) -> None:
+        """The oldest step in flight that draws for a request drew for it; so many of its guesses were right."""
+        ...
+
     def end(self, number: int) -> None:
         """Forget a request, perhaps one that nothing was wanted of."""
         ...
@@ -87,6 +91,9 @@ class LookUps:
 
     def propose(self, wanted: Mapping[int, tuple[Stream, int]]) -> dict[int, list[int]]:
         return {number: self._index(stream).propose(most) for number, (stream, most) in wanted.items()}
+
+    def verified(self, number: int, accepted: int) -> None:
+        """Nothing: texts alone count."""
 
     def end(self, number: int) -> None:
         self._indices.pop(number, None)

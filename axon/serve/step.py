@@ -5,7 +5,7 @@ Two programs follow each other: the model's, of which there is one for each size
 has other shapes for what requests ask of their draws; it is small.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,25 +68,29 @@ class Step:
         self.runtime, self.windows = runtime, windows
         self.placement = unsplit(runtime.placement, "batch", "seq")
         self._kernels = {name: kernel for name, kernel in runtime.kernels.items() if name == "sampling"}
-        more = SAME_SUMS if self.placement.platform == "cpu" else {}
-        self._forward = runtime.jit(self._logits, more=more, donate_argnames="cache")
-        self._draw = runtime.jit(_drawn, more=more, donate_argnames="last")
+        self._forward = self.jit(self._logits, donate_argnames="cache")
+        self._draw = self.jit(_drawn, donate_argnames="last")
 
     def logits(self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs) -> tuple[Array, Any]:
         """float32 `rows vocab`, and the cache, which is donated; `last[slots]`: the last draw of each slot."""
-        with self._tracing():
+        with self.tracing():
             return self._forward(parameters, variables, cache=cache, last=last, inputs=inputs)
 
     def draw(self, logits: Array, last: Array, slots: Any, draws: Draws) -> tuple[Drawn, Array]:
         """What is drawn of each row, and `last` with it, which is donated; `slots[rows]`: where each draw is kept; as
         many as there are slots: nowhere."""
-        with self._tracing():
+        with self.tracing():
             return self._draw(logits, last=last, slots=slots, draws=draws)
 
     def traced(self, parameters: Any, variables: Any, cache: Any, last: Any, inputs: StepInputs) -> Any:
         """`logits`, traced: to be lowered for the mesh's platform by `Runtime.lower`, whichever machine this is."""
-        with self._tracing():
+        with self.tracing():
             return self._forward.trace(parameters, variables, cache=cache, last=last, inputs=inputs)
+
+    def jit(self, fn: Callable[..., Any], **options: Any) -> Any:
+        """`fn` compiled as all of a step is; to be called within `tracing`."""
+        more = SAME_SUMS if self.placement.platform == "cpu" else {}
+        return self.runtime.jit(fn, more=more, **options)
 
     @property
     def compiles(self) -> int:
@@ -96,11 +100,11 @@ class Step:
     def cache_specs(self, pages: Mapping[int | None, int], page_size: int, dtype: Any = None) -> Any:
         """By kind of block the cache of `pages` of each window; `dtype`: in which it is kept, the compute dtype by
         default. Raises `UserError` for a quantised one of latents, and for what is not in pages."""
-        with self._tracing():
+        with self.tracing():
             specs = self.runtime.module.layers.cache_specs(1, page_size)
         kinds = windows_by_kind(self.runtime.module)
         sizes = {kind: {"pages": pages[window], "page_size": page_size} for kind, window in kinds.items()}
-        return {kind: _pool(own, sizes[kind], dtype) for kind, own in specs.items()}
+        return {kind: pool_specs(own, sizes[kind], dtype) for kind, own in specs.items()}
 
     def empty_cache(self, specs: Any) -> Any:
         """One of zeros."""
@@ -114,19 +118,26 @@ class Step:
         """Of each slot the last draw, before there is one."""
         return jnp.zeros(slots, jnp.int32, device=NamedSharding(self.placement.mesh, PartitionSpec(None)))
 
-    def _tracing(self) -> Any:
+    def tracing(self) -> Any:
+        """What its programs are traced within."""
         rows = ROWS_AT_ONCE if self.placement.platform == "cpu" else None
         return self.runtime.tracing(self.placement, self._kernels, rows_at_once=rows)
 
     def _logits(
         self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs
     ) -> tuple[Array, Any]:
+        return self.computed(parameters, variables, cache, last, inputs)[:2]
+
+    def computed(
+        self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs
+    ) -> tuple[Array, Any, Array]:
+        """What `logits` gives, and of all tokens of the step the last layer's output, `batch seq embed`."""
         model: LanguageModel = self.runtime.bind(parameters, variables)
         known = inputs.tokens >= 0
         tokens = jnp.where(known, inputs.tokens, last[jnp.where(known, 0, -1 - inputs.tokens)])
-        hidden, cache, _ = model.hidden(_model_inputs(tokens, inputs, self.windows), cache)
-        hidden = axes.shard(hidden, "batch seq embed")[:, inputs.rows]
-        return axes.shard(model.output.logits(hidden), "batch seq vocab.whole")[0].astype(jnp.float32), cache
+        hidden, cache, _ = model.hidden(model_inputs(tokens, inputs, self.windows), cache)
+        hidden = axes.shard(hidden, "batch seq embed")
+        return logits_of(model, hidden[:, inputs.rows]), cache, hidden
 
 
 def _drawn(logits: Array, last: Array, slots: Array, draws: Draws) -> tuple[Drawn, Array]:
@@ -134,14 +145,20 @@ def _drawn(logits: Array, last: Array, slots: Array, draws: Draws) -> tuple[Draw
     return found, last.at[slots].set(found.ids, mode="drop")
 
 
-def _model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, ...]) -> Inputs:
+def logits_of(model: LanguageModel, hidden: Array) -> Array:
+    """float32 `rows vocab` of `hidden[batch rows embed]`, in one row of `batch`."""
+    return axes.shard(model.output.logits(hidden), "batch seq vocab.whole")[0].astype(jnp.float32)
+
+
+def model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, ...]) -> Inputs:
+    """What the model is given: all sequences' tokens in one row of `batch`."""
     ragged = Ragged(inputs.lens, inputs.bounds, inputs.tables, windows)
     in_row = (axes.shard(x[None], "batch seq") for x in (tokens, inputs.positions, inputs.last))
     tokens, positions, last = in_row
     return Inputs(tokens, positions, start=ragged, last=last)
 
 
-def _pool(specs: Mapping[str, ArraySpec], sizes: Mapping[str, int], dtype: Any) -> dict[str, ArraySpec]:
+def pool_specs(specs: Mapping[str, ArraySpec], sizes: Mapping[str, int], dtype: Any) -> dict[str, ArraySpec]:
     """A block's cache with other numbers of pages and of tokens a page."""
     found = {}
     for name, spec in specs.items():
@@ -173,11 +190,11 @@ def keeps_pages(runtime: Runtime) -> bool:
 
 def windows_by_kind(module: Any) -> dict[str, int | None]:
     """Of each kind of block, how many keys its attention sees; None: all."""
-    return {kind: _window(block) for kind, block in module.layers.blocks.items()}
+    return {kind: window_of(block) for kind, block in module.layers.blocks.items()}
 
 
-def _window(block: Any) -> int | None:
-    """The largest of its attentions'."""
+def window_of(block: Any) -> int | None:
+    """How many keys its attention sees, the largest of several; None: all."""
     attentions: list[Any] = [part for _, part in nnx.iter_modules(block) if hasattr(part, "paged_sizes")]
     found = [causal_window(attention.config.mask) for attention in attentions]
     return max((size for size in found if size is not None), default=None) if None not in found else None

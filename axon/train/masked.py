@@ -52,7 +52,7 @@ class MaskedToken:
     def check(self, module: Any) -> None:
         if not hasattr(module, "masked_logits"):
             raise UserError(
-                "MaskedToken needs a model with masked_logits, as models.bert.Bert builds one; build() returns a "
+                "MaskedToken needs a model with masked_logits, as models.bert.Bert with head = True; build() returns a "
                 f"{type(module).__name__}"
             )
 

@@ -156,7 +156,7 @@ class MultiToken:
         inputs = self._next_token.inputs(batch, key)
         x, _, auxiliary = module.hidden(inputs)
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
-        x, own = module.hidden_ahead(x, inputs, batch["targets"])
+        x, _, own = module.hidden_ahead(x, inputs, batch["targets"])
         second_loss, second_nll = cross_entropy(x, module.output, *_second_targets(batch), self.z_loss)
         auxiliary += own
         reported = {"loss": nll, "second_token": second_nll} | jax.lax.stop_gradient(auxiliary.losses)

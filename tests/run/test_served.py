@@ -3,15 +3,23 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from axon.checkpoint.huggingface.config import write_config
+from axon.checkpoint.huggingface.pieces import pieces_of
+from axon.checkpoint.huggingface.tables import known
+from axon.checkpoint.huggingface.weights import SINGLE
 from axon.errors import UserError
+from axon.nn import Routing
 from axon.run.folder import RunFolder
 from axon.run.inspect import generate_text
 from axon.run.served import serve_run
@@ -19,8 +27,11 @@ from axon.serve import Engine, answers
 from axon.serve.capacity import Capacity
 from axon.serve.http import serve as server
 from axon.serve.http.limits import Limits
+from axon.serve.pooling import Pooling
 from axon.serve.replicas import Replicas
 from axon.serve.request import Request, Sampling
+from models.bert import Bert
+from models.deepseek import DeepSeek
 
 SMALL = Capacity(requests=2, tokens=16, length=64)
 
@@ -82,6 +93,71 @@ def test_a_layout_that_does_not_fit_is_refused(trained, tmp_path):
         serve_run(trained.folder, layout, None, SMALL, Limits(), "127.0.0.1", 0, silent)
 
 
+@pytest.fixture
+def hub(trained, tmp_path, rng):
+    """hub(architecture, model, **of config.json): a folder with random weights and the run's tokenizer."""
+
+    def written(architecture, model, **more):
+        table = known()[architecture]
+        shapes = pieces_of(table, model.build(), model.vocab).shapes
+        save_file({n: rng.normal(0, 0.3, s).astype(np.float32) for n, s in shapes.items()}, tmp_path / SINGLE)
+        (tmp_path / "config.json").write_text(json.dumps(write_config(table, model) | more))
+        shutil.copy(RunFolder.existing(trained.folder).tokenizer, tmp_path / "tokenizer.json")
+        return tmp_path
+
+    return written
+
+
+@pytest.mark.full
+def test_an_encoder_of_the_hub_serves_embeddings_alone(hub, served, few):
+    folder = hub("BertModel", Bert(400, 16, 1, 2, 16, positions=64, head=False), bos_token_id=0, eos_token_id=0)
+    types = [f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling", "Normalize")]
+    (folder / "modules.json").write_text(json.dumps([{"type": kind, "path": "1_Pooling"} for kind in types]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 40}))
+    with few(1):
+        assert serve_run(f"hf:{folder}", None, None, Capacity(), Limits(), "127.0.0.1", 0, silent)
+        with pytest.raises(UserError, match="is an encoder, which writes no text to guess"):
+            serve_run(f"hf:{folder}", None, "ngram", Capacity(), Limits(), "127.0.0.1", 0, silent)
+    (model,) = served
+    assert not model.writes
+    assert (model.embedder.pooling, model.embedder.max_length, model.embedder.width) == (Pooling("cls"), 40, 16)
+    model.embedder.submit([[1, 2, 3]])
+    ((embedding,),) = model.embedder.step().values()
+    assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.full
+def test_a_run_embeds_texts_where_it_is_asked_to(trained, served, few):
+    with few(1):
+        assert serve_run(trained.folder, None, None, SMALL, Limits(), "127.0.0.1", 0, silent, embeddings=True)
+    (model,) = served
+    assert model.writes
+    assert (model.embedder.pooling, model.embedder.max_length) == (Pooling("last"), 64)
+
+
+@pytest.mark.full
+def test_a_models_own_multi_token_block_is_read_and_guesses_where_it_is_asked_for(hub, served, few):
+    routing = Routing(4, 2, "sigmoid", scale=2.5, groups=2, kept_groups=1, bias_rate=0.001)
+    sizes = {"q_latent": 16, "kv_latent": 12, "nope_dim": 6, "rope_dim": 4, "value_dim": 8, "shared": 16}
+    block = DeepSeek(400, 32, 2, 1, 4, 48, 16, routing, multi_token=True, **sizes)
+    ids = {"bos_token_id": 0, "eos_token_id": 0}
+    folder = hub("DeepseekV3ForCausalLM", block, num_nextn_predict_layers=1, **ids)
+    with few(1):
+        for draft in (None, "mtp"):
+            assert serve_run(f"hf:{folder}", None, draft, SMALL, Limits(), "127.0.0.1", 0, silent)
+        hub("DeepseekV3ForCausalLM", block, **ids)
+        with pytest.raises(UserError, match="--draft mtp: the model has no block that predicts the token after the"):
+            serve_run(f"hf:{folder}", None, "mtp", SMALL, Limits(), "127.0.0.1", 0, silent)
+    plain, guessing = (model.engine for model in served)
+    request = Request((5, 6, 7), Sampling(40, seed=3))
+    texts = [next(iter(answers(engine, [request]))).text for engine in (plain, guessing)]
+    assert texts[0] == texts[1]
+    assert guessing.stats().drafted > 0
+    assert not plain.runtime.module.has_ahead
+
+
 @pytest.mark.full
 def test_axon_serve_answers_and_ends_well_on_a_signal(trained, tmp_path):
     code = "from axon.cli import main; main()"
@@ -102,3 +178,18 @@ def test_axon_serve_answers_and_ends_well_on_a_signal(trained, tmp_path):
     finally:
         process.kill()
         process.stdout.close()
+
+
+@pytest.mark.full
+def test_ctrl_c_while_it_compiles_ends_it_at_once_in_one_line(trained):
+    code = "from axon.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", str(trained.folder), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("compiling" in line for line in process.stdout)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, errors.strip()) == (130, "axon: interrupted by SIGINT")

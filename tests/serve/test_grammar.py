@@ -28,6 +28,15 @@ TREE = {
     },
     "$ref": "#/$defs/node",
 }
+ENDLESS = {
+    "$defs": {
+        "node": {"type": "object", "properties": {"children": {"$ref": "#/$defs/list"}}, "required": ["children"]},
+        "list": {"type": "array", "minItems": 1, "items": {"anyOf": [{"$ref": "#/$defs/node"}]}},
+    },
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/node"}},
+    "required": ["root"],
+}
 SCHEMAS = {
     "object": PERSON,
     "recursive": TREE,
@@ -210,6 +219,7 @@ def test_the_masks_of_drafts_are_those_of_accepting_them_one_by_one(grammars, to
         ({"$ref": "#/$defs/missing"}, "'/$defs/missing' does not exist"),
         ({"$ref": "https://example.com/schema.json"}, "example.com"),
         ({"$ref": "#"}, "no text meets it"),
+        (ENDLESS, "no text meets it, for it requires itself within itself without end"),
         ({"type": "text"}, "Invalid type: text"),
         ({"enum": []}, "Unsatisfiable"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),

@@ -116,6 +116,14 @@ def test_guesses_go_together_with_grammars_and_stop_texts(plain, drafted, tokeni
     assert Finish.STOP in {end for *_, end in expected}
 
 
+def test_a_text_of_a_grammar_without_end_ends_by_its_length(plain, tokenizer, rng):
+    grammar = Grammars(tokenizer, vocab=VOCAB).lark('start: "a" start | "bc" other\nother: "d" start')
+    (request,) = drawn_requests(rng, 1, temperature=0.8)
+    ((ids, _, text, end),) = answered(plain, [dataclasses.replace(request, grammar=grammar)])
+    assert (end, len(ids)) == (Finish.LENGTH, request.sampling.tokens)
+    assert set(text) <= set("abcd")
+
+
 @pytest.mark.few(drafted=("other model",))
 def test_guesses_are_of_no_consequence_to_a_swap_of_weights(plain, drafted, target, seed, rng):
     """Both go on from the same tokens: what the old weights had drawn when the new ones came depends on the guesses."""

@@ -55,7 +55,7 @@ def test_the_draw_is_another_in_another_step_and_the_same_in_the_same(rng, packe
         (lambda: MaskedToken(replaced=0.3), "MaskedToken: masked 0.8 and replaced 0.3 add up to more than 1"),
         (
             lambda: MaskedToken().check(Llama(8, 8, 1, 2, 2, 8).build()),
-            "MaskedToken needs a model with masked_logits, as models.bert.Bert builds one; build() returns a "
+            "MaskedToken needs a model with masked_logits, as models.bert.Bert with head = True; build() returns a "
             "LanguageModel",
         ),
     ],

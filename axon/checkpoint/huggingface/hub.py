@@ -19,6 +19,8 @@ TOKENIZER_FILES = (
 PREPROCESSOR = "preprocessor_config.json"
 """What a model of images says of their size and scale."""
 CONFIG, GENERATION = "config.json", "generation_config.json"
+MODULES, SENTENCE, SENTENCES = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+"""What sentence-transformers says of a model's embeddings; its modules have folders of their own, with a CONFIG."""
 
 
 def is_hub(name: str | Path) -> bool:
@@ -49,7 +51,8 @@ def _downloaded(name: str) -> Path:
     import huggingface_hub
 
     repository, _, revision = name.partition("@")
-    wanted = ["*.safetensors", "*.safetensors.index.json", CONFIG, GENERATION, PREPROCESSOR, *TOKENIZER_FILES]
+    settings = [CONFIG, GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, f"*_Pooling/{CONFIG}"]
+    wanted = ["*.safetensors", "*.safetensors.index.json", *settings, *TOKENIZER_FILES]
     try:
         found = huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=wanted)
     except Exception as error:  # its own errors, requests', and the system's

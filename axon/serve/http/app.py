@@ -94,7 +94,9 @@ async def state(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    """`chat`: whether it takes conversations."""
+    """`chat`: whether it takes conversations; `writes` and `embeds`: whether it goes on with texts, and embeds them."""
     one = {"id": service.model.name, "object": "model", "created": service.created, "owned_by": "axon"}
-    about = {"max_model_len": service.model.engine.max_length, "chat": service.model.chat is not None}
+    model = service.model
+    can = {"chat": model.chat is not None, "writes": model.writes, "embeds": model.embedder is not None}
+    about = {"max_model_len": model.engine.max_length, **can}
     return JSONResponse({"object": "list", "data": [{**one, **about}]})

@@ -27,6 +27,7 @@ Tools = list[dict[str, Any]]
 async def chat_completions(service: Service, request: Request) -> Response:
     body = await parse(request, ChatBody, service.limits)
     service.check_model(body.model)
+    service.check_writes()
     check_ids(service, body)
     _check(body)
     chat, tools = chat_of(service), _tools(body)

@@ -24,6 +24,7 @@ TOKENS = 16
 async def completions(service: Service, request: Request) -> Response:
     body = await parse(request, CompletionBody, service.limits)
     service.check_model(body.model)
+    service.check_writes()
     check_ids(service, body)
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens is 0: with echo the prompt is scored, else nothing is left", param="max_tokens")

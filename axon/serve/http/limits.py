@@ -1,9 +1,20 @@
 """What a client may ask of the server, and for how long."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from axon.checks import check_range
+from axon.disk import reading
 from axon.errors import UserError
+
+
+def keys_in(path: Path) -> tuple[str, ...]:
+    """Those of a file: one a line, empty lines left out. Raises `UserError` for a file without any."""
+    with reading(path):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    if not (keys := tuple(key for line in lines if (key := line.strip()))):
+        raise UserError(f"{path} has no key: give one a line")
+    return keys
 
 
 @dataclass(frozen=True)
@@ -14,7 +25,7 @@ class Limits:
         keys: whoever shows one of these as a bearer token may ask; with none, everyone.
         body_bytes: of a request. body_seconds: in which its body must have come.
         tokens: to generate for a choice; None: as many as the model has positions.
-        requests: choices that run or wait at once, of all clients.
+        requests: choices that run or wait at once, of all clients. texts: to embed, likewise; a request may have all.
         queue_seconds: that a request may wait for its first token.
         unread: updates of a choice, of a token or a few each, that a slow reader may leave, besides what sockets hold.
         drain_seconds: from the signal to end until what still runs is broken off.
@@ -25,12 +36,13 @@ class Limits:
     body_seconds: float = 30
     tokens: int | None = None
     requests: int = 256
+    texts: int = 2048
     queue_seconds: float = 300
     unread: int = 4096
     drain_seconds: float = 60
 
     def __post_init__(self):
-        check_range(self, "[1, inf)", "body_bytes", "tokens", "requests", "unread")
+        check_range(self, "[1, inf)", "body_bytes", "tokens", "requests", "texts", "unread")
         check_range(self, "(0, inf)", "body_seconds", "queue_seconds")
         check_range(self, "[0, inf)", "drain_seconds")
         for key in self.keys:

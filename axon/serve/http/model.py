@@ -1,10 +1,13 @@
-"""What the server stands in front of: an engine, and what turns chats, schemas and texts into its requests and back."""
+"""What the server stands in front of: an engine, an embedder, and what turns chats, schemas and texts into requests."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError
 from axon.serve.request import Grammar, Request, Update
 
 
@@ -123,16 +126,102 @@ class Grammars(Protocol):
     def lark(self, text: str) -> Grammar: ...
 
 
+class Pooling(Protocol):
+    """What may be asked of embeddings."""
+
+    def check_cut(self, width: int, dimensions: int | None) -> None:
+        """Raise `UserError` for embeddings of `width` numbers that may not be cut to so many."""
+        ...
+
+    def cut(self, embedding: np.ndarray, dimensions: int | None) -> np.ndarray:
+        """Its first numbers; None: all."""
+        ...
+
+
+class Embedder(Protocol):
+    """See `axon.serve.embedder.Embedder`. The engine's thread calls its methods; its attributes do not change."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of an embedding."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a text, at most."""
+        ...
+
+    @property
+    def pooling(self) -> Pooling: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a text waits."""
+        ...
+
+    def submit(self, texts: Sequence[Sequence[int]]) -> int:
+        """The number of these texts' ids. Raises `UserError` for what it cannot embed."""
+        ...
+
+    def step(self) -> Mapping[int, Sequence[np.ndarray]]:
+        """Embed some; number → the embeddings of what is complete."""
+        ...
+
+    def cancel(self, number: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class NoEngine:
+    """In the place of an `Engine`, of a model that writes no text."""
+
+    tokenizer: Tokenizer
+    max_length: int
+    busy = False
+
+    def submit(self, request: Request) -> int:
+        raise UserError("this model embeds texts, and writes none")
+
+    def step(self) -> Sequence[Update]:
+        return ()
+
+    def cancel(self, number: int) -> None:
+        """There is none."""
+
+    def stats(self) -> Stats:
+        return NoStats()
+
+
+@dataclass(frozen=True)
+class NoStats:
+    """Of no engine."""
+
+    running: int = 0
+    waiting: int = 0
+    pages: int = 0
+    free_pages: int = 0
+    prefix_hits: int = 0
+    prefix_queries: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    compiles: int = 0
+
+
 @dataclass(frozen=True)
 class Served:
-    """A model to serve under a name. None: it has none of it, and requests that need it are refused.
-
-    Args:
-        embed: ids → their embedding; called by the engine's thread, between steps.
-    """
+    """A model to serve under a name. None: it has none of it, and requests that need it are refused; `NoEngine`: it
+    writes no text."""
 
     name: str
     engine: Engine
     chat: Chat | None = None
     grammars: Grammars | None = None
-    embed: Callable[[Sequence[int]], Sequence[float]] | None = None
+    embedder: Embedder | None = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether it goes on with texts."""
+        return not isinstance(self.engine, NoEngine)

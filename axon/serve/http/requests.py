@@ -27,6 +27,7 @@ def requests_for(
         Request(
             tuple(prompt),
             _sampling(body, most, (seed + choice) % SEEDS, logprobs),
+            priority=-body.priority,  # the lower comes first over HTTP, as in vLLM; of the engine's, the higher
             grammar=grammar,
             prompt_logprobs=prompt_logprobs,
         )

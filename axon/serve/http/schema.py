@@ -148,6 +148,7 @@ class Generation(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: Format | None = None
+    priority: int = Field(0, ge=-INT32, le=INT32, description="The lower is served earlier, as in vLLM.")
     user: str | None = None
     """For the client's own books; nothing is done with it."""
 
@@ -250,12 +251,13 @@ class ChatBody(Generation):
 
 
 class EmbeddingBody(Body):
-    """Of `/v1/embeddings`. `base64`: of little-endian float32."""
+    """Of `/v1/embeddings`. `base64`: of little-endian float32. `dimensions`: the first numbers alone, of a model that
+    says that its embeddings may be cut."""
 
     model: str
     input: Prompt
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: None = None
+    dimensions: int | None = Field(None, ge=1, le=INT32)
     user: str | None = None
 
 

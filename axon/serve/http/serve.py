@@ -1,10 +1,11 @@
 """Serving until told to stop."""
 
 import logging
-import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from socket import AI_PASSIVE, SO_REUSEADDR, SOCK_STREAM, SOL_SOCKET, getaddrinfo
+from socket import socket as Socket
 from types import FrameType
 
 import uvicorn
@@ -22,8 +23,7 @@ JOIN = 10.0
 
 def serve(
     model: Served,
-    host: str = "127.0.0.1",
-    port: int = 8000,
+    socket: Socket,
     limits: Limits = Limits(),
     report: Callable[[str], None] = partial(print, flush=True),
 ) -> bool:
@@ -31,32 +31,46 @@ def serve(
 
     From the signal on, new requests are refused (503) and those that run end as they would, within
     `limits.drain_seconds`; a second signal breaks them off. `report` is given the URL once it is served, then a line of
-    JSON for each request. A port of 0 is any that is free.
-
-    Raises:
-        UserError: it cannot listen there.
+    JSON for each request. `socket`: of `bound`. Raises `UserError` if it cannot listen there.
     """
-    with listening(host, port) as listener:
-        service = Service(model, limits)
-        server = Server(service, f"http://{_name(host)}:{listener.getsockname()[1]}", report)
-        server.run(sockets=[listener])
+    service = Service(model, limits)
+    server = Server(service, url_of(socket), report)
+    listen(socket)
+    server.run(sockets=[socket])
     service.worker.join(JOIN)
     return not server.broken_off
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens. Raises `UserError` where it cannot."""
+def bound(host: str = "127.0.0.1", port: int = 8000) -> Socket:
+    """A socket at this address, which does not listen yet: who connects is refused, and does not wait. A port of 0 is
+    any that is free. Raises `UserError` where there is no such address, or somebody listens there."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        family, kind, *_ = getaddrinfo(host, port, type=SOCK_STREAM, flags=AI_PASSIVE)[0]
+        socket = Socket(family, kind)
+        try:
+            socket.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+            socket.bind((host, port))
+        except OSError:
+            socket.close()
+            raise
+        return socket
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         hint = "another --port, or 0 for any that is free, may do" if isinstance(error, OSError) else "0 to 65535"
         raise UserError(f"Cannot listen on {host}:{port}: {reason}; {hint}") from error
 
 
-def _name(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def listen(socket: Socket) -> None:
+    """Take connections from now on. Raises `UserError` if another process does, at the same address."""
+    try:
+        socket.listen(BACKLOG)
+    except OSError as error:
+        raise UserError(f"Cannot listen on {url_of(socket)}: {error.strerror}; another --port may do") from error
+
+
+def url_of(socket: Socket) -> str:
+    host, port = socket.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
@@ -84,7 +98,7 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: list[Socket] | None = None) -> None:
         await super().startup(sockets)
         self._report(f"serving {self._url}")
 

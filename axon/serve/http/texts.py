@@ -2,16 +2,18 @@
 
 import asyncio
 import base64
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from axon.errors import UserError
 from axon.serve.http.body import parse
 from axon.serve.http.chat import conversation
-from axon.serve.http.errors import ApiError
+from axon.serve.http.errors import ApiError, overloaded, unavailable
+from axon.serve.http.reply import while_connected
 from axon.serve.http.schema import DetokenizeBody, EmbeddingBody, TokenizeBody
 from axon.serve.http.service import Service
 
@@ -19,18 +21,37 @@ from axon.serve.http.service import Service
 async def embeddings(service: Service, request: Request) -> Response:
     body = await parse(request, EmbeddingBody, service.limits)
     service.check_model(body.model)
-    embed = service.model.embed
-    if embed is None:
-        raise ApiError(400, f"{service.model.name} writes texts, and embeds none", param="model")
-    prompts = await service.prompts(body.input)
-    vectors = [await service.worker.call(partial(embed, ids)) for ids in prompts]
-    used = request.state.record.prompt_tokens = sum(map(len, prompts))
+    embedder = service.model.embedder
+    if embedder is None:
+        message = f"{service.model.name} is served without embeddings: start the server with --embeddings"
+        raise ApiError(400, message, param="model")
+    try:
+        embedder.pooling.check_cut(embedder.width, body.dimensions)
+    except UserError as error:
+        raise ApiError(400, str(error), param="dimensions", code="invalid_value") from None
+    texts = await service.texts(body.input, embedder.max_length)
+    used = request.state.record.prompt_tokens = sum(map(len, texts))
+    found = await while_connected(request, _embedded(service, texts))
+    cut = [np.asarray(embedder.pooling.cut(one, body.dimensions), "<f4") for one in found]
     data = [
-        {"object": "embedding", "index": k, "embedding": _encoded(np.asarray(one, "<f4"), body.encoding_format)}
-        for k, one in enumerate(vectors)
+        {"object": "embedding", "index": k, "embedding": _encoded(one, body.encoding_format)}
+        for k, one in enumerate(cut)
     ]
     usage = {"prompt_tokens": used, "total_tokens": used}
     return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage})
+
+
+async def _embedded(service: Service, texts: Sequence[Sequence[int]]) -> Sequence[np.ndarray]:
+    """Raises `ApiError` if they do not come in time, or are not numbers."""
+    seconds = service.limits.queue_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            found = await service.worker.embed(texts)
+    except TimeoutError:
+        raise overloaded(f"The texts were not embedded within {seconds:g} seconds: the server is busy") from None
+    if not all(np.isfinite(one).all() for one in found):
+        raise unavailable("The model's outputs are not numbers here")
+    return found
 
 
 def _encoded(vector: np.ndarray, form: str) -> Any:

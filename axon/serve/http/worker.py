@@ -6,16 +6,17 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+
+import numpy as np
 
 from axon.errors import UserError
 from axon.serve.http.errors import ApiError, overloaded, unavailable
 from axon.serve.http.limits import Limits
-from axon.serve.http.model import Engine
+from axon.serve.http.model import Embedder, Engine
 from axon.serve.request import Request, Update
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+Embeddings = asyncio.Future[Sequence[np.ndarray]]
 FAILED = "The engine has failed and serves no more; the server's log says why"
 
 
@@ -79,15 +80,26 @@ class Worker:
         streams: those open. stats: the engine's, after its last step. draining: whether new requests are refused.
         failed: whether the engine has raised something; no request is served then.
 
-    `watch` is called in the event loop with the updates of each step.
+    `watch` is called in the event loop with the updates of each step. While there are texts for `embedder`, a batch of
+    them goes between two steps.
     """
 
-    def __init__(self, engine: Engine, limits: Limits, watch: Callable[[Sequence[Update]], None] = lambda _: None):
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        watch: Callable[[Sequence[Update]], None] = lambda _: None,
+        embedder: Embedder | None = None,
+    ):
+        self.embedder = embedder
         self.engine, self.limits, self.stats, self._watch = engine, limits, engine.stats(), watch
         self.streams: set[Stream] = set()
         self.draining = self.failed = self._stopped = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._calls: set[asyncio.Future] = set()
+        self._embeddings: dict[Embeddings, int] = {}
+        """What is not embedded yet, and of how many texts."""
+        self._asked: dict[int, Embeddings] = {}
+        """Of the thread alone: number of texts → what they become."""
         self._owners: dict[int, tuple[Stream, int]] = {}
         """Of the thread alone: request's number → its stream, and its place there."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -95,7 +107,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether somebody waits for an answer."""
-        return bool(self.streams or self._calls)
+        return bool(self.streams or self._embeddings)
 
     def join(self, seconds: float) -> None:
         """Wait for the thread's end, after `stop`: for at most so long."""
@@ -122,26 +134,32 @@ class Worker:
         self._commands.put(partial(self._submit, requests, stream))
         return stream
 
-    def call(self, fn: Callable[[], T]) -> Awaitable[T]:
-        """`fn()`, called by the engine's thread between steps."""
-        self.check()
-        result: asyncio.Future[T] = self._loop.create_future()
-        self._calls.add(result)
-        result.add_done_callback(self._calls.discard)
-        self._commands.put(partial(self._call, fn, result))
+    def embed(self, texts: Sequence[Sequence[int]]) -> Awaitable[Sequence[np.ndarray]]:
+        """The embeddings of some texts' ids; nothing, if whoever awaits them is cancelled."""
+        self.check_texts(len(texts))
+        result: Embeddings = self._loop.create_future()
+        self._embeddings[result] = len(texts)
+        result.add_done_callback(self._embedded)
+        self._commands.put(partial(self._submit_texts, texts, result))
         return result
 
     def check(self, choices: int = 0) -> None:
         """Raise `ApiError` if no request for so many choices is taken now."""
+        self._check(choices, sum(stream.count for stream in self.streams), self.limits.requests, "choices")
+
+    def check_texts(self, count: int) -> None:
+        """Raise `ApiError` if so many texts are not embedded now."""
+        self._check(count, sum(self._embeddings.values()), self.limits.texts, "texts")
+
+    def _check(self, count: int, open: int, most: int, what: str) -> None:
         if self.failed:
             raise unavailable(FAILED, 60)
         if self.draining or self._stopped:
             raise unavailable("The server is shutting down")
-        most, open = self.limits.requests, sum(stream.count for stream in self.streams)
-        if choices > most:
-            raise ApiError(400, f"{choices:,} choices in one request; at most {most:,} may run at once: split it up")
-        if open + choices > most:
-            raise overloaded(f"{open:,} choices run or wait, of {most:,} that may; ask again later")
+        if count > most:
+            raise ApiError(400, f"{count:,} {what} in one request; at most {most:,} may run at once: split it up")
+        if open + count > most:
+            raise overloaded(f"{open:,} {what} run or wait, of {most:,} that may; ask again later")
 
     def _close(self, stream: Stream) -> None:
         self.streams.discard(stream)
@@ -151,8 +169,14 @@ class Worker:
     def _fail_all(self, message: str) -> None:
         for stream in list(self.streams):
             stream.fail(unavailable(message))
-        for result in list(self._calls):
-            _settle(result, None, unavailable(message))
+        for result in list(self._embeddings):
+            _settle(result, unavailable(message))
+
+    def _embedded(self, result: Embeddings) -> None:
+        """It is there, or not wanted any more."""
+        del self._embeddings[result]
+        if result.cancelled():
+            self._commands.put(partial(self._cancel_texts, result))
 
     def _deliver(self, updates: Sequence[tuple[Stream, int, Update]]) -> None:
         self._watch([update for *_, update in updates])
@@ -168,9 +192,11 @@ class Worker:
     def _run(self) -> None:
         try:
             while not self._stopped:
-                self._obey(wait=not self.engine.busy)
+                self._obey(wait=not (self.engine.busy or self._asked))
                 if self.engine.busy and not self._stopped:
                     self._step()
+                if self._asked and not self._stopped:
+                    self._embed()
                 self.stats = self.engine.stats()
         except Exception:
             logger.exception("the engine has failed")
@@ -207,13 +233,23 @@ class Worker:
             del self._owners[number]
             self.engine.cancel(number)
 
-    def _call(self, fn: Callable[[], T], result: "asyncio.Future[T]") -> None:
+    def _submit_texts(self, texts: Sequence[Sequence[int]], result: Embeddings) -> None:
+        assert self.embedder is not None, "a model that embeds"
         try:
-            value = fn()
+            self._asked[self.embedder.submit(texts)] = result
         except UserError as error:
-            self._tell(_settle, result, None, error)
-        else:
-            self._tell(_settle, result, value, None)
+            self._tell(_settle, result, error)
+
+    def _embed(self) -> None:
+        assert self.embedder is not None, "a model that embeds"
+        for number, found in self.embedder.step().items():
+            self._tell(_settle, self._asked.pop(number), found)
+
+    def _cancel_texts(self, result: Embeddings) -> None:
+        assert self.embedder is not None, "a model that embeds"
+        for number in [number for number, owner in self._asked.items() if owner is result]:
+            del self._asked[number]
+            self.embedder.cancel(number)
 
     def _tell(self, fn: Callable[..., None], *arguments: object) -> None:
         """Call `fn` in the event loop, if it still runs."""
@@ -223,6 +259,6 @@ class Worker:
             self._stopped = True
 
 
-def _settle(result: asyncio.Future, value: object, error: Exception | None) -> None:
+def _settle(result: Embeddings, value: Sequence[np.ndarray] | Exception) -> None:
     if not result.done():
-        result.set_exception(error) if error else result.set_result(value)
+        result.set_exception(value) if isinstance(value, Exception) else result.set_result(value)

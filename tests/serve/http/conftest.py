@@ -18,7 +18,7 @@ from fake import FakeEngine, served
 
 from axon.serve.http.limits import Limits
 from axon.serve.http.model import Served
-from axon.serve.http.serve import Server, listening
+from axon.serve.http.serve import Server, bound, listen, url_of
 from axon.serve.http.service import Service
 
 
@@ -57,9 +57,10 @@ class Running:
 @contextmanager
 def serving(model: Served, limits: Limits = Limits()):
     lines: list[str] = []
-    with listening("127.0.0.1", 0) as listener:
+    with bound("127.0.0.1", 0) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # so that a slow reader is soon seen
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        url = url_of(listener)
+        listen(listener)
         service = Service(model, limits)
         server = Server(service, url, lines.append)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

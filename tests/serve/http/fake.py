@@ -13,6 +13,7 @@ import numpy as np
 from axon.data.tokenizer import Bpe, Tokenizer
 from axon.errors import UserError
 from axon.serve.http.model import Served
+from axon.serve.pooling import Pooling
 from axon.serve.request import Finish, Request, TokenLogprob, Update
 
 WORDS = "the quick brown fox jumps over a lazy dog; größer 漢字 naïve 😀 cliché\n"
@@ -219,6 +220,42 @@ class FakeGrammars:
         return FakeGrammar(text)
 
 
+@dataclass
+class FakeEmbedder:
+    """Of a text: how many tokens it has, and its last one. Texts of 99 tokens break it, of 98 are no numbers."""
+
+    seconds: float = 0.0
+    width = 2
+    max_length = 100
+    pooling = Pooling("last", normalise=False, cuts=(1,))
+    cancelled: list[int] = field(default_factory=list)
+
+    def __post_init__(self):
+        self.waiting: dict[int, Sequence[Sequence[int]]] = {}
+        self.submitted = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting)
+
+    def submit(self, texts: Sequence[Sequence[int]]) -> int:
+        self.submitted += 1
+        self.waiting[self.submitted] = texts
+        return self.submitted
+
+    def step(self) -> dict[int, list[np.ndarray]]:
+        time.sleep(self.seconds)
+        number, texts = next(iter(self.waiting.items()))
+        del self.waiting[number]
+        if any(len(ids) == 99 for ids in texts):
+            raise RuntimeError("no memory is left")
+        return {number: [np.float32([np.nan if len(ids) == 98 else len(ids), ids[-1]]) for ids in texts]}
+
+    def cancel(self, number: int) -> None:
+        if self.waiting.pop(number, None):
+            self.cancelled.append(number)
+
+
 def served(engine: FakeEngine | None = None, **given: Any) -> Served:
-    whole = {"chat": FakeChat(), "grammars": FakeGrammars(), "embed": lambda ids: [float(len(ids)), float(ids[-1])]}
+    whole = {"chat": FakeChat(), "grammars": FakeGrammars(), "embedder": FakeEmbedder()}
     return Served("tiny", engine or FakeEngine(), **(whole | given))

@@ -5,10 +5,10 @@ import sys
 from fake import FakeEngine, served
 
 from axon.serve.http.limits import Limits
-from axon.serve.http.serve import serve
+from axon.serve.http.serve import bound, serve
 
 if __name__ == "__main__":
     limits = Limits(drain_seconds=float(sys.argv[2]))
     engine = FakeEngine(seconds=float(sys.argv[1]))
-    whole = serve(served(engine), "127.0.0.1", 0, limits, lambda line: print(line, flush=True))
+    whole = serve(served(engine), bound("127.0.0.1", 0), limits, lambda line: print(line, flush=True))
     sys.exit(0 if whole else 3)

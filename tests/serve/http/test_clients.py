@@ -57,7 +57,7 @@ def test_openai_parses_an_answer_into_a_class(client):
     assert (parsed.city, parsed.country) == ("city", "country")
 
 
-def test_openai_says_what_is_wrong_and_lists_embeds_and_counts(client):
+def test_openai_says_what_is_wrong_and_lists_and_counts(client):
     import openai
 
     with pytest.raises(openai.BadRequestError, match="temperature is -1"):
@@ -65,10 +65,23 @@ def test_openai_says_what_is_wrong_and_lists_embeds_and_counts(client):
     with pytest.raises(openai.NotFoundError, match="No model 'other'"):
         client.completions.create(model="other", prompt="a")
     assert [model.id for model in client.models.list().data] == ["tiny"]
-    assert len(client.embeddings.create(model="tiny", input="a").data[0].embedding) == 2
     options = {"stream": True, "stream_options": {"include_usage": True}}
     *_, last = client.chat.completions.create(model="tiny", messages=ASKED, max_completion_tokens=5, **options)
     assert last.usage.completion_tokens == 5
+
+
+def test_openai_embeds_texts_and_ids(client):
+    """It asks for base64 unless it is told otherwise, and decodes that."""
+    texts = ["the quick brown fox", "a"]
+    packed = client.embeddings.create(model="tiny", input=texts)
+    plain = client.embeddings.create(model="tiny", input=texts, encoding_format="float")
+    assert [one.embedding for one in packed.data] == [one.embedding for one in plain.data]
+    ids = [tokenizer().prompt(text) for text in texts]
+    assert [one.embedding for one in client.embeddings.create(model="tiny", input=ids).data] == [
+        [float(len(one)), float(one[-1])] for one in ids
+    ]
+    assert packed.usage.prompt_tokens == sum(map(len, ids))
+    assert len(client.embeddings.create(model="tiny", input=ids[0], dimensions=1).data[0].embedding) == 1
 
 
 @pytest.mark.parametrize("remote", [True, False], ids=["the server's tokenizer", "ids"])

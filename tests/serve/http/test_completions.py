@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fake import tokenizer
+from fake import FakeEngine, tokenizer
 
 from axon.serve.request import Sampling
 
@@ -75,6 +75,21 @@ def test_what_is_asked_of_sampling_reaches_the_engine(serve, rng):
     assert seen[1].sampling == Sampling(tokens=1, temperature=1.0, seed=2**64 - 1)
 
 
+def test_the_lower_priority_comes_first_in_the_engines_order(serve):
+    with serve(FakeEngine(seconds=0.02, running=1)) as running:
+        engine, seen = running.service.model.engine, []
+        submit = engine.submit
+        engine.submit = lambda request: (seen.append(request), submit(request))[1]
+        for priority in (3, None, -2):
+            assert running.complete("a", priority=priority, max_tokens=1).status_code == 200
+        chat = [{"role": "user", "content": "a"}]
+        assert running.post("/v1/chat/completions", messages=chat, priority=1, max_tokens=1).status_code == 200
+        described = running.client.get("/openapi.json").json()["components"]["schemas"]
+    assert [request.priority for request in seen] == [-3, 0, 2, -1], "the engine's higher comes first"
+    for body in ("CompletionBody", "ChatBody"):
+        assert "lower is served earlier" in json.dumps(described[body]["properties"]["priority"])
+
+
 def test_without_a_seed_no_two_requests_are_alike(shared, prompt):
     texts = {shared.complete(prompt, max_tokens=40).json()["choices"][0]["text"] for _ in range(4)}
     assert len(texts) > 1
@@ -143,18 +158,6 @@ def test_texts_become_ids_and_ids_texts(shared, prompt):
     assert shared.post("/detokenize", tokens=plain).json() == {"prompt": prompt}
     chat = shared.post("/tokenize", messages=[{"role": "user", "content": "a"}]).json()
     assert chat["tokens"] == tokenizer().prompt("user: a\n")
-
-
-def test_embeddings_come_in_order_in_both_forms(shared, prompt):
-    import base64
-
-    import numpy as np
-
-    body = shared.post("/v1/embeddings", input=[prompt, "b"]).json()
-    lengths = [len(tokenizer().prompt(text)) for text in (prompt, "b")]
-    assert [one["embedding"][0] for one in body["data"]] == lengths
-    packed = shared.post("/v1/embeddings", input=prompt, encoding_format="base64").json()["data"][0]["embedding"]
-    assert np.frombuffer(base64.b64decode(packed), "<f4").tolist() == body["data"][0]["embedding"]
 
 
 def test_the_access_log_has_numbers_and_no_prompt(shared, prompt):

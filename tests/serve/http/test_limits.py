@@ -8,7 +8,7 @@ import pytest
 from fake import FakeEngine
 
 from axon.errors import UserError
-from axon.serve.http.limits import Limits
+from axon.serve.http.limits import Limits, keys_in
 
 COMPLETIONS = "/v1/completions"
 
@@ -97,6 +97,16 @@ def test_who_waits_too_long_for_a_first_token_is_told_so(serve):
         assert "0.3 seconds" in answer.json()["error"]["message"]
         slow.join()
         assert running.complete("b").status_code == 200
+
+
+def test_keys_are_read_from_a_file_one_a_line(tmp_path):
+    (file := tmp_path / "keys").write_text("first\n\n  sesame \n")
+    assert keys_in(file) == ("first", "sesame")
+    file.write_text("\n")
+    with pytest.raises(UserError, match="keys has no key"):
+        keys_in(file)
+    with pytest.raises(UserError, match="absent"):
+        keys_in(tmp_path / "absent")
 
 
 @pytest.mark.parametrize("wrong", [{"keys": ("",)}, {"keys": ("ö",)}, {"body_bytes": 0}, {"queue_seconds": 0}], ids=str)

@@ -15,6 +15,7 @@ from fake import FakeEngine, served
 
 from axon.errors import UserError
 from axon.serve.http.limits import Limits
+from axon.serve.http.serve import bound, listen
 from axon.serve.http.serve import serve as serve_model
 
 MEMBER = Path(__file__).with_name("member.py")
@@ -92,18 +93,25 @@ def test_a_port_that_is_taken_or_cannot_be_is_one_message():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"Cannot listen on 127\.0\.0\.1:{port}: .*in use.*--port"):
-            serve_model(served(), port=port)
+            bound(port=port)
     with pytest.raises(UserError, match=r"Cannot listen on 127\.0\.0\.1:99999"):
-        serve_model(served(), port=99999)
+        bound(port=99999)
     with pytest.raises(UserError, match=r"Cannot listen on no\.such\.host\.invalid"):
-        serve_model(served(), "no.such.host.invalid")
+        bound("no.such.host.invalid")
+
+
+def test_of_two_servers_that_begin_at_one_port_the_first_to_be_ready_has_it():
+    with bound(port=0) as one, bound(port=one.getsockname()[1]) as other:
+        listen(other)
+        with pytest.raises(UserError, match=r"Cannot listen on http://127\.0\.0\.1:\d+: .*in use; another --port"):
+            listen(one)
 
 
 def test_a_model_without_a_tokenizer_is_refused():
     engine = FakeEngine()
     engine.tokenizer = None  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match="tiny has no tokenizer"):
-        serve_model(served(engine), port=0)
+        serve_model(served(engine), bound(port=0))
 
 
 def test_the_thread_ends_with_its_server(serve):

@@ -106,14 +106,3 @@ def test_an_engine_that_breaks_fails_what_runs_and_is_unhealthy_from_then_on(ser
         assert running.client.get("/health").status_code == 503
         assert running.client.get("/state").json()["status"] == "failed"
         assert "the device is gone" in caplog.text
-
-
-def test_an_embedding_that_breaks_the_engine_is_answered(serve, caplog):
-    def embed(ids):
-        raise RuntimeError("no memory is left")
-
-    with serve(embed=embed) as running:
-        assert running.post("/v1/embeddings", input="a").status_code == 503
-        assert "no memory is left" in caplog.text
-    with serve(embed=None) as running:
-        assert running.post("/v1/embeddings", input="a").status_code == 400

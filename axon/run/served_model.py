@@ -1,0 +1,85 @@
+"""A trained model as the server wants it: one that writes texts, embeds them, or both."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from axon.errors import UserError
+from axon.run.engines import encoders_beside, encoders_of, engine_of
+from axon.run.trained import Trained, TrainedHub, open_trained
+from axon.serve.capacity import Capacity
+from axon.serve.chat import Chat
+from axon.serve.embedder import Embedder, is_encoder
+from axon.serve.grammar import Grammars
+from axon.serve.http.conversations import Conversations
+from axon.serve.http.model import NoEngine, Served
+from axon.serve.pooling import Pooling
+from axon.serve.sentence_transformers import sentences_of
+
+Report = Callable[[str], None]
+COMPILING = "compiling every step that there can be"
+
+
+def served_model(
+    path: str | Path,
+    layout: Path | None,
+    draft: str | None,
+    embeddings: bool,
+    weights: str | None,
+    capacity: Capacity,
+    report: Report,
+) -> Served:
+    """See `axon.run.served.serve_run`; all of its programs are compiled."""
+    name, trained = _name(path), open_trained(path)
+    if not is_encoder(trained.train.model.build()):
+        return _decoder(name, trained, layout, draft, embeddings, weights, capacity, report)
+    if draft is not None:
+        raise UserError(f"--draft {draft}: {path} is an encoder, which writes no text to guess; leave it out")
+    if weights is not None:
+        raise UserError(f"--weights {weights}: {path} is an encoder, whose weights stay in its dtype; leave it out")
+    return _encoder(name, trained, layout, capacity, report)
+
+
+def _encoder(name: str, trained: Trained, layout: Path | None, capacity: Capacity, report: Report) -> Served:
+    """One that embeds texts."""
+    tokenizer = trained.tokenizer.load()
+    sentences = sentences_of(_folder(trained), Pooling("mean"))
+    embedder = Embedder(encoders_of(trained, layout, sentences, capacity.length, report))
+    report("an encoder: it embeds texts, and writes none")
+    report(COMPILING)
+    embedder.warm_up()
+    return Served(name, NoEngine(tokenizer, embedder.max_length), embedder=embedder)
+
+
+def _decoder(
+    name: str,
+    trained: Trained,
+    layout: Path | None,
+    draft: str | None,
+    embeddings: bool,
+    weights: str | None,
+    capacity: Capacity,
+    report: Report,
+) -> Served:
+    """One that writes texts."""
+    tokenizer, folder, embedder = trained.tokenizer.load(), _folder(trained), None
+    engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights)
+    if embeddings:
+        embedder = Embedder(encoders_beside(engine, sentences_of(folder, Pooling("last"))))
+    report(COMPILING)
+    engine.warm_up()
+    if embedder is not None:
+        embedder.warm_up()
+    grammars = Grammars(tokenizer, engine.vocab)
+    chat = Conversations(Chat.of(folder, tokenizer), grammars)
+    return Served(name, engine, chat, grammars, embedder)
+
+
+def _folder(trained: Trained) -> Path | None:
+    """That of a model of the hub."""
+    return trained.hub.folder if isinstance(trained, TrainedHub) else None
+
+
+def _name(path: str | Path) -> str:
+    """What clients call the model: its folder's name, or that of the hub."""
+    name = str(path).removeprefix("hf:").rstrip("/")
+    return Path(name).name if Path(name).exists() or "://" in name else name

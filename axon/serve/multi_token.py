@@ -1,0 +1,201 @@
+"""A model's own multi-token block guesses the token after the next."""
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
+
+from axon import axes
+from axon.errors import UserError
+from axon.nn import LanguageModel
+from axon.serve.batch import Batch
+from axon.serve.runner import Runner
+from axon.serve.sampler import Drawn, on_host
+from axon.serve.scheduler import Scheduled
+from axon.serve.step import StepInputs, logits_of, model_inputs, pool_specs, window_of
+from axon.serve.stream import Stream
+
+WHOLE = PartitionSpec(None, None)
+
+
+@dataclass(frozen=True)
+class MultiToken:
+    """What the block predicts that the model was trained with to predict one token further (`axon.nn.MultiTokenBlock`;
+    DeepSeek-V3, arXiv:2412.19437, section 2.2): of the last layer's output and the token that was drawn from it the
+    guess of the one after, with the same noise, penalties and grammar. It needs no other model, and one block more a
+    step."""
+
+    def start(self, target: Runner) -> "MultiTokenDrafts":
+        """Raises `UserError` for a model without the block."""
+        return MultiTokenDrafts(target)
+
+
+class MultiTokenDrafts:
+    """The guesses of `MultiToken`. After each step of the target the block runs over the step's tokens, and its keys
+    and values are in pages of its own with the target's numbers: what becomes of those becomes of these.
+
+    The last position of a page that requests share has seen the token that followed for the first of them: a guess
+    may be the worse for it, and no token is another one.
+    """
+
+    most = 1
+
+    def __init__(self, target: Runner):
+        module = target.runtime.module
+        if not module.has_ahead:
+            raise UserError(
+                "the model has no block that predicts the token after the next, as DeepSeek with multi_token = True "
+                "has, and cannot guess with it; --draft ngram needs none"
+            )
+        self._target, self._step = target, target.step
+        self._forward = self._step.jit(self._step.computed, donate_argnames="cache")
+        self._look = self._step.jit(self._ahead, donate_argnames="cache")
+        self._guess = self._step.jit(self._logits)
+        self._cache = self._step.empty_cache(self._cache_specs())
+        self._hidden: Array | None = None
+        """The last layer's output of the step that was launched last."""
+        self._flights: dict[int, deque[tuple[Array, int]]] = defaultdict(deque)
+        """Of each request, for each of its steps in flight that draws: the block's outputs, and the first one's row."""
+        self._ready: dict[int, tuple[Array, int]] = {}
+        """Of each request the row of the block's outputs that follows its last token."""
+        target.watch(self)
+
+    @property
+    def compiles(self) -> int:
+        return sum(program._cache_size() for program in (self._forward, self._look, self._guess))
+
+    def warm_up(self) -> None:
+        """Compile what `Runner.warm_up` does not."""
+        placement, width = self._step.placement, self._target.runtime.module.dims["embed"]
+        where = NamedSharding(placement.mesh, WHOLE)
+        for rows in {size.rows for size in self._target.capacity.sizes()}:
+            zeros = jnp.zeros((rows, width), self._target.runtime.compute_dtype, device=where)
+            jax.block_until_ready(self._logits_at(zeros, ()))
+
+    # ---- with each step of the target -------------------------------------------------------------------------------
+
+    def logits(self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs) -> tuple[Array, Any]:
+        """As `Step.logits`."""
+        with self._step.tracing():
+            found = self._forward(parameters, variables, cache=cache, last=last, inputs=inputs)
+        logits, cache, self._hidden = found
+        return logits, cache
+
+    def drawn(self, parts: Sequence[Scheduled], batch: Batch, drawn: Drawn) -> None:
+        """Run the block over a step that has just been launched."""
+        target, after = self._target, following(parts, batch.inputs.tokens)
+        with self._step.tracing():
+            rows, self._cache = self._look(
+                target.parameters,
+                target.variables,
+                cache=self._cache,
+                hidden=self._hidden,
+                after=after,
+                ids=drawn.ids,
+                inputs=batch.inputs,
+            )
+        row = 0
+        for part in parts:
+            row += part.rows
+            if part.draws:
+                self._flights[part.sequence.number].append((rows, row - 1 - len(part.drafts)))
+
+    # ---- guesses ----------------------------------------------------------------------------------------------------
+
+    def verified(self, number: int, accepted: int) -> None:
+        rows, first = self._flights[number].popleft()
+        self._ready[number] = rows, first + accepted
+
+    def propose(self, wanted: Mapping[int, tuple[Stream, int]]) -> dict[int, list[int]]:
+        launched = [(numbers, self._draw(rows, numbers, wanted)) for rows, numbers in self._by_step(wanted)]
+        return {
+            number: [token]
+            for numbers, drawn in launched
+            for number, token in zip(numbers, on_host(drawn).ids, strict=False)
+        }
+
+    def end(self, number: int) -> None:
+        self._flights.pop(number, None)
+        self._ready.pop(number, None)
+
+    def _by_step(self, numbers: Mapping[int, Any]) -> list[tuple[Array, list[int]]]:
+        """The requests among these of which there is a guess, by the step that it is of, and its outputs."""
+        found: dict[int, tuple[Array, list[int]]] = {}
+        for number in numbers:
+            if number in self._ready:
+                rows, _ = self._ready[number]
+                found.setdefault(id(rows), (rows, []))[1].append(number)
+        return list(found.values())
+
+    def _draw(self, rows: Array, numbers: Sequence[int], wanted: Mapping[int, tuple[Stream, int]]) -> Drawn:
+        streams = [wanted[number][0] for number in numbers]
+        asked = [stream.row_after((), len(stream.sequence.tokens)) for stream in streams]
+        return self._target.draw(self._logits_at(rows, [self._ready[number][1] for number in numbers]), asked)
+
+    def _logits_at(self, rows: Array, places: Sequence[int]) -> Array:
+        """Those of some of the rows, the first ones of as many as there are."""
+        padded = np.zeros(len(rows), np.int32)
+        padded[: len(places)] = places
+        with self._step.tracing():
+            return self._guess(self._target.parameters, self._target.variables, rows, padded)
+
+    # ---- programs ---------------------------------------------------------------------------------------------------
+
+    def _cache_specs(self) -> Any:
+        """Of the block's pages, as many as the target has for layers that see as far back."""
+        target, block = self._target, self._target.runtime.module.ahead.block
+        window, size = window_of(block), target.scheduler.groups.size
+        if window not in target.pools:
+            raise UserError(f"the multi-token block sees {window} keys, and no layer does: it cannot guess here")
+        with self._step.tracing():
+            specs = block.cache_specs(1, size)
+        return pool_specs(specs, {"pages": target.pools[window].count, "page_size": size}, target.capacity.cache_dtype)
+
+    def _ahead(
+        self,
+        parameters: Any,
+        variables: Any,
+        cache: Any,
+        hidden: Array,
+        after: Array,
+        ids: Array,
+        inputs: StepInputs,
+    ) -> tuple[Array, Any]:
+        """What the head guesses from, `rows embed`, and the block's cache, which is donated.
+
+        `after[tokens]`: of `following`; ids: what was drawn of each row.
+        """
+        model: LanguageModel = self._target.runtime.bind(parameters, variables)
+        after = jnp.where(after >= 0, after, ids[jnp.where(after >= 0, 0, -1 - after)])
+        given = model_inputs(after, inputs, self._step.windows)
+        hidden = axes.shard(hidden, "batch seq.residual embed")
+        x, cache, _ = model.hidden_ahead(hidden, given, given.tokens, cache)
+        rows = axes.shard(x, "batch seq embed")[0, inputs.rows]
+        return axes.reshard(rows, WHOLE).astype(self._target.runtime.compute_dtype), cache
+
+    def _logits(self, parameters: Any, variables: Any, rows: Array, places: Array) -> Array:
+        model: LanguageModel = self._target.runtime.bind(parameters, variables)
+        return logits_of(model, axes.shard(rows[places][None], "batch seq embed"))
+
+
+def following(parts: Sequence[Scheduled], tokens: np.ndarray) -> np.ndarray:
+    """Of each token of a step the id after it in its sequence; −1 − row where that is what is drawn of a row: after a
+    draft, too, which may be another one.
+
+    `tokens`: of the step, in which those of `parts` follow each other.
+    """
+    found, end, row = np.roll(tokens, -1), 0, 0
+    for part in parts:
+        end, row = end + part.count, row + part.rows
+        if part.draws:
+            count = 1 + len(part.drafts)
+            found[end - count : end] = np.arange(count - row - 1, -row - 1, -1)
+        else:
+            found[end - 1] = part.sequence.tokens[part.start + part.count]
+    return found

@@ -1,0 +1,148 @@
+"""A model's own multi-token block guesses: what it predicts of the whole text, and no token is another one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_engine import MODELS, TIGHT, VOCAB, drawn_requests, made
+from test_speculation import answered
+
+from axon.errors import UserError
+from axon.nn import Inputs
+from axon.serve.engine import Engine
+from axon.serve.multi_token import MultiToken, MultiTokenDrafts, following
+from axon.serve.request import Request, Sampling
+from axon.serve.scheduler import Scheduled
+from axon.serve.sequence import Sequence
+
+MODEL = dataclasses.replace(MODELS["latents"], multi_token=True)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return made(MODEL, np.random.default_rng().integers(2**31))
+
+
+@pytest.fixture(scope="module")
+def drafted(model):
+    engine = Engine(*model, capacity=TIGHT, drafter=MultiToken())
+    yield engine
+    found, drafts = engine.stats(), engine._drafting._drafts
+    assert found.free_pages == found.pages
+    assert isinstance(drafts, MultiTokenDrafts)
+    assert not drafts._flights
+    assert not drafts._ready
+
+
+def test_guesses_change_no_token_and_no_bit(model, drafted, rng):
+    """With prefixes that are shared, penalties, scored prompts, and preemption, as pages are few."""
+    before = drafted.stats()
+    requests = drawn_requests(rng, 6, temperature=0.8, logprobs=1, top_k=3)
+    penalised = [dataclasses.replace(one.sampling, frequency_penalty=0.5, tokens=40) for one in requests[:4]]
+    requests += [dataclasses.replace(one, sampling=how) for one, how in zip(requests, penalised, strict=False)]
+    requests.append(dataclasses.replace(requests[1], prompt_logprobs=True))
+    assert answered(drafted, requests) == answered(Engine(*model, capacity=TIGHT), requests)
+    found = drafted.stats()
+    assert found.drafted > before.drafted
+    assert found.preemptions > before.preemptions
+
+
+def test_a_guess_is_what_the_block_predicts_of_the_whole_text(model, drafted, rng):
+    """Its pages hold what it would compute without them."""
+    engine, drafts, seen = drafted, drafted._drafting._drafts, []
+    propose = drafts.propose
+
+    def watched(wanted):
+        texts = {number: list(stream.sequence.tokens) for number, (stream, _) in wanted.items()}
+        found = propose(wanted)
+        seen.extend((texts[number], ids[0]) for number, ids in found.items())
+        return found
+
+    drafts.propose = watched
+    prompts = [rng.integers(0, VOCAB, int(rng.integers(1, 20))) for _ in range(5)]
+    for prompt in prompts:
+        engine.submit(Request(tuple(map(int, prompt)), Sampling(tokens=12, temperature=0)))
+    while engine.busy:
+        engine.step()
+    del drafts.propose
+    assert len(seen) > 20
+    expected = predicted_ahead(*model, [tokens for tokens, _ in seen])
+    assert [guess for _, guess in seen] == expected
+
+
+def predicted_ahead(runtime, values, variables, texts):
+    """The likeliest id after each text, by the block, of all of it at once."""
+    length = max(map(len, texts))
+
+    def forward(values, tokens, length):
+        model = runtime.bind(values, variables)
+        places = jnp.minimum(jnp.arange(tokens.shape[0]), length - 1)[None]
+        inputs = Inputs(tokens[None], places, jnp.zeros_like(places))
+        hidden, *_ = model.hidden(inputs)
+        x, *_ = model.hidden_ahead(hidden, inputs, jnp.roll(tokens, -1)[None])
+        return jnp.argmax(model.output.logits(x)[0, length - 2])
+
+    with runtime.tracing():
+        compiled = runtime.jit(forward)
+        padded = [np.array(text + [0] * (length - len(text)), np.int32) for text in texts]
+        return [int(compiled(values, tokens, len(text))) for tokens, text in zip(padded, texts, strict=True)]
+
+
+@pytest.mark.full
+def test_a_block_that_sees_what_the_model_does_is_always_right_and_halves_the_steps(rng, seed):
+    """Of one token alone: attention adds nothing, and the block is the model's layer."""
+    config = dataclasses.replace(MODEL, layers=1, first_dense=0)
+    runtime, values, variables = made(config, seed)
+    table = np.asarray(values["embedding"]["table"])
+    values["embedding"]["table"] = jnp.asarray(table / np.sqrt(np.mean(table**2, axis=1, keepdims=True)))
+    layer = jax.tree.map(lambda x: x[0], values["layers"]["experts"])
+    layer["attention"]["out"] = jnp.zeros_like(layer["attention"]["out"])
+    ones, square = jnp.ones(config.embed), jnp.eye(config.embed)
+    values["layers"]["experts"] = jax.tree.map(lambda x: x[None], layer)
+    values["ahead"] = {
+        "block": layer,
+        "embedding_norm": {"scale": ones},
+        "hidden_norm": {"scale": ones},
+        "from_embedding": square,
+        "from_hidden": 0 * square,
+        "norm": values["norm"],
+    }
+    request = Request(tuple(rng.integers(0, VOCAB, 5).tolist()), Sampling(tokens=41, seed=seed))
+    found = []
+    for drafter in (None, MultiToken()):
+        engine = Engine(runtime, values, variables, capacity=TIGHT, drafter=drafter)
+        found.append((answered(engine, [request]), engine.stats()))
+    (plain, slow), (guessed, fast) = found
+    assert guessed == plain
+    assert fast.drafted == fast.accepted == 20
+    assert fast.steps == slow.steps - fast.accepted
+
+
+def test_a_model_without_the_block_is_refused():
+    with pytest.raises(UserError, match="no block that predicts the token after the next"):
+        Engine(*made(MODELS["latents"], 0), capacity=TIGHT, drafter=MultiToken())
+
+
+def test_what_follows_a_token_is_its_sequences_next_one_or_what_is_drawn():
+    def part(tokens, start, count, drafts=(), rows=0, draws=False):
+        sequence = Sequence(Request(tuple(tokens)), 1, 1)
+        return Scheduled(sequence, start, count, drafts, rows, draws, False)
+
+    parts = [part([5, 6, 7, 8], 1, 2), part([9, 10], 1, 3, (11, 12), 3, True), part([1, 2], 0, 2, rows=2, draws=True)]
+    tokens = np.array([6, 7, 10, 11, 12, 1, 2, 0, 0], np.int32)
+    assert following(parts, tokens)[:7].tolist() == [7, 8, -1, -2, -3, 2, -5]
+
+
+@pytest.mark.full
+def test_nothing_is_compiled_after_the_warm_up(model, rng):
+    engine = Engine(*model, capacity=TIGHT, drafter=MultiToken())
+    engine.warm_up()
+    compiled = engine.stats().compiles
+    requests = drawn_requests(rng, 5, temperature=0.8, logprobs=1)
+    biased = [dataclasses.replace(one.sampling, logit_bias={3: 1.0}) for one in requests]
+    requests += [dataclasses.replace(one, sampling=how) for one, how in zip(requests, biased, strict=True)]
+    answered(engine, requests)
+    assert engine.stats().drafted
+    assert engine.stats().compiles == compiled

@@ -21,7 +21,7 @@ Figures = dict[str, dict[str, int]]
 
 def all_gpu_cases() -> list[Case]:
     """Every case of every operation that has kernels for GPUs."""
-    return [*attention.gpu_cases(), *grouped_matmul.gpu_cases()]
+    return attention.gpu_cases() + grouped_matmul.gpu_cases()
 
 
 def recorded() -> dict[str, Figures]:

@@ -17,13 +17,14 @@ DEPTH = 64
 """What a step contracts over: as many 16-bit elements as a swizzle of 128 bytes has."""
 
 SWIZZLE = 128
-"""Bytes of a row of a chunk of the result, in shared memory; STAGED chunks are on their way at a time."""
+"""Bytes of a row of a chunk of the result, in shared memory."""
 
 STAGED = 2
+"""Chunks of a consumer's result that are on their way to global memory at a time."""
 
 
 class Buffers(NamedTuple):
-    """Shared memory of a block: tiles of both operands in flight, and each consumer's chunk of the result; barriers."""
+    """Shared memory of a block: tiles of both operands in flight, and chunks of each consumer's result; barriers."""
 
     left: Any
     right: Any
@@ -34,7 +35,7 @@ class Buffers(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of so many `blocks`, of which each takes every so manyth unit of work; `interpret` as Pallas has it."""
+    """A kernel of so many `blocks`, which take the units of work in turn; `interpret` as Pallas has it."""
 
     sizes: Sizes
     blocks: int

@@ -107,7 +107,8 @@ class _Product(Kernel):
 def copy_rows(chunk: Any, out: Any, low: Array, count: Array, first: Array) -> None:
     """Copy `count` rows of a chunk of 64, from row `low` on, to where its row 0 is row `first` of `out`.
 
-    TMA copies a number of rows that is known when it is compiled: those of each bit of `count`.
+    TMA copies a number of rows that is known when it is compiled: those of each bit of `count`. How a row is swizzled
+    follows from its address, so that it may be copied without the others of its 8.
     """
     for size in (64, 32, 16, 8, 4, 2, 1):
         row = low + (count & -2 * size)

@@ -56,7 +56,7 @@ class Kernel:
         self, name: str, body: Callable[..., None], out_type: Any, buffers: Any, grid: tuple[int, int, int]
     ) -> Callable[..., Any]:
         """With a block for each head, tile and sequence of `grid`; `body` is every warpgroup's."""
-        named = dict(zip(("head", "tile", "sequence"), grid, strict=True))
+        named: dict[str, int] = dict(zip(("head", "tile", "sequence"), grid, strict=True))
         name = f"axon_attention_{name}"
         return launch(name, body, out_type, buffers, named, self.cost, self.interpret, approx_math=True)
 

@@ -43,11 +43,12 @@ class Kernel:
 
     def buffers(self, left: tuple[int, int], right: tuple[int, int], dtype: Any, result: Any) -> Buffers:
         """Of tiles of these shapes, and of results in the dtype `result`."""
-        stages, swizzle = self.sizes.stages, plgpu.SwizzleTransform(SWIZZLE)
+        gpu: Any = plgpu  # whose transforms' types are abstract, and do work
+        stages, swizzle = self.sizes.stages, gpu.SwizzleTransform(SWIZZLE)
         return Buffers(
             shared(stages, *left, dtype=dtype),
             shared(stages, *right, dtype=dtype),
-            plgpu.SMEM((CONSUMERS, STAGED, ROWS, SWIZZLE // jnp.dtype(result).itemsize), result, transforms=(swizzle,)),
+            gpu.SMEM((CONSUMERS, STAGED, ROWS, SWIZZLE // jnp.dtype(result).itemsize), result, transforms=(swizzle,)),
             full_barriers(2, stages),
             free_barriers(stages),
         )

@@ -176,9 +176,8 @@ def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialis
 @pytest.mark.full
 @pytest.mark.usefixtures("compiler")
 def test_a_mixtral_s_step_on_h200s_calls_them():
-    sizes = {"vocab": 128, "embed": 128, "layers": 1, "heads": 2, "kv_heads": 1, "mlp": 128}
     program = Program(
-        Mixtral(routing=Routing(8, 2), **sizes),
+        Mixtral(vocab=128, embed=128, layers=1, heads=2, kv_heads=1, mlp=128, routing=Routing(8, 2)),
         Layout(mesh={"data": 8}, zero=3),
         AdamW(Constant(1e-3)),
         batch=8,

@@ -1,14 +1,17 @@
 """Grouped matmul: each group of rows by a weight of its own, as for experts, by the implementation that fits."""
 
+from importlib import import_module
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from axon.axes import current
 from axon.errors import UserError
-from axon.kernels.choice import choose, with_tpu
-from axon.kernels.grouped_matmul import tpu, tpu_gradient, tpu_product, xla
+from axon.kernels.choice import choose, platform, with_tpu
+from axon.kernels.grouped_matmul import gpu_support, tpu, tpu_gradient, tpu_product, xla
+from axon.kernels.grouped_matmul.differentiable import Product, WeightGradient
 from axon.kernels.grouped_matmul.reference import grouped_matmul_reference
 from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
 from axon.kernels.grouped_matmul.xla import grouped_matmul_xla
@@ -21,8 +24,12 @@ __all__ = [
     "grouped_matmul_xla",
 ]
 
-_IMPLEMENTATIONS = {"tpu": grouped_matmul_tpu, "xla": grouped_matmul_xla, "reference": grouped_matmul_reference}
-_GRADIENTS = {"tpu": (tpu_product.product, tpu_gradient.weight_gradient), "xla": (xla.product, xla.weight_gradient)}
+_IMPLEMENTATIONS = {
+    "tpu": grouped_matmul_tpu,
+    "xla": grouped_matmul_xla,
+    "reference": grouped_matmul_reference,
+    "mosaic": lambda x, w, sizes: _mosaic().grouped_matmul_gpu(x, w, sizes),
+}
 
 
 def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
@@ -51,18 +58,34 @@ def grouped_matmul_gradients(
         swapped: make `dw` as `groups out embed`.
     """
     _check(x, w, sizes)
-    chosen = _chosen(x, w)
-    if chosen not in _GRADIENTS:
+    products = _products(_chosen(x, w))
+    if products is None:
         _, backward = jax.vjp(lambda x, w: grouped_matmul_reference(x, w, sizes), x, w.astype(accumulate))
         dx, dw = backward(dy.astype(accumulate))
         return dx, jnp.swapaxes(dw, 1, 2) if swapped else dw
-    product, weight_gradient = _GRADIENTS[chosen]
+    product, weight_gradient = products
     left, right = (dy, x) if swapped else (x, dy)
     return product(dy, w, sizes, transposed=True), weight_gradient(left, right, sizes, dtype=accumulate)
 
 
+def _products(chosen: str) -> tuple[Product, WeightGradient] | None:
+    """An implementation's product and weights' gradient; None for the reference, which JAX differentiates."""
+    if chosen == "mosaic":
+        return _mosaic().product, _mosaic().weight_gradient
+    return {
+        "tpu": (tpu_product.product, tpu_gradient.weight_gradient),
+        "xla": (xla.product, xla.weight_gradient),
+    }.get(chosen)
+
+
+def _mosaic() -> Any:
+    """The Hopper kernels, last of the candidates: no GPU has run them yet. Imported where they run."""
+    return import_module("axon.kernels.grouped_matmul.gpu")
+
+
 def _chosen(x: Array, w: Array) -> str:
     candidates = with_tpu(tpu.unfit(x, w), {"xla": _xla_unfit(x), "reference": None})
+    candidates["mosaic"] = _without_mosaic(x, w)
     groups, embed, out = w.shape
     detail = f"{x.shape[0]} rows of {embed} by {out} in {groups} groups, {x.dtype}"
     return choose("grouped_matmul", candidates, detail)
@@ -70,6 +93,14 @@ def _chosen(x: Array, w: Array) -> str:
 
 def _xla_unfit(x: Array) -> str | None:
     return None if x.shape[0] else "there are no rows"
+
+
+def _without_mosaic(x: Array, w: Array) -> str | None:
+    """Why the Hopper kernels cannot do this product; None if they can."""
+    scope = current()
+    if scope is None or platform() != "gpu":
+        return f"this program is for a {platform()}"
+    return gpu_support.unsupported(x, w, scope.placement.chip)
 
 
 def _check(x: Array, w: Array, sizes: Array) -> None:

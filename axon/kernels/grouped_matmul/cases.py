@@ -16,12 +16,14 @@ from axon.kernels.grouped_matmul.tiling import (
 )
 from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
 
+MODELS = {"Mixtral 8x7B": (8192, 4096, 14336, 8), "DeepSeek-V2-Lite": (8192, 2048, 1408, 64)}
+"""Name → rows, embed, out and groups."""
+
 
 def cases() -> list[Case]:
     """Each is one forward and both gradients."""
     return [
-        _case("Mixtral 8x7B", 8192, 4096, 14336, 8, jnp.bfloat16),
-        _case("DeepSeek-V2-Lite", 8192, 2048, 1408, 64, jnp.bfloat16),
+        *(_case(name, *sizes, jnp.bfloat16) for name, sizes in MODELS.items()),
         _case("float32, rows that no tile divides", 1000, 512, 384, 5, jnp.float32),
     ]
 

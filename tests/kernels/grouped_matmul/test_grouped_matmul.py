@@ -107,7 +107,7 @@ def test_an_implementation_is_chosen_by_platform_and_said(rng):
     sizes = np.zeros(GROUPS, np.int32)
     passed = " (not tpu: this program is for a gpu)"
     for platform, name, why in (("tpu", "tpu", ""), ("gpu", "xla", passed), ("cpu", "xla", "")):
-        with axes.activate(axes.Scope(SimpleNamespace(platform=platform))) as scope:
+        with axes.activate(axes.Scope(SimpleNamespace(platform=platform, chip=""))) as scope:
             jax.make_jaxpr(lambda x, w: grouped_matmul(x, w, sizes))(x, w)
         assert scope.choices["grouped_matmul"] == f"{name}, 300 rows of 256 by 128 in 4 groups, float32{why}"
 

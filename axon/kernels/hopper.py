@@ -18,3 +18,9 @@ def unsupported(chip: str) -> str | None:
     if jax.__version_info__ < (0, 11):
         return f"it needs jax 0.11, and this is {jax.__version__}"
     return None
+
+
+def multiprocessors() -> int:
+    """Of the GPU that the program in trace is for, as its mesh says; those of an H200 where it does not say."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return getattr(device, "num_cores", None) or 132

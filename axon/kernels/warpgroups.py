@@ -1,11 +1,13 @@
 """The warpgroups of a Hopper kernel's block of threads: a producer, which copies, and two consumers, which compute."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from axon.kernels.case import Cost
 
 ROWS = 64
 """Rows of a consumer warpgroup's tile: those of one `wgmma`."""
@@ -14,6 +16,44 @@ CONSUMERS = 2
 
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 232, 40
 """Of a thread. A launch gives each of 3 × 128 threads 168 of the 65,536, and 2 × 232 + 40 ≤ 3 × 168."""
+
+
+def launch(
+    name: str,
+    body: Callable[..., None],
+    out_type: Any,
+    buffers: Any,
+    grid: Mapping[str, int],
+    cost: Cost,
+    interpret: Any,
+    *,
+    approx_math: bool = False,
+) -> Callable[..., Any]:
+    """A kernel, to be called with its operands, of a block for each point of the named `grid`.
+
+    Args:
+        body: every warpgroup's, of the operands, the results and `buffers`.
+        cost: of a call. interpret: as Pallas has it.
+
+    Layouts are propagated as they are declared (the semantics called Lane), not inferred.
+    """
+
+    def kernel(*refs):
+        body(*refs)
+
+    kernel.__name__ = name
+    return plgpu.kernel(
+        kernel,
+        out_type=out_type,
+        scratch_types=(buffers,),
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        num_threads=CONSUMERS + 1,
+        thread_name="warpgroup",
+        compiler_params=plgpu.CompilerParams(approx_math=approx_math, lowering_semantics=plgpu.LoweringSemantics.Lane),
+        cost_estimate=pl.CostEstimate(flops=cost.flops, bytes_accessed=cost.bytes, transcendentals=0),
+        interpret=interpret,
+    )
 
 
 def specialise(consume: Callable[[Array], None], produce: Callable[[], None]) -> None:
@@ -62,9 +102,9 @@ def full_barriers(copies: int, slots: int) -> Any:
     return plgpu.Barrier(num_arrivals=copies, num_barriers=slots)
 
 
-def free_barriers(slots: int) -> Any:
-    """On which the producer waits for the consumers."""
-    return plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=slots)
+def free_barriers(slots: int, consumers: int = CONSUMERS) -> Any:
+    """On which the producer waits for the consumers of a slot."""
+    return plgpu.Barrier(num_arrivals=consumers, num_barriers=slots)
 
 
 def meeting_point() -> Any:

@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import Array, lax
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axon.kernels.attention.gpu_support import Sizes
 from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.case import Cost
-from axon.kernels.warpgroups import CONSUMERS
+from axon.kernels.warpgroups import launch
 
 FIRST, STOP, WHOLE, WHOLE_STOP, START = range(5)
 """Columns of a kernel's table: see `axon.kernels.attention.gpu_tiles.table`."""
@@ -57,27 +55,10 @@ class Kernel:
     def launch(
         self, name: str, body: Callable[..., None], out_type: Any, buffers: Any, grid: tuple[int, int, int]
     ) -> Callable[..., Any]:
-        """With a block for each head, tile and sequence of `grid`; `body` is every warpgroup's.
-
-        Layouts are propagated as they are declared (the semantics called Lane), not inferred.
-        """
-
-        def kernel(*refs):
-            body(*refs)
-
-        kernel.__name__ = f"axon_attention_{name}"
-        return plgpu.kernel(
-            kernel,
-            out_type=out_type,
-            scratch_types=(buffers,),
-            grid=grid,
-            grid_names=("head", "tile", "sequence"),
-            num_threads=CONSUMERS + 1,
-            thread_name="warpgroup",
-            compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane),
-            cost_estimate=pl.CostEstimate(flops=self.cost.flops, bytes_accessed=self.cost.bytes, transcendentals=0),
-            interpret=self.interpret,
-        )
+        """With a block for each head, tile and sequence of `grid`; `body` is every warpgroup's."""
+        named = dict(zip(("head", "tile", "sequence"), grid, strict=True))
+        name = f"axon_attention_{name}"
+        return launch(name, body, out_type, buffers, named, self.cost, self.interpret, approx_math=True)
 
 
 def array(*shape: int, dtype: Any) -> jax.ShapeDtypeStruct:

@@ -1,11 +1,14 @@
 """Attention over a paged cache: prefill, chunked prefill, decode and speculative verification as one ragged call."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from jax import Array
 
+from axon.axes import current
 from axon.kernels.choice import choose, cores, fitting, platform, with_tpu
+from axon.kernels.paged_attention import gpu_support
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
@@ -71,6 +74,8 @@ def paged_attention(
     chosen = choose("paged_attention", _candidates(q, cache, inputs), _detail(cache, config))
     if chosen == "tpu":
         return paged_attention_tpu(q, k, v, cache, inputs, config, tables, cores=cores())
+    if chosen == "mosaic":
+        return _mosaic().paged_attention_gpu(q, k, v, cache, inputs, config, tables)
     if chosen == "xla":
         return paged_attention_xla(q, k, v, cache, inputs, config, tables)
     return paged_attention_reference(q, k, v, cache, inputs, config)
@@ -96,11 +101,27 @@ def paged_attention_tables(
     chosen, _ = fitting("paged_attention", _candidates(q, cache, inputs))
     if chosen == "tpu":
         return tables_tpu(q, cache, inputs)
+    if chosen == "mosaic":
+        return _mosaic().tables_gpu(q, cache, inputs)
     return tables_xla(q.shape[0], inputs) if chosen == "xla" else None
 
 
 def _candidates(q: Array, cache: Cache, inputs: AttentionInputs) -> Mapping[str, str | None]:
-    return with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
+    plain = with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
+    return {**plain, "mosaic": _without_mosaic(q, cache, inputs)}
+
+
+def _mosaic() -> Any:
+    """The Hopper kernel, last of the candidates: no GPU has run it yet. Imported where it runs."""
+    return import_module("axon.kernels.paged_attention.gpu")
+
+
+def _without_mosaic(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
+    """Why the Hopper kernel cannot run this; None if it can."""
+    scope = current()
+    if scope is None or platform() != "gpu":
+        return f"this program is for a {platform()}"
+    return gpu_support.unsupported(q, cache, inputs, scope.placement.chip)
 
 
 def _detail(cache: Cache, config: AttentionConfig) -> str:

@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from axon.kernels.paged_attention.blocks import Blocks, blocks, join, of_rows, split
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.groups import groups
+from axon.kernels.paged_attention.merge import merge
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
 from axon.kernels.paged_attention.tables import Tables
 from axon.kernels.paged_attention.tpu_kernel import LANES, attend
@@ -175,7 +176,10 @@ def _call(
         interpret=interpret,
         name="paged_attention",
     )(*scalars, q, *in_rows, *cached)
-    return result if shape.splits == 1 else _merge(*result)
+    if shape.splits == 1:
+        return result
+    out, lse = result
+    return merge(out, lse[..., :1])
 
 
 def _cached(cache: Cache, shape: Shape) -> list[Array]:
@@ -207,9 +211,3 @@ def _scratch(cached: list[Array], heads: int, rows: int, head_dim: int, shape: S
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
         pltpu.VMEM((heads, rows, head_dim), jnp.float32),
     ]
-
-
-def _merge(out: Array, lse: Array) -> Array:
-    """Parts `splits …` as one: Σ exp(lse_i - lse)·out_i, with lse the log-sum-exp of all."""
-    weights = jax.nn.softmax(lse[..., :1], axis=0)
-    return jnp.sum(weights * out, axis=0)

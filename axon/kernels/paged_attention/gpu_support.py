@@ -32,7 +32,7 @@ SIZES: Mapping[tuple[int, bool], ModeSizes] = {
     (64, False): ModeSizes(Sizes(128, 4), Sizes(128, 4)),
     (128, False): ModeSizes(Sizes(128, 3), Sizes(64, 6)),
     (64, True): ModeSizes(Sizes(128, 4), Sizes(128, 8)),
-    (128, True): ModeSizes(Sizes(128, 3), Sizes(64, 8)),
+    (128, True): ModeSizes(Sizes(64, 6), Sizes(64, 8)),
 }
 """head_dim, and whether the cache is quantised → tiles with which nothing spills, as many as fit in shared memory."""
 

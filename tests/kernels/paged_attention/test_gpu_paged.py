@@ -1,5 +1,6 @@
 """The Hopper kernel of paged attention: interpreted against the reference, its work, and as it compiles for an H200."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,20 +133,19 @@ def test_a_table_leaves_no_seen_tile_out_and_calls_none_whole_that_is_not(window
 )
 def test_blocks_and_parts_fill_the_multiprocessors(tokens, sequences, queries, rows, splits):
     q, columns = jax.ShapeDtypeStruct((tokens, 32, 128), jnp.bfloat16), 512
-    cache: Any = SimpleNamespace(kv_heads=8, page_size=64, head_dim=128)
+    cache = jax.eval_shape(partial(Cache.empty, 2, 8, 64, 128, "bfloat16"))
     inputs = ragged([(tokens // sequences, 32768)] * sequences, columns)
     assert queries_of_block(q, cache, inputs) == queries
     plan: Any = jax.eval_shape(lambda inputs: blocks(inputs, tokens, queries), inputs)
-    shape = shape_of(
-        q, cache, inputs, SimpleNamespace(sizes=np.zeros(plan.sizes.shape), queries=queries), AttentionConfig(1)
-    )
+    sized: Any = SimpleNamespace(sizes=np.zeros(plan.sizes.shape), queries=queries)
+    shape = shape_of(q, cache, inputs, sized, AttentionConfig(1))
     assert (shape.rows, shape.splits) == (rows, splits)
 
 
 def operands(*, heads=4, head_dim=128, page_size=16, dtype="bfloat16", q="bfloat16", **given):
     rows = [jax.ShapeDtypeStruct((3, count, head_dim), jnp.dtype(q)) for count in (heads, 2, 2)]
     cache = jax.eval_shape(partial(Cache.empty, 9, 2, page_size, head_dim, dtype))
-    return *rows, cache, AttentionInputs(*jax.tree.leaves(ragged([(1, 1)] * 3)), **given)
+    return *rows, cache, replace(ragged([(1, 1)] * 3), **given)
 
 
 def test_what_the_kernel_lacks_is_said():

@@ -102,7 +102,7 @@ def error(problem: Problem, device: Any, kernel: str = OURS, seed: int = 0) -> d
         rows, cache, inputs = drawn(problem, seed)
         ours, _ = jax.jit(lambda *x: _attend(problem, *x))(rows, cache, inputs)
         wide = [x.astype(jnp.float32) for x in rows]
-        exact, _ = jax.jit(lambda rows, *x: paged_attention_reference(*rows, *x, problem.config))(wide, cache, inputs)
+        exact, _ = jax.jit(lambda q, k, v: paged_attention_reference(q, k, v, cache, inputs, problem.config))(*wide)
     ours, exact = (np.asarray(x, np.float64) for x in (ours, exact))
     off = float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))
     return {"chosen": scope.choices["paged_attention"], "error": off, "of": "out", "within": off <= TOLERANCE}
@@ -163,8 +163,11 @@ def _scope(device: Any, kernel: str) -> Any:
 
 
 def _attend(problem: Problem, rows: Sequence[Array], cache: Cache, inputs: AttentionInputs) -> tuple[Array, Cache]:
+    q, k, v = rows
     return paged_attention(
-        *rows,
+        q,
+        k,
+        v,
         cache,
         inputs.kv_lens,
         inputs.page_table,

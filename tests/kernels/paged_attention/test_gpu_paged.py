@@ -108,7 +108,8 @@ def test_a_table_leaves_no_seen_tile_out_and_calls_none_whole_that_is_not(window
     lengths = [(int(n), int(n + rng.integers(0, 600))) for n in (1, 90, 0, 5, 200)]
     plan, config = blocks(ragged(lengths), 300, 32), AttentionConfig(0.1, window)
     shape = Shape(page_size=64, columns=16, tile=64, stages=4, rows=128, group=4, splits=1, config=config)
-    positions, keys = np.asarray(row_positions(plan, shape)), np.arange(1024)
+    positions: Any = np.asarray(row_positions(plan, shape))
+    keys: Any = np.arange(1024)
     seen = np.asarray(config.seen(positions[:, :, None], keys)) & (positions >= 0)[:, :, None]
     tiles = seen.reshape(*positions.shape, -1, shape.tile)
     real = positions >= 0
@@ -132,7 +133,8 @@ def test_a_table_leaves_no_seen_tile_out_and_calls_none_whole_that_is_not(window
     ],
 )
 def test_blocks_and_parts_fill_the_multiprocessors(tokens, sequences, queries, rows, splits):
-    q, columns = jax.ShapeDtypeStruct((tokens, 32, 128), jnp.bfloat16), 512
+    q: Any = jax.ShapeDtypeStruct((tokens, 32, 128), jnp.bfloat16)
+    columns = 512
     cache = jax.eval_shape(partial(Cache.empty, 2, 8, 64, 128, "bfloat16"))
     inputs = ragged([(tokens // sequences, 32768)] * sequences, columns)
     assert queries_of_block(q, cache, inputs) == queries
@@ -142,7 +144,7 @@ def test_blocks_and_parts_fill_the_multiprocessors(tokens, sequences, queries, r
     assert (shape.rows, shape.splits) == (rows, splits)
 
 
-def operands(*, heads=4, head_dim=128, page_size=16, dtype="bfloat16", q="bfloat16", **given):
+def operands(*, heads=4, head_dim=128, page_size=16, dtype="bfloat16", q="bfloat16", **given) -> Any:
     rows = [jax.ShapeDtypeStruct((3, count, head_dim), jnp.dtype(q)) for count in (heads, 2, 2)]
     cache = jax.eval_shape(partial(Cache.empty, 9, 2, page_size, head_dim, dtype))
     return *rows, cache, replace(ragged([(1, 1)] * 3), **given)
@@ -172,7 +174,7 @@ def chosen(requested, chip="NVIDIA H200", **changed):
     q, k, v, cache, inputs = operands(**changed)
     ragged = inputs.kv_lens, inputs.page_table, inputs.cu_q_lens
     with axes.activate(axes.Scope(placement, kernels={"paged_attention": requested} if requested else {})) as scope:
-        program = jax.make_jaxpr(lambda *rows: paged_attention(*rows, *ragged))(q, k, v, cache)
+        program = jax.make_jaxpr(lambda q, k, v, cache: paged_attention(q, k, v, cache, *ragged))(q, k, v, cache)
     return str(program), scope.choices["paged_attention"]
 
 
@@ -217,7 +219,7 @@ def test_new_tokens_are_written_in_place_and_no_copy_of_the_cache_is_made():
         operands = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in case.operands]
         shard = jax.shard_map(case.function, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
         cached = [index for index, a in enumerate(operands) if a.shape[:1] == operands[3].shape[:1]]
-        memory = jax.jit(shard, donate_argnums=cached).lower(*operands).compile().memory_analysis()
+        memory: Any = jax.jit(shard, donate_argnums=cached).lower(*operands).compile().memory_analysis()
         size = sum(operands[index].size * operands[index].dtype.itemsize for index in cached)
         assert memory.alias_size_in_bytes >= size
         assert memory.temp_size_in_bytes < size / 50

@@ -4,7 +4,7 @@ Numerics: one training step on the accelerator against the same step on the CPU,
 attention, forward and backward, against its formula, for every kind of mask and whatever its kernel may be given.
 Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16; if torch is installed, `torch.compile`'s.
 On a GPU, last: our Hopper kernels, against their formula; of attention, beside cuDNN's; of grouped matmul, beside
-`ragged_dot` and a dense product.
+`ragged_dot` and a dense product; of paged attention, beside XLA's and a copy.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from axon.bench import gpu_attention, gpu_grouped_matmul, reference
+from axon.bench import gpu_attention, gpu_grouped_matmul, gpu_paged, reference
 from axon.bench.attention import attention_lines, check_attention
 from axon.bench.numerics import Compute, difference, first_step
 from axon.bench.speed import axon_speed, torch_speed
@@ -48,6 +48,12 @@ CASES = {
     "llama3.2-1b": Case(reference.LLAMA32_1B, (16, 8, 4, 2, 1), 4096),
 }
 SMALL = replace(reference.MODEL, vocab=128, embed=32, layers=2, heads=4, kv_heads=2, mlp=64)
+OUR_KERNELS = {
+    "our_attention": gpu_attention,
+    "our_grouped_matmul": gpu_grouped_matmul,
+    "our_paged_attention": gpu_paged,
+}
+"""For GPUs: each operation's own kernels against their formula, then their speed."""
 SMALL_CASES = {"small": Case(SMALL, (2,), 32), "small tied": Case(replace(SMALL, tied=True), (2,), 32)}
 
 
@@ -72,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(result))
     _write(result, options.json)
     if device.platform == "gpu":  # last: no GPU has run these kernels, and one that hangs leaves what is above
-        for name, part in {"our_attention": gpu_attention, "our_grouped_matmul": gpu_grouped_matmul}.items():
+        for name, part in OUR_KERNELS.items():
             result[name] = part.check(device)
             print("\n" + part.table(result[name]))
             _write(result, options.json)

@@ -11,6 +11,7 @@ from axon.errors import UserError
 from axon.kernels.attention import gpu_cases as attention
 from axon.kernels.case import Case
 from axon.kernels.grouped_matmul import gpu_cases as grouped_matmul
+from axon.kernels.paged_attention import gpu_cases as paged_attention
 from axon.plan.ptxas import CompiledForGPU, compile_for_gpu
 
 RECORD = Path(__file__).with_name("ptxas.json")
@@ -21,7 +22,8 @@ Figures = dict[str, dict[str, int]]
 
 def all_gpu_cases() -> list[Case]:
     """Every case of every operation that has kernels for GPUs."""
-    return attention.gpu_cases() + grouped_matmul.gpu_cases()
+    rooms = (attention, grouped_matmul, paged_attention)
+    return [case for room in rooms for case in room.gpu_cases()]
 
 
 def recorded() -> dict[str, Figures]:

@@ -102,9 +102,9 @@ def full_barriers(copies: int, slots: int) -> Any:
     return plgpu.Barrier(num_arrivals=copies, num_barriers=slots)
 
 
-def free_barriers(slots: int) -> Any:
-    """On which the producer waits for the consumers."""
-    return plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=slots)
+def free_barriers(slots: int, consumers: int = CONSUMERS) -> Any:
+    """On which the producer waits for the consumers of a slot."""
+    return plgpu.Barrier(num_arrivals=consumers, num_barriers=slots)
 
 
 def meeting_point() -> Any:

@@ -19,10 +19,11 @@ COLUMN = plgpu.Layout.WGMMA.reduce(0)
 
 
 def shared(*shape: int, dtype: Any) -> Any:
-    """Shared memory of matrices that TMA writes and `wgmma` reads: swizzled by 128 bytes, in tiles of 8 rows."""
+    """Shared memory of matrices that TMA writes and `wgmma` reads: in tiles of 8 rows, swizzled by up to 128 bytes."""
     gpu: Any = plgpu  # whose transforms' types are abstract, and do work
-    width = 128 // jnp.dtype(dtype).itemsize
-    return gpu.SMEM(shape, dtype, transforms=(gpu.TilingTransform((8, width)), gpu.SwizzleTransform(128)))
+    size = jnp.dtype(dtype).itemsize
+    swizzle = min(128, shape[-1] * size)
+    return gpu.SMEM(shape, dtype, transforms=(gpu.TilingTransform((8, swizzle // size)), gpu.SwizzleTransform(swizzle)))
 
 
 def zeros(*shape: int) -> Array:

@@ -22,7 +22,6 @@ from axon.kernels.attention.gpu_block import (
     place,
 )
 from axon.kernels.attention.gpu_scores import (
-    LOG2E,
     Axis,
     documents_of,
     masked,
@@ -30,6 +29,7 @@ from axon.kernels.attention.gpu_scores import (
 from axon.kernels.attention.gpu_tiles import Operands
 from axon.kernels.warpgroups import CONSUMERS, ROWS, free_barriers, full_barriers, release, specialise, stream
 from axon.kernels.wgmma import ROW, along_rows, multiply, multiply_into, opaque, shared, zeros
+from axon.kernels.wgmma_softmax import LOG2E
 
 
 class Rows(NamedTuple):

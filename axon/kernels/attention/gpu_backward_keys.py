@@ -19,7 +19,6 @@ from axon.kernels.attention.gpu_block import (
     place,
 )
 from axon.kernels.attention.gpu_scores import (
-    LOG2E,
     Axis,
     documents_of,
     masked,
@@ -37,6 +36,7 @@ from axon.kernels.warpgroups import (
     stream,
 )
 from axon.kernels.wgmma import COLUMN, along_columns, multiply, multiply_into, opaque, shared, zeros
+from axon.kernels.wgmma_softmax import LOG2E
 
 
 class _Buffers(NamedTuple):

@@ -18,8 +18,6 @@ from axon.kernels.attention.gpu_block import (
     place,
 )
 from axon.kernels.attention.gpu_scores import (
-    LEAST,
-    LOG2E,
     Axis,
     documents_of,
     masked,
@@ -36,7 +34,8 @@ from axon.kernels.warpgroups import (
     specialise,
     stream,
 )
-from axon.kernels.wgmma import along_rows, filled, multiply, multiply_into, shared, zeros
+from axon.kernels.wgmma import multiply, multiply_into, shared
+from axon.kernels.wgmma_softmax import LOG2E, Running
 
 
 class _Buffers(NamedTuple):
@@ -114,27 +113,23 @@ class Forward(Kernel):
         plgpu.barrier_wait(x.q_full.at[consumer])
         queries = Axis(here.start + row, ROWS, documents_of(operands, 0, here.sequence, row, ROWS))
         pl.when(consumer == 1)(lambda: meet(x.turn))
-        top, total, sums = lax.fori_loop(
+        running = lax.fori_loop(
             here.first,
             here.stop,
-            lambda at, found: self.step(at, found, q, queries, here, operands, x),
-            (filled(ROWS, LEAST), filled(ROWS, 0.0), zeros(ROWS, out.shape[3])),
+            lambda at, running: self.step(at, running, q, queries, here, operands, x),
+            Running.begin(ROWS, out.shape[3]),
         )
         pl.when(consumer == 0)(lambda: meet(x.turn))
-        seen = total > 0
-        total = jnp.where(seen, total, 1.0)
         result, of_rows = result.at[pl.ds(0, ROWS)], x.lse.at[consumer]
-        share = along_rows(jnp.where(seen, 1 / total, 0.0), out.shape[3])
-        result[...] = (sums * share).astype(out.dtype)
-        of_rows[...] = jnp.where(seen, (top + jnp.log2(total)) / LOG2E, -jnp.inf)
+        found, of_rows[...] = running.finish(-jnp.inf)
+        result[...] = found.astype(out.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(result, out.at[rows])
         plgpu.copy_smem_to_gmem(of_rows, lse.at[here.sequence, here.head, pl.ds(row, ROWS)])
         plgpu.wait_smem_to_gmem(0)
 
-    def step(self, at, found, q, queries, here, operands, x):
+    def step(self, at, running, q, queries, here, operands, x):
         """Meet one tile of keys."""
-        top, total, sums = found
         tile, stages = self.sizes
         slot = lax.rem(at - here.first, jnp.int32(stages))
         plgpu.barrier_wait(x.k_full.at[slot])
@@ -142,15 +137,10 @@ class Forward(Kernel):
         release(x.k_free.at[slot], self.interpret)
         keys = Axis(at * tile, tile, documents_of(operands, 1, here.sequence, at * tile, tile))
         scores = masked(here.partly(at), scores, self.config.mask, self.real_keys, queries, keys)
-        factor = self.config.scale * LOG2E
-        peak = jnp.maximum(top, jnp.max(scores, axis=1) * factor)
-        fading = jnp.exp2(top - peak)
-        weights = jnp.exp2(scores * factor - along_rows(peak, tile))
-        total = total * fading + jnp.sum(weights, axis=1)
-        sums = sums * along_rows(fading, sums.shape[1])
+        running, weights = running.meet(scores, self.config.scale * LOG2E)
         weights = weights.astype(operands.v.dtype)
         plgpu.barrier_wait(x.v_full.at[slot])
         meet(x.turn)
-        sums = multiply_into(sums, weights, x.v.at[slot], self.interpret)
+        sums = multiply_into(running.sums, weights, x.v.at[slot], self.interpret)
         release(x.v_free.at[slot], self.interpret)
-        return peak, total, sums
+        return running._replace(sums=sums)

@@ -1,6 +1,5 @@
 """Which pairs of a tile of scores are seen, in the registers of the Hopper kernels of attention."""
 
-import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -11,11 +10,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from axon.kernels.attention.gpu_tiles import Operands
 from axon.kernels.attention.mask import Mask
 from axon.kernels.wgmma import COLUMN, ROW, TILE, along_columns, along_rows
-
-LOG2E = math.log2(math.e)
-
-LEAST = -1e30
-"""Where the running maximum begins: finite, so that a row that has seen nothing has weights of zero."""
 
 
 class Axis(NamedTuple):

@@ -1,16 +1,19 @@
 """Attention over a paged cache: prefill, chunked prefill, decode and speculative verification as one ragged call."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, cast
 
 from jax import Array
 
+from axon.axes import current
 from axon.kernels.choice import choose, cores, fitting, platform, with_tpu
+from axon.kernels.paged_attention import gpu_support
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.reference import paged_attention_reference
-from axon.kernels.paged_attention.tables import Tables as TpuTables
+from axon.kernels.paged_attention.tables import KernelTables
 from axon.kernels.paged_attention.tpu import paged_attention_tpu, tables_tpu, unfit
 from axon.kernels.paged_attention.tpu_kernel import LANES
 from axon.kernels.paged_attention.validate import validate, validate_constants
@@ -19,7 +22,7 @@ from axon.kernels.paged_attention.xla_tables import XlaTables, tables_xla
 
 __all__ = ["Cache", "Tables", "paged_attention", "paged_attention_reference", "paged_attention_tables"]
 
-Tables = TpuTables | XlaTables
+Tables = KernelTables | XlaTables
 """Of the implementation that made them."""
 
 
@@ -74,7 +77,9 @@ def paged_attention(
     config = AttentionConfig(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
     chosen = choose("paged_attention", _candidates(q, cache, inputs), _detail(cache, config))
     if chosen == "tpu":
-        return paged_attention_tpu(q, k, v, cache, inputs, config, cast(TpuTables | None, tables), cores=cores())
+        return paged_attention_tpu(q, k, v, cache, inputs, config, cast(KernelTables | None, tables), cores=cores())
+    if chosen == "mosaic":
+        return _mosaic().paged_attention_gpu(q, k, v, cache, inputs, config, tables)
     if chosen == "xla":
         return paged_attention_xla(q, k, v, cache, inputs, config, cast(XlaTables | None, tables))
     return paged_attention_reference(q, k, v, cache, inputs, config)
@@ -100,11 +105,27 @@ def paged_attention_tables(
     chosen, _ = fitting("paged_attention", _candidates(q, cache, inputs))
     if chosen == "tpu":
         return tables_tpu(q, cache, inputs)
+    if chosen == "mosaic":
+        return _mosaic().tables_gpu(q, cache, inputs)
     return tables_xla(q.shape[0], inputs) if chosen == "xla" else None
 
 
 def _candidates(q: Array, cache: Cache, inputs: AttentionInputs) -> Mapping[str, str | None]:
-    return with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
+    plain = with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
+    return {**plain, "mosaic": _without_mosaic(q, cache, inputs)}
+
+
+def _mosaic() -> Any:
+    """The Hopper kernel, last of the candidates: no GPU has run it yet. Imported where it runs."""
+    return import_module("axon.kernels.paged_attention.gpu")
+
+
+def _without_mosaic(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
+    """Why the Hopper kernel cannot run this; None if it can."""
+    scope = current()
+    if scope is None or platform() != "gpu":
+        return f"this program is for a {platform()}"
+    return gpu_support.unsupported(q, cache, inputs, scope.placement.chip)
 
 
 def _detail(cache: Cache, config: AttentionConfig) -> str:

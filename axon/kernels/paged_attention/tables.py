@@ -12,8 +12,8 @@ from axon.kernels.paged_attention.ragged import Places
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Tables:
-    """Of one implementation, for queries and a cache of given shapes.
+class KernelTables:
+    """Of one of the Pallas kernels, for queries and a cache of given shapes.
 
     Args:
         where: of each row, its sequence and position. plan: the blocks of queries.
@@ -25,7 +25,7 @@ class Tables:
     groups: Groups | None = None
     pages: Groups | None = None
 
-    def moved(self, by: Array | int) -> "Tables":
+    def moved(self, by: Array | int) -> "KernelTables":
         """For pages whose numbers are larger, by so many."""
         groups, pages = (None if g is None else replace(g, pages=g.pages + by) for g in (self.groups, self.pages))
         return replace(self, groups=groups, pages=pages)

@@ -16,8 +16,9 @@ from jax.experimental.pallas import tpu as pltpu
 from axon.kernels.paged_attention.blocks import Blocks, blocks, join, of_rows, split
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.groups import groups
+from axon.kernels.paged_attention.merge import merge
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
-from axon.kernels.paged_attention.tables import Tables
+from axon.kernels.paged_attention.tables import KernelTables
 from axon.kernels.paged_attention.tpu_kernel import LANES, attend
 from axon.kernels.paged_attention.tpu_stream import NARROW, TILE, Shape, along_lanes, tiled
 from axon.kernels.paged_attention.tpu_write import group_slots, write_tpu
@@ -60,14 +61,14 @@ def unfit(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
     return None
 
 
-def tables_tpu(q: Array, cache: Cache, inputs: AttentionInputs, *, queries: int | None = None) -> Tables:
+def tables_tpu(q: Array, cache: Cache, inputs: AttentionInputs, *, queries: int | None = None) -> KernelTables:
     """What `paged_attention_tpu` looks up, of the shapes of `q` and `cache` alone.
 
     `queries`: rows of one sequence a block; by default from the rows that a sequence has on average.
     """
     tokens = q.shape[0]
     groups_of = partial(groups, inputs, tokens, page_size=cache.page_size)
-    return Tables(
+    return KernelTables(
         where=places(inputs, tokens),
         plan=blocks(inputs, tokens, queries or _queries(q, inputs)),
         groups=groups_of(group_slots(cache)),
@@ -82,7 +83,7 @@ def paged_attention_tpu(
     cache: Cache,
     inputs: AttentionInputs,
     config: AttentionConfig,
-    tables: Tables | None = None,
+    tables: KernelTables | None = None,
     *,
     cores: int = 1,
     interpret: Any = False,
@@ -175,7 +176,10 @@ def _call(
         interpret=interpret,
         name="paged_attention",
     )(*scalars, q, *in_rows, *cached)
-    return result if shape.splits == 1 else _merge(*result)
+    if shape.splits == 1:
+        return result
+    out, lse = result
+    return merge(out, lse[..., :1])
 
 
 def _cached(cache: Cache, shape: Shape) -> list[Array]:
@@ -207,9 +211,3 @@ def _scratch(cached: list[Array], heads: int, rows: int, head_dim: int, shape: S
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
         pltpu.VMEM((heads, rows, head_dim), jnp.float32),
     ]
-
-
-def _merge(out: Array, lse: Array) -> Array:
-    """Parts `splits …` as one: Σ exp(lse_i - lse)·out_i, with lse the log-sum-exp of all."""
-    weights = jax.nn.softmax(lse[..., :1], axis=0)
-    return jnp.sum(weights * out, axis=0)

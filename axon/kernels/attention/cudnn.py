@@ -23,10 +23,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from axon.axes import log_choice
 from axon.kernels.attention.flash import NAME, input_gradients
-from axon.kernels.attention.gpu_support import is_hopper
 from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window, rules
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.xla import attention_gradients_xla
+from axon.kernels.hopper import is_hopper
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 

@@ -14,14 +14,16 @@ from axon.kernels.attention.cost import pairs
 from axon.kernels.attention.flash import differentiable
 from axon.kernels.attention.gpu_backward import QueryGradients, Rows
 from axon.kernels.attention.gpu_backward_keys import KeyGradients, block_keys
-from axon.kernels.attention.gpu_block import CONSUMERS, ROWS
 from axon.kernels.attention.gpu_forward import Forward
-from axon.kernels.attention.gpu_scores import LOG2E
+from axon.kernels.attention.gpu_scores import (
+    LOG2E,
+)
 from axon.kernels.attention.gpu_support import SIZES
 from axon.kernels.attention.gpu_tiles import Meeting, Operands, meeting, table
 from axon.kernels.attention.mask import Documents
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.case import Cost
+from axon.kernels.warpgroups import CONSUMERS, ROWS
 
 BLOCK = ROWS * CONSUMERS
 """Lengths are padded to a multiple of it; every kernel's tiles divide it."""

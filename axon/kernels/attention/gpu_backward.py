@@ -16,32 +16,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axon.kernels.attention.gpu_block import (
-    CONSUMERS,
-    ROWS,
     Kernel,
     Place,
     array,
-    free_barriers,
-    full_barriers,
     place,
-    release,
-    specialise,
-    stream,
 )
 from axon.kernels.attention.gpu_scores import (
     LOG2E,
-    ROW,
     Axis,
-    along_rows,
     documents_of,
     masked,
-    multiply,
-    multiply_into,
-    opaque,
-    shared,
-    zeros,
 )
 from axon.kernels.attention.gpu_tiles import Operands
+from axon.kernels.warpgroups import CONSUMERS, ROWS, free_barriers, full_barriers, release, specialise, stream
+from axon.kernels.wgmma import ROW, along_rows, multiply, multiply_into, opaque, shared, zeros
 
 
 class Rows(NamedTuple):

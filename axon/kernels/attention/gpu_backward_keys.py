@@ -13,34 +13,30 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axon.kernels.attention.gpu_backward import Rows
 from axon.kernels.attention.gpu_block import (
-    CONSUMERS,
-    ROWS,
     Kernel,
     Place,
     array,
+    place,
+)
+from axon.kernels.attention.gpu_scores import (
+    LOG2E,
+    Axis,
+    documents_of,
+    masked,
+)
+from axon.kernels.attention.gpu_tiles import Operands
+from axon.kernels.warpgroups import (
+    CONSUMERS,
+    ROWS,
     free_barriers,
     full_barriers,
     meet,
     meeting_point,
-    place,
     release,
     specialise,
     stream,
 )
-from axon.kernels.attention.gpu_scores import (
-    COLUMN,
-    LOG2E,
-    Axis,
-    along_columns,
-    documents_of,
-    masked,
-    multiply,
-    multiply_into,
-    opaque,
-    shared,
-    zeros,
-)
-from axon.kernels.attention.gpu_tiles import Operands
+from axon.kernels.wgmma import COLUMN, along_columns, multiply, multiply_into, opaque, shared, zeros
 
 
 class _Buffers(NamedTuple):

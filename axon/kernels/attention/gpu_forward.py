@@ -13,33 +13,30 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axon.kernels.attention.gpu_block import (
-    CONSUMERS,
-    ROWS,
     Kernel,
     array,
-    free_barriers,
-    full_barriers,
-    meet,
-    meeting_point,
     place,
-    release,
-    specialise,
-    stream,
 )
 from axon.kernels.attention.gpu_scores import (
     LEAST,
     LOG2E,
     Axis,
-    along_rows,
     documents_of,
-    filled,
     masked,
-    multiply,
-    multiply_into,
-    shared,
-    zeros,
 )
 from axon.kernels.attention.gpu_tiles import Operands
+from axon.kernels.warpgroups import (
+    CONSUMERS,
+    ROWS,
+    free_barriers,
+    full_barriers,
+    meet,
+    meeting_point,
+    release,
+    specialise,
+    stream,
+)
+from axon.kernels.wgmma import along_rows, filled, multiply, multiply_into, shared, zeros
 
 
 class _Buffers(NamedTuple):

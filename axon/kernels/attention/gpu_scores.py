@@ -1,10 +1,6 @@
-"""What the Hopper kernels do with a tile: its products on the tensor cores, and which of its pairs are seen.
-
-The interpreter has no `wgmma` with an operand in registers, and no `run_state`: there `multiply_into` is plain.
-"""
+"""Which pairs of a tile of scores are seen, in the registers of the Hopper kernels of attention."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,71 +10,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axon.kernels.attention.gpu_tiles import Operands
 from axon.kernels.attention.mask import Mask
+from axon.kernels.wgmma import COLUMN, ROW, TILE, along_columns, along_rows
 
 LOG2E = math.log2(math.e)
 
 LEAST = -1e30
 """Where the running maximum begins: finite, so that a row that has seen nothing has weights of zero."""
-
-TILE = plgpu.Layout.WGMMA
-ROW = plgpu.Layout.WGMMA.reduce(1)
-"""A number for each row of a tile."""
-COLUMN = plgpu.Layout.WGMMA.reduce(0)
-"""A number for each column of a tile."""
-
-
-def shared(*shape: int, dtype: Any) -> Any:
-    """Shared memory of matrices that TMA writes and `wgmma` reads: swizzled by 128 bytes, in tiles of 8 rows."""
-    gpu: Any = plgpu  # whose transforms' types are abstract, and do work
-    width = 128 // jnp.dtype(dtype).itemsize
-    return gpu.SMEM(shape, dtype, transforms=(gpu.TilingTransform((8, width)), gpu.SwizzleTransform(128)))
-
-
-def zeros(*shape: int) -> Array:
-    """In registers, as a `wgmma` accumulates."""
-    return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
-
-
-def filled(size: int, value: float) -> Array:
-    """A number for each row."""
-    return plgpu.layout_cast(jnp.full((size,), value, jnp.float32), ROW)
-
-
-def multiply(a: Any, b: Any, meanwhile: Callable[[], None] = lambda: None) -> Array:
-    """a·bᵀ of `a[rows width]` and `b[columns width]` in shared memory; `meanwhile` runs while the tensor cores do."""
-
-    def issue(sums):
-        plgpu.wgmma(sums, a, b.transpose((1, 0)))
-        meanwhile()
-        return sums[...]
-
-    return pl.run_scoped(issue, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))
-
-
-def multiply_into(sums: Array, a: Array, b: Any, interpret: Any) -> Array:
-    """sums + a·b of `a[rows columns]` in registers and `b[columns width]` in shared memory."""
-    if interpret:
-        return sums + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
-    accumulator: Any = plgpu.WGMMAAccumulatorRef
-    return pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))(accumulator.init(sums))
-
-
-def opaque(index: Array) -> Array:
-    """`index`, hidden from the compiler in the body of a loop.
-
-    Else it would compute all addresses of what is the same in every step before the loop, and their registers spill.
-    """
-    return lax.optimization_barrier(index)
-
-
-def along_rows(x: Array, columns: int) -> Array:
-    """A number for each row, as a tile."""
-    return plgpu.layout_cast(lax.broadcast_in_dim(x, (x.shape[0], columns), [0]), TILE)
-
-
-def along_columns(x: Array, rows: int) -> Array:
-    """A number for each column, as a tile."""
-    return plgpu.layout_cast(lax.broadcast_in_dim(x, (rows, x.shape[0]), [1]), TILE)
 
 
 class Axis(NamedTuple):

@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
+from axon.kernels import hopper
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 
 
@@ -37,23 +37,13 @@ SIZES = {
 }
 """Widths of keys and of values → tiles with which nothing spills, and as many in flight as shared memory holds."""
 
-CHIPS = ("H100", "H200", "GH200", "H800", "H20")
-"""GPUs of compute capability 9.0, as `jax.Device.device_kind` names them."""
-
-
-def is_hopper(chip: str) -> bool:
-    """Whether a `jax.Device.device_kind` is one of `CHIPS`."""
-    return bool(set(CHIPS) & set(chip.replace("-", " ").split()))
-
 
 def unsupported(
     q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs, chip: str
 ) -> str | None:
     """Why the kernels cannot run this on a chip; None if they can."""
-    if not is_hopper(chip):
-        return f"it is for Hopper GPUs, and this is {chip}"
-    if jax.__version_info__ < (0, 11):
-        return f"it needs jax 0.11, and this is {jax.__version__}"
+    if (reason := hopper.unsupported(chip)) is not None:
+        return reason
     if (q.shape[3], v.shape[3]) not in SIZES:
         known = ", ".join(str(a) if a == b else f"{a} (values {b})" for a, b in SIZES)
         return f"it supports head_dim {known}, not {q.shape[3]} (values {v.shape[3]})"

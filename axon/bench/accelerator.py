@@ -3,7 +3,8 @@
 Numerics: one training step on the accelerator against the same step on the CPU, in float32 and in bfloat16; and
 attention, forward and backward, against its formula, for every kind of mask and whatever its kernel may be given.
 Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16; if torch is installed, `torch.compile`'s.
-On a GPU, last: our Hopper kernels of attention, against their formula and beside cuDNN's.
+On a GPU, last: our Hopper kernels, against their formula; of attention, beside cuDNN's; of the quantised product,
+beside XLA's and bfloat16's.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 
 import jax
 
-from axon.bench import gpu_attention, reference
+from axon.bench import gpu_attention, gpu_quantized, reference
 from axon.bench.attention import attention_lines, check_attention
 from axon.bench.numerics import Compute, difference, first_step
 from axon.bench.speed import axon_speed, torch_speed
@@ -71,9 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(table(result))
     _write(result, options.json)
     if device.platform == "gpu":  # last: no GPU has run these kernels, and one that hangs leaves what is above
-        result["our_attention"] = gpu_attention.check(device)
-        print("\n" + gpu_attention.table(result["our_attention"]))
-        _write(result, options.json)
+        for name, part in {"our_attention": gpu_attention, "our_quantized_matmul": gpu_quantized}.items():
+            result[name] = part.check(device)
+            print("\n" + part.table(result[name]))
+            _write(result, options.json)
     return 0 if all(one["within"] for part in ("numerics", "attention") for one in result[part].values()) else 1
 
 

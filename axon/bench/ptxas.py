@@ -8,8 +8,9 @@ from pathlib import Path
 
 from axon.bench.timing import progress
 from axon.errors import UserError
-from axon.kernels.attention.gpu_cases import gpu_cases
+from axon.kernels.attention import gpu_cases as attention
 from axon.kernels.case import Case
+from axon.kernels.quantized_matmul import gpu_cases as quantized_matmul
 from axon.plan.ptxas import CompiledForGPU, compile_for_gpu
 
 RECORD = Path(__file__).with_name("ptxas.json")
@@ -20,7 +21,7 @@ Figures = dict[str, dict[str, int]]
 
 def all_gpu_cases() -> list[Case]:
     """Every case of every operation that has kernels for GPUs."""
-    return gpu_cases()
+    return [*attention.gpu_cases(), *quantized_matmul.gpu_cases()]
 
 
 def recorded() -> dict[str, Figures]:

@@ -27,7 +27,7 @@ def main(case: dict) -> float:
     interpret = plgpu.InterpretGPUParams(detect_races=True)
     ours = quantized_matmul_gpu(x, k_major(w), jnp.dtype(case["out"]), blocks=case["blocks"], interpret=interpret)
     sizes = [operand._replace(values=jnp.abs(operand.values.astype(jnp.float32))) for operand in (x, w)]
-    exact, size = (np.asarray(quantized_matmul_reference(*pair, jnp.float32), np.float64) for pair in ((x, w), sizes))
+    exact, size = (np.asarray(quantized_matmul_reference(x, w, jnp.float32), np.float64) for x, w in ((x, w), sizes))
     rounding = 2.0**-8 * np.abs(exact) if case["out"] == "bfloat16" else 0
     bound = (inner + 4) * 2.0**-24 * size + rounding
     return float(np.max(np.abs(np.asarray(ours, np.float64) - exact) / bound))

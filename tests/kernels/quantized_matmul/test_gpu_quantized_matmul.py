@@ -82,7 +82,7 @@ def test_the_choice_says_of_a_product_in_blocks_that_it_is_a_loop_of_products_fo
 
 
 def operands(rows=128, inner=256, out=256, x_blocks=1, w_scales=(1, 1), dtype=jnp.float8_e4m3fn):
-    shape = jax.ShapeDtypeStruct
+    shape: Any = jax.ShapeDtypeStruct
     x = Quantized(shape((rows, inner), dtype), shape((rows, x_blocks), jnp.float32))
     return x, KMajor(shape((out, inner), dtype), shape(w_scales, jnp.float32))
 

@@ -73,7 +73,7 @@ def quantized_matmul(x: Quantized, w: Quantized | KMajor, *, dtype: Any = jnp.bf
     """
     plain = w.transposed if isinstance(w, KMajor) else w
     _check(x, plain)
-    chosen = choose("quantized_matmul", _candidates(x, w), _detail(x, plain))
+    chosen = choose("quantized_matmul", _candidates(x, w, dtype), _detail(x, plain))
     if chosen == "mosaic":
         return _without_gradient(lambda x, w: _mosaic().quantized_matmul_gpu(x, w, dtype))(x, w)
     return _without_gradient(lambda x, w: _IMPLEMENTATIONS[chosen](x, w, dtype))(x, plain)
@@ -88,21 +88,21 @@ def _detail(x: Quantized, w: Quantized) -> str:
     return f"{product}, for XLA " + ("one fused GEMM" if blocks == 1 else f"a loop of {blocks} GEMMs")
 
 
-def _candidates(x: Quantized, w: Quantized | KMajor) -> dict[str, str | None]:
+def _candidates(x: Quantized, w: Quantized | KMajor, dtype: Any) -> dict[str, str | None]:
     """Implementation → why it cannot do this product, None if it can; the best first.
 
     The Hopper kernel is last: no GPU has run it yet.
     """
     without_tpu = "w is stored `out k`, and it reads `k out`" if isinstance(w, KMajor) else tpu.unfit(x, w)
-    return {**with_tpu(without_tpu, {"xla": None, "reference": None}), "mosaic": _without_mosaic(x, w)}
+    return {**with_tpu(without_tpu, {"xla": None, "reference": None}), "mosaic": _without_mosaic(x, w, dtype)}
 
 
-def _without_mosaic(x: Quantized, w: Quantized | KMajor) -> str | None:
+def _without_mosaic(x: Quantized, w: Quantized | KMajor, dtype: Any) -> str | None:
     """Why the Hopper kernel cannot do this product; None if it can."""
     scope = current()
     if scope is None or platform() != "gpu":
         return f"this program is for a {platform()}"
-    return gpu_support.unsupported(x, w, scope.placement.chip)
+    return gpu_support.unsupported(x, w, dtype, scope.placement.chip)
 
 
 def _mosaic() -> Any:

@@ -1,5 +1,9 @@
 """Which quantised products the Hopper kernel supports; known without importing Pallas."""
 
+from typing import Any
+
+import jax.numpy as jnp
+
 from axon.kernels import hopper
 from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, KMajor, Quantized
 
@@ -13,12 +17,17 @@ FEW = 64
 """Rows below which half of a tile at least is padding; the product is then as fast as w can be read."""
 
 
-def unsupported(x: Quantized, w: Quantized | KMajor, chip: str) -> str | None:
-    """Why the kernel cannot do this product on a chip; None if it can."""
+RESULTS = (jnp.bfloat16, jnp.float16, jnp.float32)
+
+
+def unsupported(x: Quantized, w: Quantized | KMajor, dtype: Any, chip: str) -> str | None:
+    """Why the kernel cannot do this product, to `dtype`, on a chip; None if it can."""
     if (reason := hopper.unsupported(chip)) is not None:
         return reason
     if not isinstance(w, KMajor):
         return "w is stored `k out`, and 8-bit tensor cores read both operands along k: store k_major(w)"
+    if jnp.dtype(dtype) not in RESULTS:
+        return f"its results are bfloat16, float16 or float32, not {jnp.dtype(dtype)}"
     (rows, inner), (out, _) = x.values.shape, w.values.shape
     if rows < FEW:
         return f"{rows} rows would leave most of a tile empty"
@@ -29,6 +38,6 @@ def unsupported(x: Quantized, w: Quantized | KMajor, chip: str) -> str | None:
         return f"scales along k are of blocks that are multiples of {STEP}, not {inner // blocks}"
     if w.scales.shape[1] > 1 and out // w.scales.shape[0] % PIECE:
         return f"w's blocks along k are multiples of {PIECE} along out, not {out // w.scales.shape[0]}"
-    if inner > MOST_PRODUCTS:
+    if x.values.dtype == jnp.int8 and blocks == 1 and inner > MOST_PRODUCTS:
         return f"a sum of {inner} products of int8 does not fit int32"
     return None

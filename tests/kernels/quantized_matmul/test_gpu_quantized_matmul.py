@@ -97,12 +97,14 @@ def operands(rows=128, inner=256, out=256, x_blocks=1, w_scales=(1, 1), dtype=jn
         ("multiples of 128, not 200 and 256", {"inner": 200}, H200),
         ("multiples of 128, not 64", {"x_blocks": 4}, H200),
         ("128 along out, not 1", {"w_scales": (256, 2)}, H200),
-        ("a sum of 262144 products", {"inner": 2**18}, H200),
+        ("a sum of 262144 products", {"inner": 2**18, "dtype": jnp.int8}, H200),
+        (None, {"inner": 2**18}, H200),
     ],
 )
 def test_what_the_kernel_lacks_is_said(reason, sizes, chip):
-    said = unsupported(*operands(**sizes), chip)
+    said = unsupported(*operands(**sizes), jnp.bfloat16, chip)
     assert said is None if reason is None else reason in (said or "")
+    assert "not int8" in (unsupported(*operands(), jnp.int8, H200) or "")
 
 
 def chosen(requested, x, w, platform="gpu"):

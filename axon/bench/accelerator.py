@@ -4,7 +4,8 @@ Numerics: one training step on the accelerator against the same step on the CPU,
 attention, forward and backward, against its formula, for every kind of mask and whatever its kernel may be given.
 Speed: tokens/s and MFU of the reference shape and of a 1B Llama in bfloat16; if torch is installed, `torch.compile`'s.
 On a GPU, last: our Hopper kernels, against their formula; of attention, beside cuDNN's; of grouped matmul, beside
-`ragged_dot` and a dense product; of paged attention, beside XLA's and a copy.
+`ragged_dot` and a dense product; of paged attention, beside XLA's and a copy; of the quantised product, beside XLA's
+and bfloat16's.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Any
 
 import jax
 
-from axon.bench import gpu_attention, gpu_grouped_matmul, gpu_paged, reference
+from axon.bench import gpu_attention, gpu_grouped_matmul, gpu_paged, gpu_quantized, reference
 from axon.bench.attention import attention_lines, check_attention
 from axon.bench.numerics import Compute, difference, first_step
 from axon.bench.speed import axon_speed, torch_speed
@@ -52,6 +53,7 @@ OUR_KERNELS = {
     "our_attention": gpu_attention,
     "our_grouped_matmul": gpu_grouped_matmul,
     "our_paged_attention": gpu_paged,
+    "our_quantized_matmul": gpu_quantized,
 }
 """For GPUs: each operation's own kernels against their formula, then their speed."""
 SMALL_CASES = {"small": Case(SMALL, (2,), 32), "small tied": Case(replace(SMALL, tied=True), (2,), 32)}

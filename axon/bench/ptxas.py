@@ -12,6 +12,7 @@ from axon.kernels.attention import gpu_cases as attention
 from axon.kernels.case import Case
 from axon.kernels.grouped_matmul import gpu_cases as grouped_matmul
 from axon.kernels.paged_attention import gpu_cases as paged_attention
+from axon.kernels.quantized_matmul import gpu_cases as quantized_matmul
 from axon.plan.ptxas import CompiledForGPU, compile_for_gpu
 
 RECORD = Path(__file__).with_name("ptxas.json")
@@ -22,7 +23,7 @@ Figures = dict[str, dict[str, int]]
 
 def all_gpu_cases() -> list[Case]:
     """Every case of every operation that has kernels for GPUs."""
-    rooms = (attention, grouped_matmul, paged_attention)
+    rooms = (attention, grouped_matmul, paged_attention, quantized_matmul)
     return [case for room in rooms for case in room.gpu_cases()]
 
 

@@ -56,13 +56,15 @@ def launch(
     )
 
 
-def specialise(consume: Callable[[Array], None], produce: Callable[[], None]) -> None:
-    """Each warpgroup its part; the producer gives registers to the consumers."""
+def specialise(
+    consume: Callable[[Array], None], produce: Callable[[], None], registers: int = CONSUMER_REGISTERS
+) -> None:
+    """Each warpgroup its part; the producer gives registers to the consumers, whose threads then have so many."""
     warpgroup = lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < CONSUMERS)
     def _():
-        plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+        plgpu.set_max_registers(registers, action="increase")
         consume(warpgroup)
 
     @pl.when(warpgroup == CONSUMERS)

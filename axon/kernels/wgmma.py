@@ -26,9 +26,9 @@ def shared(*shape: int, dtype: Any) -> Any:
     return gpu.SMEM(shape, dtype, transforms=(gpu.TilingTransform((8, swizzle // size)), gpu.SwizzleTransform(swizzle)))
 
 
-def zeros(*shape: int) -> Array:
+def zeros(*shape: int, dtype: Any = jnp.float32) -> Array:
     """In registers, as a `wgmma` accumulates."""
-    return plgpu.layout_cast(jnp.zeros(shape, jnp.float32), TILE)
+    return plgpu.layout_cast(jnp.zeros(shape, dtype), TILE)
 
 
 def filled(size: int, value: float) -> Array:
@@ -37,14 +37,22 @@ def filled(size: int, value: float) -> Array:
 
 
 def multiply(a: Any, b: Any, meanwhile: Callable[[], None] = lambda: None) -> Array:
-    """a·bᵀ of `a[rows width]` and `b[columns width]` in shared memory; `meanwhile` runs while the tensor cores do."""
+    """a·bᵀ of `a[rows width]` and `b[columns width]` in shared memory, summed in float32, of int8 in int32.
+
+    `meanwhile` runs while the tensor cores do.
+    """
 
     def issue(sums):
         plgpu.wgmma(sums, a, b.transpose((1, 0)))
         meanwhile()
         return sums[...]
 
-    return pl.run_scoped(issue, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))
+    return pl.run_scoped(issue, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), sum_dtype(a.dtype)))
+
+
+def sum_dtype(dtype: Any) -> Any:
+    """In which a `wgmma` sums products of operands of `dtype`."""
+    return jnp.int32 if dtype == jnp.int8 else jnp.float32
 
 
 def multiply_into(sums: Array, a: Array, b: Any, interpret: Any) -> Array:

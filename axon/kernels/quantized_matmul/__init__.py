@@ -1,15 +1,17 @@
 """Quantised matmul: int8 or fp8 operands with scales, summed in 32 bits, by the implementation that fits."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from axon.axes import current
 from axon.errors import UserError
-from axon.kernels.choice import choose, with_tpu
-from axon.kernels.quantized_matmul import tpu
+from axon.kernels.choice import choose, platform, with_tpu
+from axon.kernels.quantized_matmul import gpu_support, tpu
 from axon.kernels.quantized_matmul.quantize import (
     BLOCK,
     COLUMN,
@@ -18,8 +20,10 @@ from axon.kernels.quantized_matmul.quantize import (
     ROW_BLOCK,
     TENSOR,
     Granularity,
+    KMajor,
     Quantized,
     dequantize,
+    k_major,
     quantize,
 )
 from axon.kernels.quantized_matmul.reference import quantized_matmul_reference
@@ -33,8 +37,10 @@ __all__ = [
     "ROW_BLOCK",
     "TENSOR",
     "Granularity",
+    "KMajor",
     "Quantized",
     "dequantize",
+    "k_major",
     "quantize",
     "quantized_matmul",
     "quantized_matmul_reference",
@@ -49,11 +55,12 @@ _IMPLEMENTATIONS: dict[str, Callable[[Quantized, Quantized, Any], Array]] = {
 }
 
 
-def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -> Array:
+def quantized_matmul(x: Quantized, w: Quantized | KMajor, *, dtype: Any = jnp.bfloat16) -> Array:
     """`x · w` on one device's shard, of operands from `quantize`.
 
     Args:
-        x: values `rows k`; scales `rows_or_blocks k_blocks`. w: values `k out`; scales `k_blocks out_or_blocks`.
+        x: values `rows k`; scales `rows_or_blocks k_blocks`. w: values `k out`; scales `k_blocks out_or_blocks`; or
+            the same with k contiguous, from `k_major`, as NVIDIA's 8-bit tensor cores read it.
             Numbers of scales divide those of values; along k both have as many, or one has 1.
         dtype: of the result.
 
@@ -64,12 +71,43 @@ def quantized_matmul(x: Quantized, w: Quantized, *, dtype: Any = jnp.bfloat16) -
 
     Raises `UserError` for shapes or dtypes that do not match.
     """
-    _check(x, w)
-    candidates = with_tpu(tpu.unfit(x, w), {"xla": None, "reference": None})
-    (rows, inner), out = x.values.shape, w.values.shape[1]
-    detail = f"{rows} × {inner} by {out}, {x.values.dtype}, {x.scales.shape} and {w.scales.shape} scales"
-    run = _IMPLEMENTATIONS[choose("quantized_matmul", candidates, detail)]
-    return _without_gradient(lambda x, w: run(x, w, dtype))(x, w)
+    plain = w.transposed if isinstance(w, KMajor) else w
+    _check(x, plain)
+    chosen = choose("quantized_matmul", _candidates(x, w, dtype), _detail(x, plain))
+    if chosen == "mosaic":
+        return _without_gradient(lambda x, w: _mosaic().quantized_matmul_gpu(x, w, dtype))(x, w)
+    return _without_gradient(lambda x, w: _IMPLEMENTATIONS[chosen](x, w, dtype))(x, plain)
+
+
+def _detail(x: Quantized, w: Quantized) -> str:
+    """The product; for a GPU also what XLA makes of it, since our kernel is not chosen unless it is requested."""
+    (rows, inner), out, blocks = x.values.shape, w.values.shape[1], max(x.scales.shape[1], w.scales.shape[0])
+    product = f"{rows} × {inner} by {out}, {x.values.dtype}, {x.scales.shape} and {w.scales.shape} scales"
+    if platform() != "gpu":
+        return product
+    return f"{product}, for XLA " + ("one fused GEMM" if blocks == 1 else f"a loop of {blocks} GEMMs")
+
+
+def _candidates(x: Quantized, w: Quantized | KMajor, dtype: Any) -> dict[str, str | None]:
+    """Implementation → why it cannot do this product, None if it can; the best first.
+
+    The Hopper kernel is last: no GPU has run it yet.
+    """
+    without_tpu = "w is stored `out k`, and it reads `k out`" if isinstance(w, KMajor) else tpu.unfit(x, w)
+    return {**with_tpu(without_tpu, {"xla": None, "reference": None}), "mosaic": _without_mosaic(x, w, dtype)}
+
+
+def _without_mosaic(x: Quantized, w: Quantized | KMajor, dtype: Any) -> str | None:
+    """Why the Hopper kernel cannot do this product; None if it can."""
+    scope = current()
+    if scope is None or platform() != "gpu":
+        return f"this program is for a {platform()}"
+    return gpu_support.unsupported(x, w, dtype, scope.placement.chip)
+
+
+def _mosaic() -> Any:
+    """The Hopper kernel, imported where it runs: not every jax that Axon supports has what it needs."""
+    return import_module("axon.kernels.quantized_matmul.gpu")
 
 
 def _without_gradient(run: Callable[..., Array]) -> Callable[..., Array]:

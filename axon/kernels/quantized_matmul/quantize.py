@@ -37,6 +37,23 @@ class Quantized(NamedTuple):
     scales: Array  # row_blocks column_blocks: float32
 
 
+class KMajor(NamedTuple):
+    """The right operand of a product with k contiguous in memory, as the 8-bit tensor cores of Hopper GPUs read it."""
+
+    values: Array  # out k: int8 or float8_e4m3fn
+    scales: Array  # out_blocks k_blocks: float32
+
+    @property
+    def transposed(self) -> Quantized:
+        """`k out`: a view where XLA multiplies by it, a copy where a kernel reads it."""
+        return Quantized(self.values.T, self.scales.T)
+
+
+def k_major(w: Quantized) -> KMajor:
+    """`k out` as `out k`: a copy, to be made once, where weights are loaded."""
+    return KMajor(w.values.T, w.scales.T)
+
+
 def quantize(x: Array, dtype: Any, granularity: Granularity) -> Quantized:
     """`rows columns` in 8 bits, the largest of each block at the largest number of `dtype`; rounded to nearest even.
 

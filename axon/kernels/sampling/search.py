@@ -12,6 +12,9 @@ from jax import Array, lax
 
 STEPS = 32
 
+DIGIT = 4
+"""Bits of a step of `search_digits`."""
+
 _LOWEST = np.int32(-(2**31))
 _SIGNLESS = np.int32(2**31 - 1)
 _INFINITY = np.int32(np.float32(np.inf).view(np.int32))
@@ -29,6 +32,21 @@ def search(holds: Callable[[Array], Array], shape: tuple[int, ...], steps: Array
         return jnp.where(holds(as_float(tried)), tried, found)
 
     return as_float(lax.fori_loop(0, steps, step, jnp.full(shape, _LOWEST)))
+
+
+def search_digits(hold: Callable[[list[Array]], list[Array]], shape: tuple[int, ...]) -> Array:
+    """As `search`, four bits a step: 8 steps, each of which asks of 15 floats at once which of them hold.
+
+    For GPUs, where a step costs the launches of its kernels, and as many bytes for 15 floats as for one.
+    """
+
+    def step(n, found):
+        shift = STEPS - DIGIT * (n + 1)
+        tried = [found + (jnp.int32(digit) << shift) for digit in range(1, 2**DIGIT)]
+        digit = sum(held.astype(jnp.int32) for held in hold([as_float(index) for index in tried]))
+        return found + (digit << shift)
+
+    return as_float(lax.fori_loop(0, STEPS // DIGIT, step, jnp.full(shape, _LOWEST)))
 
 
 def as_float(index: Array) -> Array:

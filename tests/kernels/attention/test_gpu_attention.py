@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from axon import axes
-from axon.bench.ptxas import all_gpu_cases, figures, recorded
+from axon.bench.ptxas import figures, recorded
 from axon.errors import UserError
 from axon.kernels.attention import (
     AttentionConfig,

@@ -211,14 +211,15 @@ def test_dtypes_that_do_not_go_together_are_refused():
 
 
 def chosen(platform, x, w):
-    with axes.activate(axes.Scope(SimpleNamespace(platform=platform))) as scope:
+    placement = SimpleNamespace(platform=platform, chip="NVIDIA H200")
+    with axes.activate(axes.Scope(placement)) as scope:
         jax.make_jaxpr(lambda x, w: quantized_matmul(x, w))(x, w)  # a new function, which JAX has no trace of
     return scope.choices["quantized_matmul"]
 
 
 def test_an_implementation_is_chosen_by_platform_and_said(rng):
     x, w = integers(rng, 8, 256, 128)
-    passed = " (not tpu: this program is for a gpu)"
+    passed = ", for XLA one fused GEMM (not tpu: this program is for a gpu)"
     for platform, name, why in (("tpu", "tpu", ""), ("gpu", "xla", passed), ("cpu", "xla", "")):
         assert chosen(platform, x, w) == f"{name}, 8 × 256 by 128, int8, (1, 1) and (1, 1) scales{why}"
 

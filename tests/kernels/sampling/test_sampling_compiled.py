@@ -1,4 +1,4 @@
-"""The draw, compiled for TPUs that are not here: which implementation it takes, and why."""
+"""The draw, compiled for TPUs and GPUs that are not here: which implementation it takes, and why."""
 
 from functools import partial
 
@@ -18,9 +18,10 @@ from axon.plan.topology import devices
 @pytest.fixture(scope="module")
 def compiled_for():
     """compiled_for(chips, batch, vocab): the program, and what was chosen."""
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
 
     def compile_(chips, batch, vocab):
+        platform, compiler = ("cuda", "jax_cuda13_plugin") if chips.startswith("h200") else ("tpu", "libtpu")
+        pytest.importorskip(compiler, reason="needs its compiler: scripts/setup compilers")
         placement = Placement.of(Layout(mesh={"data": 1}), devices(chips)[:1])
         scope = axes.Scope(placement)
         make = partial(jax.ShapeDtypeStruct, sharding=placement.sharding(()))
@@ -30,7 +31,7 @@ def compiled_for():
         with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
             # A function of its own: JAX would give back the trace of another scope for the same one.
             run = per_device(lambda *operands: sample(*operands), (jax.P(),) * len(operands), jax.P())
-            program = jax.jit(run).trace(*operands).lower(lowering_platforms=("tpu",)).compile()
+            program = jax.jit(run).trace(*operands).lower(lowering_platforms=(platform,)).compile()
         return program, scope.choices["sampling"]
 
     return compile_
@@ -49,3 +50,12 @@ def test_rows_that_do_not_fit_into_vmem_are_searched_in_hbm(compiled_for):
     program, chosen = compiled_for("v5e:2x2", 8, 600_000)
     assert chosen.startswith("xla, 8 × 600000 logits (not tpu: 57,606,144 bytes of VMEM for rows of 600000, over 50,")
     assert kernels(Module.of(program.as_text())) == {}
+
+
+@pytest.mark.full
+def test_a_gpu_searches_in_sixteen_passes_whose_number_is_a_constant(compiled_for):
+    program, chosen = compiled_for("h200:1", 16, 1000)
+    assert chosen.startswith("xla, 16 × 1000 logits")
+    loops = [line for line in program.as_text().splitlines() if " while(" in line]
+    assert len(loops) == 2
+    assert all('"known_trip_count":{"n":"8"}' in line for line in loops)

@@ -1,5 +1,8 @@
 """Which tokens the filters keep: every implementation against the definition in float64, ties and all."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,17 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
+from axon import axes
 from axon.kernels.sampling import Rules, least_kept_reference, least_kept_tpu, least_kept_xla, tpu
-from axon.kernels.sampling.search import search
+from axon.kernels.sampling.search import search, search_digits
 
 BATCH, VOCAB = 3, 700
-IMPLEMENTATIONS = ["reference", "xla", "tpu"]
+IMPLEMENTATIONS = ["reference", "xla", pytest.param("xla on a GPU", marks=pytest.mark.full), "tpu"]
+
+
+def on_a_gpu(logits, rules):
+    """As a program for a GPU has it, run here."""
+    placement: Any = SimpleNamespace(platform="gpu")
+    with axes.activate(axes.Scope(placement)):
+        return least_kept_xla(logits, rules)
 
 
 def least_of(name):
     functions = {
         "reference": least_kept_reference,
         "xla": least_kept_xla,
+        "xla on a GPU": on_a_gpu,
         "tpu": lambda logits, rules: least_kept_tpu(logits, rules, interpret=True),
     }
 
@@ -111,14 +123,13 @@ def test_rows_of_settings_are_apart(least, rng):
 
 @given(st.floats(width=32, allow_nan=False, allow_subnormal=False))
 @settings(max_examples=200, deadline=None)
-def test_the_search_finds_any_float(value):
-    found = np.asarray(_found(np.float32(value)))
-    assert found == np.float32(value)
+def test_the_search_finds_any_float_by_bits_and_by_digits(value):
+    assert all(np.asarray(found) == np.float32(value) for found in _found(np.float32(value)))
 
 
 @jax.jit
 def _found(value):
-    return search(lambda tried: tried <= value, ())
+    return search(lambda tried: tried <= value, ()), search_digits(lambda tried: [one <= value for one in tried], ())
 
 
 @pytest.mark.few(shape=[(11, 900)])

@@ -6,7 +6,8 @@ A kernel's *tile* is the part of it that is repeated; of it the FLOPs and, by th
     cycles = max(bundles, FLOPs ÷ FLOPs of a core's cycle)
 
 and a call as many for each of its FLOPs, which it says to XLA, shared by the cores of a device. Pairs or rows that are
-computed and not needed, the masks of partial tiles, and waiting for copies are not in it: it is a lower bound.
+computed and not needed, the masks of partial tiles, and waiting for copies are not in it: it is a lower bound. The tile
+of attention has a head_dim of 128, those of experts are 512 wide; other widths are counted like them.
 """
 
 import json

@@ -27,8 +27,8 @@ def tiles_of(rows: int, inner: int, columns: int, blocks: int, largest: Tiles = 
     step = SUBLANES if blocks == 1 else LANES
     return Tiles(
         min(largest.rows, -(-rows // step) * step),
-        divisor(inner, block, largest.inner) if whole else divisor(block, LANES, largest.inner),
-        divisor(columns, LANES, largest.columns),
+        _divisor(inner, block, largest.inner) if whole else _divisor(block, LANES, largest.inner),
+        _divisor(columns, LANES, largest.columns),
     )
 
 
@@ -39,6 +39,6 @@ def bytes_moved(rows: int, inner: int, columns: int, blocks: int, itemsize: int,
     return rows * inner * across + inner * columns * down + scales + rows * columns * itemsize
 
 
-def divisor(size: int, step: int, most: int) -> int:
+def _divisor(size: int, step: int, most: int) -> int:
     """The largest multiple of `step`, up to `most`, that divides `size`."""
     return max(tile for tile in range(step, min(size, most) + 1, step) if size % tile == 0)

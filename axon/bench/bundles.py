@@ -1,8 +1,8 @@
 """`axon bench kernels --bundles`: VLIW bundles that the TPU compiler makes of what each Pallas kernel does most.
 
 About the cycles in which it is issued, with no TPU: a lower bound, in which neither stalls nor copies are. It ranks the
-forms of a kernel, and a form that becomes slower is seen. The compiler's results are in `bundles.json`, in this folder:
-`axon bench kernels --compile` writes them again, and CI compares.
+forms of a kernel, and a form that becomes slower is seen. The compiler's results are in `axon/plan/bundles.json`: `axon
+bench kernels --compile` writes them again, and CI compares.
 """
 
 import json
@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from importlib import import_module
 from itertools import pairwise
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -20,27 +19,14 @@ from typing import Any
 
 from axon.bench.timing import progress
 from axon.errors import UserError
-from axon.kernels.case import Part
-from axon.kernels.choice import OPERATIONS
+from axon.plan.bundles import RECORD, all_parts, recorded
 from axon.plan.chips import CHIPS
 from axon.plan.kernel import lowered
 
-RECORD = Path(__file__).with_name("bundles.json")
 _FLAGS = "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
 _NAME = r"\d+-(?:(?:jvp|transpose)_)*{call}_*(?:\.\d+)?-\d+-final_bundles\.txt"
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|\d+)\s+(?P<label>[A-Z]{2})?\s*:")
 _BRANCH = "sbr.rel"
-
-
-def all_parts() -> dict[str, Part]:
-    """Every part of every operation's kernels, by name."""
-    rooms = [import_module(f"axon.kernels.{name}.cases") for name in OPERATIONS]
-    return {str(part): part for room in rooms if hasattr(room, "parts") for part in room.parts()}
-
-
-def recorded() -> dict[str, dict[str, int]]:
-    """Part → chip → bundles."""
-    return json.loads(RECORD.read_text())
 
 
 def record() -> None:

@@ -49,6 +49,7 @@ class Part:
         operation: the folder's name. name: of the part, as shown.
         call: the name of the Pallas call.
         function: of `operands`, to be traced abstractly: a program in which that stretch is this part.
+        flops: of the part, where it is most of what a call does: `axon.plan.bundles` counts calls by it.
     """
 
     operation: str
@@ -56,6 +57,7 @@ class Part:
     call: str
     function: Callable[..., Any]
     operands: tuple[jax.ShapeDtypeStruct, ...]
+    flops: int | None = None
 
     def __str__(self) -> str:
         return f"{self.operation}: {self.name}"

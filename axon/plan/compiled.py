@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from axon.plan.collectives import COLLECTIVES, Collective, collectives
@@ -19,6 +19,7 @@ __all__ = [
     "kernels",
     "largest_arrays",
     "memory_parts",
+    "pallas_calls",
     "total_bytes",
 ]
 
@@ -31,6 +32,7 @@ _PLUMBING = {
     "Sharding",
 }
 _VIEWS = {"bitcast", "get-tuple-element", "parameter", "tuple", "while", "call", "conditional", "optimization-barrier"}
+_PALLAS = 'custom_call_target="tpu_custom_call"'
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _SOURCE = re.compile(r'op_name="([^"]*)"')
 
@@ -91,12 +93,21 @@ def _multiplies(module: Module, one: Instruction) -> bool:
 def kernels(module: Module) -> dict[str, int]:
     """Kernels that XLA did not write (Pallas, cuBLAS, cuDNN), by name, and how often each is called."""
     called: Counter[str] = Counter()
+    for name, one in _custom_calls(module):
+        called[name] += one.times
+    return dict(called)
+
+
+def pallas_calls(module: Module) -> Iterator[tuple[str, Scheduled]]:
+    """Each Pallas call for a TPU that a program has, and its name."""
+    yield from ((name, one) for name, one in _custom_calls(module) if _PALLAS in one.instruction.attributes)
+
+
+def _custom_calls(module: Module) -> Iterator[tuple[str, Scheduled]]:
     for one in module.scheduled:
         target = _TARGET.search(one.instruction.attributes)
         if one.instruction.opcode == "custom-call" and target and target[1] not in _PLUMBING:
-            pallas = target[1] == "tpu_custom_call"
-            called[_kernel(one.instruction.name) if pallas else target[1]] += one.times
-    return dict(called)
+            yield _kernel(one.instruction.name) if target[1] == "tpu_custom_call" else target[1], one
 
 
 def _kernel(name: str) -> str:

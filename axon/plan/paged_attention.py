@@ -5,18 +5,15 @@ The compiler's estimates leave Pallas kernels out. Their bundles, which it issue
 that a step takes the longer of the two.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from axon.axes import ArraySpec
+from axon.plan.bundles import recorded
 from axon.plan.chips import CHIPS, Chip
 from axon.serve.program import ServingProgram
 from axon.serve.step import windows_by_kind
-
-RECORD = Path(__file__).parents[1] / "bench" / "bundles.json"
 
 STEP, HEADS, HEAD_DIM = 512, 8, 128
 """Positions of a step of the kernel, and the heads of keys, and their width, of which its bundles are recorded."""
@@ -79,4 +76,4 @@ def _clock(chip: Chip) -> float:
 
 def _recorded(chip: str) -> int:
     """Bundles of the products and the softmax of a step."""
-    return json.loads(RECORD.read_text())["paged_attention: decode, block of pages"][chip]
+    return recorded()["paged_attention: decode, block of pages"][chip]

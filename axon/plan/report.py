@@ -8,6 +8,8 @@ from typing import Any
 import jax
 
 from axon.errors import UserError
+from axon.plan.bundles import kernel_cycles
+from axon.plan.chips import CHIPS
 from axon.plan.collectives import Collective, collectives
 from axon.plan.compiled import cycles, host_bytes, kernels, largest_arrays, memory_parts, total_bytes
 from axon.plan.flops import count_jaxpr
@@ -47,6 +49,7 @@ class Report:
             `temporaries`, `code`, their `total`, and `available`: the device's memory; `host`: of the host's, that each
             device uses; and `disk`: in files, of each device.
         cycles: the TPU compiler's estimates × loop trip counts: see `axon.plan.compiled.cycles`.
+        kernel_cycles: of each Pallas kernel by its bundles: see `axon.plan.bundles.kernel_cycles`.
         model_flops: by `axon.observe.mfu.FORMULA`; executed_flops: of the traced step, what remat repeats included.
         asynchronous: share of the bytes sent during which other work may run.
         uncounted: what could not be counted exactly.
@@ -57,6 +60,7 @@ class Report:
     mesh: dict[str, int]
     memory: dict[str, int]
     cycles: dict[str, int]
+    kernel_cycles: dict[str, int]
     model_flops: float
     executed_flops: float
     collectives: tuple[Traffic, ...]
@@ -109,6 +113,8 @@ def described(
     traffic = summed(collectives(module), mesh)
     sent = sum(one.sent for one in traffic)
     counted = count_jaxpr(jaxpr)
+    kind = runtime.placement.devices[0].device_kind
+    chip = next((name for name, chip in CHIPS.items() if chip.kind == kind), None)
     loops = [
         f"loop {name}: its length is not in the program, and it counts {'once' if trips else BEYOND_THE_MARGIN}"
         for name, trips in module.unknown_loops.items()
@@ -119,6 +125,7 @@ def described(
         mesh=mesh,
         memory=memory,
         cycles=cycles(module),
+        kernel_cycles=kernel_cycles(module, chip) if chip else {},
         model_flops=0.0,
         executed_flops=counted.flops / devices,
         collectives=traffic,

@@ -90,6 +90,8 @@ def _work(report: Report) -> Table:
             table.add_row(f"Mcycles, {name}", f"{count / 1e6:,.0f}")
     for name, count in report.kernels.items():
         table.add_row(name, f"× {count}")
+    for name, count in report.kernel_cycles.items():
+        table.add_row(f"Mcycles by bundles, {name}", f"{count / 1e6:,.0f}")
     return table
 
 

@@ -90,5 +90,6 @@ def _part(way: str, how: str, mask: Mask) -> Part:
         *[jax.ShapeDtypeStruct((1, 4096, 1, 128), jnp.bfloat16)] * 3,
         jax.ShapeDtypeStruct((1, 4096), jnp.int32),
     )
-    function = {"forward": forward, "backward": backward}[way]
-    return Part("attention", f"{way}, {how} tile", f"axon_attention_{way}", function, operands)
+    function, keys, products = {"forward": (forward, 1024, 2), "backward": (backward, 512, 5)}[way]
+    flops = 2 * products * 1024 * keys * 128 if how == "whole" else None
+    return Part("attention", f"{way}, {how} tile", f"axon_attention_{way}", function, operands, flops)

@@ -55,8 +55,11 @@ def parts() -> list[Part]:
     x, w, dy = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
     operands = (x, w, jax.ShapeDtypeStruct((8,), jnp.int32), dy)
     calls = {
-        "product, tile": "grouped_matmul",
-        "gradient of rows, tile": "grouped_matmul_transposed",
-        "gradient of weights, tile": "grouped_matmul_weight_gradient",
+        "product, tile": ("grouped_matmul", 128),
+        "gradient of rows, tile": ("grouped_matmul_transposed", 128),
+        "gradient of weights, tile": ("grouped_matmul_weight_gradient", 512),
     }
-    return [Part("grouped_matmul", name, call, _forward_and_backward, operands) for name, call in calls.items()]
+    return [
+        Part("grouped_matmul", name, call, _forward_and_backward, operands, 2 * piece * 512 * 512)
+        for name, (call, piece) in calls.items()
+    ]

@@ -8,7 +8,8 @@ from jax import Array
 
 from axon.kernels.case import Case, Cost, Part
 from axon.kernels.quantized_matmul.quantize import Quantized
-from axon.kernels.quantized_matmul.tpu import bytes_moved, quantized_matmul_tpu, tiles_of
+from axon.kernels.quantized_matmul.tiling import bytes_moved, tiles_of
+from axon.kernels.quantized_matmul.tpu import quantized_matmul_tpu
 
 
 def cases() -> list[Case]:

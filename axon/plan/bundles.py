@@ -1,0 +1,57 @@
+"""How long the Pallas kernels of a compiled program take: by their bundles, as the compiler has no estimate of them.
+
+A kernel's *tile* is the part of it that is repeated; of it the FLOPs and, by the compiler, the bundles are known
+(`axon bench kernels --bundles`). A core issues a bundle a cycle, and its matrix units have a peak, so a tile takes
+
+    cycles = max(bundles, FLOPs ÷ FLOPs of a core's cycle)
+
+and a call as many for each of its FLOPs, which it says to XLA, shared by the cores of a device. Pairs or rows that are
+computed and not needed, the masks of partial tiles, and waiting for copies are not in it: it is a lower bound. The tile
+of attention has a head_dim of 128, those of experts are 512 wide; other widths are counted like them.
+"""
+
+import json
+import re
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+from axon.kernels.case import Part
+from axon.kernels.choice import OPERATIONS
+from axon.plan.chips import CHIPS
+from axon.plan.compiled import pallas_calls
+from axon.plan.hlo import Module
+
+RECORD = Path(__file__).with_name("bundles.json")
+_FLOPS = re.compile(r'"?cost_estimate"?:\{"?flops"?:"?(\d+)')
+
+
+def all_parts() -> dict[str, Part]:
+    """Every part of every operation's kernels, by name."""
+    rooms = [import_module(f"axon.kernels.{name}.cases") for name in OPERATIONS]
+    return {str(part): part for room in rooms if hasattr(room, "parts") for part in room.parts()}
+
+
+def recorded() -> dict[str, dict[str, int]]:
+    """Part → chip → bundles."""
+    return json.loads(RECORD.read_text())
+
+
+def flops_per_cycle(chip: str) -> dict[str, float]:
+    """Call → FLOPs that it does in a cycle of a device, of a chip in `CHIPS` whose clock is known."""
+    device, known = CHIPS[chip], recorded()
+    if device.clock is None:
+        return {}
+    peak = device.peak / device.clock
+    tiles = {part.call: (name, part.flops) for name, part in all_parts().items() if part.flops is not None}
+    return {call: min(peak, device.cores * flops / known[name][chip]) for call, (name, flops) in tiles.items()}
+
+
+def kernel_cycles(module: Module, chip: str) -> dict[str, int]:
+    """Kernel → cycles in one execution of a program on a device; kernels whose tile is not recorded are left out."""
+    rates, cycles = flops_per_cycle(chip), Counter[str]()
+    for name, one in pallas_calls(module):
+        found = _FLOPS.search(one.instruction.attributes)
+        if found and name in rates:
+            cycles[name] += round(int(found[1]) / rates[name]) * one.times
+    return dict(cycles)

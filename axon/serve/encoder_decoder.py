@@ -10,7 +10,9 @@ from axon.serve.unpaged import Generative
 
 @runtime_checkable
 class EncoderDecoder(Generative, Protocol):
-    """An encoder–decoder, as `models.t5.T5` builds one. `start_id`, what an answer begins with, is not None."""
+    """An encoder–decoder, as `models.t5.T5` builds one; `start_id`: what an answer begins with."""
+
+    start_id: int  # pyright: ignore[reportIncompatibleVariableOverride] - narrower than of `Generative`: never None
 
     def encode(self, inputs: Inputs) -> tuple[Array, Any]:
         """What the encoder makes of what is read, `batch seq.residual embed`, and auxiliary terms."""

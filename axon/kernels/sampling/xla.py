@@ -20,14 +20,15 @@ def least_kept_xla(logits: Array, rules: Rules) -> Array:
     def many(values):
         return [count >= rules.top_k[:, None] for count in _sums([(logits >= x).astype(jnp.int32) for x in values])]
 
-    kth = _found(many, (logits.shape[0], 1), top_k_steps(logits, rules))
+    shape = (logits.shape[0], 1)
+    kth = _found(many, shape, top_k_steps(logits, rules))
     powers = jnp.where(logits >= kth, rules.powers(logits), 0)
     wanted = rules.top_p[:, None] * jnp.sum(powers, axis=1, keepdims=True)
 
     def enough(values):
         return [mass >= wanted for mass in _sums([jnp.where(logits >= x, powers, 0) for x in values])]
 
-    nucleus = _found(enough, kth.shape, top_p_steps(rules))
+    nucleus = _found(enough, shape, top_p_steps(rules))
     return jnp.where(rules.top_p[:, None] < 1, jnp.maximum(kth, nucleus), kth)[:, 0]
 
 

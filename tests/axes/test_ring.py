@@ -53,6 +53,7 @@ def placed_on(mesh, **layout):
     return Placement.of(Layout(mesh, rows=ROWS, **layout), jax.devices()[:count])
 
 
+@pytest.mark.few(mesh=MESHES[-1:])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_a_feed_forward_in_rings_and_its_gradients_are_the_formulas(mesh, rng, compiled):
     operands = draw(rng)

@@ -21,7 +21,7 @@ from models.llama import Llama
 
 
 def scope(platform="cpu", **kernels):
-    return axes.activate(axes.Scope(SimpleNamespace(platform=platform), kernels=kernels))
+    return axes.activate(axes.Scope(SimpleNamespace(platform=platform, chip=platform), kernels=kernels))
 
 
 def test_the_first_that_fits_runs_and_the_reasons_of_those_before_it_are_said():

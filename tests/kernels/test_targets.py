@@ -19,7 +19,7 @@ FEW = [
     case
     for case in QUICK
     if not re.search(
-        "in blocks|prefill, int8|verification|eighth|fp8|DeepSeek|rows that no|decode, (int8|float8|bfloat16, window)"
+        "in blocks|prefill|verification|eighth|fp8|DeepSeek|rows that no|decode, (int8|float8|bfloat16, window)"
         "|GPT-2|Phi-3|Gemma|prefix|head_dim (64|96)|two cores",
         case.name,
     )

@@ -33,6 +33,7 @@ def run(bind):
     return both
 
 
+@pytest.mark.few(auto=(False,))
 @pytest.mark.parametrize("seq", [8, 32], ids=["vectors move", "table moves"])
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "options"), LAYOUTS)

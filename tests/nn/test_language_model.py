@@ -92,7 +92,7 @@ def test_what_a_step_looks_up_of_its_pages_is_made_before_the_layers_and_not_in_
     assert "cumsum" not in layers
 
 
-@pytest.mark.few(mesh=[{"data": 2, "tensor": 4}])
+@pytest.mark.few(mesh=[{"data": 2, "tensor": 4}], tied=(False,))
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 4}])
 def test_padding_of_the_vocabulary_is_never_predicted_and_never_counted(

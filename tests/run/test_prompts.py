@@ -27,6 +27,7 @@ def file(tmp_path):
     return write
 
 
+@pytest.mark.full
 def test_each_prompt_has_the_text_that_it_has_alone_in_the_order_of_the_file(trained, few, file, tmp_path, rng, capsys):
     words = rng.permutation(["alpha", "beta gamma", "", "delta é", "epsilon"]).tolist()
     asked = [{"prompt": word, "tokens": int(rng.integers(1, 30))} for word in words]

@@ -432,6 +432,7 @@ def at_local_step(tiny, do, tmp_path):
     return killed(tiny, tmp_path, do, 6)
 
 
+@pytest.mark.full
 def test_an_interrupt_before_the_first_step_leaves_what_was_restored_in_the_durable_folder(
     tiny, trained, do, few, at_local_step, tmp_path
 ):

@@ -36,6 +36,7 @@ def drafted(model):
     assert not drafts._ready
 
 
+@pytest.mark.full
 def test_guesses_change_no_token_and_no_bit(model, drafted, rng):
     """With prefixes that are shared, penalties, scored prompts, and preemption, as pages are few."""
     before = drafted.stats()

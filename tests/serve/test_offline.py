@@ -139,6 +139,7 @@ def test_a_text_may_have_as_many_tokens_as_there_are_positions_and_no_more(seed,
             write(*parts, None, [*fitting, Request(prompt, Sampling(more))])
 
 
+@pytest.mark.full
 def test_a_model_that_remembers_otherwise_than_in_pages_writes_all_the_same(small, seed, rng, monkeypatch):
     requests = requests_of(rng, 2, temperature=0)
     paged = [answer.ids for answer in write(*small, None, requests)]

@@ -53,6 +53,7 @@ def test_the_mesh_is_cut_along_the_axes_that_split_no_weight(zero):
     assert all(layout == Layout(mesh={"data": 1, "tensor": 2}, zero=zero) for layout, _ in found)
 
 
+@pytest.mark.full
 def test_all_are_answered_as_by_one_engine_and_each_engine_has_its_share(pair, weights, rng):
     requests = drawn_requests(rng, 9)
     one = Engine(Runtime(MODEL, Layout(), devices=jax.devices()[:1]), *weights, capacity=CAPACITY)

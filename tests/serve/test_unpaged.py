@@ -113,6 +113,7 @@ def test_a_prompt_may_end_on_a_padding_boundary(model, seed, rng):
         assert ids == likeliest(of, values, prompt, ids)
 
 
+@pytest.mark.full
 def test_what_is_asked_of_draws_is_followed(answering, rng):
     prompt, seed = rng.integers(0, VOCAB, 7).tolist(), int(rng.integers(2**63))
     greedy, _ = written(answering, prompt, Sampling(10, temperature=0))
@@ -128,6 +129,7 @@ def test_what_is_asked_of_draws_is_followed(answering, rng):
     assert last.finish == Finish.STOP
 
 
+@pytest.mark.full
 @pytest.mark.few(model=("answers",))
 @pytest.mark.parametrize("model", ["continues", "answers"])
 def test_what_pads_a_prompt_changes_nothing(model, seed, rng):

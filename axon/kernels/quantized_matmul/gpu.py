@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.kernels.case import Cost
-from axon.kernels.quantized_matmul.gpu_product import BLOCKS, Operands, Product
+from axon.kernels.hopper import multiprocessors
+from axon.kernels.quantized_matmul.gpu_product import Operands, Product
 from axon.kernels.quantized_matmul.gpu_support import PIECE, STEP
 from axon.kernels.quantized_matmul.quantize import KMajor, Quantized, spread
 from axon.kernels.warpgroups import CONSUMERS, ROWS
@@ -18,16 +19,18 @@ STAGES = {2: 4, 4: 3}
 """Bytes of an element of the result → steps in flight, as many as shared memory has room for beside it."""
 
 
-def quantized_matmul_gpu(x: Quantized, w: KMajor, dtype: Any, *, blocks: int = BLOCKS, interpret: Any = False) -> Array:
+def quantized_matmul_gpu(
+    x: Quantized, w: KMajor, dtype: Any, *, blocks: int | None = None, interpret: Any = False
+) -> Array:
     """See `axon.kernels.quantized_matmul.quantized_matmul`.
 
     Args:
-        blocks: of threads, at most, which share the tiles.
+        blocks: of threads, at most, which share the tiles; by default one for each multiprocessor.
     """
     (rows, inner), out = x.values.shape, w.values.shape[0]
     pieces = 2 if out % (2 * PIECE) == 0 else 1
     stages = STAGES[jnp.dtype(dtype).itemsize]
-    kernel = Product(pieces, stages, dtype, cost(rows, inner, out, dtype), blocks, interpret)
+    kernel = Product(pieces, stages, dtype, cost(rows, inner, out, dtype), blocks or multiprocessors(), interpret)
     return kernel.run(_operands(_padded(x), w))[:rows]
 
 

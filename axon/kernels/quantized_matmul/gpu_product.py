@@ -21,10 +21,6 @@ from axon.kernels.quantized_matmul.gpu_support import PIECE, STEP
 from axon.kernels.warpgroups import CONSUMERS, ROWS, free_barriers, full_barriers, release, specialise, stream
 from axon.kernels.wgmma import COLUMN, ROW, along_columns, along_rows, multiply, shared, sum_dtype, zeros
 
-BLOCKS = 132
-"""Blocks of threads, each on a multiprocessor of its own: an H100 SXM and an H200 have so many. Where there are fewer,
-some have two, one after the other."""
-
 NEIGHBOURS = 8
 """Tiles of columns that are computed at about the same time for a tile of rows, so that the L2 cache has both."""
 

@@ -60,7 +60,7 @@ def test_rotary_frequencies_of_old_and_new_files_are_the_same(described):
     ("change", "message"),
     [
         ({"architectures": ["LlammaForCausalLM"]}, "Did you mean 'LlamaForCausalLM'?"),
-        ({"architectures": ["BloomForCausalLM"]}, "Known: BertForMaskedLM, Deepseek"),
+        ({"architectures": ["BloomForCausalLM"]}, "Known: BertForMaskedLM, BertModel, Deepseek"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; the model Llama as LlamaForCausalLM has 'silu' alone"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"rope_scaling": {"rope_type": "llama4"}}, "rope_type is 'llama4', which axon.nn.Rope has not"),

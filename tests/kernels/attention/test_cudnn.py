@@ -120,6 +120,7 @@ def check(rng, operands, config, inputs, of_lse=1.0):
         assert relative(one, other) < 5e-6
 
 
+@pytest.mark.few(mask=MASKS[-3:])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_what_is_said_to_cudnn_is_the_mask(mask, plain, h200, rng):
     q, k, v, documents = draw(rng)
@@ -127,6 +128,7 @@ def test_what_is_said_to_cudnn_is_the_mask(mask, plain, h200, rng):
     assert h200.choices == {"attention": f"cudnn, {mask}"}
 
 
+@pytest.mark.few(traced=(True,))
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("mask", [Causal(), Causal() & Window(20), Prefix(30)], ids=str)
 def test_queries_that_start_later_see_the_keys_before_them(mask, traced, plain, h200, rng):

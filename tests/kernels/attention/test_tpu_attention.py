@@ -178,6 +178,7 @@ def test_queries_may_start_at_a_traced_place(rng):
         check(rng, (q, k, v), AttentionConfig(mask, 0.2), AttentionInputs(start=jnp.int32(start)))
 
 
+@pytest.mark.full
 @pytest.mark.few(dtype=(jnp.bfloat16,))
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_floats_are_within_their_rounding_of_float64(dtype, rng):
@@ -224,6 +225,7 @@ def test_no_read_is_out_of_bounds_and_no_wait_is_missing(rng):
         pltpu.reset_tpu_interpret_mode_state()
 
 
+@pytest.mark.full
 @pytest.mark.few(dq_tiles=(2,))
 @pytest.mark.parametrize("dq_tiles", [3, 2], ids=["more steps than keys seen", "more tiles in spans than queries"])
 def test_steps_without_a_tile_read_no_document(dq_tiles, rng):
@@ -240,6 +242,7 @@ def test_steps_without_a_tile_read_no_document(dq_tiles, rng):
         pltpu.reset_tpu_interpret_mode_state()
 
 
+@pytest.mark.full
 def test_a_large_group_is_split_until_its_rows_fit(rng):
     assert [Tiles().group_parts(group) for group in (1, 8, 12, 16, 128)] == [1, 1, 2, 2, 16]
     q, k, v, _ = draw(rng, 130, 130, heads=12, kv_heads=1, batch=1)

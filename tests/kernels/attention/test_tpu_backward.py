@@ -75,6 +75,7 @@ def test_gradients_are_the_reference_s_for_every_mask_start_and_group(name, rng)
     check(draw(rng, queries, keys, group, batch=2), AttentionConfig(mask, 0.2), AttentionInputs(documents, start=start))
 
 
+@pytest.mark.full
 def test_one_head_is_cut_into_spans_for_two_cores(rng):
     length, tiles = int(rng.integers(600, 1100)), replace(TILES, cores=2)
     documents = random_documents(rng, 1, length, length)

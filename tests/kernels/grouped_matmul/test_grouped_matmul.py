@@ -92,6 +92,7 @@ def test_rows_in_no_group_give_zeros_whatever_they_hold_and_empty_groups_get_zer
     assert np.all(np.isfinite(dw))
 
 
+@pytest.mark.few(name=("xla",))
 @pytest.mark.parametrize("name", ["xla", "tpu"])
 def test_bfloat16_operands_are_summed_in_float32(name, rng):
     x, w, dy = draw(rng, jnp.bfloat16)

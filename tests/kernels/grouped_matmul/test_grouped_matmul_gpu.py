@@ -1,8 +1,6 @@
 """The Hopper kernels: interpreted against the formula, their units of work, and as they compile for an H200."""
 
-import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,20 +36,22 @@ BOUNDS = {"bfloat16": 2**-9, "float16": 2**-12, "float32": 1e-6}
 """Relative in norm: a rounding of each element, and no more."""
 
 
-def interpret(seed, shape, dtype="bfloat16", accumulate="float32", results=("y", "dx", "dw"), draws=3):
-    """Raises if a result is too far from the formula's, or not zero where it must be; ends after 5 minutes."""
+@pytest.fixture
+def interpret(run_script):
+    """interpret(seed, shape, …): raises if a result is too far from the formula's, or not zero where it must be."""
+    return partial(_interpret, run_script)
+
+
+def _interpret(run_script, seed, shape, dtype="bfloat16", accumulate="float32", results=("y", "dx", "dw"), draws=3):
     case = {"seed": seed, "shape": shape, "dtype": dtype, "accumulate": accumulate, "results": results, "draws": draws}
-    script = Path(__file__).with_name("interpreted_gpu.py")
-    command = [sys.executable, str(script), json.dumps(case)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = run_script(Path(__file__).with_name("interpreted_gpu.py"), case)
     assert found["zeros"]
     for name, error in found["errors"].items():
         assert error < BOUNDS[accumulate if name == "dw" else dtype], found
 
 
-def test_a_product_is_that_of_the_formula(seed):
+@pytest.mark.full
+def test_a_product_is_that_of_the_formula(seed, interpret):
     interpret(seed, (90, 128, 128, 3), results=("y",), draws=1)
 
 
@@ -64,7 +64,7 @@ def test_a_product_is_that_of_the_formula(seed):
     ],
     ids=str,
 )
-def test_values_and_gradients_are_those_of_the_formula_whatever_the_sizes_and_nothing_races(problem, seed):
+def test_values_and_gradients_are_those_of_the_formula_whatever_the_sizes_and_nothing_races(problem, seed, interpret):
     interpret(seed, **problem)
 
 

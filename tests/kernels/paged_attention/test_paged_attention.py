@@ -48,6 +48,7 @@ def relative(actual, expected):
     return np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30)
 
 
+@pytest.mark.few(config=VARIANTS[2:])
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(
@@ -136,6 +137,7 @@ def test_a_quantised_cache_is_read_as_it_is_kept(implementation, dtype, rng, dra
     assert relative(out, formula(problem, after, VARIANTS[2])) < 1e-6
 
 
+@pytest.mark.few(implementation=(paged_attention_xla,), dtype=("float32",))
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_only_those_who_see_a_value_that_is_not_finite_are_touched_by_it(

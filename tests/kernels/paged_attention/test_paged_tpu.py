@@ -69,6 +69,7 @@ def test_the_kernel_gives_the_formula(config, dtype, queries, splits, rng, draw_
     np.testing.assert_array_equal(out[10:], 0)
 
 
+@pytest.mark.full
 @pytest.mark.few(dtype=("int8",))
 @pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
 def test_only_those_who_see_a_value_that_is_not_finite_are_touched_by_it(dtype, rng, draw_problem, check_not_finite):
@@ -77,6 +78,7 @@ def test_only_those_who_see_a_value_that_is_not_finite_are_touched_by_it(dtype, 
         check_not_finite(functools.partial(run, queries=4), problem, config, number)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("dtype", "page_size"), [("int8", 48), *(pytest.param(d, 80, marks=pytest.mark.slow) for d in QUANTISED)]
 )
@@ -116,6 +118,7 @@ def test_narrow_heads_whose_tokens_lie_along_lanes_give_the_formula(
     assert relative(out, formula(problem, after, WINDOW)) < 1e-6
 
 
+@pytest.mark.full
 @pytest.mark.few(count=(3,))
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_any_number_of_blocks_is_shared_by_two_cores(count, rng, draw_problem, formula, check_cache):
@@ -182,6 +185,7 @@ def races_found() -> bool:
     return interpret_pallas_call.races.races_found
 
 
+@pytest.mark.full
 def test_bfloat16_loses_no_more_than_its_rounding(rng, draw_problem, formula):
     problem = draw_problem(rng, MIXED, dtype="bfloat16", q="bfloat16")
     out, after = run(problem, PLAIN)

@@ -48,6 +48,7 @@ def worst(run_script):
     return run
 
 
+@pytest.mark.full
 def test_a_product_in_blocks_is_that_of_the_reference(seed, worst):
     assert worst(seed, FP8, (ROW_BLOCK, BLOCK)) < 1
 

@@ -120,6 +120,7 @@ def error(x, operand, granularity, dtype):
     return step / 2 if dtype == jnp.int8 else np.maximum(2.0**-4 * np.abs(x), step * 2.0**-10)
 
 
+@pytest.mark.full
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from([jnp.int8, FP8]), which=st.sampled_from([*GRANULARITIES]))
 def test_the_error_of_a_product_is_that_of_rounding_its_operands(seed, dtype, which):

@@ -46,6 +46,7 @@ def test_a_tpu_searches_in_vmem_and_reads_no_sorted_logits(chips, compiled_for):
     assert not any(one.opcode == "sort" for lines in module.computations.values() for one in lines)
 
 
+@pytest.mark.full
 def test_rows_that_do_not_fit_into_vmem_are_searched_in_hbm(compiled_for):
     program, chosen = compiled_for("v5e:2x2", 8, 600_000)
     assert chosen.startswith("xla, 8 × 600000 logits (not tpu: 57,606,144 bytes of VMEM for rows of 600000, over 50,")

@@ -170,7 +170,7 @@ def test_killed_in_the_middle_of_a_copy_the_one_before_is_there(server, tmp_path
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "copied\n"
-        server.seconds = 0.2
+        server.seconds = 1.0
         process.stdin.write("\n")
         process.stdin.flush()
         until(lambda: any("checkpoints/5/" in key for key in list(server.objects)))

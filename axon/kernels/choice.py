@@ -1,6 +1,6 @@
 """Which implementation of an operation runs: the first that supports it, or the one requested by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from axon.axes import current, log_choice
 from axon.errors import UserError, suggest
@@ -43,6 +43,14 @@ def with_gpu(kernels: Mapping[str, str | None], others: Mapping[str, str | None]
     if target == "gpu":
         return {**kernels, **others}
     return {**others, **dict.fromkeys(kernels, f"this program is for a {target}")}
+
+
+def off_gpu(unsupported: Callable[[str], str | None]) -> str | None:
+    """Why a kernel for GPUs cannot run: the platform's name anywhere else, and there `unsupported(chip)`."""
+    scope = current()
+    if scope is None or platform() != "gpu":
+        return f"this program is for a {platform()}"
+    return unsupported(scope.placement.chip)
 
 
 TWO_CORES = ("TPU v4", "TPU v5", "TPU v5p")

@@ -27,7 +27,7 @@ from axon.kernels.attention.reference import attention_gradients_reference, atte
 from axon.kernels.attention.tiles import Tiles, tiles_for
 from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
 from axon.kernels.attention.xla import attention_gradients_xla, attention_xla
-from axon.kernels.choice import choose, cores, platform, with_gpu, with_tpu
+from axon.kernels.choice import choose, cores, off_gpu, platform, with_gpu, with_tpu
 
 __all__ = [
     "NAME",
@@ -173,12 +173,13 @@ def _mosaic() -> Any:
 
 def _without_mosaic(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
     """Why the Hopper kernels cannot run this; None if they can."""
-    scope = current()
-    if scope is None or platform() != "gpu":
-        return f"this program is for a {platform()}"
-    if q.shape[1] < FEW:
-        return f"{q.shape[1]} queries would leave most of a tile empty"
-    return gpu_support.unsupported(q, k, v, config, inputs, scope.placement.chip)
+
+    def unsupported(chip: str) -> str | None:
+        if q.shape[1] < FEW:
+            return f"{q.shape[1]} queries would leave most of a tile empty"
+        return gpu_support.unsupported(q, k, v, config, inputs, chip)
+
+    return off_gpu(unsupported)
 
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.axes import current
 from axon.errors import UserError
-from axon.kernels.choice import choose, platform, with_tpu
+from axon.kernels.choice import choose, off_gpu, with_tpu
 from axon.kernels.grouped_matmul import gpu_support, tpu, tpu_gradient, tpu_product, xla
 from axon.kernels.grouped_matmul.differentiable import Product, WeightGradient
 from axon.kernels.grouped_matmul.reference import grouped_matmul_reference
@@ -97,10 +96,7 @@ def _xla_unfit(x: Array) -> str | None:
 
 def _without_mosaic(x: Array, w: Array) -> str | None:
     """Why the Hopper kernels cannot do this product; None if they can."""
-    scope = current()
-    if scope is None or platform() != "gpu":
-        return f"this program is for a {platform()}"
-    return gpu_support.unsupported(x, w, scope.placement.chip)
+    return off_gpu(lambda chip: gpu_support.unsupported(x, w, chip))
 
 
 def _check(x: Array, w: Array, sizes: Array) -> None:

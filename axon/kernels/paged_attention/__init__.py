@@ -6,8 +6,7 @@ from typing import Any, cast
 
 from jax import Array
 
-from axon.axes import current
-from axon.kernels.choice import choose, cores, fitting, platform, with_tpu
+from axon.kernels.choice import choose, cores, fitting, off_gpu, platform, with_tpu
 from axon.kernels.paged_attention import gpu_support
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check
@@ -122,10 +121,7 @@ def _mosaic() -> Any:
 
 def _without_mosaic(q: Array, cache: Cache, inputs: AttentionInputs) -> str | None:
     """Why the Hopper kernel cannot run this; None if it can."""
-    scope = current()
-    if scope is None or platform() != "gpu":
-        return f"this program is for a {platform()}"
-    return gpu_support.unsupported(q, cache, inputs, scope.placement.chip)
+    return off_gpu(lambda chip: gpu_support.unsupported(q, cache, inputs, chip))
 
 
 def _detail(cache: Cache, config: AttentionConfig) -> str:

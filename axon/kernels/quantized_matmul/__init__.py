@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.axes import current
 from axon.errors import UserError
-from axon.kernels.choice import choose, platform, with_tpu
+from axon.kernels.choice import choose, off_gpu, platform, with_tpu
 from axon.kernels.quantized_matmul import gpu_support, tpu
 from axon.kernels.quantized_matmul.quantize import (
     BLOCK,
@@ -99,10 +98,7 @@ def _candidates(x: Quantized, w: Quantized | KMajor, dtype: Any) -> dict[str, st
 
 def _without_mosaic(x: Quantized, w: Quantized | KMajor, dtype: Any) -> str | None:
     """Why the Hopper kernel cannot do this product; None if it can."""
-    scope = current()
-    if scope is None or platform() != "gpu":
-        return f"this program is for a {platform()}"
-    return gpu_support.unsupported(x, w, dtype, scope.placement.chip)
+    return off_gpu(lambda chip: gpu_support.unsupported(x, w, dtype, chip))
 
 
 def _mosaic() -> Any:

@@ -67,7 +67,7 @@ def encoders_of(
     return [TextEncoder(*model, sentences.pooling, most) for model in models]
 
 
-def encoders_beside(engine: Engine | Replicas, sentences: Sentences) -> list[TextEncoder]:
+def decoders_as_encoders(engine: Engine | Replicas, sentences: Sentences) -> list[TextEncoder]:
     """Of the decoders of these engines, with the same arrays."""
     engines = engine.engines if isinstance(engine, Replicas) else (engine,)
     most = min(one for one in (sentences.length, engine.max_length) if one is not None)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from axon.errors import UserError
-from axon.run.engines import encoders_beside, encoders_of, engine_of
+from axon.run.engines import decoders_as_encoders, encoders_of, engine_of
 from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.serve.capacity import Capacity
 from axon.serve.chat import Chat
@@ -64,7 +64,7 @@ def _decoder(
     tokenizer, folder, embedder = trained.tokenizer.load(), _folder(trained), None
     engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights)
     if embeddings:
-        embedder = Embedder(encoders_beside(engine, sentences_of(folder, Pooling("last"))))
+        embedder = Embedder(decoders_as_encoders(engine, sentences_of(folder, Pooling("last"))))
     report(COMPILING)
     engine.warm_up()
     if embedder is not None:

@@ -19,36 +19,9 @@ from axon.serve.sampler import Drawn, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.speculation import Drafter
+from axon.serve.stats import Stats
 from axon.serve.stream import Stream
 from axon.serve.weights import as_stored
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Of an engine, now and since it began.
-
-    Args:
-        running, waiting: requests. pages, free_pages: of all pools. prefix_hits, prefix_queries: of the tokens that
-            requests began with, how many were cached already, and how many there were. preemptions: how often a request
-            lost its pages, to be computed again. drafted, accepted: tokens that were guessed and verified, and of these
-            those that were right. compiles: programs, a draft model's included. host_seconds: the host's work for all
-            steps, waiting for the devices left out, but for a draft model's.
-    """
-
-    running: int
-    waiting: int
-    pages: int
-    free_pages: int
-    prefix_hits: int
-    prefix_queries: int
-    prompt_tokens: int
-    generated_tokens: int
-    preemptions: int
-    steps: int
-    drafted: int
-    accepted: int
-    compiles: int
-    host_seconds: float
 
 
 @dataclass

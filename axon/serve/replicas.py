@@ -12,8 +12,9 @@ from jax.sharding import Mesh
 
 from axon.layout import Layout
 from axon.runtime import Runtime, nested
-from axon.serve.engine import Engine, Stats
+from axon.serve.engine import Engine
 from axon.serve.request import Request, Update
+from axon.serve.stats import Stats
 from axon.serve.weights import as_stored
 
 

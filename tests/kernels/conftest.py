@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from axon.bench.ptxas import figures, recorded
+from axon.plan.ptxas import compile_for_gpu
+
 
 @pytest.fixture(scope="session")
 def run_script():
@@ -21,3 +24,28 @@ def run_script():
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
+
+
+@pytest.fixture
+def gpu_compiler():
+    """The compiler of programs for GPUs: a test that needs it is skipped without."""
+    pytest.importorskip("jax_cuda13_plugin", reason="needs its compiler: scripts/setup compilers")
+
+
+@pytest.fixture
+def check_compiled(gpu_compiler):
+    """check_compiled(case, *names): as `case` compiles for its GPU it is these kernels, as recorded and none slowed.
+
+    That is: no register is spilled, no `wgmma` serialised, and the shared memory is what a block can have.
+    """
+
+    def check(case, *names):
+        made = compile_for_gpu(case)
+        assert made.refused is None
+        assert sorted(one.name for one in made.kernels) == sorted(names)
+        for one in made.kernels:
+            assert (one.spilled, one.serialised) == (0, ())
+            assert one.shared < 227 * 2**10
+        assert figures(case, made) == recorded()[str(case)], "axon bench kernels --compile records it anew"
+
+    return check

@@ -1,5 +1,6 @@
 """Attention: softmax(q·kᵀ·scale)·v under a declarative mask, by the implementation that fits."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -27,7 +28,7 @@ from axon.kernels.attention.reference import attention_gradients_reference, atte
 from axon.kernels.attention.tiles import Tiles, tiles_for
 from axon.kernels.attention.tpu import attention_gradients_tpu, attention_tpu
 from axon.kernels.attention.xla import attention_gradients_xla, attention_xla
-from axon.kernels.choice import choose, cores, off_gpu, platform, with_gpu, with_tpu
+from axon.kernels.choice import choose, cores, off_gpu, with_gpu, with_tpu
 
 __all__ = [
     "NAME",
@@ -150,8 +151,12 @@ def _chosen(
     """
     _check(q, k, v, config, inputs)
     plain = with_tpu(_unsupported(q, v, inputs), {"xla": None, "reference": None})
-    candidates = with_gpu({"cudnn": without_cudnn or _without_cudnn(q, k, v, config, inputs)}, plain)
-    return choose("attention", {**candidates, "mosaic": _without_mosaic(q, k, v, config, inputs)}, str(config))
+
+    def off(unsupported: Callable[..., str | None]) -> str | None:
+        return _off_gpu(q, lambda chip: unsupported(q, k, v, config, inputs, chip))
+
+    candidates = with_gpu({"cudnn": without_cudnn or off(cudnn.unsupported)}, plain)
+    return choose("attention", {**candidates, "mosaic": off(gpu_support.unsupported)}, str(config))
 
 
 def _run(
@@ -171,15 +176,10 @@ def _mosaic() -> Any:
     return import_module("axon.kernels.attention.gpu")
 
 
-def _without_mosaic(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-    """Why the Hopper kernels cannot run this; None if they can."""
-
-    def unsupported(chip: str) -> str | None:
-        if q.shape[1] < FEW:
-            return f"{q.shape[1]} queries would leave most of a tile empty"
-        return gpu_support.unsupported(q, k, v, config, inputs, chip)
-
-    return off_gpu(unsupported)
+def _off_gpu(q: Array, unsupported: Callable[[str], str | None]) -> str | None:
+    """As `off_gpu`, and of few queries the same of any kernel."""
+    few = f"{q.shape[1]} queries would leave most of a tile empty" if q.shape[1] < FEW else None
+    return off_gpu(lambda chip: few or unsupported(chip))
 
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
@@ -199,16 +199,6 @@ def _unsupported(q: Array, v: Array, inputs: AttentionInputs) -> str | None:
     if q.shape[1] < FEW:
         return f"{q.shape[1]} queries would leave most of a tile empty"
     return None
-
-
-def _without_cudnn(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: AttentionInputs) -> str | None:
-    """Why cuDNN cannot run this on the program's GPU; None if it can, or if the program is for no GPU."""
-    scope = current()
-    if scope is None or platform() != "gpu":
-        return None
-    if q.shape[1] < FEW:
-        return f"{q.shape[1]} queries would leave most of a tile empty"
-    return cudnn.unsupported(q, k, v, config, inputs, scope.placement.chip)
 
 
 def _tiles() -> Tiles:

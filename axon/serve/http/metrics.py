@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from axon.serve.http.access import Record
-from axon.serve.http.model import Stats
 from axon.serve.request import Update
+from axon.serve.stats import Stats
 
 GAUGES = {
     "running": "requests that the engine runs",

@@ -9,39 +9,7 @@ import numpy as np
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.serve.request import Grammar, Request, Update
-
-
-class Stats(Protocol):
-    """What an engine counts: requests `running` and `waiting`; `pages` and how many are free; all others since its
-    start: prompt tokens looked up in the prefix cache and found there, tokens read and written, requests preempted,
-    tokens guessed and how many of them right."""
-
-    @property
-    def running(self) -> int: ...
-    @property
-    def waiting(self) -> int: ...
-    @property
-    def pages(self) -> int: ...
-    @property
-    def free_pages(self) -> int: ...
-    @property
-    def prefix_hits(self) -> int: ...
-    @property
-    def prefix_queries(self) -> int: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def generated_tokens(self) -> int: ...
-    @property
-    def preemptions(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def drafted(self) -> int: ...
-    @property
-    def accepted(self) -> int: ...
-    @property
-    def compiles(self) -> int: ...
+from axon.serve.stats import Stats
 
 
 class Engine(Protocol):
@@ -188,26 +156,7 @@ class NoEngine:
         """There is none."""
 
     def stats(self) -> Stats:
-        return NoStats()
-
-
-@dataclass(frozen=True)
-class NoStats:
-    """Of no engine."""
-
-    running: int = 0
-    waiting: int = 0
-    pages: int = 0
-    free_pages: int = 0
-    prefix_hits: int = 0
-    prefix_queries: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    compiles: int = 0
+        return Stats()
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from axon import axes
-from axon.bench.ptxas import figures, recorded
 from axon.errors import UserError
 from axon.kernels.attention import (
     AttentionConfig,
@@ -160,25 +159,13 @@ def test_a_program_with_them_counts_seven_backward_products_or_eight_where_both_
     assert count.flops == seen * (of_keys * q[3] + of_values * v[3])
 
 
-@pytest.fixture
-def compiler():
-    pytest.importorskip("jax_cuda13_plugin", reason="needs its compiler: scripts/setup compilers")
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.usefixtures("compiler")
-def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case):
-    made = compile_for_gpu(case)
-    assert made.refused is None
-    assert sorted(one.name for one in made.kernels) == [f"axon_attention_{name}" for name in ("dkv", "dq", "forward")]
-    for one in made.kernels:
-        assert (one.spilled, one.serialised) == (0, ())
-        assert one.shared < 227 * 2**10
-    assert figures(case, made) == recorded()[str(case)], "axon bench kernels --compile records it anew"
+def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case, check_compiled):
+    check_compiled(case, *(f"axon_attention_{name}" for name in ("dkv", "dq", "forward")))
 
 
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("gpu_compiler")
 def test_what_does_not_fit_in_shared_memory_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setitem(SIZES, (256, 256), SIZES[256, 256]._replace(forward=Sizes(128, 2)))
     x = jax.ShapeDtypeStruct((1, 128, 1, 256), jnp.bfloat16)

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axon import axes
-from axon.bench.ptxas import figures, recorded
 from axon.errors import UserError
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.kernels.grouped_matmul.gpu_cases import gpu_cases
@@ -22,7 +21,6 @@ from axon.kernels.grouped_matmul.gpu_units import most_tiles, product_units
 from axon.layout import Layout
 from axon.nn import Routing
 from axon.plan.flops import count_flops
-from axon.plan.ptxas import compile_for_gpu
 from axon.plan.topology import devices
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
@@ -155,26 +153,14 @@ def test_a_tile_of_columns_divides_them():
     assert [sizes_for(columns).columns for columns in (14336, 1408)] == [256, 128]
 
 
-@pytest.fixture
-def compiler():
-    pytest.importorskip("jax_cuda13_plugin", reason="needs its compiler: scripts/setup compilers")
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.usefixtures("compiler")
-def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case):
-    made = compile_for_gpu(case)
-    assert made.refused is None
-    assert sorted(one.name for one in made.kernels) == KERNELS
-    for one in made.kernels:
-        assert (one.spilled, one.serialised) == (0, ())
-        assert one.shared < 227 * 2**10
-    assert figures(case, made) == recorded()[str(case)], "axon bench kernels --compile records it anew"
+def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case, check_compiled):
+    check_compiled(case, *KERNELS)
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("gpu_compiler")
 def test_a_mixtral_s_step_on_h200s_calls_them():
     program = Program(
         Mixtral(vocab=128, embed=128, layers=1, heads=2, kv_heads=1, mlp=128, routing=Routing(8, 2)),

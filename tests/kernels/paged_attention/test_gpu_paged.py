@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from axon import axes
-from axon.bench.ptxas import figures, recorded
 from axon.errors import UserError
 from axon.kernels.paged_attention import Cache, paged_attention
 from axon.kernels.paged_attention.blocks import blocks
@@ -20,7 +19,6 @@ from axon.kernels.paged_attention.gpu_cases import gpu_cases
 from axon.kernels.paged_attention.gpu_support import SIZES, unsupported
 from axon.kernels.paged_attention.gpu_work import Shape, queries_of_block, row_positions, shape_of, table
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
-from axon.plan.ptxas import compile_for_gpu
 from axon.plan.topology import devices
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs jax 0.11")
@@ -192,25 +190,14 @@ def test_a_slot_of_shared_memory_is_always_the_same_consumers():
     assert all(sizes.alternating.stages % 2 == 0 for sizes in SIZES.values())
 
 
-@pytest.fixture
-def compiler():
-    pytest.importorskip("jax_cuda13_plugin", reason="needs its compiler: scripts/setup compilers")
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.usefixtures("compiler")
-def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case):
-    made = compile_for_gpu(case)
-    assert made.refused is None
-    (one,) = made.kernels
-    assert (one.name, one.spilled, one.serialised) == ("axon_paged_attention", 0, ())
-    assert one.shared < 227 * 2**10
-    assert figures(case, made) == recorded()[str(case)], "axon bench kernels --compile records it anew"
+def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case, check_compiled):
+    check_compiled(case, "axon_paged_attention")
 
 
 @pytest.mark.full
-@pytest.mark.usefixtures("compiler")
+@pytest.mark.usefixtures("gpu_compiler")
 def test_new_tokens_are_written_in_place_and_no_copy_of_the_cache_is_made():
     mesh = jax.sharding.Mesh(np.array(devices("h200:1")), ("one",))
     place = jax.sharding.NamedSharding(mesh, jax.P())

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from axon import axes
-from axon.bench.ptxas import figures, recorded
 from axon.errors import UserError
 from axon.kernels.quantized_matmul import (
     BLOCK,
@@ -28,7 +27,6 @@ from axon.kernels.quantized_matmul import (
 from axon.kernels.quantized_matmul.gpu_cases import gpu_cases
 from axon.kernels.quantized_matmul.gpu_support import unsupported
 from axon.plan.flops import count_flops
-from axon.plan.ptxas import compile_for_gpu
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs jax 0.11")
 
@@ -140,11 +138,5 @@ def test_a_program_with_it_counts_its_products(case):
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case):
-    pytest.importorskip("jax_cuda13_plugin", reason="needs its compiler: scripts/setup compilers")
-    made = compile_for_gpu(case)
-    assert made.refused is None
-    (one,) = made.kernels
-    assert (one.name, one.spilled, one.serialised) == ("axon_quantized_matmul", 0, ())
-    assert one.shared < 227 * 2**10
-    assert figures(case, made) == recorded()[str(case)], "axon bench kernels --compile records it anew"
+def test_every_configuration_compiles_with_nothing_spilled_and_no_wgmma_serialised(case, check_compiled):
+    check_compiled(case, "axon_quantized_matmul")

@@ -15,6 +15,7 @@ from axon.errors import UserError
 from axon.serve.http.model import Served
 from axon.serve.pooling import Pooling
 from axon.serve.request import Finish, Request, TokenLogprob, Update
+from axon.serve.stats import Stats
 
 WORDS = "the quick brown fox jumps over a lazy dog; größer 漢字 naïve 😀 cliché\n"
 
@@ -22,23 +23,6 @@ WORDS = "the quick brown fox jumps over a lazy dog; größer 漢字 naïve 😀 
 @cache
 def tokenizer() -> Tokenizer:
     return Bpe(vocab=300).train(iter([WORDS * 20]), report=lambda _: None)
-
-
-@dataclass(frozen=True)
-class Stats:
-    running: int
-    waiting: int
-    generated_tokens: int
-    prompt_tokens: int
-    steps: int
-    prefix_hits: int = 3
-    prefix_queries: int = 9
-    pages: int = 64
-    free_pages: int = 60
-    preemptions: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    compiles: int = 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +77,18 @@ class FakeEngine:
 
     def stats(self) -> Stats:
         running = min(self.running, len(self.requests))
-        return Stats(running, len(self.requests) - running, self.generated, self.prompts, self.steps)
+        return Stats(
+            running=running,
+            waiting=len(self.requests) - running,
+            pages=64,
+            free_pages=60,
+            prefix_hits=3,
+            prefix_queries=9,
+            prompt_tokens=self.prompts,
+            generated_tokens=self.generated,
+            steps=self.steps,
+            compiles=2,
+        )
 
     def step(self) -> list[Update]:
         time.sleep(self.seconds)

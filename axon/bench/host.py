@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from axon.data import Data
-from axon.data.batches import Batches, TokenSequences, training_order
+from axon.data.batches import Batches, TokenSequences, token_batches, training_order
 from axon.data.store import Root
 from axon.data.tokens import TokenWriter, open_tokens
 from axon.observe.metrics import MetricsFile
@@ -78,4 +78,4 @@ def _batches(program: Program, folder: str) -> Batches:
     writer.append(random.integers(0, 2**15, SEQUENCES * program.seq + 1, np.uint16))
     sequences = TokenSequences(["random"], [open_tokens(root, "tokens", writer.finish(), vocab=2**15)], program.seq)
     order = training_order(sequences, None, program.batch, seed=0)
-    return Batches(order, sequences, 0, program.batch, slice(None), Data.threads)
+    return token_batches(order, sequences, 0, program.batch, slice(None), Data.threads)

@@ -160,29 +160,12 @@ class _Shuffled:
 
 
 class Batches(Iterator[Batch]):
-    """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it."""
+    """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it.
 
-    def __init__(
-        self,
-        order: grain.MapDataset,
-        sequences: TokenSequences,
-        bos: int,
-        batch: int,
-        mine: SequenceNumbers,
-        threads: int,
-    ):
-        def load(group: Sequence[np.ndarray]) -> list[Batch]:
-            """Batches, by their sequences' numbers: read and packed together."""
-            if (missing := batch - len(group[-1])) > 0:  # the last batch of all
-                group = [*group[:-1], np.pad(group[-1], (0, missing), constant_values=PADDING)]
-            ours = np.stack(group)[:, mine]
-            numbers = ours[ours != PADDING]
-            packed = pad(pack(sequences.read(numbers), bos), ours.size)
-            parts = (array.reshape(*ours.shape, -1) for array in packed.values())
-            return [dict(zip(packed, batch, strict=True)) for batch in zip(*parts, strict=True)]
+    Each element of `groups` is a list of batches that are read together.
+    """
 
-        together = max(1, min(TOGETHER, SMALL // (batch * sequences.seq)))
-        groups = order.batch(together, drop_remainder=False, batch_fn=load)
+    def __init__(self, groups: grain.MapDataset, threads: int):
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=2 * threads)
         self._inner = iter(groups.to_iter_dataset(options))
         self._inner.start_prefetch()
@@ -205,6 +188,24 @@ class Batches(Iterator[Batch]):
 
     def __exit__(self, *exception: Any) -> None:
         self.close()
+
+
+def token_batches(
+    order: grain.MapDataset, sequences: TokenSequences, bos: int, batch: int, mine: SequenceNumbers, threads: int
+) -> Batches:
+    """Those of the sequences that `order` numbers, packed; of the last, sequences that are missing are padding."""
+
+    def load(group: Sequence[np.ndarray]) -> list[Batch]:
+        if (missing := batch - len(group[-1])) > 0:  # the last batch of all
+            group = [*group[:-1], np.pad(group[-1], (0, missing), constant_values=PADDING)]
+        ours = np.stack(group)[:, mine]
+        numbers = ours[ours != PADDING]
+        packed = pad(pack(sequences.read(numbers), bos), ours.size)
+        parts = (array.reshape(*ours.shape, -1) for array in packed.values())
+        return [dict(zip(packed, batch, strict=True)) for batch in zip(*parts, strict=True)]
+
+    together = max(1, min(TOGETHER, SMALL // (batch * sequences.seq)))
+    return Batches(order.batch(together, drop_remainder=False, batch_fn=load), threads)
 
 
 def throughput(batches: Iterator[Batch], seconds: float) -> float:

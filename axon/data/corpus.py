@@ -16,6 +16,7 @@ from axon.data.batches import (
     SequenceNumbers,
     TokenSequences,
     held_out_order,
+    token_batches,
     training_order,
     without,
 )
@@ -181,7 +182,8 @@ class Corpus:
         return training_order(self._sequences["train"], self.data.weights, self.data.batch, seed)
 
     def _batches(self, split: str, order: Any, mine: SequenceNumbers) -> Batches:
-        return Batches(order, self._sequences[split], self.tokenizer.bos, self.data.batch, mine, self.data.threads)
+        data = self.data
+        return token_batches(order, self._sequences[split], self.tokenizer.bos, data.batch, mine, data.threads)
 
     def _need(self, split: str) -> None:
         if not len(self._sequences[split]):

@@ -1,7 +1,7 @@
 """`Images`, what a person writes, and `Gallery`, what it prepares: pictures and their classes as batches."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,7 @@ import grain
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import ALL, PADDING, Batch, SequenceNumbers, held_out_order, shuffled_order, without
+from axon.data.batches import ALL, PADDING, Batch, Batches, SequenceNumbers, held_out_order, shuffled_order, without
 from axon.data.pictures import Letters, Pictures, PictureSource
 from axon.errors import UserError
 
@@ -110,12 +110,12 @@ class Gallery:
 
     def train(
         self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL, left_out: Sequence[int] = ()
-    ) -> "PictureBatches":
+    ) -> Batches:
         """Training batches from global step `start` on, without end: NumPy arrays `image`, float32 `batch height width
         channels`, `label`, int32 `batch`, and `weights`, float32 `batch`. Arguments are as of `Corpus.train`."""
         return self._batches("train", without(self._order(seed), left_out)[start:], sequences)
 
-    def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> "PictureBatches":
+    def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> Batches:
         """The first `batches` (None: all) of the held-out split, in a fixed order; the last is padded with weight 0."""
         if not len(self.splits["held_out"]):
             raise UserError("The held_out split is empty: Images.held_out is 0.")
@@ -149,43 +149,13 @@ class Gallery:
     def _order(self, seed: int) -> grain.MapDataset:
         return shuffled_order(len(self.splits["train"]), self.data.batch, seed)
 
-    def _batches(self, split: str, order: grain.MapDataset, mine: SequenceNumbers) -> "PictureBatches":
-        return PictureBatches(order, self.pictures, self.splits[split], self.data, mine)
-
-
-class PictureBatches(Iterator[Batch]):
-    """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it.
-
-    `order` has places in `split`, the numbers of a split's pictures.
-    """
-
-    def __init__(
-        self, order: grain.MapDataset, pictures: Pictures, split: np.ndarray, data: Images, mine: SequenceNumbers
-    ):
-        def load(numbers: np.ndarray) -> Batch:
+    def _batches(self, split: str, order: grain.MapDataset, mine: SequenceNumbers) -> Batches:
+        def load(numbers: np.ndarray) -> list[Batch]:
             numbers = np.asarray(numbers)
-            padded = np.pad(numbers, (0, data.batch - len(numbers)), constant_values=PADDING)[mine]
-            return read(pictures, split, padded)
+            padded = np.pad(numbers, (0, self.data.batch - len(numbers)), constant_values=PADDING)[mine]
+            return [read(self.pictures, self.splits[split], padded)]
 
-        options = grain.ReadOptions(num_threads=data.threads, prefetch_buffer_size=2 * data.threads)
-        self._inner = iter(order.map(load).to_iter_dataset(options))
-
-    def __next__(self) -> Batch:
-        try:
-            return next(self._inner)
-        except StopIteration:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Stops reading ahead. Safe to call twice."""
-        self._inner.close()
-
-    def __enter__(self) -> "PictureBatches":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
+        return Batches(order.map(load), self.data.threads)
 
 
 def read(pictures: Pictures, split: np.ndarray, places: np.ndarray) -> Batch:

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from axon.data.batches import Batches, TokenSequences, held_out_order, pack, pad, throughput, training_order
+from axon.data.batches import TokenSequences, held_out_order, pack, pad, throughput, token_batches, training_order
 
 BOS = 7
 
@@ -129,14 +129,14 @@ def test_threads_do_not_change_the_batches(sequences):
     order = training_order(sequences, (1, 2, 3), 4, seed=9)
     runs = []
     for threads in (0, 1, 3):
-        with Batches(order, sequences, BOS, 4, slice(None), threads) as batches:
+        with token_batches(order, sequences, BOS, 4, slice(None), threads) as batches:
             runs.append([next(batches) for _ in range(12)])
     for one, two, three in zip(*runs, strict=True):
         assert all(np.array_equal(one[name], two[name]) and np.array_equal(one[name], three[name]) for name in one)
 
 
 def test_the_held_out_sequences_come_once_and_the_last_batch_is_padded(sequences):
-    batches = list(Batches(held_out_order(sequences, 8), sequences, BOS, 8, slice(None), 2))
+    batches = list(token_batches(held_out_order(sequences, 8), sequences, BOS, 8, slice(None), 2))
     assert all(batch["tokens"].shape == (8, 16) for batch in batches)
     real = np.concatenate([batch["tokens"][batch["weights"][:, 0] == 1] for batch in batches])
     expected = sequences.read(np.arange(len(sequences)))[:, :-1]
@@ -146,13 +146,13 @@ def test_the_held_out_sequences_come_once_and_the_last_batch_is_padded(sequences
 
 def test_one_sequence_is_enough(random):
     sequences = TokenSequences(["a"], [Held(random.integers(0, 50, 17))], 16)
-    with Batches(training_order(sequences, None, 3, seed=1), sequences, BOS, 3, slice(None), 2) as batches:
+    with token_batches(training_order(sequences, None, 3, seed=1), sequences, BOS, 3, slice(None), 2) as batches:
         assert next(batches)["tokens"].shape == (3, 16)
 
 
 def test_closed_batches_stop_their_threads(sequences):
     before = set(threading.enumerate())
-    batches = Batches(training_order(sequences, None, 4, seed=0), sequences, BOS, 4, slice(None), 2)
+    batches = token_batches(training_order(sequences, None, 4, seed=0), sequences, BOS, 4, slice(None), 2)
     next(batches)
     started = set(threading.enumerate()) - before
     assert started
@@ -181,5 +181,5 @@ def test_a_program_that_forgets_to_close_still_ends():
 
 
 def test_throughput_counts_tokens(sequences):
-    with Batches(training_order(sequences, None, 4, seed=0), sequences, BOS, 4, slice(None), 2) as batches:
+    with token_batches(training_order(sequences, None, 4, seed=0), sequences, BOS, 4, slice(None), 2) as batches:
         assert throughput(batches, 0.05) > 1000

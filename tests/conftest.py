@@ -29,11 +29,14 @@ gc.set_threshold(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks as `full` what no mark `few(name=values, …)` of its test lets through: a claim's wide repetitions."""
+    """Marks a claim's wide repetitions: as `slow` what no mark `few(name=values, …)` or `some(name=values, …)` of a
+    test with the second lets through, and as `full` what no `few` does."""
     for item in items:
         _refuse_unordered(item)
-        marks = [mark.kwargs for mark in item.iter_markers("few")]
-        if marks and not any(_lets_through(few, item) for few in marks):
+        few, some = (_lets_through(name, item) for name in ("few", "some"))
+        if some is False and not few:
+            item.add_marker("slow")
+        elif few is False:
             item.add_marker("full")
 
 
@@ -45,11 +48,15 @@ def _refuse_unordered(item: pytest.Item) -> None:
             raise pytest.UsageError(f"{item.nodeid}: the parameter {name} is a set; give a tuple, or `ids`")
 
 
-def _lets_through(few: dict, item: pytest.Item) -> bool:
+def _lets_through(mark: str, item: pytest.Item) -> bool | None:
+    """Whether a mark of this name lets the item's parameters through; None: it has no such mark."""
+    marks = [one.kwargs for one in item.iter_markers(mark)]
+    if not marks:
+        return None
     drawn = item.callspec.params  # pyright: ignore[reportAttributeAccessIssue]
-    if unknown := few.keys() - drawn.keys():
-        raise pytest.UsageError(f"{item.nodeid}: few() names {', '.join(unknown)}, and its parameters are {[*drawn]}")
-    return all(drawn[name] in values for name, values in few.items())
+    if unknown := {name for one in marks for name in one} - drawn.keys():
+        raise pytest.UsageError(f"{item.nodeid}: {mark}() names {', '.join(unknown)}, its parameters are {[*drawn]}")
+    return any(all(drawn[name] in values for name, values in one.items()) for one in marks)
 
 
 @pytest.fixture

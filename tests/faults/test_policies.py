@@ -118,8 +118,8 @@ def test_a_spike_is_found_by_loss_and_treated_alike(poisoned, do, tmp_path, poli
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout({"data": 4, "tensor": 2}, zero=3),
-        Layout({"data": 2, "context": 2, "tensor": 2}, microbatches=2),
+        pytest.param(Layout({"data": 4, "tensor": 2}, zero=3), marks=pytest.mark.slow),
+        pytest.param(Layout({"data": 2, "context": 2, "tensor": 2}, microbatches=2), marks=pytest.mark.slow),
         Layout({"pipe": 2, "data": 4}, microbatches=2, zero=1),
     ],
     ids=["zero and tensor", "context", "pipeline"],

@@ -33,6 +33,8 @@ def compiler():
 
 
 @pytest.mark.few(chip=("v5e",), case=FEW)
+@pytest.mark.some(chip=("v5e",))
+@pytest.mark.some(chip=("tpu7x",), case=FEW)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_every_configuration_compiles_for_every_chip(case, chip):

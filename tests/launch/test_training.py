@@ -100,7 +100,7 @@ def test_a_pipeline_of_two_processes_with_a_stage_each_has_the_numbers_of_one(te
     np.testing.assert_allclose(told[0]["pipeline"]["numbers"], tell_pipeline(0)["numbers"], rtol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_run_of_two_processes_has_the_numbers_of_one(start, here):
     runs = {count: start(count, f"by {count}", "--steps", "10") for count in (1, 2)}
     for done in runs.values():

@@ -51,6 +51,7 @@ def step(layout, pool):
 
 
 @pytest.mark.full
+@pytest.mark.some(pool=("token",))
 @pytest.mark.parametrize(
     ("mesh", "pool", "options"),
     [

@@ -51,6 +51,7 @@ def close(actual, expected, tolerance=5e-6):
 
 
 @pytest.mark.few(auto=(False,), mesh=[{"context": 4, "tensor": 2}])
+@pytest.mark.some(auto=(False,))
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
 @pytest.mark.parametrize(("mesh", "rows"), LAYOUTS)
 def test_attention_does_not_depend_on_how_heads_and_positions_are_split(
@@ -93,6 +94,7 @@ def empty_cache(attention, batch, length):
 
 
 @pytest.mark.few(mesh=[None], options=[{"scale": 0.9, "soft_cap": 0.8}])
+@pytest.mark.some(mesh=[{"data": 2, "tensor": 2}], options=[{"sinks": True}])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
 @pytest.mark.parametrize(
     "options", [{}, {"scale": 0.9, "soft_cap": 0.8}, {"sinks": True}], ids=["plain", "scaled and capped", "sinks"]

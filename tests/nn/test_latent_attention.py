@@ -44,6 +44,7 @@ LAYOUTS = [
 
 
 @pytest.mark.full
+@pytest.mark.some(layout=[layout for _, layout in LAYOUTS[::3]])
 @pytest.mark.parametrize(("mesh", "layout"), LAYOUTS)
 def test_attention_does_not_depend_on_the_layout(mesh, layout, rng, placed, compiled, bind, random_parameters):
     attention, placement = module(), placed(mesh, **layout)
@@ -65,6 +66,7 @@ def test_attention_does_not_depend_on_the_layout(mesh, layout, rng, placed, comp
 
 
 @pytest.mark.few(mesh=(None,), dims=(WITH_LATENT_QUERIES,))
+@pytest.mark.some(mesh=[{"data": 2, "tensor": 4}], dims=(DIMS,))
 @pytest.mark.parametrize("dims", [DIMS, WITH_LATENT_QUERIES], ids=["plain queries", "latent queries"])
 @pytest.mark.parametrize("mesh", [None, {"tensor": 4}, {"data": 2, "tensor": 4}])
 def test_over_its_cache_it_is_what_it_is_without_one(mesh, dims, seed, rng, placed, compiled, bind, random_parameters):

@@ -109,6 +109,7 @@ def stepped(rng, packed_batch, model, layout=None):
 
 
 @pytest.mark.full
+@pytest.mark.some(unroll=(False,), layout=(SHARDED,))
 @pytest.mark.parametrize(
     ("unroll", "layout"),
     [
@@ -145,7 +146,7 @@ def test_a_config_file_can_say_it(name, written):
     assert remat == ast.literal_eval(written.split("=", 1)[1])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_compiled_step_has_offloaded_activations_in_the_hosts_memory():
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     sizes: Any = {"vocab": 512, "embed": 256, "layers": 8, "heads": 2, "kv_heads": 2, "mlp": 8192}  # too large for VMEM

@@ -54,6 +54,7 @@ def test_what_is_updated_of_identity_layers_is_zero(placed, compiled, rng):
 
 
 @pytest.mark.full
+@pytest.mark.some(layers=(3,), unroll=(False,))
 @pytest.mark.parametrize("layers", [3, 4])
 @pytest.mark.parametrize("unroll", [True, False])
 def test_evaluation_and_samples_do_not_depend_on_stages(unroll, layers, packed_batch, rng):

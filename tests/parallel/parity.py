@@ -114,12 +114,12 @@ def on_one_device(problem: Problem, packed_batch: Callable[..., Any]) -> Expecte
     seed = secrets.randbits(31)
     rng = np.random.default_rng(seed)
     one = problem.program(Layout({"data": 1}, microbatches=problem.microbatches), seed)
+    parameters = jax.device_get(one.init().parameters)
     with router_margins() as margins:
         while True:
             margins.clear()
-            batches, state = problem.batches(rng, packed_batch), one.init()
-            parameters = jax.device_get(state.parameters)
-            trained = train(one, state, batches)
+            batches = problem.batches(rng, packed_batch)
+            trained = train(one, one.begin(parameters), batches)
             jax.effects_barrier()
             if min(margins, default=math.inf) > MARGIN:
                 return Expected(problem, seed, parameters, batches, trained)

@@ -169,6 +169,7 @@ def trained(name, layout, drawn) -> Trained:
 
 
 @pytest.mark.full
+@pytest.mark.some(layout=("composed",))
 @pytest.mark.parametrize("layout", ["composed", "pipeline"])
 def test_training_with_muon_does_not_depend_on_a_composed_layout(layout, drawn, on_one_device):
     check(trained("Muon", LAYOUTS[layout], drawn), on_one_device("Muon"))

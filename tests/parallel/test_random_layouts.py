@@ -91,6 +91,7 @@ def check_drawn(draw: random.Random, expected: Expected) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.some(number=(0,))
 @pytest.mark.parametrize(("problem", "number"), [("dense", 0), ("dense", 1), *(("experts", n) for n in (0, 1, 8, 10))])
 def test_gradients_and_steps_do_not_depend_on_a_layout_drawn_once(problem, number, expected):
     check_drawn(random.Random(number), expected(problem))

@@ -81,7 +81,7 @@ def phases(module):
             yield module.trips(one), cycles(module, module.computations[one.attribute("body") or ""])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_memory_of_1f1b_does_not_grow_with_microbatches_and_results_travel_while_stages_work(compiled):
     few, many = compiled(OneFOneB(), 16), compiled(OneFOneB(), 64)
     assert temporaries(many) == pytest.approx(temporaries(few), rel=0.02)
@@ -89,7 +89,7 @@ def test_memory_of_1f1b_does_not_grow_with_microbatches_and_results_travel_while
     assert sum(size for size, stage_works in found if stage_works) >= 0.9 * sum(size for size, _ in found) > 0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_steps_cycles_are_those_of_its_table(compiled):
     made, program = compiled(OneFOneB(), 16)
     (_, forward), (times, both), (_, backward) = found = list(phases(Module.of(program.as_text())))

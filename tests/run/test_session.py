@@ -175,7 +175,7 @@ def test_continued_on_another_layout_the_losses_match(tiny, trained, do, tmp_pat
     np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:10], rtol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_continued_on_stages_and_on_auto_axes_the_losses_match(tiny, do, tmp_path):
     deep = replace(tiny, model=replace(tiny.model, layers=4))
     whole = do(deep, tmp_path / "whole", steps=10)
@@ -187,7 +187,7 @@ def test_continued_on_stages_and_on_auto_axes_the_losses_match(tiny, do, tmp_pat
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_pipeline_without_a_flush_goes_on_with_the_batch_in_flight_and_says_where_it_cannot(tiny, do, few, tmp_path):
     stages = Layout({"pipe": 2}, microbatches=4, schedule=TwoBW())
     endless = replace(tiny, model=replace(tiny.model, layers=2), layout=stages)

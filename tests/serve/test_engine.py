@@ -113,6 +113,7 @@ def likeliest(runtime, values, variables, prompt, ids):
 
 
 @pytest.mark.few(model=("alternating windows",))
+@pytest.mark.some(model=("gpt2", "latents", "biased experts"))
 @pytest.mark.parametrize("model", MODELS)
 def test_greedy_tokens_are_those_of_the_full_forward_pass_for_every_family(model, seed, rng):
     runtime, values, variables = made(MODELS[model], seed)
@@ -125,6 +126,7 @@ def test_greedy_tokens_are_those_of_the_full_forward_pass_for_every_family(model
 
 
 @pytest.mark.few(model=("alternating windows",))
+@pytest.mark.some(model=("latents", "biased experts"))
 @pytest.mark.parametrize("model", MODELS)
 def test_a_requests_tokens_are_bit_for_bit_the_same_alone_and_in_a_crowd(model, seed, rng):
     """Log-probabilities are compared, which show each bit of the logits."""

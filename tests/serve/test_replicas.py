@@ -85,7 +85,7 @@ def test_a_prompt_goes_where_its_beginning_is_known_unless_there_is_more_to_do(p
     assert np.subtract(begun(), before).tolist() == [50, 50]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_cancelled_one_ends_and_the_others_go_on(pair, weights, rng):
     requests = [Request(request.prompt, Sampling(20, seed=3)) for request in drawn_requests(rng, 4)]
     numbers, found, ends = [pair.submit(request) for request in requests], {}, {}

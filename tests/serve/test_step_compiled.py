@@ -55,6 +55,7 @@ def test_on_a_cpu_pages_are_changed_in_place_and_the_weights_of_one_layer_at_a_t
 
 
 @pytest.mark.full
+@pytest.mark.some(target=("v5e:2x2", "v5p:2x2x1"))
 @pytest.mark.parametrize("target", ["v5e:2x2", "v6e:2x2", "v5p:2x2x1"])
 def test_on_a_tpu_pages_are_changed_in_place_by_the_kernels_and_no_weight_is_copied(target):
     report, program = compiled(target)
@@ -69,6 +70,7 @@ def test_on_a_tpu_pages_are_changed_in_place_by_the_kernels_and_no_weight_is_cop
 
 
 @pytest.mark.full
+@pytest.mark.some(dtype=("int8",))
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_on_a_tpu_weights_in_8_bits_are_converted_as_they_are_read(dtype):
     report, program = compiled("v6e:2x2", weights=dtype)

@@ -114,6 +114,8 @@ LAYOUTS = [
 
 
 @pytest.mark.few(layout=LAYOUTS[2:3], objective=(Preference(),))
+@pytest.mark.some(layout=LAYOUTS[2:3])
+@pytest.mark.some(objective=(Preference(),))
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize(
     ("model", "objective"),

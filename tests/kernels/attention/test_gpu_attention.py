@@ -64,11 +64,11 @@ def test_a_forward_is_that_of_the_reference(seed, interpret):
 @pytest.mark.parametrize(
     "more",
     [
-        {"mask": "unmasked", "lengths": (128, 256)},
+        pytest.param({"mask": "unmasked", "lengths": (128, 256)}, marks=pytest.mark.slow),
         {"mask": "causal", "lengths": (256, 256), "dtype": "float16"},
-        {"mask": "documents", "lengths": (256, 256), "sorted": False},
+        pytest.param({"mask": "documents", "lengths": (256, 256), "sorted": False}, marks=pytest.mark.slow),
         {"mask": "window", "lengths": (150, 200), "start": 50},
-        {"mask": "prefix", "lengths": (200, 200), "widths": (128, 128)},
+        pytest.param({"mask": "prefix", "lengths": (200, 200), "widths": (128, 128)}, marks=pytest.mark.slow),
         {"mask": "causal", "lengths": (130, 130), "widths": (192, 128)},
         {"mask": "documents", "lengths": (100, 250), "widths": (256, 256), "start": 150},
     ],

@@ -94,6 +94,7 @@ def test_every_position_of_pages_that_no_tile_of_32_rows_divides_gets_its_token(
 
 
 @pytest.mark.few(dtype=("bfloat16",), given=(("sinks", "alibi_slopes"),), config=(CAP,))
+@pytest.mark.some(dtype=("bfloat16", "int8"), given=(("sinks", "alibi_slopes"),))
 @pytest.mark.parametrize(("config", "division"), [(PLAIN, {}), (CAP, {"splits": 3}), (WINDOW, {"shares": 2})], ids=str)
 @pytest.mark.parametrize("given", [("sinks",), ("alibi_slopes",), ("sinks", "alibi_slopes")], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
@@ -107,6 +108,7 @@ def test_sinks_and_slopes_take_part_whether_cores_share_blocks_or_split_pages(
 
 
 @pytest.mark.few(dtype=("int8",), head_dim=(64,))
+@pytest.mark.some(dtype=("float32",))
 @pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
 @pytest.mark.parametrize("head_dim", [64, 96])
 def test_narrow_heads_whose_tokens_lie_along_lanes_give_the_formula(
@@ -162,6 +164,7 @@ def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_pr
 
 
 @pytest.mark.few(dtype=("int8",), division=({"shares": 2},))
+@pytest.mark.some(dtype=("float32",), head_dim=(8,))
 @pytest.mark.parametrize("head_dim", [8, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
 @pytest.mark.parametrize("division", [{}, {"shares": 2}, {"splits": 3}], ids=str)

@@ -31,10 +31,10 @@ OPTIMIZER = AdamW(Constant(1e-3), clip=None)
 
 ONE, BOTH = {"data": 1}, {"context": 2, "ulysses": 2}
 LAYOUTS = [
-    Layout(BOTH, context={"local": "ring", "full": "usp"}),  # a ring of four, and one of two
     Layout({"pipe": 2, "context": 4}, context={"local": "ring", "full": "ulysses"}, microbatches=2),
 ]
 MORE = [
+    Layout(BOTH, context={"local": "ring", "full": "usp"}),  # a ring of four, and one of two
     Layout({"context": 4}, context={"local": "ring", "full": "ulysses"}),  # whole sequences, stored zig-zag
     Layout({"context": 4}, context={"local": "gather", "full": "ring"}),
     Layout(BOTH, context={"local": "gather", "full": "usp"}),  # gathered over more devices than the ring has

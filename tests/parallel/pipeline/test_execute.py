@@ -160,6 +160,7 @@ ENDLESS = [
 
 
 @pytest.mark.few(case=ENDLESS[:1], extras=(True,))
+@pytest.mark.some(extras=(True,))
 @pytest.mark.parametrize("extras", [True, False])
 @pytest.mark.parametrize("case", ENDLESS, ids=str)
 def test_without_a_flush_a_batch_is_finished_in_the_next_period_with_the_weights_that_it_began_with(case, extras, rng):

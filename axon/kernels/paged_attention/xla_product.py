@@ -5,16 +5,25 @@ from jax import Array
 
 from axon.kernels.choice import platform
 
+TERMS, COLUMNS = 128, 16
+"""XLA for CPUs adds up to so many terms in one order for any number of rows but one, if columns are a multiple of this:
+of other products it takes sums in parts, or exchanges rows and columns, where the number of rows is in favour."""
+
 
 def product(a: Array, b: Array) -> Array:
     """`batch kv_heads rows columns`; on a CPU a row's bits do not depend on how many rows there are.
 
-    XLA for CPUs has several ways to multiply small matrices, each with another order of its sums, and takes one or the
-    other by their shapes. A sum of scaled rows of `b` has one order, and is one loop: as fast as those for one row.
+    One row is computed twice, columns are padded, and sums of more terms than `TERMS` are sums of such sums.
     """
     if platform() != "cpu":
-        return jnp.einsum("bkrn,bknc->bkrc", a, b)
-    total = a[..., 0, None] * b[..., None, 0, :]
-    for i in range(1, a.shape[-1]):
-        total += a[..., i, None] * b[..., None, i, :]
-    return total
+        return _product(a, b)
+    rows, columns = a.shape[2], b.shape[3]
+    a = jnp.repeat(a, 2, axis=2) if rows == 1 else a
+    b = jnp.pad(b, (*[(0, 0)] * 3, (0, -columns % COLUMNS)))
+    cuts = [*range(TERMS, a.shape[3], TERMS)]
+    parts = zip(jnp.split(a, cuts, axis=3), jnp.split(b, cuts, axis=2), strict=True)
+    return sum((_product(*part) for part in parts), start=jnp.zeros((), a.dtype))[:, :, :rows, :columns]
+
+
+def _product(a: Array, b: Array) -> Array:
+    return jnp.einsum("bkrn,bknc->bkrc", a, b)

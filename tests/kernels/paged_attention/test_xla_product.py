@@ -11,11 +11,31 @@ from axon.kernels.paged_attention.xla import paged_attention_xla
 from axon.kernels.paged_attention.xla_product import product
 from axon.serve.step import SAME_SUMS
 
+OPTIONS = SAME_SUMS if jax.__version_info__ >= (0, 12) else {}
+"""As the engine compiles its steps."""
+
 
 def compiled(config, *arguments):
-    options = SAME_SUMS if jax.__version_info__ >= (0, 12) else {}
     run = partial(paged_attention_xla, config=config)
-    return np.asarray(jax.jit(run).lower(*arguments).compile(compiler_options=options)(*arguments)[0])
+    return np.asarray(jax.jit(run).lower(*arguments).compile(compiler_options=OPTIONS)(*arguments)[0])
+
+
+@pytest.mark.few(shape=((192, 8),))
+@pytest.mark.parametrize("shape", [(4, 4), (8, 16), (64, 64), (64, 20), (128, 128), (192, 8), (576, 64), (64, 512)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_row_has_the_same_bits_however_many_there_are(shape, turned, rng):
+    """`turned`: as keys are, of which the columns of the product are the rows."""
+    inner, columns = shape
+    a = rng.normal(size=(2, 3, 130, inner)).astype(np.float32)
+    b = rng.normal(size=(2, 3, columns, inner) if turned else (2, 3, inner, columns)).astype(np.float32)
+
+    def result(rows):
+        of_rows = jax.jit(lambda a, b: product(a, b.swapaxes(2, 3) if turned else b)).lower(a[:, :, :rows], b)
+        return np.asarray(of_rows.compile(compiler_options=OPTIONS)(a[:, :, :rows], b))
+
+    expected = result(16)
+    for rows in (1, 2, 5, 130):
+        np.testing.assert_array_equal(result(rows)[:, :, :16], expected[:, :, :rows])
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (4, 2)])

@@ -101,6 +101,7 @@ def test_a_save_that_fails_names_the_last_complete_one(short, do, disk):
         do(train, folder)
 
 
+@pytest.mark.full
 def test_remains_of_a_killed_save_are_swept_away_and_not_restored(short, whole, do, copied):
     remains = copied / "checkpoints" / "15.orbax-checkpoint-tmp"
     remains.mkdir()

@@ -93,7 +93,7 @@ def empty_cache(attention, batch, length):
     return {name: shard(jnp.zeros(spec.shape), " ".join(spec.axes)) for name, spec in specs.items()}
 
 
-@pytest.mark.few(mesh=[None], options=[{"scale": 0.9, "soft_cap": 0.8}])
+@pytest.mark.full
 @pytest.mark.some(mesh=[{"data": 2, "tensor": 2}], options=[{"sinks": True}])
 @pytest.mark.parametrize("mesh", [None, {"data": 2, "tensor": 2}])
 @pytest.mark.parametrize(
@@ -119,6 +119,7 @@ def test_a_cache_gives_token_by_token_what_the_whole_sequence_gives(
     close(*compiled(placed(mesh), call, values, x))
 
 
+@pytest.mark.full
 def test_a_cache_may_be_split_by_positions_of_the_queries(rng, placed, compiled, bind, random_parameters):
     attention = module(Causal())
     values, (x, _, positions) = random_parameters(attention, rng), draw(rng)

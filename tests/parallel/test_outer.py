@@ -111,6 +111,7 @@ def test_five_steps_are_those_of_a_loop_over_replicas(method, layout, alone, rng
         assert_close(jax.tree.map(lambda v, r=replica: v[r], state.optimizer["optimizer"]), theirs.optimizer)
 
 
+@pytest.mark.full
 def test_replicas_with_the_same_rows_and_a_whole_outer_step_are_plain_training(alone, rng, packed_batch):
     one, values = alone
     batches = [packed_batch(rng, ROWS // 2, SEQ, MODEL.vocab) for _ in range(4)]

@@ -186,7 +186,7 @@ OF_FAMILIES: list[Case] = [
 ]
 AUTO: list[Case] = [("zero 3", "tensor", "auto"), ("replica", "sequence", "microbatches", "auto")]
 
-DEFAULT = of("dense", *alone("three-dimensional"), COMPOSITIONS[1])
+DEFAULT = of("dense", COMPOSITIONS[1])
 FULL = [
     *of("dense", *alone(*DENSE), *AUTO, COMPOSITIONS[0], COMPOSITIONS[-1]),
     *of("experts", *OF_SEVERAL_KINDS),

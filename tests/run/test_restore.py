@@ -39,6 +39,7 @@ def left(averaged, few):
         return made, Reader(averaged.folder / "checkpoints").restore(made.abstract_state())[0]
 
 
+@pytest.mark.full
 def test_the_average_is_restored_where_there_is_one(averaged, left):
     made, state = left
     values, _ = restore_evaluated(Reader(averaged.folder / "checkpoints"), made.runtime, averaged.train.optimizer)

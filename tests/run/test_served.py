@@ -66,6 +66,7 @@ def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mes
     assert model.chat.ids([{"role": "user", "content": "hello"}], [])
 
 
+@pytest.mark.full
 def test_drafts_of_the_text_or_of_a_model_change_no_text(trained, served, few):
     for draft in (None, "ngram", str(trained.folder)):
         with few(1):

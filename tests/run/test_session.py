@@ -444,6 +444,7 @@ def test_an_interrupt_before_the_first_step_leaves_what_was_restored_in_the_dura
     assert records(at_local_step, "loss") == records(trained.folder, "loss")
 
 
+@pytest.mark.full
 def test_a_run_that_ends_at_a_local_checkpoint_has_it_in_its_own_folder(tiny, do, at_local_step, tmp_path):
     again = do(local_tier(tiny, tmp_path), at_local_step, steps=6)
     assert f"checkpoint: {at_local_step / 'checkpoints/6'}" in again.lines

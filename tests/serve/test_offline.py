@@ -58,6 +58,7 @@ def requests_of(rng, count, **sampling):
     ]
 
 
+@pytest.mark.full
 def test_answers_come_in_the_order_of_requests_each_as_the_engine_gives_it_alone(engine, rng, monkeypatch):
     monkeypatch.setattr(offline, "AHEAD", 4)
     requests = requests_of(rng, 9, logprobs=1)

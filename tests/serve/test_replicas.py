@@ -66,6 +66,7 @@ def test_all_are_answered_as_by_one_engine_and_each_engine_has_its_share(pair, w
     assert not pair._numbers
 
 
+@pytest.mark.full
 def test_a_prompt_goes_where_its_beginning_is_known_unless_there_is_more_to_do(pair, rng):
     def begun():
         """Tokens of prompts that each engine has met."""

@@ -101,7 +101,7 @@ def drawn_requests(rng, count, **sampling):
     ]
 
 
-@pytest.mark.few(dtype=("int8",))
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_are_bit_for_bit_the_same_alone_and_in_a_crowd(dtype, seed, rng):
     runtime = runtime_of(dtype)

@@ -56,6 +56,7 @@ def check(errors, bound):
     assert max(errors.values()) < bound, errors
 
 
+@pytest.mark.full
 def test_a_forward_is_that_of_the_reference(seed, interpret):
     check(*interpret(seed, forward=True, heads=(1, 1)))
 

@@ -191,6 +191,7 @@ def test_short_floats_are_within_their_rounding_of_float64(dtype, rng):
     assert relative(lse, expected[1]) < 1e-4
 
 
+@pytest.mark.full
 def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(rng):
     q, k, v, documents = draw(rng, 140, 140)
     asked = documents.copy()
@@ -206,6 +207,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(rng):
         np.testing.assert_array_equal(gradient, 0)
 
 
+@pytest.mark.full
 def test_no_read_is_out_of_bounds_and_no_wait_is_missing(rng):
     q, k, v, documents = draw(rng, 200, 200, batch=1)
     config, inputs = (

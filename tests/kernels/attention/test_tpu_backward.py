@@ -117,7 +117,7 @@ def test_sinks_caps_and_slopes_have_the_reference_s_gradients(rng):
     check(draw(rng, length, length, group), config, AttentionInputs(sinks=sinks, alibi_slopes=slopes))
 
 
-@pytest.mark.few(case=(0,))
+@pytest.mark.full
 @pytest.mark.parametrize("case", [0, 1])
 def test_no_read_is_out_of_bounds_and_no_copy_is_not_waited_for(case, rng):
     """Also where a step has no tile of queries, or a span one less; the last documents begin within a tile."""

@@ -21,6 +21,7 @@ def step():
     return lambda batch: checked({name: jnp.asarray(values, jnp.int32) for name, values in batch.items()})
 
 
+@pytest.mark.full
 def test_a_right_batch_passes_and_gives_what_the_unchecked_one_does(step):
     error, (out, _) = step(FINE)
     error.throw()

@@ -158,6 +158,7 @@ def test_both_cores_of_a_chip_have_work(chip, grid):
     assert attend.params["grid_mapping"].grid == grid
 
 
+@pytest.mark.full
 def test_tables_made_before_a_call_give_what_it_makes_itself(rng, draw_problem):
     problem = draw_problem(rng, [(1, 9), (6, 6), (3, 14)])
     ragged = (problem.inputs.kv_lens, problem.inputs.page_table, problem.inputs.cu_q_lens)

@@ -107,7 +107,7 @@ def test_sinks_and_slopes_take_part_whether_cores_share_blocks_or_split_pages(
     assert relative(out, formula(problem, after, config)) < 1e-6
 
 
-@pytest.mark.few(dtype=("int8",), head_dim=(64,))
+@pytest.mark.full
 @pytest.mark.some(dtype=("float32",))
 @pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
 @pytest.mark.parametrize("head_dim", [64, 96])
@@ -163,7 +163,7 @@ def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_pr
     holds()
 
 
-@pytest.mark.few(dtype=("int8",), division=({"shares": 2},))
+@pytest.mark.full
 @pytest.mark.some(dtype=("float32",), head_dim=(8,))
 @pytest.mark.parametrize("head_dim", [8, pytest.param(64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", ["float32", *QUANTISED])

@@ -38,6 +38,7 @@ def test_a_row_has_the_same_bits_however_many_there_are(shape, turned, rng):
         np.testing.assert_array_equal(result(rows)[:, :, :16], expected[:, :, :rows])
 
 
+@pytest.mark.few(kv_heads=(1,))
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (4, 2)])
 def test_a_last_query_has_the_same_bits_alone_and_after_others_in_a_crowd(heads, kv_heads, rng, draw_problem):
     """Alone it decodes; in the crowd it is the last of a chunk, beside another that decodes and one that prefills."""

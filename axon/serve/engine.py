@@ -19,22 +19,9 @@ from axon.serve.sampler import Drawn, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.speculation import Drafter
-from axon.serve.stats import Stats
+from axon.serve.stats import Counts, Stats
 from axon.serve.stream import Stream
 from axon.serve.weights import as_stored
-
-
-@dataclass
-class _Counts:
-    """What `Stats` counts since the engine began."""
-
-    prefix_hits: int = 0
-    prefix_queries: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    steps: int = 0
-    host_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,7 +65,7 @@ class Engine:
         self._flights: deque[_Flight] = deque()
         self._streams: dict[int, Stream] = {}
         self._kept: list[Update] = []
-        self._counts, self._submitted = _Counts(), 0
+        self._counts, self._submitted = Counts(), 0
 
     @property
     def parameters(self) -> Any:

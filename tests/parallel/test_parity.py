@@ -161,15 +161,15 @@ OF_SEVERAL_KINDS: list[Case] = [
     ("expert", "pipeline", "ring"),
     ("expert", "interleaved", "zero 3"),
     ("replica", "folded"),  # 16 devices
+    ("replica", "folded by tensor"),
     ("folded", "ulysses", "microbatches"),
     ("expert", "three-dimensional", "microbatches"),
     ("expert", "zero 3", "tensor", "auto"),
     ("expert", "zero 2", "on the host", "microbatches"),
 ]
-OF_SEVERAL_KINDS_TOO: list[Case] = [
+MORE_OF_SEVERAL_KINDS: list[Case] = [
     ("expert", "pipeline", "sequence"),
     ("folded", "pipeline", "zero 1"),  # 16 devices
-    ("replica", "folded by tensor"),
     ("expert", "zero 3", "three-dimensional"),  # 16 devices
     ("expert", "zero 3", "overlap"),
     ("expert", "zero 2", "ring"),
@@ -201,7 +201,7 @@ FULL = [
 ]
 SLOW = [
     *of("dense", *COMPOSITIONS, *pairs(DENSE)),
-    *of("experts", *alone(*DENSE, *OF_EXPERTS), *OF_SEVERAL_KINDS_TOO, *pairs({**DENSE, **OF_EXPERTS})),
+    *of("experts", *alone(*DENSE, *OF_EXPERTS), *MORE_OF_SEVERAL_KINDS, *pairs({**DENSE, **OF_EXPERTS})),
     *of("latents", *COMPOSITIONS[:2], ("zero 3", "three-dimensional")),
     *of("DeepSeek", *OF_FAMILIES),
     *of("gpt-oss", *OF_FAMILIES),

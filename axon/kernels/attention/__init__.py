@@ -151,12 +151,9 @@ def _chosen(
     """
     _check(q, k, v, config, inputs)
     plain = with_tpu(_unsupported(q, v, inputs), {"xla": None, "reference": None})
-
-    def off(unsupported: Callable[..., str | None]) -> str | None:
-        return _off_gpu(q, lambda chip: unsupported(q, k, v, config, inputs, chip))
-
-    candidates = with_gpu({"cudnn": without_cudnn or off(cudnn.unsupported)}, plain)
-    return choose("attention", {**candidates, "mosaic": off(gpu_support.unsupported)}, str(config))
+    operands = q, k, v, config, inputs
+    candidates = with_gpu({"cudnn": without_cudnn or _off_gpu(cudnn.unsupported, *operands)}, plain)
+    return choose("attention", {**candidates, "mosaic": _off_gpu(gpu_support.unsupported, *operands)}, str(config))
 
 
 def _run(
@@ -176,10 +173,9 @@ def _mosaic() -> Any:
     return import_module("axon.kernels.attention.gpu")
 
 
-def _off_gpu(q: Array, unsupported: Callable[[str], str | None]) -> str | None:
-    """As `off_gpu`, and of few queries the same of any kernel."""
-    few = f"{q.shape[1]} queries would leave most of a tile empty" if q.shape[1] < FEW else None
-    return off_gpu(lambda chip: few or unsupported(chip))
+def _off_gpu(unsupported: Callable[..., str | None], q: Array, *others: Any) -> str | None:
+    """As `off_gpu`, of what has the operands and the chip as its arguments."""
+    return off_gpu(lambda chip: _few(q) or unsupported(q, *others, chip))
 
 
 HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (256, 256))
@@ -196,9 +192,12 @@ def _unsupported(q: Array, v: Array, inputs: AttentionInputs) -> str | None:
     if (q.shape[3], v.shape[3]) not in HEAD_DIMS:
         known = ", ".join(str(a) if a == b else f"{a} (values {b})" for a, b in HEAD_DIMS)
         return f"it supports head_dim {known}, not {q.shape[3]} (values {v.shape[3]})"
-    if q.shape[1] < FEW:
-        return f"{q.shape[1]} queries would leave most of a tile empty"
-    return None
+    return _few(q)
+
+
+def _few(q: Array) -> str | None:
+    """Why a flash kernel is not worth it; None if it may be."""
+    return f"{q.shape[1]} queries would leave most of a tile empty" if q.shape[1] < FEW else None
 
 
 def _tiles() -> Tiles:

@@ -1,5 +1,8 @@
 """The products of attention over pages in plain XLA: `batch kv_heads rows n` and `batch kv_heads n columns`."""
 
+from functools import reduce
+from operator import add
+
 import jax.numpy as jnp
 from jax import Array
 
@@ -22,7 +25,7 @@ def product(a: Array, b: Array) -> Array:
     b = jnp.pad(b, (*[(0, 0)] * 3, (0, -columns % COLUMNS)))
     cuts = [*range(TERMS, a.shape[3], TERMS)]
     parts = zip(jnp.split(a, cuts, axis=3), jnp.split(b, cuts, axis=2), strict=True)
-    return sum((_product(*part) for part in parts), start=jnp.zeros((), a.dtype))[:, :, :rows, :columns]
+    return reduce(add, (_product(*part) for part in parts))[:, :, :rows, :columns]
 
 
 def _product(a: Array, b: Array) -> Array:

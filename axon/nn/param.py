@@ -2,9 +2,10 @@
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from statistics import NormalDist
 from typing import Any
 
@@ -13,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
+from jax.sharding import NamedSharding
 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.patterns import Names, PatternError, base, parse_names
-from axon.errors import suggest
+from axon.errors import UserError, suggest
 from axon.layout import Placement
 
 Dims = Mapping[str, int]
@@ -111,9 +113,14 @@ def _abstract(kind: str, axes: str, names: Names, dims: Dims, dtype: Any) -> jax
     return jax.ShapeDtypeStruct(tuple(dims[base(n)] for n in names), dtype)
 
 
-def normal(stddev: float) -> Initializer:
+@dataclass(frozen=True)
+class normal:
     """Gaussian with a given standard deviation."""
-    return lambda key, axes, shape: stddev * _gaussian(key, shape)
+
+    stddev: float
+
+    def __call__(self, key: Array, axes: Names, shape: tuple[int, ...]) -> Array:
+        return self.stddev * _gaussian(key, shape)
 
 
 @dataclass(frozen=True)
@@ -145,9 +152,14 @@ def _quantiles() -> np.ndarray:
     return np.asarray([inverse(rank) for rank in ranks], np.float32)
 
 
-def constant(value: float) -> Initializer:
+@dataclass(frozen=True)
+class constant:
     """The same value everywhere."""
-    return lambda key, axes, shape: jnp.full(shape, value, jnp.float32)
+
+    value: float
+
+    def __call__(self, key: Array, axes: Names, shape: tuple[int, ...]) -> Array:
+        return jnp.full(shape, self.value, jnp.float32)
 
 
 def parameters(model: nnx.Module) -> dict[str, ParamSpec]:
@@ -222,35 +234,76 @@ def _initialise(
     wanted: Callable[[str], bool] = lambda path: True,
 ) -> list[dict[str, Any]]:
     """Of each kind the arrays with the paths `wanted`, with the layout's rows for the kind of array that it is."""
-    states = [
-        (kind, [(path, v) for path, v in nnx.to_flat_state(nnx.state(model, kind)) if wanted("/".join(_text(path)))])
-        for kind in kinds
+    found = [
+        [
+            _drawn(path, v, placement.sharding(v.stack + v.axes, rows))
+            for path, v in _declared(model, kind)
+            if wanted(path)
+        ]
+        for kind, rows in kinds.items()
     ]
-    shardings = tuple(
-        {_text(path): placement.sharding(v.stack + v.axes, kinds[kind]) for path, v in state} for kind, state in states
-    )
-
-    def make():
-        return tuple({_text(path): _values(jax.random.key(seed), path, v) for path, v in state} for _, state in states)
-
     with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
-        return [nnx.traversals.unflatten_mapping(made) for made in jax.jit(make, out_shardings=shardings)()]
+        arrays = iter(_program(tuple(chain.from_iterable(found)))(np.int64(seed)))
+    return [
+        nnx.traversals.unflatten_mapping({tuple(one.path.split("/")): next(arrays) for one in drawn}) for drawn in found
+    ]
 
 
-def _text(path: tuple[Any, ...]) -> tuple[str, ...]:
-    return tuple(map(str, path))
+@dataclass(frozen=True)
+class _Drawn:
+    """An array to be made. Stacked, it has the logical number of each layer, of which the first `real` are the
+    model's and the others padding."""
+
+    path: str
+    axes: Names
+    shape: tuple[int, ...]
+    dtype: Any
+    init: Initializer
+    sharding: NamedSharding
+    layers: tuple[int, ...] | None = None
+    real: int = 0
+
+    def __call__(self, keys: Array) -> Array:
+        """The array of its key, or of its layers' keys."""
+        if self.layers is None:
+            return self.init(keys, self.axes, self.shape).astype(self.dtype)
+        values = jax.vmap(lambda key: self.init(key, self.axes, self.shape))(keys).astype(self.dtype)
+        return with_zero_padding(values, self.real)
 
 
-def _values(key: Array, path: tuple[Any, ...], param: Param | Variable) -> Array:
-    key = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
-    shape = param.get_value().shape
-    own, dtype = shape[len(param.stack) :], param.get_value().dtype
+def _drawn(path: str, param: Param | Variable, sharding: NamedSharding) -> _Drawn:
+    value, real = param.get_value(), len(param.layers)
+    try:
+        hash(param.init)
+    except TypeError as error:
+        raise UserError(
+            f"{path}: its init, a {type(param.init).__name__}, has no hash: expected a function, or a frozen dataclass"
+        ) from error
     if not param.stack:
-        return param.init(key, param.axes, own).astype(dtype)
-    layers = (*param.layers, *(0,) * (shape[0] - len(param.layers)))
-    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.asarray(layers))
-    values = jax.vmap(lambda k: param.init(k, param.axes, own))(keys).astype(dtype)
-    return with_zero_padding(values, len(param.layers))
+        return _Drawn(path, param.axes, value.shape, value.dtype, param.init, sharding)
+    layers = (*param.layers, *(0,) * (value.shape[0] - real))
+    return _Drawn(path, param.axes, value.shape[len(param.stack) :], value.dtype, param.init, sharding, layers, real)
+
+
+@lru_cache(maxsize=16)
+def _program(drawn: tuple[_Drawn, ...]) -> Callable[[Any], tuple[Array, ...]]:
+    """seed → the arrays. One program for all seeds, and for all modules that declare the same."""
+
+    def make(seed: Array) -> tuple[Array, ...]:
+        return tuple(one(keys) for one, keys in zip(drawn, _keys(jax.random.key(seed), drawn), strict=True))
+
+    return jax.jit(make, out_shardings=tuple(one.sharding for one in drawn))
+
+
+def _keys(key: Array, drawn: Sequence[_Drawn]) -> Iterator[Array]:
+    """The key of each, or those of its layers. Folded all at once: a hash takes as long to compile as all of them."""
+    hashes = np.asarray([zlib.crc32(one.path.encode()) for one in drawn], np.uint32)
+    layers = [one.layers or () for one in drawn]
+    whose = np.repeat(np.arange(len(drawn)), [len(of_one) for of_one in layers])
+    of_path = jax.vmap(jax.random.fold_in, (None, 0))(key, hashes)
+    of_layer = jax.vmap(jax.random.fold_in)(of_path[whose], np.asarray([*chain.from_iterable(layers)], np.int32))
+    for index, one in enumerate(drawn):
+        yield of_path[index] if one.layers is None else of_layer[whose == index]
 
 
 def with_zero_padding(values: Array, layers: int) -> Array:

@@ -65,7 +65,7 @@ def launcher(tmp_path):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **pipes)
         started.append(process)
-        wait_for(lambda: all((tmp_path / f"ready{index}").exists() for index in range(count)))
+        wait_for(lambda: sum(bool(ready.read_text()) for ready in tmp_path.glob("ready*")) == count)
         return process
 
     yield begin

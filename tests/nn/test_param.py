@@ -1,6 +1,7 @@
 """Parameters: one declaration; values that depend on the seed and the path only."""
 
 import zlib
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 from axon.axes.patterns import PatternError
+from axon.errors import UserError
 from axon.nn import Depth, Param, ParamSpec, Segment, constant, fan_in, initialise, normal, parameters
 from axon.nn.stored_layers import pad_layers
 
@@ -94,6 +96,29 @@ def test_paths_layers_and_seeds_have_values_of_their_own(seed, placed):
     one, other = (flat(initialise(Model(), s, placed())[0]) for s in (seed, seed + 1))
     assert not np.array_equal(one["head"], other["head"])
     assert not np.array_equal(one["layers/block/up"][0], one["layers/block/up"][1])
+
+
+def test_another_seed_and_another_model_of_the_same_shapes_compile_nothing_anew(placed, caplog):
+    def programs(layers, seed):
+        caplog.clear()
+        with jax.log_compiles():
+            initialise(Model(layers), seed, placed({"data": 2}))
+        return caplog.text.count("Finished XLA compilation of jit(make)")
+
+    assert programs(5, 0) == 1
+    assert programs(5, 1) == 0
+
+
+def test_an_init_without_a_hash_is_refused_by_its_parameters_name(placed):
+    @dataclass
+    class Ones:
+        def __call__(self, key, axes, shape):
+            return jnp.ones(shape)
+
+    model = Model()
+    model.head.set_metadata(init=Ones())
+    with pytest.raises(UserError, match=r"^head: its init, a Ones, has no hash"):
+        initialise(model, 0, placed())
 
 
 def test_arrays_are_made_where_their_kind_is_stored(placed):

@@ -159,7 +159,6 @@ COMPOSITIONS: list[Case] = [
 ]
 OF_SEVERAL_KINDS: list[Case] = [
     ("expert", "pipeline", "ring"),
-    ("expert", "interleaved", "zero 3"),
     ("replica", "folded"),  # 16 devices
     ("replica", "folded by tensor"),
     ("folded", "ulysses", "microbatches"),
@@ -169,6 +168,7 @@ OF_SEVERAL_KINDS: list[Case] = [
 ]
 MORE_OF_SEVERAL_KINDS: list[Case] = [
     ("expert", "pipeline", "sequence"),
+    ("expert", "interleaved", "zero 3"),
     ("folded", "pipeline", "zero 1"),  # 16 devices
     ("expert", "zero 3", "three-dimensional"),  # 16 devices
     ("expert", "zero 3", "overlap"),
@@ -190,19 +190,20 @@ DEFAULT = of("dense", COMPOSITIONS[1])
 FULL = [
     *of("dense", *alone(*DENSE), *AUTO, COMPOSITIONS[0], COMPOSITIONS[-1]),
     *of("experts", *OF_SEVERAL_KINDS),
-    *of("dropped", ("expert", "ring")),
-    *of("kinds of block", ("zero 3", "tensor"), ("zero 3", "sequence", "context")),
+    *of("kinds of block", ("zero 3", "sequence", "context")),
     *of("QK norm of all heads", ("zero 3", "tensor", "sequence")),
-    *of("masked tokens", ("zero 3", "sequence", "context", "microbatches")),
     *of("spans", ("zero 3", "sequence", "context", "microbatches")),
-    *of("latents", ("zero 3", "tensor"), COMPOSITIONS[12]),
+    *of("latents", ("zero 3", "tensor")),
     *of("DeepSeek", *OF_FAMILIES[-1:]),
     *of("gpt-oss", *OF_FAMILIES[-1:]),
 ]
 SLOW = [
     *of("dense", *COMPOSITIONS, *pairs(DENSE)),
+    *of("dropped", ("expert", "ring")),
+    *of("kinds of block", ("zero 3", "tensor")),
+    *of("masked tokens", ("zero 3", "sequence", "context", "microbatches")),
     *of("experts", *alone(*DENSE, *OF_EXPERTS), *MORE_OF_SEVERAL_KINDS, *pairs({**DENSE, **OF_EXPERTS})),
-    *of("latents", *COMPOSITIONS[:2], ("zero 3", "three-dimensional")),
+    *of("latents", *COMPOSITIONS[:2], ("zero 3", "three-dimensional"), COMPOSITIONS[12]),
     *of("DeepSeek", *OF_FAMILIES),
     *of("gpt-oss", *OF_FAMILIES),
 ]

@@ -51,9 +51,7 @@ MECHANISMS = ("zero 1", "zero 2", "zero 3", "tensor", "sequence", "overlap", "co
 SETS = [(), *((name,) for name in MECHANISMS), ("zero 3", "sequence")]
 ALL = [(schedule, names) for names in SETS for schedule in SCHEDULES]
 SHOWN = [("1F1B", ())]
-FULL = [
-    *zip(SCHEDULES, ((), *((name,) for name in ("replica", "zero 3", "tensor", "zero 1", "context"))), strict=True),
-]
+FULL = [("interleaved", ("zero 3",)), ("ZB-H1", ("tensor",)), ("ZB-V", ("zero 1",)), ("DualPipe-V", ("context",))]
 
 
 def marked(schedule: str, names: tuple[str, ...]) -> Any:

@@ -118,6 +118,8 @@ LAYOUTS = {
 
 
 @pytest.mark.full
+@pytest.mark.some(model=("answers",), layout=("zero", "3-d"))
+@pytest.mark.some(model=("continues",), layout=("tensor", "sequence"))
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("model", MODELS)
 def test_text_does_not_depend_on_the_layout(model, layout, seed, rng):

@@ -120,6 +120,7 @@ LAYOUTS = [
 
 
 @pytest.mark.full
+@pytest.mark.some(layout=LAYOUTS[1:4])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout["mesh"]))
 def test_scores_do_not_depend_on_the_layout(layout, seed, rng):
     alone, split = runtime_on(LLAMA, {}), runtime_on(LLAMA, layout)

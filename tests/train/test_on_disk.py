@@ -111,7 +111,7 @@ def updated(run, given, seed, steps=3):
 
 
 @pytest.mark.few(name=["AdamW"])
-@pytest.mark.some(name=["Adafactor", "Muon"])
+@pytest.mark.some(name=["Muon"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_update_from_files_is_the_update(name, given, seed, tmp_path):
     model, mesh = (SMALL, {"data": 2}) if name == "AdamW" else (MODEL, SPLIT["mesh"])

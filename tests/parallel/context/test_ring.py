@@ -74,6 +74,8 @@ def check(placed, compiled, rng, size, config, seq, sinks=True, **sizes):
 
 
 @pytest.mark.few(size=(4,), mask=FULL[-1:])
+@pytest.mark.some(size=(8,))
+@pytest.mark.some(size=(2,), mask=FULL[-1:])
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("mask", FULL, ids=str)
 def test_a_ring_is_attention_over_the_whole_sequence(mask, size, rng, placed, compiled):
@@ -94,6 +96,8 @@ def test_a_ring_gives_cudnn_the_output_over_all_keys(rng, placed, compiled, monk
 
 
 @pytest.mark.few(size=(4,), reach=(3.5,))
+@pytest.mark.some(size=(2,), reach=(0.1, 1.0, 9.0))
+@pytest.mark.some(size=(4,), reach=(1.5, 6.2))
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("reach", [0.1, 0.7, 1.0, 1.5, 3.5, 6.2, 7.9, 9.0])
 def test_a_window_is_met_by_the_chunks_that_it_reaches(reach, size, rng, placed, compiled):

@@ -37,7 +37,8 @@ class CompositeWeight(Protocol):
     `einsum` on its own arrays, or `use_weight` with an `Operation` of its own.
     """
 
-    axes: Names
+    @property
+    def axes(self) -> Names: ...
 
     def contract(self, contraction: Contraction, x: Array) -> Array:
         """`x`, whose axes are `contraction.left`, contracted with this weight to `contraction.out`."""
@@ -94,14 +95,18 @@ class StoredWeight:
     type: Any = None
 
     def gathered(self, spec: PartitionSpec) -> Array:
-        """The weight under `spec` in the compute dtype; it moves in its own dtype where that is narrower.
+        """The weight under `spec` in the compute dtype."""
+        return self.moved(spec).astype(self.scope.compute)
+
+    def moved(self, spec: PartitionSpec) -> Array:
+        """The weight under `spec` in its own dtype where that is narrower than the compute dtype, else in this.
 
         One in the host's memory is brought to the device first, each device's own shard.
         """
         compute = jax.numpy.dtype(self.scope.compute)
         value = to_device(self.value)
         narrow = value.dtype.itemsize < compute.itemsize
-        return reshard(value if narrow else value.astype(compute), spec).astype(compute)
+        return reshard(value if narrow else value.astype(compute), spec)
 
     def cotangent(self, gradient: Array) -> Array:
         """A gradient, of which other devices may have a part, as the weight is stored: see `as_cotangent`."""

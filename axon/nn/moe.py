@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +19,14 @@ from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
 from axon.nn.mlp import Activation, GatedMLP, swiglu
 from axon.nn.param import Dims, Param, constant, fan_in
+from axon.nn.quantized import QuantizedWeight
 from axon.nn.router import Routed, Router, Routing
-from axon.parallel.expert import ExpertMesh, Local, Padded, Products, Ragged, through_experts
+from axon.parallel.expert import ExpertMesh, Local, Matrix, Padded, Products, Ragged, through_experts
 
 TOKENS = "batch.expert seq.expert"
 RESIDUAL = "batch seq.residual embed"
+
+Weight = Param | QuantizedWeight
 
 EXCHANGES = ("auto", "dense", "padded", "ragged")
 """How tokens get to their experts: "ragged" (`ragged_all_to_all`: TPUs and GPUs), "padded" (`all_to_all`), "dense"
@@ -67,9 +72,9 @@ class MoE(nnx.Module):
         self.routing, self.exchange, self.margin, self.activation = routing, exchange, margin, activation
         self.has_shared, self.has_bias = shared > 0, bias
         self.router = Router(dims, routing, bias=bias)
-        self.gate = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
-        self.up = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
-        self.down = Param("experts mlp.expert embed.expert", dims, fan_in("mlp.expert", out_scale))
+        self.gate: Weight = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
+        self.up: Weight = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
+        self.down: Weight = Param("experts mlp.expert embed.expert", dims, fan_in("mlp.expert", out_scale))
         if bias:
             self.gate_bias, self.up_bias, self.down_bias = (
                 Param(f"experts {width}", dims, constant(0.0), decay=False)
@@ -89,7 +94,8 @@ class MoE(nnx.Module):
 
     def flops(self, seq: int) -> int:
         """Forward FLOPs of one token: the router, the experts that it chooses, and the shared one."""
-        experts, embed, mlp = self.gate.get_value().shape[-3:]
+        gate = self.gate.values if isinstance(self.gate, QuantizedWeight) else self.gate
+        experts, embed, mlp = gate.get_value().shape[-3:]
         own = 2 * embed * experts + self.routing.top_k * 6 * embed * mlp
         return own + (forward_flops(self.shared, seq) if self.has_shared else 0)
 
@@ -101,23 +107,25 @@ class MoE(nnx.Module):
         mesh = ExpertMesh.of(scope, self.routing.experts)
         ways = {"local": Local, "padded": Padded, "ragged": Ragged}
         way = ways[self._way(scope, mesh)](mesh, _copies(mesh, routed), self.margin)
-        matrices = [stored_array(w, "MoE") for w in (self.gate, self.up, self.down, *self._biases)]
+        arrays, tree = jax.tree.flatten(self._matrices(), is_leaf=lambda leaf: isinstance(leaf, axes.HostWeight))
         out = scope.placement.spec(("batch", "seq.residual", "embed"))
-        return through_experts(mesh, way, self._on_rows, matrices, x, *routed, out)
+        return through_experts(mesh, way, partial(self._on_rows, tree), arrays, x, *routed, out)
 
-    @property
-    def _biases(self) -> Sequence[Param]:
-        """Those of the three products, or none."""
-        return (self.gate_bias, self.up_bias, self.down_bias) if self.has_bias else ()
+    def _matrices(self) -> tuple[Matrix, Matrix, Matrix]:
+        """Those of gate, up and down, as they are stored."""
+        biases = (self.gate_bias, self.up_bias, self.down_bias) if self.has_bias else (None, None, None)
+        gate, up, down = map(_matrix, (self.gate, self.up, self.down), biases)
+        return gate, up, down
 
-    def _on_rows(self, products: Products, matrices: Sequence[axes.HostWeight | Array], rows: Array, weights: Array):
+    def _on_rows(
+        self, tree: Any, products: Products, arrays: Sequence[axes.HostWeight | Array], rows: Array, weights: Array
+    ) -> Array:
         """Each row through its expert. Weighted before the last product, so that what comes back is only added up."""
-        gate, up, down, *biases = matrices
-        gate_bias, up_bias, down_bias = biases or (None, None, None)
+        gate, up, down = jax.tree.unflatten(tree, arrays)
         rows = checkpoint_name(rows, "dispatched")
-        gated = checkpoint_name(products.up(rows, gate, gate_bias), "expert_gate")
-        lifted = checkpoint_name(products.up(rows, up, up_bias), "expert_up")
-        return products.down(_weighted(self.activation(gated, lifted), weights), down, down_bias, weights)
+        gated = checkpoint_name(products.up(rows, gate), "expert_gate")
+        lifted = checkpoint_name(products.up(rows, up), "expert_up")
+        return products.down(_weighted(self.activation(gated, lifted), weights), down, weights)
 
     def _dense(self, x: Array, routed: Routed) -> Array:
         """Every expert on every token, weighted by 0 where it was not chosen."""
@@ -126,13 +134,18 @@ class MoE(nnx.Module):
         own = routed.chosen[..., None] == numbers  # batch seq k experts
         weights = shard(jnp.sum(jnp.where(own, routed.weights[..., None], 0), axis=2), f"{TOKENS} experts")
         up = f"{TOKENS} embed.expert, experts embed.expert mlp.expert -> {hidden}"
+        each = f"{hidden}, experts mlp.expert embed.expert -> {TOKENS} experts embed.expert"
         down = f"{hidden}, experts mlp.expert embed.expert -> {TOKENS} embed.expert"
         tokens = shard(x, f"{TOKENS} embed.expert")
         gate, lifted = einsum(up, tokens, self.gate), einsum(up, tokens, self.up)
         if self.has_bias:
             plus = f"{hidden}, experts mlp.expert -> {hidden}"
             gate, lifted = add(plus, gate, self.gate_bias), add(plus, lifted, self.up_bias)
-        y = einsum(down, _weighted(self.activation(gate, lifted), weights), self.down)
+        rows = _weighted(self.activation(gate, lifted), weights)
+        if isinstance(self.down, QuantizedWeight):  # whose scales are of each expert's own outputs
+            y = jnp.sum(einsum(each, rows, self.down), axis=2)
+        else:
+            y = einsum(down, rows, self.down)
         if self.has_bias:
             y += einsum(f"{TOKENS} experts, experts embed.expert -> {TOKENS} embed.expert", weights, self.down_bias)
         return shard(y, RESIDUAL)
@@ -156,6 +169,14 @@ def _copies(mesh: ExpertMesh, routed: Routed) -> int:
     """How many copies a device has of its tokens."""
     batch, seq, k = mesh.of_device(routed.chosen.shape)
     return batch * seq * k
+
+
+def _matrix(weight: Weight, bias: Param | None) -> Matrix:
+    """A matrix as it is stored, with its scales and its bias."""
+    of_bias = None if bias is None else stored_array(bias, "MoE")
+    if isinstance(weight, QuantizedWeight):
+        return Matrix(stored_array(weight.values, "MoE"), stored_array(weight.scales, "MoE"), of_bias)
+    return Matrix(stored_array(weight, "MoE"), bias=of_bias)
 
 
 def _weighted(h: Array, weights: Array) -> Array:

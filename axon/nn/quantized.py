@@ -10,8 +10,10 @@ from jax import Array
 from axon.axes import Names, PatternError, base, einsum, strip_roles
 from axon.axes.patterns import Contraction
 from axon.errors import UserError
-from axon.kernels.quantized_matmul.quantize import DTYPES, rounded, scale_of
+from axon.kernels.dtypes import EIGHT_BITS
+from axon.kernels.quantized_matmul.quantize import rounded, scale_of
 from axon.nn.param import Param, ParamSpec, parameters
+from axon.nn.router import Router
 
 SCALE_DTYPE = jnp.bfloat16
 """Of scales: those of no more than its bits are exact in every compute dtype."""
@@ -58,20 +60,23 @@ class QuantizedWeight(nnx.Module):
 
 def is_quantized(dtype: Any) -> bool:
     """Whether weights of this dtype have scales; not of None."""
-    return dtype is not None and jnp.dtype(dtype) in map(jnp.dtype, DTYPES)
+    return dtype is not None and jnp.dtype(dtype) in map(jnp.dtype, EIGHT_BITS)
 
 
 def quantize_blocks(module: nnx.Module, dtype: Any) -> dict[str, ParamSpec]:
     """Put a `QuantizedWeight` in place of each matrix of the blocks of `module`. Returns: path → what was declared.
 
-    Experts' matrices and routers stay, as `grouped_matmul` takes no scales, and a router's choice turns on small
-    differences; so do norms and biases, and what is outside of the blocks, embedding and head.
+    Routers stay, as their choice turns on small differences; so do norms and biases, and what is outside of the
+    blocks, embedding and head.
     """
-    found = {path: spec for path, spec in parameters(module).items() if _is_matrix(spec)}
     owners = {"/".join(map(str, path)): owner for path, owner in nnx.iter_modules(module)}
-    for path, spec in found.items():
-        owner, _, name = path.rpartition("/")
-        setattr(owners[owner], name, QuantizedWeight(getattr(owners[owner], name), spec.inputs, dtype))
+    found = {}
+    for path, spec in parameters(module).items():
+        where, _, name = path.rpartition("/")
+        owner = owners[where]
+        if spec.stack > 0 and len(spec.own) > 1 and spec.decay and not isinstance(owner, Router):
+            found[path] = spec
+            setattr(owner, name, QuantizedWeight(getattr(owner, name), spec.inputs, dtype))
     return found
 
 
@@ -83,10 +88,6 @@ def quantized(value: Array, spec: ParamSpec, dtype: Any) -> dict[str, Array]:
     scales = (exact * (1 + 2**-8)).astype(SCALE_DTYPE)  # at least the exact one: rounding takes off 2⁻⁹ at most
     values = rounded(wide / scales.astype(jnp.float32), dtype)
     return {"values": values, "scales": jnp.squeeze(scales, over)}
-
-
-def _is_matrix(spec: ParamSpec) -> bool:
-    return spec.stack > 0 and len(spec.own) > 1 and spec.decay and "experts" not in strip_roles(spec.own)
 
 
 def _like(weight: Param, axes: Names, dtype: Any, *, decay: bool) -> Param:

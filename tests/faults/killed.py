@@ -2,7 +2,7 @@
 
 Each start is so many processes, forked before JAX has a backend: what takes longest, importing, is done once. Prints a
 line of JSON for each start: the step that it went on from, the last step that it logged, the latest checkpoint, and the
-exit code, None if it was killed.
+exit code, None if it was killed. (Others than the one killed first may end by themselves, as they see it.)
 """
 
 import json
@@ -113,10 +113,11 @@ def main(config: str, folder: Path, kills: int, processes: int, seed: int) -> No
             # On average a start gets on by less than its share of the steps, so that there are enough for all kills.
             wait_for(begun + draw.randrange(1, max(2, 2 * train.steps // (3 * kills) + every)), folder, pids)
             time.sleep(draw.uniform(0, 0.1))
+        by_itself = not left or _has_ended(pids)
         if left:
             kill(pids, draw)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        code = next((code for code in codes if code != -signal.SIGKILL), None)
+        code = next((code for code in codes if code != -signal.SIGKILL), None) if by_itself else None
         steps = [record["step"] for record in read_metrics(folder / "metrics.jsonl") if "loss" in record]
         here = {"from": begun, "reached": max(steps, default=0), "latest": reader.latest() or 0, "code": code}
         print(json.dumps(here), flush=True)

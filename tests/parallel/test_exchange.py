@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.parallel.expert import ExpertMesh, Local, Padded, Products, Ragged, ragged
+from axon.parallel.expert import ExpertMesh, Local, Matrix, Padded, Products, Ragged, ragged
 from axon.parallel.expert.rounds import num_rounds
 
 EXPERTS, TOKENS, K, EMBED = 8, 12, 2, 3
@@ -127,7 +127,11 @@ def test_rows_of_no_copy_reach_no_gradient(rng, placed):
         products = Products(ExpertMesh.of(axes.Scope(placement), experts), jnp.asarray(sizes))
 
         def worked(up, up_bias, down, down_bias):
-            return products.down(products.up(jnp.asarray(x, jnp.float32), up, up_bias), down, down_bias, weights)
+            return products.down(
+                products.up(jnp.asarray(x, jnp.float32), Matrix(up, bias=up_bias)),
+                Matrix(down, bias=down_bias),
+                weights,
+            )
 
         out, backward = jax.vjp(worked, *map(jnp.asarray, parameters))
         gradients = backward(jnp.asarray(dy, jnp.float32))

@@ -1,6 +1,7 @@
 """Weights in 8 bits write what the weights that they stand for would, and nearly what the model's own do."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,9 @@ from axon.runtime import Runtime, flattened, nested
 from axon.serve import Capacity, Engine, Replicas, Request, Sampling, answers
 from axon.serve.weights import as_stored
 from models.deepseek import DeepSeek
+from models.gpt_oss import GptOss
 from models.llama import Llama
+from models.mixtral import Mixtral
 
 VOCAB = 64
 LLAMA = Llama(VOCAB, 32, 2, 4, 2, 48, bias=True, qk_norm=True)
@@ -22,6 +25,12 @@ LATENTS = DeepSeek(
     VOCAB, 32, layers=2, first_dense=1, heads=4, mlp=48, expert_mlp=16, shared=16, q_latent=16, kv_latent=12,
     nope_dim=6, rope_dim=4, value_dim=8, routing=Routing(8, 2, "sigmoid", groups=2, kept_groups=1, bias_rate=0.1),
 )  # fmt: skip
+EXPERTS = GptOss(VOCAB, 32, 2, 4, 2, 24, 8, Routing(4, 2), window=6)
+LAYOUTS = [
+    {"mesh": {"expert": 2, "tensor": 2}},
+    {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()},
+    {"mesh": {"tensor": 2}, "params": {"experts": "tensor", "mlp.expert": None}, "rows": {"experts": None}},
+]
 DTYPES = ["int8", "float8_e4m3fn"]
 TIGHT = Capacity(requests=4, tokens=16, length=60, page_size=4, cache_tokens=72)
 
@@ -35,15 +44,14 @@ def runtime_of(weights, model=LLAMA, devices=1, **layout):
     return Runtime(model, Layout(**layout), devices=jax.devices()[:devices], weights=weights)
 
 
-def drawn(runtime, seed):
+def drawn(seed, model=LLAMA):
     """The model's own parameters, the same for every layout."""
     rng = np.random.default_rng(seed)
 
     def value(spec):
         return jnp.asarray(rng.normal(0, 0.3, spec.shape), jnp.float32)
 
-    wide = runtime_of(None, LLAMA if "layers/block/mlp/gate" in runtime.matrices else LATENTS)
-    return nested({path: value(spec) for path, spec in wide.parameters.items()})
+    return nested({path: value(spec) for path, spec in runtime_of(None, model).parameters.items()})
 
 
 def logits(runtime, values, tokens):
@@ -79,7 +87,7 @@ def dequantized(runtime, stored):
 @pytest.mark.parametrize("model", [LLAMA, LATENTS], ids=["llama", "latents"])
 def test_logits_are_those_of_the_weights_stood_for_and_within_the_bound_of_the_models(model, dtype, seed, rng):
     wide, narrow = runtime_of(None, model), runtime_of(dtype, model)
-    values = drawn(narrow, seed)
+    values = drawn(seed, model)
     stored = as_stored(narrow, values)
     tokens = jnp.asarray(rng.integers(0, VOCAB, (8, 40)), jnp.int32)
     found = logits(narrow, stored, tokens)
@@ -88,6 +96,27 @@ def test_logits_are_those_of_the_weights_stood_for_and_within_the_bound_of_the_m
     if model is LLAMA:  # experts are chosen otherwise after the smallest difference
         assert 1e-3 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < ERROR[dtype]
         assert np.mean(found.argmax(-1) == exact.argmax(-1)) > AGREE[dtype]
+
+
+@pytest.mark.few(layout=LAYOUTS[:1], dtype=DTYPES[:1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout["mesh"]))
+def test_experts_with_biases_are_those_of_the_weights_stood_for_on_any_layout(layout, dtype, seed, rng):
+    on = runtime_of(dtype, EXPERTS, math.prod(layout["mesh"].values()), **layout)
+    assert "layers/full/moe/up" in on.matrices
+    stored = as_stored(on, drawn(seed, EXPERTS))
+    tokens = jnp.asarray(rng.integers(0, VOCAB, (4, 20)), jnp.int32)
+    same = logits(runtime_of(None, EXPERTS), dequantized(on, stored), tokens)
+    np.testing.assert_allclose(logits(on, stored, tokens), same, atol=1e-4 * np.abs(same).max())
+
+
+def test_experts_that_all_see_every_token_are_those_of_the_weights_stood_for(seed, rng):
+    model = Mixtral(VOCAB, 32, 2, 4, 2, 24, Routing(4, 2), exchange="dense")
+    narrow, wide = runtime_of("int8", model), runtime_of(None, model)
+    stored = as_stored(narrow, drawn(seed, model))
+    tokens = jnp.asarray(rng.integers(0, VOCAB, (4, 20)), jnp.int32)
+    same = logits(wide, dequantized(narrow, stored), tokens)
+    np.testing.assert_allclose(logits(narrow, stored, tokens), same, atol=1e-4 * np.abs(same).max())
 
 
 def told(engine, requests):
@@ -105,7 +134,7 @@ def drawn_requests(rng, count, **sampling):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tokens_are_bit_for_bit_the_same_alone_and_in_a_crowd(dtype, seed, rng):
     runtime = runtime_of(dtype)
-    values = drawn(runtime, seed)
+    values = drawn(seed)
     requests = drawn_requests(rng, 8, temperature=0.9, logprobs=2)
     crowd = told(Engine(runtime, values, capacity=TIGHT), requests)
     wide = Engine(runtime, values, capacity=dataclasses.replace(TIGHT, tokens=64, cache_tokens=600))
@@ -119,7 +148,7 @@ def test_text_and_values_do_not_depend_on_the_layout(dtype, seed, rng):
     split = {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()}
     for devices, layout in ((1, {}), (4, split)):
         runtime = runtime_of(dtype, LLAMA, devices, **layout)
-        stored.append(as_stored(runtime, drawn(runtime, seed)))
+        stored.append(as_stored(runtime, drawn(seed)))
         ids.append([found for found, _ in told(Engine(runtime, stored[-1], capacity=TIGHT), requests)])
     assert ids[0] == ids[1]
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a, float), np.asarray(b, float)), *stored)
@@ -129,7 +158,7 @@ def test_text_and_values_do_not_depend_on_the_layout(dtype, seed, rng):
 
 def test_after_a_swap_the_models_new_weights_are_quantised_and_everything_is_of_them(seed, rng):
     runtime = runtime_of("int8")
-    first, second = (drawn(runtime, seed + i) for i in range(2))
+    first, second = (drawn(seed + i) for i in range(2))
     (request,) = drawn_requests(rng, 1, temperature=0, logprobs=1)
     engine = Engine(runtime, first, capacity=TIGHT)
     before = told(engine, [request])

@@ -9,6 +9,7 @@ from jax import Array
 
 from axon.errors import UserError
 from axon.kernels.choice import choose, off_gpu, with_tpu
+from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import gpu_support, tpu, tpu_gradient, tpu_product, xla
 from axon.kernels.grouped_matmul.differentiable import Product, WeightGradient
 from axon.kernels.grouped_matmul.reference import grouped_matmul_reference
@@ -36,7 +37,8 @@ def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
 
     Args:
         x: `rows embed`, sorted by group: first the rows of group 0, then those of group 1, …
-        w: `groups embed out`, in the dtype of `x`.
+        w: `groups embed out`, in the dtype of `x`; or of `EIGHT_BITS`, of values that are converted as they are read:
+            such a weight is not trained, and gets no gradient.
         sizes: `groups`, int32: how many rows each group has; any may be 0. Their sum is at most `rows`.
 
     Returns: `rows out`, in the dtype of `x`, summed in float32. Rows past the sum of `sizes` may hold anything, give
@@ -86,7 +88,8 @@ def _chosen(x: Array, w: Array) -> str:
     candidates = with_tpu(tpu.unfit(x, w), {"xla": _xla_unfit(x), "reference": None})
     candidates["mosaic"] = _without_mosaic(x, w)
     groups, embed, out = w.shape
-    detail = f"{x.shape[0]} rows of {embed} by {out} in {groups} groups, {x.dtype}"
+    stored = "" if w.dtype == x.dtype else f" by {w.dtype}"
+    detail = f"{x.shape[0]} rows of {embed} by {out} in {groups} groups, {x.dtype}{stored}"
     return choose("grouped_matmul", candidates, detail)
 
 
@@ -109,5 +112,8 @@ def _check(x: Array, w: Array, sizes: Array) -> None:
         raise UserError(f"grouped_matmul: w has {w.shape[0]} groups and there are {sizes.shape[0]} sizes ({shapes})")
     if sizes.dtype != jnp.int32:
         raise UserError(f"grouped_matmul: sizes are int32, not {sizes.dtype}")
-    if x.dtype != w.dtype or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise UserError(f"grouped_matmul: x and w have one floating dtype, not {x.dtype} and {w.dtype}")
+    if not jnp.issubdtype(x.dtype, jnp.floating) or w.dtype not in (x.dtype, *EIGHT_BITS):
+        names = " or ".join(jnp.dtype(dtype).name for dtype in EIGHT_BITS)
+        raise UserError(
+            f"grouped_matmul: x and w have one floating dtype, or w is {names}, not {x.dtype} and {w.dtype}"
+        )

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.kernels.case import Case, Cost, Part
+from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul.tiling import (
     Problem,
     gradient_bytes,
@@ -21,9 +22,10 @@ MODELS = {"Mixtral 8x7B": (8192, 4096, 14336, 8), "DeepSeek-V2-Lite": (8192, 204
 
 
 def cases() -> list[Case]:
-    """Each is one forward and both gradients."""
+    """Each is one forward and both gradients; of weights in 8 bits, which are not trained, a forward."""
     return [
         *(_case(name, *sizes, jnp.bfloat16) for name, sizes in MODELS.items()),
+        *(_eight_bits("DeepSeek-V2-Lite", dtype) for dtype in EIGHT_BITS),
         _case("float32, rows that no tile divides", 1000, 512, 384, 5, jnp.float32),
     ]
 
@@ -34,6 +36,15 @@ def _case(name: str, rows: int, embed: int, out: int, groups: int, dtype: Any) -
     sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
     cost = cost_of(rows, embed, out, groups, jnp.dtype(dtype).itemsize)
     return Case("grouped_matmul", name, _forward_and_backward, (x, w, sizes, dy), cost)
+
+
+def _eight_bits(name: str, dtype: Any) -> Case:
+    rows, embed, out, groups = MODELS[name]
+    x, w = jax.ShapeDtypeStruct((rows, embed), jnp.bfloat16), jax.ShapeDtypeStruct((groups, embed, out), dtype)
+    problem = Problem(rows, embed, out, groups, 2, 2, 1)
+    cost = Cost(problem.flops, product_bytes(problem, product_tiles(problem)))
+    sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
+    return Case("grouped_matmul", f"{name}, {jnp.dtype(dtype).name} weights", grouped_matmul_tpu, (x, w, sizes), cost)
 
 
 def cost_of(rows: int, embed: int, out: int, groups: int, itemsize: int) -> Cost:

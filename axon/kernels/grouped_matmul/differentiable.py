@@ -6,6 +6,8 @@ from typing import Any, Protocol
 import jax
 from jax import Array
 
+from axon.kernels.dtypes import EIGHT_BITS
+
 
 class Product(Protocol):
     """`rows inner`, `groups inner columns` → `rows columns`; the weight is `groups columns inner` if transposed."""
@@ -20,7 +22,8 @@ class WeightGradient(Protocol):
 
 
 def differentiable(product: Product, weight_gradient: WeightGradient) -> Callable[[Array, Array, Array], Array]:
-    """Of `x, w, sizes`: dx is a product with the weights transposed, dw a sum of outer products for each group.
+    """Of `x, w, sizes`: dx is a product with the weights transposed, dw a sum of outer products for each group, and
+    none for a weight in 8 bits.
 
     A new closure for each trace: JAX caches traces by the function's identity.
     """
@@ -35,7 +38,7 @@ def differentiable(product: Product, weight_gradient: WeightGradient) -> Callabl
     def backward(residuals, dy):
         x, w, sizes = residuals
         dx = product(dy, w, sizes, transposed=True)
-        return dx, weight_gradient(x, dy, sizes, dtype=w.dtype), None
+        return dx, None if w.dtype in EIGHT_BITS else weight_gradient(x, dy, sizes, dtype=w.dtype), None
 
     grouped.defvjp(forward, backward)
     return grouped

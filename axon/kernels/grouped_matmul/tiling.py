@@ -43,6 +43,11 @@ class Problem(NamedTuple):
     groups: int
     itemsize: int  # bytes of an operand's element
     result: int  # bytes of a result's element
+    weight: int | None = None  # bytes of a weight's element, if it is not as the other operand
+
+    @property
+    def weight_itemsize(self) -> int:
+        return self.weight or self.itemsize
 
     @property
     def flops(self) -> int:
@@ -86,14 +91,18 @@ def product_bytes(problem: Problem, tiles: Tiles) -> int:
     whole = tiles.inner == problem.inner
     weights = (problem.groups if whole else visits) * problem.inner * problem.columns
     x = (problem.rows if whole else visits * tiles.rows) * problem.inner * (problem.columns // tiles.columns)
-    return (x + weights) * problem.itemsize + problem.rows * problem.columns * problem.result
+    moved = x * problem.itemsize + weights * problem.weight_itemsize
+    return moved + problem.rows * problem.columns * problem.result
 
 
 def product_vmem(problem: Problem, tiles: Tiles) -> int:
-    """Bytes of VMEM: operands and result twice (one is moved while the other is used), float32 sums and a product."""
+    """Bytes of VMEM: operands and result twice (one is moved while the other is used), float32 sums and a product; and
+    a weight that is converted once more."""
     rows, inner, columns = tiles
-    moved = (rows * inner + inner * columns) * problem.itemsize + rows * columns * problem.result
-    return 2 * moved + 2 * rows * columns * 4
+    weight = inner * columns
+    moved = rows * inner * problem.itemsize + weight * problem.weight_itemsize + rows * columns * problem.result
+    converted = weight * problem.itemsize if problem.weight_itemsize < problem.itemsize else 0
+    return 2 * moved + 2 * rows * columns * 4 + converted
 
 
 def gradient_bytes(problem: Problem, tiles: Tiles) -> int:

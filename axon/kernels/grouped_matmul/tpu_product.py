@@ -81,7 +81,8 @@ def product(
 def _problem(x: Array, w: Array, transposed: bool) -> Problem:
     """The sizes of a product, for its tiles and its cost."""
     (rows, inner), columns = x.shape, w.shape[1 if transposed else 2]
-    return Problem(rows, inner, columns, w.shape[0], x.dtype.itemsize, x.dtype.itemsize)
+    of_x = x.dtype.itemsize
+    return Problem(rows, inner, columns, w.shape[0], of_x, of_x, w.dtype.itemsize)
 
 
 def precision_of(dtype: Any) -> lax.Precision | None:
@@ -106,7 +107,7 @@ def _kernel(tile, source, group, start, stop, x, w, out, total, *, transposed: b
         def chunk(lanes):
             sums = lax.dot_general(
                 x[here, :],
-                w[lanes, :] if transposed else w[:, lanes],
+                (w[lanes, :] if transposed else w[:, lanes]).astype(x.dtype),
                 (((1,), (1 if transposed else 0,)), ((), ())),
                 precision=precision_of(x.dtype),
                 preferred_element_type=jnp.float32,

@@ -39,7 +39,7 @@ def product(x: Array, w: Array, sizes: Array, *, transposed: bool) -> Array:
 
     def step(i, out):
         contracted = (((1,), (1 if transposed else 0,)), ((), ()))
-        part = _dot(lax.dynamic_slice_in_dim(padded, first[i], tile), w[group[i]], contracted)
+        part = _dot(lax.dynamic_slice_in_dim(padded, first[i], tile), w[group[i]].astype(x.dtype), contracted)
         return lax.dynamic_update_slice_in_dim(out, part.astype(x.dtype), first[i], 0)
 
     columns = w.shape[1 if transposed else 2]

@@ -10,11 +10,11 @@ from jax import Array
 
 from axon.errors import UserError
 from axon.kernels.choice import choose, off_gpu, platform, with_tpu
+from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul import gpu_support, tpu
 from axon.kernels.quantized_matmul.quantize import (
     BLOCK,
     COLUMN,
-    DTYPES,
     ROW,
     ROW_BLOCK,
     TENSOR,
@@ -120,7 +120,7 @@ def _without_gradient(run: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def _check(x: Quantized, w: Quantized) -> None:
-    if x.values.dtype != w.values.dtype or x.values.dtype not in DTYPES:
+    if x.values.dtype != w.values.dtype or x.values.dtype not in EIGHT_BITS:
         raise UserError(
             f"quantized_matmul: both operands are int8 or float8_e4m3fn, not {x.values.dtype} and {w.values.dtype}"
         )

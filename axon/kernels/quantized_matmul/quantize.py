@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.errors import UserError
-
-DTYPES = (jnp.int8, jnp.float8_e4m3fn)
+from axon.kernels.dtypes import EIGHT_BITS
 
 MOST_PRODUCTS = 2**17
 """Of int8 values, -127 … 127, whose sum is less than 2³¹."""
@@ -63,7 +62,7 @@ def quantize(x: Array, dtype: Any, granularity: Granularity) -> Quantized:
 
     Raises `UserError` for another dtype, or for blocks that do not divide the matrix.
     """
-    if dtype not in DTYPES:
+    if dtype not in EIGHT_BITS:
         raise UserError(f"quantize: to int8 or float8_e4m3fn, not {jnp.dtype(dtype)}")
     blocks = _blocks(x, granularity)  # row_blocks rows column_blocks columns
     scales = scale_of(jnp.max(jnp.abs(blocks), axis=(1, 3)), dtype)

@@ -1,8 +1,8 @@
-"""Experts' matrices and biases, each with the rows of its own expert."""
+"""Experts' matrices, scales and biases, each with the rows of its own expert."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -10,10 +10,19 @@ from jax.sharding import PartitionSpec
 
 from axon.axes import HostWeight, Names, Operation, StoredWeight, per_device, reshard, use_weight
 from axon.axes.specs import partial_spec
+from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.devices import ExpertMesh
 
 Stored = Array | HostWeight
+
+
+class Matrix(NamedTuple):
+    """A matrix of each expert: `values`, times a scale for each of its outputs where it is in 8 bits; and a bias."""
+
+    values: Stored  # experts inputs outputs
+    scales: Stored | None = None  # experts outputs
+    bias: Stored | None = None  # experts outputs
 
 
 @dataclass(frozen=True)
@@ -26,24 +35,29 @@ class Products:
     mesh: ExpertMesh
     sizes: Array
 
-    def up(self, rows: Array, weight: Stored, bias: Stored | None = None) -> Array:
+    def up(self, rows: Array, matrix: Matrix) -> Array:
         """`copies rows embed` by `experts embed mlp`, plus `experts mlp` → `rows mlp`."""
         experts, mlp = self.mesh.experts or None, self.mesh.mlp or None
+        outputs = PartitionSpec(experts, mlp)
         product = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, mlp), self.mesh.inner)
-        out = self._use(product, weight, rows)
-        if bias is None:
+        out = self._scaled(matrix, self._use(product, matrix.values, rows), self.mesh.inner, outputs)
+        if matrix.bias is None:
             return out
-        return self._use(_Sum(self.mesh, self.mesh.inner, PartitionSpec(experts, mlp)), bias, out)
+        return self._use(_Sum(self.mesh, self.mesh.inner, outputs), matrix.bias, out)
 
-    def down(self, rows: Array, weight: Stored, bias: Stored | None, weights: Array) -> Array:
+    def down(self, rows: Array, matrix: Matrix, weights: Array) -> Array:
         """`rows mlp` by `experts mlp embed`, plus `experts embed` times the row's weight → `copies rows embed`, which
         are to be summed over the copies."""
         experts, mlp = self.mesh.experts or None, self.mesh.mlp or None
+        outputs = PartitionSpec(experts, None)
         product = _Product(self.mesh, self.mesh.inner, PartitionSpec(experts, mlp, None), self.mesh.wide)
-        out = self._use(product, weight, rows)
-        if bias is None:
+        out = self._scaled(matrix, self._use(product, matrix.values, rows), self.mesh.wide, outputs)
+        if matrix.bias is None:
             return out
-        return self._use(_Sum(self.mesh, self.mesh.wide, PartitionSpec(experts, None)), bias, out, weights)
+        return self._use(_Sum(self.mesh, self.mesh.wide, outputs), matrix.bias, out, weights)
+
+    def _scaled(self, matrix: Matrix, out: Array, rows: PartitionSpec, outputs: PartitionSpec) -> Array:
+        return out if matrix.scales is None else self._use(_Scaled(self.mesh, rows, outputs), matrix.scales, out)
 
     def _use(self, operation: Operation, weight: Stored, rows: Array, *weights: Array) -> Array:
         return use_weight(self.mesh.scope, operation, weight, rows, self.sizes, *weights)
@@ -65,7 +79,7 @@ class _Product(Operation):
             return _with_copies(grouped_matmul(_flat(rows), w, sizes), self.out)
 
         run = per_device(local, (self.rows, self.weight, self.mesh.rows), self.out)
-        return run(self._placed(rows, self.rows), weight.gathered(self.weight), sizes), (rows, sizes)
+        return run(self._placed(rows, self.rows), self._gathered(weight), sizes), (rows, sizes)
 
     def backward(self, weight: StoredWeight, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array | None, ...]:
         rows, sizes = saved
@@ -81,13 +95,42 @@ class _Product(Operation):
         inputs = (self.rows, self.weight, self.mesh.rows, self.out)
         run = per_device(local, inputs, (self.rows, partial_spec(gradient, self.mesh.replicas)))
         dy = self._placed(cotangent, self.out)
-        dx, dw = run(self._placed(rows, self.rows), weight.gathered(self.weight), sizes, dy)
+        dx, dw = run(self._placed(rows, self.rows), self._gathered(weight), sizes, dy)
         if not weight.trained:
             return None, dx, None
         return weight.swapped_cotangent(dw) if swapped else dw, dx, None
 
+    def _gathered(self, weight: StoredWeight) -> Array:
+        """One in 8 bits as it is: what multiplies with it converts what it reads."""
+        is_narrow = weight.value.dtype in EIGHT_BITS
+        return weight.moved(self.weight) if is_narrow else weight.gathered(self.weight)
+
     def _placed(self, rows: Array, spec: PartitionSpec) -> Array:
         return reshard(rows.astype(self.mesh.scope.compute), spec)
+
+
+@dataclass(frozen=True)
+class _Scaled(Operation):
+    """Rows times the scales of each one's expert, which are not trained; specs of both."""
+
+    mesh: ExpertMesh
+    rows: PartitionSpec
+    scales: PartitionSpec
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Array]:
+        rows, sizes = operands
+        return self._times(weight, rows, sizes), sizes
+
+    def backward(self, weight: StoredWeight, saved: Array, cotangent: Array) -> tuple[Array | None, ...]:
+        return None, self._times(weight, cotangent, saved), None
+
+    def _times(self, weight: StoredWeight, rows: Array, sizes: Array) -> Array:
+        def local(rows: Array, scales: Array, sizes: Array) -> Array:
+            own = _of_each_row(self.mesh, scales, sizes, rows.shape[-2])
+            return (rows * own).astype(rows.dtype)
+
+        run = per_device(local, (self.rows, self.scales, self.mesh.rows), self.rows)
+        return run(reshard(rows, self.rows), weight.gathered(self.scales), sizes)
 
 
 @dataclass(frozen=True)
@@ -105,7 +148,7 @@ class _Sum(Operation):
         rows, *of_rows = operands
 
         def local(rows: Array, bias: Array, sizes: Array, *weights: Array) -> Array:
-            own = self._dot(_is_own(sizes, rows.shape[-2], bias.dtype), bias, jnp.float32)
+            own = _of_each_row(self.mesh, bias, sizes, rows.shape[-2])
             return rows + (own * self._factor(weights)).astype(rows.dtype)
 
         run = per_device(local, (self.rows, self.bias, *(self.mesh.rows for _ in of_rows)), self.rows)
@@ -117,10 +160,10 @@ class _Sum(Operation):
             own = _is_own(sizes, dy.shape[0], dy.dtype)
             # Rows of no expert may hold anything, NaN too, which a product with 0 would carry on.
             weighted = jnp.where(jnp.any(own, axis=1, keepdims=True), dy * factor, 0)
-            db = self._dot(own.T, weighted.astype(dy.dtype), self.mesh.scope.reduce)
+            db = _dot(self.mesh, own.T, weighted.astype(dy.dtype), self.mesh.scope.reduce)
             if not weights:
                 return (db,)
-            by_expert = self._dot(dy, bias.T, jnp.float32)
+            by_expert = _dot(self.mesh, dy, bias.T, jnp.float32)
             return db, jnp.sum(by_expert * own, axis=1) * self._is_first()
 
         inputs = (self.rows, self.bias, *(self.mesh.rows for _ in saved))
@@ -144,8 +187,14 @@ class _Sum(Operation):
         """The mesh axes whose devices have copies of the rows, of which one counts."""
         return self.mesh.mlp if len(self.rows) == 3 else ()
 
-    def _dot(self, x: Array, y: Array, dtype: Any) -> Array:
-        return jnp.dot(x, y, precision=self.mesh.scope.precision, preferred_element_type=dtype)
+
+def _of_each_row(mesh: ExpertMesh, of_experts: Array, sizes: Array, rows: int) -> Array:
+    """`rows outputs`, float32: of `experts outputs` that of each row's expert, 0 for a row of none."""
+    return _dot(mesh, _is_own(sizes, rows, of_experts.dtype), of_experts, jnp.float32)
+
+
+def _dot(mesh: ExpertMesh, x: Array, y: Array, dtype: Any) -> Array:
+    return jnp.dot(x, y, precision=mesh.scope.precision, preferred_element_type=dtype)
 
 
 def _is_own(sizes: Array, rows: int, dtype: Any) -> Array:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from axon import axes
 from axon.errors import UserError
+from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import (
     grouped_matmul,
     grouped_matmul_gradients,
@@ -101,6 +102,19 @@ def test_bfloat16_operands_are_summed_in_float32(name, rng):
     for one, other in zip(made, formula(x, w, sizes, dy), strict=True):
         assert one.dtype == jnp.bfloat16
         close(one, other, 2**-9)  # a rounding of each element, and no more
+
+
+@pytest.mark.parametrize("of_rows", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stored", EIGHT_BITS)
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_weight_in_8_bits_is_the_one_of_its_values_and_gets_no_gradient(name, stored, of_rows, rng):
+    x, w, dy = draw(rng, of_rows)
+    w, sizes = jnp.asarray(50 * w, stored), np.array([100, 0, 30, 150], np.int32)
+    y, backward = jax.vjp(lambda x: IMPLEMENTATIONS[name](x, w, sizes), x)
+    expected, dx, _ = formula(x, w, sizes, dy)
+    for one, other in ((y, expected), (backward(dy)[0], dx)):
+        assert one.dtype == x.dtype
+        close(one, other, 2e-6 if of_rows == "float32" else 2**-9)
 
 
 def test_an_implementation_is_chosen_by_platform_and_said(rng):

@@ -37,8 +37,8 @@ def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
 
     Args:
         x: `rows embed`, sorted by group: first the rows of group 0, then those of group 1, …
-        w: `groups embed out`, in the dtype of `x`; or of `EIGHT_BITS`, of values that are converted as they are read:
-            such a weight is not trained, and gets no gradient.
+        w: `groups embed out`, in the dtype of `x`; or int8 or float8_e4m3fn, converted as it is read: such a weight is
+            not trained, and gets no gradient.
         sizes: `groups`, int32: how many rows each group has; any may be 0. Their sum is at most `rows`.
 
     Returns: `rows out`, in the dtype of `x`, summed in float32. Rows past the sum of `sizes` may hold anything, give

@@ -30,7 +30,7 @@ def unsupported(x: Array, w: Any, chip: str) -> str | None:
     if x.dtype not in (jnp.bfloat16, jnp.float16):
         return f"its operands are bfloat16 or float16, not {x.dtype}"
     if w.dtype != x.dtype:
-        return f"its weight is as its rows, not {w.dtype}"
+        return f"its weight has the dtype of its rows, not {w.dtype}"
     if not x.shape[0]:
         return "there are no rows"
     if w.shape[1] % LANES or w.shape[2] % LANES:

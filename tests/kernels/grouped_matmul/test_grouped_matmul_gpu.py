@@ -113,6 +113,7 @@ def test_what_the_kernels_lack_is_said():
     assert unsupported(x, w, chip) is None
     for reason, arguments in {
         "not float32": (x.astype(jnp.float32), w, chip),
+        "the dtype of its rows, not int8": (x, w.astype(jnp.int8), chip),
         "there are no rows": (x[:0], w, chip),
         "multiples of 128, not 128 and 192": (x, w[:, :, :192], chip),
         "this is NVIDIA A100": (x, w, "NVIDIA A100-SXM4-80GB"),

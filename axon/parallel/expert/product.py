@@ -38,26 +38,26 @@ class Products:
     def up(self, rows: Array, matrix: Matrix) -> Array:
         """`copies rows embed` by `experts embed mlp`, plus `experts mlp` → `rows mlp`."""
         experts, mlp = self.mesh.experts or None, self.mesh.mlp or None
-        outputs = PartitionSpec(experts, mlp)
         product = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, mlp), self.mesh.inner)
-        out = self._scaled(matrix, self._use(product, matrix.values, rows), self.mesh.inner, outputs)
-        if matrix.bias is None:
-            return out
-        return self._use(_Sum(self.mesh, self.mesh.inner, outputs), matrix.bias, out)
+        return self._through(product, matrix, rows)
 
     def down(self, rows: Array, matrix: Matrix, weights: Array) -> Array:
         """`rows mlp` by `experts mlp embed`, plus `experts embed` times the row's weight → `copies rows embed`, which
         are to be summed over the copies."""
         experts, mlp = self.mesh.experts or None, self.mesh.mlp or None
-        outputs = PartitionSpec(experts, None)
         product = _Product(self.mesh, self.mesh.inner, PartitionSpec(experts, mlp, None), self.mesh.wide)
-        out = self._scaled(matrix, self._use(product, matrix.values, rows), self.mesh.wide, outputs)
-        if matrix.bias is None:
-            return out
-        return self._use(_Sum(self.mesh, self.mesh.wide, outputs), matrix.bias, out, weights)
+        return self._through(product, matrix, rows, weights)
 
-    def _scaled(self, matrix: Matrix, out: Array, rows: PartitionSpec, outputs: PartitionSpec) -> Array:
-        return out if matrix.scales is None else self._use(_Scaled(self.mesh, rows, outputs), matrix.scales, out)
+    def _through(self, product: "_Product", matrix: Matrix, rows: Array, *weights: Array) -> Array:
+        """The product with its scales, plus the bias, times the rows' weights if there are any."""
+        experts, _, columns = product.weight
+        outputs = PartitionSpec(experts, columns)
+        out = self._use(product, matrix.values, rows)
+        if matrix.scales is not None:
+            out = self._use(_Scaled(self.mesh, product.out, outputs), matrix.scales, out)
+        if matrix.bias is not None:
+            out = self._use(_Sum(self.mesh, product.out, outputs), matrix.bias, out, *weights)
+        return out
 
     def _use(self, operation: Operation, weight: Stored, rows: Array, *weights: Array) -> Array:
         return use_weight(self.mesh.scope, operation, weight, rows, self.sizes, *weights)

@@ -30,7 +30,6 @@ PRIVATE = (
     "jax._src.cudnn",
     "jax.experimental.layout",
     "orbax.checkpoint.experimental",
-    "grain.experimental",
     "gin.",
 )
 """Interfaces of others that are private or experimental: one module each may know them."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import sys
 import time
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import grain
 import numpy as np
 
-from axon.data.shuffle import index_shuffle
 from axon.data.tokens import Tokens
 
 Batch = dict[str, np.ndarray]
@@ -20,6 +18,9 @@ ALL = slice(None)
 PADDING = -1
 TOGETHER = 8
 """Batches that a thread hands over at once, at most: waking another thread costs as much as reading a small batch."""
+LENGTH = 2**40
+"""Sequences of an order without end: more than a run sees. Of one as long as an index can be, grain fails to count the
+batches."""
 SMALL = 2**14
 """Tokens up to which batches are handed over together."""
 
@@ -99,13 +100,20 @@ def training_order(
     if weights is None:
         return shuffled_order(len(sequences), batch, seed)
     spans = [sequences.span(source) for source in range(len(weights))]
-    each = [grain.MapDataset.source(_Shuffled(*span, 1, seed, str(source))) for source, span in enumerate(spans)]
-    return grain.MapDataset.mix(each, weights).batch(batch, batch_fn=np.concatenate)
+    each = [_shuffled(*span, seed, str(source)) for source, span in enumerate(spans)]
+    return grain.MapDataset.mix(each, weights).batch(batch, batch_fn=np.asarray)
 
 
 def shuffled_order(count: int, batch: int, seed: int) -> grain.MapDataset:
     """The numbers below `count`, `batch` at a time, reshuffled each epoch, without end."""
-    return grain.MapDataset.source(_Shuffled(0, count, batch, seed, "all"))
+    return _shuffled(0, count, seed, "all").batch(batch, batch_fn=np.asarray)
+
+
+def _shuffled(first: int, end: int, seed: int, stream: str) -> grain.MapDataset:
+    """The numbers from `first` up to `end`, reshuffled each epoch, over and over: `LENGTH` of them or a few more."""
+    digest = hashlib.blake2b(f"{seed}/data/{stream}".encode(), digest_size=4).digest()
+    far_apart = int.from_bytes(digest)  # of neighbouring seeds: grain shuffles epoch e by seed + e
+    return grain.MapDataset.range(first, end).shuffle(seed=far_apart).repeat(1 + LENGTH // (end - first))
 
 
 def numbered_without(position: int, left_out: Sequence[int]) -> int:
@@ -134,29 +142,6 @@ class _Without:
 def held_out_order(items: Sized, batch: int) -> grain.MapDataset:
     """The numbers of a held-out split's items, once, in a fixed order that mixes sources; the last batch is short."""
     return grain.MapDataset.range(len(items)).seed(0).shuffle().batch(batch, drop_remainder=False, batch_fn=np.asarray)
-
-
-class _Shuffled:
-    """The numbers from `first` up to `end`, `together` at a time, reshuffled each epoch, without end.
-
-    A chain of grain's range, shuffle and repeat yields them one by one, each in twice the time.
-    """
-
-    def __init__(self, first: int, end: int, together: int, seed: int, stream: str):
-        self._first, self._size, self._together = first, end - first, together
-        digest = hashlib.blake2b(f"{seed}/data/{stream}".encode(), digest_size=4).digest()
-        self._seed = int.from_bytes(digest)  # neighbouring seeds, far apart: epoch e is shuffled by seed + e
-
-    def __len__(self) -> int:
-        return sys.maxsize // self._together
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        first = index * self._together
-        return np.array([self._at(i) for i in range(first, first + self._together)])
-
-    def _at(self, i: int) -> int:
-        epoch, index = divmod(i, self._size)
-        return self._first + index_shuffle(index, max_index=self._size - 1, seed=(self._seed + epoch) % 2**32, rounds=4)
 
 
 class Batches(Iterator[Batch]):

@@ -7,7 +7,16 @@ import threading
 import numpy as np
 import pytest
 
-from axon.data.batches import TokenSequences, held_out_order, pack, pad, throughput, token_batches, training_order
+from axon.data.batches import (
+    SMALL,
+    TokenSequences,
+    held_out_order,
+    pack,
+    pad,
+    throughput,
+    token_batches,
+    training_order,
+)
 
 BOS = 7
 
@@ -148,6 +157,14 @@ def test_one_sequence_is_enough(random):
     sequences = TokenSequences(["a"], [Held(random.integers(0, 50, 17))], 16)
     with token_batches(training_order(sequences, None, 3, seed=1), sequences, BOS, 3, slice(None), 2) as batches:
         assert next(batches)["tokens"].shape == (3, 16)
+
+
+@pytest.mark.parametrize("weights", [None, (2, 1)])
+def test_a_batch_may_be_a_single_sequence_that_is_long(weights, random):
+    sources = [Held(random.integers(0, 50, 3 * SMALL)) for _ in range(2)]
+    sequences = TokenSequences(["a", "b"], sources, SMALL)
+    with token_batches(training_order(sequences, weights, 1, seed=1), sequences, BOS, 1, slice(None), 2) as found:
+        assert next(found)["tokens"].shape == (1, SMALL)
 
 
 def test_closed_batches_stop_their_threads(sequences):

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
-from jax import Array
+from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec
 
 from axon.axes.gradients import like_operand, of_type
-from axon.axes.memory import to_device
+from axon.axes.memory import is_on_host, to_device
 from axon.axes.patterns import Contraction, Names, PatternError
 from axon.axes.placing import current_explicit, reshard
 from axon.axes.scope import Scope
-from axon.axes.specs import extra_axes
+from axon.axes.specs import entries, extra_axes
 
 
 class Weight(Protocol):
@@ -51,7 +51,7 @@ def is_weight(operand: Any) -> TypeGuard[Weight | CompositeWeight]:
 
 
 def stored_array(weight: Weight | CompositeWeight, user: str) -> Any:
-    """The array, or `HostWeight`, that a weight is.
+    """The array, `HostWeight` or `LayerWeight` that a weight is.
 
     Raises `PatternError`, in the name of `user`, for a weight that is more than that.
     """
@@ -84,13 +84,44 @@ class HostWeight:
         return self.value.ndim
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LayerWeight:
+    """One layer's weight in the stack of all layers' weights, where nothing is trained.
+
+    An operation may read it there (`StoredWeight.in_stack`); for any other it is cut out.
+    """
+
+    stack: Array
+    layer: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stack.shape[1:]
+
+    @property
+    def ndim(self) -> int:
+        return self.stack.ndim - 1
+
+    @property
+    def dtype(self) -> Any:
+        return self.stack.dtype
+
+    def cut_out(self) -> Array:
+        return lax.dynamic_index_in_dim(self.stack, self.layer, keepdims=False)
+
+
+Stored = Array | HostWeight | LayerWeight
+"""What a weight's value may be."""
+
+
 @dataclass(frozen=True)
 class StoredWeight:
     """A weight as it is stored, while an operation uses it. `trained` says whether a gradient for it is wanted, and
     `type` is that of this gradient's primal."""
 
     scope: Scope
-    value: Array
+    value: Array | LayerWeight
     trained: bool = False
     type: Any = None
 
@@ -104,9 +135,18 @@ class StoredWeight:
         One in the host's memory is brought to the device first, each device's own shard.
         """
         compute = jax.numpy.dtype(self.scope.compute)
-        value = to_device(self.value)
+        value = to_device(self.value.cut_out() if isinstance(self.value, LayerWeight) else self.value)
         narrow = value.dtype.itemsize < compute.itemsize
         return reshard(value if narrow else value.astype(compute), spec)
+
+    def in_stack(self, spec: PartitionSpec) -> LayerWeight | None:
+        """The weight in its stack, if it has one, and lies there under `spec` already."""
+        weight = self.value
+        if not isinstance(weight, LayerWeight) or is_on_host(weight.stack) or not current_explicit():
+            return None
+        stored = jax.typeof(weight.stack).sharding.spec
+        here, wanted = (tuple(map(entries, one)) for one in (stored, (None, *spec)))
+        return weight if here == wanted else None
 
     def cotangent(self, gradient: Array) -> Array:
         """A gradient, of which other devices may have a part, as the weight is stored: see `as_cotangent`."""
@@ -162,7 +202,7 @@ class _Residuals:
     trained: bool = field(metadata={"static": True})
 
 
-def use_weight(scope: Scope, operation: Operation, weight: Array | HostWeight, *operands: Array) -> Any:
+def use_weight(scope: Scope, operation: Operation, weight: Stored, *operands: Array) -> Any:
     """`operation` with a stored weight and other operands, differentiable for all of them.
 
     - What is kept for the backward is the stored weight, and what the operation asks for, whatever the remat policy:
@@ -173,6 +213,8 @@ def use_weight(scope: Scope, operation: Operation, weight: Array | HostWeight, *
     The functions that JAX is given are closures made in each call: it caches traces by a function's identity, and one
     that outlived the scope in force would give another layout's program.
     """
+    if isinstance(weight, LayerWeight):
+        return operation.result(StoredWeight(scope, weight), *operands)
     types = [jax.typeof(x) for x in operands]
     value, *place = (weight.value, weight.place) if isinstance(weight, HostWeight) else (weight,)
     trained_type = jax.typeof((value, *place)[-1])

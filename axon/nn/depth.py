@@ -17,7 +17,7 @@ from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
 from axon.nn.kv_cache import joined, paged, stacked
 from axon.nn.remat import RematByKind, describe, remat_by_kind, remat_names, with_remat
-from axon.nn.stored_layers import on_stages, stored_layer
+from axon.nn.stored_layers import LayerValues, on_stages, stored_layer
 from axon.own_code import written_at
 
 UNROLLED_ON_CPU = 16
@@ -159,14 +159,16 @@ class Depth(nnx.Module):
         """
         in_scan, times = not self._unrolled(span, cache is not None), len(numbers[span.kinds[0]])
         layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
-        parameters = {kind: nnx.to_pure_dict(nnx.state(self.blocks[kind])) for kind in span.kinds}
+        reads = cache is not None and axes.current() is not None and not on_stages()
+        values = {kind: LayerValues(self.blocks[kind], reads) for kind in span.kinds}
         caches = {kind: None if cache is None else cache[kind] for kind in span.kinds}
-        parts = {kind: (parameters[kind], stacked(caches[kind]), numbers[kind]) for kind in span.kinds}
+        parts = {kind: (values[kind].cut, stacked(caches[kind]), numbers[kind]) for kind in span.kinds}
 
         def period(carry, part):
             (x, pools), (place, parts), own, auxiliaries = carry, part, {}, {}
             for kind, layer in layers.items():
-                weights, mine, number = parts[kind]
+                cut, mine, number = parts[kind]
+                weights = values[kind].of_layer(cut, place)
                 x, new, auxiliaries[kind] = layer(x, (weights, joined(mine, pools[kind]), number, place))
                 pools, own[kind] = {**pools, kind: paged(new)}, stacked(new)
             return (x, pools), (own, auxiliaries)

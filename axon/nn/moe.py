@@ -72,9 +72,10 @@ class MoE(nnx.Module):
         self.routing, self.exchange, self.margin, self.activation = routing, exchange, margin, activation
         self.has_shared, self.has_bias = shared > 0, bias
         self.router = Router(dims, routing, bias=bias)
-        self.gate: Weight = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
-        self.up: Weight = Param("experts embed.expert mlp.expert", dims, fan_in("embed.expert"))
-        self.down: Weight = Param("experts mlp.expert embed.expert", dims, fan_in("mlp.expert", out_scale))
+        up, down = "experts embed.expert mlp.expert", "experts mlp.expert embed.expert"
+        self.gate: Weight = Param(up, dims, fan_in("embed.expert"), in_stack=True)
+        self.up: Weight = Param(up, dims, fan_in("embed.expert"), in_stack=True)
+        self.down: Weight = Param(down, dims, fan_in("mlp.expert", out_scale), in_stack=True)
         if bias:
             self.gate_bias, self.up_bias, self.down_bias = (
                 Param(f"experts {width}", dims, constant(0.0), decay=False)
@@ -107,7 +108,7 @@ class MoE(nnx.Module):
         mesh = ExpertMesh.of(scope, self.routing.experts)
         ways = {"local": Local, "padded": Padded, "ragged": Ragged}
         way = ways[self._way(scope, mesh)](mesh, _copies(mesh, routed), self.margin)
-        arrays, tree = jax.tree.flatten(self._matrices(), is_leaf=lambda leaf: isinstance(leaf, axes.HostWeight))
+        arrays, tree = jax.tree.flatten(self._matrices(), is_leaf=lambda leaf: isinstance(leaf, axes.Stored))
         out = scope.placement.spec(("batch", "seq.residual", "embed"))
         return through_experts(mesh, way, partial(self._on_rows, tree), arrays, x, *routed, out)
 
@@ -118,7 +119,7 @@ class MoE(nnx.Module):
         return gate, up, down
 
     def _on_rows(
-        self, tree: Any, products: Products, arrays: Sequence[axes.HostWeight | Array], rows: Array, weights: Array
+        self, tree: Any, products: Products, arrays: Sequence[axes.Stored], rows: Array, weights: Array
     ) -> Array:
         """Each row through its expert. Weighted before the last product, so that what comes back is only added up."""
         gate, up, down = jax.tree.unflatten(tree, arrays)

@@ -51,6 +51,8 @@ class Param(nnx.Param):
     """A parameter: named axes, sizes from `dims`, initial values from `init`.
 
     `decay` says whether weight decay pulls at it: matrices, unless they are biases that happen to have two axes.
+    `in_stack`: over a cache its value is an `axon.axes.LayerWeight`, for an operation that reads one layer's in the
+    stack of all.
 
     Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Stacked along a depth, the
     array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the layers there. It may
@@ -62,6 +64,7 @@ class Param(nnx.Param):
     layers: tuple[int, ...]
     init: Initializer
     decay: bool
+    in_stack: bool
 
     def __init__(
         self,
@@ -71,12 +74,13 @@ class Param(nnx.Param):
         *,
         decay: bool | None = None,
         dtype: Any = jnp.float32,
+        in_stack: bool = False,
     ):
         names = parse_names(axes)
         spec = _abstract("Param", axes, names, dims, dtype)
         init = fan_in(names[0]) if init is None else init
         decay = len(names) > 1 if decay is None else decay
-        super().__init__(spec, axes=names, stack=(), layers=(), init=init, decay=decay)
+        super().__init__(spec, axes=names, stack=(), layers=(), init=init, decay=decay, in_stack=in_stack)
 
 
 class Variable(nnx.Variable):

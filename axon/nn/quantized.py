@@ -32,7 +32,7 @@ class QuantizedWeight(nnx.Module):
     """
 
     def __init__(self, weight: Param, inputs: Names, dtype: Any):
-        self.values = _like(weight, weight.axes, dtype, decay=True)
+        self.values = _like(weight, weight.axes, dtype, decay=True, in_stack=weight.in_stack)
         self.scales = _like(weight, tuple(name for name in weight.axes if name not in inputs), SCALE_DTYPE, decay=False)
 
     @property
@@ -90,11 +90,11 @@ def quantized(value: Array, spec: ParamSpec, dtype: Any) -> dict[str, Array]:
     return {"values": values, "scales": jnp.squeeze(scales, over)}
 
 
-def _like(weight: Param, axes: Names, dtype: Any, *, decay: bool) -> Param:
+def _like(weight: Param, axes: Names, dtype: Any, *, decay: bool, in_stack: bool = False) -> Param:
     """A parameter with some of a weight's axes, stacked as it is."""
     stacked, stack = tuple(weight.get_value().shape), len(weight.stack)
     sizes = dict(zip(map(base, weight.axes), stacked[stack:], strict=True))
-    param = Param(" ".join(axes), sizes, _not_drawn, decay=decay, dtype=dtype)
+    param = Param(" ".join(axes), sizes, _not_drawn, decay=decay, dtype=dtype, in_stack=in_stack)
     shape = (*stacked[:stack], *param.get_value().shape)
     param.set_value(jax.ShapeDtypeStruct(shape, dtype))
     param.set_metadata(stack=weight.stack, layers=weight.layers)

@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.traversals import flatten_mapping as flattened
+from flax.nnx.traversals import unflatten_mapping as nested
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
@@ -29,6 +31,22 @@ def pad_layers(module: nnx.Module, placement: Placement) -> dict[int, int]:
             variable.set_value(jax.ShapeDtypeStruct((stored, *spec.shape[1:]), spec.dtype))
             padded[layers] = stored
     return padded
+
+
+class LayerValues:
+    """The values of a block's parameters and variables, of all its layers: those that are cut into layers, nested by
+    path, and those that a layer reads in their stack (`Param.in_stack`), if `reads` says that it may."""
+
+    def __init__(self, block: nnx.Module, reads: bool):
+        found = dict(nnx.to_flat_state(nnx.state(block)))
+        in_stack = {path for path, variable in found.items() if reads and getattr(variable, "in_stack", False)}
+        self.cut = nested({path: found[path].get_value() for path in found if path not in in_stack})
+        self._stacks = {path: found[path].get_value() for path in in_stack}
+
+    def of_layer(self, cut: Any, place: Any) -> Any:
+        """All of the layer in this place, of which `cut` are those that are cut."""
+        own = {path: axes.LayerWeight(stack, place) for path, stack in self._stacks.items()}
+        return nested(flattened(cut) | own)
 
 
 def on_stages() -> bool:

@@ -5,9 +5,10 @@ A kernel's *tile* is the part of it that is repeated; of it the FLOPs and, by th
 
     cycles = max(bundles, FLOPs ÷ FLOPs of a core's cycle)
 
-and a call as many for each of its FLOPs, which it says to XLA, shared by the cores of a device. Pairs or rows that are
-computed and not needed, the masks of partial tiles, and waiting for copies are not in it: it is a lower bound. The tile
-of attention has a head_dim of 128, those of experts are 512 wide; other widths are counted like them.
+and a call as many for each of its FLOPs, shared by the cores of a device; or as many as its bytes take at the memory's
+bandwidth, if these are more. It says both to XLA. Pairs or rows that are computed and not needed, and the masks of
+partial tiles, are not in it. The tile of attention has a head_dim of 128, those of experts are 512 wide; other widths
+are counted like them.
 """
 
 import json
@@ -23,7 +24,7 @@ from axon.plan.compiled import pallas_calls
 from axon.plan.hlo import Module
 
 RECORD = Path(__file__).with_name("bundles.json")
-_FLOPS = re.compile(r'"?cost_estimate"?:\{"?flops"?:"?(\d+)')
+_COST = re.compile(r'"?cost_estimate"?:\{"?flops"?:"?(\d+)[^}]*?"?bytes_accessed"?:"?(\d+)')
 
 
 def all_parts() -> dict[str, Part]:
@@ -50,8 +51,10 @@ def flops_per_cycle(chip: str) -> dict[str, float]:
 def kernel_cycles(module: Module, chip: str) -> dict[str, int]:
     """Kernel → cycles in one execution of a program on a device; kernels whose tile is not recorded are left out."""
     rates, cycles = flops_per_cycle(chip), Counter[str]()
+    per_cycle = CHIPS[chip].bandwidth / (CHIPS[chip].clock or 1)
     for name, one in pallas_calls(module):
-        found = _FLOPS.search(one.instruction.attributes)
+        found = _COST.search(one.instruction.attributes)
         if found and name in rates:
-            cycles[name] += round(int(found[1]) / rates[name]) * one.times
+            busy, moving = int(found[1]) / rates[name], int(found[2]) / per_cycle
+            cycles[name] += round(max(busy, moving)) * one.times
     return dict(cycles)

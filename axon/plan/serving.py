@@ -25,14 +25,16 @@ class Reading:
 
     Args:
         bytes: see `ServingProgram.read_bytes`. least_seconds: at the bandwidth of the memory. seconds: predicted, the
-            compiler's cycles at the chip's clock, and `attention`, whose kernel is in no estimate of the compiler; no
-            collective is in it. Both are None for a GPU, whose compiler estimates no cycles.
+            compiler's cycles at the chip's clock, and what is in no estimate of the compiler: `attention`, and
+            `kernels`, the other ones (`axon.plan.bundles.kernel_cycles`); no collective is in it. They are None for a
+            GPU, whose compiler estimates no cycles.
     """
 
     bytes: int
     least_seconds: float
     seconds: float | None
     attention: AttentionTime | None = None
+    kernels: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -98,7 +100,8 @@ def _reading(program: ServingProgram, decode: Report) -> Reading:
     if name is None or (clock := CHIPS[name].clock) is None:
         return Reading(program.read_bytes(), least, None)
     attention = attention_time(program, name)
-    return Reading(program.read_bytes(), least, sum(decode.cycles.values()) / clock + attention.total, attention)
+    compiled, kernels = (sum(cycles.values()) / clock for cycles in (decode.cycles, decode.kernel_cycles))
+    return Reading(program.read_bytes(), least, compiled + attention.total + kernels, attention, kernels)
 
 
 def _amount(message: str) -> str:

@@ -62,7 +62,7 @@ class ServingProgram:
         tables = tuple(self._ints(requests, columns) for _ in self.pools)
         places = self._ints(requests), self._ints(requests + 1)
         inputs = StepInputs(tokens, tokens, tokens, *places, tables, self._ints(size.rows))
-        variables, cache = (self.runtime.abstract(specs) for specs in (self.runtime.variables, self.cache))
+        variables, cache = self.runtime.abstract(self.runtime.variables), self.step.abstract_cache(self.cache)
         return self.step.traced(abstract(self.runtime), variables, cache, self._ints(requests), inputs)
 
     def parameter_bytes(self) -> int:

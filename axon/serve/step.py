@@ -109,10 +109,15 @@ class Step:
     def empty_cache(self, specs: Any) -> Any:
         """One of zeros."""
 
-        def zeros(spec: ArraySpec) -> Array:
-            return jnp.zeros(spec.shape, spec.dtype, device=self.placement.sharding(spec.axes, spec.kind))
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_cache(specs))
 
-        return jax.tree.map(zeros, specs)
+    def abstract_cache(self, specs: Any) -> Any:
+        """Its arrays as `jax.ShapeDtypeStruct`s, where they are."""
+
+        def leaf(spec: ArraySpec) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self.placement.sharding(spec.axes, spec.kind))
+
+        return jax.tree.map(leaf, specs)
 
     def no_draws(self, slots: int) -> Array:
         """Of each slot the last draw, before there is one."""

@@ -52,8 +52,10 @@ def _reading(reading: Reading) -> Iterator[str]:
     least = f"at least {reading.least_seconds * 1e3:.2f} ms at the memory's bandwidth"
     yield f"decode reads {reading.bytes / 1e9:.2f} GB of each device: weights, and the cache at half length: {least}"
     if reading.seconds is not None and (attention := reading.attention) is not None:
-        cycles, share = reading.seconds - attention.total, f"{reading.share:.0%} of the bandwidth"
-        yield f"predicted: {reading.seconds * 1e3:.2f} ms, {share}; by the compiler's cycles {cycles * 1e3:.2f}, and"
+        kernels, share = reading.kernels or 0.0, f"{reading.share:.0%} of the bandwidth"
+        cycles = reading.seconds - attention.total - kernels
+        yield f"predicted: {reading.seconds * 1e3:.2f} ms, {share}; by the compiler's cycles {cycles * 1e3:.2f},"
+        yield f"other kernels {kernels * 1e3:.2f}, and"
         parts = f"its pages' bytes {attention.memory * 1e3:.2f}, its bundles {attention.compute * 1e3:.2f}"
         yield f"attention {attention.total * 1e3:.2f}: the longer of {parts}; new tokens {attention.write * 1e3:.2f}"
 

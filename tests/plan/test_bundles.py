@@ -8,7 +8,7 @@ from axon.plan.hlo import Module
 
 CALL = (
     'custom-call(%a), custom_call_target="tpu_custom_call", '
-    'backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}","bytes_accessed":"8"}}}}}}'
+    'backend_config={{"custom_call_config":{{"cost_estimate":{{"flops":"{flops}","bytes_accessed":"{moved}"}}}}}}'
 )
 PROGRAM = """HloModule m
 
@@ -34,7 +34,7 @@ ENTRY %main (a: f32[4]) -> f32[4] {{
 @pytest.mark.parametrize("chip", [name for name, chip in CHIPS.items() if chip.clock])
 def test_a_call_takes_its_tiles_cycles_as_often_as_it_runs(chip, rng):
     forward, backward = (int(n) for n in rng.integers(10**9, 10**12, 2))
-    calls = {"forward": CALL.format(flops=forward), "backward": CALL.format(flops=backward)}
+    calls = {"forward": CALL.format(flops=forward, moved=8), "backward": CALL.format(flops=backward, moved=8)}
     text = PROGRAM.format(**calls, trips='backend_config={"known_trip_count":{"n":"5"}}')
     found = bundles.kernel_cycles(Module.of(text), chip)
     recorded, cores = bundles.recorded(), CHIPS[chip].cores
@@ -43,9 +43,18 @@ def test_a_call_takes_its_tiles_cycles_as_often_as_it_runs(chip, rng):
         issued = recorded[f"attention: {name}, whole tile"][chip]
         busy = tile / (CHIPS[chip].peak / (CHIPS[chip].clock or 1) / cores)
         assert found.pop(f"axon_attention_{name}") == pytest.approx(
-            times * flops / tile * max(issued, busy) / cores, rel=1e-6
+            times * flops / tile * max(issued, busy) / cores, rel=1e-6, abs=times
         )
     assert not found, "a kernel without a recorded tile is left out"
+
+
+@pytest.mark.parametrize("chip", [name for name, chip in CHIPS.items() if chip.clock])
+def test_a_call_that_computes_little_takes_as_long_as_its_bytes(chip, rng):
+    moved = int(rng.integers(10**9, 10**10))
+    calls = {name: CALL.format(flops=1000, moved=moved) for name in ("forward", "backward")}
+    found = bundles.kernel_cycles(Module.of(PROGRAM.format(**calls, trips="")), chip)
+    seconds = found["axon_attention_forward"] / (CHIPS[chip].clock or 1)
+    assert seconds == pytest.approx(moved / CHIPS[chip].bandwidth, rel=1e-6)
 
 
 @pytest.mark.parametrize("chip", CHIPS)

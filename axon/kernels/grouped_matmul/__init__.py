@@ -1,11 +1,12 @@
 """Grouped matmul: each group of rows by a weight of its own, as for experts, by the implementation that fits."""
 
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from axon.errors import UserError
 from axon.kernels.choice import choose, off_gpu, with_tpu
@@ -30,9 +31,11 @@ _IMPLEMENTATIONS = {
     "reference": grouped_matmul_reference,
     "mosaic": lambda x, w, sizes: _mosaic().grouped_matmul_gpu(x, w, sizes),
 }
+_OF_MORE = {"tpu": partial(tpu_product.product, transposed=False), "xla": partial(xla.product, transposed=False)}
+"""Those that find a group's weight among more than the groups have."""
 
 
-def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
+def grouped_matmul(x: Array, w: Array, sizes: Array, first: Array | None = None) -> Array:
     """The dropless product of a mixture of experts (MegaBlocks, Gale et al., arXiv:2211.15841), on one device's shard.
 
     Args:
@@ -40,14 +43,21 @@ def grouped_matmul(x: Array, w: Array, sizes: Array) -> Array:
         w: `groups embed out`, in the dtype of `x`; or int8 or float8_e4m3fn, converted as it is read: such a weight is
             not trained, and gets no gradient.
         sizes: `groups`, int32: how many rows each group has; any may be 0. Their sum is at most `rows`.
+        first: int32, of weights `more embed out` the number of group 0's, which those of the others follow: they are
+            read where they are. Such weights are not trained.
 
     Returns: `rows out`, in the dtype of `x`, summed in float32. Rows past the sum of `sizes` may hold anything, give
     zeros and get zero gradients, as does the weight of an empty group.
 
     Raises `UserError` for shapes or dtypes that do not match.
     """
-    _check(x, w, sizes)
-    return _IMPLEMENTATIONS[_chosen(x, w)](x, w, sizes)
+    _check(x, w, sizes, several=first is not None)
+    chosen = _chosen(x, w, sizes)
+    if first is None:
+        return _IMPLEMENTATIONS[chosen](x, w, sizes)
+    if chosen in _OF_MORE:
+        return _OF_MORE[chosen](x, w, sizes, first=first)
+    return _IMPLEMENTATIONS[chosen](x, lax.dynamic_slice_in_dim(w, first, sizes.shape[0]), sizes)
 
 
 def grouped_matmul_gradients(
@@ -59,7 +69,7 @@ def grouped_matmul_gradients(
         swapped: make `dw` as `groups out embed`.
     """
     _check(x, w, sizes)
-    products = _products(_chosen(x, w))
+    products = _products(_chosen(x, w, sizes))
     if products is None:
         _, backward = jax.vjp(lambda x, w: grouped_matmul_reference(x, w, sizes), x, w.astype(accumulate))
         dx, dw = backward(dy.astype(accumulate))
@@ -84,12 +94,12 @@ def _mosaic() -> Any:
     return import_module("axon.kernels.grouped_matmul.gpu")
 
 
-def _chosen(x: Array, w: Array) -> str:
+def _chosen(x: Array, w: Array, sizes: Array) -> str:
     candidates = with_tpu(tpu.unfit(x, w), {"xla": _xla_unfit(x), "reference": None})
     candidates["mosaic"] = _without_mosaic(x, w)
-    groups, embed, out = w.shape
+    _, embed, out = w.shape
     stored = "" if w.dtype == x.dtype else f" by {w.dtype}"
-    detail = f"{x.shape[0]} rows of {embed} by {out} in {groups} groups, {x.dtype}{stored}"
+    detail = f"{x.shape[0]} rows of {embed} by {out} in {sizes.shape[0]} groups, {x.dtype}{stored}"
     return choose("grouped_matmul", candidates, detail)
 
 
@@ -102,14 +112,15 @@ def _without_mosaic(x: Array, w: Array) -> str | None:
     return off_gpu(lambda chip: gpu_support.unsupported(x, w, chip))
 
 
-def _check(x: Array, w: Array, sizes: Array) -> None:
+def _check(x: Array, w: Array, sizes: Array, several: bool = False) -> None:
     shapes = f"x {x.shape}, w {w.shape}, sizes {sizes.shape}"
     if (x.ndim, w.ndim, sizes.ndim) != (2, 3, 1):
         raise UserError(f"grouped_matmul needs x[rows, embed], w[groups, embed, out] and sizes[groups], not {shapes}")
     if x.shape[1] != w.shape[1]:
         raise UserError(f"grouped_matmul: x has an embed of {x.shape[1]}, w of {w.shape[1]} ({shapes})")
-    if not w.shape[0] or sizes.shape[0] != w.shape[0]:
-        raise UserError(f"grouped_matmul: w has {w.shape[0]} groups and there are {sizes.shape[0]} sizes ({shapes})")
+    groups, weights = sizes.shape[0], w.shape[0]
+    if not groups or groups > weights or (groups < weights and not several):
+        raise UserError(f"grouped_matmul: w has {weights} groups and there are {groups} sizes ({shapes})")
     if sizes.dtype != jnp.int32:
         raise UserError(f"grouped_matmul: sizes are int32, not {sizes.dtype}")
     if not jnp.issubdtype(x.dtype, jnp.floating) or w.dtype not in (x.dtype, *EIGHT_BITS):

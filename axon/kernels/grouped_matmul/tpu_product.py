@@ -30,17 +30,26 @@ CHUNK = 2**22
 
 
 def product(
-    x: Array, w: Array, sizes: Array, *, transposed: bool, tiles: Tiles | None = None, interpret: Any = False
+    x: Array,
+    w: Array,
+    sizes: Array,
+    *,
+    transposed: bool,
+    first: Array | int = 0,
+    tiles: Tiles | None = None,
+    interpret: Any = False,
 ) -> Array:
     """`rows inner` by `groups inner columns` → `rows columns`, zeros where a row is in no group.
 
     Args:
         transposed: the weight is `groups columns inner`.
+        first: the number of group 0's weight, where there are more than the groups have.
         tiles: for tests; those of `product_tiles` by default.
     """
-    problem = _problem(x, w, transposed)
+    problem = _problem(x, w, sizes, transposed)
     tiles = tiles or product_tiles(problem)
     visits, count = row_visits(sizes, problem.rows, tiles.rows)
+    visits = visits._replace(group=visits.group + first)
     steps = problem.inner // tiles.inner
 
     def inner_tile(visit, inner, start, stop):
@@ -78,11 +87,11 @@ def product(
     return call(*visits, x, w)
 
 
-def _problem(x: Array, w: Array, transposed: bool) -> Problem:
+def _problem(x: Array, w: Array, sizes: Array, transposed: bool) -> Problem:
     """The sizes of a product, for its tiles and its cost."""
     (rows, inner), columns = x.shape, w.shape[1 if transposed else 2]
     of_x = x.dtype.itemsize
-    return Problem(rows, inner, columns, w.shape[0], of_x, of_x, w.dtype.itemsize)
+    return Problem(rows, inner, columns, sizes.shape[0], of_x, of_x, w.dtype.itemsize)
 
 
 def precision_of(dtype: Any) -> lax.Precision | None:

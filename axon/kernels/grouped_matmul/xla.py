@@ -27,20 +27,24 @@ def grouped_matmul_xla(x: Array, w: Array, sizes: Array) -> Array:
     return differentiable(product, weight_gradient)(x, w, sizes)
 
 
-def product(x: Array, w: Array, sizes: Array, *, transposed: bool) -> Array:
-    """`rows inner` by `groups inner columns` → `rows columns`; the weight is `groups columns inner` if transposed."""
-    rows, groups = x.shape[0], w.shape[0]
+def product(x: Array, w: Array, sizes: Array, *, transposed: bool, first: Array | int = 0) -> Array:
+    """`rows inner` by `groups inner columns` → `rows columns`; the weight is `groups columns inner` if transposed.
+
+    `first`: the number of group 0's weight, where there are more than the groups have.
+    """
+    rows, groups = x.shape[0], sizes.shape[0]
     tile = _tile(rows, groups)
     spans, padded = _spans(sizes, rows), _padded(x, tile)
     counts = -(-(spans.stop - spans.start) // tile)
     most = -(-rows // tile) + groups
     group = jnp.repeat(jnp.arange(groups), counts, total_repeat_length=most)
-    first = spans.start[group] + (jnp.arange(most) - (jnp.cumsum(counts) - counts)[group]) * tile
+    begin = spans.start[group] + (jnp.arange(most) - (jnp.cumsum(counts) - counts)[group]) * tile
 
     def step(i, out):
         contracted = (((1,), (1 if transposed else 0,)), ((), ()))
-        part = _dot(lax.dynamic_slice_in_dim(padded, first[i], tile), w[group[i]].astype(x.dtype), contracted)
-        return lax.dynamic_update_slice_in_dim(out, part.astype(x.dtype), first[i], 0)
+        own = w[first + group[i]].astype(x.dtype)
+        part = _dot(lax.dynamic_slice_in_dim(padded, begin[i], tile), own, contracted)
+        return lax.dynamic_update_slice_in_dim(out, part.astype(x.dtype), begin[i], 0)
 
     columns = w.shape[1 if transposed else 2]
     out = lax.fori_loop(0, jnp.sum(counts), step, jnp.zeros((rows + tile, columns), x.dtype))

@@ -8,13 +8,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import HostWeight, Names, Operation, StoredWeight, per_device, reshard, use_weight
+from axon.axes import Names, Operation, Stored, StoredWeight, per_device, reshard, use_weight
 from axon.axes.specs import partial_spec
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.devices import ExpertMesh
-
-Stored = Array | HostWeight
 
 
 class Matrix(NamedTuple):
@@ -75,11 +73,14 @@ class _Product(Operation):
     def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, tuple[Array, Array]]:
         rows, sizes = operands
 
-        def local(rows: Array, w: Array, sizes: Array) -> Array:
-            return _with_copies(grouped_matmul(_flat(rows), w, sizes), self.out)
+        def local(rows: Array, sizes: Array, w: Array, *layer: Array) -> Array:
+            first = [number * sizes.shape[0] for number in layer]
+            out = grouped_matmul(_flat(rows), w.reshape(-1, *w.shape[-2:]), sizes, *first)
+            return _with_copies(out, self.out)
 
-        run = per_device(local, (self.rows, self.weight, self.mesh.rows), self.out)
-        return run(self._placed(rows, self.rows), self._gathered(weight), sizes), (rows, sizes)
+        weights, specs = self._read(weight)
+        run = per_device(local, (self.rows, self.mesh.rows, *specs), self.out)
+        return run(self._placed(rows, self.rows), sizes, *weights), (rows, sizes)
 
     def backward(self, weight: StoredWeight, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array | None, ...]:
         rows, sizes = saved
@@ -99,6 +100,13 @@ class _Product(Operation):
         if not weight.trained:
             return None, dx, None
         return weight.swapped_cotangent(dw) if swapped else dw, dx, None
+
+    def _read(self, weight: StoredWeight) -> tuple[tuple[Array, ...], tuple[PartitionSpec, ...]]:
+        """What is multiplied with, and its spec: the layer's matrices; or those of all layers, and which layer's."""
+        found = weight.in_stack(self.weight)
+        if found is None or found.dtype not in (self.mesh.scope.compute, *EIGHT_BITS):
+            return (self._gathered(weight),), (self.weight,)
+        return (found.stack, found.layer), (PartitionSpec(None, *self.weight), PartitionSpec())
 
     def _gathered(self, weight: StoredWeight) -> Array:
         """One in 8 bits as it is: what multiplies with it converts what it reads."""

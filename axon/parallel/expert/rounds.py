@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import HostWeight, as_cotangent, like_operand, per_device, reshard
+from axon.axes import HostWeight, Stored, as_cotangent, like_operand, per_device, reshard
 from axon.parallel.expert.devices import ExpertMesh
 from axon.parallel.expert.exchange import Exchange
 from axon.parallel.expert.local import Local
@@ -20,7 +20,6 @@ from axon.parallel.pipeline.region import PIPE, in_stage
 FURTHER_ROUNDS = "further_rounds"
 """The named scope of the loop that a load within the margin never enters: `axon.plan` counts it as nothing."""
 
-Stored = Array | HostWeight
 Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
 """(products, matrices and biases, `copies rows embed`, each row's weight) → `copies rows embed`."""
 

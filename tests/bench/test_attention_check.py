@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from axon.bench import attention as check
 from axon.bench.attention import TOLERANCE, attention_lines, check_attention, problems
 from axon.kernels import attention
 from axon.kernels.attention import Causal, Window
@@ -27,8 +28,9 @@ def test_a_wrong_mask_is_found(wrong, monkeypatch, seed):
         return run(chosen, q, k, v, config, inputs)
 
     monkeypatch.setattr(attention, "_run", replaced)
+    monkeypatch.setattr(check, "problems", lambda: problems()[1:3])
     found = check_attention(jax.devices("cpu")[0], small=True, seed=seed)
-    assert [one["within"] for one in found.values()] == [True, True, False, True]
+    assert [one["within"] for one in found.values()] == [True, False]
     (line,) = [line for line in attention_lines("attention", found) if "TOO FAR" in line]
     assert line.startswith(str(right))
 

@@ -20,7 +20,7 @@ FEW = [
     for case in QUICK
     if not re.search(
         "in blocks|prefill|verification|eighth|fp8|DeepSeek|rows that no|decode, (int8|float8|bfloat16, window)"
-        "|GPT-2|Phi-3|Gemma|prefix|head_dim (64|96)|two cores",
+        "|GPT-2|Phi-3|Gemma|prefix|head_dim (64|96)|two cores|flash, Llama 3|a tensor",
         case.name,
     )
 ]

@@ -43,7 +43,9 @@ def reference(q, k, v, mask, documents, start, scale):
     return attention_reference(q, k, v, AttentionConfig(mask, scale), AttentionInputs(documents, start))[0]
 
 
-IMPLEMENTATIONS = [attention_xla, reference]
+CONSTANT = ("mask", "start", "scale")
+
+IMPLEMENTATIONS = [jax.jit(one, static_argnames=CONSTANT) for one in (attention_xla, reference)]
 
 CAUSAL = AttentionConfig(Causal(), 0.4)
 
@@ -83,7 +85,9 @@ def relative(actual, expected):
     return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
 
 
-@pytest.mark.few(length=(1, BLOCK + 13))
+@pytest.mark.few(length=(BLOCK + 13,), implementation=IMPLEMENTATIONS[:1])
+@pytest.mark.few(length=(BLOCK + 13,), mask=(MASKS[0], *MASKS[-2:]))
+@pytest.mark.few(length=(1,), mask=MASKS[-2:-1])
 @pytest.mark.parametrize("length", [1, 40, BLOCK + 13])
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -115,7 +119,7 @@ def test_gradients_do_not_depend_on_whether_the_start_is_traced(rng):
         assert relative(one, other) < 2e-6
 
 
-@pytest.mark.few(implementation=(attention_xla,))
+@pytest.mark.few(implementation=IMPLEMENTATIONS[:1])
 @pytest.mark.parametrize("mask", [*MASKS[:3], Causal() & Window(3)], ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_queries_that_start_later_see_the_keys_before_them(implementation, mask, rng):
@@ -167,18 +171,24 @@ def test_scanned_and_rematerialised_layers_have_the_same_gradients_as_written_ou
     assert relative(*(jax.jit(jax.grad(f))(q, documents) for f in (scanned, written_out))) < 1e-6
 
 
-@pytest.mark.few(implementation=(attention_xla,))
+@pytest.mark.few(implementation=IMPLEMENTATIONS[:1])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_query_that_sees_nothing_gives_zeros_and_zero_gradients(implementation, rng):
     q, k, v, documents = draw(rng, 12, 12)
     asked = documents.copy()
     asked[:, 5] = 9  # a document that no key has
-    run = lambda q, k, v: implementation(q, k, v, Causal() & SameDocument(), (asked, documents), 0, 0.4)  # noqa: E731
-    out, backward = jax.vjp(run, q, k, v)
+    only_that = np.zeros_like(q)
+    only_that[:, 5] = rng.normal(size=q[:, 5].shape)
+
+    @jax.jit
+    def with_gradients(*operands):
+        run = lambda *o: implementation(*o, Causal() & SameDocument(), (asked, documents), 0, 0.4)  # noqa: E731
+        out, backward = jax.vjp(run, *operands)
+        return out, *backward(only_that)
+
+    out, *gradients = with_gradients(q, k, v)
     np.testing.assert_array_equal(out[:, 5], 0)
-    only_that = np.zeros_like(out)
-    only_that[:, 5] = rng.normal(size=out[:, 5].shape)
-    for gradient in backward(only_that):
+    for gradient in gradients:
         np.testing.assert_array_equal(gradient, 0)
 
 
@@ -191,7 +201,7 @@ def test_queries_beyond_the_last_key_that_a_window_reaches_give_zeros(implementa
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bf16_operands_give_bf16_within_their_rounding(implementation, rng):
     q, k, v, _ = draw(rng, 50, 50)
-    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (q, k, v))
+    q, k, v = (a.astype(jnp.bfloat16) for a in (q, k, v))
     made = implementation(q, k, v, Causal(), None, 0, 0.4)
     assert made.dtype == jnp.bfloat16
     assert relative(made, dense(q, k, v, Causal(), None, 0, 0.4)) < 6e-3
@@ -207,6 +217,7 @@ def test_no_array_is_as_large_as_queries_times_keys_and_causal_blocks_stop_at_th
     assert f"{length}x{length}x" not in text
 
 
+@pytest.mark.few(slopes=(True,))
 @pytest.mark.parametrize("slopes", [False, True])
 def test_a_traced_start_takes_plain_xla_and_has_the_values_and_gradients_of_a_constant(slopes, rng, placed):
     from axon import axes
@@ -214,24 +225,28 @@ def test_a_traced_start_takes_plain_xla_and_has_the_values_and_gradients_of_a_co
     q, k, v, _ = draw(rng, 3, 12)
     given = {"alibi_slopes": rng.normal(size=4).astype(np.float32)} if slopes else {}
 
-    def with_gradients(start):
-        attend = lambda *operands: attention(*operands, Causal(), start=start, scale=0.4, **given)  # noqa: E731
+    def with_gradients(attend):
         out, backward = jax.vjp(attend, q, k, v)
         return out, *backward(out)
 
+    def traced(start):
+        return with_gradients(lambda *operands: attention(*operands, Causal(), start=start, scale=0.4, **given))
+
+    def constant():
+        return with_gradients(lambda *x: attention_reference(*x, CAUSAL, AttentionInputs(start=4, **given))[0])
+
     with axes.activate(axes.Scope(placed())) as scope:
-        made = jax.jit(with_gradients)(jnp.int32(4))
+        made = jax.jit(traced)(np.int32(4))
     assert scope.choices["attention"].startswith("xla, causal")
-    out, backward = jax.vjp(lambda *x: attention_reference(*x, CAUSAL, AttentionInputs(start=4, **given))[0], q, k, v)
-    for one, other in zip(made, (out, *backward(out)), strict=True):
+    for one, other in zip(made, jax.jit(constant)(), strict=True):
         assert relative(one, other) < 3e-6
 
 
 def test_scores_of_bf16_queries_are_scaled_in_float32(rng):
     q, k, v, _ = draw(rng, 50, 50)
-    q, k, v = (jnp.asarray(a, jnp.bfloat16) for a in (q, k, v))
-    found = xla.attention_xla(q, k, v, CAUSAL)[1]
-    exact = attention_reference(*(a.astype(jnp.float32) for a in (q, k, v)), CAUSAL)[1]
+    q, k, v = (a.astype(jnp.bfloat16) for a in (q, k, v))
+    found = jax.jit(lambda *o: xla.attention_xla(*o, CAUSAL)[1])(q, k, v)
+    exact = jax.jit(lambda *o: attention_reference(*o, CAUSAL)[1])(*(np.asarray(a, np.float32) for a in (q, k, v)))
     assert relative(found, exact) < 1e-6
 
 
@@ -266,7 +281,7 @@ FEATURES = [
 ]
 
 
-@pytest.mark.few(features=FEATURES[-1:])
+@pytest.mark.few(features=FEATURES[-1:], kept=(False,))
 @pytest.mark.parametrize("kept", [True, False], ids=["weights kept", "weights made again"])
 @pytest.mark.parametrize("features", FEATURES, ids=str)
 def test_caps_sinks_and_slopes_and_the_log_sum_exp_have_the_gradients_of_the_formula(features, kept, rng, monkeypatch):
@@ -295,9 +310,9 @@ def test_caps_sinks_and_slopes_and_the_log_sum_exp_have_the_gradients_of_the_for
 def test_the_reference_has_caps_sinks_and_slopes_as_their_papers_say(rng):
     q, k, v, _ = draw(rng, 20, 20, heads=2, kv_heads=2, batch=1)
     sinks, alibi_slopes = rng.normal(size=2), rng.normal(size=2)
-    made, lse = attention_reference(
-        q, k, v, AttentionConfig(Causal(), 0.4, 2.0), AttentionInputs(None, 0, sinks, alibi_slopes)
-    )
+    config = AttentionConfig(Causal(), 0.4, 2.0)
+    attend = jax.jit(lambda *o: attention_reference(*o[:3], config, AttentionInputs(None, 0, *o[3:])))
+    made, lse = attend(q, k, v, sinks, alibi_slopes)
     at, to = np.arange(20)[:, None], np.arange(20)[None, :]
     for head in range(2):
         scores = 2.0 * np.tanh(0.4 * q[0, :, head].astype(float) @ k[0, :, head].T / 2.0) + alibi_slopes[head] * (
@@ -311,12 +326,16 @@ def test_the_reference_has_caps_sinks_and_slopes_as_their_papers_say(rng):
 
 def test_parts_of_the_keys_merge_by_their_log_sum_exps(rng):
     q, k, v, _ = draw(rng, 30, 30)
-    config = AttentionConfig(Causal(), 0.4)
-    whole, lse = xla.attention_xla(q, k, v, config)
-    near, far = (
-        xla.attention_xla(q, k[:, :11], v[:, :11], config),
-        xla.attention_xla(q, k[:, 11:], v[:, 11:], config, AttentionInputs(start=-11)),
-    )
+
+    @jax.jit
+    def whole_near_and_far(q, k, v):
+        return (
+            xla.attention_xla(q, k, v, CAUSAL),
+            xla.attention_xla(q, k[:, :11], v[:, :11], CAUSAL),
+            xla.attention_xla(q, k[:, 11:], v[:, 11:], CAUSAL, AttentionInputs(start=-11)),
+        )
+
+    (whole, lse), near, far = whole_near_and_far(q, k, v)
     together = np.logaddexp(near[1], far[1])
     assert relative(together, lse) < 1e-6
     merged = sum(out * np.exp(part - together)[..., None] for out, part in (near, far))
@@ -330,16 +349,21 @@ def check_parts(rng, operands, documents, forward, gradients, bound=3e-6):
     dout, dlse = rng.normal(size=(*q.shape[:3], v.shape[3])), rng.normal(size=q.shape[:3])
     dout, dlse = dout.astype(np.float32), dlse.astype(np.float32)
     whole = AttentionInputs((documents, documents))
-    (out, lse), backward = jax.vjp(lambda *o: forward(*o, config, whole), q, k, v)
-    rows = dout, lse, jnp.sum(out * dout, axis=-1) - dlse
 
-    def part(first, last):
-        of_part = AttentionInputs((documents, documents[:, first:last]), -first)
-        return gradients(q, k[:, first:last], v[:, first:last], config, of_part, rows)
+    @jax.jit
+    def of_parts_and_whole(q, k, v):
+        (out, lse), backward = jax.vjp(lambda *o: forward(*o, config, whole), q, k, v)
+        rows = dout, lse, jnp.sum(out * dout, axis=-1) - dlse
 
-    (dq, *first), (more, *last) = part(0, cut), part(cut, k.shape[1])
-    ours = dq + more, *(np.concatenate(both, axis=1) for both in zip(first, last, strict=True))
-    for one, other in zip(ours, backward((dout, dlse)), strict=True):
+        def part(first, last):
+            of_part = AttentionInputs((documents, documents[:, first:last]), -first)
+            return gradients(q, k[:, first:last], v[:, first:last], config, of_part, rows)
+
+        (dq, *first), (more, *last) = part(0, cut), part(cut, k.shape[1])
+        both = (jnp.concatenate(pair, axis=1) for pair in zip(first, last, strict=True))
+        return (dq + more, *both), backward((dout, dlse))
+
+    for one, other in zip(*of_parts_and_whole(q, k, v), strict=True):
         assert relative(one, other) < bound
 
 

@@ -78,6 +78,7 @@ def compiled(traced):
     return calls, made.memory_analysis().temp_size_in_bytes / 2**20
 
 
+@pytest.mark.few(mask=(Everything(), Causal() & Window(300), Prefix(100) & SameDocument()))
 @pytest.mark.parametrize(
     ("mask", "calls"),
     [

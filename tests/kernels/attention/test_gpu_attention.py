@@ -90,14 +90,19 @@ def test_a_table_leaves_no_seen_tile_out_and_calls_none_whole_that_is_not(mask, 
     if ordered:
         documents = [np.sort(x, axis=1) for x in documents]
     q, k = (jax.ShapeDtypeStruct((2, size, 1, 64), jnp.bfloat16) for size in (queries, keys))
-    operands = Operands(q, k, k, tuple(map(jnp.asarray, documents)) if mask.by_document else None)
-    met = meeting(mask, 128, 64, real, operands, start)
+
+    @jax.jit
+    def tables(documents):
+        """Whose rows are of tiles of queries, and whose are of tiles of keys."""
+        met = meeting(mask, 128, 64, real, Operands(q, k, k, documents if mask.by_document else None), start)
+        return [table(one, start) for one in (met, type(met)(*(x.swapaxes(1, 2) for x in met)))]
+
     index = start + np.arange(queries)[:, None], np.arange(keys)[None]
     allowed = mask.allowed(*index, (documents[0][:, :, None], documents[1][:, None]))
     seen = np.broadcast_to(True if allowed is None else allowed, (2, queries, keys)) & (np.arange(keys) < real)
     tiles = seen.reshape(2, 3, 128, 8, 64)
-    for one, of in ((met, tiles), (type(met)(*(x.swapaxes(1, 2) for x in met)), tiles.transpose(0, 3, 2, 1, 4))):
-        loops = np.asarray(table(one, start))
+    for made, of in zip(tables(documents), (tiles, tiles.transpose(0, 3, 2, 1, 4)), strict=True):
+        loops = np.asarray(made)
         for row, tile in np.ndindex(2, of.shape[1]):
             first, stop, whole, whole_stop, _ = loops[row % len(loops), tile]
             some = np.flatnonzero(of[row, tile].any(axis=(0, 2)))
@@ -109,8 +114,9 @@ def test_a_table_leaves_no_seen_tile_out_and_calls_none_whole_that_is_not(mask, 
 
 def test_tiles_that_nobody_sees_are_skipped_and_few_are_masked():
     q = jax.ShapeDtypeStruct((1, 4096, 1, 64), jnp.bfloat16)
-    loops = np.asarray(table(meeting(Causal() & Window(1024), 128, 128, 4096, Operands(q, q, q, None), 0), 0))[0]
-    assert list(loops[20]) == [12, 21, 13, 20, 0]
+    mask = Causal() & Window(1024)
+    loops = jax.jit(lambda: table(meeting(mask, 128, 128, 4096, Operands(q, q, q, None), 0), 0))()[0]
+    assert list(np.asarray(loops)[20]) == [12, 21, 13, 20, 0]
 
 
 def test_what_the_kernels_lack_is_said():

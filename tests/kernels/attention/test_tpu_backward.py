@@ -34,9 +34,13 @@ def draw(rng, queries, keys, group, kv_heads=1, batch=1, width=64):
 def check(operands, config, inputs, tiles=TILES, interpret=True):
     """Gradients of an output's cotangent against those of the reference."""
     q, k, v, dout = operands
-    (out, lse), backward = jax.vjp(lambda *o: attention_reference(*o, config, inputs), q, k, v)
-    expected = backward((dout, np.zeros_like(lse)))
-    rows = dout, lse, jnp.sum(out * dout, axis=-1)
+
+    @jax.jit
+    def reference(*operands):
+        (out, lse), backward = jax.vjp(lambda *o: attention_reference(*o, config, inputs), *operands)
+        return (dout, lse, jnp.sum(out * dout, axis=-1)), backward((dout, jnp.zeros_like(lse)))
+
+    rows, expected = reference(q, k, v)
     ours = jax.jit(lambda *o: attention_gradients_tpu(*o, config, inputs, rows, tiles=tiles, interpret=interpret))(
         q, k, v
     )

@@ -1,5 +1,6 @@
 """The grid of the backward: every pair of tiles that sees each other is one step, and spans have equal work."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -24,8 +25,8 @@ def test_every_pair_of_tiles_that_is_seen_is_one_step_and_its_slot_is_its_own(ma
     queries, keys, start = (int(size) for size in rng.integers((500, 500, 0), (1500, 1500, 300)))
     grid = Grid.of(128, 256, 1, queries, keys)
     documents = rng.integers(0, 3, (1, queries)).astype(np.int32), np.sort(rng.integers(0, 3, (1, keys)), axis=1)
-    tables = reach(grid, mask, AttentionInputs(documents, start))
-    tables = type(tables)(*(x if x is None or isinstance(x, tuple) else np.asarray(x) for x in tables))
+    reached = jax.jit(lambda documents: reach(grid, mask, AttentionInputs(documents, start)))
+    tables = jax.tree.map(np.asarray, reached(documents))
     for least in (1, 2, 3):
         spans = Spans.of(grid, mask, None if traced else start, 64, 2**30, least)
         met = steps_of(grid, spans, Tables.of(grid, spans, tables))

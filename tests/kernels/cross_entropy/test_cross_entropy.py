@@ -78,15 +78,24 @@ def small_blocks(monkeypatch):
 def test_the_references_are_the_formula(vocab, soft_cap, rng):
     x, head, targets, weights = draw(rng, 20)
     z_loss, of_nll, of_lse = 0.3, *rng.normal(size=(2, 20)).astype(np.float32)
-    sums = lambda x, h: cross_entropy_reference(x, h, targets, weights, z_loss, vocab, soft_cap)  # noqa: E731
-    made = *sums(x, head), *jax.grad(lambda x, h: sums(x, h)[0], (0, 1))(x, head)
-    all_close(made, formula_of_sums(x, head, targets, weights, z_loss, soft_cap, vocab))
-    tokens, backward = jax.vjp(lambda x, h: token_nll_reference(x, h, targets, vocab, soft_cap), x, head)
+
+    def sums(x, head):
+        return cross_entropy_reference(x, head, targets, weights, z_loss, vocab, soft_cap)
+
+    @jax.jit
+    def of_sums_and_tokens(x, head):
+        tokens, backward = jax.vjp(lambda x, h: token_nll_reference(x, h, targets, vocab, soft_cap), x, head)
+        of_sums = jax.grad(lambda x, h: sums(x, h)[0], (0, 1))(x, head)
+        return (*sums(x, head), *of_sums), (*tokens, *backward((of_nll, of_lse)))
+
+    of_sums, of_tokens = of_sums_and_tokens(x, head)
+    all_close(of_sums, formula_of_sums(x, head, targets, weights, z_loss, soft_cap, vocab))
     nll, lse, gradients = formula(x, head, targets, soft_cap, vocab)
-    all_close((*tokens, *backward((of_nll, of_lse))), (nll, lse, *gradients(of_nll, of_lse)))
+    all_close(of_tokens, (nll, lse, *gradients(of_nll, of_lse)))
 
 
-@pytest.mark.few(tokens=(1, 37))
+@pytest.mark.few(tokens=(37,))
+@pytest.mark.few(tokens=(1,), z_loss=(0.3,))
 @pytest.mark.parametrize("z_loss", [0.0, 0.3])
 @pytest.mark.parametrize("tokens", [1, 2, 24, 37, 101])
 def test_blocks_of_any_number_of_tokens_are_the_formula(tokens, z_loss, rng, small_blocks):
@@ -97,6 +106,7 @@ def test_blocks_of_any_number_of_tokens_are_the_formula(tokens, z_loss, rng, sma
     all_close(cross_entropy(x, head, targets, weights, z_loss), expected[:2])
 
 
+@pytest.mark.few(tokens=(1, 37))
 @pytest.mark.parametrize("tokens", [1, 2, 24, 37, 101])
 def test_each_tokens_loss_and_the_gradients_of_any_function_of_it_are_the_formula(tokens, rng, small_blocks):
     x, head, targets, _ = draw(rng, tokens)
@@ -107,6 +117,7 @@ def test_each_tokens_loss_and_the_gradients_of_any_function_of_it_are_the_formul
     all_close(token_nll_gradients(x, head, targets, made[1], of_nll, of_lse), gradients(of_nll, of_lse))
 
 
+@pytest.mark.few(vocab=(21,))
 @pytest.mark.parametrize("vocab", [None, 21])
 def test_a_soft_cap_and_padded_columns_are_the_formula_in_both_forms(vocab, rng, small_blocks):
     x, head, targets, weights = draw(rng, 40)
@@ -124,6 +135,7 @@ def test_a_prime_number_of_tokens_is_cut_into_few_blocks():
         assert blocks._count(tokens, 32000) <= 2 * max(2, tokens * 32000 * 4 // blocks.CPU_BLOCK + 1)
 
 
+@pytest.mark.few(tokens=(1024,))
 @pytest.mark.parametrize("tokens", [1024, 4096])
 def test_at_a_vocabulary_of_128k_the_temporaries_are_an_eighth_of_the_formulas_at_most(tokens):
     shapes = ((tokens, 256), np.float32), ((256, 131072), np.float32), ((tokens,), np.int32), ((tokens,), np.float32)

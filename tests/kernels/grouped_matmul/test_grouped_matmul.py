@@ -1,5 +1,6 @@
 """Every implementation of the grouped product against float64: values, both gradients, and what it may not hold."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from axon import axes
 from axon.errors import UserError
+from axon.kernels import grouped_matmul as kernels
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import (
     grouped_matmul,
@@ -104,17 +106,37 @@ def test_bfloat16_operands_are_summed_in_float32(name, rng):
         close(one, other, 2**-9)  # a rounding of each element, and no more
 
 
+@pytest.mark.few(of_rows=("bfloat16",), stored=EIGHT_BITS[:1], name=("reference", "tpu"))
+@pytest.mark.few(of_rows=("float32",), stored=EIGHT_BITS[1:], name=("xla",))
 @pytest.mark.parametrize("of_rows", ["float32", "bfloat16"])
 @pytest.mark.parametrize("stored", EIGHT_BITS)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_a_weight_in_8_bits_is_the_one_of_its_values_and_gets_no_gradient(name, stored, of_rows, rng):
     x, w, dy = draw(rng, of_rows)
-    w, sizes = jnp.asarray(50 * w, stored), np.array([100, 0, 30, 150], np.int32)
-    y, backward = jax.vjp(lambda x: IMPLEMENTATIONS[name](x, w, sizes), x)
-    expected, dx, _ = formula(x, w, sizes, dy)
-    for one, other in ((y, expected), (backward(dy)[0], dx)):
+    w, sizes = np.clip(50 * w, -127, 127).astype(stored), np.array([100, 0, 30, 150], np.int32)
+
+    @jax.jit
+    def with_gradient(x, w, dy):
+        y, backward = jax.vjp(lambda x: IMPLEMENTATIONS[name](x, w, sizes), x)
+        return y, *backward(dy)
+
+    for one, other in zip(with_gradient(x, w, dy), formula(x, w, sizes, dy)[:2], strict=True):
         assert one.dtype == x.dtype
         close(one, other, 2e-6 if of_rows == "float32" else 2**-9)
+
+
+@pytest.mark.few(name=("xla", "tpu"), dtype=("float32",))
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_the_weights_of_some_groups_are_found_among_more(name, dtype, rng, monkeypatch):
+    x, _, _ = draw(rng)
+    more, layer = np.clip(50 * rng.normal(size=(3 * GROUPS, EMBED, OUT)), -127, 127).astype(dtype), rng.integers(3)
+    sizes = np.array([100, 0, 30, 150], np.int32)
+    monkeypatch.setattr(kernels, "_chosen", lambda *_: name)
+    monkeypatch.setitem(kernels._OF_MORE, "tpu", partial(kernels._OF_MORE["tpu"], interpret=True))
+    made = jax.jit(grouped_matmul)(x, more, sizes, jnp.int32(layer * GROUPS))
+    own = more[layer * GROUPS : (layer + 1) * GROUPS]
+    close(made, formula(x, own, sizes, np.zeros((ROWS, OUT)))[0], 2e-6)
 
 
 def test_an_implementation_is_chosen_by_platform_and_said(rng):
@@ -172,9 +194,14 @@ def test_no_rows_give_no_rows_and_zero_gradients():
 
 @pytest.mark.parametrize("rows", [40, 0], ids=["xla", "reference"])
 def test_the_weights_gradient_can_be_made_with_its_last_two_dimensions_swapped(rows, rng):
-    x, w, dy = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((rows, 6), (3, 6, 5), (rows, 5)))
-    sizes = jnp.asarray([11, 0, 20] if rows else [0, 0, 0], jnp.int32)
-    plain = grouped_matmul_gradients(x, w, sizes, dy, jnp.float32)
-    swapped = grouped_matmul_gradients(x, w, sizes, dy, jnp.float32, swapped=True)
+    x, w, dy = (rng.normal(size=shape).astype(np.float32) for shape in ((rows, 6), (3, 6, 5), (rows, 5)))
+    sizes = np.array([11, 0, 20] if rows else [0, 0, 0], np.int32)
+
+    @jax.jit
+    def plain_and_swapped(*operands):
+        gradients = partial(grouped_matmul_gradients, *operands, jnp.float32)
+        return gradients(), gradients(swapped=True)
+
+    plain, swapped = plain_and_swapped(x, w, sizes, dy)
     np.testing.assert_array_equal(swapped[0], plain[0])
-    np.testing.assert_allclose(swapped[1], jnp.swapaxes(plain[1], 1, 2), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(swapped[1], np.swapaxes(plain[1], 1, 2), rtol=1e-5, atol=1e-5)

@@ -57,7 +57,7 @@ def owners(sizes, rows):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_a_product_in_many_tiles_is_that_of_the_formula_and_has_no_race(transposed, sizes, rng, watched):
     x = rng.normal(size=(300, 256)).astype(np.float32)
-    w = rng.normal(size=(4, 256, 384)).astype(np.float32)
+    w = rng.normal(size=(4, 256, 256)).astype(np.float32)
     stored = w.swapaxes(1, 2) if transposed else w
     sizes = np.array(sizes, np.int32)
     made = product(x, stored, sizes, transposed=transposed, tiles=TILES, interpret=watched)
@@ -69,7 +69,7 @@ def test_a_product_in_many_tiles_is_that_of_the_formula_and_has_no_race(transpos
 @pytest.mark.few(sizes=SIZES[:1])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_weight_gradient_in_many_tiles_is_that_of_the_formula_and_has_no_race(sizes, rng, watched):
-    x, dy = (rng.normal(size=(300, columns)).astype(np.float32) for columns in (256, 384))
+    x, dy = (rng.normal(size=(300, columns)).astype(np.float32) for columns in (256, 256))
     sizes = np.array(sizes, np.int32)
     made = weight_gradient(x, dy, sizes, dtype=jnp.float32, tiles=TILES, interpret=watched)
     own = owners(sizes, 300)[:, None] == np.arange(4)
@@ -115,10 +115,14 @@ def test_group_visits_reach_every_group_in_turn_and_read_each_of_its_rows_once(d
     np.testing.assert_array_equal(read, owners(sizes, rows) == np.arange(len(sizes))[:, None])
 
 
+jitted_cover = jax.jit(cover, static_argnums=(2, 3))
+
+
 def pieces_of(visits, count, first, rows, pieces):
     """What each visit multiplies of its tile, which begins at row `first`: (first row, rows), in pieces."""
-    low, high = (np.clip(edge[:count] - first[:count], 0, rows) for edge in (visits.start, visits.stop))
-    found = jax.tree.map(np.asarray, cover(low, high, rows, pieces))
+    low, high = (np.clip(edge - first, 0, rows) for edge in (visits.start, visits.stop))
+    found = jax.tree.map(lambda all_: np.asarray(all_)[:count], jitted_cover(low, high, rows, pieces))
+    low, high = low[:count], high[:count]
     size = found.wholes * pieces.whole + found.rest
     used = low < high
     assert np.all((found.first <= low)[used])

@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from axon.kernels.paged_attention.cache import Cache, stored
+from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.cache import stored as store
 from axon.kernels.paged_attention.ragged import AttentionInputs
+
+stored = jax.jit(store, static_argnums=1)
 
 DEAD = (np.nan, 3e4)
 """Keys and values in slots that nobody sees: a cache has no value that is not finite, and any key."""
@@ -37,7 +41,7 @@ class Problem:
 
 
 def values_of(kept, scales):
-    kept = np.asarray(kept.astype(jnp.float32), np.float64)
+    kept = np.asarray(kept).astype(np.float64)
     return kept if scales is None else kept * np.asarray(scales, np.float64)[..., None]
 
 
@@ -67,7 +71,7 @@ def draw_problem():
             jnp.asarray([kv for _, kv in lengths], jnp.int32),
             jnp.asarray(table, jnp.int32),
             jnp.asarray(np.cumsum([0, *(n for n, _ in lengths)]), jnp.int32),
-            jnp.asarray(rng.normal(size=heads), jnp.float32) if sinks else None,
+            jnp.asarray(rng.normal(size=heads).astype(np.float32)) if sinks else None,
             jnp.asarray(rng.normal(size=(heads, 2 * columns * page_size - 1)), jnp.float32) if distance_bias else None,
             jnp.asarray(rng.uniform(size=heads), jnp.float32) if alibi_slopes else None,
         )
@@ -93,7 +97,7 @@ def draw_problem():
         cache = Cache(jnp.asarray(keys), jnp.asarray(values), optional(key_scales), optional(value_scales))
         new = [rng.normal(size=(tokens, count, head_dim)) for count in (heads, kv_heads, kv_heads)]
         assert cache.keys.shape == shape
-        return Problem(*(jnp.asarray(a, q) for a in new), cache, inputs)
+        return Problem(*(jnp.asarray(a.astype(jnp.dtype(q))) for a in new), cache, inputs)
 
     return draw
 
@@ -104,23 +108,24 @@ def formula():
 
     def attend(problem, after, config):
         keys, values = values_of(after.keys, after.key_scales), values_of(after.values, after.value_scales)
-        q = np.asarray(problem.q.astype(jnp.float32), np.float64)
+        q = np.asarray(problem.q).astype(np.float64)
         out, size = np.zeros_like(q), after.page_size
         group = q.shape[1] // after.kv_heads
-        table = np.asarray(problem.inputs.page_table)
+        inputs = jax.tree.map(np.asarray, problem.inputs)
         for i, row, at in problem.rows():
             first = 0 if config.window is None else max(0, at - config.window + 1)
-            seen = [(table[i, j // size], j % size) for j in range(first, at + 1)]
+            seen = [(inputs.page_table[i, j // size], j % size) for j in range(first, at + 1)]
             for head in range(q.shape[1]):
                 k = np.array([keys[page, head // group, slot] for page, slot in seen])
                 v = np.array([values[page, head // group, slot] for page, slot in seen])
                 s = k @ q[row, head] * config.scale
                 s = s if config.soft_cap is None else config.soft_cap * np.tanh(s / config.soft_cap)
-                if (bias := problem.inputs.distance_bias) is not None:
-                    s = s + [float(bias[head, bias.shape[1] // 2 + j - at]) for j in range(first, at + 1)]
-                if (slopes := problem.inputs.alibi_slopes) is not None:
-                    s = s + float(slopes[head]) * (np.arange(first, at + 1) - at)
-                sink = -np.inf if problem.inputs.sinks is None else float(problem.inputs.sinks[head])
+                distances = np.arange(first, at + 1) - at
+                if (bias := inputs.distance_bias) is not None:
+                    s = s + bias[head, bias.shape[1] // 2 + distances]
+                if (slopes := inputs.alibi_slopes) is not None:
+                    s = s + float(slopes[head]) * distances
+                sink = -np.inf if inputs.sinks is None else float(inputs.sinks[head])
                 top = max(s.max(), sink)
                 weights = np.exp(s - top)
                 out[row, head] = weights @ v / (weights.sum() + np.exp(sink - top))
@@ -146,10 +151,10 @@ def check_cache():
             if old is None:
                 assert made is None
                 continue
-            expected = np.array(old.astype(jnp.float32))
+            new, expected = np.asarray(new), np.array(old)
             for page, slot, row in problem.written():
-                expected[page, :, slot] = np.asarray(new[row].astype(jnp.float32))
-            np.testing.assert_array_equal(np.asarray(made.astype(jnp.float32))[1:], expected[1:])
+                expected[page, :, slot] = new[row]
+            np.testing.assert_array_equal(np.asarray(made)[1:].astype(np.float32), expected[1:].astype(np.float32))
 
     return check
 
@@ -163,7 +168,9 @@ def check_not_finite():
         rows, heads = list(problem.rows()), range(problem.q.shape[1])
         group, dim = problem.q.shape[1] // problem.cache.kv_heads, problem.q.shape[2] - 1
         sequence, broken, place = rows[len(rows) // 2]
-        one = replace(problem, v=problem.v.at[broken, 0, dim].set(number))
+        v = np.array(problem.v)
+        v[broken, 0, dim] = number
+        one = replace(problem, v=jnp.asarray(v))
         (before, _), (after, _) = attend(problem, config), attend(one, config)
         window = config.window or one.inputs.page_table.size * one.cache.page_size
         sees = [(row, head) for i, row, at in rows for head in heads if i == sequence and 0 <= at - place < window]

@@ -104,14 +104,21 @@ def ragged(lengths, columns=8):
 @pytest.mark.parametrize("window", [None, 1, 50, 700])
 def test_a_table_leaves_no_seen_tile_out_and_calls_none_whole_that_is_not(window, rng):
     lengths = [(int(n), int(n + rng.integers(0, 600))) for n in (1, 90, 0, 5, 200)]
-    plan, config = blocks(ragged(lengths), 300, 32), AttentionConfig(0.1, window)
+    config = AttentionConfig(0.1, window)
     shape = Shape(page_size=64, columns=16, tile=64, stages=4, rows=128, group=4, splits=1, config=config)
-    positions: Any = np.asarray(row_positions(plan, shape))
+
+    @jax.jit
+    def positions_and_loops(inputs):
+        plan = blocks(inputs, 300, 32)
+        return row_positions(plan, shape), table(plan, shape)
+
+    made: Any = positions_and_loops(ragged(lengths))
+    positions, loops = map(np.asarray, made)
     keys: Any = np.arange(1024)
     seen = np.asarray(config.seen(positions[:, :, None], keys)) & (positions >= 0)[:, :, None]
     tiles = seen.reshape(*positions.shape, -1, shape.tile)
     real = positions >= 0
-    for block, (sequence, first, stop, whole, whole_stop, end) in enumerate(np.asarray(table(plan, shape))):
+    for block, (sequence, first, stop, whole, whole_stop, end) in enumerate(loops):
         some = np.flatnonzero(tiles[block].any(axis=(0, 2)))
         assert list(some) == list(range(first, stop))
         assert tiles[block, real[block]][:, max(first, whole) : max(first, min(stop, whole_stop))].all()

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axon.kernels.paged_attention import Cache, paged_attention_reference
+from axon.kernels.paged_attention.cache import stored
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.xla import paged_attention_xla
 
@@ -48,7 +49,7 @@ def relative(actual, expected):
     return np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30)
 
 
-@pytest.mark.few(config=VARIANTS[2:])
+@pytest.mark.few(config=VARIANTS[2:3])
 @pytest.mark.parametrize("config", VARIANTS, ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(
@@ -84,6 +85,7 @@ def test_edges_give_the_formula(implementation, lengths, rng, draw_problem, form
     np.testing.assert_array_equal(out[sum(n for n, _ in lengths) :], 0)
 
 
+@pytest.mark.few(config=VARIANTS[1:2])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("config", VARIANTS[1:], ids=str)
 def test_a_sink_takes_its_share_of_the_softmax_and_has_no_value(
@@ -97,6 +99,7 @@ def test_a_sink_takes_its_share_of_the_softmax_and_has_no_value(
         np.testing.assert_array_equal(out[sum(n for n, _ in lengths) :], 0)
 
 
+@pytest.mark.few(config=VARIANTS[3:])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("config", VARIANTS[2:], ids=str)
 def test_a_slope_times_how_far_the_key_is_from_its_query_is_added_to_a_score(
@@ -108,6 +111,7 @@ def test_a_slope_times_how_far_the_key_is_from_its_query_is_added_to_a_score(
     assert relative(out, formula(problem, after, config)) < 1e-6
 
 
+@pytest.mark.few(config=VARIANTS[2:3])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("config", VARIANTS[2:], ids=str)
 def test_a_bias_is_added_to_a_score_by_how_far_the_key_is_from_its_query(
@@ -128,6 +132,8 @@ def test_as_many_rows_as_sequences_need_not_be_one_row_each(implementation, rng,
     assert relative(out, formula(problem, after, VARIANTS[2])) < 1e-6
 
 
+@pytest.mark.few(dtype=("int8",), implementation=(paged_attention_xla,))
+@pytest.mark.few(dtype=("float8_e4m3fn",), implementation=(paged_attention_reference,))
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_quantised_cache_is_read_as_it_is_kept(implementation, dtype, rng, draw_problem, formula, check_cache):
@@ -137,17 +143,22 @@ def test_a_quantised_cache_is_read_as_it_is_kept(implementation, dtype, rng, dra
     assert relative(out, formula(problem, after, VARIANTS[2])) < 1e-6
 
 
-@pytest.mark.few(implementation=(paged_attention_xla,), dtype=("float32",))
+@pytest.mark.few(implementation=(paged_attention_xla,), dtype=("float32",), config=VARIANTS[::2])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("config", VARIANTS, ids=str)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_only_those_who_see_a_value_that_is_not_finite_are_touched_by_it(
-    implementation, dtype, rng, draw_problem, check_not_finite
+    implementation, config, dtype, rng, draw_problem, check_not_finite
 ):
-    problem = draw_problem(rng, [(1, 9), (6, 6), (0, 3), (3, 14)], dtype=dtype)
-    for config, number in zip(VARIANTS, [np.nan, np.inf, -np.inf, np.nan], strict=True):
-        check_not_finite(functools.partial(run, implementation), problem, config, number)
+    attend = functools.partial(run, implementation)
+    for lengths, number in (([(1, 9), (6, 6), (3, 14)], np.nan), ([(5, 9), (0, 3), (6, 6)], np.inf)):
+        problem = draw_problem(rng, lengths, dtype=dtype)
+        for sign in (1, -1):
+            check_not_finite(attend, problem, config, sign * number)
 
 
+@pytest.mark.few(kept=("bfloat16",), implementation=(paged_attention_xla,))
+@pytest.mark.few(kept=("float32",), implementation=(paged_attention_reference,))
 @pytest.mark.parametrize("kept", ["bfloat16", "float32"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_half_precision_queries_give_their_own_type(implementation, kept, rng, draw_problem, formula):
@@ -155,7 +166,7 @@ def test_half_precision_queries_give_their_own_type(implementation, kept, rng, d
     out, after = run(implementation, problem, VARIANTS[0])
     assert out.dtype == jnp.bfloat16
     assert after.keys.dtype == kept
-    assert relative(out.astype(jnp.float32), formula(problem, after, VARIANTS[0])) < 4e-3
+    assert relative(out, formula(problem, after, VARIANTS[0])) < 4e-3
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -177,10 +188,9 @@ def test_a_prefill_in_chunks_is_one_prefill(implementation, rng, draw_problem):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_sequences_may_share_the_pages_that_they_only_read(implementation, rng, draw_problem, formula):
     problem = draw_problem(rng, [(1, 9), (1, 9), (2, 10)])
-    table = problem.inputs.page_table
-    shared = problem.inputs.__class__(
-        problem.inputs.kv_lens, table.at[1, :2].set(table[0, :2]), problem.inputs.cu_q_lens
-    )
+    table = np.array(problem.inputs.page_table)
+    table[1, :2] = table[0, :2]
+    shared = problem.inputs.__class__(problem.inputs.kv_lens, jnp.asarray(table), problem.inputs.cu_q_lens)
     problem = problem.__class__(problem.q, problem.k, problem.v, problem.cache, shared)
     out, after = run(implementation, problem, VARIANTS[0])
     assert relative(out, formula(problem, after, VARIANTS[0])) < 1e-6
@@ -188,23 +198,18 @@ def test_sequences_may_share_the_pages_that_they_only_read(implementation, rng, 
 
 @pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
 def test_a_kept_token_is_off_by_at_most_its_types_rounding(dtype, rng):
-    from axon.kernels.paged_attention.cache import stored
-
-    x = (
-        jnp.asarray(rng.normal(size=(50, 2, 16)) * 10.0 ** rng.uniform(-6, 6, size=(50, 2, 1)), jnp.float32)
-        .at[3]
-        .set(0)
-    )
-    kept, scales = stored(x, dtype)
+    x = (rng.normal(size=(50, 2, 16)) * 10.0 ** rng.uniform(-6, 6, size=(50, 2, 1))).astype(np.float32)
+    x[3] = 0
+    kept, scales = (np.asarray(part) for part in jax.jit(stored, static_argnums=1)(x, dtype))
     largest = np.abs(x).max(axis=-1, keepdims=True)
     bound = largest / 254 if dtype == "int8" else np.maximum(np.abs(x) / 16, largest * 2.0**-10 / 448)
-    assert np.all(np.abs(np.asarray(kept.astype(jnp.float32)) * scales[..., None] - x) <= 1.001 * bound)
+    assert np.all(np.abs(kept.astype(np.float32) * scales[..., None] - x) <= 1.001 * bound)
 
 
 def test_a_donated_cache_is_updated_in_place(rng, draw_problem):
     problem = draw_problem(rng, [(1, 9), (6, 6), (3, 14)])
     step = jax.jit(functools.partial(paged_attention_xla, config=VARIANTS[0]), donate_argnums=3)
-    cache = jax.tree.map(jnp.copy, problem.cache)
+    cache = problem.cache
     memory = step.lower(problem.q, problem.k, problem.v, cache, problem.inputs).compile().memory_analysis()
     assert memory.alias_size_in_bytes >= cache.keys.nbytes + cache.values.nbytes
 

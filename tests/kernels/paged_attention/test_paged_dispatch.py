@@ -177,19 +177,10 @@ def test_a_kernel_of_another_platform_is_not_to_be_had_by_name():
 
 def test_the_options_reach_the_implementation_and_are_said(rng, draw_problem, formula):
     problem = draw_problem(rng, [(1, 9), (6, 6), (3, 14)])
-    inputs = problem.inputs
+    ragged = (problem.inputs.kv_lens, problem.inputs.page_table, problem.inputs.cu_q_lens)
     with scope("cpu") as active:
-        out, after = paged_attention(
-            problem.q,
-            problem.k,
-            problem.v,
-            problem.cache,
-            inputs.kv_lens,
-            inputs.page_table,
-            inputs.cu_q_lens,
-            window=5,
-            soft_cap=1.5,
-        )
+        attend = jax.jit(lambda *arrays: paged_attention(*arrays, window=5, soft_cap=1.5))
+        out, after = attend(problem.q, problem.k, problem.v, problem.cache, *ragged)
     assert active.choices["paged_attention"] == "xla, float32 pages of 4, window 5, soft cap 1.5"
     expected = formula(problem, after, AttentionConfig(8**-0.5, window=5, soft_cap=1.5))
     np.testing.assert_allclose(out, expected, atol=1e-5)

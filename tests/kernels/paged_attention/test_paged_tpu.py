@@ -50,7 +50,7 @@ def relative(actual, expected):
     return np.linalg.norm(actual - expected) / max(np.linalg.norm(expected), 1e-30)
 
 
-@pytest.mark.few(config=(CAP,))
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("config", "dtype", "queries", "splits"),
     [
@@ -204,13 +204,11 @@ def test_blocks_grow_with_the_rows_of_a_sequence(tokens, sequences, heads, queri
     assert tpu._queries(jnp.zeros((tokens, heads, 1)), SimpleNamespace(sequences=sequences)) == queries
 
 
-FEW = {"decode, bfloat16, pages of 16", "decode, bfloat16, head_dim 64, sinks and window 128"}
+MARKS = {"decode, bfloat16, pages of 16": [pytest.mark.full], "decode, bfloat16, head_dim 64, sinks and window 128": []}
 
 
 @pytest.mark.parametrize("chip", [c if c == "v5e" else pytest.param(c, marks=pytest.mark.slow) for c in CHIPS])
-@pytest.mark.parametrize(
-    "case", [c if c.name in FEW else pytest.param(c, marks=pytest.mark.slow) for c in cases()], ids=str
-)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=MARKS.get(c.name, pytest.mark.slow)) for c in cases()], ids=str)
 def test_cases_compile_and_leave_the_cache_where_it_is(case, chip, monkeypatch):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     from axon.plan.topology import devices

@@ -69,10 +69,13 @@ def test_products_are_those_of_the_reference_whatever_the_scales_and_nothing_rac
 
 
 def test_a_weight_with_k_contiguous_gives_the_product_of_the_other(rng):
-    x = quantize(jnp.asarray(rng.normal(size=(8, 256)), jnp.float32), jnp.int8, ROW)
-    w = quantize(jnp.asarray(rng.normal(size=(256, 128)), jnp.float32), jnp.int8, COLUMN)
-    ours, theirs = (quantized_matmul(x, weight, dtype=jnp.float32) for weight in (k_major(w), w))
-    np.testing.assert_array_equal(ours, theirs)
+    @jax.jit
+    def ours_and_theirs(x, w):
+        x, w = quantize(x, jnp.int8, ROW), quantize(w, jnp.int8, COLUMN)
+        return [quantized_matmul(x, weight, dtype=jnp.float32) for weight in (k_major(w), w)]
+
+    x, w = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 256), (256, 128)))
+    np.testing.assert_array_equal(*ours_and_theirs(x, w))
 
 
 def test_the_choice_says_of_a_product_in_blocks_that_it_is_a_loop_of_products_for_xla():

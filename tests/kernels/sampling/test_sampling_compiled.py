@@ -37,6 +37,7 @@ def compiled_for():
     return compile_
 
 
+@pytest.mark.few(chips=("v5e:2x2",))
 @pytest.mark.parametrize("chips", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"])
 def test_a_tpu_searches_in_vmem_and_reads_no_sorted_logits(chips, compiled_for):
     program, chosen = compiled_for(chips, 16, 1000)

@@ -48,6 +48,12 @@ def least(request):
         yield least_of(request.param)
 
 
+def asked(temperature: Any = 1, top_k: Any = 0, top_p: Any = 1, min_p: Any = 0):
+    """Settings of each request; those that are not given change nothing."""
+    given = zip((temperature, top_k, top_p, min_p), (np.float32, np.int32, np.float32, np.float32), strict=True)
+    return [np.broadcast_to(np.asarray(value, dtype), BATCH) for value, dtype in given]
+
+
 def kept(logits, temperature, top_k, top_p, min_p):
     """The definition, for one request: booleans `vocab`."""
     x = logits.astype(np.float64)
@@ -60,9 +66,8 @@ def kept(logits, temperature, top_k, top_p, min_p):
     return held & ((powers >= min_p) | (x == x.max()))
 
 
-def agree(least, logits, temperature, top_k, top_p, min_p):
+def agree(least, logits, *settings):
     """What is kept is between what slightly smaller and slightly larger shares would keep, as sums are rounded."""
-    settings = (np.float32(temperature), np.int32(top_k), np.float32(top_p), np.float32(min_p))
     found = logits >= np.asarray(least(logits, *settings))[:, None]
     for row, *rules, mine in zip(logits, *settings, found, strict=True):
         fewer = kept(row, *rules[:2], rules[2] * (1 - 1e-5), rules[3] * (1 + 1e-5))
@@ -84,10 +89,12 @@ def test_what_is_kept_is_what_the_definition_keeps(least, data):
     agree(
         least,
         logits,
-        rng.choice([0, 0.3, 1, 4], BATCH),
-        rng.choice([-1, 0, 1, 2, 50, VOCAB, 10**6], BATCH),
-        rng.choice([0, 1e-6, 0.1, 0.5, 0.9, 0.999, 1], BATCH),
-        rng.choice([0, 1e-4, 0.3, 1], BATCH),
+        *asked(
+            rng.choice([0, 0.3, 1, 4], BATCH),
+            rng.choice([-1, 0, 1, 2, 50, VOCAB, 10**6], BATCH),
+            rng.choice([0, 1e-6, 0.1, 0.5, 0.9, 0.999, 1], BATCH),
+            rng.choice([0, 1e-4, 0.3, 1], BATCH),
+        ),
     )
 
 
@@ -96,28 +103,26 @@ def test_top_k_is_exact_for_logits_of_every_size_and_sign(least, rng):
     logits = (rng.choice([-1, 1], spread.shape) * spread * rng.random(spread.shape)).astype(np.float32)
     logits[:, :3] = [0.0, -0.0, -np.inf]
     for k in (1, 3, 350, 698, 699, 700):
-        found = least(logits, np.ones(BATCH, np.float32), np.full(BATCH, k), None, None)
+        found = least(logits, *asked(top_k=k))
         np.testing.assert_array_equal(found, -np.sort(-logits, axis=1)[:, k - 1])
 
 
 def test_the_shares_of_top_p_are_of_what_top_k_left(least):
     logits = np.log(np.array([[0.5, 0.25, 0.15, 0.1] + [1e-30] * (VOCAB - 4)] * BATCH, np.float32))
-    one = np.ones(BATCH, np.float32)
     # Of all 0.5 + 0.25 hold 0.7, of the two likeliest 0.5 holds 0.65.
-    both = least(logits, one, np.array([0, 2, 2]), np.array([0.7, 0.7, 0.65], np.float32), None)
+    both = least(logits, *asked(top_k=[0, 2, 2], top_p=[0.7, 0.7, 0.65]))
     np.testing.assert_array_equal(np.sum(logits >= np.asarray(both)[:, None], axis=1), [2, 2, 1])
 
 
 def test_the_likeliest_is_kept_whatever_is_asked(least, rng):
     logits = rng.normal(size=(BATCH, VOCAB)).astype(np.float32)
-    zero, one = np.zeros(BATCH, np.float32), np.ones(BATCH, np.float32)
-    for rules in ((one, None, zero, None), (one, None, None, 2 * one), (1e-30 * one, None, None, 0.5 * one)):
+    for rules in (asked(top_p=0), asked(min_p=2), asked(1e-30, min_p=0.5)):
         np.testing.assert_array_equal(least(logits, *rules), logits.max(axis=1))
 
 
 def test_rows_of_settings_are_apart(least, rng):
     logits = rng.normal(size=(BATCH, VOCAB)).astype(np.float32)
-    found = least(logits, np.ones(BATCH, np.float32), np.array([0, 5, 1]), np.array([1, 1, 0.5], np.float32), None)
+    found = least(logits, *asked(top_k=[0, 5, 1], top_p=[1, 1, 0.5]))
     np.testing.assert_array_equal(np.sum(logits >= np.asarray(found)[:, None], axis=1), [VOCAB, 5, 1])
 
 
@@ -137,12 +142,18 @@ def _found(value):
 def test_the_kernel_neither_races_nor_reads_what_it_was_not_given(shape, rng, monkeypatch):
     monkeypatch.setattr(tpu, "CHUNK", 256)
     logits = rng.normal(size=shape).astype(np.float32)
-    one = jnp.ones(shape[0])
-    rules = Rules.of(jnp.asarray(logits), one, jnp.full(shape[0], 40), 0.7 * one, None)
+    one: Any = np.ones(shape[0], np.float32)
+
+    @jax.jit
+    def rules_and_expected(logits):
+        rules = Rules.of(logits, one, jnp.full(shape[0], 40), 0.7 * one, None)
+        return rules, least_kept_xla(logits, rules)
+
+    rules, expected = rules_and_expected(logits)
     found = least_kept_tpu(
         logits, rules, interpret=pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
     )
-    np.testing.assert_array_equal(found, least_kept_xla(logits, rules))
+    np.testing.assert_array_equal(found, expected)
     assert not races_found()
 
 

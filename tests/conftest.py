@@ -164,6 +164,22 @@ def random_parameters():
 
 
 @pytest.fixture(scope="session")
+def begun(random_parameters):
+    """begun(program, rng): a state of random parameters and else of zeros, for which nothing is compiled."""
+    from dataclasses import replace
+
+    import jax
+
+    def state(program, rng: np.random.Generator):
+        places = program.abstract_state()
+        zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), places)
+        drawn = replace(zeros, parameters=random_parameters(program.runtime.module, rng))
+        return jax.device_put(drawn, jax.tree.map(lambda a: a.sharding, places))
+
+    return state
+
+
+@pytest.fixture(scope="session")
 def given():
     """given(runtime): a way to make gradients, of no objective: those that are the batch, path → array."""
     from dataclasses import dataclass

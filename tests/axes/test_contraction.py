@@ -1,5 +1,6 @@
 """contract(): NumPy's einsum, flattened or not, for any two operands."""
 
+import jax
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ def test_contract_is_numpys_einsum(names, flatten, seed):
     sizes = {n: int(rng.integers(1, 4)) for n in NAMES}
     a, b = (rng.normal(size=[sizes[n] for n in side]).astype(np.float32) for side in (left, right))
     expected = np.einsum(f"{''.join(left)},{''.join(right)}->{''.join(out)}", a.astype(np.float64), b)
-    made = contract(a, left, b, right, out, flatten=flatten)
+    made = jax.jit(lambda a, b: contract(a, left, b, right, out, flatten=flatten))(a, b)
     np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -185,18 +185,20 @@ def test_long_work_says_how_far_it_is(source, said, monkeypatch):
 
 @pytest.mark.parametrize("harm", [lambda raw: raw[: len(raw) // 2], lambda raw: b"\xff" + raw, lambda raw: b"{}"])
 @pytest.mark.parametrize("part", ["tokenizers", "tokens"])
-def test_what_was_prepared_and_is_damaged_says_which_folder_to_delete(source, said, cache, part, harm):
+def test_what_was_prepared_and_is_damaged_says_which_folder_to_delete(folder, said, cache, part, harm):
+    source = Folder(str(folder("words", 40)))
+
     def prepare():
-        tokenizer = train_tokenizer(Bpe(300), [source], 0.1, Root(None), said.append)
-        return write_tokens(source, tokenizer, 0.1, Root(None), said.append)
+        tokenizer = train_tokenizer(Bpe(300), [source], 0.3, Root(None), said.append)
+        return write_tokens(source, tokenizer, 0.3, Root(None), said.append)
 
     before = prepare()
-    (folder,) = (cache / part).iterdir()
-    (file,) = folder.glob("*.json")
+    (stored,) = (cache / part).iterdir()
+    (file,) = stored.glob("*.json")
     file.write_bytes(harm(file.read_bytes()))
-    with pytest.raises(UserError, match=f"^{folder} cannot be read: .*delete that folder"):
+    with pytest.raises(UserError, match=f"^{stored} cannot be read: .*delete that folder"):
         prepare()
-    shutil.rmtree(folder)
+    shutil.rmtree(stored)
     assert prepare().splits == before.splits
 
 

@@ -105,6 +105,7 @@ def test_a_bpe_that_cannot_be_is_refused(fields):
         Bpe(**fields)
 
 
+@pytest.mark.few(unbroken=("abcdefghij", " "))
 @pytest.mark.parametrize("unbroken", ["abcdefghij", "0123456789", "+-*/!?%&", " "])
 def test_one_unbroken_word_takes_no_longer_to_train_on_than_many(unbroken):
     said = []

@@ -59,8 +59,10 @@ def test_dropout_falls_in_training_only_and_in_three_places(rng, seed, placed, c
         inputs = Inputs(ids, ids, key=key, sequences=jnp.arange(2, dtype=jnp.int32))
         return bind(module, values).hidden(inputs)[0]
 
-    run = lambda values: [hidden(values, k) for k in (None, jax.random.key(seed), jax.random.key(seed + 1))]  # noqa: E731
-    plain, one, other = compiled(placed(), run, values)
+    def run(values, seeds):
+        return hidden(values, None), jax.lax.map(lambda seed: hidden(values, jax.random.key(seed)), seeds)
+
+    plain, (one, other) = compiled(placed(), run, values, np.uint32([seed, seed + 1]))
     assert not np.allclose(plain, one)
     assert not np.allclose(one, other)
 

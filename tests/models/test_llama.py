@@ -43,17 +43,16 @@ def plain_loss(config, values, batch):
     """Mean negative log-likelihood over real tokens: one row, one layer and one head at a time."""
     width = config.head_dim or config.embed // config.heads
     block = values["layers"]["block"]
-    total = 0.0
-    for tokens, targets, positions, documents, weights in zip(
-        *(batch[n] for n in ("tokens", "targets", "positions", "documents", "weights")), strict=True
-    ):
+
+    def of_row(row):
+        tokens, targets, positions, documents, weights = row
         index = np.arange(len(tokens))
         seen = (index[:, None] >= index) & (documents[:, None] == documents)
         if config.window is not None:
             seen &= index[:, None] - index < config.window
         angle = positions[:, None] * frequencies(config.rope, width)
 
-        def turn(x, angle=angle):
+        def turn(x):
             a, b = x[:, : width // 2], x[:, width // 2 :]
             return jnp.concatenate(
                 [a * jnp.cos(angle) - b * jnp.sin(angle), b * jnp.cos(angle) + a * jnp.sin(angle)], 1
@@ -79,8 +78,10 @@ def plain_loss(config, values, batch):
         x = rms(x, values["norm"]["scale"], config.norm_eps)
         logits = x @ (values["embedding"]["table"].T if config.tied else values["head"])
         nll = jax.nn.logsumexp(logits, -1) - logits[index, targets]
-        total = total + jnp.sum(nll * weights)
-    return total / batch["weights"].sum()
+        return jnp.sum(nll * weights)
+
+    rows = tuple(batch[n] for n in ("tokens", "targets", "positions", "documents", "weights"))
+    return jnp.sum(jax.lax.map(of_row, rows)) / batch["weights"].sum()
 
 
 @pytest.mark.few(name=("scanned",))

@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import secrets
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -72,9 +74,12 @@ def one_by_one(bind, values, x, inputs, cache):
     return x, stacked, Auxiliary({"size": losses}, {path: jnp.stack(each) for path, each in statistics.items()})
 
 
-@pytest.fixture
-def run(rng, seed, bind, random_parameters):
-    """run(depth, call): output, cache, auxiliary and gradients, with the same parameters for the same shapes."""
+@pytest.fixture(scope="module")
+def run(bind, random_parameters):
+    """run(depth, call): output, cache, auxiliary and gradients, with the same parameters for the same kinds."""
+    seed = secrets.randbits(31)
+    print(f"seed {seed}")
+    rng = np.random.default_rng(seed)
     x = rng.normal(size=(2, 4, 8)).astype(np.float32)
     ids, drawn = jnp.zeros((2, 4), jnp.int32), {}
 
@@ -83,7 +88,7 @@ def run(rng, seed, bind, random_parameters):
         values = drawn.setdefault(names, random_parameters(depth, rng))
         inputs = Inputs(ids, ids, key=jax.random.key(seed), sequences=jnp.arange(2, dtype=jnp.int32))
         specs = depth.cache_specs(2, 4)
-        cache = {kind: {n: jnp.ones(s.shape) for n, s in each.items()} for kind, each in specs.items()}
+        cache = {kind: {n: np.ones(s.shape, np.float32) for n, s in each.items()} for kind, each in specs.items()}
 
         def out(values, x):
             x = shard(x, "batch seq embed")
@@ -91,13 +96,25 @@ def run(rng, seed, bind, random_parameters):
             return bind(depth, values)(x, inputs, given) if call is None else call(values, x, inputs, given)
 
         def objective(values, x):
-            x, _, auxiliary = out(values, x)
-            return jnp.sum(x**2) + auxiliary.losses["size"]
+            x, cache, auxiliary = out(values, x)
+            return jnp.sum(x**2) + auxiliary.losses["size"], (x, cache, auxiliary)
 
-        gradients = jax.grad(objective, argnums=(0, 1))
-        return jax.jit(lambda v, x: (out(v, x), gradients(v, x)))(values, x)
+        gradients, found = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))(values, x)
+        return jax.device_get((found, gradients))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def of_blocks(run, bind):
+    """What `mixed_depth`'s blocks make, one by one."""
+    return run(mixed_depth(), lambda *given: one_by_one(bind, *given))
+
+
+@pytest.fixture(scope="module")
+def of_mixed(run):
+    """of_mixed(unroll): what `mixed_depth` makes."""
+    return cache(lambda unroll: run(mixed_depth(unroll=unroll)))
 
 
 def close(actual, expected):
@@ -107,27 +124,28 @@ def close(actual, expected):
 
 
 @pytest.mark.parametrize("unroll", [False, True])
-def test_segments_of_several_kinds_are_their_blocks_one_by_one_in_logical_order(unroll, run, bind):
-    close(run(mixed_depth(unroll=unroll)), run(mixed_depth(), lambda *given: one_by_one(bind, *given)))
+def test_segments_of_several_kinds_are_their_blocks_one_by_one_in_logical_order(unroll, of_mixed, of_blocks):
+    close(of_mixed(unroll), of_blocks)
 
 
-@pytest.mark.few(make=(plain_depth,))
+@pytest.mark.few(make=(plain_depth,), with_cache=(False,))
+@pytest.mark.parametrize("with_cache", [False, True])
 @pytest.mark.parametrize("make", [plain_depth, mixed_depth])
-def test_scanned_and_written_out_are_the_same(run, make):
-    close(run(make(unroll=False, rate=0.3)), run(make(unroll=True, rate=0.3)))
-    close(run(make(unroll=False), with_cache=False), run(make(unroll=True), with_cache=False))
+def test_scanned_and_written_out_are_the_same(run, make, with_cache):
+    scanned, written_out = (run(make(unroll=unroll, rate=0.3), with_cache=with_cache) for unroll in (False, True))
+    close(scanned, written_out)
 
 
 @pytest.mark.few(unroll=(False,), remat=("full", {"full": "full", "last": ("up",)}))
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("remat", ["full", "minimal", ("up",), (), {"full": "full", "last": ("up",)}])
-def test_what_is_recomputed_does_not_change_gradients_cache_or_auxiliary(remat, unroll, run):
-    close(run(mixed_depth(remat=remat, unroll=unroll)), run(mixed_depth(unroll=unroll)))
+def test_what_is_recomputed_does_not_change_gradients_cache_or_auxiliary(remat, unroll, run, of_mixed):
+    close(run(mixed_depth(remat=remat, unroll=unroll)), of_mixed(unroll))
 
 
 def test_a_segment_in_parts_is_the_whole_and_a_place_without_a_layer_adds_nothing(run, bind):
     def depth():
-        return Depth(Segment(3, local=Block(rate=0.3), full=Block(jnp.sin, 0.3, mlp=24)), unroll=False)
+        return Depth(Segment(3, local=Block(rate=0.3), full=Block(jnp.sin, mlp=24)), unroll=False)
 
     def in_parts(values, x, inputs, cache):
         found = []

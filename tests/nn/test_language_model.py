@@ -58,8 +58,8 @@ def test_logits_token_by_token_are_those_of_the_whole_row_and_give_its_loss(
 
     def run(values):
         model = bind(module, values)
-        whole = model.output.logits(model.hidden(Inputs(ids[:, :-1], positions))[0])
         x, *_ = model.hidden(Inputs(ids[:, :-1], positions))
+        whole = model.output.logits(x)
         objective, nll = cross_entropy(x, model.output, ids[:, 1:], jnp.ones((2, 12)))
 
         def one(cache, start):
@@ -148,10 +148,10 @@ class Mixers:
         return LanguageModel(dims, depth, RMSNorm("embed", dims), tied=True, embedding_stddev=0.1)
 
 
-def test_a_model_without_heads_trains_and_counts_its_flops(rng, packed_batch):
+def test_a_model_without_heads_trains_and_counts_its_flops(rng, begun, packed_batch):
     layout = Layout({"data": 2}, zero=3, rows={"embed_out": None})
     program = Program(Mixers(), layout, AdamW(Constant(1e-2)), batch=4, seq=8, devices=jax.devices()[:2])
-    state, batch, losses = program.init(), program.place(packed_batch(rng, 4, 8, 16)), []
+    state, batch, losses = begun(program, rng), program.place(packed_batch(rng, 4, 8, 16)), []
     for _ in range(20):
         state, metrics = program.step(state, batch)
         losses.append(float(metrics["loss"]))
@@ -166,7 +166,8 @@ def test_auxiliary_terms_of_the_layers_come_with_hidden_by_path(rng, random_para
     module, ids = Mixers().build(), jnp.asarray(rng.integers(0, 16, (2, 8)), jnp.int32)
     values = random_parameters(module, rng)
     values["layers"]["mixer"]["load"] = jnp.zeros((2, 8))
-    _, cache, auxiliary = nnx.merge(nnx.graphdef(module), values).hidden(Inputs(ids, ids))
+    hidden = jax.jit(lambda values: nnx.merge(nnx.graphdef(module), values).hidden(Inputs(ids, ids)))
+    _, cache, auxiliary = hidden(values)
     assert cache is None
     assert auxiliary.losses["size"].shape == ()
     assert {path: x.shape for path, x in auxiliary.statistics.items()} == {"layers/mixer/load": (2, 8)}

@@ -55,7 +55,12 @@ def test_attention_does_not_depend_on_the_layout(mesh, layout, rng, placed, comp
             own = shard(positions[:, stored], "batch seq"), shard(documents[:, stored], "batch seq")
             return bind(attention, values)(shard(x[:, stored], "batch seq.residual embed"), Inputs(documents, *own))[0]
 
-        return call(values, x), jax.grad(lambda v, x: jnp.sum(call(v, x) ** 2), argnums=(0, 1))(values, x)
+        def objective(values, x):
+            out = call(values, x)
+            return jnp.sum(out**2), out
+
+        gradients, out = jax.grad(objective, argnums=(0, 1), has_aux=True)(values, x)
+        return out, gradients
 
     stored = placement.stored_positions(SEQ)
     ours = compiled(placement, lambda *given: run(stored, *given), values, x)

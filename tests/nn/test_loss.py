@@ -99,7 +99,7 @@ def close(actual, expected):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.few(auto=(False,), seq=(8,), form=("tokens",))
+@pytest.mark.few(auto=(False,), seq=(8,), form=("tokens",), mesh=[LAYOUTS[i][0] for i in (1, 4, 6)])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seq", [8, 4], ids=["head moves", "tokens move"])
 @pytest.mark.parametrize("auto", [False, True], ids=["explicit", "auto"])
@@ -109,14 +109,15 @@ def test_a_loss_and_its_gradients_do_not_depend_on_the_layout(mesh, options, aut
     placement = placed(mesh, auto=auto, **options)
     stored = jax.device_put(given["head"], placement.sharding(tuple(given["names"].split()), "params"))
     made = compiled(placement, lambda x, w: ours(x, w, given), given["x"], stored)
-    close(made, ours(given["x"], given["head"], given, reference))
+    close(made, jax.jit(lambda x, w: ours(x, w, given, reference))(given["x"], given["head"]))
     assert {value.dtype for value in jax.tree.leaves(made)} == {jnp.dtype(jnp.float32)}
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_without_a_layout_a_loss_is_the_reference(form, drawn):
     given, (ours, reference) = drawn(), FORMS[form]
-    close(ours(given["x"], given["head"], given), ours(given["x"], given["head"], given, reference))
+    both = jax.jit(lambda x, w: (ours(x, w, given), ours(x, w, given, reference)))
+    close(*both(given["x"], given["head"]))
 
 
 def test_the_objective_is_a_function_of_the_tokens_losses(drawn, placed, compiled):
@@ -132,6 +133,7 @@ def test_the_objective_is_a_function_of_the_tokens_losses(drawn, placed, compile
     close(compiled(placement, by_token, *operands), compiled(placement, fused, *operands))
 
 
+@pytest.mark.few(wrapped=(jax.checkpoint,))
 @pytest.mark.parametrize("wrapped", [lambda fn: fn, jax.checkpoint, jax.jit], ids=["plain", "remat", "jit"])
 def test_a_gradient_of_the_second_sum_is_an_error_that_names_token_nll(wrapped, drawn, placed, compiled):
     given = drawn()
@@ -207,6 +209,7 @@ def test_what_a_tokens_loss_keeps_for_its_backward_is_its_input_the_stored_head_
     }
 
 
+@pytest.mark.few(form=("tokens",))
 @pytest.mark.parametrize("form", FORMS)
 def test_parts_of_a_gradient_for_x_are_rounded_once_they_are_summed(form, drawn, placed):
     """In bfloat16 a split vocabulary's is the whole one's, but where that lies between two numbers."""

@@ -134,7 +134,8 @@ def test_the_reference_is_the_formula_and_no_layout_is_the_reference(rng, placed
     weights = np.take_along_axis(scores, chosen, -1)
     expected = plain_experts(values, x, chosen, weights / weights.sum(-1, keepdims=True))
     inputs = Inputs(None, None)
-    y, _ = nnx.merge(nnx.split(module, Param, ...)[0], nested(values | state))(jnp.asarray(x), inputs)
+    graph = nnx.split(module, Param, ...)[0]
+    y, _ = jax.jit(lambda given, x: nnx.merge(graph, nested(given))(x, inputs))(values | state, x)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
     (found, _), _ = Run(placed(), module)(values, state, x)
     np.testing.assert_allclose(found[:, : SEQ - 2], expected[:, : SEQ - 2], rtol=1e-4, atol=1e-4)

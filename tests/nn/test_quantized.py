@@ -22,6 +22,11 @@ DEEPSEEK = DeepSeek(
 )  # fmt: skip
 
 
+def in_8_bits(w, spec, dtype):
+    """The parts of a weight, as NumPy's arrays."""
+    return jax.device_get(jax.jit(lambda w: quantized(w, spec, jnp.dtype(dtype)))(np.float32(w)))
+
+
 def dequantized(parts, spec):
     """Of the parts of a weight the array that they stand for, and its scales, with as many dimensions."""
     over = [i for i, name in enumerate(spec.axes) if i >= spec.stack and name in spec.inputs]
@@ -36,7 +41,7 @@ def test_an_element_is_within_half_a_step_of_what_it_stands_for_and_each_output_
             continue
         w = rng.normal(0, 10.0 ** rng.uniform(-3, 3, spec.shape[-1]), spec.shape).astype(np.float32)
         w[0] *= rng.random() > 0.5  # a layer of zeros, as of padding, is one
-        parts = quantized(jnp.asarray(w), spec, jnp.dtype(dtype))
+        parts = in_8_bits(w, spec, dtype)
         found, scales = dequantized(parts, spec)
         kept = [n not in spec.inputs for n in spec.axes]
         assert parts["scales"].shape == tuple(np.array(spec.shape)[kept])
@@ -56,9 +61,9 @@ def test_a_product_is_that_of_values_times_scales_over_inputs_and_over_outputs(p
     matrices = quantize_blocks(module, jnp.int8)
     path = "layers/dense/attention/key"
     spec, weight = matrices[path], module.layers.dense.attention.key
-    parts = quantized(jnp.asarray(rng.normal(size=spec.shape), jnp.float32), spec, jnp.int8)
-    weight.values.set_value(parts["values"][0])
-    weight.scales.set_value(parts["scales"][0].astype(jnp.float32))
+    parts = in_8_bits(rng.normal(size=spec.shape), spec, "int8")
+    weight.values.set_value(jnp.asarray(parts["values"][0]))
+    weight.scales.set_value(jnp.asarray(np.float32(parts["scales"][0])))
     x = rng.normal(size=(2, 3, *((6,) if "seq kv" in pattern else (4, 6)))).astype(np.float32)
     names = {"batch": "b", "seq": "s", "kv_latent": "k", "heads": "h", "nope_dim": "n"}
     letters = pattern.replace(" -> ", ">")
@@ -66,7 +71,8 @@ def test_a_product_is_that_of_values_times_scales_over_inputs_and_over_outputs(p
         letters = letters.replace(name, letter)
     plain = np.einsum(letters.replace(" ", "").replace(">", "->"), x, dequantized(parts, spec)[0][0])
     with jax.default_matmul_precision("highest"):
-        np.testing.assert_allclose(einsum(pattern, jnp.asarray(x), weight), plain, rtol=1e-4, atol=1e-4)
+        found = jax.jit(lambda x: einsum(pattern, x, weight))(x)
+    np.testing.assert_allclose(found, plain, rtol=1e-4, atol=1e-4)
     with pytest.raises(PatternError, match="sums over some of 'heads nope_dim', for which this weight has scales"):
         einsum("batch seq heads, kv_latent heads nope_dim -> batch seq kv_latent nope_dim", jnp.ones((2, 3, 4)), weight)
 

@@ -1,6 +1,8 @@
 """The router: which experts it chooses, what its losses are by their formulas, and what its bias does to the load."""
 
-import jax.numpy as jnp
+from functools import cache
+
+import jax
 import numpy as np
 import pytest
 from flax import nnx
@@ -13,15 +15,22 @@ DIMS = {"embed": 6, "experts": 8}
 BATCH, SEQ = 3, 5
 
 
+@cache
+def compiled(routing):
+    """run(matrix, variables, x, real), and variables of zeros."""
+    graph, _, variables = nnx.split(Router(DIMS, routing), Param, Variable)
+    zeros = {name: np.zeros(v.get_value().shape, np.float32) for (name,), v in nnx.to_flat_state(variables)}
+    run = jax.jit(lambda matrix, variables, *given: nnx.merge(graph, {"matrix": matrix}, variables)(*given))
+    return lambda *given: jax.device_get(run(*given)), zeros
+
+
 def route(routing, rng, state=None):
     """Logits, tokens that are real, and what the router gives."""
-    module = Router(DIMS, routing)
+    run, zeros = compiled(routing)
     matrix = rng.normal(size=(6, 8)).astype(np.float32)
-    graph, _, variables = nnx.split(module, Param, Variable)
-    filled = {name: np.zeros(v.get_value().shape, np.float32) for (name,), v in nnx.to_flat_state(variables)}
     x = rng.normal(size=(BATCH, SEQ, 6)).astype(np.float32)
     real = np.arange(SEQ) < np.array([[SEQ], [SEQ - 2], [1]])
-    routed, auxiliary = nnx.merge(graph, {"matrix": matrix}, filled | (state or {}))(jnp.asarray(x), jnp.asarray(real))
+    routed, auxiliary = run(matrix, zeros | (state or {}), x, real)
     return (x @ matrix).astype(np.float64), real, routed, auxiliary
 
 
@@ -70,11 +79,8 @@ def test_losses_are_their_formulas_over_real_tokens(rng):
 
 
 def test_even_scores_of_an_even_load_cost_the_weight_of_the_loss_for_each_token():
-    module = Router(DIMS, Routing(8, 8, sequence_loss=0.5))
-    graph, _, variables = nnx.split(module, Param, Variable)
-    filled = {name: np.zeros(v.get_value().shape, np.float32) for (name,), v in nnx.to_flat_state(variables)}
-    router = nnx.merge(graph, {"matrix": np.zeros((6, 8), np.float32)}, filled)
-    _, auxiliary = router(jnp.ones((BATCH, SEQ, 6)), jnp.ones((BATCH, SEQ), bool))
+    run, zeros = compiled(Routing(8, 8, sequence_loss=0.5))
+    _, auxiliary = run(np.zeros((6, 8), np.float32), zeros, np.ones((BATCH, SEQ, 6)), np.ones((BATCH, SEQ), bool))
     np.testing.assert_allclose(auxiliary.losses["balance"], 0.5 * BATCH * SEQ, rtol=1e-5)
 
 

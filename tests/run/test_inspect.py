@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -24,34 +25,43 @@ def silent(line):
     pass
 
 
-def full_logits(program, parameters, batch):
-    """`batch seq vocab`, all at once, with none of the loss's own code."""
+@pytest.fixture(scope="module")
+def full_logits(trained, few):
+    """full_logits(batch): of the last parameters `batch seq vocab`, all at once, with none of the loss's own code."""
+    with few(1):
+        made = program(trained.train)
+    parts = {"parameters": made.abstract_state().parameters}
+    parameters = Reader(trained.folder / "checkpoints").restore_parts(parts)["parameters"]
 
+    @jax.jit
     def logits(parameters, batch):
-        model = program.runtime.bind(parameters)
+        model = made.runtime.bind(parameters)
         hidden, *_ = model.hidden(Inputs(batch["tokens"], batch["positions"], batch["documents"]))
         return model.output.logits(hidden)
 
-    with program.runtime.tracing():
-        return np.asarray(jax.jit(logits)(parameters, program.place(batch)), np.float64)
+    def computed(batch):
+        with made.runtime.tracing():
+            return np.asarray(logits(parameters, made.place(batch)))
+
+    return computed
 
 
-def test_loss_and_bits_per_byte_equal_a_direct_computation(trained, few):
-    made = program(trained.train)
-    parts = {"parameters": made.abstract_state().parameters}
-    parameters = Reader(trained.folder / "checkpoints").restore_parts(parts)["parameters"]
+def test_loss_and_bits_per_byte_equal_a_direct_computation(trained, full_logits, few):
     corpus = trained.train.data.prepare(silent)
     nats = tokens = size = 0.0
+
+    @cache
+    def bytes_of(token):
+        return 0 if token == corpus.tokenizer.bos else len(corpus.tokenizer.decode([token]).encode())
+
     for batch in corpus.held_out():
-        logits = full_logits(made, parameters, batch)
+        logits = full_logits(batch).astype(np.float64)
         likely = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
         real = batch["weights"] > 0
         targets = batch["targets"][real]
         nats -= np.take_along_axis(likely[real], targets[:, None], axis=1).sum()
         tokens += len(targets)
-        size += sum(
-            len(corpus.tokenizer.decode([token]).encode()) for token in targets if token != corpus.tokenizer.bos
-        )
+        size += sum(bytes_of(token) for token in targets)
     with few(1):
         found = evaluate_run(trained.folder, None, None, silent)
     assert found.loss == pytest.approx(nats / tokens, rel=1e-5)
@@ -160,12 +170,10 @@ def test_a_prompt_that_is_not_text_is_refused(copied):
         generate_text(copied, "a\udcff", Sampling(), silent)
 
 
-def test_full_logits_have_a_row_for_every_token(trained):
-    batch = next(trained.train.data.prepare(silent).held_out(1))
-    made = program(trained.train)
-    values = made.init().parameters
-    assert full_logits(made, values, batch).shape == (8, 32, trained.train.model.vocab)
-    assert jnp.float32 == jax.tree.leaves(values)[0].dtype
+def test_full_logits_have_a_row_for_every_token(trained, full_logits):
+    found = full_logits(next(trained.train.data.prepare(silent).held_out(1)))
+    assert found.shape == (8, 32, trained.train.model.vocab)
+    assert found.dtype == np.float32
 
 
 @pytest.mark.full

@@ -55,8 +55,9 @@ def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mes
     if mesh is not None:
         layout = tmp_path / "split.gin"
         layout.write_text(f"Layout.mesh = {mesh}\n")
+    capacity = Capacity(requests=1, tokens=16, length=128)  # as one text is generated with
     with few(4 if mesh else 1):
-        assert serve_run(trained.folder, layout, None, SMALL, Limits(), "127.0.0.1", 0, silent)
+        assert serve_run(trained.folder, layout, None, capacity, Limits(), "127.0.0.1", 0, silent)
     (model,) = served
     tokenizer, sampling = model.engine.tokenizer, Sampling(8, temperature=0)
     (answer,) = answers(model.engine, [Request(tuple(tokenizer.prompt("x")), sampling)])

@@ -14,9 +14,11 @@ from axon.serve.pooling import Pooling
 from axon.serve.sentence_transformers import sentences_of
 from models.bert import Bert
 
+pytestmark = pytest.mark.usefixtures("caches")
+
 VOCAB, MOST = 64, 70
-BERT = Bert(VOCAB, 32, 2, 4, 48, positions=80)
-MODELS = {"encoder": BERT, "decoder": llama(layers=2, window=9)}
+BERT = Bert(VOCAB, 32, 1, 4, 48, positions=80)
+MODELS = {"encoder": BERT, "decoder": llama(window=9)}
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -58,6 +60,7 @@ def test_an_embedding_is_the_pooled_output_of_a_texts_own_tokens(model, pooling,
         assert embedding.shape == (embedder.width,)
 
 
+@pytest.mark.few(model=("encoder",))
 def test_in_a_crowd_an_embedding_has_the_bits_that_it_has_alone_and_nothing_is_compiled(model, rng):
     encoders = [TextEncoder(*model, Pooling("mean"), MOST) for _ in range(2)]
     embedder, texts = Embedder(encoders), drawn(rng, 9)

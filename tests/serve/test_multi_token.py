@@ -17,7 +17,9 @@ from axon.serve.request import Request, Sampling
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 
-MODEL = dataclasses.replace(MODELS["latents"], multi_token=True)
+pytestmark = pytest.mark.usefixtures("caches")
+
+MODEL = dataclasses.replace(MODELS["latents"], layers=1, first_dense=1, multi_token=True)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +96,7 @@ def predicted_ahead(runtime, values, variables, texts):
 @pytest.mark.full
 def test_a_block_that_sees_what_the_model_does_is_always_right_and_halves_the_steps(rng, seed):
     """Of one token alone: attention adds nothing, and the block is the model's layer."""
-    config = dataclasses.replace(MODEL, layers=1, first_dense=0)
+    config = dataclasses.replace(MODEL, first_dense=0)
     runtime, values, variables = made(config, seed)
     table = np.asarray(values["embedding"]["table"])
     values["embedding"]["table"] = jnp.asarray(table / np.sqrt(np.mean(table**2, axis=1, keepdims=True)))

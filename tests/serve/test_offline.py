@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_engine import TIGHT
 
 from axon.axes import ArraySpec
 from axon.errors import UserError
@@ -20,6 +21,8 @@ from models.bert import Bert
 from models.gpt2 import GPT2
 from models.llama import Llama
 from models.t5 import T5
+
+pytestmark = pytest.mark.usefixtures("caches")
 
 VOCAB = 64
 LLAMA = Llama(VOCAB, 32, 1, 4, 2, 48)
@@ -47,7 +50,7 @@ def small():
 @pytest.fixture(scope="module")
 def engine(small):
     """To be left idle."""
-    return Engine(*small, capacity=Capacity(requests=3, tokens=16, length=60, page_size=4))
+    return Engine(*small, capacity=TIGHT)
 
 
 def requests_of(rng, count, **sampling):

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Inputs, LongRopeScaling, Rope
-from axon.runtime import Runtime
+from axon.runtime import Runtime, nested
 from axon.serve.score import SEQUENCES, Score, Scorer
 from axon.serve.teacher_forcing import SHORTEST, Continuation
 from models.gemma import Gemma
@@ -32,32 +33,41 @@ def runtime_on(model, layout) -> Runtime:
 def random_values(runtime, seed):
     """Parameters, the same for every layout, large enough that no two logits are nearly equal."""
     rng = np.random.default_rng(seed)
-    initial, _ = runtime.initialise(0)
-    return jax.tree.map(
-        lambda leaf: jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding), initial
-    )
+
+    def value(leaf):
+        return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
+
+    return nested(jax.tree.map(value, runtime.abstract(dict(runtime.parameters))))
 
 
 def log_softmax(runtime, values, context, tokens):
     """`seq vocab`, of what follows `context` and each of `tokens`: one continuation alone and unpadded."""
-
-    def logits(values):
-        model = runtime.bind(values)
-        if isinstance(runtime.module, T5Model):
-            read = inputs(context)
-            hidden, _ = model.decode(inputs([3, *tokens]), model.encode(read)[0], read.documents)
-        else:
-            hidden = model.hidden(inputs([*context, *tokens]))[0][:, len(context) - 1 :]
-        return model.output.logits(hidden)[0]
-
+    answers = isinstance(runtime.module, T5Model)
+    texts = (context, [3, *tokens]) if answers else ([*context, *tokens],)
     with runtime.tracing():
-        found = np.asarray(jax.jit(logits)(values), np.float64)
+        found = logits_of(runtime)(values, *(np.array([text], np.int32) for text in texts))
+    found = np.asarray(found, np.float64)[0 if answers else len(context) - 1 :]
     return found - np.log(np.sum(np.exp(found), axis=-1, keepdims=True))
 
 
-def inputs(ids):
-    tokens = jnp.asarray([ids], jnp.int32)
-    return Inputs(tokens, jnp.arange(len(ids))[None], jnp.zeros_like(tokens))
+@lru_cache(maxsize=2)
+def logits_of(runtime):
+    """Compiled for each length: of what is written, after what is read where that is another text."""
+
+    def logits(values, *texts):
+        model = runtime.bind(values)
+        *read, written = map(inputs, texts)
+        if read:
+            hidden, _ = model.decode(written, model.encode(read[0])[0], read[0].documents)
+        else:
+            hidden = model.hidden(written)[0]
+        return model.output.logits(hidden)[0]
+
+    return jax.jit(logits)
+
+
+def inputs(tokens):
+    return Inputs(tokens, jnp.arange(tokens.shape[1])[None], jnp.zeros_like(tokens))
 
 
 def plain(runtime, values, one: Continuation) -> Score:
@@ -92,7 +102,7 @@ def check(found, expected):
 def test_scores_are_those_of_a_plain_forward_pass(model, seed, rng):
     on = runtime_on(model, {})
     values = random_values(on, seed)
-    context = rng.integers(0, VOCAB, 5).tolist()
+    context = rng.integers(0, VOCAB, 10).tolist()
     likeliest = Continuation(context, greedy_tokens(on, values, context, 2))
     almost = Continuation(context, [likeliest.tokens[0], (likeliest.tokens[1] + 1) % VOCAB])
     wanted = [*drawn(rng, (1, 1), (9, 3)), likeliest, almost]

@@ -19,13 +19,15 @@ from axon.serve.grammar import Grammars
 from axon.serve.request import Finish, Request, Sampling
 from axon.serve.speculation import Index, NGram
 
+pytestmark = pytest.mark.usefixtures("caches")
+
 VOCAB = 320
 WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "é😀中")
 
 
 @pytest.fixture(scope="module")
 def target():
-    return made(llama(vocab=VOCAB, layers=2), np.random.default_rng().integers(2**31))
+    return made(llama(vocab=VOCAB), np.random.default_rng().integers(2**31))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def other(target):
     """A model that often agrees with the target, and sees less."""
     rng = np.random.default_rng()
     values = jax.tree.map(lambda x: x * rng.normal(1, 0.05, x.shape).astype(np.float32), target[1])
-    runtime, _, variables = made(llama(vocab=VOCAB, layers=2, window=9), 0)
+    runtime, _, variables = made(llama(vocab=VOCAB, window=9), 0)
     return runtime, values, variables
 
 
@@ -127,7 +129,7 @@ def test_a_text_of_a_grammar_without_end_ends_by_its_length(plain, tokenizer, rn
 @pytest.mark.few(drafted=("other model",))
 def test_guesses_are_of_no_consequence_to_a_swap_of_weights(plain, drafted, target, seed, rng):
     """Both go on from the same tokens: what the old weights had drawn when the new ones came depends on the guesses."""
-    _, others, _ = made(llama(vocab=VOCAB, layers=2), seed)
+    _, others, _ = made(llama(vocab=VOCAB), seed)
     requests = drawn_requests(rng, 4, temperature=0.8, logprobs=1, top_k=3)
     for request in requests:
         drafted.submit(request)

@@ -19,6 +19,8 @@ from models.bert import Bert
 from models.llama import Llama
 from models.t5 import T5
 
+pytestmark = pytest.mark.usefixtures("caches")
+
 VOCAB = 64
 
 
@@ -52,6 +54,9 @@ def t5(**fields):
     return T5(VOCAB, 32, **{**sizes, "buckets": 8, "max_distance": 20, "start_id": 5, **fields})
 
 
+MODELS = {"continues": llama(layers=2), "answers": t5(), "scanned answers": t5(gated=False, tied=True, unroll=False)}
+
+
 def written(writer, prompt, sampling):
     """The ids that follow a prompt, and the last update."""
     updates = list(writer.stream(Request(tuple(prompt), sampling)))
@@ -61,7 +66,7 @@ def written(writer, prompt, sampling):
 @pytest.fixture(scope="module")
 def answering():
     """A writer that all tests may use, of a T5."""
-    of = program(t5())
+    of = program(MODELS["scanned answers"])
     return UnpagedWriter(of.runtime, random_values(of, np.random.default_rng().integers(2**31)))
 
 
@@ -84,9 +89,6 @@ def likeliest(program, values, prompt, ids):
 
     with program.runtime.tracing():
         return np.asarray(jax.jit(last)(values)).tolist()
-
-
-MODELS = {"continues": llama(layers=2), "answers": t5(), "scanned answers": t5(gated=False, tied=True, unroll=False)}
 
 
 @pytest.mark.few(model=("scanned answers",))

@@ -16,8 +16,8 @@ from axon.show.show import show_config
 
 @pytest.fixture
 def pipelined(tiny):
-    """pipelined(**fields of Layout): the tiny run of 4 layers, batch 8 × 32 tokens of width 32, on such a layout."""
-    return lambda **layout: replace(tiny, model=replace(tiny.model, layers=4), layout=Layout(**layout))
+    """pipelined(**fields of Layout): the tiny run, batch 8 × 32 tokens of width 32, on such a layout."""
+    return lambda layers=2, **layout: replace(tiny, model=replace(tiny.model, layers=layers), layout=Layout(**layout))
 
 
 @pytest.fixture
@@ -62,19 +62,31 @@ def test_without_stages_there_is_nothing_to_show(pipelined, shown, tmp_path):
     assert not (tmp_path / "mesh-schedule.png").exists()
 
 
-def test_the_schedule_is_drawn_into_a_file_of_its_own(pipelined, shown, tmp_path):
-    out = shown(pipelined(mesh={"pipe": 4}, microbatches=4), picture=tmp_path / "mesh.png")
+def test_the_schedule_is_drawn_into_a_file_of_its_own_and_what_few_microbatches_cost_is_said(
+    pipelined, shown, tmp_path
+):
+    out = shown(pipelined(4, mesh={"pipe": 4}, microbatches=2), picture=tmp_path / "mesh.png")
     assert f"the mesh and a weight on it are drawn into {tmp_path / 'mesh.png'}\n" in out
     assert f"the pipeline's schedule is drawn into {tmp_path / 'mesh-schedule.png'}\n" in out
     for name in ("mesh.png", "mesh-schedule.png"):
         assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert_idle(out)
+
+
+def assert_idle(out):
+    """What fewer microbatches than stages cost is said."""
+    assert out.count("bubble 150.0%") == 4
+    assert (
+        "with 2 microbatches 2 of 4 stages are idle at any time: the more microbatches, the smaller the bubble" in out
+    )
 
 
 def test_a_schedule_is_named_with_what_was_chosen(pipelined, shown):
-    out = shown(pipelined(mesh={"pipe": 2}, microbatches=2, schedule=Interleaved(virtual=2)))
+    out = shown(pipelined(4, mesh={"pipe": 2}, microbatches=2, schedule=Interleaved(virtual=2)))
     assert "pipeline: Interleaved(virtual=2) in lockstep, 2 stages" in out
 
 
+@pytest.mark.few(schedule=(ZeroBubbleH1(),))
 @pytest.mark.parametrize(
     ("schedule", "time"), [(None, "16 forwards of a stage\n"), (ZeroBubbleH1(), "21 .*; OneFOneB .* 16\n")]
 )
@@ -85,14 +97,7 @@ def test_what_is_computed_again_is_in_a_steps_time(schedule, time, pipelined, sh
     assert re.search(rf"with what backwards compute again a step takes as long as {time}", out)
 
 
-def test_fewer_microbatches_than_stages_cost_what_is_said(pipelined, shown):
-    out = shown(pipelined(mesh={"pipe": 4}, microbatches=2))
-    assert out.count("bubble 150.0%") == 4
-    assert (
-        "with 2 microbatches 2 of 4 stages are idle at any time: the more microbatches, the smaller the bubble" in out
-    )
-
-
+@pytest.mark.few(parts=(2,))
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_memory_is_of_this_model_and_layout(pipelined, parts, tmp_path):
     """Of a microbatch's 2 × 32 tokens of width 32 in float32 a device has half of the sequences, or a quarter."""

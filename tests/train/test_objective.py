@@ -19,7 +19,7 @@ from axon.train.step import Program
 from models.deepseek import DeepSeek
 from models.llama import Block, Llama
 
-MODEL = Llama(vocab=48, embed=16, layers=2, heads=2, kv_heads=2, mlp=24)
+MODEL = Llama(vocab=48, embed=16, layers=1, heads=2, kv_heads=2, mlp=24)
 SEQUENCES, SEQ = 8, 12
 TWO_TOKENS = DeepSeek(
     vocab=48,
@@ -83,21 +83,23 @@ class Preference:
         return Sums({"tokens": tokens, "sequences": jnp.sum(jnp.tanh(whole / 10))}, {"loss": jnp.sum(lse)})
 
 
-def first_step(batch, layout, model=MODEL, objective=NextToken()):
+@pytest.fixture
+def first_step(begun, seed):
+    """first_step(batch, layout, …): gradients, metrics and variables, always from the same parameters."""
+
+    def step(batch, layout, model=MODEL, objective=NextToken()):
+        made = program(layout, model, objective)
+        state, metrics = made.step(begun(made, np.random.default_rng(seed)), made.place(batch))
+        moments = {path: np.asarray(m) for path, m in state.optimizer["direction"].mu.items()}
+        return moments, jax.device_get(metrics), jax.device_get(state.variables)
+
+    return step
+
+
+def program(layout, model, objective):
     devices = jax.devices()[: int(np.prod(list(layout.mesh.values())))]
-    made = Program(
-        model,
-        layout,
-        AdamW(Constant(0.0), clip=None),
-        batch=SEQUENCES,
-        seq=SEQ,
-        objective=objective,
-        devices=devices,
-        seed=3,
-    )
-    state, metrics = made.step(made.init(), made.place(batch))
-    moments = {path: np.asarray(m) for path, m in state.optimizer["direction"].mu.items()}
-    return moments, jax.device_get(metrics), jax.device_get(state.variables)
+    optimizer = AdamW(Constant(0.0), clip=None)
+    return Program(model, layout, optimizer, batch=SEQUENCES, seq=SEQ, objective=objective, devices=devices)
 
 
 def assert_same(ours, theirs):
@@ -121,7 +123,7 @@ LAYOUTS = [
     ("model", "objective"),
     [(PenalisedLlama(), NextToken(0.01)), (MODEL, Preference()), (TWO_TOKENS, MultiToken(z_loss=0.01))],
 )
-def test_terms_are_means_over_the_global_batch(layout, model, objective, rng, packed_batch):
+def test_terms_are_means_over_the_global_batch(layout, model, objective, first_step, rng, packed_batch):
     batch = packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)
     one, metrics, variables = first_step(batch, Layout({"data": 1}), model, objective)
     ours, other, others = first_step(batch, layout, model, objective)
@@ -140,7 +142,7 @@ def test_counts_of_microbatches_are_added_up_without_a_loop(rng, packed_batch):
     assert not {"scan", "while"} & {equation.primitive.name for equation in jax.make_jaxpr(count)(batch).eqns}
 
 
-def test_a_variable_is_updated_from_the_sums_of_the_global_batch_and_kept_in_the_state(rng, packed_batch):
+def test_a_variable_is_updated_from_the_sums_of_the_global_batch_and_kept_in_the_state(first_step, rng, packed_batch):
     batch = packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)
     _, metrics, variables = first_step(batch, Layout({"data": 2}, microbatches=2), PenalisedLlama())
     seen = variables["layers"]["block"]["seen"]

@@ -15,6 +15,7 @@ from axon.layout import Layout, LayoutError
 from axon.parallel.outer import DiLoCo
 from axon.plan.memory import arguments, on_disk
 from axon.plan.topology import devices
+from axon.runtime import nested
 from axon.runtime.stored import StoredArray, is_stored
 from axon.train.layers import leaves
 from axon.train.optimizers import (
@@ -98,14 +99,16 @@ def updated(run, given, seed, steps=3):
     def step(state, gradients):
         return run.update.step(given(run.runtime), state, gradients)[0]
 
-    state, step = run.init(), run.runtime.jit(step)
-    for number in range(steps):
-        draws = {
+    def draw(number):
+        return {
             path: np.random.default_rng([seed, number, len(path)]).normal(size=spec.shape).astype(np.float32)
             for path, spec in run.parameters.items()
         }
+
+    state, step = run.init(nested(draw(steps))), run.runtime.jit(step)
+    for number in range(steps):
         with run.runtime.tracing():
-            state = step(state, draws)
+            state = step(state, draw(number))
             state = run.update.finish(state) if run.runtime.layout.disk else state
     return state, run.evaluated(state)
 

@@ -48,7 +48,12 @@ def run(bind, attention, placement, values, x, documents):
             out = bind(attention, values)(shard(x[:, stored], "batch seq embed"), inputs)[0]
         return shard(out, "batch _seq embed")[:, np.argsort(stored)]
 
-    return call(values, x), jax.grad(lambda v, x: jnp.sum(call(v, x) ** 2), argnums=(0, 1))(values, x)
+    def objective(values, x):
+        out = call(values, x)
+        return jnp.sum(out**2), out
+
+    gradients, out = jax.grad(objective, argnums=(0, 1), has_aux=True)(values, x)
+    return out, gradients
 
 
 def draw(rng):
@@ -56,10 +61,9 @@ def draw(rng):
     return x, np.sort(rng.integers(0, 3, (2, SEQ)), axis=1).astype(np.int32)
 
 
-@pytest.mark.few(layout=LAYOUTS[4:5], mask=(LOCAL,))
 @pytest.mark.few(layout=LAYOUTS[6:7], mask=(PREFIX,))
-@pytest.mark.few(layout=LAYOUTS[13:14], mask=(FULL,))
-@pytest.mark.some(mask=(LOCAL,), layout=[LAYOUTS[i] for i in (0, 2, 3, 6, 8, 9, 10, 12, 13, 14)])
+@pytest.mark.few(layout=LAYOUTS[13:14], mask=(LOCAL,))
+@pytest.mark.some(mask=(LOCAL,), layout=[LAYOUTS[i] for i in (0, 2, 3, 4, 6, 8, 9, 10, 12, 14)])
 @pytest.mark.parametrize("mask", [FULL, LOCAL, PREFIX], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=described)
 def test_attention_does_not_depend_on_how_positions_meet(layout, mask, rng, placed, compiled, bind, random_parameters):

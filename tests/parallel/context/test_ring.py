@@ -73,9 +73,9 @@ def check(placed, compiled, rng, size, config, seq, sinks=True, **sizes):
         assert np.linalg.norm(one - other) <= 3e-6 * max(np.linalg.norm(other), 1.0)
 
 
-@pytest.mark.few(size=(4,), mask=FULL[-1:])
+@pytest.mark.few(size=(2,), mask=FULL[-1:])
 @pytest.mark.some(size=(8,))
-@pytest.mark.some(size=(2,), mask=FULL[-1:])
+@pytest.mark.some(size=(4,), mask=FULL[-1:])
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize("mask", FULL, ids=str)
 def test_a_ring_is_attention_over_the_whole_sequence(mask, size, rng, placed, compiled):
@@ -92,7 +92,7 @@ def test_a_ring_gives_cudnn_the_output_over_all_keys(rng, placed, compiled, monk
     monkeypatch.setattr(attention, "_chosen", lambda *given: "cudnn")
     monkeypatch.setattr(attention.cudnn, "attention_cudnn", attention_reference)
     monkeypatch.setattr(attention.cudnn, "attention_gradients_cudnn", gradients)
-    check(placed, compiled, rng, 4, AttentionConfig(FULL[-1], 0.4), 8 * int(rng.integers(1, 7)))
+    check(placed, compiled, rng, 2, AttentionConfig(FULL[-1], 0.4), 4 * int(rng.integers(1, 7)))
 
 
 @pytest.mark.few(size=(4,), reach=(3.5,))

@@ -42,14 +42,14 @@ def parameters() -> dict[str, ParamSpec]:
 
 
 @pytest.fixture
-def draw(rng) -> Callable[[], Values]:
+def draw(rng, parameters) -> Callable[[], Values]:
     """draw(): Gaussian values for every parameter."""
-    return lambda: {path: rng.normal(size=spec.shape).astype(np.float32) for path, spec in PARAMETERS.items()}
+    return lambda: {path: rng.normal(size=spec.shape).astype(np.float32) for path, spec in parameters.items()}
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Values and state after some steps."""
+    """Values and state after some steps, as NumPy's arrays."""
 
     values: dict[str, Any]
     state: Any
@@ -57,20 +57,31 @@ class Moved:
 
 @pytest.fixture(scope="session")
 def moved() -> Callable[..., Moved]:
-    """moved(optimizer, parameters, values, gradients): after a step for each of the gradients."""
+    """moved(optimizer, parameters, values, gradients): after a step for each of the gradients, from `state` on."""
+    compiled: dict[Any, tuple[Any, Any]] = {}
 
-    def run(optimizer: Optimizer, parameters: Mapping[str, ParamSpec], values: Any, gradients: Any) -> Moved:
-        transform = optimizer.transform(parameters)
-        update: Any = jax.jit(transform.update)
-        values = {path: jnp.asarray(value, parameters[path].dtype) for path, value in values.items()}
-        state = jax.jit(transform.init)(values)
+    def run(
+        optimizer: Optimizer, parameters: Mapping[str, ParamSpec], values: Any, gradients: Any, state: Any = None
+    ) -> Moved:
+        key = optimizer, tuple(parameters.items())
+        if key not in compiled:
+            transform = optimizer.transform(parameters)
+            compiled[key] = jax.jit(transform.init), jax.jit(transform.update)
+        init, update = compiled[key]
+        values = {path: np.asarray(value, parameters[path].dtype) for path, value in values.items()}
+        state = init(values) if state is None else state
         for gradient in gradients:
-            gradient = {path: jnp.asarray(g, parameters[path].dtype) for path, g in gradient.items()}
+            gradient = {path: np.asarray(g, parameters[path].dtype) for path, g in gradient.items()}
             updates, state = update(gradient, state, values)
-            values = values | {p: (values[p] + step).astype(values[p].dtype) for p, step in updates.items()}
-        return Moved(values, state)
+            values = added(values, updates)
+        return Moved(*jax.device_get((values, state)))
 
     return run
+
+
+@jax.jit
+def added(values: Any, updates: Any) -> Any:
+    return values | {p: (values[p] + step).astype(values[p].dtype) for p, step in updates.items()}
 
 
 @pytest.fixture

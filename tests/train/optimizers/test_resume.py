@@ -29,7 +29,7 @@ OPTIMIZERS = [
 
 @pytest.mark.few(optimizer=OPTIMIZERS[:1])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=named)
-def test_a_restored_state_goes_on_bit_for_bit(optimizer, rng, packed_batch, tmp_path):
+def test_a_restored_state_goes_on_bit_for_bit(optimizer, rng, packed_batch, random_parameters, tmp_path):
     program = Program(
         MODEL, Layout({"data": 2}, zero=2), optimizer, batch=SEQUENCES, seq=SEQ, devices=jax.devices()[:2]
     )
@@ -40,7 +40,7 @@ def test_a_restored_state_goes_on_bit_for_bit(optimizer, rng, packed_batch, tmp_
             state, _ = program.step(state, batch)
         return state
 
-    state = steps(program.init(), batches[:2])
+    state = steps(program.init(random_parameters(program.runtime.module, rng)), batches[:2])
     with Store(tmp_path, Checkpoints(asynchronous=False)) as store:
         store.save(2, state, {})
     expected = jax.device_get(steps(state, batches[2:]))

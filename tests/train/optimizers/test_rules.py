@@ -93,7 +93,7 @@ NARROW = [
 ]
 
 
-@pytest.mark.few(optimizer=NARROW[3:5])
+@pytest.mark.few(optimizer=NARROW[4:5])
 @pytest.mark.parametrize("optimizer", NARROW, ids=named)
 def test_a_momentum_has_the_dtype_that_was_asked_for(optimizer, parameters, draw, moved):
     values, gradients = drawn(draw)
@@ -102,7 +102,7 @@ def test_a_momentum_has_the_dtype_that_was_asked_for(optimizer, parameters, draw
     assert sum(narrow) == sum(spec.size for spec in parameters.values())
 
 
-@pytest.mark.few(optimizer=GROUPED[3:5])
+@pytest.mark.few(optimizer=GROUPED[3:4])
 @pytest.mark.parametrize("optimizer", GROUPED, ids=named)
 def test_frozen_parameters_have_neither_state_nor_update(optimizer, parameters, draw, moved):
     values, gradients = drawn(draw)

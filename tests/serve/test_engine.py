@@ -189,7 +189,8 @@ def test_text_does_not_depend_on_the_layout(engine, small_seed, rng):
     assert answers(split, requests)[0] == answers(engine, requests)[0]
 
 
-def test_nothing_is_compiled_after_the_warm_up(engine, rng):
+def test_nothing_is_compiled_after_the_warm_up(small, rng):
+    engine = Engine(*small, capacity=TIGHT)
     engine.warm_up()
     compiled = engine.stats().compiles
     requests = drawn_requests(rng, 6, temperature=0.5)

@@ -54,8 +54,9 @@ def _reading(reading: Reading) -> Iterator[str]:
     if reading.seconds is not None and (attention := reading.attention) is not None:
         kernels, share = reading.kernels or 0.0, f"{reading.share:.0%} of the bandwidth"
         cycles = reading.seconds - attention.total - kernels
-        yield f"predicted: {reading.seconds * 1e3:.2f} ms, {share}; by the compiler's cycles {cycles * 1e3:.2f},"
-        yield f"other kernels {kernels * 1e3:.2f}, and"
+        others = f", other kernels {kernels * 1e3:.2f}" if kernels else ""
+        by = f"by the compiler's cycles {cycles * 1e3:.2f}{others}, and"
+        yield f"predicted: {reading.seconds * 1e3:.2f} ms, {share}; {by}"
         parts = f"its pages' bytes {attention.memory * 1e3:.2f}, its bundles {attention.compute * 1e3:.2f}"
         yield f"attention {attention.total * 1e3:.2f}: the longer of {parts}; new tokens {attention.write * 1e3:.2f}"
 

@@ -78,6 +78,7 @@ def test_experts_are_read_in_the_stack_of_all_layers(mesh, weights):
 
 
 @pytest.mark.full
+@pytest.mark.some(weights=("int8",))
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 def test_on_a_tpu_the_kernel_reads_experts_in_the_stack_of_all_layers(weights):
     report, program = compiled("v6e:2x2", EXPERTS, {"expert": 2, "tensor": 2}, weights=weights)

@@ -230,3 +230,16 @@ def test_an_operation_of_ones_own_goes_through_the_door(rng, placed, compiled):
     made = compiled(placement, lambda x, w: jax.value_and_grad(ours, (0, 1))(x, w), x, weight)
     close(made, jax.value_and_grad(lambda x, w: jnp.sum(jnp.square(x @ w**2 + out)), (0, 1))(x, w), 1e-5)
     assert made[1][1].sharding.is_equivalent_to(weight.sharding, 2)
+
+
+@pytest.mark.parametrize(("mesh", "options"), LAYOUTS)
+def test_a_layer_in_the_stack_of_all_is_that_layers_weight(mesh, options, rng, placed, compiled):
+    names, placement = ("embed", "mlp"), placed(mesh, **options)
+    stack, x = draw(rng, ("heads", *names)), draw(rng, ("batch", "seq", "embed"))
+    layers = stored(placement, stack, ("layers", *names))
+
+    def up(layers, number, x):
+        return einsum(UP, shard(x, "batch seq embed"), Weight(axes.LayerWeight(layers, number), names))
+
+    for number in rng.permutation(len(stack))[:2]:
+        close(compiled(placement, up, layers, jnp.int32(number), x), x @ stack[number])

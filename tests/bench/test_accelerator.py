@@ -62,6 +62,7 @@ def test_it_runs_on_a_cpu_with_nothing_but_jax_flax_optax_and_einops(tmp_path):
     assert table(made).splitlines() == done.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_a_wrong_gradient_is_found_and_named(seed):
     step = first_step(SMALL, 2, 32, jax.devices()[0], "float32", seed)
     path = np.random.default_rng(seed).choice(list(step.norms))

@@ -67,7 +67,8 @@ def one_matrix(program):
     return size // len(program.runtime.placement.devices)
 
 
-@pytest.mark.few(mesh=({"expert": 2},), weights=("int8",))
+@pytest.mark.full
+@pytest.mark.some(mesh=({"expert": 2},))
 @pytest.mark.parametrize("weights", [None, "int8"])
 @pytest.mark.parametrize("mesh", [{}, {"tensor": 2}, {"expert": 2}], ids=str)
 def test_experts_are_read_in_the_stack_of_all_layers(mesh, weights):

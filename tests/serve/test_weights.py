@@ -106,7 +106,8 @@ def test_logits_are_those_of_the_weights_stood_for_and_within_the_bound_of_the_m
         assert np.mean(found.argmax(-1) == exact.argmax(-1)) > AGREE[dtype]
 
 
-@pytest.mark.few(layout=LAYOUTS[:1], dtype=DTYPES[:1])
+@pytest.mark.full
+@pytest.mark.some(dtype=DTYPES[:1])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout["mesh"]))
 def test_experts_with_biases_are_those_of_the_weights_stood_for_on_any_layout(layout, dtype, seed, rng):

@@ -27,7 +27,7 @@ OPTIMIZERS = [
 ]
 
 
-@pytest.mark.few(optimizer=OPTIMIZERS[:1])
+@pytest.mark.full
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=named)
 def test_a_restored_state_goes_on_bit_for_bit(optimizer, rng, packed_batch, random_parameters, tmp_path):
     program = Program(

@@ -145,11 +145,15 @@ class Runtime:
         with self.tracing():
             return traced.lower(lowering_platforms=(platform,))
 
-    def abstract(self, specs: Any) -> Any:
-        """A tree of `ArraySpec`s as `jax.ShapeDtypeStruct`s with shardings: what is traced for, and restored into."""
+    def abstract(self, specs: Any, placement: Placement | None = None) -> Any:
+        """A tree of `ArraySpec`s as `jax.ShapeDtypeStruct`s with shardings: what is traced for, and restored into.
+
+        `placement`: instead of the runtime's own.
+        """
+        placement = placement or self.placement
 
         def leaf(spec: ArraySpec) -> jax.ShapeDtypeStruct:
-            sharding = self.placement.sharding(spec.axes, spec.kind)
+            sharding = placement.sharding(spec.axes, spec.kind)
             return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
 
         return jax.tree.map(leaf, specs)

@@ -113,11 +113,7 @@ class Step:
 
     def abstract_cache(self, specs: Any) -> Any:
         """Its arrays as `jax.ShapeDtypeStruct`s, where they are."""
-
-        def leaf(spec: ArraySpec) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self.placement.sharding(spec.axes, spec.kind))
-
-        return jax.tree.map(leaf, specs)
+        return self.runtime.abstract(specs, self.placement)
 
     def no_draws(self, slots: int) -> Array:
         """Of each slot the last draw, before there is one."""

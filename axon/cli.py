@@ -242,7 +242,8 @@ def serve(
     capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
     keys = tuple(key) + (keys_in(key_file) if key_file else ())
     limits = Limits(keys=keys, requests=max(Limits.requests, 4 * requests))
-    if not serve_run(run_dir, layout, draft, capacity, limits, host, port, typer.echo, embeddings, weights):
+    where = (host, port, typer.echo)
+    if not serve_run(run_dir, layout, draft, capacity, limits, *where, embeddings=embeddings, weights=weights):
         raise typer.Exit(1)
 
 

@@ -21,6 +21,7 @@ def serve_run(
     host: str,
     port: int,
     report: Report,
+    *,
     embeddings: bool = False,
     weights: str | None = None,
 ) -> bool:

@@ -161,12 +161,12 @@ OF_SEVERAL_KINDS: list[Case] = [
     ("expert", "pipeline", "ring"),
     ("replica", "folded"),  # 16 devices
     ("replica", "folded by tensor"),
-    ("folded", "ulysses", "microbatches"),
     ("expert", "three-dimensional", "microbatches"),
     ("expert", "zero 3", "tensor", "auto"),
     ("expert", "zero 2", "on the host", "microbatches"),
 ]
 MORE_OF_SEVERAL_KINDS: list[Case] = [
+    ("folded", "ulysses", "microbatches"),
     ("expert", "pipeline", "sequence"),
     ("expert", "interleaved", "zero 3"),
     ("folded", "pipeline", "zero 1"),  # 16 devices

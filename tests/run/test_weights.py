@@ -18,34 +18,21 @@ def silent(line):
     pass
 
 
-@pytest.fixture
-def served(monkeypatch):
-    """served(path, weights): how the engine that `axon serve` would run goes on after "x"."""
-    models = []
-    monkeypatch.setattr(server, "serve", lambda model, *_: models.append(model) or True)
-    capacity = Capacity(requests=2, tokens=16, length=64)
-
-    def text(path, weights):
-        assert serve_run(path, None, "ngram", capacity, Limits(), "127.0.0.1", 0, silent, weights=weights)
-        engine = models.pop().engine
-        (answer,) = answers(engine, [Request(tuple(engine.tokenizer.prompt("x")), GREEDY)])
-        return answer.text
-
-    return text
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn"])
 def test_a_run_and_its_copy_as_a_model_of_the_hub_write_the_same_served_and_generated(
-    weights, trained, few, tmp_path, served
+    weights, trained, few, tmp_path, monkeypatch
 ):
-    """Each with its like: in bfloat16 the two ways of decoding may differ where two logits are nearly equal."""
-    said = []
+    served, said = [], []
+    monkeypatch.setattr(server, "serve", lambda model, *_: served.append(model) or True)
     with few(1):
         convert(str(trained.folder), f"hf:{tmp_path}", silent)
-        paths = (trained.folder, f"hf:{tmp_path}")
-        of_run, of_hub = (generate_text(path, "x", GREEDY, said.append, weights) for path in paths)
-        served_run, served_hub = (served(path, weights) for path in paths)
-    assert of_run == of_hub
-    assert served_run == served_hub
+        of_run, of_hub = (
+            generate_text(path, "x", GREEDY, said.append, weights) for path in (trained.folder, f"hf:{tmp_path}")
+        )
+        capacity = Capacity(requests=2, tokens=16, length=64)
+        assert serve_run(trained.folder, None, "ngram", capacity, Limits(), "127.0.0.1", 0, silent, weights=weights)
+    (model,) = served
+    (answer,) = answers(model.engine, [Request(tuple(model.engine.tokenizer.prompt("x")), GREEDY)])
+    assert of_run == of_hub == "x" + answer.text
     assert any(line.startswith(f"weights: {weights}, ") for line in said)

@@ -144,12 +144,14 @@ def test_a_schedule_trains_as_one_device_does(layout, packed_batch):
     compare(layout, packed_batch)
 
 
+@pytest.mark.some(layout=[TOGETHER[1], *TOGETHER[3:]])
 @pytest.mark.full
 @pytest.mark.parametrize("layout", TOGETHER, ids=described)
 def test_a_pipeline_goes_together_with_what_else_splits_arrays(layout, packed_batch):
     compare(layout, packed_batch)
 
 
+@pytest.mark.some(schedule=[ZeroBubbleV()])
 @pytest.mark.full
 @pytest.mark.parametrize("schedule", [None, ZeroBubbleV()], ids=str)
 def test_dropout_auxiliary_losses_and_z_loss_are_those_of_one_device(schedule, packed_batch):
@@ -217,6 +219,7 @@ UNEVEN = [
 ]
 
 
+@pytest.mark.some(layout=UNEVEN[:2])
 @pytest.mark.full
 @pytest.mark.parametrize("layout", UNEVEN, ids=described)
 def test_layers_that_do_not_divide_are_padded(layout, packed_batch):
@@ -236,6 +239,7 @@ def test_segments_that_leave_places_empty_need_a_permission():
         )
 
 
+@pytest.mark.some(layout=UNEVEN[1:])
 @pytest.mark.full
 @pytest.mark.parametrize("layout", UNEVEN, ids=described)
 def test_segments_are_cut_anywhere_and_run_on_stages_that_do_not_store_them(layout, packed_batch):

@@ -242,8 +242,10 @@ def serve(
     capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
     keys = tuple(key) + (keys_in(key_file) if key_file else ())
     limits = Limits(keys=keys, requests=max(Limits.requests, 4 * requests))
-    where = (host, port, typer.echo)
-    if not serve_run(run_dir, layout, draft, capacity, limits, *where, embeddings=embeddings, weights=weights):
+    all_answered = serve_run(
+        run_dir, layout, draft, capacity, limits, host, port, typer.echo, embeddings=embeddings, weights=weights
+    )
+    if not all_answered:
         raise typer.Exit(1)
 
 

@@ -90,7 +90,6 @@ def updated(program, given, drawn, steps=2):
     return state, program.evaluated(state)
 
 
-@pytest.mark.some(name=["AdamW", "Adafactor", "Muon", "SGD"])
 @pytest.mark.full
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_streamed_update_is_the_update(name, given, drawn):

@@ -8,24 +8,29 @@ from jax import Array
 
 from axon.kernels.choice import platform
 
-TERMS, COLUMNS = 128, 16
-"""XLA for CPUs adds up to so many terms in one order for any number of rows but one, if columns are a multiple of this:
-of other products it takes sums in parts, or exchanges rows and columns, where the number of rows is in favour."""
+TERMS, COLUMNS = 128, 64
+"""XLA for CPUs adds up to so many terms in one order for any number of rows but one, if there are so many columns: of
+other products it takes sums in parts, or exchanges rows and columns, where the number of rows is in favour."""
 
 
 def product(a: Array, b: Array) -> Array:
     """`batch kv_heads rows columns`; on a CPU a row's bits do not depend on how many rows there are.
 
-    One row is computed twice, columns are padded, and sums of more terms than `TERMS` are sums of such sums.
+    One row is computed twice, `COLUMNS` columns at once, and sums of more terms than `TERMS` are sums of such sums.
     """
     if platform() != "cpu":
         return _product(a, b)
     rows, columns = a.shape[2], b.shape[3]
     a = jnp.repeat(a, 2, axis=2) if rows == 1 else a
     b = jnp.pad(b, (*[(0, 0)] * 3, (0, -columns % COLUMNS)))
+    some = [_of_columns(a, part) for part in jnp.split(b, b.shape[3] // COLUMNS, axis=3)]
+    return jnp.concatenate(some, axis=3)[:, :, :rows, :columns]
+
+
+def _of_columns(a: Array, b: Array) -> Array:
     cuts = [*range(TERMS, a.shape[3], TERMS)]
     parts = zip(jnp.split(a, cuts, axis=3), jnp.split(b, cuts, axis=2), strict=True)
-    return reduce(add, (_product(*part) for part in parts))[:, :, :rows, :columns]
+    return reduce(add, (_product(*part) for part in parts))
 
 
 def _product(a: Array, b: Array) -> Array:

@@ -214,10 +214,8 @@ class Random:
         return {number: self.guess(s.sequence.tokens, most) for number, (s, most) in wanted.items()}
 
     def guess(self, tokens, most):
-        known = [text for text in self.texts if text[: len(tokens)] == list(tokens) and len(text) > len(tokens)]
-        if known and self.rng.random() < 0.5:
-            return known[0][len(tokens) :][:most]
-        return self.rng.choice(tokens[-8:], most).tolist()
+        known = [text[len(tokens) :][:most] for text in self.texts if text[: len(tokens)] == list(tokens)]
+        return known[0] if known and self.rng.random() < 0.5 else self.rng.choice(tokens[-8:], most).tolist()
 
     def verified(self, number, accepted):
         pass

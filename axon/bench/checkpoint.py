@@ -25,17 +25,22 @@ MESHES = {"save": (8, 1), "same": (8, 1), "other": (2, 4)}
 
 
 def run(megabytes: int = 512, rounds: int = 3, folder: str | None = None) -> dict[str, Any]:
-    """Medians of `rounds` rounds, in each of which everything is done once, in turn, in `folder`.
+    """Medians of `rounds` rounds, in each of which everything is done once, in turn, in a fresh folder in `folder`.
 
     MB/s are of the state's `megabytes` of float32, random as weights are. `save` ends when the files are flushed to the
     disk, as `dd` with O_DIRECT does; what is read was first dropped from the page cache. `blocking`: seconds until
-    `Store.save` returns; `background`: from then until the save is complete.
+    `Store.save` returns; `background`: from then until the save is complete. Memory is in use before anything is timed:
+    a virtual machine gets it from its host page by page, which takes longer than what is measured.
     """
     _have_devices()
     values = [np.random.default_rng(n).normal(size=(1024, megabytes * 256 // ARRAYS)) for n in range(ARRAYS)]
     state = {f"w{n}": value.astype(np.float32) for n, value in enumerate(values)}
-    with TemporaryDirectory(dir=folder or ".") as where:
-        found = [_round(Path(where), state, megabytes, number) for number in range(rounds)]
+    placed = jax.block_until_ready(jax.device_put(state, _sharding("save")))
+    found = []
+    for number in range(rounds):
+        progress(f"checkpoint: round {number + 1}")
+        with TemporaryDirectory(dir=folder or ".") as where:
+            found.append(_round(Path(where), placed, megabytes))
     result: dict[str, Any] = {name: float(np.median([one[name] for one in found])) for name in found[0]}
     result |= {
         "save_ratio": result["save"] / result["dd_write"],
@@ -62,36 +67,36 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _round(where: Path, state: Mapping[str, np.ndarray], megabytes: int, step: int) -> dict[str, float]:
-    progress(f"checkpoint: round {step + 1}")
+def _round(where: Path, state: Mapping[str, jax.Array], megabytes: int) -> dict[str, float]:
     folder, file, found = where / "checkpoints", where / "dd", {}
     size = sum(value.nbytes for value in state.values()) / 1e6
 
     def speed(work: Callable[[], Any]) -> float:
+        _touch(3 * megabytes * 2**20)
         return size / _seconds(work)
 
     block = ["bs=1M", f"count={megabytes}"]
     found["dd_write"] = speed(lambda: _dd("if=/dev/zero", f"of={file}", "oflag=direct", *block))
     found["dd_read"] = speed(lambda: _dd(f"if={file}", "of=/dev/null", "iflag=direct", *block))
     file.unlink()
-    placed = jax.block_until_ready(jax.device_put(state, _sharding("save")))
-    with Store(folder, Checkpoints(keep=1)) as store:
-        found["blocking"] = _seconds(lambda: store.save(step, placed, {}))
+    with Store(folder, Checkpoints()) as store:
+        _touch(3 * megabytes * 2**20)
+        found["blocking"] = _seconds(lambda: store.save(0, state, {}))
         found["background"] = _seconds(store.wait)
         flushing = _seconds(lambda: _flush(folder))
     found["save"] = size / (found["blocking"] + found["background"] + flushing)
-    saved = epath.Path(folder / str(step) / "state")
-    found["stored"] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / size / 1e6
+    saved = epath.Path(folder / "0" / "state")
+    found["stored"] = sum(path.stat().st_size for path in _files(folder)) / size / 1e6
     for name, mesh in {"restore": "same", "restore_other_mesh": "other"}.items():
-        _flush(folder)
+        _drop(folder)
         found[name] = speed(lambda mesh=mesh: _restored(folder, state, mesh))
     found["checksum"] = speed(lambda: checksums(saved, files_below(saved), {}))
-    _flush(folder)
-    found["verify"] = speed(lambda: Reader(folder).damage(step))
+    _drop(folder)
+    found["verify"] = speed(lambda: Reader(folder).damage(0))
     return found
 
 
-def _restored(folder: Path, state: Mapping[str, np.ndarray], mesh: str) -> None:
+def _restored(folder: Path, state: Mapping[str, jax.Array], mesh: str) -> None:
     sharding = _sharding(mesh)
     abstract = {name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for name, x in state.items()}
     jax.block_until_ready(Reader(folder).restore(abstract)[0])
@@ -109,13 +114,27 @@ def _have_devices() -> None:
         raise UserError(f"axon bench checkpoint needs {DEVICES} devices, and JAX has {len(jax.devices())} here")
 
 
+def _files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def _flush(folder: Path) -> None:
-    """Writes all files to the disk, and drops them from the page cache."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file)
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    """Writes all files to the disk."""
+    for path in _files(folder):
+        with path.open("rb") as file:
+            os.fsync(file)
+
+
+def _drop(folder: Path) -> None:
+    """Drops all files from the page cache, of which nothing is to be written any more."""
+    for path in _files(folder):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _touch(size: int) -> None:
+    """Writes to `size` bytes of memory, and frees them."""
+    np.ones(size, np.uint8)
 
 
 def _dd(*arguments: str) -> None:

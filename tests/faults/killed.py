@@ -6,6 +6,7 @@ exit code, None if it was killed. (Others than the one killed first may end by t
 """
 
 import json
+import math
 import os
 import random
 import signal
@@ -55,9 +56,12 @@ def _forked(train: Train, process: Process) -> int:
         os._exit(code)
 
 
-def wait_for(step: int, folder: Path, pids: Sequence[int]) -> None:
-    """Return once this start has logged that step, or one of its processes has ended."""
-    while not _has_ended(pids) and not (_trains(folder, pids[0]) and _last_step(folder) >= step):
+def wait_for(step: int, folder: Path, pids: Sequence[int], seconds: float = math.inf) -> None:
+    """Return once this start has logged that step, one of its processes has ended, or so much time is over."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not _has_ended(pids):
+        if _trains(folder, pids[0]) and _last_step(folder) >= step:
+            break
         time.sleep(0.005)
 
 
@@ -107,11 +111,12 @@ def main(config: str, folder: Path, kills: int, processes: int, seed: int) -> No
     for left in range(kills, -1, -1):
         begun = reader.latest() or 0
         pids = start(train, processes)
+        # On average a start gets on by less than its share of the steps, so that there are enough for all kills.
+        share = max(2, 2 * train.steps // (3 * max(kills, 1)) + every)
         if left and draw.random() < 0.2:
-            time.sleep(draw.uniform(0, 3.0))  # while it begins
+            wait_for(begun + share, folder, pids, seconds=draw.uniform(0, 3.0))  # while it begins, mostly
         elif left:
-            # On average a start gets on by less than its share of the steps, so that there are enough for all kills.
-            wait_for(begun + draw.randrange(1, max(2, 2 * train.steps // (3 * kills) + every)), folder, pids)
+            wait_for(begun + draw.randrange(1, share), folder, pids)
             time.sleep(draw.uniform(0, 0.1))
         by_itself = not left or _has_ended(pids)
         if left:

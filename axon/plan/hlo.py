@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,8 +119,9 @@ class Module:
     def trips(self, loop: Instruction) -> int:
         """How often a loop's body runs: as the compiler says, or the bound that its counter is compared with.
 
-        JAX's loops of a known length count from 0 by 1. A loop whose length is not in the program counts once (see
-        `unknown_loops`), but for one that a load of experts within the margin never enters.
+        JAX's loops of a known length count from 0 by 1; where the compiler writes out several rounds in a body, by so
+        many. A loop whose length is not in the program counts once (see `unknown_loops`), but for one that a load of
+        experts within the margin never enters.
         """
         return self._bound(loop) or int(FURTHER_ROUNDS not in loop.attributes)
 
@@ -135,9 +136,28 @@ class Module:
             return int(match[1])
         lines = {one.name: one for one in self.computations.get(loop.attribute("condition") or "", ())}
         compared = [one for one in lines.values() if one.opcode in ("compare", "fusion")]
-        constants = [lines[name] for one in compared for name in one.operands if name in lines]
-        values = [int(c.operands[0]) for c in constants if c.opcode == "constant" and c.operands[0].isdecimal()]
-        return values[0] if len(values) == 1 else None
+        operands = [lines[name] for one in compared for name in one.operands if name in lines]
+        values = [value for one in operands if (value := _constant(one)) is not None]
+        counters = [one for one in operands if one.opcode == "get-tuple-element"]
+        return math.ceil(values[0] / self._stride(loop, counters)) if len(values) == 1 else None
+
+    def _stride(self, loop: Instruction, counters: Sequence[Instruction]) -> int:
+        """By how much a loop's body raises the one of what it carries that is compared; 1 where it does not say."""
+        body = self.computations.get(loop.attribute("body") or "", ())
+        if len(counters) != 1 or not body or body[-1].opcode != "tuple":
+            return 1
+        lines, stride = {one.name: one for one in body}, 0
+        raised = lines.get(body[-1].operands[int(counters[0].attribute("index") or 0)])
+        while raised is not None and raised.opcode == "add":
+            found = [lines[name] for name in raised.operands if name in lines]
+            stride += sum(_constant(one) or 0 for one in found)
+            raised = next((one for one in found if one.opcode == "add"), None)
+        return stride or 1
+
+
+def _constant(one: Instruction) -> int | None:
+    """The value of a whole number."""
+    return int(one.operands[0]) if one.opcode == "constant" and one.operands[0].isdecimal() else None
 
 
 def arrays(text: str) -> Arrays:

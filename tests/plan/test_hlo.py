@@ -45,6 +45,20 @@ def test_a_loop_runs_as_often_as_its_condition_or_the_compiler_says():
     assert module.unknown_loops == {"never": 1}
 
 
+@pytest.mark.parametrize(("raised", "times"), [("%two", 3), ("%three", 2), ("%other", 5)])
+def test_of_a_loop_whose_body_has_several_rounds_they_are_counted_as_one(raised, times):
+    rounds = """  %i = s32[] get-tuple-element(%p), index=0
+  %one = s32[]{:T(128)} constant(1)
+  %both = s32[] constant(2)
+  %two = s32[] add(%i, %both)
+  %three = s32[] add(%two, %one)
+  %other = s32[] multiply(%i, %both)
+"""
+    text = LOOPS.replace("  %work =", rounds + "  %work =", 1).replace("tuple(%p, /*", f"tuple({raised}, /*")
+    work = [one.times for one in Module.of(text).scheduled if one.instruction.name == "work"]
+    assert work[0] == times
+
+
 def test_a_loop_that_a_load_of_experts_within_the_margin_never_enters_counts_as_nothing():
     inner = "  ROOT %t = (s32[], f32[4]) while(%p), condition=%other, body=%inside\n"
     named = LOOPS.replace("  ROOT %t = (s32[], f32[4]) tuple(%p, /*index=1*/%work)\n", inner).replace(

@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from axon.bench.disk import drop_cached, files_of
 from axon.bench.timing import progress
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.checkpoint.checksums import checksums, files_below
@@ -86,12 +87,12 @@ def _round(where: Path, state: Mapping[str, jax.Array], megabytes: int) -> dict[
         flushing = _seconds(lambda: _flush(folder))
     found["save"] = size / (found["blocking"] + found["background"] + flushing)
     saved = epath.Path(folder / "0" / "state")
-    found["stored"] = sum(path.stat().st_size for path in _files(folder)) / size / 1e6
+    found["stored"] = sum(path.stat().st_size for path in files_of(folder)) / size / 1e6
     for name, mesh in {"restore": "same", "restore_other_mesh": "other"}.items():
-        _drop(folder)
+        drop_cached(folder)
         found[name] = speed(lambda mesh=mesh: _restored(folder, state, mesh))
     found["checksum"] = speed(lambda: checksums(saved, files_below(saved), {}))
-    _drop(folder)
+    drop_cached(folder)
     found["verify"] = speed(lambda: Reader(folder).damage(0))
     return found
 
@@ -114,22 +115,11 @@ def _have_devices() -> None:
         raise UserError(f"axon bench checkpoint needs {DEVICES} devices, and JAX has {len(jax.devices())} here")
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
-
-
 def _flush(folder: Path) -> None:
     """Writes all files to the disk."""
-    for path in _files(folder):
+    for path in files_of(folder):
         with path.open("rb") as file:
             os.fsync(file)
-
-
-def _drop(folder: Path) -> None:
-    """Drops all files from the page cache, of which nothing is to be written any more."""
-    for path in _files(folder):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _touch(size: int) -> None:

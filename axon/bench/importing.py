@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import tokenizers
 
+from axon.bench.disk import drop_cached
 from axon.bench.timing import progress
 from axon.checkpoint.huggingface.config import write_config
 from axon.checkpoint.huggingface.hub import CONFIG, PREFIX
@@ -81,9 +82,7 @@ def _round(source: Path, out: Path, size: int, number: int) -> dict[str, float]:
     progress(f"import: round {number + 1}")
     found = {}
     for name, work in {"load": _load, "convert": _convert}.items():
-        for path in source.iterdir():
-            with path.open("rb") as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        drop_cached(source)
         with multiprocessing.get_context("spawn").Pool(1) as process:
             seconds, cpu, memory = process.apply(_measured, (work, source, out))
         found |= {name: size / 1e6 / seconds, f"{name}_cpu": cpu, f"{name}_memory": memory / 1e6}

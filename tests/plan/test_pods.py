@@ -19,16 +19,19 @@ EXPERTS = {"grouped_matmul", "grouped_matmul_transposed", "grouped_matmul_weight
 FREE = 0.08
 """The share of each device's memory that no configuration takes."""
 
+MAXTEXT = {"mixtral_8x7b_v5p_4x4x4": 34.1}
+"""GiB a device of the same step in MaxText with remat full, see docs/measurements.md."""
+
 
 def target(name):
     """`llama3_8b_v5e_4x4`, and what stands before it → `v5e:4x4`."""
     return ":".join(name.split("_")[-2:])
 
 
-def program(name):
+def program(name, *bindings):
     module, package = ("jax_plugins.xla_cuda13", "CUDA") if "h200" in name else ("libtpu", "TPU")
     pytest.importorskip(module, reason=f"needs the {package} compiler: scripts/setup compilers")
-    train = load(PODS / f"{name}.gin").tree
+    train = load(PODS / f"{name}.gin", bindings).tree
     return run.program(train, Placement.of(train.layout, devices(target(name))))
 
 
@@ -50,3 +53,10 @@ def test_the_whole_step_fits_and_attention_is_our_kernels_or_cudnns_and_on_tpus_
         assert set(report.kernels) == ATTENTION | (EXPERTS if "experts" in made.module.dims else set())
         square = f"{made.seq},{made.seq}]"  # of 70B that is a weight's shape, too
         assert made.seq == made.module.dims["embed"] or square not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MAXTEXT)
+def test_with_remat_full_a_step_takes_no_more_memory_than_maxtexts(name):
+    report, _ = compile_step(program(name, "Mixtral.remat = 'full'"), target(name))
+    assert report.memory["total"] <= MAXTEXT[name] * 2**30

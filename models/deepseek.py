@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
@@ -91,8 +92,9 @@ class DeepSeek:
             raise UserError(f"DeepSeek: rope_dim {self.rope_dim} is odd, and rotary embedding rotates pairs")
         if self.first_dense > self.layers:
             raise UserError(f"DeepSeek: first_dense {self.first_dense} is more than layers {self.layers}")
+        shared = DenseBlock.remat_names + LatentAttention.remat_names + RMSNorm.remat_names
         networks = {"dense": GatedMLP, "experts": MoE}
-        names = {kind: LatentAttention.remat_names + networks[kind].remat_names for kind in self.kinds}
+        names = {kind: shared + networks[kind].remat_names for kind in self.kinds}
         remat_by_kind(self.remat, names)
 
     @property
@@ -144,6 +146,9 @@ def attention(config: DeepSeek) -> LatentAttention:
 class DenseBlock(nnx.Module):
     """Latent attention and a gated MLP, each on the normalised residual stream and added to it."""
 
+    remat_names = ("residual",)
+    """The activations that a remat policy can keep by name: the stream after attention."""
+
     def __init__(self, config: DeepSeek):
         self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
         self.attention = attention(config)
@@ -152,7 +157,7 @@ class DenseBlock(nnx.Module):
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = x + out
+        x = checkpoint_name(x + out, "residual")
         return x + self.mlp(self.mlp_norm(x, RESIDUAL)), cache, Auxiliary()
 
     def cache_specs(self, batch, length):
@@ -161,6 +166,9 @@ class DenseBlock(nnx.Module):
 
 class ExpertBlock(nnx.Module):
     """Latent attention and a mixture of experts, each on the normalised residual stream and added to it."""
+
+    remat_names = ("residual",)
+    """The activations that a remat policy can keep by name: the stream after attention."""
 
     def __init__(self, config: DeepSeek):
         self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
@@ -177,7 +185,7 @@ class ExpertBlock(nnx.Module):
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = x + out
+        x = checkpoint_name(x + out, "residual")
         out, auxiliary = self.moe(self.moe_norm(x, RESIDUAL), inputs)
         return x + out, cache, auxiliary.within("moe")
 

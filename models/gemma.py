@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
@@ -75,7 +76,8 @@ class Gemma:
         check_range(self, "(0, inf)", "query_pre_attn_scalar", "soft_cap", "logit_soft_cap")
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
-        remat_by_kind(self.remat, dict.fromkeys(self.kinds, Attention.remat_names + GatedMLP.remat_names))
+        names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
+        remat_by_kind(self.remat, dict.fromkeys(self.kinds, names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -130,6 +132,9 @@ class GemmaModel(LanguageModel):
 class Block(nnx.Module):
     """Attention and a gated MLP, each between two norms on its way from the residual stream and back."""
 
+    remat_names = ("residual",)
+    """The activations that a remat policy can keep by name: the stream after attention."""
+
     def __init__(self, config: Gemma, mask: Mask, rope: Rope):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
         self.attention_norm, self.attention_post_norm = config.norm("embed"), config.norm("embed")
@@ -147,7 +152,7 @@ class Block(nnx.Module):
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = x + self.attention_post_norm(out, RESIDUAL)
+        x = checkpoint_name(x + self.attention_post_norm(out, RESIDUAL), "residual")
         out = self.mlp(self.mlp_norm(x, RESIDUAL))
         return x + self.mlp_post_norm(out, RESIDUAL), cache, Auxiliary()
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
@@ -45,7 +46,8 @@ class GPT2:
         check_range(self, "[0, 1)", "dropout")
         if self.embed % self.heads:
             raise UserError(f"GPT2: embed {self.embed} is not divisible by heads {self.heads}")
-        remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MLP.remat_names))
+        names = Block.remat_names + Attention.remat_names + MLP.remat_names
+        remat_by_kind(self.remat, dict.fromkeys(("block",), names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -90,6 +92,9 @@ class GPT2Model(LanguageModel):
 class Block(nnx.Module):
     """Attention and an MLP, each on the normalised residual stream and added to it."""
 
+    remat_names = ("residual",)
+    """The activations that a remat policy can keep by name: the stream after attention."""
+
     def __init__(self, config: GPT2):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
         self.attention_norm = LayerNorm("embed", dims, config.norm_eps)
@@ -101,7 +106,7 @@ class Block(nnx.Module):
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = x + self.attention_dropout(out, inputs)
+        x = checkpoint_name(x + self.attention_dropout(out, inputs), "residual")
         out = self.mlp(self.mlp_norm(x, RESIDUAL))
         return x + self.mlp_dropout(out, inputs), cache, Auxiliary()
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
@@ -72,7 +73,8 @@ class GptOss:
         check_heads(self)
         if self.layers % 2:
             raise UserError(f"GptOss: layers {self.layers} is odd, and they come in pairs of a local and a full one")
-        remat_by_kind(self.remat, dict.fromkeys(("local", "full"), Attention.remat_names + MoE.remat_names))
+        names = Block.remat_names + Attention.remat_names + MoE.remat_names + RMSNorm.remat_names
+        remat_by_kind(self.remat, dict.fromkeys(("local", "full"), names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -96,6 +98,9 @@ class GptOss:
 class Block(nnx.Module):
     """Attention with sinks and a mixture of experts, each on the normalised residual stream and added to it."""
 
+    remat_names = ("residual",)
+    """The activations that a remat policy can keep by name: the stream after attention."""
+
     def __init__(self, config: GptOss, mask: Mask):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
         self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
@@ -113,7 +118,7 @@ class Block(nnx.Module):
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = x + out
+        x = checkpoint_name(x + out, "residual")
         out, auxiliary = self.moe(self.moe_norm(x, RESIDUAL), inputs)
         return x + out, cache, auxiliary.within("moe")
 

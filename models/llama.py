@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
@@ -58,7 +59,8 @@ class Llama:
         check_range(self, "[1, 2**31)", *sizes, "nope_every")
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
-        remat_by_kind(self.remat, dict.fromkeys(self.kinds, Attention.remat_names + GatedMLP.remat_names))
+        names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
+        remat_by_kind(self.remat, dict.fromkeys(self.kinds, names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -97,6 +99,9 @@ class Llama:
 class Block(nnx.Module):
     """Attention and a gated MLP, each on the normalised residual stream and added to it."""
 
+    remat_names = ("residual",)
+    """The activations that a remat policy can keep by name: the stream after attention."""
+
     def __init__(self, config: Llama, rotates: bool = True):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
         mask = Causal() & SameDocument()
@@ -111,7 +116,7 @@ class Block(nnx.Module):
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = x + out
+        x = checkpoint_name(x + out, "residual")
         x = x + self.mlp(self.mlp_norm(x, RESIDUAL))
         return x, cache, Auxiliary()
 

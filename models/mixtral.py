@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.kernels.attention import Causal, SameDocument, Window
@@ -59,7 +60,8 @@ class Mixtral:
         check_range(self, "[0, inf)", "norm_eps")
         check_exchange(self.exchange, self.margin)
         check_heads(self)
-        remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MoE.remat_names))
+        names = Block.remat_names + Attention.remat_names + MoE.remat_names + RMSNorm.remat_names
+        remat_by_kind(self.remat, dict.fromkeys(("block",), names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -81,6 +83,9 @@ class Mixtral:
 class Block(nnx.Module):
     """Attention and a mixture of experts, each on the normalised residual stream and added to it."""
 
+    remat_names = ("residual",)
+    """The activations that a remat policy can keep by name: the stream after attention."""
+
     def __init__(self, config: Mixtral):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
         mask = Causal() & SameDocument()
@@ -101,7 +106,7 @@ class Block(nnx.Module):
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = x + out
+        x = checkpoint_name(x + out, "residual")
         out, auxiliary = self.moe(self.moe_norm(x, RESIDUAL), inputs)
         return x + out, cache, auxiliary.within("moe")
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
@@ -53,7 +54,8 @@ class Olmo:
         check_range(self, "[1, 2**31)", *sizes, "local_layers")
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
-        remat_by_kind(self.remat, dict.fromkeys(self.kinds, Attention.remat_names + GatedMLP.remat_names))
+        names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
+        remat_by_kind(self.remat, dict.fromkeys(self.kinds, names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -92,6 +94,9 @@ class Olmo:
 class Block(nnx.Module):
     """Attention and a gated MLP, each normalised before it is added to the residual stream."""
 
+    remat_names = ("residual",)
+    """The activations that a remat policy can keep by name: the stream after attention."""
+
     def __init__(self, config: Olmo, mask: Mask, rope: Rope):
         dims = config.dims
         norm = partial(RMSNorm, dims=dims, eps=config.norm_eps)
@@ -102,7 +107,7 @@ class Block(nnx.Module):
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(x, inputs, cache)
-        x = x + self.attention_norm(out, RESIDUAL)
+        x = checkpoint_name(x + self.attention_norm(out, RESIDUAL), "residual")
         return x + self.mlp_norm(self.mlp(x), RESIDUAL), cache, Auxiliary()
 
     def cache_specs(self, batch, length):

@@ -88,7 +88,7 @@ class T5:
 
     def remat_of(self, kind: str) -> Remat:
         """The policy of `encoder` or `decoder`. Raises `UserError` for an unknown one."""
-        names = Attention.remat_names + (GatedMLP if self.gated else MLP).remat_names
+        names = Attention.remat_names + RMSNorm.remat_names + (GatedMLP if self.gated else MLP).remat_names
         return remat_by_kind(self.remat, dict.fromkeys(("encoder", "decoder"), names))[kind]
 
     @property

@@ -6,10 +6,15 @@ from jax import Array
 from jax.experimental.layout import Format, Layout, with_layout_constraint
 from jax.sharding import Sharding
 
+from axon.axes.scope import current
+
 
 def row_major(x: Array) -> Array:
-    """`x`, its last dimension fastest."""
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    """`x`, its last dimension fastest, and its cotangent so too. XLA for accelerators gives each array an order of its
+    own; for CPUs it is always this one."""
+    scope = current()
+    on_cpu = scope is None or scope.placement.platform == "cpu"
+    return x if on_cpu else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def ordered(sharding: Sharding, order: tuple[int, ...]) -> Any:

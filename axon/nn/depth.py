@@ -223,7 +223,9 @@ class Depth(nnx.Module):
             parameters, cache, number, place = part
             with axes.in_block(kind):
                 result = nnx.merge(graph, parameters)(x, inputs.in_layer(number, 0 if place is None else place), cache)
-            return _checked(result, kind, block)
+            x, cache, auxiliary = _checked(result, kind, block)
+            # Else the embedding's order becomes that of all layers' inputs on TPUs, and each is copied in the backward.
+            return axes.row_major(x), cache, auxiliary
 
         return with_remat(layer, self.remat[kind], block, in_scan)
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import add, einsum
 from axon.checks import check_range
+from axon.kernels.choice import platform
 from axon.nn.param import Dims, Param, constant, fan_in
+from axon.nn.remat import recomputed
 
 UP = "batch seq embed, embed mlp -> batch seq mlp"
 DOWN = "batch seq mlp, mlp embed -> batch seq.residual embed"
@@ -71,9 +73,20 @@ class GatedMLP(nnx.Module):
 
     @jax.named_scope("mlp")
     def __call__(self, x: Array) -> Array:  # batch seq embed
-        gate = checkpoint_name(einsum(UP, x, self.gate), "gate")
-        up = checkpoint_name(einsum(UP, x, self.up), "up")
+        gate = _named(einsum(UP, x, self.gate), "gate")
+        up = _named(einsum(UP, x, self.up), "up")
         return einsum(DOWN, self.activation(gate, up), self.down)
+
+
+def _named(x: Array, name: str) -> Array:
+    """`x` under a name for remat policies; what the backward makes again is to XLA for TPUs then no longer a product.
+
+    The gate's gradient costs nothing in the epilogue of the product whose result it is of, the gradient of
+    silu(gate)·up. But it is also of gate and up, and where one of these is a product too, XLA computes it in neither
+    epilogue, and reads and writes all three once more.
+    """
+    x = checkpoint_name(x, name)
+    return lax.optimization_barrier(x) if platform() == "tpu" and recomputed(name) else x
 
 
 class MLP(nnx.Module):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import add, einsum
 from axon.nn.param import Dims, Param, constant
@@ -15,6 +16,9 @@ class RMSNorm(nnx.Module):
     `zero_centered`: the factor is 1 + scale, and scale is 0 at first (Gemma).
     """
 
+    remat_names = ("inverse_rms",)
+    """The activations that a remat policy can keep by name: one number a token, of which the backward makes x again."""
+
     def __init__(self, axis: str, dims: Dims, eps: float = 1e-5, zero_centered: bool = False):
         self.scale = Param(axis, dims, constant(0.0 if zero_centered else 1.0), decay=False)
         self.over = tuple(range(-len(self.scale.axes), 0))
@@ -25,7 +29,7 @@ class RMSNorm(nnx.Module):
         """`pattern` names the axes of `x`, this norm's last: `"batch seq embed"`."""
         wide = x.astype(jnp.float32)
         mean = jnp.mean(jnp.square(wide), axis=self.over, keepdims=True)
-        normed = (wide * lax.rsqrt(mean + self.eps)).astype(x.dtype)
+        normed = (wide * checkpoint_name(lax.rsqrt(mean + self.eps), "inverse_rms")).astype(x.dtype)
         product = einsum(f"{pattern}, {self.axis} -> {pattern}", normed, self.scale)
         return normed + product if self.zero_centered else product
 

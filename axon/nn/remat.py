@@ -1,6 +1,7 @@
 """What the backward pass computes again, what it keeps, and what waits in the host's memory, by name."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -27,6 +28,8 @@ mapping from names to `ACTIONS`, in which names left out are recomputed, and "in
 
 RematByKind = Remat | Mapping[str, Remat]
 """One policy for all kinds of block, or kind → policy. A mapping whose values are actions is one policy."""
+
+_kept: ContextVar[Collection[str] | None] = ContextVar("kept", default=None)
 
 
 def remat_by_kind(remat: RematByKind, names: Mapping[str, Collection[str]]) -> dict[str, Remat]:
@@ -110,18 +113,25 @@ def describe(remat: Remat) -> str:
     return ", ".join(f"{action} {' + '.join(names)}" for action, names in by_action.items() if names)
 
 
+def recomputed(name: str) -> bool:
+    """Whether the backward computes the activation of this name again, in the block that is being traced."""
+    kept = _kept.get()
+    return kept is not None and name not in kept
+
+
 def with_remat(layer: Callable[..., Any], remat: Remat, block: nnx.Module, in_scan: bool) -> Callable[..., Any]:
     """`layer`, a call of `block` whose first argument is the block's input, differentiated under the policy."""
     if remat == "none":
         return layer
-    to_host = offloaded(remat)
+    to_host, saved = offloaded(remat), _saved(remat, block)
+    layer = _keeping((*saved, *to_host), layer)
     if not to_host:
-        policy = jax.checkpoint_policies.save_only_these_names(*_saved(remat, block))
+        policy = jax.checkpoint_policies.save_only_these_names(*saved)
         return jax.checkpoint(layer, policy=policy, prevent_cse=not in_scan)
     check_host_memory(f"remat: {_listed(to_host)} cannot be offloaded, only saved or recomputed")
     axes.log_choice("offload", f"{', '.join(to_host)} of each layer to {HOST}")
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=_saved(remat, block),
+        names_which_can_be_saved=saved,
         names_which_can_be_offloaded=to_host,
         offload_src="device",
         offload_dst=HOST,
@@ -135,6 +145,19 @@ def _saved(remat: Remat, block: nnx.Module) -> list[str]:
     if isinstance(remat, str):
         return {"full": [], "minimal": sorted(remat_names(block))}[remat]
     return list(remat)
+
+
+def _keeping(names: Collection[str], layer: Callable[..., Any]) -> Callable[..., Any]:
+    """`layer`, traced where `recomputed` knows these names to be kept."""
+
+    def known(*arguments: Any) -> Any:
+        before = _kept.set(names)
+        try:
+            return layer(*arguments)
+        finally:
+            _kept.reset(before)
+
+    return known
 
 
 def _with_named_input(layer: Callable[..., Any]) -> Callable[..., Any]:

@@ -87,9 +87,35 @@ def rotate(x: Array, angles: Angles, interleaved: bool = False) -> Array:
     for queries and keys, so that their products do not see it.
     """
     cos, sin = (a[:, :, None, :].astype(x.dtype) for a in (angles.cos, angles.sin))
+    if platform() == "tpu":
+        return _rotate_uncut(x, cos, sin, interleaved)
     width = 2 * cos.shape[-1]
     if width < x.shape[-1]:
         rotated = rotate(x[..., :width], angles, interleaved)
         return jnp.concatenate([rotated, x[..., width:]], axis=-1)
     first, second = (x[..., 0::2], x[..., 1::2]) if interleaved else jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _rotate_uncut(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
+    """As `rotate`, with no head cut in halves: x·cos + x̂·sin, where x̂ = (−second, first) is a product with −1, 0 and 1.
+
+    Halves of a head fill half of a TPU's lanes, so XLA has positions there instead, and copies all queries and keys
+    into the order of the attention kernel and back. The products are exact.
+    """
+    head_dim, width = x.shape[-1], 2 * cos.shape[-1]
+    source = np.arange(head_dim)
+    if interleaved:
+        source[:width] = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
+    partner, sign = source.copy(), np.zeros(head_dim)
+    partner[:width] = np.roll(source[:width], width // 2)
+    sign[:width] = np.repeat([-1, 1], width // 2)
+    unturned = [(0, 0)] * 3 + [(0, head_dim - width)]
+    cos = jnp.pad(jnp.concatenate([cos, cos], axis=-1), unturned, constant_values=1)
+    sin = jnp.pad(jnp.concatenate([sin, sin], axis=-1), unturned)
+    ordered = _product(x, np.eye(head_dim)[source].T) if interleaved else x
+    return ordered * cos + _product(x, (sign[:, None] * np.eye(head_dim)[partner]).T) * sin
+
+
+def _product(x: Array, matrix: np.ndarray) -> Array:
+    return jnp.matmul(x, jnp.asarray(matrix, x.dtype), precision=lax.Precision.HIGHEST)

@@ -303,7 +303,7 @@ def test_a_block_that_returns_something_else_is_named(result, found):
 
 
 CONFIGS = {
-    "llama": (Llama(vocab=32, embed=16, layers=2, heads=2, kv_heads=1, mlp=24), {"gate"}),
+    "llama": (Llama(vocab=32, embed=16, layers=2, heads=2, kv_heads=1, mlp=24), {"gate", "inverse_rms"}),
     "gpt2": (GPT2(vocab=32, embed=16, layers=2, heads=2, mlp=24, positions=8), set()),
 }
 
@@ -315,7 +315,7 @@ def test_a_model_keeps_by_name_what_its_blocks_name_and_nothing_else(config, mor
     inputs = Inputs(ids, jnp.broadcast_to(jnp.arange(8), (2, 8)))
     traced = str(jax.make_jaxpr(lambda v: bind(model, v).hidden(inputs)[0])(values))
     named = set(re.findall(r"name\[name=(\w+)\]", traced))
-    assert named == {"query", "key", "value", "attention", "up"} | more
+    assert named == {"query", "key", "value", "attention", "residual", "up"} | more
     dataclasses.replace(config, remat=tuple(named)).build()
     with pytest.raises(UserError, match="no activation is named 'logits'"):
         dataclasses.replace(config, remat=("logits",))

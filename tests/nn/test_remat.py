@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from axon.config import load
 from axon.errors import UserError
 from axon.layout import Layout, Placement
-from axon.nn.remat import describe, remat_by_kind
+from axon.nn import Auxiliary, Depth, Inputs, Param, Segment
+from axon.nn.remat import describe, recomputed, remat_by_kind
 from axon.plan.compiled import host_bytes, memory_parts
 from axon.plan.topology import devices
 from axon.train.optimizers import SGD, AdamW, Constant
@@ -125,6 +128,37 @@ def test_offloaded_activations_give_the_same_step(unroll, layout, rng, packed_ba
     (found, choices), (expected, _) = run(MIXED), run("none")
     assert choices["offload"] == "gate, input of each layer to pinned_host"
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
+
+
+@pytest.mark.parametrize(
+    ("remat", "again"),
+    [
+        ("none", set()),
+        ("minimal", set()),
+        ("full", {"up", "gate"}),
+        (("up",), {"gate"}),
+        ({"up": "save", "gate": "recompute"}, {"gate"}),
+        ({"up": "recompute", "gate": "save"}, {"up"}),
+    ],
+)
+def test_a_module_is_told_which_of_its_activations_the_backward_makes_again(remat, again, bind, random_parameters, rng):
+    told = set()
+
+    class Asks(nnx.Module):
+        remat_names = ("gate", "up")
+
+        def __init__(self):
+            self.scale = Param("embed", {"embed": 4})
+
+        def __call__(self, x, inputs, cache=None):
+            told.update(name for name in self.remat_names if recomputed(name))
+            return x * self.scale.get_value(), cache, Auxiliary()
+
+    depth = Depth(Segment(2, block=Asks()), remat=remat)
+    ids = jnp.zeros((1, 3), jnp.int32)
+    bind(depth, random_parameters(depth, rng))(jnp.ones((1, 3, 4)), Inputs(ids, ids))
+    assert told == again
+    assert not recomputed("up")
 
 
 def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):

@@ -49,6 +49,24 @@ def test_interleaved_pairs_are_neighbours_and_come_out_as_halves(rng):
     np.testing.assert_array_equal(rotated(x, by, interleaved=True), rotated(halves, by))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("fraction", [1.0, 0.75])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_on_tpus_heads_are_not_cut_in_halves_and_not_a_bit_differs(interleaved, fraction, dtype, rng, monkeypatch):
+    x = jnp.asarray(rng.normal(size=(2, 5, 3, 8)), dtype)
+    by = angles(rng.integers(0, 200, (2, 5)), 8, Rope(fraction=fraction))
+
+    def made():
+        result, pull = jax.vjp(lambda x: rotate(x, by, interleaved), x)
+        return result, pull(jnp.cos(result))[0], str(jax.make_jaxpr(lambda x: rotate(x, by, interleaved))(x))
+
+    *halves, program = made()
+    monkeypatch.setattr("axon.nn.rope.platform", lambda: "tpu")
+    *whole, other = made()
+    jax.tree.map(np.testing.assert_array_equal, whole, halves)
+    assert ("dot_general" in program, "dot_general" in other) == (False, True)
+
+
 def test_scores_depend_on_the_distance_of_positions_only(rng):
     q, k = rng.normal(size=(2, 1, 1, 1, 16)).astype(np.float32)
     at = lambda x, p: np.asarray(rotated(x, angles(np.full((1, 1), p), 16)))  # noqa: E731

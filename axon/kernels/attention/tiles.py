@@ -32,7 +32,7 @@ class Tiles:
     keys: int = 1024
     backward_rows: int = 1024
     backward_keys: int = 512
-    dq_vmem: int = 16 * 2**20
+    dq_vmem: int = 32 * 2**20
     vmem: int = 56 * 2**20
     overhead: int = 2**15
     cores: int = 1

@@ -161,6 +161,24 @@ def test_a_module_is_told_which_of_its_activations_the_backward_makes_again(rema
     assert not recomputed("up")
 
 
+@pytest.mark.parametrize(
+    ("remat", "barriers"), [("none", 0), ("minimal", 0), (("up",), 1), (("gate",), 1), ("full", 2)]
+)
+def test_of_an_mlp_on_tpus_what_the_backward_makes_again_is_no_product_to_xla(
+    remat, barriers, monkeypatch, bind, random_parameters, rng
+):
+    model = Llama(**SIZES, layers=1, kv_heads=2, remat=remat).build()
+    values, ids = random_parameters(model, rng), jnp.zeros((1, 4), jnp.int32)
+
+    def count():
+        traced = jax.make_jaxpr(lambda v: bind(model, v).hidden(Inputs(ids, jnp.arange(4)[None]))[0])(values)
+        return str(traced).count("optimization_barrier")
+
+    assert count() == 0
+    monkeypatch.setattr("axon.nn.mlp.platform", lambda: "tpu")
+    assert count() == barriers
+
+
 def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
     monkeypatch.setattr(Placement, "memories", frozenset({"device"}))
     made = program(Llama(**SIZES, layers=2, kv_heads=2, remat=MIXED))
@@ -195,3 +213,15 @@ def test_a_compiled_step_has_offloaded_activations_in_the_hosts_memory():
     kept = 2 * 8 * (16 // 8 * 512) * 8192 * 2  # two activations of each layer, in bfloat16
     assert device["save"] - device["offload"] > 0.6 * kept
     assert (host["save"], host["offload"]) == (0, pytest.approx(kept, rel=0.05))
+
+
+@pytest.mark.full
+def test_what_is_kept_of_a_layer_lies_in_a_tpus_memory_as_kernels_and_products_read_it():
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
+    sizes: Any = {"vocab": 512, "embed": 512, "layers": 3, "heads": 4, "kv_heads": 2, "mlp": 1536}
+    layout = Layout({"data": 4}, zero=3)
+    model = Llama(**sizes, remat=("query", "residual"))
+    made = Program(model, layout, AdamW(Constant(1e-2)), batch=8, seq=1024, devices=devices("v5e:2x2"))
+    text = made.lower().compile().as_text()
+    kept = {shape: set(re.findall(rf"bf16\[{shape}\]{{([\d,]+)", text)) for shape in ("3,2,1024,512", "3,2,1024,4,128")}
+    assert kept == {"3,2,1024,512": {"3,2,1,0"}, "3,2,1024,4,128": {"4,2,3,1,0"}}

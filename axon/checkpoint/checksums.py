@@ -3,20 +3,20 @@
 Each process writes those of its own files, process 0 also those of what the processes share, before the checkpoint
 counts as complete. What Orbax writes at that moment itself, a time and markers, is added just after it: the seal.
 
-CRC-32 (`zlib`), which detects every single flipped bit and every damaged run of up to 32 bits for certain, and any
-other damage but for one in 2^32. It is in the standard library and does not hold Python's lock.
+CRC-32, which detects every single flipped bit and every damaged run of up to 32 bits for certain, and any other damage
+but for one in 2^32. `isal` computes what `zlib` does, ten times as fast: reading takes longer than that.
 """
 
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import tensorstore as ts
 from etils import epath
+from isal.isal_zlib import crc32
 
 from axon.signed_json import signed, unsigned
 
@@ -86,14 +86,14 @@ def checksums(
     spans = [(span, array) for path in files for span, array in _spans(path, arrays.get(path, []))]
     found: Files = {}
     with ThreadPoolExecutor(THREADS) as threads:
-        for (span, array), crc32 in zip(spans, threads.map(crc32_of, [span for span, _ in spans]), strict=True):
-            found.setdefault(str(span.file.relative_to(root)), []).append(Segment(span.size, crc32, array))
+        for (span, array), value in zip(spans, threads.map(crc32_of, [span for span, _ in spans]), strict=True):
+            found.setdefault(str(span.file.relative_to(root)), []).append(Segment(span.size, value, array))
     return found
 
 
 def crc32_of(span: Span) -> int:
     """The CRC-32 of a span. Raises `EOFError` if the file is too short for it."""
-    crc32, left = 0, span.size
+    value, left = 0, span.size
     buffer = memoryview(bytearray(min(left, _PIECE)))
     with span.file.open("rb") as file:
         file.seek(span.start)
@@ -101,13 +101,13 @@ def crc32_of(span: Span) -> int:
             size = file.readinto(buffer[:left])  # type: ignore[attr-defined]  # of every binary file
             if not size:
                 raise EOFError
-            crc32, left = zlib.crc32(buffer[:size], crc32), left - size
-    return crc32
+            value, left = crc32(buffer[:size], value), left - size
+    return value
 
 
 def content_crc32(content: Any) -> int:
     """The CRC-32 of a JSON value, however it is spelt."""
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    return crc32(json.dumps(content, sort_keys=True).encode())
 
 
 def _owner(name: str) -> int:

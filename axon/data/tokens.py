@@ -6,7 +6,6 @@ shard's whole file in the manifest, of a remote chunk in the shard itself, where
 """
 
 import hashlib
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorstore as ts
+from isal.isal_zlib import crc32
 
 from axon.data.store import Root
 from axon.disk import reading
@@ -72,7 +72,7 @@ class TokenWriter:
         raw = shard.astype(shard.dtype.newbyteorder("<")).tobytes()
         self._hash.update(raw)
         if self._root.local:
-            self._crc32.append(zlib.crc32(self._after(len(raw)), zlib.crc32(raw)))
+            self._crc32.append(crc32(self._after(len(raw)), crc32(raw)))
         self.count, self._filled = end, 0
 
     def _after(self, tokens: int) -> bytes:
@@ -172,7 +172,7 @@ class MappedTokens:
 
     def _check(self, number: int) -> None:
         path, tokens = self._path(number), self._shards[number][: self.count - number * self._shard]
-        if zlib.crc32(np.memmap(path, np.uint8, "r")) != self._crc32[number]:
+        if crc32(np.memmap(path, np.uint8, "r")) != self._crc32[number]:
             raise ValueError(f"the token shard {path} has a checksum other than when it was written")
         _check_ids(tokens, self._vocab, f"the token shard {path}")
 

@@ -2,6 +2,7 @@
 
 import random
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
 from axon.checkpoint import CheckpointError, Checkpoints, Reader, Store
+from axon.checkpoint.checksums import Span, crc32_of
 
 STEP = 7
 
@@ -57,6 +60,15 @@ def named(folder: Path) -> list[str]:
 def test_what_is_as_it_was_saved_has_no_damage(saved):
     reader = Reader(saved)
     assert [reader.damage(step) for step in reader.steps()] == [[], []]
+
+
+def test_a_checksum_is_zlibs_crc32_of_the_bytes_of_a_span(tmp_path, rng):
+    content = rng.bytes(3 * 2**20 + 5)
+    (file := epath.Path(tmp_path / "file")).write_bytes(content)
+    start, size = 2**20 - 7, 2**21 + 3
+    assert crc32_of(Span(file, start, size)) == zlib.crc32(content[start : start + size])
+    with pytest.raises(EOFError):
+        crc32_of(Span(file, start, len(content)))
 
 
 def check_flips(folder: Path, flips: list[Path]) -> None:

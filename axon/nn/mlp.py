@@ -79,11 +79,11 @@ class GatedMLP(nnx.Module):
 
 
 def _named(x: Array, name: str) -> Array:
-    """`x` under a name for remat policies; what the backward makes again is to XLA for TPUs then no longer a product.
+    """`x` under a name for remat policies; what the backward makes again is then no product to XLA for TPUs.
 
-    The gate's gradient costs nothing in the epilogue of the product whose result it is of, the gradient of
-    silu(gate)·up. But it is also of gate and up, and where one of these is a product too, XLA computes it in neither
-    epilogue, and reads and writes all three once more.
+    The gate's gradient costs nothing in the epilogue of the product that makes the gradient of silu(gate)·up. It also
+    needs gate and up: where one of them is a product too, XLA has two epilogues to choose from, chooses neither, and
+    reads all three arrays once more.
     """
     x = checkpoint_name(x, name)
     return lax.optimization_barrier(x) if platform() == "tpu" and recomputed(name) else x

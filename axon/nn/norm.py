@@ -17,7 +17,7 @@ class RMSNorm(nnx.Module):
     """
 
     remat_names = ("inverse_rms",)
-    """The activations that a remat policy can keep by name: one number a token, of which the backward makes x again."""
+    """The activations that a remat policy can keep by name: one number a token, else summed again in the backward."""
 
     def __init__(self, axis: str, dims: Dims, eps: float = 1e-5, zero_centered: bool = False):
         self.scale = Param(axis, dims, constant(0.0 if zero_centered else 1.0), decay=False)

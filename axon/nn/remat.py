@@ -30,6 +30,7 @@ RematByKind = Remat | Mapping[str, Remat]
 """One policy for all kinds of block, or kind → policy. A mapping whose values are actions is one policy."""
 
 _kept: ContextVar[Collection[str] | None] = ContextVar("kept", default=None)
+"""The activations that the policy keeps under which a block is being traced; None: all of them."""
 
 
 def remat_by_kind(remat: RematByKind, names: Mapping[str, Collection[str]]) -> dict[str, Remat]:

@@ -90,7 +90,8 @@ def test_fsdp_on_v5e_fits_gathers_each_layers_weights_and_sums_their_gradients_i
     vectors = TOKENS * program.module.dims["embed"]
     assert {("bf16", vectors // 16), ("f32", table_size(program) // 16)} <= kinds["all-to-all"]
     assert max(size for _, size in kinds["all-gather"]) == vectors < table_size(program)
-    assert largest_all_reduce(compiled) == 2 * vectors  # what the head's columns owe the tokens; the rest is small
+    # What the head's columns owe the tokens, summed in float32; the rest is small.
+    assert largest_all_reduce(compiled) == 4 * vectors
 
 
 @pytest.mark.slow
@@ -105,4 +106,4 @@ def test_fsdp_and_tensor_parallelism_on_gpus_fits_and_sends_weights_gradients_an
     assert {("f32", size // 8) for size in matrix_sizes(program)} <= kinds["reduce-scatter"]
     residual = TOKENS // 4 * program.module.dims["embed"]
     assert ("bf16", residual) in kinds["all-reduce"]  # what tensor parallelism sums
-    assert largest_all_reduce(compiled) <= 2 * residual
+    assert largest_all_reduce(compiled) <= 4 * residual  # float32: what the head's columns owe the tokens

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from axon.bench.disk import drop_cached, files_of
+from axon.bench.disk import drop_cached
 from axon.bench.timing import progress
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.checkpoint.checksums import checksums, files_below
@@ -87,7 +87,7 @@ def _round(where: Path, state: Mapping[str, jax.Array], megabytes: int) -> dict[
         flushing = _seconds(lambda: _flush(folder))
     found["save"] = size / (found["blocking"] + found["background"] + flushing)
     saved = epath.Path(folder / "0" / "state")
-    found["stored"] = sum(path.stat().st_size for path in files_of(folder)) / size / 1e6
+    found["stored"] = sum(path.stat().length for path in files_below(epath.Path(folder))) / size / 1e6
     for name, mesh in {"restore": "same", "restore_other_mesh": "other"}.items():
         drop_cached(folder)
         found[name] = speed(lambda mesh=mesh: _restored(folder, state, mesh))
@@ -117,7 +117,7 @@ def _have_devices() -> None:
 
 def _flush(folder: Path) -> None:
     """Writes all files to the disk."""
-    for path in files_of(folder):
+    for path in files_below(epath.Path(folder)):
         with path.open("rb") as file:
             os.fsync(file)
 

@@ -6,12 +6,12 @@ import glob
 import secrets
 import shutil
 import socket
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
+from isal.isal_zlib import crc32
 
 from axon.disk import cache_folder
 from axon.errors import UserError
@@ -67,7 +67,7 @@ class Root:
 
     def crc32(self, key: str) -> int:
         """The CRC-32 of the bytes under `key`; 0 if there are none."""
-        return zlib.crc32(self.ask(lambda: self._keys.read(key).result()).value)
+        return crc32(self.ask(lambda: self._keys.read(key).result()).value)
 
     def write_once(self, key: str, text: str) -> str:
         """Writes `text` under `key` unless it has a value; returns its value."""

@@ -29,8 +29,8 @@ mapping from names to `ACTIONS`, in which names left out are recomputed, and "in
 RematByKind = Remat | Mapping[str, Remat]
 """One policy for all kinds of block, or kind → policy. A mapping whose values are actions is one policy."""
 
-_kept: ContextVar[Collection[str] | None] = ContextVar("kept", default=None)
-"""The activations that the policy keeps under which a block is being traced; None: all of them."""
+_saved_names: ContextVar[Collection[str] | None] = ContextVar("saved_names", default=None)
+"""The activations that the policy saves or offloads under which a block is being traced; None: all of them."""
 
 
 def remat_by_kind(remat: RematByKind, names: Mapping[str, Collection[str]]) -> dict[str, Remat]:
@@ -116,8 +116,8 @@ def describe(remat: Remat) -> str:
 
 def recomputed(name: str) -> bool:
     """Whether the backward computes the activation of this name again, in the block that is being traced."""
-    kept = _kept.get()
-    return kept is not None and name not in kept
+    names = _saved_names.get()
+    return names is not None and name not in names
 
 
 def with_remat(layer: Callable[..., Any], remat: Remat, block: nnx.Module, in_scan: bool) -> Callable[..., Any]:
@@ -125,7 +125,7 @@ def with_remat(layer: Callable[..., Any], remat: Remat, block: nnx.Module, in_sc
     if remat == "none":
         return layer
     to_host, saved = offloaded(remat), _saved(remat, block)
-    layer = _keeping((*saved, *to_host), layer)
+    layer = _with_saved_names((*saved, *to_host), layer)
     if not to_host:
         policy = jax.checkpoint_policies.save_only_these_names(*saved)
         return jax.checkpoint(layer, policy=policy, prevent_cse=not in_scan)
@@ -148,17 +148,17 @@ def _saved(remat: Remat, block: nnx.Module) -> list[str]:
     return list(remat)
 
 
-def _keeping(names: Collection[str], layer: Callable[..., Any]) -> Callable[..., Any]:
-    """`layer`, traced where `recomputed` knows these names to be kept."""
+def _with_saved_names(names: Collection[str], layer: Callable[..., Any]) -> Callable[..., Any]:
+    """`layer`, traced where `recomputed` knows that these activations are not."""
 
-    def known(*arguments: Any) -> Any:
-        before = _kept.set(names)
+    def traced(*arguments: Any) -> Any:
+        before = _saved_names.set(names)
         try:
             return layer(*arguments)
         finally:
-            _kept.reset(before)
+            _saved_names.reset(before)
 
-    return known
+    return traced
 
 
 def _with_named_input(layer: Callable[..., Any]) -> Callable[..., Any]:

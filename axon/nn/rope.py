@@ -103,18 +103,18 @@ def _rotate_uncut(x: Array, cos: Array, sin: Array, interleaved: bool) -> Array:
     Halves of a head fill half of a TPU's lanes, so XLA has positions there instead, and copies all queries and keys
     into the order of the attention kernel and back. The products are exact.
     """
-    head_dim, width = x.shape[-1], 2 * cos.shape[-1]
-    source = np.arange(head_dim)
-    if interleaved:
-        source[:width] = np.concatenate([np.arange(0, width, 2), np.arange(1, width, 2)])
-    partner, sign = source.copy(), np.zeros(head_dim)
-    partner[:width] = np.roll(source[:width], width // 2)
-    sign[:width] = np.repeat([-1, 1], width // 2)
-    unturned = [(0, 0)] * 3 + [(0, head_dim - width)]
-    cos = jnp.pad(jnp.concatenate([cos, cos], axis=-1), unturned, constant_values=1)
-    sin = jnp.pad(jnp.concatenate([sin, sin], axis=-1), unturned)
-    ordered = _product(x, np.eye(head_dim)[source].T) if interleaved else x
-    return ordered * cos + _product(x, (sign[:, None] * np.eye(head_dim)[partner]).T) * sin
+    head_dim, half = x.shape[-1], cos.shape[-1]
+    places = np.arange(head_dim)
+    pairs = places[: 2 * half]
+    first, second = (pairs[0::2], pairs[1::2]) if interleaved else (pairs[:half], pairs[half:])
+    quarter_turn = np.zeros((head_dim, head_dim))
+    quarter_turn[second, pairs[:half]], quarter_turn[first, pairs[half:]] = -1, 1
+    rest = [(0, 0)] * 3 + [(0, head_dim - 2 * half)]
+    cos = jnp.pad(jnp.concatenate([cos, cos], axis=-1), rest, constant_values=1)
+    sin = jnp.pad(jnp.concatenate([sin, sin], axis=-1), rest)
+    order = np.concatenate([first, second, places[2 * half :]])
+    ordered = _product(x, np.eye(head_dim)[:, order]) if interleaved else x
+    return ordered * cos + _product(x, quarter_turn) * sin
 
 
 def _product(x: Array, matrix: np.ndarray) -> Array:

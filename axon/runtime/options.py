@@ -69,7 +69,7 @@ TABLE: Mapping[str, Sequence[Option]] = {
         Option(
             "xla_tpu_scoped_vmem_limit_kib",
             "32768",
-            "Room for larger blocks of a matrix product, as on v5p; with twice as much gathers are waited for.",
+            "Room for larger blocks of a matrix product, as on v5p.",
             "Llama 3.1 8B on v5e:4x4, 16 x 2,048 tokens, 2026-11-25: matrix products 939 -> 796 Mcyc, model time 0.930 "
             "-> 0.817 s (0.839 at 65536), 14.49 -> 14.81 GiB a chip; compiling 24 -> 43 s on 2 cores.",
         ),

@@ -11,7 +11,7 @@ from axon.axes.by_sequence import at_places, by_sequence
 from axon.axes.einsum import add, einsum
 from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
 from axon.axes.memory import is_on_host, to_device, to_host
-from axon.axes.memory_order import row_major
+from axon.axes.memory_order import row_major, row_major_in_training
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
 from axon.axes.permute import permute
 from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
@@ -69,6 +69,7 @@ __all__ = [
     "refuse_gradient",
     "reshard",
     "row_major",
+    "row_major_in_training",
     "scaled",
     "shard",
     "stored_array",

@@ -225,7 +225,7 @@ class Depth(nnx.Module):
                 result = nnx.merge(graph, parameters)(x, inputs.in_layer(number, 0 if place is None else place), cache)
             x, cache, auxiliary = _checked(result, kind, block)
             # Else the embedding's order becomes that of all layers' inputs on TPUs, and each is copied in the backward.
-            return axes.row_major(x), cache, auxiliary
+            return axes.row_major_in_training(x), cache, auxiliary
 
         return with_remat(layer, self.remat[kind], block, in_scan)
 

@@ -192,7 +192,8 @@ def killed_after(write, count):
 def test_a_model_trains_whose_optimizer_state_exceeds_a_limit_on_memory(batches, tmp_path, monkeypatch):
     model = Llama(vocab=64, embed=32, layers=16, heads=2, kv_heads=2, mlp=128, unroll=False)
     mesh = {"mesh": {"data": 1}, "zero": 0}
-    run, plain = (program(AdamW(RATE), folder, model, **mesh) for folder in (tmp_path, None))
+    # eps: else Adam makes of two roundings of a gradient near zero two different steps
+    run, plain = (program(AdamW(RATE, eps=1e-3), folder, model, **mesh) for folder in (tmp_path, None))
     of_state, of_parameters = on_disk(run), sum(spec.nbytes for spec in run.parameters.values())
     limit = 2 * of_parameters + of_state // 3  # parameters, gradients, and a third of the state
     gc.collect()

@@ -16,6 +16,8 @@ from axon.nn.auxiliary import Auxiliary, over_layers
 from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
 from axon.nn.kv_cache import joined, paged, stacked
+from axon.nn.mean_square import mean_square_taken, take_mean_square
+from axon.nn.norm import RMSNorm
 from axon.nn.remat import RematByKind, describe, remat_by_kind, remat_names, with_remat
 from axon.nn.stored_layers import LayerValues, on_stages, stored_layer
 from axon.own_code import written_at
@@ -165,23 +167,25 @@ class Depth(nnx.Module):
         parts = {kind: (values[kind].cut, stacked(caches[kind]), numbers[kind]) for kind in span.kinds}
 
         def period(carry, part):
-            (x, pools), (place, parts), own, auxiliaries = carry, part, {}, {}
+            (x, mean, pools), (place, parts), own, auxiliaries = carry, part, {}, {}
             for kind, layer in layers.items():
                 cut, mine, number = parts[kind]
                 weights = values[kind].of_layer(cut, place)
-                x, new, auxiliaries[kind] = layer(x, (weights, joined(mine, pools[kind]), number, place))
+                given = weights, joined(mine, pools[kind]), number, place, mean
+                (x, mean), new, auxiliaries[kind] = layer(x, given)
                 pools, own[kind] = {**pools, kind: paged(new)}, stacked(new)
-            return (x, pools), (own, auxiliaries)
+            return (x, mean, pools), (own, auxiliaries)
 
-        carry = x, {kind: paged(own) for kind, own in caches.items()}
+        mean = take_mean_square(x) if self._hands_on(span, cache is not None) else None
+        carry = x, mean, {kind: paged(own) for kind, own in caches.items()}
         each = None if cache is None else jnp.arange(times), parts
         run, each = (period, each) if present is None else (_if_present(period), (each, present))
         if on_stages():
-            (x, pools), (own, auxiliaries) = self._from_stages(run, carry, each, times, in_scan)
+            (x, _, pools), (own, auxiliaries) = self._from_stages(run, carry, each, times, in_scan)
         elif in_scan:
-            (x, pools), (own, auxiliaries) = lax.scan(run, carry, each)
+            (x, _, pools), (own, auxiliaries) = lax.scan(run, carry, each)
         else:
-            (x, pools), (own, auxiliaries) = _write_out(run, carry, each, times)
+            (x, _, pools), (own, auxiliaries) = _write_out(run, carry, each, times)
         return x, ({kind: joined(own[kind], pools[kind]) for kind in span.kinds}, auxiliaries)
 
     def _from_stages(self, period: Callable[..., Any], carry: Any, parts: Any, times: int, in_scan: bool) -> Any:
@@ -213,19 +217,25 @@ class Depth(nnx.Module):
         on_cpu = scope is not None and scope.placement.platform == "cpu"
         return on_cpu and not has_cache and self.num_layers <= UNROLLED_ON_CPU
 
-    def _layer(self, kind: str, inputs: Inputs, in_scan: bool) -> Callable[..., tuple[Array, Any, Auxiliary]]:
-        """One layer of a kind, as a function of `x` and of its own parameters, cache, logical number and place among
-        those of its kind."""
+    def _hands_on(self, span: _Span, has_cache: bool) -> bool:
+        """Whether a layer is told the mean of squares of its `x`: over a cache there are few tokens to read again."""
+        modules = (module for kind in span.kinds for _, module in nnx.iter_modules(self.blocks[kind]))
+        return not has_cache and any(isinstance(module, RMSNorm) and module.axis == "embed" for module in modules)
+
+    def _layer(self, kind: str, inputs: Inputs, in_scan: bool) -> Callable[..., tuple[Any, Any, Auxiliary]]:
+        """One layer of a kind, as a function of `x` and of its own parameters, cache, logical number, place among those
+        of its kind, and mean of squares of `x`; which comes back with the new `x`, if it is given."""
         block = self.blocks[kind]
         graph = nnx.graphdef(block)
 
         def layer(x, part):
-            parameters, cache, number, place = part
-            with axes.in_block(kind):
+            parameters, cache, number, place, mean = part
+            with axes.in_block(kind), mean_square_taken(x, mean):
                 result = nnx.merge(graph, parameters)(x, inputs.in_layer(number, 0 if place is None else place), cache)
             x, cache, auxiliary = _checked(result, kind, block)
             # Else the embedding's order becomes that of all layers' inputs on TPUs, and each is copied in the backward.
-            return axes.row_major_in_training(x), cache, auxiliary
+            x = axes.row_major_in_training(x)
+            return (x, None if mean is None else take_mean_square(x)), cache, auxiliary
 
         return with_remat(layer, self.remat[kind], block, in_scan)
 

@@ -7,6 +7,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.axes import add, einsum
+from axon.nn.mean_square import mean_square
 from axon.nn.param import Dims, Param, constant
 
 
@@ -28,8 +29,8 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Array, pattern: str) -> Array:
         """`pattern` names the axes of `x`, this norm's last: `"batch seq embed"`."""
         wide = x.astype(jnp.float32)
-        mean = jnp.mean(jnp.square(wide), axis=self.over, keepdims=True)
-        normed = (wide * checkpoint_name(lax.rsqrt(mean + self.eps), "inverse_rms")).astype(x.dtype)
+        inverse_rms = checkpoint_name(lax.rsqrt(mean_square(x, self.over) + self.eps), "inverse_rms")
+        normed = (wide * inverse_rms).astype(x.dtype)
         product = einsum(f"{pattern}, {self.axis} -> {pattern}", normed, self.scale)
         return normed + product if self.zero_centered else product
 

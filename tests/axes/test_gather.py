@@ -66,14 +66,15 @@ def test_over_the_whole_torus_too_a_gather_stays_a_gather_and_a_reduce_scatter_o
     def gather(weight):
         return axes.reshard(weight, whole)
 
-    def reduce(x):
-        gradient = jnp.einsum("be,bm->em", x, x, out_sharding=partial_spec(whole, {"data"}))
+    def reduce(x, y):
+        gradient = jnp.einsum("be,bm->em", x, y, out_sharding=partial_spec(whole, {"data"}))
         return axes.reshard(gradient, stored.spec)
 
+    uneven = jax.ShapeDtypeStruct((1024, 14464), jnp.bfloat16, sharding=stored)
     with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
-        lowered = [jax.jit(fn).lower(array) for fn in (gather, reduce)]
+        lowered = [jax.jit(gather).lower(array), *(jax.jit(reduce).lower(array, y) for y in (array, uneven))]
     options = compiler_options(placement.devices)
     texts = [one.compile(compiler_options=options).as_text() for one in lowered]
-    gathers, reductions = (re.findall(r" (all-\w+|reduce-scatter)(?:-start)?\(", text) for text in texts)
+    gathers, *reductions = (re.findall(r" (all-\w+|reduce-scatter)(?:-start)?\(", text) for text in texts)
     assert gathers == ["all-gather"] * (1 if line == 1 else 2)
-    assert reductions == ["reduce-scatter"]
+    assert reductions == [["reduce-scatter"]] * 2

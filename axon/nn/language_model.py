@@ -119,9 +119,14 @@ class LanguageModel(nnx.Module):
 
         The backward of a product is two. What remat repeats does not count, nor a look-up in a table.
         """
+        parts = self.forward_flops(seq)
+        return 3 * (sum(parts.values()) + (parts["head"] if self.has_ahead else 0))
+
+    def forward_flops(self, seq: int) -> dict[str, int]:
+        """Those of one token's forward: of the `layers`, of the `head`, and of the block `ahead`, without its head."""
         head = 2 * math.prod(self.output.matrix.get_value().shape)
-        ahead = forward_flops(self.ahead, seq) + head if self.has_ahead else 0
-        return 3 * (self.layers.flops(seq) + head + ahead)
+        ahead = forward_flops(self.ahead, seq) if self.has_ahead else 0
+        return {"layers": self.layers.flops(seq), "head": head, "ahead": ahead}
 
 
 def _cached_inputs(tokens: Array, positions: Array, start: Array) -> Inputs:

@@ -13,7 +13,6 @@ from axon.axes import ArraySpec
 from axon.plan.bundles import recorded
 from axon.plan.chips import CHIPS, Chip
 from axon.serve.program import ServingProgram
-from axon.serve.step import windows_by_kind
 
 STEP, HEADS, HEAD_DIM = 512, 8, 128
 """Positions of a step of the kernel, and the heads of keys, and their width, of which its bundles are recorded."""
@@ -35,8 +34,7 @@ class AttentionTime:
 
 def attention_time(program: ServingProgram, chip: str) -> AttentionTime:
     """Of a decode step in which all requests are at half their length, on one of the program's devices, a `chip`."""
-    windows = windows_by_kind(program.runtime.module)
-    parts = [_of_kind(program, chip, specs, windows[kind]) for kind, specs in program.cache.items()]
+    parts = [_of_kind(program, chip, specs, window) for specs, window in program.caches]
     compute, memory, write = (sum(values) for values in zip(*parts, strict=True))
     return AttentionTime(compute, memory, write, sum(max(part[:2]) + part[2] for part in parts))
 

@@ -1,6 +1,7 @@
 """An engine's steps compiled for a machine that is not here: what they need, what they do, how fast they read."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,12 +45,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class ServingReport:
-    """Of the step in which every request gets a token, and of the largest one; `tokens`: of each."""
+    """Of the step in which every request gets a token, and of the largest one; `tokens`: of each. `guess`: where the
+    model's own multi-token block guesses, of the programs that follow the first."""
 
     decode: Report
     prefill: Report
     tokens: tuple[int, int]
     reading: Reading
+    guess: tuple[Report, ...] = ()
 
     def json(self) -> dict[str, Any]:
         """As plain dicts, lists, numbers and strings."""
@@ -59,14 +62,19 @@ class ServingReport:
 def compile_serving(program: ServingProgram, target: str) -> tuple[ServingReport, str]:
     """Compile the decode and the largest prefill step for topology `target`, of whose devices the program is; and the
     HLO text of the first. Raises `UserError` if one does not fit: by how much."""
-    decode, text = _compiled(program, program.decode, target)
-    prefill, _ = _compiled(program, program.prefill, target)
-    tokens = program.decode.tokens, program.prefill.tokens
-    return ServingReport(decode, prefill, tokens, _reading(program, decode)), text
+    (decode, text), *guess = _compiled(program, program.decode, target)
+    (prefill, _), *_ = _compiled(program, program.prefill, target)
+    tokens, guess = (program.decode.tokens, program.prefill.tokens), tuple(report for report, _ in guess)
+    return ServingReport(decode, prefill, tokens, _reading(program, (decode, *guess)), guess), text
 
 
-def _compiled(program: ServingProgram, size: Size, target: str) -> tuple[Report, str]:
-    traced = program.traced(size)
+def _compiled(program: ServingProgram, size: Size, target: str) -> list[tuple[Report, str]]:
+    """Report and HLO of each program of a step: the model's, and those of its multi-token block, if it guesses."""
+    traced = program.traced(size), *program.traced_guess(size)
+    return [_one(program, one, flops, size, target) for one, flops in zip(traced, program.flops(size), strict=True)]
+
+
+def _one(program: ServingProgram, traced: Any, flops: float, size: Size, target: str) -> tuple[Report, str]:
     lowered = program.runtime.lower(traced)
     begun = time.perf_counter()
     try:
@@ -81,8 +89,6 @@ def _compiled(program: ServingProgram, size: Size, target: str) -> tuple[Report,
         amount = f"it needs {gib(memory['total'])} GiB on each device, which has {gib(memory['available'])}"
         raise UserError(_too_large(program, size, target, amount))
     report = described(program.runtime, target, Module.of(text), traced.jaxpr.jaxpr, memory, seconds)
-    # Forward alone, which is a third; of sequences at half their length on average.
-    flops = program.runtime.module.flops_per_token(program.length) * size.tokens / 3
     return replace(report, model_flops=flops / report.devices), text
 
 
@@ -90,17 +96,21 @@ def _memory(program: ServingProgram, compiled: Any) -> dict[str, int]:
     parts = memory_parts(compiled)
     available = device_memory(program.runtime.placement.devices[0])
     own = {"parameters": program.parameter_bytes(), "cache": program.cache_bytes()}
-    return parts | own | {"total": total_bytes(parts), "available": available, "host": host_bytes(compiled), "disk": 0}
+    idle = max(0, sum(own.values()) - parts["arguments"])  # what only the other programs of a step read
+    total = total_bytes(parts) + idle
+    return parts | own | {"total": total, "available": available, "host": host_bytes(compiled), "disk": 0}
 
 
-def _reading(program: ServingProgram, decode: Report) -> Reading:
+def _reading(program: ServingProgram, decode: Sequence[Report]) -> Reading:
+    """`decode`: of all programs of a decode step."""
     kind = program.runtime.placement.devices[0].device_kind
     name = next((name for name, chip in CHIPS.items() if chip.kind == kind), None)
     least = program.read_bytes() / (H200_BANDWIDTH if name is None else CHIPS[name].bandwidth)
     if name is None or (clock := CHIPS[name].clock) is None:
         return Reading(program.read_bytes(), least, None)
     attention = attention_time(program, name)
-    compiled, kernels = (sum(cycles.values()) / clock for cycles in (decode.cycles, decode.kernel_cycles))
+    compiled = sum(sum(report.cycles.values()) for report in decode) / clock
+    kernels = sum(sum(report.kernel_cycles.values()) for report in decode) / clock
     return Reading(program.read_bytes(), least, compiled + attention.total + kernels, attention, kernels)
 
 

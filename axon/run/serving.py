@@ -22,7 +22,8 @@ class Serve:
         model: what is served, as `Llama(…)`. layout: where each named axis lives. precision: dtypes of the arithmetic.
         weights: the dtype in which parameters are stored; "auto" is that of `precision.compute`, and int8 and
             float8_e4m3fn are for the blocks' matrices alone, each with scales (`axon.nn.quantized`).
-        capacity: how much is done at once. kernels: implementations by name, as `{'sampling': 'xla'}`.
+        capacity: how much is done at once. draft: "mtp" where the model's own multi-token block guesses, with pages of
+            its own (`axon serve --draft mtp`). kernels: implementations by name, as `{'sampling': 'xla'}`.
     """
 
     model: Model
@@ -30,6 +31,7 @@ class Serve:
     precision: Precision = Precision()
     weights: Literal["auto", "float32", "bfloat16", "int8", "float8_e4m3fn"] = "auto"
     capacity: Capacity = Capacity()
+    draft: Literal["mtp"] | None = None
     kernels: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -38,4 +40,5 @@ def serving_program(serve: Serve, placement: Placement | None = None) -> Serving
     placement = placement or Placement.of(serve.layout)
     dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else jnp.dtype(serve.weights)
     options = {"precision": serve.precision, "kernels": serve.kernels, "placement": placement}
-    return ServingProgram(Runtime(serve.model, serve.layout, weights=dtype, **options), serve.capacity)
+    runtime = Runtime(serve.model, serve.layout, weights=dtype, **options)
+    return ServingProgram(runtime, serve.capacity, multi_token=serve.draft == "mtp")

@@ -9,19 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from axon import axes
-from axon.errors import UserError
-from axon.nn import LanguageModel
 from axon.serve.batch import Batch
+from axon.serve.multi_token_step import WHOLE, MultiTokenStep
 from axon.serve.runner import Runner
 from axon.serve.sampler import Drawn, on_host
 from axon.serve.scheduler import Scheduled
-from axon.serve.step import StepInputs, logits_of, model_inputs, pool_specs, window_of
+from axon.serve.step import StepInputs
 from axon.serve.stream import Stream
-
-WHOLE = PartitionSpec(None, None)
 
 
 @dataclass(frozen=True)
@@ -47,17 +43,10 @@ class MultiTokenDrafts:
     most = 1
 
     def __init__(self, target: Runner):
-        module = target.runtime.module
-        if not module.has_ahead:
-            raise UserError(
-                "the model has no block that predicts the token after the next, as DeepSeek with multi_token = True "
-                "has, and cannot guess with it; --draft ngram needs none"
-            )
-        self._target, self._step = target, target.step
-        self._forward = self._step.jit(self._step.computed, donate_argnames="cache")
-        self._look = self._step.jit(self._ahead, donate_argnames="cache")
-        self._guess = self._step.jit(self._logits)
-        self._cache = self._step.empty_cache(self._cache_specs())
+        self._target, self._programs = target, MultiTokenStep(target.step)
+        pages = {window: pool.count for window, pool in target.pools.items()}
+        size, dtype = target.scheduler.groups.size, target.capacity.cache_dtype
+        self._cache = target.step.empty_cache(self._programs.cache_specs(pages, size, dtype))
         self._hidden: Array | None = None
         """The last layer's output of the step that was launched last."""
         self._flights: dict[int, deque[tuple[Array, int]]] = defaultdict(deque)
@@ -68,30 +57,30 @@ class MultiTokenDrafts:
 
     @property
     def compiles(self) -> int:
-        return sum(program._cache_size() for program in (self._forward, self._look, self._guess))
+        return self._programs.compiles
 
     def warm_up(self) -> None:
         """Compile what `Runner.warm_up` does not."""
-        placement, width = self._step.placement, self._target.runtime.module.dims["embed"]
-        where = NamedSharding(placement.mesh, WHOLE)
+        step, runtime = self._target.step, self._target.runtime
+        where = NamedSharding(step.placement.mesh, WHOLE)
         for rows in {size.rows for size in self._target.capacity.sizes()}:
-            zeros = jnp.zeros((rows, width), self._target.runtime.compute_dtype, device=where)
+            zeros = jnp.zeros((rows, runtime.module.dims["embed"]), runtime.compute_dtype, device=where)
             jax.block_until_ready(self._logits_at(zeros, ()))
 
     # ---- with each step of the target -------------------------------------------------------------------------------
 
     def logits(self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs) -> tuple[Array, Any]:
         """As `Step.logits`."""
-        with self._step.tracing():
-            found = self._forward(parameters, variables, cache=cache, last=last, inputs=inputs)
+        with self._target.step.tracing():
+            found = self._programs.forward(parameters, variables, cache=cache, last=last, inputs=inputs)
         logits, cache, self._hidden = found
         return logits, cache
 
     def drawn(self, parts: Sequence[Scheduled], batch: Batch, drawn: Drawn) -> None:
         """Run the block over a step that has just been launched."""
         target, after = self._target, following(parts, batch.inputs.tokens)
-        with self._step.tracing():
-            rows, self._cache = self._look(
+        with target.step.tracing():
+            rows, self._cache = self._programs.ahead(
                 target.parameters,
                 target.variables,
                 cache=self._cache,
@@ -142,46 +131,8 @@ class MultiTokenDrafts:
         """Those of some of the rows, the first ones of as many as there are."""
         padded = np.zeros(len(rows), np.int32)
         padded[: len(places)] = places
-        with self._step.tracing():
-            return self._guess(self._target.parameters, self._target.variables, rows, padded)
-
-    # ---- programs ---------------------------------------------------------------------------------------------------
-
-    def _cache_specs(self) -> Any:
-        """Of the block's pages, as many as the target has for layers that see as far back."""
-        target, block = self._target, self._target.runtime.module.ahead.block
-        window, size = window_of(block), target.scheduler.groups.size
-        if window not in target.pools:
-            raise UserError(f"the multi-token block sees {window} keys, and no layer does: it cannot guess here")
-        with self._step.tracing():
-            specs = block.cache_specs(1, size)
-        return pool_specs(specs, {"pages": target.pools[window].count, "page_size": size}, target.capacity.cache_dtype)
-
-    def _ahead(
-        self,
-        parameters: Any,
-        variables: Any,
-        cache: Any,
-        hidden: Array,
-        after: Array,
-        ids: Array,
-        inputs: StepInputs,
-    ) -> tuple[Array, Any]:
-        """What the head guesses from, `rows embed`, and the block's cache, which is donated.
-
-        `after[tokens]`: of `following`; ids: what was drawn of each row.
-        """
-        model: LanguageModel = self._target.runtime.bind(parameters, variables)
-        after = jnp.where(after >= 0, after, ids[jnp.where(after >= 0, 0, -1 - after)])
-        given = model_inputs(after, inputs, self._step.windows)
-        hidden = axes.shard(hidden, "batch seq.residual embed")
-        x, cache, _ = model.hidden_ahead(hidden, given, given.tokens, cache)
-        rows = axes.shard(x, "batch seq embed")[0, inputs.rows]
-        return axes.reshard(rows, WHOLE).astype(self._target.runtime.compute_dtype), cache
-
-    def _logits(self, parameters: Any, variables: Any, rows: Array, places: Array) -> Array:
-        model: LanguageModel = self._target.runtime.bind(parameters, variables)
-        return logits_of(model, axes.shard(rows[places][None], "batch seq embed"))
+        with self._target.step.tracing():
+            return self._programs.guess(self._target.parameters, self._target.variables, rows, padded)
 
 
 def following(parts: Sequence[Scheduled], tokens: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The steps of an engine that is only described: traced and compiled with no array of it made."""
 
 import math
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -8,12 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.runtime import Runtime
 from axon.serve.batch import Size
 from axon.serve.capacity import Capacity
+from axon.serve.multi_token_step import MultiTokenStep
 from axon.serve.runner import check_continues
-from axon.serve.step import Step, StepInputs, windows_of
+from axon.serve.step import Step, StepInputs, windows_by_kind, windows_of
 from axon.serve.weights import abstract
 
 
@@ -22,15 +25,17 @@ class ServingProgram:
 
     Args:
         runtime: whose module is served, perhaps on devices that are not here. capacity: how much at once.
+        multi_token: whether the model's own multi-token block guesses, see `axon.serve.multi_token.MultiToken`.
 
-    Raises `UserError` for a module that is no `LanguageModel`.
+    Raises `UserError` for a module that is no `LanguageModel`, and for one without the block that is to guess.
     """
 
-    def __init__(self, runtime: Runtime, capacity: Capacity):
+    def __init__(self, runtime: Runtime, capacity: Capacity, multi_token: bool = False):
         check_continues(runtime.module)
         self.runtime, self.capacity = runtime, capacity
         self.length = capacity.length_of(runtime.module)
         self.step = Step(runtime, windows_of(runtime.module))
+        self.block = MultiTokenStep(self.step) if multi_token else None
         self.page_size = capacity.page_size_on(runtime.placement.platform)
         self.pools = capacity.pools(self.step.windows, self.page_size, self.length)
 
@@ -42,8 +47,19 @@ class ServingProgram:
     @cached_property
     def cache(self) -> Any:
         """The specs of the pages."""
-        pages = {window: pool.count for window, pool in self.pools.items()}
-        return self.step.cache_specs(pages, self.page_size, self.capacity.cache_dtype)
+        return self.step.cache_specs(self._pages, self.page_size, self.capacity.cache_dtype)
+
+    @cached_property
+    def block_cache(self) -> dict[str, ArraySpec]:
+        """Of the multi-token block's own pages; empty where it does not guess."""
+        return self.block.cache_specs(self._pages, self.page_size, self.capacity.cache_dtype) if self.block else {}
+
+    @property
+    def caches(self) -> list[tuple[Mapping[str, ArraySpec], int | None]]:
+        """Of each kind of block, the multi-token one among them, the specs of its pages and the keys that it sees."""
+        windows = windows_by_kind(self.runtime.module)
+        own = [(specs, windows[kind]) for kind, specs in self.cache.items()]
+        return own if self.block is None else [*own, (self.block_cache, self.block.window)]
 
     @property
     def decode(self) -> Size:
@@ -57,29 +73,62 @@ class ServingProgram:
 
     def traced(self, size: Size) -> Any:
         """A step of this size, to be lowered by `Runtime.lower`."""
-        requests, columns = self.capacity.requests, max(pool.pages_for(self.length) for pool in self.pools.values())
-        tokens = self._ints(size.tokens)
-        tables = tuple(self._ints(requests, columns) for _ in self.pools)
-        places = self._ints(requests), self._ints(requests + 1)
-        inputs = StepInputs(tokens, tokens, tokens, *places, tables, self._ints(size.rows))
-        variables, cache = self.runtime.abstract(self.runtime.variables), self.step.abstract_cache(self.cache)
-        return self.step.traced(abstract(self.runtime), variables, cache, self._ints(requests), inputs)
+        arguments = abstract(self.runtime), self._variables, self.step.abstract_cache(self.cache)
+        last, inputs = self._whole(self.capacity.requests), self._inputs(size)
+        if self.block is None:
+            return self.step.traced(*arguments, last, inputs)
+        parameters, variables, cache = arguments
+        with self.step.tracing():
+            return self.block.forward.trace(parameters, variables, cache=cache, last=last, inputs=inputs)
+
+    def traced_guess(self, size: Size) -> list[Any]:
+        """What follows a step of this size where the multi-token block guesses: the block, and the logits of its
+        guesses."""
+        if self.block is None:
+            return []
+        parameters, variables, width = abstract(self.runtime), self._variables, self.runtime.module.dims["embed"]
+        dtype, tokens = self.runtime.compute_dtype, self._whole(size.tokens)
+        hidden = self.runtime.abstract(
+            ArraySpec(("batch", "seq", "embed"), (1, size.tokens, width), dtype), self.step.placement
+        )
+        rows, ids = self._whole(size.rows, width, dtype=dtype), self._whole(size.rows)
+        cache, inputs = self.step.abstract_cache(self.block_cache), self._inputs(size)
+        with self.step.tracing():
+            return [
+                self.block.ahead.trace(
+                    parameters, variables, cache=cache, hidden=hidden, after=tokens, ids=ids, inputs=inputs
+                ),
+                self.block.guess.trace(parameters, variables, rows, ids),
+            ]
+
+    def flops(self, size: Size) -> list[int]:
+        """Model FLOPs of a step of this size, and of each program of `traced_guess`."""
+        parts = self.runtime.module.forward_flops(self.length)  # whose queries see half of that on average
+        step = size.tokens * (parts["layers"] + parts["head"])
+        return [step] if self.block is None else [step, size.tokens * parts["ahead"], size.rows * parts["head"]]
 
     def parameter_bytes(self) -> int:
         """Of each device."""
         return sum(map(self.runtime.placement.bytes_per_device, self.runtime.parameters.values()))
 
     def cache_bytes(self) -> int:
+        """Of each device, the multi-token block's pages among them."""
+        return self.block_cache_bytes() + sum(map(self.step.placement.bytes_per_device, jax.tree.leaves(self.cache)))
+
+    def block_cache_bytes(self) -> int:
         """Of each device."""
-        return sum(map(self.step.placement.bytes_per_device, jax.tree.leaves(self.cache)))
+        return sum(map(self.step.placement.bytes_per_device, self.block_cache.values()))
 
     def read_bytes(self) -> int:
-        """What a decode step has to read of each device's memory: all weights, but of a table of embeddings the rows of
-        its tokens alone, and `cached_bytes`."""
-        module, placement = self.runtime.module, self.runtime.placement
-        table = None if module.tied else self.runtime.parameters["embedding/table"]
-        unread = 0 if table is None else placement.bytes_per_device(table)
-        return self.parameter_bytes() - unread + self.cached_bytes()
+        """What a decode step has to read of each device's memory: the weights, but of a table of embeddings the rows of
+        its tokens alone; of a multi-token block that guesses also the head's once more, of one that does not, none; and
+        `cached_bytes`."""
+        size, parameters = self.runtime.placement.bytes_per_device, self.runtime.parameters
+        table, tied = size(parameters["embedding/table"]), self.runtime.module.tied
+        ahead = sum(size(spec) for path, spec in parameters.items() if path.startswith("ahead/"))
+        head = table if tied else size(parameters["head"])
+        read = self.parameter_bytes() + self.cached_bytes() - (0 if tied else table)
+        return read - ahead if self.block is None else read + head
 
     def cached_bytes(self) -> int:
         """Of each device, the pages of all requests at half their length, as far as there are so many."""
@@ -87,6 +136,22 @@ class ServingProgram:
         room = max((pool.count - 1) * pool.size for pool in self.pools.values())
         return math.ceil(self.cache_bytes() * min(1, tokens / room))
 
-    def _ints(self, *shape: int) -> jax.ShapeDtypeStruct:
+    @property
+    def _pages(self) -> dict[int | None, int]:
+        return {window: pool.count for window, pool in self.pools.items()}
+
+    @property
+    def _variables(self) -> Any:
+        return self.runtime.abstract(self.runtime.variables)
+
+    def _inputs(self, size: Size) -> StepInputs:
+        requests, columns = self.capacity.requests, max(pool.pages_for(self.length) for pool in self.pools.values())
+        tokens = self._whole(size.tokens)
+        tables = tuple(self._whole(requests, columns) for _ in self.pools)
+        places = self._whole(requests), self._whole(requests + 1)
+        return StepInputs(tokens, tokens, tokens, *places, tables, self._whole(size.rows))
+
+    def _whole(self, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        """An array that each device has."""
         everywhere = NamedSharding(self.runtime.placement.mesh, PartitionSpec(*(None for _ in shape)))
-        return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=everywhere)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)

@@ -45,6 +45,9 @@ def show_report(report: Report | ServingReport) -> None:
     for name, tokens, step in zip(("decode", "prefill"), report.tokens, (report.decode, report.prefill), strict=True):
         console.print(f"{name}, a step of {tokens} tokens", style="bold")
         _show(console, step)
+    for name, step in zip(("multi-token block", "logits of its guesses"), report.guess, strict=False):
+        console.print(f"decode: {name}", style="bold")
+        _show(console, step)
     console.print("\n".join(_reading(report.reading)), markup=False, soft_wrap=True)
 
 

@@ -18,7 +18,7 @@ def serving_totals(program: ServingProgram) -> Table:
     table = Table(title="totals", title_justify="left", box=None)
     for heading in ("kind", "bytes in all", "bytes per device"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
-    weights, pages = program.parameters.values(), jax.tree.leaves(program.cache)
+    weights, pages = program.parameters.values(), jax.tree.leaves((program.cache, program.block_cache))
     table.add_row("weights", f"{_bytes(weights):,}", f"{program.parameter_bytes():,}")
     table.add_row("cache", f"{_engines(program) * _bytes(pages):,}", f"{program.cache_bytes():,}")
     return table
@@ -42,6 +42,8 @@ def _lines(program: ServingProgram) -> Iterator[str]:
     for window, pool in program.pools.items():
         sees = "all" if window is None else f"the last {window}"
         yield f"{pool.count - 1} pages of {pool.size} tokens, for attention to {sees}"
+    if program.block is not None:
+        yield "the model's multi-token block guesses, with as many pages of its own"
     choices = program.runtime.choices
     yield from (f"{topic}: {choices[topic]}" for topic in ("weights", IDENTITY_LAYERS) if topic in choices)
 

@@ -13,6 +13,7 @@ from axon.errors import UserError
 from axon.nn import Inputs
 from axon.serve.engine import Engine
 from axon.serve.multi_token import MultiToken, MultiTokenDrafts, following
+from axon.serve.program import ServingProgram
 from axon.serve.request import Request, Sampling
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
@@ -50,6 +51,25 @@ def test_guesses_change_no_token_and_no_bit(model, drafted, rng):
     found = drafted.stats()
     assert found.drafted > before.drafted
     assert found.preemptions > before.preemptions
+
+
+def test_a_described_engine_has_the_pages_of_the_block_and_its_programs(model, drafted):
+    runtime, *_ = model
+    program, drafts = ServingProgram(runtime, TIGHT, multi_token=True), drafted._drafting._drafts
+    plain = ServingProgram(runtime, TIGHT)
+    own = sum(page.nbytes for page in drafts._cache.values())
+    assert program.cache_bytes() == plain.cache_bytes() + own
+    size, (width, head) = program.prefill, (MODEL.embed, 4 * MODEL.embed * VOCAB)
+    block = sum(4 * spec.size for path, spec in runtime.parameters.items() if path.startswith("ahead/"))
+    read = program.read_bytes() - program.cached_bytes(), plain.read_bytes() - plain.cached_bytes()
+    assert read[0] - read[1] == block + head
+    (logits, cache, hidden), (rows, after), guesses = (
+        traced.out_info for traced in (program.traced(size), *program.traced_guess(size))
+    )
+    assert logits.shape == guesses.shape == (size.rows, VOCAB)
+    assert jax.tree.map(jnp.shape, cache) == jax.tree.map(jnp.shape, drafted._runner._cache)
+    assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, drafts._cache)
+    assert (hidden.shape, rows.shape) == ((1, size.tokens, width), (size.rows, width))
 
 
 def test_a_guess_is_what_the_block_predicts_of_the_whole_text(model, drafted, rng):

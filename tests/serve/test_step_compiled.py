@@ -17,6 +17,7 @@ from axon.run import Serve, serving_program
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.program import ServingProgram
+from models.deepseek import DeepSeek
 from models.llama import Llama
 from models.mixtral import Mixtral
 
@@ -132,6 +133,38 @@ def test_tensor_parallel_devices_sum_twice_a_layer_and_send_no_page_and_no_weigh
     report, program = compiled("v5e:2x4", mesh={"tensor": 8})
     check_in_place(report, program)
     check_sums(report, program, LAYERS)
+
+
+LATENTS = DeepSeek(
+    vocab=1024,
+    embed=1024,
+    layers=LAYERS,
+    first_dense=LAYERS,
+    heads=8,
+    mlp=2048,
+    expert_mlp=128,
+    routing=Routing(experts=8, top_k=2),
+    shared=128,
+    q_latent=256,
+    kv_latent=512,
+    nope_dim=128,
+    rope_dim=64,
+    value_dim=128,
+    multi_token=True,
+)
+
+
+@pytest.mark.full
+def test_where_the_multi_token_block_guesses_its_pages_change_in_place_and_its_programs_are_counted():
+    (report, program), (plain, _) = (compiled("v6e:2x2", LATENTS, draft=draft) for draft in ("mtp", None))
+    block, _ = report.guess
+    assert block.memory["aliased"] >= program.block_cache_bytes() > 0
+    assert report.decode.memory["aliased"] >= program.cache_bytes() - program.block_cache_bytes()
+    for step in (report.decode, report.prefill, *report.guess):
+        assert step.memory["cache"] == program.cache_bytes() > plain.decode.memory["cache"]
+        assert step.memory["total"] >= program.parameter_bytes() + program.cache_bytes()
+    assert report.reading.seconds > plain.reading.seconds
+    assert not plain.guess
 
 
 @pytest.mark.slow

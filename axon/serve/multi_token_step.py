@@ -1,0 +1,80 @@
+"""The programs of a model's own multi-token block, which runs beside the steps of an engine."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec
+
+from axon import axes
+from axon.axes import ArraySpec
+from axon.errors import UserError
+from axon.nn import LanguageModel
+from axon.serve.step import Step, StepInputs, logits_of, model_inputs, pool_specs, window_of
+
+WHOLE = PartitionSpec(None, None)
+
+
+class MultiTokenStep:
+    """Three programs, to be called or traced within `Step.tracing`: `forward`, a step that keeps all its hidden states;
+    `ahead`, the block over these; `guess`, the logits of some of its rows. Their docstrings are `Step.computed`'s, and
+    those of `_ahead` and `_guess`.
+
+    Args:
+        step: of the model, whose windows have pools.
+
+    Raises `UserError` for a model without the block, and for a block whose window no layer has.
+    """
+
+    def __init__(self, step: Step):
+        module = step.runtime.module
+        if not module.has_ahead:
+            raise UserError(
+                "the model has no block that predicts the token after the next, as DeepSeek with multi_token = True "
+                "has, and cannot guess with it; --draft ngram needs none"
+            )
+        self.step, self.window = step, window_of(module.ahead.block)
+        if self.window not in step.windows:
+            raise UserError(f"the multi-token block sees {self.window} keys, and no layer does: it cannot guess here")
+        self.forward = step.jit(step.computed, donate_argnames="cache")
+        self.ahead = step.jit(self._ahead, donate_argnames="cache")
+        self.guess = step.jit(self._guess)
+
+    @property
+    def compiles(self) -> int:
+        """How many programs there are."""
+        return sum(program._cache_size() for program in (self.forward, self.ahead, self.guess))
+
+    def cache_specs(self, pages: Mapping[int | None, int], page_size: int, dtype: Any = None) -> dict[str, ArraySpec]:
+        """Of the block's pages, as many as the layers have that see as far back: see `Step.cache_specs`."""
+        with self.step.tracing():
+            specs = self.step.runtime.module.ahead.block.cache_specs(1, page_size)
+        return pool_specs(specs, {"pages": pages[self.window], "page_size": page_size}, dtype)
+
+    def _ahead(
+        self,
+        parameters: Any,
+        variables: Any,
+        cache: Any,
+        hidden: Array,
+        after: Array,
+        ids: Array,
+        inputs: StepInputs,
+    ) -> tuple[Array, Any]:
+        """What the head guesses from, `rows embed`, and the block's cache, which is donated.
+
+        `after[tokens]`: the id after each token; −1 − row where that is `ids[row]`, what was drawn of a row.
+        """
+        model: LanguageModel = self.step.runtime.bind(parameters, variables)
+        after = jnp.where(after >= 0, after, ids[jnp.where(after >= 0, 0, -1 - after)])
+        given = model_inputs(after, inputs, self.step.windows)
+        hidden = axes.shard(hidden, "batch seq.residual embed")
+        x, cache, _ = model.hidden_ahead(hidden, given, given.tokens, cache)
+        rows = axes.shard(x, "batch seq embed")[0, inputs.rows]
+        return axes.reshard(rows, WHOLE).astype(self.step.runtime.compute_dtype), cache
+
+    def _guess(self, parameters: Any, variables: Any, rows: Array, places: Array) -> Array:
+        """float32 `places vocab`, of some of the rows."""
+        model: LanguageModel = self.step.runtime.bind(parameters, variables)
+        return logits_of(model, axes.shard(rows[places][None], "batch seq embed"))

@@ -1,31 +1,37 @@
-"""All-gather over every device of a mesh in two stages: along the lines of the torus, then between them."""
+"""All-gather over a torus in two stages: along its lines, then between them."""
+
+from collections.abc import Callable
 
 import jax
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from axon.axes.patterns import Names
 from axon.axes.specs import num_shards, single_split
 
 
-def gather_in_stages(x: Array, spec: PartitionSpec, line: int) -> Array:
-    """`x` under `spec`, if that is to gather a dimension that is split over all devices of the mesh; otherwise `x`.
+def gather_in_stages(x: Array, spec: PartitionSpec, line_of: Callable[[Names], int]) -> Array:
+    """`x` under `spec`, if that is to gather one dimension over devices that lie in more than a plane of a torus;
+    otherwise `x`.
 
-    `line` devices that follow each other in the mesh gather first, then those that hold the same of every line. What
-    travels is what one all-gather would send. For a gather over a whole three-dimensional torus the TPU's compiler
-    writes an all-reduce of zeros and the shard, which sends twice as much and fills the zeros in first; of a part of
-    the torus it makes an all-gather.
+    `line_of(mesh_axes)`: how many devices along these, which follow each other, gather first; then do those that hold
+    the same of every line. 1: all at once. What travels is what one all-gather would send. For a gather over a whole
+    three-dimensional torus the TPU's compiler writes an all-reduce of zeros and the shard, which sends twice as much
+    and fills the zeros in first; over a part of it that takes all three dimensions an all-gather during which the
+    TensorCore waits. Of lines and of planes it makes all-gathers beside other work.
     """
     current, mesh = jax.typeof(x).sharding.spec, jax.sharding.get_abstract_mesh()
-    if line == 1 or mesh.manual_axes or current.unreduced or current.reduced or spec.unreduced or spec.reduced:
+    if mesh.manual_axes or current.unreduced or current.reduced or spec.unreduced or spec.reduced:
         return x
     found = single_split(current, spec, mesh.axis_names)
     if not found:
         return x
     dimension, mesh_axes = found
-    if num_shards(mesh_axes) != mesh.size:
+    line, size = line_of(mesh_axes), num_shards(mesh_axes)
+    if line == 1:
         return x
-    lines = [list(range(first, first + line)) for first in range(0, mesh.size, line)]
-    between = [list(range(first, mesh.size, line)) for first in range(line)]
+    lines = [list(range(first, first + line)) for first in range(0, size, line)]
+    between = [list(range(first, size, line)) for first in range(line)]
 
     def local(part: Array) -> Array:
         for of in (lines, between):

@@ -30,8 +30,8 @@ def reshard(x: Array, spec: PartitionSpec) -> Array:
         return lax.with_sharding_constraint(x, spec)
     scope = current()
     if scope and scope.placement.platform == "tpu" and jax.typeof(x).sharding.spec.unreduced:
-        x = scatter_sum(x, spec)
-    x = gather_in_stages(x, spec, scope.placement.torus_ring_size) if scope else x
+        x = scatter_sum(x, spec, scope.placement.chip)
+    x = gather_in_stages(x, spec, scope.placement.torus_line) if scope else x
     return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
 
 

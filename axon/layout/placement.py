@@ -93,24 +93,32 @@ class Placement:
         """Whether the devices can use their host's memory, `pinned_host`; where they do not say, they can."""
         return not self.memories or HOST in self.memories
 
-    @property
-    def torus_ring_size(self) -> int:
-        """How many devices, from the mesh's first on, lie along one dimension of a whole three-dimensional torus; or 1.
+    def torus_line(self, mesh_axes: Names) -> int:
+        """How many of the devices along `mesh_axes`, from the mesh's first on, lie along one dimension of a whole
+        three-dimensional torus; 1 where all of them lie in a plane, and where there is no such torus.
 
-        A chip's two cores (tpu7x) lie along a dimension of their own.
-        1 where an all-gather over the whole mesh is best left to the compiler: see `axon.axes.gather`.
+        A chip's two cores (tpu7x) lie along a dimension of their own. See `axon.axes.gather`.
         """
-        return self._torus_ring_size
-
-    @cached_property
-    def _torus_ring_size(self) -> int:
-        if self.chip not in TORUS_3D:
+        if self._torus is None:
             return 1
-        places = np.array([(*device.coords, device.core_on_chip) for device in self.devices])
-        if np.ptp(places[:, :3], axis=0).min() < 3:  # shorter dimensions have no wrap-around link
+        names = [name for name in self.mesh.axis_names if name in mesh_axes]
+        along = self._torus[tuple(slice(None) if name in names else 0 for name in self.mesh.axis_names)]
+        places = along.transpose(*(names.index(name) for name in mesh_axes), -1).reshape(-1, along.shape[-1])
+        if np.ptp(places[:, :3], axis=0).min() == 0:
             return 1
         other = places[:, places[0] == places[1]]
         return int(np.argmax(np.any(other != other[0], axis=1)))
+
+    @cached_property
+    def _torus(self) -> np.ndarray | None:
+        """Where each device of the mesh lies in a three-dimensional torus with links around, and which of its chip's
+        cores it is; None where there is none."""
+        if self.chip not in TORUS_3D:
+            return None
+        places = np.array([(*device.coords, device.core_on_chip) for device in self.devices])
+        if np.ptp(places[:, :3], axis=0).min() < 3:  # shorter dimensions have no wrap-around link
+            return None
+        return places.reshape(*self.mesh.devices.shape, -1)
 
     @cached_property
     def tables(self) -> Mapping[str, dict[str, Names]]:

@@ -11,6 +11,7 @@ from axon.axes.gather import gather_in_stages
 from axon.axes.patterns import Names, PatternError, parse_names
 from axon.axes.scatter import scatter_sum
 from axon.axes.scope import Placement, current
+from axon.axes.specs import of_rank
 
 
 def shard(x: Array, pattern: str, kind: str = "activations") -> Array:
@@ -28,7 +29,7 @@ def reshard(x: Array, spec: PartitionSpec) -> Array:
         return x
     if not current_explicit():
         return lax.with_sharding_constraint(x, spec)
-    scope = current()
+    scope, spec = current(), of_rank(spec, x.ndim)
     if scope and scope.placement.platform == "tpu" and jax.typeof(x).sharding.spec.unreduced:
         x = scatter_sum(x, spec, scope.placement.chip)
     x = gather_in_stages(x, spec, scope.placement.torus_line) if scope else x

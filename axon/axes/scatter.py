@@ -8,9 +8,9 @@ from axon.axes.specs import extra_axes
 
 V5E = "TPU v5 lite"
 """XLA for this chip takes a reduce-scatter apart, to overlap it with the product before it, if it is by a dimension of
-which each device keeps a part. XLA for v5p makes an all-reduce and a slice of such a one, where rows are no multiple of
-1024 numbers (a head of 128,256 or 32,000 columns), and over 2,048 of 4,096 devices; but not of one by a dimension of
-its own, of as many as there are devices (libtpu 0.0.50.1)."""
+which each device keeps a part. XLA for v5p makes an all-reduce and a slice of some such ones (of a head with 128,256 or
+32,000 columns; of most weights over 2,048 of 4,096 devices), but of hardly any by a dimension of its own, of as many as
+there are devices (libtpu 0.0.50.1)."""
 
 
 def scatter_sum(x: Array, spec: PartitionSpec, chip: str) -> Array:

@@ -53,6 +53,12 @@ def single_split(current: PartitionSpec, wanted: PartitionSpec, among: Collectio
     return (dimension, axes) if axes and set(axes) <= set(among) else None
 
 
+def of_rank(spec: PartitionSpec, rank: int) -> PartitionSpec:
+    """`spec` with an entry for each dimension; those that it leaves out are not split."""
+    rest = (None,) * (rank - len(spec.partitions))
+    return PartitionSpec(*spec.partitions, *rest, unreduced=spec.unreduced, reduced=spec.reduced)
+
+
 def split(spec: PartitionSpec, dimension: int, mesh_axes: Names) -> PartitionSpec:
     """`spec`, with this dimension split over `mesh_axes` too."""
     parts = ((*entries(e), *mesh_axes) if i == dimension else e for i, e in enumerate(spec.partitions))

@@ -9,8 +9,8 @@ from axon.axes.specs import extra_axes
 V5E = "TPU v5 lite"
 """XLA for this chip takes a reduce-scatter apart, to overlap it with the product before it, if it is by a dimension of
 which each device keeps a part. XLA for v5p makes an all-reduce and a slice of some such ones (of a head with 128,256 or
-32,000 columns; of most weights over 2,048 of 4,096 devices), but of hardly any by a dimension of its own, of as many as
-there are devices (libtpu 0.0.50.1)."""
+32,000 columns; of most weights over 2,048 of 4,096 devices), but of no matrix by a dimension of its own, of as many as
+there are devices. Stacks of matrices, as experts are, it copies for that (libtpu 0.0.50.1)."""
 
 
 def scatter_sum(x: Array, spec: PartitionSpec, chip: str) -> Array:
@@ -28,7 +28,7 @@ def scatter_sum(x: Array, spec: PartitionSpec, chip: str) -> Array:
     summed = {axis for axes in parts for axis in axes or ()}
     if None in parts or not summed or not summed <= current.unreduced:
         return x
-    scattered = _by_whole_dimension if chip == V5E else _by_own_dimension
+    scattered = _by_own_dimension if x.ndim == 2 and chip != V5E else _by_whole_dimension
 
     def local(part):
         for dimension, axes in enumerate(parts):

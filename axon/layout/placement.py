@@ -118,7 +118,7 @@ class Placement:
         places = np.array([(*device.coords, device.core_on_chip) for device in self.devices])
         if np.ptp(places[:, :3], axis=0).min() < 3:  # shorter dimensions have no wrap-around link
             return None
-        return places.reshape(*self.mesh.devices.shape, -1)
+        return places.reshape(*self.mesh.axis_sizes, -1)
 
     @cached_property
     def tables(self) -> Mapping[str, dict[str, Names]]:

@@ -49,6 +49,8 @@ class Store(Reader):
         self._quiet.enter_context(quiet_log())
         self._started = self.latest()
         self._unsealed: epath.Path | None = None
+        self._begun: Any = None
+        """Orbax's answer to the last save: a thread with an event loop, until its result is asked for."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,12 +100,12 @@ class Store(Reader):
         self.wait()
         try:
             with saving():
-                begun = self._orbax.save_checkpointables_async(
+                self._begun = self._orbax.save_checkpointables_async(
                     step, {STATE: ArrayTree(arrays, checksum)}, force=True, custom_metadata=content
                 )
         except (OSError, ValueError) as error:
             raise self._unwritten(step, error) from error
-        if begun is None:
+        if self._begun is None:
             raise self._unwritten(step, "Orbax declined to save")
         self._started, self._unsealed = step, self.directory / str(step)
         self._damage.pop(step, None)  # of one with this number that was set aside
@@ -112,8 +114,13 @@ class Store(Reader):
 
     def wait(self) -> None:
         """Returns when the save in progress is complete on disk. Raises `CheckpointError` if it failed."""
+        begun, self._begun = self._begun, None
         try:
-            self._orbax.wait()
+            try:
+                self._orbax.wait()
+            finally:
+                if begun is not None:
+                    begun.result()
         except (OSError, ValueError) as error:
             raise self._unwritten(self._started, error) from error
         self.seal()

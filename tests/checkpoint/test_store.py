@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +148,20 @@ def test_a_save_that_is_not_asynchronous_is_whole_when_it_returns(tmp_path):
     store.save(2, fresh_state(), {})
     assert Reader(tmp_path).latest() == 2
     store.close()
+
+
+def test_saves_leave_no_thread_and_no_open_file_behind(tmp_path):
+    def held():
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    with Store(tmp_path, Checkpoints()) as store:
+        found = {}
+        for step in range(1, 11):
+            store.save(step, fresh_state(), {})
+            store.wait()
+            found[step] = held()
+    assert found[10][0] <= found[2][0] + 2  # workers of pools, which are few
+    assert found[10][1] <= found[2][1] + 2
 
 
 def test_keys_and_scalars_of_any_kind_come_back(tmp_path):

@@ -7,24 +7,19 @@ from jax import Array
 from jax.experimental.layout import Format, Layout, with_layout_constraint
 from jax.sharding import Sharding
 
-from axon.axes.scope import current
+from axon.axes.scope import platform
 
 
 def row_major(x: Array) -> Array:
     """`x`, its last dimension fastest. XLA for accelerators gives each array an order of its own; for CPUs it is always
     this one."""
-    return x if _on_cpu() else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return x if platform() == "cpu" else with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def row_major_in_training(x: Array) -> Array:
     """`x`; where a gradient is taken through it, `row_major`, and its cotangent so too. A program that takes none stays
     free to be exported: `jax.export` refuses a layout's constraint, which has no guarantee of compatibility."""
-    return x if _on_cpu() else _row_major_in_training(x)
-
-
-def _on_cpu() -> bool:
-    scope = current()
-    return scope is None or scope.placement.platform == "cpu"
+    return x if platform() == "cpu" else _row_major_in_training(x)
 
 
 @jax.custom_vjp

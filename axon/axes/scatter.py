@@ -28,7 +28,7 @@ def scatter_sum(x: Array, spec: PartitionSpec, chip: str) -> Array:
     summed = {axis for axes in parts for axis in axes or ()}
     if None in parts or not summed or not summed <= current.unreduced:
         return x
-    scattered = _by_own_dimension if x.ndim == 2 and chip != V5E else _by_whole_dimension
+    scattered = _untiled if x.ndim == 2 and chip != V5E else _tiled
 
     def local(part):
         for dimension, axes in enumerate(parts):
@@ -40,11 +40,11 @@ def scatter_sum(x: Array, spec: PartitionSpec, chip: str) -> Array:
     return jax.shard_map(local, in_specs=current, out_specs=result, check_vma=False)(x)
 
 
-def _by_whole_dimension(x: Array, mesh_axes: tuple[str, ...], dimension: int) -> Array:
+def _tiled(x: Array, mesh_axes: tuple[str, ...], dimension: int) -> Array:
     return lax.psum_scatter(x, mesh_axes, scatter_dimension=dimension, tiled=True)
 
 
-def _by_own_dimension(x: Array, mesh_axes: tuple[str, ...], dimension: int) -> Array:
+def _untiled(x: Array, mesh_axes: tuple[str, ...], dimension: int) -> Array:
     before, (size, *after) = x.shape[:dimension], x.shape[dimension:]
     parts = lax.axis_size(mesh_axes)
     return lax.psum_scatter(x.reshape(*before, parts, size // parts, *after), mesh_axes, scatter_dimension=dimension)

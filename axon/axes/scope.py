@@ -71,6 +71,12 @@ def current() -> Scope | None:
     return _scope.get()
 
 
+def platform() -> str:
+    """Where the program that is being traced will run: the layout's platform, `cpu` without a layout."""
+    scope = current()
+    return "cpu" if scope is None else scope.placement.platform
+
+
 def exact(scope: Scope) -> Scope:
     """The same with float32 operands, multiplied as such: TPUs would round them to bfloat16."""
     return replace(scope, compute=jnp.float32, precision=lax.Precision.HIGHEST)

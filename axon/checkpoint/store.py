@@ -116,11 +116,9 @@ class Store(Reader):
         """Returns when the save in progress is complete on disk. Raises `CheckpointError` if it failed."""
         begun, self._begun = self._begun, None
         try:
-            try:
-                self._orbax.wait()
-            finally:
-                if begun is not None:
-                    begun.result()
+            self._orbax.wait()
+            if begun is not None:
+                begun.result()
         except (OSError, ValueError) as error:
             raise self._unwritten(self._started, error) from error
         self.seal()

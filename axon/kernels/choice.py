@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from axon.axes import current, log_choice
+from axon.axes import current, log_choice, platform
 from axon.errors import UserError, suggest
 
 OPERATIONS = ("attention", "paged_attention", "cross_entropy", "grouped_matmul", "quantized_matmul", "sampling")
@@ -13,12 +13,6 @@ def check_names(requested: Mapping[str, str]) -> None:
     for operation in requested:
         if operation not in OPERATIONS:
             raise UserError(f"kernels: unknown operation {operation!r}.{suggest(operation, OPERATIONS)}")
-
-
-def platform() -> str:
-    """Where the program that is being traced will run: the layout's platform, `cpu` without a layout."""
-    scope = current()
-    return "cpu" if scope is None else scope.placement.platform
 
 
 def with_tpu(unsupported: str | None, others: Mapping[str, str | None]) -> dict[str, str | None]:

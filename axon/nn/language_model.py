@@ -119,10 +119,10 @@ class LanguageModel(nnx.Module):
 
         The backward of a product is two. What remat repeats does not count, nor a look-up in a table.
         """
-        parts = self.forward_flops(seq)
+        parts = self.flops_by_part(seq)
         return 3 * (sum(parts.values()) + (parts["head"] if self.has_ahead else 0))
 
-    def forward_flops(self, seq: int) -> dict[str, int]:
+    def flops_by_part(self, seq: int) -> dict[str, int]:
         """Those of one token's forward: of the `layers`, of the `head`, and of the block `ahead`, without its head."""
         head = 2 * math.prod(self.output.matrix.get_value().shape)
         ahead = forward_flops(self.ahead, seq) if self.has_ahead else 0

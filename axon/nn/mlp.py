@@ -9,9 +9,8 @@ from flax import nnx
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from axon.axes import add, einsum
+from axon.axes import add, einsum, platform
 from axon.checks import check_range
-from axon.kernels.choice import platform
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.remat import recomputed
 

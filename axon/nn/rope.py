@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from axon.axes import platform
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.kernels.choice import platform
 from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
 
 

@@ -44,9 +44,8 @@ class MultiTokenDrafts:
 
     def __init__(self, target: Runner):
         self._target, self._programs = target, MultiTokenStep(target.step)
-        pages = {window: pool.count for window, pool in target.pools.items()}
-        size, dtype = target.scheduler.groups.size, target.capacity.cache_dtype
-        self._cache = target.step.empty_cache(self._programs.cache_specs(pages, size, dtype))
+        specs = self._programs.cache_specs(target.pools, target.capacity.cache_dtype)
+        self._cache = target.step.empty_cache(specs)
         self._hidden: Array | None = None
         """The last layer's output of the step that was launched last."""
         self._flights: dict[int, deque[tuple[Array, int]]] = defaultdict(deque)

@@ -11,6 +11,7 @@ from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.nn import LanguageModel
+from axon.serve.pages import PagePool
 from axon.serve.step import Step, StepInputs, logits_of, model_inputs, pool_specs, window_of
 
 WHOLE = PartitionSpec(None, None)
@@ -46,11 +47,16 @@ class MultiTokenStep:
         """How many programs there are."""
         return sum(program._cache_size() for program in (self.forward, self.ahead, self.guess))
 
-    def cache_specs(self, pages: Mapping[int | None, int], page_size: int, dtype: Any = None) -> dict[str, ArraySpec]:
+    def cache_specs(self, pools: Mapping[int | None, PagePool], dtype: Any = None) -> dict[str, ArraySpec]:
         """Of the block's pages, as many as the layers have that see as far back: see `Step.cache_specs`."""
         with self.step.tracing():
-            specs = self.step.runtime.module.ahead.block.cache_specs(1, page_size)
-        return pool_specs(specs, {"pages": pages[self.window], "page_size": page_size}, dtype)
+            specs = self.step.runtime.module.ahead.block.cache_specs(1, 1)
+        return pool_specs(specs, pools[self.window], dtype)
+
+    def traced(self, parameters: Any, variables: Any, cache: Any, last: Any, inputs: StepInputs) -> Any:
+        """`forward`, as `Step.traced`."""
+        with self.step.tracing():
+            return self.forward.trace(parameters, variables, cache=cache, last=last, inputs=inputs)
 
     def _ahead(
         self,

@@ -47,12 +47,12 @@ class ServingProgram:
     @cached_property
     def cache(self) -> Any:
         """The specs of the pages."""
-        return self.step.cache_specs(self._pages, self.page_size, self.capacity.cache_dtype)
+        return self.step.cache_specs(self.pools, self.capacity.cache_dtype)
 
     @cached_property
     def block_cache(self) -> dict[str, ArraySpec]:
         """Of the multi-token block's own pages; empty where it does not guess."""
-        return self.block.cache_specs(self._pages, self.page_size, self.capacity.cache_dtype) if self.block else {}
+        return self.block.cache_specs(self.pools, self.capacity.cache_dtype) if self.block else {}
 
     @property
     def caches(self) -> list[tuple[Mapping[str, ArraySpec], int | None]]:
@@ -73,13 +73,9 @@ class ServingProgram:
 
     def traced(self, size: Size) -> Any:
         """A step of this size, to be lowered by `Runtime.lower`."""
-        arguments = abstract(self.runtime), self._variables, self.step.abstract_cache(self.cache)
-        last, inputs = self._whole(self.capacity.requests), self._inputs(size)
-        if self.block is None:
-            return self.step.traced(*arguments, last, inputs)
-        parameters, variables, cache = arguments
-        with self.step.tracing():
-            return self.block.forward.trace(parameters, variables, cache=cache, last=last, inputs=inputs)
+        cache, last = self.step.abstract_cache(self.cache), self._replicated(self.capacity.requests)
+        model = self.block or self.step
+        return model.traced(abstract(self.runtime), self._variables, cache, last, self._inputs(size))
 
     def traced_guess(self, size: Size) -> list[Any]:
         """What follows a step of this size where the multi-token block guesses: the block, and the logits of its
@@ -87,11 +83,11 @@ class ServingProgram:
         if self.block is None:
             return []
         parameters, variables, width = abstract(self.runtime), self._variables, self.runtime.module.dims["embed"]
-        dtype, tokens = self.runtime.compute_dtype, self._whole(size.tokens)
+        dtype, tokens = self.runtime.compute_dtype, self._replicated(size.tokens)
         hidden = self.runtime.abstract(
             ArraySpec(("batch", "seq", "embed"), (1, size.tokens, width), dtype), self.step.placement
         )
-        rows, ids = self._whole(size.rows, width, dtype=dtype), self._whole(size.rows)
+        rows, ids = self._replicated(size.rows, width, dtype=dtype), self._replicated(size.rows)
         cache, inputs = self.step.abstract_cache(self.block_cache), self._inputs(size)
         with self.step.tracing():
             return [
@@ -103,7 +99,7 @@ class ServingProgram:
 
     def flops(self, size: Size) -> list[int]:
         """Model FLOPs of a step of this size, and of each program of `traced_guess`."""
-        parts = self.runtime.module.forward_flops(self.length)  # whose queries see half of that on average
+        parts = self.runtime.module.flops_by_part(self.length)  # whose queries see half of that on average
         step = size.tokens * (parts["layers"] + parts["head"])
         return [step] if self.block is None else [step, size.tokens * parts["ahead"], size.rows * parts["head"]]
 
@@ -137,21 +133,17 @@ class ServingProgram:
         return math.ceil(self.cache_bytes() * min(1, tokens / room))
 
     @property
-    def _pages(self) -> dict[int | None, int]:
-        return {window: pool.count for window, pool in self.pools.items()}
-
-    @property
     def _variables(self) -> Any:
         return self.runtime.abstract(self.runtime.variables)
 
     def _inputs(self, size: Size) -> StepInputs:
         requests, columns = self.capacity.requests, max(pool.pages_for(self.length) for pool in self.pools.values())
-        tokens = self._whole(size.tokens)
-        tables = tuple(self._whole(requests, columns) for _ in self.pools)
-        places = self._whole(requests), self._whole(requests + 1)
-        return StepInputs(tokens, tokens, tokens, *places, tables, self._whole(size.rows))
+        tokens = self._replicated(size.tokens)
+        tables = tuple(self._replicated(requests, columns) for _ in self.pools)
+        places = self._replicated(requests), self._replicated(requests + 1)
+        return StepInputs(tokens, tokens, tokens, *places, tables, self._replicated(size.rows))
 
-    def _whole(self, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+    def _replicated(self, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         """An array that each device has."""
         everywhere = NamedSharding(self.runtime.placement.mesh, PartitionSpec(*(None for _ in shape)))
         return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)

@@ -57,8 +57,7 @@ class Runner:
         budget, rows = sizes[-1].tokens, sizes[-1].rows
         self.scheduler = Scheduler(self.pools, budget=budget, max_running=capacity.requests, max_rows_drawn=rows)
         self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
-        pages = {window: pool.count for window, pool in self.pools.items()}
-        self._cache = self._step.empty_cache(self._step.cache_specs(pages, page_size, capacity.cache_dtype))
+        self._cache = self._step.empty_cache(self._step.cache_specs(self.pools, capacity.cache_dtype))
         self._last = self._step.no_draws(capacity.requests)
         self._watcher: Watcher | None = None
 

@@ -23,6 +23,7 @@ from axon.kernels.paged_attention.cache import quantised
 from axon.nn import Inputs, LanguageModel, Rope
 from axon.nn.kv_cache import SCALES, Ragged
 from axon.runtime import Runtime
+from axon.serve.pages import PagePool
 from axon.serve.sampler import Drawn, Draws, draw
 from axon.serve.unsplit import unsplit
 
@@ -97,14 +98,13 @@ class Step:
         """How many programs there are."""
         return self._forward._cache_size() + self._draw._cache_size()
 
-    def cache_specs(self, pages: Mapping[int | None, int], page_size: int, dtype: Any = None) -> Any:
-        """By kind of block the cache of `pages` of each window; `dtype`: in which it is kept, the compute dtype by
-        default. Raises `UserError` for a quantised one of latents, and for what is not in pages."""
+    def cache_specs(self, pools: Mapping[int | None, PagePool], dtype: Any = None) -> Any:
+        """By kind of block the cache of all pages of its window's pool; `dtype`: in which it is kept, the compute dtype
+        by default. Raises `UserError` for a quantised one of latents, and for what is not in pages."""
         with self.tracing():
-            specs = self.runtime.module.layers.cache_specs(1, page_size)
-        kinds = windows_by_kind(self.runtime.module)
-        sizes = {kind: {"pages": pages[window], "page_size": page_size} for kind, window in kinds.items()}
-        return {kind: pool_specs(own, sizes[kind], dtype) for kind, own in specs.items()}
+            specs = self.runtime.module.layers.cache_specs(1, 1)
+        windows = windows_by_kind(self.runtime.module)
+        return {kind: pool_specs(own, pools[windows[kind]], dtype) for kind, own in specs.items()}
 
     def empty_cache(self, specs: Any) -> Any:
         """One of zeros."""
@@ -159,9 +159,9 @@ def model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, .
     return Inputs(tokens, positions, start=ragged, last=last)
 
 
-def pool_specs(specs: Mapping[str, ArraySpec], sizes: Mapping[str, int], dtype: Any) -> dict[str, ArraySpec]:
-    """A block's cache with other numbers of pages and of tokens a page."""
-    found = {}
+def pool_specs(specs: Mapping[str, ArraySpec], pool: PagePool, dtype: Any) -> dict[str, ArraySpec]:
+    """A block's cache with as many pages, and tokens a page, as a pool has."""
+    found, sizes = {}, {"pages": pool.count, "page_size": pool.size}
     for name, spec in specs.items():
         if "pages" not in spec.axes:
             raise UserError(

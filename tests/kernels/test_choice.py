@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from axon import axes
+from axon.axes import platform
 from axon.errors import UserError
 from axon.kernels.attention import Causal, Window, attention
-from axon.kernels.choice import OPERATIONS, check_names, choose, platform, with_gpu, with_tpu
+from axon.kernels.choice import OPERATIONS, check_names, choose, with_gpu, with_tpu
 from axon.kernels.grouped_matmul import grouped_matmul
 from axon.kernels.quantized_matmul import TENSOR, quantize, quantized_matmul
 from axon.kernels.sampling import sample

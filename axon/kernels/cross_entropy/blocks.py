@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.choice import platform
+from axon.axes import platform
 
 CPU_BLOCK = 2**24
 """Bytes of float32 logits a block, about, that a CPU's cache has room for."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from axon.axes import platform
 from axon.axes.patterns import Names
-from axon.kernels.choice import platform
 
 
 @dataclass(frozen=True)

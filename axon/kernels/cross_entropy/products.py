@@ -4,7 +4,7 @@ from typing import Any
 
 from jax import Array, lax
 
-from axon.kernels.choice import platform
+from axon.axes import platform
 
 CPU_PART = 2**24
 """Bytes of the head's gradient, about, that a CPU adds to at a time: the product that is added is an array there."""

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.axes import current
-from axon.kernels.choice import platform
+from axon.axes import current, platform
 from axon.kernels.grouped_matmul.differentiable import differentiable
 
 CPU_TILE = 64

@@ -6,7 +6,8 @@ from typing import Any, cast
 
 from jax import Array
 
-from axon.kernels.choice import choose, cores, fitting, off_gpu, platform, with_tpu
+from axon.axes import platform
+from axon.kernels.choice import choose, cores, fitting, off_gpu, with_tpu
 from axon.kernels.paged_attention import gpu_support
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check

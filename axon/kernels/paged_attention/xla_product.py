@@ -6,7 +6,7 @@ from operator import add
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.choice import platform
+from axon.axes import platform
 
 TERMS, COLUMNS = 128, 64
 """XLA for CPUs adds up to so many terms in one order for any number of rows but one, if there are so many columns: of

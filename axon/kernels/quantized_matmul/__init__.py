@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from axon.axes import platform
 from axon.errors import UserError
-from axon.kernels.choice import choose, off_gpu, platform, with_tpu
+from axon.kernels.choice import choose, off_gpu, with_tpu
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul import gpu_support, tpu
 from axon.kernels.quantized_matmul.quantize import (

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.kernels.choice import platform
+from axon.axes import platform
 from axon.kernels.sampling.rules import Rules
 from axon.kernels.sampling.search import STEPS, search, search_digits
 

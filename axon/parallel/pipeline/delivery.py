@@ -97,8 +97,7 @@ def put_of_stage(pool: Any, value: Any, slots: Array) -> Any:
 def one_by_one() -> bool:
     """Whether a tick's collectives wait for those before them: on CPUs, where XLA has each device begin those that do
     not need each other in an order of its own, and devices that began different ones would wait for ever."""
-    scope = axes.current()
-    return scope is None or scope.placement.platform == "cpu"
+    return axes.platform() == "cpu"
 
 
 def begun(memory: Memory, total: Any) -> tuple[Memory, Any]:

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 from einops import rearrange
 from jax import Array, lax
 
+from axon.axes import platform
+from axon.kernels.paged_attention import xla_product, xla_written
 from axon.kernels.paged_attention.blocks import Blocks, of_rows, split
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.write import write
-from axon.kernels.paged_attention.xla_product import product
+from axon.kernels.paged_attention.xla_product import gather
 from axon.kernels.paged_attention.xla_tables import XlaTables, tables_xla
 
 KEYS = 64
@@ -69,6 +71,11 @@ class _Running:
     total: Array
     values: Array
 
+    def with_more(self, top: Array, total: Array, values: Array) -> "_Running":
+        """With one more step's sums, those so far brought down to the new largest score."""
+        shrink = jnp.exp(self.top - top)
+        return _Running(top, self.total * shrink + total, self.values * shrink[..., None] + values)
+
 
 def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, config: AttentionConfig) -> Array:
     """`blocks kv_heads rows head_dim` → the same."""
@@ -80,6 +87,8 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
     first = first_keys // (page_size * width) * width
     steps = jnp.max(-(-(plan.ends - first * page_size) // (page_size * width)))
     group = q.shape[2] // plan.queries
+    written = platform() == "cpu" and xla_written.fits(cache.head_dim, page_size, group)
+    form = xla_written if written else xla_product
     queries = plan.positions[:, None] + jnp.arange(plan.queries)
     queries = jnp.repeat(queries, group, axis=1)[:, None, :, None]
     slopes = of_rows(inputs.alibi_slopes, cache.kv_heads, plan.queries)
@@ -89,17 +98,21 @@ def _attend(q: Array, cache: Cache, plan: Blocks, inputs: AttentionInputs, confi
         column = first[:, None] + index * width + jnp.arange(width)
         pages = inputs.page_table[plan.sequences[:, None], jnp.minimum(column, columns - 1)]
         positions = (column[:, :, None] * page_size + jnp.arange(page_size)).reshape(len(pages), 1, -1)
-        keys, values = (_gather(cached, pages).astype(q.dtype) for cached in (cache.keys, cache.values))
-        products = product(q, keys.swapaxes(2, 3))
+        products = form.scores(q, cache.keys, pages)
         if cache.key_scales is not None:
-            products = products * _gather(cache.key_scales, pages)[:, :, None]
-        value_scales = None if cache.value_scales is None else _gather(cache.value_scales, pages)
+            products = products * gather(cache.key_scales, pages)[:, :, None]
         seen, scores = config.seen(queries, positions[:, :, None]), config.finish(products)
         if inputs.distance_bias is not None:
             scores += _bias(inputs.distance_bias.astype(q.dtype), plan, positions, cache.kv_heads)
         if slopes is not None:
             scores += slopes[..., None] * (positions[:, :, None] - queries)
-        return index + 1, _update(running, jnp.where(seen, scores, MASKED), seen, values, value_scales)
+        scores = lax.optimization_barrier(jnp.where(seen, scores, MASKED))  # rounded: what is subtracted is one of them
+        top = jnp.maximum(running.top, scores.max(axis=-1))
+        weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
+        total = form.total(weights, cache.values)
+        if cache.value_scales is not None:
+            weights = jnp.where(seen, weights * gather(cache.value_scales, pages)[:, :, None], 0)
+        return index + 1, running.with_more(top, total, form.sums(weights, cache.values, pages))
 
     start = _begin(q, of_rows(inputs.sinks, cache.kv_heads, plan.queries))
     _, end = lax.while_loop(lambda carry: carry[0] < steps, step, (jnp.int32(0), start))
@@ -120,21 +133,3 @@ def _bias(bias: Array, plan: Blocks, positions: Array, kv_heads: int) -> Array:
     places = bias.shape[1] // 2 + positions - queries[:, :, None]
     pattern = "(kv_heads group) blocks queries keys -> blocks kv_heads (queries group) keys"
     return rearrange(bias.at[:, places].get(mode="clip"), pattern, kv_heads=kv_heads)
-
-
-def _gather(cached: Array, pages: Array) -> Array:
-    """`blocks pages` of `pages kv_heads page_size …` → `blocks kv_heads (pages page_size) …`, in that order at once."""
-    kv_heads, size, *rest = cached.shape[1:]
-    index = pages[:, None, :] * kv_heads + jnp.arange(kv_heads)[:, None]
-    return cached.reshape(-1, size, *rest).at[index].get(mode="clip").reshape(len(pages), kv_heads, -1, *rest)
-
-
-def _update(running: _Running, scores: Array, seen: Array, values: Array, value_scales: Array | None) -> _Running:
-    """The sums with one more step in them, those so far brought down to the new largest score."""
-    top = jnp.maximum(running.top, scores.max(axis=-1))
-    shrink = jnp.exp(running.top - top)
-    weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
-    total = running.total * shrink + weights.sum(axis=-1)
-    if value_scales is not None:
-        weights = jnp.where(seen, weights * value_scales[:, :, None], 0)
-    return _Running(top, total, running.values * shrink[..., None] + product(weights, values))

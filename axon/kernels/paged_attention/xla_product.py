@@ -1,4 +1,4 @@
-"""The products of attention over pages in plain XLA: `batch kv_heads rows n` and `batch kv_heads n columns`."""
+"""Attention's sums over pages as products with copies: `batch kv_heads rows n` by `batch kv_heads n columns`."""
 
 from functools import reduce
 from operator import add
@@ -11,6 +11,28 @@ from axon.axes import platform
 TERMS, COLUMNS = 128, 64
 """XLA for CPUs adds up to so many terms in one order for any number of rows but one, if there are so many columns: of
 other products it takes sums in parts, or exchanges rows and columns, where the number of rows is in favour."""
+
+
+def scores(q: Array, keys: Array, pages: Array) -> Array:
+    """`blocks kv_heads rows (pages page_size)` of `q[blocks kv_heads rows head_dim]`."""
+    return product(q, gather(keys, pages).astype(q.dtype).swapaxes(2, 3))
+
+
+def sums(weights: Array, values: Array, pages: Array) -> Array:
+    """`blocks kv_heads rows head_dim` of `weights[blocks kv_heads rows (pages page_size)]`."""
+    return product(weights, gather(values, pages).astype(weights.dtype))
+
+
+def total(weights: Array, values: Array) -> Array:
+    """`blocks kv_heads rows`: the weights' sum."""
+    return weights.sum(axis=-1)
+
+
+def gather(cached: Array, pages: Array) -> Array:
+    """`blocks pages` of `pages kv_heads page_size …` → `blocks kv_heads (pages page_size) …`, in that order at once."""
+    kv_heads, size, *rest = cached.shape[1:]
+    index = pages[:, None, :] * kv_heads + jnp.arange(kv_heads)[:, None]
+    return cached.reshape(-1, size, *rest).at[index].get(mode="clip").reshape(len(pages), kv_heads, -1, *rest)
 
 
 def product(a: Array, b: Array) -> Array:

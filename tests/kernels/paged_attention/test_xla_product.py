@@ -11,14 +11,11 @@ from axon.kernels.paged_attention.xla import paged_attention_xla
 from axon.kernels.paged_attention.xla_product import product
 from axon.serve.step import SAME_SUMS
 
-OPTIONS = SAME_SUMS if jax.__version_info__ >= (0, 12) else {}
-"""As the engine compiles its steps."""
-
 
 def compiled(config, *arguments):
     """The output, and the cache after it."""
     run = partial(paged_attention_xla, config=config)
-    out, cache = jax.jit(run).lower(*arguments).compile(compiler_options=OPTIONS)(*arguments)
+    out, cache = jax.jit(run).lower(*arguments).compile(compiler_options=SAME_SUMS)(*arguments)
     return np.asarray(out), cache
 
 
@@ -33,21 +30,23 @@ def test_a_row_has_the_same_bits_however_many_there_are(shape, turned, rng):
 
     def result(rows):
         of_rows = jax.jit(lambda a, b: product(a, b.swapaxes(2, 3) if turned else b)).lower(a[:, :, :rows], b)
-        return np.asarray(of_rows.compile(compiler_options=OPTIONS)(a[:, :, :rows], b))
+        return np.asarray(of_rows.compile(compiler_options=SAME_SUMS)(a[:, :, :rows], b))
 
     expected = result(16)
     for rows in (1, 2, 5, 130):
         np.testing.assert_array_equal(result(rows)[:, :, :16], expected[:, :, :rows])
 
 
-@pytest.mark.few(kv_heads=(1,))
-@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (4, 2)])
-def test_a_last_query_has_the_same_bits_alone_and_after_others_in_a_crowd(heads, kv_heads, rng, draw_problem):
+@pytest.mark.few(kv_heads=(1, 2))
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "page_size"), [(2, 2, 8, 4), (4, 1, 8, 4), (3, 3, 64, 16)])
+def test_a_last_query_has_the_same_bits_alone_and_after_others_in_a_crowd(
+    heads, kv_heads, head_dim, page_size, rng, draw_problem
+):
     """Alone it decodes; in the crowd it is the last of a chunk, beside another that decodes and one that prefills."""
-    config = AttentionConfig(0.4)
-    crowd = draw_problem(rng, [(3, 13), (1, 9), (7, 7)], tokens=16, heads=heads, kv_heads=kv_heads)
+    config, sizes = AttentionConfig(0.4), {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+    crowd = draw_problem(rng, [(3, 13), (1, 9), (7, 7)], tokens=16, page_size=page_size, **sizes)
     table = np.asarray(crowd.inputs.page_table)
-    alone = draw_problem(rng, [(1, 13), (0, 0), (0, 0)], tokens=3, heads=heads, kv_heads=kv_heads)
+    alone = draw_problem(rng, [(1, 13), (0, 0), (0, 0)], tokens=3, page_size=page_size, **sizes)
     found, cache = compiled(config, crowd.q, crowd.k, crowd.v, crowd.cache, crowd.inputs)
     q, k, v = (np.array(x) for x in (alone.q, alone.k, alone.v))
     q[0], k[0], v[0] = crowd.q[2], crowd.k[2], crowd.v[2]

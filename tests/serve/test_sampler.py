@@ -147,7 +147,10 @@ def test_draws_follow_the_exact_distribution(name, rng):
     rare = expected < 5  # counted as one, as the test wants 5 of each
     found, expected = (np.append(x[~rare], x[rare].sum()) for x in (found, expected))
     kept = expected > 0
-    assert chisquare(found[kept], expected[kept]).pvalue > 1e-6
+    if kept.sum() == 1:  # a filter may leave one token, with all draws, and a test of one has no p
+        np.testing.assert_array_equal(found[kept], rows)
+    else:
+        assert chisquare(found[kept], expected[kept]).pvalue > 1e-6
 
 
 def test_a_draw_depends_neither_on_other_rows_nor_on_its_place(rng):

@@ -38,7 +38,9 @@ def test_a_row_has_the_same_bits_however_many_there_are(shape, turned, rng):
 
 
 @pytest.mark.few(kv_heads=(1, 2))
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "page_size"), [(2, 2, 8, 4), (4, 1, 8, 4), (3, 3, 64, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size"), [(2, 2, 8, 4), (4, 1, 8, 4), (4, 2, 8, 4), (3, 3, 64, 16)]
+)
 def test_a_last_query_has_the_same_bits_alone_and_after_others_in_a_crowd(
     heads, kv_heads, head_dim, page_size, rng, draw_problem
 ):

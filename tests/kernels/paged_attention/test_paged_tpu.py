@@ -224,6 +224,5 @@ def test_cases_compile_and_leave_the_cache_where_it_is(case, chip, monkeypatch):
     memory = compiled.memory_analysis()
     queries, *_, keys, values = (a.size * a.dtype.itemsize for a in case.operands[:5])
     assert memory.alias_size_in_bytes >= keys + values
-    # Of queries there are copies, in whole lanes, and of the scales of small pages; of the keys and values none.
-    lanes = -(-case.operands[0].shape[-1] // 128) * 128
-    assert memory.temp_size_in_bytes < 0.75 * keys + 3 * queries * lanes / case.operands[0].shape[-1]
+    # Of queries there are copies, and of the scales of small pages; of the keys and values none.
+    assert memory.temp_size_in_bytes < 0.75 * keys + 3 * queries

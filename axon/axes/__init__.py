@@ -15,7 +15,7 @@ from axon.axes.memory_order import row_major, row_major_in_training
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
 from axon.axes.permute import permute
 from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
-from axon.axes.scope import Placement, Scope, activate, current, exact, in_block, log_choice, platform
+from axon.axes.scope import Placement, Scope, activate, current, exact, in_block, log_choice, only_first, platform
 from axon.axes.sequences import over_positions
 from axon.axes.used import axes_used
 from axon.axes.weight import (
@@ -60,6 +60,7 @@ __all__ = [
     "is_weight",
     "like_operand",
     "log_choice",
+    "only_first",
     "over_positions",
     "parse_einsum",
     "parse_names",

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 Names = tuple[str, ...]
 
@@ -110,15 +110,25 @@ def _product(a, a_names, b, b_names, out, spec, dtype) -> Array:
     return _transposed(product.astype(dtype), left, out)
 
 
-def in_turn(product: Callable[[Array], Array], a: Array, axis: int, out_axis: int, rows: int) -> Array:
-    """`product(a)`, of `rows` elements of an axis of `a` at a time, which is `out_axis` of the result and not split.
+def in_turn(
+    product: Callable[[Array], Array], a: Array, axis: int, out_axis: int, rows: int, used: Array | None = None
+) -> Array:
+    """`product(a)`, of `rows` elements of an axis of `a` at a time, which is `out_axis` of the result and not split;
+    `used`: how many elements are computed, the first ones; others may be 0.
 
     `rows` divides the axis, or is more than it has.
     """
     blocks = a.shape[axis] // rows
     if blocks <= 1:
         return product(a)
-    parts = lax.map(lambda i: product(lax.dynamic_slice_in_dim(a, i * rows, rows, axis)), jnp.arange(blocks))
+    part = lambda i: product(lax.dynamic_slice_in_dim(a, i * rows, rows, axis))  # noqa: E731
+    if used is None:
+        parts = lax.map(part, jnp.arange(blocks))
+    else:
+        one = jax.eval_shape(part, jnp.int32(0))
+        place = one.sharding and NamedSharding(one.sharding.mesh, PartitionSpec(None, *one.sharding.spec))
+        put = lambda i, parts: lax.dynamic_update_index_in_dim(parts, part(i), i, 0)  # noqa: E731
+        parts = lax.fori_loop(0, -(-used // rows), put, jnp.zeros((blocks, *one.shape), one.dtype, device=place))
     parts = jnp.moveaxis(parts, 0, out_axis)
     spec = jax.typeof(parts).sharding.spec
     merged = [e for i, e in enumerate(spec) if i != out_axis]

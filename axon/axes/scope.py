@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon.axes.patterns import Names
@@ -45,7 +45,8 @@ class Scope:
     `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
     gradient, and so of its reduction over devices; `precision` that of contractions as `jax.lax.Precision` has it, None
     for the platform's own; `rows_at_once`: how many positions of `seq` a contraction works on at once, so that a
-    position's result has the same bits however many there are; None: all. `kernels` names, by operation, the
+    position's result has the same bits however many there are; None: all. `used`: how many of them, the first ones, are
+    of use, an array of the program; None: all. `kernels` names, by operation, the
     implementations that a person asked for; `choices` collects what was chosen while tracing, by topic (see
     `log_choice`), and `rings` the mesh axes over which `einsum` made a ring of a collective.
 
@@ -58,6 +59,7 @@ class Scope:
     reduce: Any = jnp.float32
     precision: Any = field(default=None, kw_only=True)
     rows_at_once: int | None = field(default=None, kw_only=True)
+    used: Any = field(default=None, kw_only=True)
     kernels: Mapping[str, str] = field(default_factory=dict)
     choices: dict[str, str] = field(default_factory=dict)
     rings: set[str] = field(default_factory=set)
@@ -100,6 +102,18 @@ def in_block(kind: str) -> Iterator[None]:
         yield
         return
     with activate(replace(scope, placement=scope.placement.in_block(kind))):
+        yield
+
+
+@contextmanager
+def only_first(count: Array) -> Iterator[None]:
+    """Say that inside the `with` block the first `count` positions of `seq` alone are of use: where a scope has
+    `rows_at_once`, a contraction computes no others, and gives 0 for those."""
+    scope = current()
+    if scope is None:
+        yield
+        return
+    with activate(replace(scope, used=count)):
         yield
 
 

@@ -81,7 +81,7 @@ def _product(scope: Scope, a_names: Names, b_names: Names, out: Names, dtype: An
     rows = scope.rows_at_once
     if rows is None or "seq" not in a_names or "seq" not in out or "seq" in b_names:
         return product(a)
-    return in_turn(product, a, a_names.index("seq"), out.index("seq"), rows)
+    return in_turn(product, a, a_names.index("seq"), out.index("seq"), rows, scope.used)
 
 
 def _gathering(

@@ -66,7 +66,7 @@ class Batches:
         size = size or self._size(sum(part.count for part in scheduled), len(rows))
         tokens, positions, last = np.zeros((3, size.tokens), np.int32)
         counts, lens = np.zeros((2, self.slots), np.int32)
-        places, slots = np.zeros(size.rows, np.int32), np.full(size.rows, self.slots, np.int32)
+        places, slots = np.full(size.rows, -1, np.int32), np.full(size.rows, self.slots, np.int32)
         own = [self._taken[part.sequence.number] for part in scheduled]
         new, first, drawn, ends = _columns(scheduled)
         counts[own], lens[own] = new, first + new

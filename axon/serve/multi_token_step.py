@@ -76,7 +76,8 @@ class MultiTokenStep:
         after = jnp.where(after >= 0, after, ids[jnp.where(after >= 0, 0, -1 - after)])
         given = model_inputs(after, inputs, self.step.windows)
         hidden = axes.shard(hidden, "batch seq.residual embed")
-        x, cache, _ = model.hidden_ahead(hidden, given, given.tokens, cache)
+        with axes.only_first(inputs.bounds[-1]):
+            x, cache, _ = model.hidden_ahead(hidden, given, given.tokens, cache)
         rows = axes.shard(x, "batch seq embed")[0, inputs.rows]
         return axes.reshard(rows, WHOLE).astype(self.step.runtime.compute_dtype), cache
 

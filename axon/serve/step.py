@@ -29,7 +29,8 @@ from axon.serve.unsplit import unsplit
 
 ROWS_AT_ONCE = 16
 """Rows of a product that a CPU computes at once, whatever the step has: so the bits of a row do not depend on how many
-others there are. It is as fast as all at once, within a fifth."""
+others there are. All at once would be as fast to 1.8 times as fast, and of a step only the blocks with a token are
+computed."""
 
 SAME_SUMS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 """On a CPU XLA leaves matrix products to a library, and sums over elements only where there are many: in another order
@@ -46,7 +47,7 @@ class StepInputs:
         tokens: int32 `tokens`; below 0 the token that was drawn last in slot −1 − token, which the host does not know
             yet. positions: of each, in its sequence. last: of each, the last position of its sequence.
         lens, bounds, tables: see `axon.nn.kv_cache.Ragged`.
-        rows: int32 `rows`: the tokens from the output of which the next ones are drawn.
+        rows: int32 `rows`: the tokens from the output of which the next ones are drawn, and −1 after the last of them.
     """
 
     tokens: Any
@@ -136,9 +137,11 @@ class Step:
         model: LanguageModel = self.runtime.bind(parameters, variables)
         known = inputs.tokens >= 0
         tokens = jnp.where(known, inputs.tokens, last[jnp.where(known, 0, -1 - inputs.tokens)])
-        hidden, cache, _ = model.hidden(model_inputs(tokens, inputs, self.windows), cache)
+        with axes.only_first(inputs.bounds[-1]):
+            hidden, cache, _ = model.hidden(model_inputs(tokens, inputs, self.windows), cache)
         hidden = axes.shard(hidden, "batch seq embed")
-        return logits_of(model, hidden[:, inputs.rows]), cache, hidden
+        with axes.only_first(jnp.sum(inputs.rows >= 0)):
+            return logits_of(model, hidden[:, inputs.rows]), cache, hidden
 
 
 def _drawn(logits: Array, last: Array, slots: Array, draws: Draws) -> tuple[Drawn, Array]:

@@ -1,5 +1,6 @@
 """Patterns, einsum, add and shard: the mathematics of jnp.einsum, wherever a layout puts the arrays."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -346,3 +347,27 @@ def test_a_position_has_the_same_bits_however_many_there_are_if_so_many_are_work
     for count in (32, 128):
         np.testing.assert_array_equal(product(count, 16)[:16], alone)
     np.testing.assert_allclose(product(128, 16), product(128, None), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"tensor": 2}], ids=["one device", "tensor"])
+@pytest.mark.parametrize(("of", "to"), [("embed", "mlp"), ("mlp", "embed")], ids=["split by columns", "split by terms"])
+def test_positions_of_no_use_are_not_computed(mesh, of, to, rng, placed):
+    """Of the blocks of `rows_at_once` positions those that begin before `count` are, with the bits that they have."""
+    placement = placed(mesh)
+    left, right, out = f"batch seq {of}", f"{of} {to}", f"batch seq {to}"
+    x, w = rng.normal(size=(1, 64, 48)).astype(np.float32), rng.normal(size=(48, 32)).astype(np.float32)
+
+    def product(count):
+        def run(x, w, count):
+            with axes.only_first(count) if count is not None else nullcontext():
+                return einsum(f"{left}, {right} -> {out}", shard(x, left), Weight(w, (of, to)))
+
+        with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement, rows_at_once=16)):
+            w_placed = shard(jnp.asarray(w), right, "params")
+            return np.asarray(jax.jit(run)(jnp.asarray(x), w_placed, count))[0]
+
+    whole = product(None)
+    for count in (0, 1, 16, int(rng.integers(17, 64)), 64):
+        found, computed = product(count), -(-count // 16) * 16
+        np.testing.assert_array_equal(found[:computed], whole[:computed])
+        assert not found[computed:].any()

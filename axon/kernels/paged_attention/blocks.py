@@ -95,13 +95,14 @@ def split(q: Array, plan: Blocks, kv_heads: int) -> Array:
 
 def join(out: Array, plan: Blocks, where: Places, inputs: AttentionInputs) -> Array:
     """`blocks kv_heads (queries group) head_dim` → `tokens heads head_dim`, zeros for padding."""
-    out = rearrange(out, "blocks kv_heads (queries group) d -> blocks queries (kv_heads group) d", queries=plan.queries)
+    out = rearrange(out, "blocks kv_heads (queries group) d -> blocks kv_heads queries group d", queries=plan.queries)
     if plan.queries == 1:
-        out = out[:, 0]
+        out = out[:, :, 0]
     else:
         inside = jnp.arange(where.real.shape[0]) - inputs.cu_q_lens[where.sequences]
         block = plan.starts[where.sequences] + inside // plan.queries
-        out = out.at[block, inside % plan.queries].get(mode="clip")
+        out = out.at[block, :, inside % plan.queries].get(mode="clip")
+    out = rearrange(out, "tokens kv_heads group d -> tokens (kv_heads group) d")
     return jnp.where(where.real[:, None, None], out, 0)
 
 

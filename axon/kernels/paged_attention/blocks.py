@@ -84,13 +84,18 @@ def blocks(
     )
 
 
+def in_blocks(q: Array, plan: Blocks) -> Array:
+    """`tokens heads head_dim` → `blocks queries heads head_dim`; queries past a block's size are others'."""
+    if plan.queries == 1 and plan.in_order:
+        return q[:, None]
+    rows = plan.rows[:, None] + jnp.arange(plan.queries)
+    return q.at[rows].get(mode="clip")
+
+
 def split(q: Array, plan: Blocks, kv_heads: int) -> Array:
     """`tokens heads head_dim` → `blocks kv_heads (queries group) head_dim`; rows past a block's size are others'."""
     pattern = "blocks queries (kv_heads group) head_dim -> blocks kv_heads (queries group) head_dim"
-    if plan.queries == 1 and plan.in_order:
-        return rearrange(q[:, None], pattern, kv_heads=kv_heads)
-    rows = plan.rows[:, None] + jnp.arange(plan.queries)
-    return rearrange(q.at[rows].get(mode="clip"), pattern, kv_heads=kv_heads)
+    return rearrange(in_blocks(q, plan), pattern, kv_heads=kv_heads)
 
 
 def join(out: Array, plan: Blocks, where: Places, inputs: AttentionInputs) -> Array:

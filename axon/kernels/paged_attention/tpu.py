@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.paged_attention.blocks import Blocks, blocks, join, of_rows, split
+from axon.kernels.paged_attention.blocks import Blocks, blocks, in_blocks, join, of_rows
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.groups import groups
 from axon.kernels.paged_attention.merge import merge
@@ -104,12 +105,11 @@ def paged_attention_tpu(
         lanes=lanes,
         config=config,
     )
-    rows = split(q, plan, cache.kv_heads)
-    count, _, real, _ = rows.shape
-    more = ((0, -count % shares), (0, 0), (0, tiled(real) - real), (0, 0))
+    count = len(plan.sizes)
+    rows = jnp.pad(in_blocks(q, plan), ((0, -count % shares), *[(0, 0)] * 3))
     of_heads = [of_rows(x, cache.kv_heads, plan.queries) for x in (inputs.sinks, inputs.alibi_slopes)]
-    out = _call(jnp.pad(rows, more), of_heads, cache, inputs, plan, shape, interpret)
-    return join(out[:count, :, :real].astype(q.dtype), plan, tables.where, inputs), cache
+    out = _call(rows, of_heads, cache, inputs, plan, shape, interpret)
+    return join(out[:count].astype(q.dtype), plan, tables.where, inputs), cache
 
 
 def _division(blocks: int, cores: int) -> tuple[int, int]:
@@ -142,11 +142,13 @@ def _call(
     shape: Shape,
     interpret: Any,
 ) -> Array:
-    """`blocks kv_heads rows head_dim` → the same. `of_heads`: sinks and slopes, each `kv_heads (queries group)`."""
-    count, heads, rows, head_dim = q.shape
-    per_share = count // shape.shares
+    """`blocks queries heads head_dim` → `blocks kv_heads (queries group) head_dim`, or as `blocks 1 (queries heads)
+    head_dim`. `of_heads`: sinks and slopes, each `kv_heads (queries group)`."""
+    count, queries, heads, head_dim = q.shape
+    real, kv_heads = queries * shape.group, heads // shape.group
+    rows, per_share = tiled(real), count // shape.shares
     own = lambda lane, index: index * shape.shares + lax.div(lane, shape.splits)  # noqa: E731
-    spec = pl.BlockSpec((1, heads, rows, head_dim), lambda lane, index, *_: (own(lane, index), 0, 0, 0))
+    spec = pl.BlockSpec((1, *q.shape[1:]), lambda lane, index, *_: (own(lane, index), 0, 0, 0))
     in_rows = [_in_lanes(x, rows) for x in of_heads if x is not None]
     cached = _cached(cache, shape)
     scalars = _scalars(inputs, plan, shape, count)
@@ -154,8 +156,8 @@ def _call(
     if shape.splits > 1:
         place = lambda lane, index, *_: (lane, index, 0, 0, 0)  # noqa: E731
         widths = (head_dim, LANES)
-        out_specs = [pl.BlockSpec((1, 1, heads, rows, width), place) for width in widths]
-        sizes = [(shape.splits, count, heads, rows, width) for width in widths]
+        out_specs = [pl.BlockSpec((1, 1, kv_heads, rows, width), place) for width in widths]
+        sizes = [(shape.splits, count, kv_heads, rows, width) for width in widths]
         out_shape = [jax.ShapeDtypeStruct(size, jnp.float32) for size in sizes]
     result: Any = pl.pallas_call(
         partial(attend, shape, len(cached) == 4, [x is not None for x in of_heads]),
@@ -168,7 +170,7 @@ def _call(
                 *(pl.BlockSpec(memory_space=pl.ANY) for _ in cached),
             ],
             out_specs=out_specs,
-            scratch_shapes=_scratch(cached, heads, rows, head_dim, shape),
+            scratch_shapes=_scratch(cached, q.dtype, kv_heads, rows, head_dim, shape),
         ),
         out_shape=out_shape,
         # Each copy of a page would check its two addresses; the interpreter checks them in the tests.
@@ -177,9 +179,9 @@ def _call(
         name="paged_attention",
     )(*scalars, q, *in_rows, *cached)
     if shape.splits == 1:
-        return result
+        return rearrange(result, "blocks queries heads head_dim -> blocks 1 (queries heads) head_dim")
     out, lse = result
-    return merge(out, lse[..., :1])
+    return merge(out, lse[..., :1])[:, :, :real]
 
 
 def _cached(cache: Cache, shape: Shape) -> list[Array]:
@@ -202,7 +204,7 @@ def _in_lanes(of_heads: Array, rows: int) -> Array:
     return jnp.broadcast_to(padded[..., None], (*padded.shape, LANES))
 
 
-def _scratch(cached: list[Array], heads: int, rows: int, head_dim: int, shape: Shape) -> list[Any]:
+def _scratch(cached: list[Array], dtype: Any, heads: int, rows: int, head_dim: int, shape: Shape) -> list[Any]:
     return [
         *(pltpu.VMEM((2, shape.width, *a.shape[1:]), a.dtype) for a in cached),
         pltpu.SemaphoreType.DMA((2, len(cached))),
@@ -210,4 +212,5 @@ def _scratch(cached: list[Array], heads: int, rows: int, head_dim: int, shape: S
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
         pltpu.VMEM((heads, rows, LANES), jnp.float32),
         pltpu.VMEM((heads, rows, head_dim), jnp.float32),
+        pltpu.VMEM((heads, rows, head_dim), dtype),
     ]

@@ -4,8 +4,9 @@ FlashAttention's recurrence (Dao et al., arXiv:2205.14135) over pages that async
 buffers deep: while one step's pages are attended to, the next step's arrive, the next block's first ones too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -55,10 +56,23 @@ class Running:
         product = _dot(weights.astype(values.dtype), values, (1, 1) if lanes else (1, 0))
         self.sums[head] = self.sums[head] * shrink[:, :1] + product
 
+    def give(self, output: Any, queries: int) -> None:
+        """The output of a block's first queries, `1 queries heads head_dim`."""
+        for head, heads in _groups(self.sums, output):
+            rows = slice(queries * (heads.stop - heads.start))
+            found = self.sums[head, rows] / _not_zero(self.total[head, rows])[:, :1]
+            output[0, :queries, heads] = found.reshape(queries, -1, found.shape[-1]).astype(output.dtype)
+
+    def give_part(self, output: Any, lse: Any) -> None:
+        """Of a part of a block's pages the output `1 1 kv_heads rows head_dim`, and log-sum-exp in every lane."""
+        total = _not_zero(self.total[...])
+        output[...] = (self.sums[...] / total[..., :1]).reshape(output.shape)
+        lse[...] = (self.top[...] + jnp.log(total)).reshape(lse.shape)
+
 
 @dataclass(frozen=True)
 class Rows:
-    """A block's queries `1 kv_heads (queries group) head_dim`, and of each row, in every lane, what its head has: the
+    """A block's queries `kv_heads (queries group) head_dim`, and of each row, in every lane, what its head has: the
     sink, and the slope of ALiBi; None for those that are absent."""
 
     q: Any
@@ -69,7 +83,13 @@ class Rows:
         """The first rows, to attend with."""
         own = pl.ds(0, rows)
         slopes = None if self.slopes is None else self.slopes.at[:, own]
-        return Rows(self.q.at[:, :, own], self.sinks, slopes)
+        return Rows(self.q.at[:, own], self.sinks, slopes)
+
+    def take(self, given: Any, queries: int) -> None:
+        """The first queries of a block `1 queries heads head_dim` as rows."""
+        for head, heads in _groups(self.q, given):
+            own = given[0, :queries, heads]
+            self.q[head, : queries * own.shape[1]] = own.reshape(-1, own.shape[-1])
 
 
 def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> None:
@@ -79,11 +99,11 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
     """
     rest = iter(refs)
     arrays, results = 4 if scaled else 2, 1 if shape.splits == 1 else 2
-    work, q = Work(*islice(rest, 5)), next(rest)
-    rows = Rows(q, *(next(rest) if there else None for there in of_rows))
+    work, given = Work(*islice(rest, 5)), next(rest)
+    of_heads = [next(rest) if there else None for there in of_rows]
     pages, outputs, buffers = (list(islice(rest, count)) for count in (arrays, results, arrays))
-    arrived, slot, *running = rest
-    stream, sums = Stream(work, shape, pages, buffers, arrived), Running(*running)
+    arrived, slot, *running, q = rest
+    stream, sums, rows = Stream(work, shape, pages, buffers, arrived), Running(*running), Rows(q, *of_heads)
     share, part = lax.div(pl.program_id(0), shape.splits), lax.rem(pl.program_id(0), shape.splits)
     block, following = (index * shape.shares + share for index in (pl.program_id(1), pl.program_id(1) + 1))
     first, last = work.steps(block, part, shape)
@@ -94,6 +114,8 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
         stream.clear_values()
         stream.start_first(block, part, 0)
 
+    live = partial(_live, shape, work.ends[block] - work.positions[block] == 1)
+    live(lambda queries: rows.take(given, queries))
     sums.clear()
     if rows.sinks is not None:
         pl.when(part == 0)(lambda: sums.sink(rows.sinks))
@@ -110,7 +132,8 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
             stream.start_first(following, part, there)
 
         stream.wait(block, index, here)
-        _attend_live_rows(rows, stream, here, block, index, sums)
+        few = lambda of, queries: of.first(tiled(queries * shape.group))  # noqa: E731
+        live(lambda queries: _attend_step(few(rows, queries), stream, here, block, index, few(sums, queries)))
         return there
 
     slot[0] = lax.fori_loop(first, last, step, slot[0])
@@ -119,23 +142,24 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
     def _():
         stream.start_first(following, part, slot[0])
 
-    _finish(outputs, sums)
+    if len(outputs) == 1:
+        live(lambda queries: sums.give(outputs[0], queries))
+    else:
+        sums.give_part(*outputs)
 
 
-def _attend_live_rows(rows: Rows, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
-    """A block with a single query, as a decoding sequence has in a batch with prefills, does not pay for the others."""
-    few = tiled(stream.shape.group)
-    single = stream.work.ends[block] - stream.work.positions[block] == 1
+def _live(shape: Shape, single: Any, act: Callable[[int], None]) -> None:
+    """`act` on the first queries of a block: on one if that is all there is, as of a decoding sequence in a batch with
+    prefills, which so does not pay for the others; else on all."""
+    pl.when(single)(lambda: act(1))
+    if shape.queries > 1:
+        pl.when(~single)(lambda: act(shape.queries))
 
-    @pl.when(single)
-    def _():
-        _attend_step(rows.first(few), stream, slot, block, index, running.first(few))
 
-    if stream.shape.queries > 1:
-
-        @pl.when(~single)
-        def _():
-            _attend_step(rows, stream, slot, block, index, running)
+def _groups(of_kv_heads: Any, of_heads: Any) -> Iterator[tuple[int, slice]]:
+    """Each head of keys of `kv_heads …`, and those that share it of `1 queries heads …`."""
+    count, heads = of_kv_heads.shape[0], of_heads.shape[2]
+    return ((head, slice(head * heads // count, (head + 1) * heads // count)) for head in range(count))
 
 
 def _attend_step(of_rows: Rows, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
@@ -143,7 +167,7 @@ def _attend_step(of_rows: Rows, stream: Stream, slot: Any, block: Any, index: An
     work, shape, buffers = stream.work, stream.shape, stream.buffers
     start = (work.columns[block] + index * shape.width) * shape.page_size
     q, slopes = of_rows.q, of_rows.slopes
-    heads, rows, _ = q.shape[1:]
+    heads, rows, _ = q.shape
     queries = work.positions[block] + lax.div(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), jnp.int32(shape.group))
     places = lax.broadcasted_iota(jnp.int32, (1, shape.keys), 1)
     seen = shape.config.seen(queries, start + places)
@@ -152,7 +176,7 @@ def _attend_step(of_rows: Rows, stream: Stream, slot: Any, block: Any, index: An
     for head in range(heads):
         key_scales, value_scales = (row[head : head + 1] for row in scales) if scales else (None, None)
         keys, values = (_head(buffer, slot, head, q.dtype, shape) for buffer in buffers[:2])
-        products = _dot(q[0, head], keys, (1, 0) if shape.lanes else (1, 1))
+        products = _dot(q[head], keys, (1, 0) if shape.lanes else (1, 1))
         products = products if key_scales is None else products * key_scales
         scores = shape.config.finish(products)
         scores = scores if slopes is None else scores + slopes[head][:, :1] * ahead
@@ -172,13 +196,9 @@ def _in_a_row(buffer: Any, slot: Any, shape: Shape) -> Any:
     return jnp.concatenate([buffer[slot, place] for place in range(shape.width)], axis=1)
 
 
-def _finish(outputs: Sequence[Any], running: Running) -> None:
-    """The block's output, and where pages are split each row's log-sum-exp in every lane."""
-    total = running.total[...]
-    safe = jnp.where(total == 0, 1, total)
-    outputs[0][...] = (running.sums[...] / safe[..., :1]).astype(outputs[0].dtype).reshape(outputs[0].shape)
-    if len(outputs) == 2:
-        outputs[1][...] = (running.top[...] + jnp.log(safe)).reshape(outputs[1].shape)
+def _not_zero(total: Any) -> Any:
+    """1 of a row without any key, whose sums are 0."""
+    return jnp.where(total == 0, 1, total)
 
 
 def _dot(a: Any, b: Any, summed: tuple[int, int]) -> Any:

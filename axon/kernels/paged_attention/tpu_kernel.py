@@ -80,10 +80,8 @@ class Rows:
     slopes: Any
 
     def first(self, rows: int) -> "Rows":
-        """The first rows, to attend with."""
-        own = pl.ds(0, rows)
-        slopes = None if self.slopes is None else self.slopes.at[:, own]
-        return Rows(self.q.at[:, own], self.sinks, slopes)
+        """The first rows."""
+        return Rows(*(None if ref is None else ref.at[:, pl.ds(0, rows)] for ref in (self.q, self.sinks, self.slopes)))
 
     def take(self, given: Any, queries: int) -> None:
         """The first queries of a block `1 queries heads head_dim` as rows."""
@@ -114,11 +112,16 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
         stream.clear_values()
         stream.start_first(block, part, 0)
 
-    live = partial(_live, shape, work.ends[block] - work.positions[block] == 1)
-    live(lambda queries: rows.take(given, queries))
-    sums.clear()
-    if rows.sinks is not None:
-        pl.when(part == 0)(lambda: sums.sink(rows.sinks))
+    live = partial(_live, shape, work.ends[block] - work.positions[block])
+    few = lambda of, queries: of.first(tiled(queries * shape.group))  # noqa: E731
+
+    @live
+    def _(queries):
+        own, here = few(rows, queries), few(sums, queries)
+        own.take(given, queries)
+        here.clear()
+        if own.sinks is not None:
+            pl.when(part == 0)(lambda: here.sink(own.sinks))
 
     def step(index, here):
         there = 1 - here
@@ -132,7 +135,6 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
             stream.start_first(following, part, there)
 
         stream.wait(block, index, here)
-        few = lambda of, queries: of.first(tiled(queries * shape.group))  # noqa: E731
         live(lambda queries: _attend_step(few(rows, queries), stream, here, block, index, few(sums, queries)))
         return there
 
@@ -148,12 +150,13 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
         sums.give_part(*outputs)
 
 
-def _live(shape: Shape, single: Any, act: Callable[[int], None]) -> None:
-    """`act` on the first queries of a block: on one if that is all there is, as of a decoding sequence in a batch with
-    prefills, which so does not pay for the others; else on all."""
-    pl.when(single)(lambda: act(1))
+def _live(shape: Shape, count: Any, act: Callable[[int], None]) -> None:
+    """`act` on the queries of a block with `count` of them: on one if that is all there is, as of a decoding sequence
+    in a batch with prefills, which so does not pay for the others; else on as many as there may be. With none nothing
+    is done, and what the block gives is anything."""
+    pl.when(count == 1)(lambda: act(1))
     if shape.queries > 1:
-        pl.when(~single)(lambda: act(shape.queries))
+        pl.when(count > 1)(lambda: act(shape.queries))
 
 
 def _groups(of_kv_heads: Any, of_heads: Any) -> Iterator[tuple[int, slice]]:

@@ -121,14 +121,17 @@ def in_turn(
     blocks = a.shape[axis] // rows
     if blocks <= 1:
         return product(a)
-    part = lambda i: product(lax.dynamic_slice_in_dim(a, i * rows, rows, axis))  # noqa: E731
-    if used is None:
-        parts = lax.map(part, jnp.arange(blocks))
-    else:
-        one = jax.eval_shape(part, jnp.int32(0))
-        place = one.sharding and NamedSharding(one.sharding.mesh, PartitionSpec(None, *one.sharding.spec))
-        put = lambda i, parts: lax.dynamic_update_index_in_dim(parts, part(i), i, 0)  # noqa: E731
-        parts = lax.fori_loop(0, -(-used // rows), put, jnp.zeros((blocks, *one.shape), one.dtype, device=place))
+
+    def part(i: Array) -> Array:
+        return product(lax.dynamic_slice_in_dim(a, i * rows, rows, axis))
+
+    def put(i: Array, parts: Array) -> Array:
+        return lax.dynamic_update_index_in_dim(parts, part(i), i, 0)
+
+    one = jax.eval_shape(part, jnp.int32(0))
+    place = one.sharding and NamedSharding(one.sharding.mesh, PartitionSpec(None, *one.sharding.spec))
+    none = jnp.zeros((blocks, *one.shape), one.dtype, device=place)
+    parts = lax.fori_loop(0, blocks if used is None else -(-used // rows), put, none)
     parts = jnp.moveaxis(parts, 0, out_axis)
     spec = jax.typeof(parts).sharding.spec
     merged = [e for i, e in enumerate(spec) if i != out_axis]

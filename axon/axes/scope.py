@@ -1,7 +1,7 @@
 """The scope in force while a function is traced: where arrays live, and in which precision work is done."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -46,9 +46,9 @@ class Scope:
     gradient, and so of its reduction over devices; `precision` that of contractions as `jax.lax.Precision` has it, None
     for the platform's own; `rows_at_once`: how many positions of `seq` a contraction works on at once, so that a
     position's result has the same bits however many there are; None: all. `used`: how many of them, the first ones, are
-    of use, an array of the program; None: all. `kernels` names, by operation, the
-    implementations that a person asked for; `choices` collects what was chosen while tracing, by topic (see
-    `log_choice`), and `rings` the mesh axes over which `einsum` made a ring of a collective.
+    of use, an array of the program; None: all. `kernels` names, by operation, the implementations that a person asked
+    for; `choices` collects what was chosen while tracing, by topic (see `log_choice`), and `rings` the mesh axes over
+    which `einsum` made a ring of a collective.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.
@@ -95,26 +95,25 @@ def activate(scope: Scope) -> Iterator[Scope]:
 
 
 @contextmanager
-def in_block(kind: str) -> Iterator[None]:
-    """Put in force, inside the `with` block, what the layout says of a block of this kind alone."""
+def _changed(change: Callable[[Scope], Scope]) -> Iterator[None]:
+    """Put what `change` makes of the scope in force inside the `with` block, if there is one."""
     scope = current()
     if scope is None:
         yield
         return
-    with activate(replace(scope, placement=scope.placement.in_block(kind))):
+    with activate(change(scope)):
         yield
 
 
-@contextmanager
-def only_first(count: Array) -> Iterator[None]:
+def in_block(kind: str) -> AbstractContextManager[None]:
+    """Put in force, inside the `with` block, what the layout says of a block of this kind alone."""
+    return _changed(lambda scope: replace(scope, placement=scope.placement.in_block(kind)))
+
+
+def only_first(count: Array) -> AbstractContextManager[None]:
     """Say that inside the `with` block the first `count` positions of `seq` alone are of use: where a scope has
     `rows_at_once`, a contraction computes no others, and gives 0 for those."""
-    scope = current()
-    if scope is None:
-        yield
-        return
-    with activate(replace(scope, used=count)):
-        yield
+    return _changed(lambda scope: replace(scope, used=count))
 
 
 ALSO = "; also "

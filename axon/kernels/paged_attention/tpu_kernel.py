@@ -113,7 +113,9 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
         stream.start_first(block, part, 0)
 
     live = partial(_live, shape, work.ends[block] - work.positions[block])
-    few = lambda of, queries: of.first(tiled(queries * shape.group))  # noqa: E731
+
+    def few(of, queries):
+        return of.first(tiled(queries * shape.group))
 
     @live
     def _(queries):

@@ -22,13 +22,13 @@ def check_range(config: Any, interval: str, *names: str) -> None:
     hints = {field.name: field.type for field in fields(config)}
     for name in names:
         value = getattr(config, name)
-        if value is not None and (wanted := _unmet(interval, value)):
+        if value is not None and (wanted := unmet(interval, value)):
             optional = ", or None" if type(None) in get_args(hints[name]) else ""
             raise UserError(f"{type(config).__name__}.{name} is {value!r}; must be {wanted}{optional}")
 
 
-def _unmet(interval: str, value: float) -> str:
-    """The condition that `value` does not meet; empty if it does."""
+def unmet(interval: str, value: float) -> str:
+    """The condition of `interval`, as `check_range` takes it, that `value` does not meet; empty if it does."""
     if isinstance(value, int):
         interval = interval.replace("inf", "2**63")
     parts = _INTERVAL.fullmatch(interval)

@@ -12,14 +12,16 @@ from tokenizers.processors import TemplateProcessing
 from axon.checkpoint import Checkpoints, Store
 from axon.checkpoint.huggingface.config import changed_fields, unrepresented, write_config
 from axon.checkpoint.huggingface.hub import CONFIG, GENERATION, PREFIX, PREPROCESSOR, TOKENIZER_FILES, is_hub
-from axon.checkpoint.huggingface.model import HubModel, open_model, read_json
+from axon.checkpoint.huggingface.model import HubModel, open_model
 from axon.checkpoint.huggingface.pieces import pieces_of
 from axon.checkpoint.huggingface.save import SHARD, Entry, Theirs, fetch_from, write_weights
 from axon.checkpoint.huggingface.tables import table_for, table_of
 from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS
+from axon.checkpoint.huggingface.weights import DTYPES as STORED
 from axon.data import Data, TokenizerFile
 from axon.disk import named, writing
 from axon.errors import UserError
+from axon.foreign_json import object_of, one_of, read_json
 from axon.nn.hugging_face import Architecture
 from axon.observe.record import run_record
 from axon.run.folder import RunFolder
@@ -83,7 +85,7 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
     pieces = pieces_of(table, runtime.module, getattr(train.model, "vocab", None))
-    dtypes = read_json(kept / DTYPES) if (kept / DTYPES).is_file() else {}
+    dtypes = read_json(kept / DTYPES, object_of(one_of(*STORED))) if (kept / DTYPES).is_file() else {}
     entries = [Entry(name, dtypes.get(name, "F32"), shape) for name, shape in pieces.shapes.items()]
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)

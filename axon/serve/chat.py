@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from axon.checkpoint.huggingface.model import read_json
 from axon.checkpoint.huggingface.tokenizer import SETTINGS
 from axon.data.tokenizer import Tokenizer
 from axon.disk import reading
 from axon.errors import UserError, suggest
+from axon.foreign_json import NULL, TEXT, Kind, list_of, read_field, read_json
 from axon.serve.special import Hiding, SpecialText
 from axon.serve.template import Template
 
@@ -20,6 +20,7 @@ PLAIN = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 """For a model without a template: `bos`, a line `role: content` a message, and `assistant:`."""
+TEMPLATES = TEXT | list_of(Kind('an object with the texts "name" and "template"', lambda one: _is_named(one))) | NULL
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 """What a template is given of a message."""
 
@@ -77,16 +78,17 @@ def _sources(folder: Path | None, settings: Mapping[str, Any]) -> dict[str, str]
     if folder and (folder / FILE).is_file():
         with reading(folder / FILE):
             return {"default": (folder / FILE).read_text(encoding="utf-8")}
-    found = settings.get("chat_template") or PLAIN
+    found = read_field(str(folder and folder / SETTINGS), settings, "chat_template", TEMPLATES, None) or PLAIN
     if isinstance(found, str):
         return {"default": found}
-    try:
-        named = {one["name"]: one["template"] for one in found}
-    except (TypeError, KeyError) as error:
-        raise UserError(f"{folder}: chat_template in {SETTINGS} is neither a text nor a list of named ones") from error
+    named = {one["name"]: one["template"] for one in found}
     if "default" not in named:
         raise UserError(f"{folder}: chat_template in {SETTINGS} has no template named default.{suggest('', named)}")
     return named
+
+
+def _is_named(template: Any) -> bool:
+    return type(template) is dict and all(type(template.get(name)) is str for name in ("name", "template"))
 
 
 def _special(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,14 +4,13 @@
 folder with a config.json of its own. Without these files a model embeds as `axon.serve.pooling.Pooling` has it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from axon.checkpoint.huggingface.hub import CONFIG, MODULES, SENTENCE, SENTENCES
-from axon.checkpoint.huggingface.model import read_json
 from axon.errors import UserError
+from axon.foreign_json import FILE_NAME, FLAG, NULL, SIZE, TEXT, Kind, list_of, read_field, read_json
 from axon.serve.pooling import Pooling
 
 MODES = {
@@ -20,6 +19,7 @@ MODES = {
     "pooling_mode_lasttoken": "last",
 }
 """Their field → ours."""
+MODULE = Kind('an object with a text "type"', lambda one: type(one) is dict and type(one.get("type")) is str)
 SWITCH = "pooling_mode_"
 """How those of all modes begin."""
 
@@ -40,46 +40,45 @@ def sentences_of(folder: Path | None, default: Pooling) -> Sentences:
     if folder is None:
         return Sentences(default)
     pooling = _pooling(folder, default) if (folder / MODULES).is_file() else default
-    pooling = replace(pooling, cuts=_cuts(read_json(folder / CONFIG)))
-    about = _optional(folder / SENTENCE)
-    if about.get("do_lower_case"):
+    pooling = replace(pooling, cuts=_cuts(folder / CONFIG))
+    if _field(folder / SENTENCE, "do_lower_case", FLAG):
         raise UserError(f"{folder / SENTENCE}: do_lower_case is true; texts are embedded as the tokenizer reads them")
-    if (name := _optional(folder / SENTENCES).get("default_prompt_name")) is not None:
+    if (name := _field(folder / SENTENCES, "default_prompt_name", TEXT)) is not None:
         raise UserError(f"{folder / SENTENCES}: default_prompt_name is {name!r}; texts are embedded without a prompt")
-    return Sentences(pooling, about.get("max_seq_length"))
+    return Sentences(pooling, _field(folder / SENTENCE, "max_seq_length", SIZE))
 
 
 def _pooling(folder: Path, default: Pooling) -> Pooling:
     """Of its modules, which have to be a transformer, a pooling and, perhaps, a normalisation."""
-    modules: Any = read_json(folder / MODULES)
-    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    modules = read_json(folder / MODULES, list_of(MODULE))
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
             f"{folder / MODULES}: the modules are {', '.join(kinds)}; must be Transformer, Pooling and, perhaps, "
             "Normalize"
         )
-    path = folder / modules[1]["path"] / CONFIG
-    return replace(default, mode=_mode(path, read_json(path)), normalise=kinds[-1] == "Normalize")
+    path = folder / read_field(str(folder / MODULES), modules[1], "path", FILE_NAME) / CONFIG
+    return replace(default, mode=_mode(path), normalise=kinds[-1] == "Normalize")
 
 
-def _mode(path: Path, config: Mapping[str, Any]) -> Any:
+def _mode(path: Path) -> Any:
     """Of older files, with a field for each mode, and of those with a field that names it."""
+    config = read_json(path)
     asked = [name for name, value in config.items() if name.startswith(SWITCH) and value is True]
-    if (named := config.get("pooling_mode")) is not None:
-        asked += [name for name in MODES if MODES[name] == str(named).removesuffix("token")] or [
-            f"pooling_mode {named!r}"
-        ]
+    if (named := _field(path, "pooling_mode", TEXT)) is not None:
+        asked += [name for name in MODES if MODES[name] == named.removesuffix("token")] or [f"pooling_mode {named!r}"]
     if len(asked) != 1 or asked[0] not in MODES:
         raise UserError(f"{path} asks for {', '.join(asked) or 'no mode'}; must be one of {', '.join(MODES)}")
     return MODES[asked[0]]
 
 
-def _cuts(config: Mapping[str, Any]) -> tuple[int, ...] | None:
+def _cuts(path: Path) -> tuple[int, ...] | None:
     """Those of `Pooling.cuts` that a config.json declares."""
-    if listed := config.get("matryoshka_dimensions"):
+    if listed := _field(path, "matryoshka_dimensions", list_of(SIZE)):
         return tuple(listed)
-    return None if config.get("is_matryoshka") else ()
+    return None if _field(path, "is_matryoshka", FLAG) else ()
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
+def _field(path: Path, name: str, kind: Kind) -> Any:
+    """None where the field, or the file, is absent."""
+    return read_field(str(path), read_json(path) if path.is_file() else {}, name, kind | NULL, None)

@@ -183,7 +183,7 @@ def test_what_the_template_refuses_is_said_in_its_own_words(tokenizer, tmp_path)
         ("{% for a in range(90000) %}{{ 'x' * 1000000 }}{% endfor %}", "more than 16,777,216 characters"),
         ("{{ range(10**3) | list }}", "too large"),
         ([{"name": "other", "template": "a"}], "no template named default"),
-        ([{"template": "a"}], "neither a text nor a list"),
+        ([{"template": "a"}], "chat_template is"),
     ],
     ids=lambda value: str(value)[:24],
 )

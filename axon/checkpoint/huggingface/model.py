@@ -1,6 +1,5 @@
 """A model of the hub, opened: its config in ours, and its weights where they are asked for."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,8 +17,8 @@ from axon.checkpoint.huggingface.load import as_read, check_weights, load, read_
 from axon.checkpoint.huggingface.pieces import Pieces, pieces_of
 from axon.checkpoint.huggingface.tables import table_of
 from axon.checkpoint.huggingface.weights import Weights
-from axon.disk import reading
 from axon.errors import UserError
+from axon.foreign_json import read_json
 from axon.nn import parameters, variables
 from axon.nn.hugging_face import Architecture
 from axon.runtime import Runtime, flattened, nested
@@ -101,16 +100,6 @@ def open_model(name: str) -> HubModel:
         return HubModel(name, folder, config, table, read_config(table, config))
     except UserError as error:
         raise UserError(f"{folder}/{error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A file with an object in JSON."""
-    with reading(path):
-        text = path.read_text(encoding="utf-8")
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from error
 
 
 @jax.tree_util.register_static

@@ -16,6 +16,8 @@ import numpy as np
 
 from axon.checkpoint.compare import CheckpointError
 from axon.disk import reading
+from axon.errors import UserError
+from axon.foreign_json import FILE_NAME, object_of, read_field, read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -109,12 +111,11 @@ class Weights:
     def _index(self) -> dict[str, tuple[str, str]]:
         """Name → file, and the name there."""
         if (index := self.folder / INDEX).is_file():
-            with reading(index):
-                text = index.read_text(encoding="utf-8")
             try:
-                return {name: (file, name) for name, file in json.loads(text)["weight_map"].items()}
-            except (ValueError, KeyError) as error:
-                raise CheckpointError(f"{index} is damaged: {error!r}. Download or copy it again") from error
+                files = read_field(str(index), read_json(index), "weight_map", object_of(FILE_NAME))
+            except UserError as error:
+                raise CheckpointError(f"{error}. The file is damaged: download or copy it again") from error
+            return {name: (file, name) for name, file in files.items()}
         if (self.folder / SINGLE).is_file():
             return {name: (SINGLE, name) for name in self._open(SINGLE).keys()}  # noqa: SIM118 - no dictionary
         raise CheckpointError(

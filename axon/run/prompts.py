@@ -73,13 +73,14 @@ def generate_texts(
 
 def read_prompts(path: Path, sampling: Sampling) -> dict[str, Sample]:
     """`FILE:LINE` → the prompt there: of a .txt file a line, of a .jsonl file an object with `prompt` and any fields of
-    `Sampling`, the others as of `sampling`.
+    `Sampling`, the others as of `sampling`: but each line without a `seed` of its own has other noise, which follows
+    from that of `sampling` and from its number.
 
     Raises `UserError` for a file of another kind or without prompts, and for lines that are wrong, which it names.
     """
-    kinds: dict[str, Callable[[bytes], Sample]] = {
-        ".txt": lambda line: Sample(_decoded(line), sampling),
-        ".jsonl": lambda line: _parsed(line, sampling),
+    kinds: dict[str, Callable[[bytes, Sampling], Sample]] = {
+        ".txt": lambda line, own: Sample(_decoded(line), own),
+        ".jsonl": _parsed,
     }
     file = named(path, "--prompts")
     if file.suffix not in kinds:
@@ -90,7 +91,8 @@ def read_prompts(path: Path, sampling: Sampling) -> dict[str, Sample]:
     given = {f"{path}:{number}": line for number, line in lines if file.suffix == ".txt" or line.strip()}
     if not given:
         raise UserError(f"{path} has no prompts")
-    return _of_each(given, kinds[file.suffix])
+    numbered = {place: (line, sampling.of_choice(number)) for number, (place, line) in enumerate(given.items())}
+    return _of_each(numbered, lambda one: kinds[file.suffix](*one))
 
 
 def described(answer: Answer) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
@@ -58,6 +58,17 @@ class Sampling:
                 raise UserError(f"Sampling.logit_bias of token {token} is {bias}; must be from -100 to 100")
         if any(not text for text in self.stop):
             raise UserError("Sampling.stop has an empty text, which is everywhere; leave it out")
+
+    def of_choice(self, number: int) -> "Sampling":
+        """Of one of several texts that have a seed in common; of number 0 this one.
+
+        No two pairs of a seed and a number are expected to have the same noise, which seeds that count upward would
+        have: choice 1 of seed 5 is not choice 0 of seed 6.
+        """
+        if not number:
+            return self
+        words = np.random.SeedSequence(self.seed, spawn_key=(number,)).generate_state(1, np.uint64)
+        return replace(self, seed=int(words[0]))
 
     @property
     def looks_back(self) -> bool:

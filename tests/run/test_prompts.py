@@ -55,7 +55,25 @@ def test_a_line_may_have_every_field_of_sampling_and_has_the_options_in_place_of
     first, second = read_prompts(lines, Sampling(9, top_k=3, min_p=0.5)).items()
     wanted = Sampling(3, top_k=3, top_p=1.0, logit_bias={7: 2.0}, stop=("a", "b"), stop_ids=(5,))
     assert (first[0], first[1].prompt, first[1].sampling) == (f"{lines}:1", "x", wanted)
-    assert (second[0], second[1].sampling) == (f"{lines}:3", Sampling(9, top_k=3, min_p=0.5, stop=("c",)))
+    rest = Sampling(9, top_k=3, min_p=0.5, stop=("c",)).of_choice(1)
+    assert (second[0], second[1].sampling) == (f"{lines}:3", rest)
+
+
+@pytest.mark.parametrize("name", ["in.txt", "in.jsonl"])
+def test_equal_lines_have_noise_of_their_own_and_the_same_again(name, file):
+    line = "once" if name == "in.txt" else '{"prompt": "once"}'
+    first, again, other = (
+        [one.sampling.seed for one in read_prompts(file(name, *[line] * 4), Sampling(seed=seed)).values()]
+        for seed in (7, 7, 8)
+    )
+    assert first == again
+    assert len({*first, *other}) == 8
+    assert first[0] == 7, "the first line is drawn as the prompt alone"
+
+
+def test_a_line_with_a_seed_is_drawn_by_it_wherever_it_stands(file):
+    lines = file("in.jsonl", '{"prompt": "x"}', '{"prompt": "x", "seed": 3}')
+    assert list(read_prompts(lines, Sampling()).values())[1].sampling == Sampling(seed=3)
 
 
 def test_each_line_of_a_text_is_a_prompt_an_empty_one_too(file):

@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from axon.serve.http.errors import ApiError
 from axon.serve.http.schema import Format, Generation, GrammarFormat, RegexFormat, SchemaFormat, TextFormat
@@ -21,24 +22,24 @@ def requests_for(
     prompt_logprobs: bool = False,
     grammar: Grammar | None = None,
 ) -> list[Request]:
-    """`n` for each prompt, which is to be continued by at most so many `tokens`; the choices' seeds count upward."""
-    seed = secrets.randbits(64) if body.seed is None else body.seed
+    """`n` for each prompt, which is to be continued by at most so many `tokens`; each has noise of its own, which follows
+    from the seed and from its place among all choices."""
+    sampling = _sampling(body, secrets.randbits(64) if body.seed is None else body.seed % SEEDS, logprobs)
     return [
         Request(
             tuple(prompt),
-            _sampling(body, most, (seed + choice) % SEEDS, logprobs),
+            replace(sampling, tokens=most).of_choice(place * body.n + choice),
             priority=-body.priority,  # the lower comes first over HTTP, as in vLLM; of the engine's, the higher
             grammar=grammar,
             prompt_logprobs=prompt_logprobs,
         )
-        for prompt, most in zip(prompts, tokens, strict=True)
+        for place, (prompt, most) in enumerate(zip(prompts, tokens, strict=True))
         for choice in range(body.n)
     ]
 
 
-def _sampling(body: Generation, tokens: int, seed: int, logprobs: int | None) -> Sampling:
+def _sampling(body: Generation, seed: int, logprobs: int | None) -> Sampling:
     return Sampling(
-        tokens=tokens,
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=None if body.top_p == 1 else body.top_p,

@@ -19,6 +19,22 @@ def prompt(rng) -> str:
     return " ".join(rng.choice(["fox", "größer", "漢字", "lazy", "😀"], 6)) + str(rng.integers(10**6))
 
 
+@pytest.fixture
+def seeds_asked(shared, monkeypatch):
+    """seeds_asked(prompt, **body): those that reach the engine, in the order of the choices."""
+    seen, submit = [], shared.service.model.engine.submit
+    monkeypatch.setattr(
+        shared.service.model.engine, "submit", lambda one: (seen.append(one.sampling.seed), submit(one))[1]
+    )
+
+    def ask(prompt, **body):
+        seen.clear()
+        assert shared.complete(prompt, max_tokens=1, **body).status_code == 200
+        return list(seen)
+
+    return ask
+
+
 @pytest.mark.parametrize("options", [{}, {"n": 3, "seed": 5}, {"echo": True}, {"stop": ["fox", "dog"]}], ids=str)
 def test_a_stream_has_the_text_of_the_whole_answer(shared, prompt, options):
     body = {"prompt": prompt, "max_tokens": 40, "seed": 1, **options}
@@ -46,10 +62,23 @@ def test_choices_are_of_their_prompts_in_order_and_differ_by_their_seeds(shared,
     choices = body["choices"]
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
     assert choices[0]["text"] != choices[1]["text"]
-    second = shared.complete(prompt, seed=seed + 1, max_tokens=30).json()["choices"][0]
-    assert choices[1]["text"] == second["text"]
+    alone = shared.complete(prompt, seed=seed, max_tokens=30).json()["choices"][0]
+    assert choices[0]["text"] == alone["text"]
     assert body["usage"]["prompt_tokens"] == len(tokenizer().prompt(prompt)) + len(tokenizer().prompt("other"))
     assert body["usage"]["completion_tokens"] == 120
+
+
+@pytest.mark.parametrize("given", [{}, {"seed": 5}], ids=["no seed", "a seed"])
+def test_equal_prompts_have_noise_of_their_own(seeds_asked, prompt, given):
+    texts = {tuple(seeds_asked([prompt] * 4, n=2, **given)) for _ in range(2)}
+    assert all(len(set(seeds)) == 8 for seeds in texts)
+    assert len(texts) == (1 if given else 2), "with a seed the same again, without other noise"
+
+
+def test_no_choice_has_the_noise_of_another_seed(seeds_asked, rng):
+    first = int(rng.integers(2**63))
+    seeds = [key for seed in range(first, first + 4) for key in seeds_asked(["a", "b"], n=4, seed=seed)]
+    assert len(set(seeds)) == 4 * 8
 
 
 def test_what_is_asked_of_sampling_reaches_the_engine(serve, rng):

@@ -3,7 +3,8 @@
 import errno
 import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,6 +58,29 @@ def writing(path: str | Path, advice: str = "") -> Iterator[None]:
     except OSError as error:
         help_ = "Free some space and run the same command again" if error.errno in _FULL else advice
         raise UserError(f"cannot write {_path(error, path)}: {reason(error)}{'. ' if help_ else ''}{help_}") from error
+
+
+def foreign(folder: Path, own: Callable[[str], object]) -> str | None:
+    """What is not Axon's at `folder` or below it, by its path there: a link, or a file whose path is not `own`.
+
+    None if there is nothing of the kind. Empty folders hold nothing, whoever made them.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return "."
+    for at, folders, files in os.walk(folder):
+        for name in sorted(folders + files):
+            path = os.path.join(at, name)
+            below = os.path.relpath(path, folder)
+            if os.path.islink(path) or (name in files and not own(below)):
+                return below
+    return None
+
+
+def delete_own(folder: Path, own: Callable[[str], object]) -> None:
+    """Deletes a folder in which there is nothing `foreign`; raises `UserError`, and deletes nothing, if there is."""
+    if name := foreign(folder, own):
+        raise UserError(f"{folder / name} is not Axon's, so {folder} is not deleted: move it elsewhere")
+    shutil.rmtree(folder)
 
 
 def reason(error: OSError | ValueError) -> str:

@@ -18,12 +18,9 @@ import tensorstore as ts
 from etils import epath
 from isal.isal_zlib import crc32
 
+from axon.checkpoint.ownership import PARTS, SEAL
 from axon.signed_json import signed, unsigned
 
-PARTS = "checksums"
-"""The folder, within that of the state, with one file for each process that saved."""
-SEAL = "checksums.json"
-"""The file, beside the state's folder, with the checksums of what was written last."""
 INDEX = "small arrays and the index of all"
 THREADS = max(4, os.cpu_count() or 1)
 _PIECE = 2**20  # fits in a core's own cache

@@ -11,8 +11,10 @@ from etils import epath
 
 from axon.checkpoint.checksums import files_below
 from axon.checkpoint.compare import CheckpointError
-from axon.checkpoint.reader import STATE, Reader
-from axon.checkpoint.remote import fetched_run
+from axon.checkpoint.keep import latest_intact
+from axon.checkpoint.ownership import STATE, STEP, is_checkpoint, is_remains, obstacle
+from axon.checkpoint.reader import Reader
+from axon.checkpoint.remote import COMPLETE, fetched_run, is_copy
 from axon.checkpoint.verify import Unverified, saved_time, wrong_lengths
 from axon.disk import named
 from axon.object_store import is_url
@@ -48,42 +50,43 @@ def opened(path: str) -> tuple[Reader, int | None]:
     folder = epath.Path(named(path, "the folder of checkpoints"))
     if (folder / "checkpoints").is_dir():
         folder = folder / "checkpoints"
-    reader, step = (Reader(folder.parent), int(folder.name)) if folder.name.isdecimal() else (Reader(folder), None)
-    if not reader.steps() or (step is not None and step not in reader.steps()):
+    reader, step = (Reader(folder.parent), int(folder.name)) if is_checkpoint(folder) else (Reader(folder), None)
+    if not reader.steps():
         raise CheckpointError(f"no checkpoint in {path}; expected the folder of a run, its checkpoints, or one of them")
     return reader, step
 
 
 def entries(reader: Reader) -> list[Entry]:
-    """All folders of checkpoints, complete ones first. Of their files only lengths are looked at."""
+    """All folders of checkpoints, complete ones first; of their files only lengths are looked at.
+
+    An empty folder named by a step, which deleting from a mirror once left, is none.
+    """
     complete = [str(step) for step in reader.steps()]
-    others = sorted({path.name for path in reader.directory.iterdir() if path.is_dir()} - {*complete})
-    return [_entry(reader.directory / name, name in complete) for name in complete + others]
+    folders = sorted(path for path in reader.directory.iterdir() if path.is_dir() and path.name not in complete)
+    others = [_entry(path, _other(path)) for path in folders if not STEP.fullmatch(path.name) or files_below(path)]
+    return [_entry(folder, _condition(folder)) for folder in map(reader.directory.__truediv__, complete)] + others
 
 
-def _entry(folder: epath.Path, complete: bool) -> Entry:
+def _entry(folder: epath.Path, condition: str) -> Entry:
     size = sum(path.stat().length for path in files_below(folder))
-    return Entry(folder.name, size, _saved(folder), _condition(folder) if complete else _other(folder.name))
+    saved = saved_time(folder)
+    return Entry(folder.name, size, datetime.fromtimestamp(saved / 1e9) if saved else None, condition)
 
 
-def _other(name: str) -> str:
-    return "damaged, set aside" if ".damaged" in name else "not complete: a save in progress, or killed"
+def _other(folder: epath.Path) -> str:
+    if ".damaged" in folder.name:
+        return "damaged, set aside"
+    return "not complete: a save in progress, or killed" if is_remains(folder) else "no checkpoint of Axon's"
 
 
 def _condition(folder: epath.Path) -> str:
+    if is_copy(folder.parent.parent) and not any((folder.parent.parent / COMPLETE).glob(f"{folder.name}-*.json")):
+        return "not complete: a copy in progress, or killed"
     try:
         found = wrong_lengths(folder, STATE)
     except Unverified:
         return "complete, without checksums"
     return f"damaged: {found[0]}" if found else "complete"
-
-
-def _saved(folder: epath.Path) -> datetime | None:
-    try:
-        nanoseconds = saved_time(folder)
-    except OSError:
-        return None
-    return datetime.fromtimestamp(nanoseconds / 1e9) if nanoseconds else None
 
 
 def arrays(reader: Reader, step: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -121,18 +124,43 @@ def _compared(path: str, a: np.ndarray, b: np.ndarray) -> Iterator[Difference]:
     yield Difference(path, how, float(off.max(initial=0)), float(relative.max(initial=0)))
 
 
-def to_prune(reader: Reader, keep: int | None, steps: Sequence[int]) -> list[int]:
-    """The steps to delete: `steps`, and if `keep` is given all but the latest so many.
+def problems(reader: Reader, step: int) -> list[str]:
+    """What is wrong with the checkpoint of `step`, of which every byte is read; empty if nothing is."""
+    if found := reader.damage(step):
+        return [str(one) for one in found]
+    try:
+        for _ in read_arrays(reader, step):
+            pass
+    except CheckpointError as error:
+        return [str(error).splitlines()[0]]
+    return []
 
-    Raises `CheckpointError` for a step that is not there, or if none would be left.
+
+def to_prune(reader: Reader, keep: int | None, steps: Sequence[int], run: str | None) -> tuple[list[int], list[str]]:
+    """The steps to delete: `steps`, and if `keep` is given all before the latest so many that are intact.
+
+    And a line about each damaged one that is left among those. `run`: whose checkpoints may be deleted, if known.
+
+    Raises `CheckpointError` for a step that is not there, one that may not be deleted, or if no intact one is left.
     """
-    found = reader.steps()
+    found, left = reader.steps(), dict[int, str]()
     if missing := [step for step in steps if step not in found]:
         raise CheckpointError(f"no checkpoint of step {missing[0]} in {reader.directory}; there are {found}")
-    gone = {*steps, *(found[:-keep] if keep is not None else ())}
-    if gone == {*found}:
-        raise CheckpointError(f"that would delete every checkpoint in {reader.directory}; keep at least one")
-    return sorted(gone)
+
+    def damaged(step: int) -> bool:
+        if step not in left and (wrong := problems(reader, step)):
+            left[step] = f"{reader.directory / str(step)} is left, and not counted: it is damaged: {wrong[0]}"
+        return step in left
+
+    rest = [step for step in found if step not in steps]
+    kept = latest_intact(rest, 1 if keep is None else keep, damaged)
+    gone = sorted({*steps, *(rest if keep is not None else ())} - kept)
+    if gone and not kept - left.keys():
+        raise CheckpointError(f"that would delete every intact checkpoint in {reader.directory}; keep at least one")
+    for step in gone:
+        if why := obstacle(reader.directory / str(step), run):
+            raise CheckpointError(f"{reader.directory / str(step)} is not deleted: {why}. Nothing was deleted")
+    return gone, [left[step] for step in sorted(left)]
 
 
 def describe_extra(reader: Reader, step: int) -> dict[str, Any]:

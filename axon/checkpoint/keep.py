@@ -1,11 +1,10 @@
 """When to save, and which checkpoints are kept."""
 
-from collections.abc import Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from itertools import islice
 
-from axon.checkpoint.orbax import training
 from axon.checks import check_range
 from axon.disk import named
 from axon.errors import UserError
@@ -42,7 +41,7 @@ class Checkpoints:
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "every", "keep", "keep_every", "keep_best", "local_every", "local_keep")
-        check_range(self, "(0, inf)", "keep_hours")
+        check_range(self, "(0, 10**6]", "keep_hours")
         if self.keep_every is not None and self.keep_every % self.every:
             raise UserError(
                 f"Checkpoints.keep_every is {self.keep_every}; must be a multiple of Checkpoints.every, {self.every}, "
@@ -75,61 +74,45 @@ class Checkpoints:
         return Checkpoints(self.local_every or self.every, self.local_keep, self.asynchronous)
 
 
-def kept(checkpoints: Checkpoints, losses: Mapping[int, float], copying: Set[int] = frozenset()) -> Any:
-    """Orbax's policy for what is kept.
+def kept_steps(
+    checkpoints: Checkpoints,
+    losses: Mapping[int, float],
+    saved: Mapping[int, int],
+    damaged: Callable[[int], bool] = lambda step: False,
+) -> set[int]:
+    """The steps to keep of those `saved`: step → when, in nanoseconds since 1970.
 
     Args:
-        losses: held-out loss by step. copying: steps that are being copied elsewhere, kept for so long. Both are looked
-            at whenever a save begins.
+        losses: held-out loss by step. damaged: whether a checkpoint is known to be: such a one is not counted among
+            those that are kept, and deleted once there are enough later ones. Asked of as few as will do.
     """
-    policies = training.preservation_policies
-    asked: list[Any] = [policies.LatestN(checkpoints.keep), _Copied(copying)]
+    steps = sorted(saved)
+    kept = latest_intact(steps, checkpoints.keep, damaged)
     if checkpoints.keep_every is not None:
-        asked.append(policies.EveryNSteps(checkpoints.keep_every))
+        kept |= {step for step in steps if step % checkpoints.keep_every == 0}
     if checkpoints.keep_hours is not None:
-        asked.append(policies.EveryNSeconds(round(checkpoints.keep_hours * 3600)))
+        kept |= _apart(steps, saved, round(checkpoints.keep_hours * 3600 * 10**9))
     if checkpoints.keep_best is not None:
-        asked.append(_Best(checkpoints.keep_best, losses))
-    return policies.AnyPreservationPolicy(asked)
+        known = sorted((step for step in steps if math.isfinite(losses.get(step, math.nan))), key=losses.__getitem__)
+        kept |= {*islice((step for step in known if not damaged(step)), checkpoints.keep_best)}
+    return kept
 
 
-def kept_steps(checkpoints: Checkpoints, losses: Mapping[int, float], saved: Mapping[int, int]) -> set[int]:
-    """Those steps that `kept` keeps; `saved`: when each was saved, in nanoseconds since 1970."""
-    infos = [_Info(step, datetime.fromtimestamp(saved[step] / 1e9)) for step in sorted(saved)]
-    answers = kept(checkpoints, losses).should_preserve(infos, context=None)
-    return {info.step for info, answer in zip(infos, answers, strict=True) if answer}
+def latest_intact(steps: Sequence[int], count: int, damaged: Callable[[int], bool]) -> set[int]:
+    """The latest `count` of ascending steps that are not damaged, and what is damaged among them."""
+    kept, intact = set[int](), 0
+    for step in reversed(steps):
+        if intact == count:
+            break
+        kept.add(step)
+        intact += not damaged(step)
+    return kept
 
 
-@dataclass(frozen=True)
-class _Info:
-    """Orbax's `PolicyCheckpointInfo`."""
-
-    step: int
-    time: datetime
-    metrics: Any = None
-
-
-@dataclass(frozen=True)
-class _Copied:
-    """Orbax's `PreservationPolicy`: those that are being copied."""
-
-    steps: Set[int]
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        return [one.step in self.steps for one in checkpoints]
-
-
-@dataclass(frozen=True)
-class _Best:
-    """Orbax's `PreservationPolicy`: the `count` checkpoints with the lowest loss.
-
-    Not its own `BestN`, which wants a checkpoint's metrics when it is saved: a run evaluates after that.
-    """
-
-    count: int
-    losses: Mapping[int, float]
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        known = [one.step for one in checkpoints if one.step in self.losses]
-        best = sorted(known, key=lambda step: self.losses[step])[: self.count]
-        return [one.step in best for one in checkpoints]
+def _apart(steps: Sequence[int], saved: Mapping[int, int], nanoseconds: int) -> set[int]:
+    """The first, and then each that was saved at least so long after the last of these."""
+    kept = list(steps[:1])
+    for step in steps[1:]:
+        if saved[step] - saved[kept[-1]] >= nanoseconds:
+            kept.append(step)
+    return {*kept}

@@ -125,7 +125,8 @@ class Mirror:
         earlier one makes again, all stay as they are."""
         self._remote.check_owner(self._owner)
         there = {copy.step: copy for copy in self._remote.copies() if copy.step <= self._last}
-        here = {step: copy_of(self._folder, step) for step in self._local.steps() if step <= self._last}
+        intact = [step for step in self._local.steps() if step <= self._last and not self._local.lacks_files(step)]
+        here = {step: copy_of(self._folder, step) for step in intact}
         saved = {step: copy.saved for step, copy in {**there, **here}.items()}
         wanted = kept_steps(self._store.checkpoints, self._store.losses, saved)
         due = sorted((here[step] for step in wanted & here.keys() if here[step] != there.get(step)), reverse=True)

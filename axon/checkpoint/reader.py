@@ -11,15 +11,14 @@ from etils import epath
 
 from axon.checkpoint.compare import CheckpointError, DamagedCheckpointError, check_fits, signatures
 from axon.checkpoint.orbax import ocp
-from axon.checkpoint.quiet import quiet_log, quiet_read
+from axon.checkpoint.ownership import EXTRA, STATE, is_checkpoint
+from axon.checkpoint.quiet import quiet_read
 from axon.checkpoint.reads import largest_read
 from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree, unpadded
-from axon.checkpoint.verify import Damage, Unverified, damage, damage_besides_arrays
+from axon.checkpoint.verify import Damage, Unverified, damage, damage_besides_arrays, wrong_lengths
 from axon.disk import reading
 from axon.runtime.stored import is_stored
 
-STATE = "state"
-EXTRA = "extra"
 UNPADDED = "unpadded"
 """Path → shape without padding, of the arrays that have any: what else reads the checkpoint need not know."""
 READ_AT_ONCE = 256 * 2**20
@@ -49,11 +48,12 @@ class Reader:
         self._damage: dict[int, list[Damage] | None] = {}
 
     def steps(self) -> list[int]:
-        """The steps with a complete checkpoint, ascending; those of a killed save are left out."""
+        """The steps with a complete checkpoint, ascending; those of a killed save are left out, and what is no
+        checkpoint of Axon's."""
         if not self.directory.is_dir():
             return []
-        with reading(str(self.directory)), quiet_log():
-            return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(self.directory))
+        with reading(str(self.directory)):
+            return sorted(int(path.name) for path in self.directory.iterdir() if is_checkpoint(path))
 
     def latest(self) -> int | None:
         """The last step with a complete checkpoint, or None."""
@@ -148,6 +148,13 @@ class Reader:
             return damage_besides_arrays(self.directory / str(step), STATE)
         except Unverified:
             return None
+
+    def lacks_files(self, step: int) -> bool:
+        """Whether files of a checkpoint are missing or of another length than they were saved with: quick."""
+        try:
+            return bool(wrong_lengths(self.directory / str(step), STATE))
+        except (Unverified, OSError):
+            return False
 
     def without_checksums(self) -> bool:
         """Whether the latest checkpoint was saved by an Axon that made none."""

@@ -60,8 +60,13 @@ class Fetched(NamedTuple):
 
 
 def copy_of(folder: Path, step: int) -> Copy:
-    """That of a checkpoint in a run's folder. Raises `FileNotFoundError` if there is none any more."""
+    """That of a checkpoint in a run's folder."""
     return Copy(step, saved_time(epath.Path(folder / CHECKPOINTS / str(step))))
+
+
+def is_copy(folder: epath.PathLike) -> bool:
+    """Whether a folder is the copy of a run's folder."""
+    return (epath.Path(folder) / COMPLETE).is_dir()
 
 
 class Remote:

@@ -1,12 +1,14 @@
 """Damaged checkpoints are renamed before a run goes on, so that it continues from the newest intact one."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import jax
 from etils import epath
 
 from axon.checkpoint.compare import CheckpointError, DamagedCheckpointError
+from axon.checkpoint.ownership import free_name
 from axon.checkpoint.reader import Reader, listed
 
 T = TypeVar("T")
@@ -58,7 +60,7 @@ def set_aside_damaged(readers: Sequence[Reader]) -> list[str]:
             + "\n".join(f"  step {folder.name}: {what}" for folder, what in damaged.items())
             + "\nRestore them from a copy, or give another --run-dir to begin anew"
         )
-    names = {folder: _free_name(folder) for folder in damaged}
+    names = {folder: free_name(Path(folder), ".damaged") for folder in damaged}
     if damaged and jax.process_count() > 1:
         from jax.experimental.multihost_utils import sync_global_devices
 
@@ -73,15 +75,7 @@ def set_aside_damaged(readers: Sequence[Reader]) -> list[str]:
     ]
 
 
-def _free_name(folder: epath.Path) -> epath.Path:
-    name, number = folder.with_name(f"{folder.name}.damaged"), 1
-    while name.exists():
-        number += 1
-        name = folder.with_name(f"{folder.name}.damaged-{number}")
-    return name
-
-
-def _rename(names: Mapping[epath.Path, epath.Path]) -> None:
+def _rename(names: Mapping[epath.Path, Path]) -> None:
     if jax.process_index() == 0:
         for folder, name in names.items():
             folder.rename(name)

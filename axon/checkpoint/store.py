@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -12,13 +13,15 @@ from etils import epath
 
 from axon.checkpoint.checksums import write_part, write_seal
 from axon.checkpoint.compare import CheckpointError
-from axon.checkpoint.keep import Checkpoints, kept
+from axon.checkpoint.keep import Checkpoints, kept_steps
 from axon.checkpoint.orbax import ArrayTree, saving, training
+from axon.checkpoint.ownership import RUN, STEP, is_checkpoint, obstacle, remove, sweep
 from axon.checkpoint.quiet import quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
 from axon.checkpoint.set_aside import newest_intact
 from axon.checkpoint.tree import flat, nested, storable, unpadded
-from axon.checkpoint.verify import CHECKSUMS
+from axon.checkpoint.verify import CHECKSUMS, saved_time
+from axon.disk import reason
 from axon.runtime.stored import is_stored
 
 T = TypeVar("T")
@@ -27,8 +30,11 @@ T = TypeVar("T")
 class Store(Reader):
     """The checkpoints of the one run that writes into `directory`, which is created if missing.
 
-    Opening it deletes the remains of a killed save (in the background, before the first save), so only the run itself
-    may open a `Store`; all others open a `Reader`. A context manager; closing waits for the save in progress.
+    Opening it deletes the remains of killed saves, so only the run itself may open a `Store`; all others open a
+    `Reader`. A context manager; closing waits for the save in progress.
+
+    When a save is complete, those that `checkpoints` does not keep are deleted, in a thread of process 0; what is not
+    a checkpoint of this `run`, as RunFolder's identifier names it, is left alone (`axon.checkpoint.ownership`).
 
     Loading the `newest` sets damaged ones aside, under another name; `notices` has a line about each.
 
@@ -36,19 +42,22 @@ class Store(Reader):
     `copying`: steps that are not deleted as long as they are in it.
     """
 
-    def __init__(self, directory: epath.PathLike, checkpoints: Checkpoints):
+    def __init__(self, directory: epath.PathLike, checkpoints: Checkpoints, run: str | None = None):
         super().__init__(directory)
-        self.checkpoints = checkpoints
+        self.checkpoints, self._run = checkpoints, run
         if self.directory.exists() and not self.directory.is_dir():
             raise CheckpointError(f"cannot store checkpoints in {self.directory}: it is not a folder")
+        _check_only_checkpoints(self.directory)
         self.notices: list[str] = []
         self.losses: dict[int, float] = {}
         self.copying: set[int] = set()
-        self._orbax = _opened(self.directory, kept(checkpoints, self.losses, self.copying))
+        self._orbax = _opened(self.directory, run)
         self._quiet = ExitStack()
         self._quiet.enter_context(quiet_log())
         self._started = self.latest()
         self._unsealed: epath.Path | None = None
+        self._deleting = ThreadPoolExecutor(1, "axon checkpoints")
+        self._deleted: Future[None] | None = None
         self._begun: Any = None
         """Orbax's answer to the last save: a thread with an event loop, until its result is asked for."""
 
@@ -93,11 +102,14 @@ class Store(Reader):
             raise CheckpointError(f"cannot save step {step} in {self.directory}: step {self._started} is saved already")
         shapes = unpadded(specs)
         content = {EXTRA: dict(extra), CHECKSUMS: True} | ({UNPADDED: shapes} if shapes else {})
+        content |= {RUN: self._run} if self._run is not None else {}
         content = json.loads(json.dumps(content))  # as it will be read; fails before anything is written
         arrays = nested({path: storable(path, leaf) for path, leaf in flat(state).items()})
         in_files = any(map(is_stored, flat(state).values()))
         checksum = partial(write_part, process=jax.process_index(), processes=jax.process_count(), content=content)
         self.wait()
+        if (self.directory / str(step)).exists():
+            raise self._unwritten(step, f"there is a {step} already, which is no checkpoint: move it elsewhere")
         try:
             with saving():
                 self._begun = self._orbax.save_checkpointables_async(
@@ -122,6 +134,8 @@ class Store(Reader):
         except (OSError, ValueError) as error:
             raise self._unwritten(self._started, error) from error
         self.seal()
+        if self._deleted is not None:
+            self._deleted.result()
 
     def seal(self) -> None:
         """Adds the checksums of what Orbax wrote last of the checkpoint that was saved last, and is now complete.
@@ -134,12 +148,22 @@ class Store(Reader):
                 write_seal(folder, folder / STATE)
             except (OSError, ValueError) as error:
                 raise self._unwritten(self._started, error) from error
+            self._deleted = self._deleting.submit(self._delete_others, dict(self.losses))
+
+    def _delete_others(self, losses: Mapping[int, float]) -> None:
+        """Deletes those that are not kept; what cannot be deleted now, is after another save."""
+        own = [step for step in self.steps() if obstacle(self.directory / str(step), self._run) is None]
+        saved = {step: saved_time(self.directory / str(step)) for step in own}
+        for step in {*own} - kept_steps(self.checkpoints, losses, saved, self.lacks_files) - self.copying:
+            with suppress(OSError, CheckpointError):
+                remove(self.directory / str(step), self._run)
 
     def close(self) -> None:
         """Waits as `wait` does, then closes the folder."""
         try:
             self.wait()
         finally:
+            self._deleting.shutdown()
             with self._quiet:
                 self._orbax.close()
 
@@ -151,8 +175,20 @@ class Store(Reader):
         )
 
 
-def _opened(directory: epath.Path, policy: Any) -> training.Checkpointer:
+def _opened(directory: epath.Path, run: str | None) -> training.Checkpointer:
+    """Orbax's, which deletes nothing."""
     try:
-        return training.Checkpointer(directory, preservation_policy=policy, cleanup_tmp_directories=True)
+        if directory.exists() and jax.process_index() == 0:
+            sweep(directory, run)
+        return training.Checkpointer(directory)
     except OSError as error:
-        raise CheckpointError(f"cannot store checkpoints in {directory}: {error}") from error
+        raise CheckpointError(f"cannot store checkpoints in {directory}: {reason(error)}") from error
+
+
+def _check_only_checkpoints(directory: epath.Path) -> None:
+    """Raise `CheckpointError` for what has a step's name and is no checkpoint: one of that step could not be saved."""
+    for path in sorted(directory.iterdir()) if directory.exists() else ():
+        if STEP.fullmatch(path.name) and not is_checkpoint(path):
+            raise CheckpointError(
+                f"{path} is no checkpoint of Axon's: move it elsewhere, so that steps can be saved there"
+            )

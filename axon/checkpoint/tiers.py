@@ -22,17 +22,17 @@ _ERROR_BYTES = 1024
 """Of an error of process 0, so many reach the others."""
 
 
-def open_store(directory: epath.PathLike, checkpoints: Checkpoints, run: str) -> RunStore:
-    """The store in `directory`; with `Checkpoints.local_folder` both, the local one in a folder named `run` in that.
+def open_store(directory: epath.PathLike, checkpoints: Checkpoints, place: str, run: str | None = None) -> RunStore:
+    """The store in `directory`; with `Checkpoints.local_folder` both, the local one in a folder named `place` in that.
 
     Args:
-        run: a name that no other run has, so that none finds the checkpoints of another there.
+        place: a name that no other run has, so that none finds the checkpoints of another there. run: as of `Store`.
     """
     if checkpoints.local_folder is None:
-        return Store(directory, checkpoints)
-    local = _local(checkpoints.local_folder, run)
+        return Store(directory, checkpoints, run)
+    local = _local(checkpoints.local_folder, place)
     _check_one_folder(local)
-    return Tiers(Store(directory, checkpoints), Store(local, checkpoints.of_local()))
+    return Tiers(Store(directory, checkpoints, run), Store(local, checkpoints.of_local(), run))
 
 
 def newest_reader(directory: epath.PathLike, checkpoints: Checkpoints, run: str | None) -> Reader:

@@ -11,8 +11,6 @@ from etils import epath
 
 from axon.checkpoint.checksums import (
     INDEX,
-    PARTS,
-    SEAL,
     THREADS,
     Segment,
     Span,
@@ -20,18 +18,18 @@ from axon.checkpoint.checksums import (
     crc32_of,
     part_file,
 )
+from axon.checkpoint.ownership import METADATA, PARTS, SEAL, metadata
 from axon.signed_json import unsigned
 
-METADATA = "_CHECKPOINT_METADATA"
 CHECKSUMS = "checksums"
 """In a checkpoint's own metadata, if it is saved with checksums: then they must be there."""
 
 
 def saved_time(folder: epath.Path) -> int:
-    """When a complete checkpoint was saved, in nanoseconds since 1970; raises `OSError` if its metadata are gone."""
+    """When a complete checkpoint was saved, in nanoseconds since 1970; 0 if its metadata are gone or damaged."""
     try:
-        return json.loads((folder / METADATA).read_text())["commit_timestamp_nsecs"]
-    except (ValueError, KeyError, TypeError):
+        return int(json.loads((folder / METADATA).read_text())["commit_timestamp_nsecs"])
+    except (OSError, ValueError, KeyError, TypeError):
         return 0
 
 
@@ -101,15 +99,15 @@ def wrong_lengths(folder: epath.Path, state: str) -> list[Damage]:
 
 def _expected(folder: epath.Path, state: epath.Path, found: list[Damage]) -> dict[epath.Path, list[Segment]]:
     """The segments of the files of a checkpoint; what is wrong with the checksums themselves is added to `found`."""
-    content = _content(folder)
-    if content is None:
+    content = metadata(folder)
+    if not content:
         found.append(Damage(METADATA, "it is missing or cannot be read"))
-    if CHECKSUMS not in (content or {}) and not (state / PARTS).exists():
-        if content is None:
+    if CHECKSUMS not in content and not (state / PARTS).exists():
+        if not content:
             return {}
         raise Unverified
     first = _part(folder, part_file(state, 0), found)
-    if content is not None and "content" in first and content_crc32(content) != first["content"]:
+    if content and "content" in first and content_crc32(content) != first["content"]:
         found.append(Damage(METADATA, "what was saved in it besides the arrays has changed"))
     parts = [first, *(_part(folder, part_file(state, n), found) for n in range(1, first.get("processes", 1)))]
     files = {state / name: segments for part in parts for name, segments in part.get("files", {}).items()}
@@ -117,14 +115,6 @@ def _expected(folder: epath.Path, state: epath.Path, found: list[Damage]) -> dic
         seal = _part(folder, folder / SEAL, found)
         files |= {folder / name: segments for name, segments in seal.get("files", {}).items()}
     return {path: [Segment(*one) for one in segments] for path, segments in files.items()}
-
-
-def _content(folder: epath.Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads((folder / METADATA).read_text())["custom_metadata"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _part(folder: epath.Path, path: epath.Path, found: list[Damage]) -> dict[str, Any]:

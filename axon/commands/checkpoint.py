@@ -1,6 +1,6 @@
 """`axon checkpoint`: look at, verify, compare and delete the checkpoints of a run."""
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import typer
@@ -87,25 +87,43 @@ def verify(folder: Dir) -> None:
 @app.command()
 def prune(
     folder: Dir,
-    keep: Annotated[int | None, typer.Option(min=1, help="Delete all but the latest so many.")] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Delete all before the latest so many intact ones.")] = None,
     steps: Annotated[str, typer.Option(metavar="N,N,…", help="Delete those of these steps.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Delete; without it, only what would be deleted is said.")] = False,
 ) -> None:
-    """Delete checkpoints: only with --yes, and never the last one.
+    """Delete checkpoints: only with --yes, and never the last intact one. Every byte of those that are kept is read.
 
     Example: `axon checkpoint prune runs/quickstart --keep 1 --yes`
     """
     from axon.checkpoint.inspect import opened, to_prune
+    from axon.checkpoint.ownership import remove
+    from axon.checkpoint.remote import is_copy
     from axon.errors import UserError
+    from axon.object_store import is_url
+    from axon.run.folder import RunFolder
 
-    if not all(one.strip().isdecimal() for one in steps.split(",") if steps):
+    numbers = [one.strip() for one in steps.split(",")] if steps else []
+    if not all(one.isascii() and one.isdecimal() and len(one) < 19 for one in numbers):
         raise UserError(f"--steps is {steps!r}; expected numbers and commas, as 200,400")
+    if keep is None and not numbers:
+        raise UserError("nothing to delete: give --keep N, or --steps N,N,…")
+    if is_url(folder):
+        raise UserError(f"{folder} is a mirror: prune the run's own folder, which its copies follow at the next save")
     reader, _ = opened(folder)
-    with _locked(reader) if yes else nullcontext():
-        for step in to_prune(reader, keep, [int(one) for one in steps.split(",") if one]):
-            if yes:
-                (reader.directory / str(step)).rmtree()
-            typer.echo(f"{'deleted' if yes else 'would delete'} {reader.directory / str(step)}")
+    if is_copy(reader.directory.parent):
+        where = reader.directory.parent
+        raise UserError(f"{where} is a mirror: prune the run's own folder, which its copies follow at the next save")
+    run = RunFolder(str(reader.directory.parent))
+    with run.locked() if yes and run.config.is_file() else nullcontext():
+        whose = run.identifier() if run.id.is_file() else None
+        gone, left = to_prune(reader, keep, [int(one) for one in numbers], whose)
+        for line in left:
+            typer.echo(line)
+        for step in gone:
+            typer.echo(f"{'deleting' if yes else 'would delete'} {reader.directory / str(step)}")
+        for step in gone if yes else ():
+            remove(reader.directory / str(step), whose)
+    typer.echo(f"{len(gone) or 'no'} checkpoint{'s'[: len(gone) != 1]} {'deleted' if yes else 'to delete; add --yes'}")
 
 
 def _one(folder: str) -> tuple[Any, int]:
@@ -118,29 +136,15 @@ def _one(folder: str) -> tuple[Any, int]:
 
 def _verified(reader: Any, step: int) -> bool:
     """Whether a checkpoint is intact, which is said."""
-    from axon.checkpoint import CheckpointError
-    from axon.checkpoint.inspect import read_arrays
+    from axon.checkpoint.inspect import arrays, problems
 
-    found = reader.damage(step)
-    try:
-        count = 0 if found else sum(1 for _ in read_arrays(reader, step))
-    except CheckpointError as error:
-        found = [str(error).splitlines()[0]]
-        count = 0
-    for one in found or ():
+    found = problems(reader, step)
+    for one in found:
         typer.echo(f"step {step}: damaged: {one}")
     if not found:
-        how = "every byte as it was saved" if found is not None else "readable; saved without checksums"
-        typer.echo(f"step {step}: {count} arrays, {how}")
+        how = "readable; saved without checksums" if reader.damage(step) is None else "every byte as it was saved"
+        typer.echo(f"step {step}: {len(arrays(reader, step))} arrays, {how}")
     return not found
-
-
-def _locked(reader: Any) -> AbstractContextManager[Any]:
-    """The lock of the run whose checkpoints they are, so that none in use is deleted."""
-    from axon.run.folder import RunFolder
-
-    run = RunFolder(str(reader.directory.parent))
-    return run.locked() if run.config.is_file() else nullcontext()
 
 
 def _size(size: float) -> str:

@@ -70,7 +70,7 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
             if (hub.folder / name).is_file():
                 shutil.copyfile(hub.folder / name, out / KEPT / name)
         _write_json(out / KEPT / DTYPES, hub.weights.dtypes)
-    with Store(folder.checkpoints, Checkpoints()) as store:
+    with Store(folder.checkpoints, Checkpoints(), folder.identifier()) as store:
         store.save(0, {"parameters": values, "variables": variables}, {"tokens": 0, "seed": train.seed})
     use = f"axon generate {out} --prompt …, or " if isinstance(train.data, Data) else ""
     report(f"{hub.name} is a run in {out}: {use}Train.init_from = {str(out)!r}")

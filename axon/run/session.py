@@ -86,7 +86,9 @@ class Session:
             self.events.record("start", **here)
             self.watchdog.enter("restore")
             self.store = stack.enter_context(
-                open_store(self.folder.checkpoints, self.train.checkpoints, self.folder.identity())
+                open_store(
+                    self.folder.checkpoints, self.train.checkpoints, self.folder.identity(), self.folder.identifier()
+                )
             )
             mirror = stack.enter_context(copying(self.train, mirrored, self.store, self.events, self.watchdog))
             self.saves = stack.enter_context(Saves(self.store, self.events, mirror))

@@ -1,15 +1,14 @@
 """Which checkpoints are kept, by step, by time and by held-out loss."""
 
-from datetime import datetime, timedelta
-from types import SimpleNamespace
+import math
 
 import pytest
 
 from axon.checkpoint import Checkpoints
-from axon.checkpoint.keep import kept
+from axon.checkpoint.keep import kept_steps
+from axon.errors import UserError
 
-BEGAN = datetime(2026, 11, 23)
-SAVED = [SimpleNamespace(step=n, time=BEGAN + timedelta(minutes=40 * n), metrics=None) for n in range(10)]
+SAVED = {step: 40 * 60 * 10**9 * step for step in range(10)}
 
 
 @pytest.mark.parametrize(
@@ -24,6 +23,21 @@ SAVED = [SimpleNamespace(step=n, time=BEGAN + timedelta(minutes=40 * n), metrics
     ],
 )
 def test_a_checkpoint_is_kept_if_any_rule_keeps_it(settings, steps):
-    losses = {0: 9.0, 3: 1.0, 5: 2.0, 6: 3.0, 100: 0.5}
-    keep = kept(Checkpoints(every=1, **settings), losses).should_preserve(SAVED, context=None)
-    assert [one.step for one, is_kept in zip(SAVED, keep, strict=True) if is_kept] == steps
+    losses = {0: 9.0, 2: math.nan, 3: 1.0, 5: 2.0, 6: 3.0, 100: 0.5}
+    assert sorted(kept_steps(Checkpoints(every=1, **settings), losses, SAVED)) == steps
+
+
+def test_as_many_intact_ones_are_kept_whatever_is_damaged(rng):
+    settings = Checkpoints(every=1, keep=2, keep_best=1)
+    bad = {int(step) for step in rng.choice(10, 4, replace=False)}
+    losses = {step: float(step) for step in SAVED}
+    kept = kept_steps(settings, losses, SAVED, bad.__contains__)
+    intact = sorted({*SAVED} - bad)
+    assert kept - bad == {*intact[-2:], intact[0]}
+    assert min(kept & bad, default=9) > intact[-2]
+
+
+@pytest.mark.parametrize("hours", [1e30, 0, float("inf")])
+def test_hours_that_no_run_has_are_refused(hours):
+    with pytest.raises(UserError, match=r"Checkpoints\.keep_hours is .*must be in \(0, 10\*\*6\]"):
+        Checkpoints(keep_hours=hours)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from axon.checkpoint import CheckpointError, Checkpoints, Store
+from axon.checkpoint import CheckpointError, Checkpoints, Reader, Store
 from axon.commands.checkpoint import app
 from axon.errors import UserError
 
@@ -98,25 +98,76 @@ def test_verify_exits_with_2_and_names_what_is_damaged(run):
     said("verify", run / "checkpoints/8", code=2)
 
 
-def test_prune_deletes_only_when_told_to(run):
+def test_prune_deletes_only_when_told_to_and_says_what_first(run):
     checkpoints = run / "checkpoints"
-    assert said("prune", run, "--keep", 1) == f"would delete {checkpoints / '4'}\nwould delete {checkpoints / '8'}\n"
-    assert said("prune", run, "--steps", "8", "--yes") == f"deleted {checkpoints / '8'}\n"
+    assert said("prune", run, "--keep", 1).splitlines() == [
+        f"would delete {checkpoints / '4'}",
+        f"would delete {checkpoints / '8'}",
+        "2 checkpoints to delete; add --yes",
+    ]
+    assert said("prune", run, "--steps", "8", "--yes") == f"deleting {checkpoints / '8'}\n1 checkpoint deleted\n"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["12", "4"]
+
+
+def test_prune_says_that_there_is_nothing_to_delete(run):
+    assert said("prune", run, "--keep", 3, "--yes") == "no checkpoints deleted\n"
+
+
+def test_prune_keeps_as_many_intact_ones_and_says_which_are_damaged(run):
+    spoil(run, 12)
+    assert f"{run}/checkpoints/12 is left, and not counted: it is damaged: " in said("prune", run, "--keep", 1, "--yes")
+    assert Reader(run / "checkpoints").steps() == [8, 12]
+    with pytest.raises(UserError, match="would delete every intact checkpoint"):
+        said("prune", run, "--steps", 8, "--yes")
+    said("prune", run, "--steps", 12, "--yes")
+    assert Reader(run / "checkpoints").steps() == [8]
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         (["--steps", "9"], r"no checkpoint of step 9 .* there are \[4, 8, 12\]"),
-        (["--steps", "4,8,12", "--yes"], "would delete every checkpoint"),
+        (["--steps", "4,8,12", "--yes"], "would delete every intact checkpoint"),
         (["--steps", "all"], "--steps is 'all'; expected numbers and commas"),
+        (["--steps", "9" * 20], "expected numbers and commas"),
+        (["--steps", "9" * 5000], "expected numbers and commas"),
+        (["--steps", "٣"], "expected numbers and commas"),
+        (["--yes"], "nothing to delete: give --keep N"),
     ],
 )
 def test_prune_refuses_what_is_not_there_and_to_delete_all(run, options, why):
     with pytest.raises(UserError, match=why):
         said("prune", run, *options)
     assert len(list((run / "checkpoints").iterdir())) == 3
+
+
+def test_prune_deletes_no_other_runs_checkpoint_and_none_with_a_file_of_someone(run, tmp_path):
+    for name in ("a", "b"):
+        with Store(tmp_path / name / "checkpoints", Checkpoints(keep=9), run=name) as store:
+            for step in (1, 2, 3) if name == "a" else (4,):
+                store.save(step, state(step), {})
+        (tmp_path / name / "id").write_text(name)
+    (tmp_path / "b/checkpoints/4").rename(tmp_path / "a/checkpoints/4")
+    with pytest.raises(UserError, match=r"checkpoints/4 is not deleted: it is another run's"):
+        said("prune", tmp_path / "a", "--steps", "4", "--yes")
+    (tmp_path / "a/checkpoints/1/notes.txt").write_text("the good one")
+    with pytest.raises(UserError, match=r"notes\.txt in it is no part of a checkpoint. Nothing was deleted"):
+        said("prune", tmp_path / "a", "--keep", "1", "--yes")
+    assert Reader(tmp_path / "a/checkpoints").steps() == [1, 2, 3, 4]
+
+
+def test_folders_with_numbers_for_names_are_no_checkpoints(run, tmp_path):
+    for year in ("2019", "2020", "9" * 20, "9" * 200):
+        (tmp_path / "photos" / year).mkdir(parents=True)
+        (tmp_path / "photos" / year / "_CHECKPOINT_METADATA").write_text("{}")
+        shutil.copytree(tmp_path / "photos" / year, run / "checkpoints" / year)
+    for command in (["show"], ["list"], ["verify"], ["prune", "--keep", "1", "--yes"]):
+        for folder in (tmp_path / "photos", tmp_path / "photos/2019", "/proc"):
+            with pytest.raises(CheckpointError, match=f"no checkpoint in {folder}; expected the folder of a run"):
+                said(command[0], folder, *command[1:])
+    assert sum("no checkpoint of Axon's" in line for line in said("list", run).splitlines()) == 4
+    assert "checkpoints/2019" not in said("prune", run, "--keep", "1", "--yes")
+    assert len(list((run / "checkpoints").iterdir())) == 5
 
 
 def test_a_folder_without_checkpoints_is_refused(tmp_path):

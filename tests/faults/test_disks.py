@@ -104,8 +104,8 @@ def test_a_save_that_fails_names_the_last_complete_one(short, do, disk):
 @pytest.mark.full
 def test_remains_of_a_killed_save_are_swept_away_and_not_restored(short, whole, do, copied):
     remains = copied / "checkpoints" / "15.orbax-checkpoint-tmp"
-    remains.mkdir()
-    (remains / "array").write_bytes(b"half of it")
+    (remains / "state").mkdir(parents=True)
+    (remains / "state/manifest.ocdbt").write_bytes(b"half of it")
     for name in ("metrics.jsonl.new", "config.gin.new", "run.json.new"):
         (copied / name).write_text("half of i")
     assert Reader(copied / "checkpoints").latest() == 12

@@ -35,7 +35,10 @@ def call_grammar(
     if not chosen:
         raise UserError("A call is required, and there are no tools; give at least one")
     for function in chosen:  # alone, so that the message is about it
-        grammars.json_schema(_schema(function))
+        try:
+            grammars.json_schema(_schema(function))
+        except UserError as error:
+            raise UserError(f"tool {function['name']!r}, parameters: {error}") from error
     rules = [_rule(number, grammars, form, function) for number, function in enumerate(chosen)]
     calls = " | ".join(f"call_{number}" for number in range(len(chosen)))
     return grammars.lark("\n".join([_start(grammars, form, many), f"call: {calls}", *rules]))
@@ -58,4 +61,10 @@ def _rule(number: int, grammars: Grammars, form: CallForm, function: Mapping[str
 
 
 def _schema(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    return function.get("parameters") or {"type": "object"}
+    """That of its arguments, which are an object whether or not `parameters` says so: without a type, as where it is a
+    `$ref` or `anyOf`, a schema allows a number too. Raises `UserError` for a type that is no object."""
+    schema = function.get("parameters") or {}
+    kind = schema.get("type", "object")
+    if "object" not in (kind if isinstance(kind, list) else [kind]):
+        raise UserError(f"type is {kind!r}; must be 'object', as the arguments of a call are by name")
+    return {**schema, "type": "object"}

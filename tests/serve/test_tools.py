@@ -162,6 +162,53 @@ def test_under_the_grammar_any_walk_is_calls_that_meet_their_tools_schemas(gramm
             jsonschema.validate(json.loads(call.arguments), {"weather": WEATHER, "send_mail": MAIL}[call.name])
 
 
+A = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+UNTYPED = {
+    "properties": A,
+    "reference": {"$ref": "#/$defs/x", "$defs": {"x": A}},
+    "anyOf": {"anyOf": [{"type": "integer"}, A]},
+    "oneOf": {"oneOf": [{"type": "string"}, A]},
+    "allOf": {"allOf": [A]},
+    "enum": {"enum": [3, {"a": 1}, {"a": 2}]},
+    "or null": {**A, "type": ["null", "object"]},
+}
+ANYTHING = {
+    "none": {},
+    "null": {"parameters": None},
+    "empty": {"parameters": {}},
+    "text": {"parameters": {"title": "t"}},
+}
+
+
+def encoded(tokenizer, text: str) -> list[int]:
+    """With the special token that opens Mistral's calls."""
+    special, rest = tokenizer._inner.token_to_id(MISTRAL.opening), text.removeprefix(MISTRAL.opening)
+    return [*([special] if rest != text else []), *tokenizer.encode(rest)]
+
+
+def may_follow(grammar, tokenizer, text: str) -> set[str]:
+    """The characters that may follow `text`."""
+    ids = encoded(tokenizer, text)
+    assert grammar.accept(ids) == len(ids), text
+    allowed = np.flatnonzero(np.unpackbits(grammar.allowed().view(np.uint8), bitorder="little"))
+    return {tokenizer.decode([token])[:1] for token in allowed}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("name", [*UNTYPED, *ANYTHING])
+def test_arguments_are_an_object_whether_or_not_the_schema_says_so(grammars, tokenizer, form, name):
+    function = {"name": "f", **ANYTHING.get(name, {"parameters": UNTYPED.get(name)})}
+    grammar = call_grammar(grammars, form, [{"type": "function", "function": function}], many=False)
+    text = written(form, [{"name": "f", "arguments": {"a": 2}}])
+    before = text[: text.index('{"a"')]
+    assert may_follow(grammar.copy(), tokenizer, before) == {"{"}
+    ids = encoded(tokenizer, text)
+    assert grammar.accept(ids) == len(ids)
+    if name in UNTYPED:
+        wrong = encoded(tokenizer, before + '{"b"')
+        assert call_grammar(grammars, form, [{"function": function}]).accept(wrong) < len(wrong)
+
+
 def test_a_named_tool_is_the_one_that_is_called(grammars, tokenizer):
     text = '<tool_call>\n{"name": "send_mail", "arguments": {"to": "ada"}}\n</tool_call>'
     ids = tokenizer.encode(text)
@@ -175,9 +222,11 @@ def test_a_named_tool_is_the_one_that_is_called(grammars, tokenizer):
         (TOOLS, "wether", "no tool 'wether'. Did you mean 'weather'"),
         ([], None, "there are no tools"),
         ([{"type": "function"}], None, "tools[0] is not a tool"),
-        ([{"function": {"name": "f", "parameters": {"type": "text"}}}], None, "Invalid type: text"),
+        ([{"function": {"name": "f", "parameters": {"type": "text"}}}], None, "tool 'f', parameters: type is 'text'"),
+        ([{"function": {"name": "f", "parameters": {"type": ["null"]}}}], None, "type is ['null']; must be 'object'"),
+        ([{"function": {"name": "f", "parameters": {"const": 3}}}], None, "tool 'f', parameters: The JSON schema"),
     ],
-    ids=["name", "none", "form", "schema"],
+    ids=["name", "none", "form", "type", "types", "schema"],
 )
 def test_tools_that_cannot_be_called_are_one_clear_message(grammars, tools, name, said):
     with pytest.raises(UserError, match=re.escape(said)):

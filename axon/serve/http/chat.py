@@ -19,7 +19,7 @@ from axon.serve.http.reply import Choice, Reply, respond
 from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit
 from axon.serve.http.schema import ChatBody, Message, NamedTool
 from axon.serve.http.service import Service
-from axon.serve.request import Grammar
+from axon.serve.request import Finish, Grammar
 
 Tools = list[dict[str, Any]]
 
@@ -143,7 +143,8 @@ class ChatReply(Reply):
         return "".join(part.text for part in parts), calls
 
     def _finish(self, place: int, new: Choice) -> str | None:
-        return "tool_calls" if self._calls[place] and new.finish else new.finish
+        """An answer that was cut is so, though it has calls: a further one may be missing."""
+        return "tool_calls" if self._calls[place] and new.finish is Finish.STOP else new.finish
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
         return of_chat(self.tokenizer, choice.logprobs) if self.body.logprobs else None

@@ -22,8 +22,8 @@ def requests_for(
     prompt_logprobs: bool = False,
     grammar: Grammar | None = None,
 ) -> list[Request]:
-    """`n` for each prompt, which is to be continued by at most so many `tokens`; each has noise of its own, which follows
-    from the seed and from its place among all choices."""
+    """`n` for each prompt, which is to be continued by at most so many `tokens`; each has noise of its own, by the seed
+    and by its place among all choices."""
     sampling = _sampling(body, secrets.randbits(64) if body.seed is None else body.seed % SEEDS, logprobs)
     return [
         Request(

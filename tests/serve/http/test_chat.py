@@ -1,11 +1,23 @@
 """`/v1/chat/completions`: conversations, tools and formats, streamed as whole."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
+from fake import FakeChat, FakeEngine, FakeGrammar, tokenizer
 
 PATH = "/v1/chat/completions"
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "add")]
+
+
+@dataclass
+class Cut(FakeChat):
+    """Demands this text."""
+
+    text: str
+
+    def grammar(self, tools, many):
+        return FakeGrammar(self.text)
 
 
 @pytest.fixture
@@ -61,6 +73,24 @@ def test_a_demanded_tool_is_called_and_the_call_is_no_text(shared, messages, cho
         assert [call["function"]["name"] for call in got["tool_calls"]] == called
         assert all(json.loads(call["function"]["arguments"]) == {"k": "ö"} for call in got["tool_calls"])
         assert len({call["id"] for call in got["tool_calls"]}) == len(called)
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens", "positions"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_cut_says_so_though_it_has_a_call(serve, messages, limit, stream):
+    said = 'call look {"k": 1}\ncall look {"k": 2}'
+    ids = tokenizer().encode(said)
+    room = {"max_length": 100} if limit == "positions" else {}
+    given = {} if limit == "positions" else {limit: len(ids)}
+    with serve(FakeEngine(**room), chat=Cut(said * (5 if room else 1))) as running:
+        body = {"messages": [{"role": "user", "content": "a"}], "tools": TOOLS, "tool_choice": "required", **given}
+        if stream:
+            message, finish = joined(running.events(PATH, **body))
+        else:
+            choice = running.post(PATH, **body).json()["choices"][0]
+            message, finish = choice["message"], choice["finish_reason"]
+    assert message["tool_calls"]
+    assert finish == "length"
 
 
 def test_one_call_is_demanded_where_several_are_not_wanted(shared, messages):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from axon.checks import unmet
-from axon.disk import reading
+from axon.disk import reading, reason
 from axon.errors import UserError, did_you_mean
 
 DEEPEST = 64
@@ -74,6 +74,7 @@ def object_of(kind: Kind) -> Kind:
 ANY = Kind("anything", lambda value: True)
 NULL = Kind("null", lambda value: value is None)
 FLAG = Kind("true or false", lambda value: type(value) is bool)
+NUMBER = Kind("a finite number", number("(-inf, inf)").accepts)
 TEXT = Kind("a text", lambda value: type(value) is str)
 OBJECT = Kind("an object", lambda value: type(value) is dict)
 FILE_NAME = Kind("the name of a file in the same folder", lambda value: type(value) is str and _is_name(value))
@@ -85,17 +86,22 @@ def read_json(path: Path, kind: Kind = OBJECT) -> Any:
     """What is in a file, an object if no other `kind` is given. Raises `UserError` for what is none."""
     with reading(path):
         text = path.read_text(encoding="utf-8")
+    return parse_json(text, str(path), kind)
+
+
+def parse_json(text: str | bytes, where: str, kind: Kind = OBJECT) -> Any:
+    """The value of a text, which is in `where`: a file, or a line of one. Raises `UserError` for what is none."""
     try:
-        value = json.loads(text)
+        value = json.loads(text if isinstance(text, str) else text.decode())
         depth = _depth(value)
     except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from error
+        raise UserError(f"{where} is not valid JSON: {reason(error)}") from error
     except RecursionError:
         value, depth = None, DEEPEST + 1
     if depth > DEEPEST:
-        raise UserError(f"{path} has lists or objects within each other, more than {DEEPEST} deep")
+        raise UserError(f"{where} has lists or objects within each other, more than {DEEPEST} deep")
     if not kind.accepts(value):
-        raise UserError(f"{path} holds {shown(value)}; must be {kind.expected}")
+        raise UserError(f"{where} holds {shown(value)}; must be {kind.expected}")
     return value
 
 

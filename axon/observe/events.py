@@ -29,7 +29,19 @@ import jax
 
 from axon.errors import UserError
 from axon.launch.signals import Interrupted
+from axon.foreign_json import NULL, NUMBER, TEXT, number, object_of
+from axon.observe import lines
 from axon.observe.lines import LinesFile, Record, read_lines
+
+REQUIRED = {"time": number("[0, 2**37)"), "kind": TEXT}
+FIELDS = (
+    lines.FIELDS
+    | REQUIRED
+    | dict.fromkeys(("seconds", "data_seconds", "lost_steps", "lost_seconds"), NUMBER | NULL)
+    | dict.fromkeys(("outcome", "error"), TEXT | NULL)
+    | {"memory": object_of(NUMBER) | NULL}
+)
+"""Those that Axon itself reads."""
 
 
 class Events(Protocol):
@@ -55,6 +67,11 @@ def events(path: Path) -> Events:
     return FileEvents(path) if jax.process_index() == 0 else NullEvents()
 
 
+def read_events(path: Path) -> list[Record]:
+    """All events of a run, in order, as `read_lines` reads them."""
+    return read_lines(path, FIELDS, REQUIRED)
+
+
 def record_event(path: Path, kind: str, step: int | None = None, **values: Any) -> None:
     """Appends one event, of a process that is not the run's own, while no other writes."""
     with LinesFile(path) as file:
@@ -76,7 +93,7 @@ class FileEvents:
         self._file.append(_event(kind, step, values))
 
     def last(self, kind: str) -> Record | None:
-        return next((event for event in reversed(read_lines(self._file.path)) if event.get("kind") == kind), None)
+        return next((event for event in reversed(read_events(self._file.path)) if event["kind"] == kind), None)
 
     def __enter__(self) -> Self:
         return self

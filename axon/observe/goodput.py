@@ -53,7 +53,7 @@ def goodput(events: Sequence[Record], metrics: Sequence[Record]) -> Goodput:
     calls = _calls(events)
     if not calls:
         return Goodput(0.0, dict.fromkeys(PARTS, 0.0), 0)
-    steps = [record for record in metrics if "step_seconds" in record]
+    steps = [record for record in metrics if record.get("step_seconds") is not None]
     skipped = sum(record["step_seconds"] for record in steps if record.get("skipped"))
     data = _sum(events, "steps", "data_seconds")
     repeated = sum(_sum(events, kind, "lost_seconds") for kind in ("resume", "rollback"))
@@ -97,6 +97,6 @@ def _down(before: Sequence[Record], after: Sequence[Record]) -> float:
     gap = after[0]["time"] - before[-1]["time"]
     resumed = next((event for event in after if event["kind"] == "resume"), {})
     lost = resumed.get("lost_steps") or 0
-    known = max((event["step"] for event in before if event["kind"] == "steps"), default=0)
+    known = max((event.get("step") or 0 for event in before if event["kind"] == "steps"), default=0)
     unseen = min(lost, max(0, (resumed.get("step") or 0) + lost - known))
-    return max(0.0, gap - (resumed["lost_seconds"] * unseen / lost if lost else 0.0))
+    return max(0.0, gap - ((resumed.get("lost_seconds") or 0.0) * unseen / lost if lost else 0.0))

@@ -96,7 +96,9 @@ class FileJournal:
             tracker.log(record["step"], numbers)
 
     def has_evaluation(self, step: int) -> bool:
-        return any("eval_loss" in record and record["step"] == step for record in read_metrics(self._folder.metrics))
+        return any(
+            "eval_loss" in record and record.get("step") == step for record in read_metrics(self._folder.metrics)
+        )
 
     def plot(self, unit: str) -> None:
         records = read_metrics(self._folder.metrics)

@@ -3,36 +3,41 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from axon.disk import reading, writing
 from axon.errors import UserError
+from axon.foreign_json import NULL, Kind, Required, integer, parse_json, read_field
 
 Record = dict[str, Any]
+FIELDS = {"step": integer("[0, 2**63)") | NULL}
+"""Fields of a record, where a file has no others."""
 
 
-def read_lines(path: str | Path) -> list[Record]:
+def read_lines(path: str | Path, fields: Mapping[str, Kind] = FIELDS, required: Collection[str] = ()) -> list[Record]:
     """All records of a file, in order; none if there is no such file.
 
-    An incomplete last line, of a killed run, is left out. Raises `UserError` at any other line that is not JSON.
+    An incomplete last line, of a killed run, is left out; NaN and infinities are None. Raises `UserError` at any other
+    line that is not JSON, has a field of another kind than `fields` says, or lacks a `required` one.
     """
     path = Path(path)
     with reading(path):
         content = path.read_bytes() if path.exists() else b""
     lines = content.split(b"\n")[:-1]  # what follows the last newline is incomplete
-    return [_parsed(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    places = ((f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip())
+    return [_parsed(where, line, fields, required) for where, line in places]
 
 
-def _parsed(path: Path, number: int, line: bytes) -> Record:
+def _parsed(where: str, line: bytes, fields: Mapping[str, Kind], required: Collection[str]) -> Record:
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise UserError(f"{path}:{number}: invalid JSON ({error}); delete that line to continue") from error
-    if not isinstance(record, dict) or not isinstance(record.get("step", 0), int | None):
-        raise UserError(f"{path}:{number}: expected a JSON object with the metrics of a step, not {record!r}")
+        record = {name: _plain(value) for name, value in parse_json(line, where).items()}
+        for name, kind in fields.items():
+            read_field(where, record, name, kind, Required if name in required else None)
+    except UserError as error:
+        raise UserError(f"{str(error).rstrip('.')}. Delete that line to continue") from error
     return record
 
 

@@ -5,17 +5,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from axon.disk import writing
+from axon.foreign_json import NULL, NUMBER
+from axon.observe import lines
 from axon.observe.lines import LinesFile, Record, line, read_lines
+
+NUMBERS = (
+    *("loss", "tokens", "tokens_per_second", "step_seconds", "grad_norm", "mfu", "skipped"),
+    *("eval_loss", "eval_bits_per_byte", "expert_load", "expert_dropped", "router_entropy"),
+)
+FIELDS = lines.FIELDS | dict.fromkeys(NUMBERS, NUMBER | NULL)
+"""Those that Axon itself reads."""
 
 
 def read_metrics(path: str | Path) -> list[Record]:
     """All records of a metrics file, in order, as `read_lines` reads them."""
-    return read_lines(path)
+    return read_lines(path, FIELDS)
 
 
 def held_out_losses(path: str | Path) -> dict[int, float]:
     """By step, the loss on held-out data in a metrics file. Raises as `read_metrics` does."""
-    return {record["step"]: record["eval_loss"] for record in read_metrics(path) if "eval_loss" in record}
+    return {record["step"]: record["eval_loss"] for record in read_metrics(path) if {"step", "eval_loss"} <= {*record}}
 
 
 def missing_steps(records: Sequence[Record], last: int) -> list[int]:

@@ -136,10 +136,10 @@ def _lines(metrics: Sequence[Record], name: str, label: str) -> list[Line]:
 
 def _memory_lines(events: Sequence[Record]) -> list[Line]:
     names = {"host": ("this process", "a"), "device": ("first device", "b"), "device_peak": ("device, peak", "c")}
-    found = [{"step": e["step"], **e.get("memory", {})} for e in events if e["kind"] == "steps"]
+    found = [(e.get("memory") or {}) | {"step": e.get("step")} for e in events if e["kind"] == "steps"]
     lines = []
     for name, (label, style) in names.items():
-        steps, values = series(sorted(found, key=lambda record: record["step"]), name)
+        steps, values = series(sorted(found, key=lambda record: record["step"] or 0), name)
         lines.append(Line(label, steps, values / 2**30, style))
     return lines
 

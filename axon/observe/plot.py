@@ -69,7 +69,7 @@ def series(records: Sequence[dict[str, Any]], name: str) -> tuple[np.ndarray, np
     found = [
         (record["step"], record[name])
         for record in records
-        if record.get(name) is not None and np.isfinite(record[name])
+        if record.get("step") is not None and record.get(name) is not None and np.isfinite(record[name])
     ]
     steps, values = zip(*found, strict=True) if found else ((), ())
     return np.asarray(steps, float), np.asarray(values, float)

@@ -16,6 +16,7 @@ from axon.checkpoint.remote import fetched_run
 from axon.config import differences, dump, load
 from axon.disk import named, reading, writing
 from axon.errors import UserError
+from axon.foreign_json import NULL, OBJECT, TEXT, list_of, read_field, read_json
 from axon.object_store import is_url
 
 FREE = (
@@ -145,14 +146,11 @@ class RunFolder:
         """Digests of what the run was trained on, from run.json; None if it has none."""
         if not (self.trained() and self.record.is_file()):
             return None
-        with reading(self.record):
-            text = self.record.read_text(encoding="utf-8")
         try:
-            return json.loads(text).get("data", {}).get("digests")
-        except (ValueError, AttributeError) as error:
-            raise UserError(
-                f"{self.record} is damaged ({error}): delete it to continue without checking that the text is the same"
-            ) from error
+            data = read_field(str(self.record), read_json(self.record), "data", OBJECT, {})
+            return read_field(f"{self.record}: data", data, "digests", list_of(TEXT) | NULL, None)
+        except UserError as error:
+            raise UserError(f"{error}. Delete it to continue without checking that the text is the same") from error
 
     def _refuse(self, found: Sequence[str]) -> None:
         if found:

@@ -1,12 +1,13 @@
 """What `axon report` says of a run: a summary in lines or JSON, and its page."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from axon.disk import reading, writing
+from axon.foreign_json import read_json
+from axon.observe.events import read_events
 from axon.observe.goodput import PARTS, Goodput, goodput
-from axon.observe.lines import read_lines
+from axon.observe.metrics import read_metrics
 from axon.observe.page import Run, page, seconds_text
 from axon.run.folder import RunFolder
 
@@ -16,7 +17,7 @@ class RunReport:
 
     def __init__(self, path: Path):
         self.folder = RunFolder.existing(path)
-        self._events, self._metrics = read_lines(self.folder.events), read_lines(self.folder.metrics)
+        self._events, self._metrics = read_events(self.folder.events), read_metrics(self.folder.metrics)
         self.time: Goodput = goodput(self._events, self._metrics)
 
     def summary(self) -> dict[str, Any]:
@@ -40,8 +41,8 @@ class RunReport:
 
     def write_page(self, path: Path) -> None:
         """Write the page. Raises `UserError` if that cannot be."""
-        with reading(self.folder.path):
-            record = json.loads(self.folder.record.read_text("utf-8")) if self.folder.record.is_file() else {}
+        record = read_json(self.folder.record) if self.folder.record.is_file() else {}
+        with reading(self.folder.config):
             config = self.folder.config.read_text("utf-8")
         name = self.folder.path.absolute().name
         with writing(path):

@@ -127,10 +127,10 @@ def test_a_torn_last_line_is_left_out_and_does_not_spoil_the_next(tmp_path, cut)
 def test_a_spoilt_line_in_the_middle_is_an_error_with_its_number(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
-    with pytest.raises(UserError, match=r"m\.jsonl:2: invalid JSON"):
+    with pytest.raises(UserError, match=r"m\.jsonl:2 is not valid JSON"):
         read_metrics(path)
     path.write_text('{"step": 1}\n17\n')
-    with pytest.raises(UserError, match=r"m\.jsonl:2: expected a JSON object"):
+    with pytest.raises(UserError, match=r"m\.jsonl:2 holds 17; must be an object.*Delete that line"):
         read_metrics(path)
 
 

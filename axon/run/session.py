@@ -35,6 +35,7 @@ from axon.serve.offline import write
 from axon.serve.request import Request
 from axon.serve.unpaged import check_request
 from axon.train.loop import Record
+from axon.train.optimizers import schedule_notices
 from axon.train.state import State
 
 HANG_LINGER_SECONDS = 5.0
@@ -67,6 +68,8 @@ class Session:
         check_memory(self.program)
         self.program.claim_disk()
         until = self._last_step(steps)
+        for line in schedule_notices(self.train.optimizer, self.train.steps):
+            self.report(line)
         with ExitStack() as stack:
             with process_0_first("prepare"):
                 self.folder.check_continues(self.train)

@@ -20,6 +20,7 @@ from axon.show.draw import draw
 from axon.show.schedule import draw_schedule, print_schedule
 from axon.show.serving import print_engines, serving_totals
 from axon.show.traffic import print_traffic
+from axon.train.optimizers import schedule_notices
 from axon.train.step import Program
 
 
@@ -55,6 +56,9 @@ def show_config(
         return
     if IDENTITY_LAYERS in compiled.choices:
         console.print(compiled.choices[IDENTITY_LAYERS], soft_wrap=True)
+    assert isinstance(tree, Train)
+    for line in schedule_notices(tree.optimizer, tree.steps):
+        console.print(line, markup=False, soft_wrap=True)
     print_schedule(console, compiled)
     _draw_mesh(console, placement, specs, picture, weight)
     if picture is not None and (schedule := draw_schedule(compiled, picture)):

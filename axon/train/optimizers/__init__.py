@@ -10,7 +10,7 @@ from axon.train.optimizers.groups import Group, Parameters
 from axon.train.optimizers.lion import Lion
 from axon.train.optimizers.muon import Muon
 from axon.train.optimizers.onebit_adam import OneBitAdam
-from axon.train.optimizers.schedule import WSD, AnySchedule, Constant, Cosine, Linear, Schedule
+from axon.train.optimizers.schedule import WSD, AnySchedule, Constant, Cosine, Linear, Schedule, schedule_notices
 from axon.train.optimizers.schedule_free import ScheduleFreeAdamW
 from axon.train.optimizers.sgd import SGD
 from axon.train.optimizers.soap import SOAP
@@ -44,5 +44,6 @@ __all__ = [
     "frozen_paths",
     "is_by_layer",
     "owner",
+    "schedule_notices",
     "state_specs",
 ]

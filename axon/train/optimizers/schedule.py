@@ -1,9 +1,12 @@
 """Learning rates, as data."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import optax
+from jax import Array
 
 from axon.checks import check_range
 from axon.errors import UserError
@@ -42,8 +45,9 @@ class Cosine:
         _check_steps(self, self.warmup)
 
     def function(self) -> optax.Schedule:
-        decay = optax.cosine_decay_schedule(self.peak, self.steps - self.warmup, self.floor)
-        return _warmed(self.warmup, self.peak, decay)
+        steps = self.steps - self.warmup
+        decay = optax.cosine_decay_schedule(self.peak, steps, self.floor)
+        return _warmed(self.warmup, self.peak, _ending_at(self.floor * self.peak, steps, decay))
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,7 @@ class Linear:
         _check_steps(self, self.warmup)
 
     def function(self) -> optax.Schedule:
-        decay = optax.linear_schedule(self.peak, self.floor * self.peak, self.steps - self.warmup)
-        return _warmed(self.warmup, self.peak, decay)
+        return _warmed(self.warmup, self.peak, _line(self.peak, self.floor * self.peak, self.steps - self.warmup))
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class WSD:
         _check_steps(self, self.warmup + self.decay)
 
     def function(self) -> optax.Schedule:
-        fall = optax.linear_schedule(self.peak, self.floor * self.peak, self.decay)
+        fall = _line(self.peak, self.floor * self.peak, self.decay)
         stable = self.steps - self.decay - self.warmup
         after = optax.join_schedules([optax.constant_schedule(self.peak), fall], [stable])
         return _warmed(self.warmup, self.peak, after)
@@ -87,7 +90,22 @@ def _warmed(warmup: int, peak: float, after: optax.Schedule) -> optax.Schedule:
     """`after`, preceded by `warmup` steps that rise to `peak`; the rate of step 0 is above 0."""
     if not warmup:
         return after
-    return optax.join_schedules([optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1)), after], [warmup])
+    rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
+    return optax.join_schedules([lambda step: jnp.minimum(rise(step), peak), after], [warmup])
+
+
+def _line(peak: float, floor: float, steps: int) -> optax.Schedule:
+    return _ending_at(floor, steps, optax.linear_schedule(peak, floor, steps))
+
+
+def _ending_at(floor: float, steps: int, fall: optax.Schedule) -> optax.Schedule:
+    """`fall`, never below `floor`, and `floor` itself from step `steps` on: XLA multiplies by a rounded 1 ÷ `steps`,
+    and would end as much below it."""
+
+    def rate(step: Any) -> Array:
+        return jnp.where(step >= steps, floor, jnp.maximum(fall(step), floor))
+
+    return rate
 
 
 def _check(schedule: Any) -> None:
@@ -101,6 +119,33 @@ def _check_steps(schedule: Any, used: int) -> None:
     if schedule.steps <= used:
         name = type(schedule).__name__
         raise UserError(f"{name}.steps is {schedule.steps}, and warm-up and decay alone take {used}; raise steps")
+
+
+def schedule_notices(optimizer: Any, steps: int) -> list[str]:
+    """What a run of `steps` steps leaves unused of the schedules of `optimizer`, and does beyond them, a line each."""
+    return list(dict.fromkeys(line for one in _schedules(optimizer) if (line := _notice(one, steps))))
+
+
+def _schedules(config: Any) -> Iterator[Any]:
+    """Each schedule of an optimizer, and of those that it is made of."""
+    if isinstance(config, AnySchedule):
+        yield config
+    elif is_dataclass(config):
+        for field in fields(config):
+            yield from _schedules(getattr(config, field.name))
+
+
+def _notice(schedule: Any, steps: int) -> str:
+    name = type(schedule).__name__
+    if steps < schedule.warmup:
+        return f"Train.steps is {steps}: the run ends within {name}.warmup = {schedule.warmup}, below its peak rate"
+    if isinstance(schedule, Constant) or steps == schedule.steps:
+        return ""
+    differ = f"Train.steps is {steps}, and {name}.steps {schedule.steps}"
+    if steps > schedule.steps:
+        return f"{differ}: the rate is {schedule.floor * schedule.peak:g} in the last {steps - schedule.steps} steps"
+    last = float(schedule.function()(steps - 1))
+    return f"{differ}: the run ends before the rate has fallen, at {last:.3g} of a peak of {schedule.peak:g}"
 
 
 AnySchedule = Constant | Cosine | Linear | WSD

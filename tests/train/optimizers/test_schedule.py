@@ -1,12 +1,16 @@
 """Schedules at their key steps, and what they refuse."""
 
 import math
+from functools import partial
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.train.optimizers import WSD, Constant, Cosine, Linear
+from axon.train.optimizers import WSD, AdamW, Constant, Cosine, Linear, Muon
+from axon.train.optimizers.schedule import schedule_notices
 
 
 def rates(schedule, steps):
@@ -57,3 +61,28 @@ def test_warm_up_stable_decay_holds_the_peak_until_its_last_steps():
 def test_what_cannot_be_is_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", [Linear, Cosine, partial(WSD, decay=2)], ids=["Linear", "Cosine", "WSD"])
+def test_a_compiled_rate_is_never_below_its_floor_and_is_the_floor_from_the_last_step_on(kind):
+    for floor in (0.0, 0.3):
+        for steps in range(10, 400, 44):
+            rate = jax.jit(jax.vmap(kind(peak=0.01, warmup=7, steps=steps, floor=floor).function()))
+            made, least = np.asarray(rate(jnp.arange(steps + 9))), np.float32(floor * 0.01)
+            assert (made[6:] >= least).all(), (steps, floor)
+            assert (made <= np.float32(0.01)).all(), (steps, floor)
+            assert (made[steps:] == least).all(), (steps, floor)
+
+
+def test_a_run_that_is_longer_or_shorter_than_its_schedule_is_told():
+    muon = Muon(Linear(0.1, 2, 20), rest=AdamW(WSD(0.1, 2, 20, decay=5)))
+    assert schedule_notices(muon, 20) == []
+    assert schedule_notices(AdamW(Constant(0.1, warmup=4)), 20) == []
+    longer = schedule_notices(muon, 30)
+    assert [line for line in longer if "Train.steps is 30, and Linear.steps 20: the rate is 0 in the last 10" in line]
+    assert len(longer) == 2
+    shorter = schedule_notices(muon, 10)
+    assert "Linear.steps 20: the run ends before the rate has fallen, at 0.0611 of a peak of 0.1" in shorter[0]
+    assert "WSD.steps 20" in shorter[1]
+    (line,) = schedule_notices(AdamW(Constant(0.1, warmup=40)), 20)
+    assert "Constant.warmup = 40" in line

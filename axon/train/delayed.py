@@ -22,6 +22,7 @@ from axon.parallel.pipeline.execute import execute_period, in_flight
 from axon.parallel.pipeline.text import write
 from axon.runtime import Runtime, flattened, nested
 from axon.train.cut import LAYERS, joined
+from axon.train.evaluate import BATCH, Evaluator
 from axon.train.gradients import GradientMethod, log_idle_overlap
 from axon.train.objective import SEQUENCES, Batch, Sums
 from axon.train.optimizers import Parameters
@@ -58,12 +59,12 @@ class Delayed(Update):
     metrics are 0. Metrics are those of the batch that is finished, its learning rate among them.
 
     Args:
-        gradients: a pipeline's, whose table has no flush. batch: sequences of the global batch.
+        gradients: a pipeline's, whose table has no flush. evaluator: what draws of a batch what the objective draws.
     """
 
     descent: Descent
     gradients: PipelinedGradients
-    batch: int
+    evaluator: Evaluator
 
     def __post_init__(self):
         if host := self.runtime.layout.host:
@@ -95,7 +96,7 @@ class Delayed(Update):
         sums = replace(sums, statistics=sums.statistics | joined(statistics))
         return InFlight(
             pending=ArraySpec((), (), jnp.int32),
-            batch=dict(self.gradients.pipeline.objective.specs(self.batch, self.gradients.pipeline.seq)),
+            batch=self._batch,
             parameters=nested(parameters),
             variables=nested(variables),
             gradients=nested({path: replace(spec, kind="grads") for path, spec in parameters.items()}),
@@ -123,17 +124,29 @@ class Delayed(Update):
         return self.gradients.pipeline.table
 
     @cached_property
+    def _batch(self) -> dict[str, ArraySpec]:
+        """The arrays of a batch, with what the objective draws of it."""
+        runtime, declared = self.runtime, self.evaluator.specs
+        with runtime.tracing():
+            drawn = jax.eval_shape(lambda x: self.evaluator.drawn(x, jax.random.key(0)), runtime.abstract(declared))
+        unchanged = {name for name, spec in declared.items() if name in drawn and drawn[name].shape == spec.shape}
+        new = {name: self._drawn(shape) for name, shape in drawn.items() if name not in {SEQUENCES, *unchanged}}
+        return {name: declared[name] for name in unchanged} | new
+
+    def _drawn(self, shape: Any) -> ArraySpec:
+        """An array of each sequence, or of each of its positions."""
+        positions = shape.shape[:2] == (self.evaluator.batch, self.evaluator.seq)
+        known = BATCH if positions else BATCH[:1]
+        return ArraySpec((*known, *_unnamed(shape.shape[len(known) :])), shape.shape, shape.dtype)
+
+    @cached_property
     def _shapes(self) -> tuple[Any, Any, Any]:
         """Memory, sums, and statistics of the blocks of each segment."""
-        runtime, pipeline = self.runtime, self.gradients.pipeline
-        specs = (
-            nested(runtime.parameters),
-            nested(runtime.variables),
-            pipeline.objective.specs(self.batch, pipeline.seq),
-        )
+        runtime = self.runtime
+        specs = nested(runtime.parameters), nested(runtime.variables), self._batch
 
         def shapes(parameters: Any, variables: Any, batch: Batch) -> Any:
-            batch = {**batch, SEQUENCES: axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")}
+            batch = {**batch, SEQUENCES: axes.shard(jnp.arange(self.evaluator.batch, dtype=jnp.int32), "batch")}
             state = State(jnp.zeros((), jnp.int32), parameters, None, variables)
             parts = self.gradients.parts(state, batch, self.gradients.counts(batch), self.descent.frozen)
             return in_flight(self.table, parts)

@@ -24,7 +24,7 @@ from axon.train.gradients import GradientMethod
 from axon.train.objective import Batch
 from axon.train.optimizers import Optimizer, Parameters
 from axon.train.state import State
-from axon.train.update import Descent, Metrics, Update
+from axon.train.update import Descent, Metrics, Update, metrics
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Outer(Update):
     them. `State.optimizer` has each replica's own `parameters` and `optimizer`, with `replicas` in front, and the
     outer `momentum`, which lies under the `optimizer` rows.
 
-    The metrics: `tokens` are those of the global batch and `loss` is its mean: nats summed over replicas by tokens
-    summed over replicas, each replica's nats by its own parameters. A replica's gradient is that of the mean over its
-    own tokens, and is clipped by its own norm; `norms` are squared norms averaged over replicas, and `grad_norm`
-    is the root of their sum. Only these scalars cross `replica` in an inner step; the outer step averages the
-    parameters over it.
+    The metrics: `tokens` are those of the global batch, and each mean is over it: the objective's sum and its count for
+    that sum, both added up over replicas, each replica's by its own parameters. A replica's gradient is that of the
+    mean over its own counts, and is clipped by its own norm; `norms` are squared norms averaged over replicas, and
+    `grad_norm` is the root of their sum. Only these scalars cross `replica` in an inner step; the outer step averages
+    the parameters over it.
 
     Raises `LayoutError` if the mesh has no `replica` axis of 2 or more.
     """
@@ -81,12 +81,12 @@ class Outer(Update):
         def inner(shared: Any, own: Any, batch: Batch) -> tuple[Any, Any]:
             step, variables = shared
             before = State(step, own["parameters"], own["optimizer"], variables)
-            after, metrics, statistics = self._inner.step(gradients, before, batch)
-            common = _of_global_batch(metrics), jax.tree.map(lambda x: lax.psum(x, REPLICA), dict(statistics))
+            after, (rate, sums, counts, norms) = self._inner.updated(gradients, before, batch)
+            common = rate, *lax.psum((sums, counts), REPLICA), lax.pmean(norms, REPLICA)
             return {"parameters": after.parameters, "optimizer": after.optimizer}, common
 
         own = {name: state.optimizer[name] for name in ("parameters", "optimizer")}
-        own, (metrics, statistics) = per_replica(inner)((state.step, state.variables), own, batch)
+        own, (rate, sums, counts, norms) = per_replica(inner)((state.step, state.variables), own, batch)
         step = state.step + 1
         parameters, momentum, local = lax.cond(
             step % self.method.every == 0,
@@ -95,7 +95,8 @@ class Outer(Update):
             (state.parameters, state.optimizer["momentum"], own["parameters"]),
         )
         optimizer = {"parameters": local, "optimizer": own["optimizer"], "momentum": momentum}
-        return State(step, parameters, optimizer, state.variables), metrics, statistics
+        after = State(step, parameters, optimizer, state.variables)
+        return after, metrics(rate, sums, counts, norms), sums.statistics
 
     def _outer_step(self, step: Array, parameters: Any, momentum: Any, local: Any) -> tuple[Any, Any, Any]:
         """The updated outer parameters, their momentum, and every replica's parameters set to them."""
@@ -124,16 +125,3 @@ class Outer(Update):
 def replicated_spec(spec: ArraySpec, replicas: int) -> ArraySpec:
     """An array with one value for each replica, `replicas …`."""
     return ArraySpec((REPLICAS, *spec.axes), (replicas, *spec.shape), spec.dtype, spec.kind)
-
-
-def _of_global_batch(metrics: Mapping[str, Array]) -> Metrics:
-    """A replica's metrics as those of all: see `Outer`."""
-    own, norms = metrics["tokens"], lax.pmean(metrics["norms"], REPLICA)
-    tokens = lax.psum(own, REPLICA)
-    means = {name: lax.psum(value * own, REPLICA) / tokens for name, value in metrics.items() if name not in ASIDE}
-    aside = {"learning_rate": metrics["learning_rate"], "tokens": tokens, "norms": norms}
-    return means | aside | {"grad_norm": jnp.sqrt(jnp.sum(norms))}
-
-
-ASIDE = ("tokens", "norms", "grad_norm", "learning_rate")
-"""Metrics that are not means over tokens."""

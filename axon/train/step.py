@@ -102,7 +102,7 @@ class Program:
         if not isinstance(gradients, PipelinedGradients) or gradients.pipeline.table.flush:
             return update
         assert isinstance(update, Descent)  # others cannot be combined with a pipeline
-        return Delayed(update, gradients, self.batch)
+        return Delayed(update, gradients, self.evaluator)
 
     # ---- to be called ---------------------------------------------------------------------------------------------
 

@@ -109,14 +109,17 @@ class Descent(Update):
         return self.optimizer.transform(self.runtime.parameters).init(flattened(values))
 
     def step(self, gradients: GradientMethod, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
+        after, (rate, sums, counts, norms) = self.updated(gradients, state, batch)
+        return after, metrics(rate, sums, counts, norms), sums.statistics
+
+    def updated(
+        self, gradients: GradientMethod, state: State, batch: Batch
+    ) -> tuple[State, tuple[Array, Sums, Counts, Array]]:
+        """The next state, and the arguments of `metrics`."""
         counts = gradients.counts(batch)
         found, sums = gradients(state, batch, counts, self.frozen)
         found, norms = clipped(found, self.optimizer.clip)
-        return (
-            self.applied(state, found),
-            metrics(self.rate(state), sums, counts, norms),
-            sums.statistics,
-        )
+        return self.applied(state, found), (self.rate(state), sums, counts, norms)
 
     def rate(self, state: State) -> Array:
         """The learning rate of the next update.

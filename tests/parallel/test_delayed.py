@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from axon.axes import einsum
+from axon.axes import einsum, shard
 from axon.checkpoint import Checkpoints, Store
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
@@ -63,10 +63,27 @@ def two_bw(mesh: dict[str, int], microbatches: int = 8, **fields: Any) -> Layout
     return Layout(mesh, microbatches=microbatches, schedule=TwoBW(), **fields)
 
 
-def program_of(layout: Layout, model: Any, seed: int, optimizer: Any = OPTIMIZER) -> Program:
+@dataclass(frozen=True)
+class Kept(NextToken):
+    """The loss over a share of the tokens that is drawn anew in each step."""
+
+    def draw(self, module, batch, key):
+        kept = jax.random.bernoulli(key, 0.5, batch["weights"].shape)
+        return {**batch, "kept": shard(kept * batch["weights"], "batch seq")}
+
+    def counts(self, batch):
+        return super().counts(batch) | dict.fromkeys(("next_token", "loss"), jnp.sum(batch["kept"]))
+
+    def sums(self, module, batch, key=None):
+        return super().sums(module, {**batch, "weights": batch["kept"]}, key)
+
+
+def program_of(
+    layout: Layout, model: Any, seed: int, optimizer: Any = OPTIMIZER, loss: Any = NextToken(0.1)
+) -> Program:
     devices = jax.devices()[: math.prod(layout.mesh.values())]
     sequences = 2 * layout.microbatches
-    options = {"batch": sequences, "seq": SEQ, "seed": seed, "objective": NextToken(z_loss=0.1)}
+    options = {"batch": sequences, "seq": SEQ, "seed": seed, "objective": loss}
     return Program(model, layout, optimizer, devices=devices, **options)
 
 
@@ -180,6 +197,20 @@ def test_the_first_step_finishes_nothing_and_changes_nothing(noisy):
         same(getattr(after, part), getattr(before, part))
     assert all(np.all(value == 0) for value in noisy.metrics[0].values())
     assert (int(before.in_flight.pending), int(after.in_flight.pending)) == (0, 1)
+
+
+@pytest.mark.full
+def test_what_an_objective_drew_of_a_batch_is_in_flight_with_it(packed_batch, rng):
+    layout = two_bw({"pipe": 2, "data": 2}, microbatches=3, rows={"embed_out": None})
+    plain = Layout({"data": 1}, microbatches=3, rows={"embed_out": None})
+    late, one = (program_of(each, Mixers(), 5, loss=Kept()) for each in (layout, plain))
+    batches = [packed_batch(rng, late.batch, SEQ, Mixers().vocab) for _ in range(2)]
+    state = late.init()
+    for batch in batches:
+        state, reported = late.step(state, late.place(batch))
+    _, expected = one.step(one.init(), one.place(batches[0]))
+    for name in ("loss", "tokens", "size", "grad_norm"):
+        np.testing.assert_allclose(reported[name], expected[name], rtol=1e-5, err_msg=name)
 
 
 def saved(folder, state: Any, program: Program) -> Store:

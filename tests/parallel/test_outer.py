@@ -1,17 +1,25 @@
 """Outer methods and 1-bit Adam on a small model, against loops over replicas that never share a program."""
 
+from dataclasses import dataclass
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon import axes
 from axon.errors import UserError
 from axon.layout import Layout
-from axon.nn import Routing
+from axon.nn import Rope, Routing
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.runtime import nested
+from axon.train.masked import MaskedToken
+from axon.train.objective import MultiToken, NextToken
 from axon.train.optimizers import AdamW, Linear, OneBitAdam
 from axon.train.step import Program
 from axon.train.step import Program as program
+from models.bert import Bert
+from models.deepseek import DeepSeek
 from models.gpt2 import GPT2
 from models.llama import Llama
 from models.mixtral import Mixtral
@@ -225,6 +233,56 @@ def test_replicas_that_train_separately_have_experts(packed_batch, rng):
     batch = packed_batch(rng, ROWS, SEQ, model.vocab)
     _, curve = run(ours, ours.init(), [batch] * 4)
     assert curve[-1, 0] < curve[0, 0]
+
+
+@dataclass(frozen=True)
+class Kept(NextToken):
+    """The next token's loss over a drawn half of the tokens: its terms have counts of their own."""
+
+    def draw(self, module, batch, key):
+        kept = jax.random.bernoulli(key, batch["sequences"][:, None] / ROWS, batch["weights"].shape)
+        return {**batch, "kept": axes.shard(kept * batch["weights"], "batch seq")}
+
+    def counts(self, batch):
+        return super().counts(batch) | dict.fromkeys(("next_token", "loss"), jnp.sum(batch["kept"]))
+
+    def sums(self, module, batch, key=None):
+        return super().sums(module, {**batch, "weights": batch["kept"]}, key)
+
+
+BERT = Bert(vocab=64, embed=16, layers=1, heads=2, mlp=32, positions=SEQ)
+LATENT = {"q_latent": 16, "kv_latent": 8, "nope_dim": 8, "rope_dim": 4, "value_dim": 8}
+TWO_TOKENS = DeepSeek(64, 16, layers=1, first_dense=1, heads=2, mlp=32, multi_token=True, rope=Rope(), **LATENT)
+OWN_COUNTS = {
+    "own": (MODEL, Kept()),
+    "masked tokens": (BERT, MaskedToken()),
+    "two tokens": (TWO_TOKENS, MultiToken()),
+}
+
+
+@pytest.mark.parametrize(
+    ("objective", "method"),
+    [
+        ("own", DiLoCo(EVERY)),
+        pytest.param("masked tokens", DiLoCo(EVERY), marks=pytest.mark.full),
+        pytest.param("two tokens", SlowMo(EVERY), marks=pytest.mark.full),
+        pytest.param("own", None, marks=pytest.mark.full, id="one bit"),
+    ],
+)
+def test_each_metric_is_the_mean_over_the_global_batch_whatever_it_is_counted_by(objective, method, rng, packed_batch):
+    model, objective = OWN_COUNTS[objective]
+    batch = packed_batch(rng, ROWS, SEQ, model.vocab)
+    batch["weights"][: ROWS // 2, SEQ // 4 :] = 0  # replicas have other shares of each count
+
+    def first_step(layout, optimizer=ADAM, outer=None):
+        p = made(layout, optimizer, model, objective=objective, outer=outer)
+        _, metrics = p.step(p.init(), p.place(batch))
+        return {name: float(x) for name, x in metrics.items() if name not in ("norms", "grad_norm")}
+
+    expected = first_step(Layout({"data": 1}))
+    assert "second_token" in expected or not isinstance(objective, MultiToken)
+    found = first_step(Layout({"replica": 2}, microbatches=2), ADAM if method else onebit(4), method)
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_slowmo_counts_in_units_of_the_inner_rate_and_diloco_is_nesterov(rng):

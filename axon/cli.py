@@ -13,7 +13,7 @@ from axon.commands.export import export
 from axon.commands.generate import generate
 from axon.commands.report import report
 from axon.commands.weights import Weights
-from axon.disk import cache_folder
+from axon.disk import cache_folder, location
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
 from axon.own_code import at_own_code, in_own_code
@@ -64,9 +64,7 @@ def train(
     from axon.launch.start import start, supervises
 
     if run_dir is not None:
-        from axon.object_store import check_location
-
-        check_location(run_dir, "--run-dir")
+        run_dir = location(run_dir, "--run-dir")
     is_supervisor = supervises(restarts)
     code = None if is_supervisor else start(processes, port)
     if code is not None:

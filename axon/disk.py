@@ -4,23 +4,39 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from axon.errors import UserError, suggest
+from axon.fields import FilePath, FolderPath, Location, StoreLocation, path_fields
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # one slash is left where it was made a `Path`
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
 
 def cache_folder() -> Path:
     """`$AXON_CACHE`, else `~/.cache/axon`."""
-    return Path(os.environ.get("AXON_CACHE") or "~/.cache/axon").expanduser()
+    return Path(expanded(os.environ.get("AXON_CACHE") or "~/.cache/axon", "the environment variable AXON_CACHE"))
+
+
+def expanded(path: str | Path, where: str) -> str:
+    """A path as a person writes it, with `~`, `$NAME` and `${NAME}` replaced.
+
+    Raises `UserError`, naming the field or option `where`, for a user or variable that is not there.
+    """
+    text = os.path.expandvars(str(path))
+    if (unset := _VARIABLE.search(text)) and not os.path.exists(str(path)):
+        raise UserError(f"{where} is {str(path)!r}, and the environment variable {unset[1] or unset[2]} is not set")
+    if text.startswith("~") and os.path.expanduser(text) == text:
+        raise UserError(f"{where} is {str(path)!r}: there is no user {Path(text).parts[0][1:]!r} with a home folder")
+    return os.path.expanduser(text)
 
 
 def named(path: str | Path, where: str) -> Path:
-    """The absolute path for a given one, `~` expanded. `where` is the field or option it was given for: `Folder.path`.
+    """The absolute path for a given one, `expanded`. `where` is the field or option it was given for: `Folder.path`.
 
     Raises:
         UserError: it is empty, which would be the working directory, a URL, or not a valid path.
@@ -32,10 +48,44 @@ def named(path: str | Path, where: str) -> Path:
             f"{where} is {str(path)!r}; expected a path. In an object store can be token stores (Data.store) "
             "and copies of a run's checkpoints (Checkpoints.mirror)"
         )
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError as error:  # ~nobody
-        raise UserError(f"{where} is {str(path)!r}: {error}") from None
+    return Path(expanded(path, where)).absolute()
+
+
+def location(text: str, where: str) -> str:
+    """A URL of a kind that objects can be below, or a path, `expanded`. Raises `UserError` for what is neither."""
+    if "://" in text:
+        if not re.match(r"(s3|gs)://[^/]|file:///", text):
+            raise UserError(f"{where} is {text!r}; expected s3://BUCKET/PATH, gs://BUCKET/PATH, file:///PATH or a path")
+        return text
+    return as_path(text, where)
+
+
+def check_paths(config: Any) -> None:
+    """Check and expand the paths of a frozen dataclass: its fields that are annotated as one of
+    `axon.fields.PATHS`. What begins with `hf:` is left as it is.
+
+    Raises `UserError` with class and field for what is no path.
+    """
+    for name, kind in path_fields(type(config)).items():
+        value, where = getattr(config, name), f"{type(config).__name__}.{name}"
+        expand = _EXPAND[kind]
+        if isinstance(value, Mapping):
+            object.__setattr__(config, name, {key: expand(path, f"{where}[{key!r}]") for key, path in value.items()})
+        elif isinstance(value, str) and not value.startswith("hf:"):
+            object.__setattr__(config, name, expand(value, where))
+
+
+def as_path(path: str | Path, where: str) -> str:
+    """A path, `expanded`, as relative as it is. Raises as `named`."""
+    named(path, where)
+    return expanded(path, where)
+
+
+def _store(text: str, where: str) -> str:
+    return text if "://" in text else as_path(text, where)
+
+
+_EXPAND = {FilePath: as_path, FolderPath: as_path, Location: location, StoreLocation: _store}
 
 
 @contextmanager

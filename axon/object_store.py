@@ -6,7 +6,6 @@ credentials. A server on this machine needs none. To `gs://` those of Google's c
 """
 
 import os
-import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -43,13 +42,6 @@ def local_path(location: str, where: str) -> Path | None:
     if location.startswith("file://"):
         return Path(unquote(urlsplit(location).path))
     return None if is_url(location) else named(location, where)
-
-
-def check_location(location: str, where: str) -> None:
-    """Raise `UserError` for what is neither a path nor a URL of a kind that objects can be below."""
-    if is_url(location) and not re.match(r"(s3|gs)://[^/]|file:///", location):
-        raise UserError(f"{where} is {location!r}; expected s3://BUCKET/PATH, gs://BUCKET/PATH, file:///PATH or a path")
-    local_path(location, where)
 
 
 def store_spec(location: str, where: str) -> dict[str, Any] | str:

@@ -1,6 +1,6 @@
 """BERT: an encoder that predicts masked tokens from both sides."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from flax import nnx
@@ -9,6 +9,7 @@ from jax import Array
 from axon.axes import add, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import RESUMABLE
 from axon.kernels.attention import SameDocument
 from axon.nn import (
     MLP,
@@ -56,8 +57,8 @@ class Bert:
     dropout: float = 0.1
     vocab_multiple: int = 1
     head: bool = True
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions", "types")

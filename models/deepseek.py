@@ -1,7 +1,7 @@
 """DeepSeek-V2 and V3: latent attention, experts after the first layers, and a second token predicted."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flax import nnx
@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import (
     Auxiliary,
@@ -67,8 +68,8 @@ class DeepSeek:
         256, 8, "sigmoid", scale=2.5, groups=8, kept_groups=4, bias_rate=0.001, sequence_loss=1e-4
     )
     shared: int = 2048
-    exchange: str = "auto"
-    margin: float = 1.5
+    exchange: str = field(default="auto", metadata=RESUMABLE)
+    margin: float = field(default=1.5, metadata=RESUMABLE)
     q_latent: int | None = 1536
     kv_latent: int = 512
     nope_dim: int = 128
@@ -79,8 +80,8 @@ class DeepSeek:
     norm_eps: float = 1e-6
     multi_token: bool = False
     vocab_multiple: int = 1
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "expert_mlp", "q_latent", "kv_latent")

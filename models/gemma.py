@@ -1,7 +1,7 @@
 """Gemma 2 and 3: sliding-window layers between full ones, norms before and after."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
     Alternation,
@@ -67,8 +68,8 @@ class Gemma:
     qk_norm: bool = False
     norm_eps: float = 1e-6
     vocab_multiple: int = 1
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim")

@@ -1,12 +1,13 @@
 """GPT-2: learned positions, LayerNorm, biases everywhere, dropout."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import MLP, Attention, Auxiliary, Depth, Dropout, Embedding, Inputs, LanguageModel, LayerNorm, Segment
 from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
@@ -37,8 +38,8 @@ class GPT2:
     norm_eps: float = 1e-5
     dropout: float = 0.1
     vocab_multiple: int = 1
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions")

@@ -1,7 +1,7 @@
 """gpt-oss: attention sinks, sliding-window layers between full ones, and experts with biases."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flax import nnx
@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
     Attention,
@@ -56,14 +57,14 @@ class GptOss:
     head_dim: int = 64
     routing: Routing = Routing(32, 4)
     activation: ClampedSwiGLU = ClampedSwiGLU()
-    exchange: str = "auto"
-    margin: float = 1.5
+    exchange: str = field(default="auto", metadata=RESUMABLE)
+    margin: float = field(default=1.5, metadata=RESUMABLE)
     window: int = 128
     rope: Rope = Rope(150_000.0, YarnScaling(32.0, original=4096, truncate=False))
     norm_eps: float = 1e-5
     vocab_multiple: int = 1
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")

@@ -1,7 +1,7 @@
 """Llama 2 and 3, and the models that differ from it by a field: Mistral, Qwen 2 and 3, Phi 3 and 4, SmolLM 3."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
 from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Of, Row, in_layers
@@ -51,8 +52,8 @@ class Llama:
     qk_norm: bool = False
     tied: bool = False
     vocab_multiple: int = 1
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")

@@ -1,11 +1,12 @@
 """Mixtral, and the models that differ from it by a field: Qwen3-MoE."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment
 from axon.nn.hugging_face import Architecture, Constant, Field, Row, in_layers
@@ -41,8 +42,8 @@ class Mixtral:
     mlp: int
     routing: Routing
     shared: int = 0
-    exchange: str = "auto"
-    margin: float = 1.5
+    exchange: str = field(default="auto", metadata=RESUMABLE)
+    margin: float = field(default=1.5, metadata=RESUMABLE)
     head_dim: int | None = None
     rope: Rope = Rope()
     window: int | None = None
@@ -50,8 +51,8 @@ class Mixtral:
     qk_norm: bool = False
     tied: bool = False
     vocab_multiple: int = 1
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")

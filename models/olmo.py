@@ -1,12 +1,13 @@
 """OLMo 2 and 3: norms after attention and MLP, QK norm over all heads; sliding windows in OLMo 3."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
 from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
@@ -46,8 +47,8 @@ class Olmo:
     rope: Rope = Rope(500_000.0)
     norm_eps: float = 1e-6
     vocab_multiple: int = 1
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")

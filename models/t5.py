@@ -1,7 +1,7 @@
 """T5: an encoder–decoder with a relative position bias."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ from jax import Array
 from axon.axes import ArraySpec, shard
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Causal, Mask, SameDocument
 from axon.nn import (
     MLP,
@@ -70,8 +71,8 @@ class T5:
     start_id: int = 0
     dropout: float = 0.1
     vocab_multiple: int = 1
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "encoder_layers", "decoder_layers", "heads", "head_dim", "mlp")

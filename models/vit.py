@@ -1,6 +1,6 @@
 """ViT: an encoder of an image's patches, which says of which class the image is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jax import Array
 from axon.axes import add, by_sequence, current, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import RESUMABLE
 from axon.kernels.attention import Everything
 from axon.nn import (
     MLP,
@@ -63,8 +64,8 @@ class ViT:
     pool: Literal["token", "mean"] = "token"
     norm_eps: float = 1e-12
     dropout: float = 0.0
-    remat: RematByKind = "none"
-    unroll: bool | None = None
+    remat: RematByKind = field(default="none", metadata=RESUMABLE)
+    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("image", "patch", "channels", "embed", "layers", "heads", "mlp")

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from axon.checks import check_range
-from axon.disk import named
+from axon.disk import check_paths
 from axon.errors import UserError
-from axon.object_store import check_location
+from axon.fields import FolderPath, Location
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,15 @@ class Checkpoints:
     keep_every: int | None = None
     keep_hours: float | None = None
     keep_best: int | None = None
-    local_folder: str | None = None
+    local_folder: FolderPath | None = None
     local_every: int | None = None
     local_keep: int = 1
-    mirror: str | None = None
+    mirror: Location | None = None
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "every", "keep", "keep_every", "keep_best", "local_every", "local_keep")
         check_range(self, "(0, 10**6]", "keep_hours")
+        check_paths(self)
         if self.keep_every is not None and self.keep_every % self.every:
             raise UserError(
                 f"Checkpoints.keep_every is {self.keep_every}; must be a multiple of Checkpoints.every, {self.every}, "
@@ -50,10 +51,6 @@ class Checkpoints:
         if (self.local_folder is None) != (self.local_every is None):
             unset = "local_folder" if self.local_folder is None else "local_every"
             raise UserError(f"Checkpoints.{unset} is not set; set both local_folder and local_every, or neither")
-        if self.local_folder is not None:
-            named(self.local_folder, "Checkpoints.local_folder")
-        if self.mirror is not None:
-            check_location(self.mirror, "Checkpoints.mirror")
         if self.local_every is not None and self.local_every >= self.every:
             write = f"local_every to {max(1, self.every // 10)}" if self.every > 1 else "every to 10"
             raise UserError(

@@ -19,8 +19,7 @@ or of `--set` that has no effect is a mistake; an included file may have unused 
 `--set` makes them so (`--set Train.sample=None`).
 """
 
-from axon.config.differences import differences
 from axon.config.load import AXON, Resolved, dump, load, root_of
 from axon.config.mistakes import ConfigError, Mistake, Place
 
-__all__ = ["AXON", "ConfigError", "Mistake", "Place", "Resolved", "differences", "dump", "load", "root_of"]
+__all__ = ["AXON", "ConfigError", "Mistake", "Place", "Resolved", "dump", "load", "root_of"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union
 
 from axon.config.parameters import is_frozen
+from axon.disk import expanded
 
 
 class Mismatch(Exception):
@@ -96,7 +97,7 @@ def _fit_class(value: Any, wanted: Any, at: str) -> Any:
     if wanted is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if wanted is Path and isinstance(value, str):
-        return Path(value)
+        return Path(expanded(value, "the path"))
     if wanted is int:
         return _require(type(value) is int, value, wanted, at)
     if getattr(wanted, "_is_protocol", False):

@@ -10,23 +10,24 @@ from typing import Any
 
 from axon.checks import check_range
 from axon.data.records import files_below, files_key, fingerprint, text_of
-from axon.disk import named
+from axon.disk import check_paths
 from axon.errors import UserError, suggest
+from axon.fields import FilePath
 
 
 @dataclass(frozen=True)
 class Parquet:
     """One document a row, in column `field`; `path` is a file, or a folder whose `.parquet` files are read."""
 
-    path: str
+    path: FilePath
     field: str = "text"
 
     def __post_init__(self):
-        named(self.path, "Parquet.path")
+        check_paths(self)
 
     @property
     def name(self) -> str:
-        return Path(self.path).expanduser().absolute().stem
+        return Path(self.path).absolute().stem
 
     def key(self) -> str:
         return fingerprint("parquet", self.field, files_key(self.path, "**/*.parquet"))

@@ -26,7 +26,9 @@ from axon.data.sources import Source, Stdlib
 from axon.data.store import Root
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
 from axon.data.tokens import open_tokens
+from axon.disk import check_paths
 from axon.errors import UserError
+from axon.fields import RESUMABLE, StoreLocation
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,14 @@ class Data:
     weights: tuple[float, ...] | None = None
     tokenizer: Bpe | TokenizerFile = Bpe()
     held_out: float = 0.01
-    store: str | None = None
-    threads: int = 2
+    store: StoreLocation | None = field(default=None, metadata=RESUMABLE)
+    threads: int = field(default=2, metadata=RESUMABLE)
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "seq", "batch")
         check_range(self, "[0, 256]", "threads")
         check_range(self, "[0, 1]", "held_out")
+        check_paths(self)
         if self.held_out == 1 and isinstance(self.tokenizer, Bpe):
             raise UserError("Data.held_out = 1 leaves no text to train a Bpe on: lower it, or give a TokenizerFile.")
         _check_sources(self.sources)

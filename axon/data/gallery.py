@@ -13,6 +13,7 @@ from axon.checks import check_range
 from axon.data.batches import ALL, PADDING, Batch, Batches, SequenceNumbers, held_out_order, shuffled_order, without
 from axon.data.pictures import Letters, Pictures, PictureSource
 from axon.errors import UserError
+from axon.fields import RESUMABLE
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Images:
     batch: int
     source: PictureSource = Letters()
     held_out: float = 0.1
-    threads: int = 2
+    threads: int = field(default=2, metadata=RESUMABLE)
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "batch")

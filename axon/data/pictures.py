@@ -11,8 +11,9 @@ import numpy as np
 from numpy.lib.format import MAGIC_PREFIX
 
 from axon.checks import check_range
-from axon.disk import named, reading
+from axon.disk import check_paths, named, reading
 from axon.errors import UserError
+from axon.fields import FilePath
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono-Oblique", "DejaVuSerif", "DejaVuSerif-Italic", "STIXGeneral")
@@ -96,16 +97,15 @@ class ArrayFiles:
     uint8 in `images` is brought from 0 … 255 to -1 … 1, floating-point numbers are taken as they are.
     """
 
-    images: str
-    labels: str
+    images: FilePath
+    labels: FilePath
 
     def __post_init__(self):
-        named(self.images, "ArrayFiles.images")
-        named(self.labels, "ArrayFiles.labels")
+        check_paths(self)
 
     @property
     def name(self) -> str:
-        return Path(self.images).expanduser().absolute().stem
+        return Path(self.images).absolute().stem
 
     def pictures(self) -> Pictures:
         images, labels = (named(path, "ArrayFiles") for path in (self.images, self.labels))

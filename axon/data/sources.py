@@ -15,8 +15,9 @@ import numpy as np
 from axon.checks import check_range
 from axon.data.columns import HuggingFace, Parquet
 from axon.data.records import files_below, files_key, fingerprint, text_in, text_of
-from axon.disk import named, reading
+from axon.disk import check_paths, named, reading
 from axon.errors import UserError
+from axon.fields import FilePath
 
 
 @runtime_checkable
@@ -71,15 +72,15 @@ def _stdlib() -> Path:
 class Folder:
     """Every file below `path` that matches the glob `pattern`, one document each; `path` may also be one file."""
 
-    path: str
+    path: FilePath
     pattern: str = "**/*.txt"
 
     def __post_init__(self):
-        named(self.path, "Folder.path")
+        check_paths(self)
 
     @property
     def name(self) -> str:
-        return Path(self.path).expanduser().absolute().name
+        return Path(self.path).absolute().name
 
     def key(self) -> str:
         return fingerprint("folder", files_key(self.path, self.pattern))
@@ -92,15 +93,15 @@ class Folder:
 class JsonLines:
     """One JSON object a line, the document in `field`; `path` is a file, or a folder whose `.jsonl` files are read."""
 
-    path: str
+    path: FilePath
     field: str = "text"
 
     def __post_init__(self):
-        named(self.path, "JsonLines.path")
+        check_paths(self)
 
     @property
     def name(self) -> str:
-        return Path(self.path).expanduser().absolute().stem
+        return Path(self.path).absolute().stem
 
     def key(self) -> str:
         return fingerprint("jsonl", self.field, files_key(self.path, "**/*.jsonl"))

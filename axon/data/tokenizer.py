@@ -13,8 +13,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from axon.checks import check_range
 from axon.data.background import in_background
-from axon.disk import named, reading, writing
+from axon.disk import check_paths, named, reading, writing
 from axon.errors import UserError, suggest
+from axon.fields import FilePath
 
 BOS = "<|endoftext|>"
 PIECE = 1024
@@ -153,10 +154,13 @@ class TokenizerFile:
             template ("template"), as a prompt of `transformers` has.
     """
 
-    path: str
+    path: FilePath
     bos: str | None = None
     ends: tuple[str, ...] | None = None
     prompts: Literal["bos", "template"] = "bos"
+
+    def __post_init__(self):
+        check_paths(self)
 
     def load(self) -> Tokenizer:
         """Reads it.

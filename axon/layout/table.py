@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from axon.axes.patterns import base, parse_names
-from axon.disk import named
+from axon.disk import check_paths
 from axon.errors import UserError, suggest
+from axon.fields import FolderPath
 
 MESH_AXES = ("replica", "pipe", "data", "expert", "context", "ulysses", "tensor")
 """Dimensions of the device mesh, slowest link first."""
@@ -144,7 +145,7 @@ class Layout:
     replicate_kv: int = 1
     context: str | Mapping[str, str] | None = None
     host: tuple[str, ...] = ()
-    disk: Mapping[str, str] = field(default_factory=dict)
+    disk: Mapping[str, FolderPath] = field(default_factory=dict)
     order: tuple[str, ...] = MESH_AXES
 
     def __post_init__(self):
@@ -163,6 +164,7 @@ class Layout:
         for kind in self.host:
             if kind not in ON_HOST:
                 raise LayoutError(f"Layout.host: {kind!r} cannot be stored on the host.{suggest(kind, ON_HOST)}")
+        check_paths(self)
         self._check_disk()
         if self.auto and self.overlap:
             raise LayoutError(
@@ -191,7 +193,7 @@ class Layout:
                 raise LayoutError(f"Layout.context: unknown method {method!r}.{suggest(method, CONTEXT)}")
 
     def _check_disk(self) -> None:
-        for kind, folder in self.disk.items():
+        for kind in self.disk:
             if kind not in ON_DISK:
                 raise LayoutError(f"Layout.disk: {kind!r} cannot be stored on a disk.{suggest(kind, ON_DISK)}")
             if kind in self.host:
@@ -199,7 +201,6 @@ class Layout:
                     f"{kind!r} is in both Layout.host, the host's memory, and Layout.disk: choose one. Take it out of "
                     "Layout.host, or set Layout.disk to {}"
                 )
-            named(folder, f"Layout.disk[{kind!r}]")
 
     def _check_rows(self, where: str, rows: Rows) -> None:
         for name, row in rows.items():

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from axon.disk import writing
+from axon.disk import check_paths, writing
 from axon.errors import UserError
+from axon.fields import FolderPath
 
 
 class Tracker(Protocol):
@@ -40,7 +41,10 @@ class TrackerConfig(Protocol):
 class TensorBoard:
     """TensorBoard event files in `run_dir/folder`; view with `tensorboard --logdir`."""
 
-    folder: str = "tensorboard"
+    folder: FolderPath = "tensorboard"
+
+    def __post_init__(self):
+        check_paths(self)
 
     def open(self, run_dir: Path) -> Tracker:
         """See `TrackerConfig.open`."""

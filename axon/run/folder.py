@@ -13,17 +13,12 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from axon.checkpoint import Checkpoints, Reader, newest_reader
 from axon.checkpoint.remote import fetched_run
-from axon.config import differences, dump, load
-from axon.disk import named, reading, writing
+from axon.config import dump, load
+from axon.disk import as_path, reading, writing
 from axon.errors import UserError
 from axon.foreign_json import NULL, OBJECT, TEXT, list_of, read_field, read_json
+from axon.fields import differences, may_change, skipped
 from axon.object_store import is_url
-
-FREE = (
-    *("layout", "steps", "checkpoints", "faults", "trackers", "evaluation", "sample", "run_dir"),
-    *("data.store", "data.threads"),
-)
-"""Fields that may differ when a run is continued: none of them changes the losses (`faults`: of steps without)."""
 
 
 class RunFolder:
@@ -48,8 +43,7 @@ class RunFolder:
         """The folder of an existing run; `UserError` if `path` is not one. For a mirror's URL: a copy of it."""
         if is_url(path):
             path = fetched_run(str(path), "the run's folder")
-        named(path, "the run's folder")
-        folder = cls(path)
+        folder = cls(as_path(path, "the run's folder"))
         with reading(folder.config):
             begun = folder.config.is_file()
         if not begun:
@@ -63,7 +57,7 @@ class RunFolder:
     def check_continues(self, train: Any) -> None:
         """Raise `UserError`, with every difference, if `train` is not the run that is recorded here."""
         if self.trained():
-            self._refuse(differences(self.tree(), _as_recorded(train), FREE))
+            self._refuse(differences(self.tree(), _as_recorded(train), may_change), train)
         elif self.config.is_file() and not self.record.is_file():
             raise UserError(
                 f"{self.config} is not of a run: this run's configuration would overwrite it. Give another --run-dir"
@@ -80,11 +74,11 @@ class RunFolder:
                 f"{str(self.tokenizer)!r}"
             )
 
-    def check_same_text(self, data_identity: Mapping[str, Any]) -> None:
+    def check_same_text(self, train: Any, data_identity: Mapping[str, Any]) -> None:
         """Raise `UserError` if the recorded run was trained on other text or pictures."""
         before, now = self._recorded_digests(), data_identity["digests"]
         if before not in (None, now):
-            self._refuse([f"data: its content has changed (digests {before} → {now})"])
+            self._refuse([f"data: its content has changed (digests {before} → {now})"], train)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -152,14 +146,14 @@ class RunFolder:
         except UserError as error:
             raise UserError(f"{error}. Delete it to continue without checking that the text is the same") from error
 
-    def _refuse(self, found: Sequence[str]) -> None:
+    def _refuse(self, found: Sequence[str], train: Any) -> None:
         if found:
             name, field = self._named
             raise UserError(
                 f"{name} has another run; it differs in\n"
                 + "\n".join(f"  {line}" for line in found)
-                + f"\nGive another {field}, or undo the changes. Layout, steps, evaluation, saving, faults and "
-                "trackers may change"
+                + f"\nGive another {field}, or undo the changes. What may change: "
+                + ", ".join(skipped(train, may_change))
             )
 
 

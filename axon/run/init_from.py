@@ -6,9 +6,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from axon.axes.array_spec import Specs
-from axon.checkpoint.huggingface.hub import is_hub
+from axon.disk import check_paths
 from axon.errors import UserError, suggest
-from axon.object_store import check_location
+from axon.fields import Location
 from axon.train.given import check_given
 
 
@@ -28,14 +28,13 @@ class InitFrom:
         cast: whether a run's arrays of another dtype are cast to this model's, as those of `hf:` always are.
     """
 
-    source: str
+    source: Location
     paths: tuple[str, ...] = ("*",)
     rename: tuple[tuple[str, str], ...] = ()
     cast: bool = False
 
     def __post_init__(self):
-        if not is_hub(self.source):
-            check_location(self.source, "InitFrom.source")
+        check_paths(self)
         if not self.paths:
             raise UserError("InitFrom.paths is empty, so nothing would be taken: leave it out for all parameters")
 

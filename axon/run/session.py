@@ -131,7 +131,7 @@ class Session:
 
     def _claim_folder(self, corpus: Prepared) -> dict[str, Any]:
         """Record this run in its folder, unless the folder has another run; returns the record."""
-        self.folder.check_same_text(corpus.identity())
+        self.folder.check_same_text(self.train, corpus.identity())
         record = run_record() | {"data": corpus.identity(), "loss_unit": self.program.evaluator.unit}
         if self.first:
             self.folder.write(self.train, record)

@@ -8,13 +8,14 @@ from typing import Protocol
 from flax import nnx
 
 from axon.checkpoint import Checkpoints
-from axon.checkpoint.huggingface.hub import is_hub
 from axon.checkpoint.remote import working_folder
 from axon.checks import check_range
 from axon.data import Data, Images
+from axon.disk import check_paths
 from axon.errors import UserError
+from axon.fields import RESUMABLE, Location
 from axon.layout import Layout
-from axon.object_store import check_location, is_url
+from axon.object_store import is_url
 from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
@@ -81,30 +82,27 @@ class Train:
     model: Model
     data: Data | Images
     optimizer: Optimizer | OneBitAdam
-    steps: int
+    steps: int = field(metadata=RESUMABLE)
     seed: int = 0
     objective: Objective = NextToken()
-    layout: Layout = Layout()
+    layout: Layout = field(default=Layout(), metadata=RESUMABLE)
     outer: DiLoCo | SlowMo | None = None
     precision: Precision = Precision()
-    kernels: Mapping[str, str] = field(default_factory=dict)
-    evaluation: Evaluation | None = Evaluation()
-    checkpoints: Checkpoints = Checkpoints()
-    faults: Faults = Faults()
-    trackers: tuple[TrackerConfig, ...] = ()
-    sample: Sample | None = None
-    init_from: str | InitFrom | None = None
-    run_dir: str | None = None
+    kernels: Mapping[str, str] = field(default_factory=dict, metadata=RESUMABLE)
+    evaluation: Evaluation | None = field(default=Evaluation(), metadata=RESUMABLE)
+    checkpoints: Checkpoints = field(default=Checkpoints(), metadata=RESUMABLE)
+    faults: Faults = field(default=Faults(), metadata=RESUMABLE)
+    trackers: tuple[TrackerConfig, ...] = field(default=(), metadata=RESUMABLE)
+    sample: Sample | None = field(default=None, metadata=RESUMABLE)
+    init_from: Location | InitFrom | None = None
+    run_dir: Location | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "steps")
         check_range(self, "[0, 2**32)", "seed")
-        if self.run_dir is not None:
-            check_location(self.run_dir, "Train.run_dir")
-            if is_url(self.run_dir) and self.checkpoints.mirror is not None:
-                raise UserError("Train.run_dir is a URL, and Checkpoints.mirror is set: set one of the two")
-        if isinstance(self.init_from, str) and not is_hub(self.init_from):
-            check_location(self.init_from, "Train.init_from")
+        check_paths(self)
+        if self.run_dir is not None and is_url(self.run_dir) and self.checkpoints.mirror is not None:
+            raise UserError("Train.run_dir is a URL, and Checkpoints.mirror is set: set one of the two")
         if self.outer is not None and self.steps % self.outer.every:
             name, every, lost = type(self.outer).__name__, self.outer.every, self.steps % self.outer.every
             raise UserError(

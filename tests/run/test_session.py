@@ -224,6 +224,15 @@ def test_a_disk_that_is_not_there_is_said_before_any_work(tiny, do, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_continues_where_a_step_is_computed_in_another_way(tiny, trained, do, tmp_path):
+    do(tiny, tmp_path, steps=4)
+    model = replace(tiny.model, remat="full", unroll=True)
+    other = do(replace(tiny, model=model, kernels={"attention": "xla"}), tmp_path, steps=8)
+    assert "resumed from step 4" in other.lines
+    np.testing.assert_allclose(records(tmp_path, "loss"), records(trained.folder, "loss")[:8], rtol=1e-5)
+    np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:8], rtol=1e-5)
+
+
 @pytest.mark.full
 def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, copied):
     changed = replace(
@@ -256,6 +265,7 @@ def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, di
     with pytest.raises(UserError, match="has another run") as refused:
         do(change(trained.train), trained.folder)
     assert difference in str(refused.value)
+    assert "What may change: model.remat, model.unroll, data.sources" in str(refused.value)
     assert (trained.folder / "config.gin").read_text() == before
 
 
@@ -286,12 +296,11 @@ def test_a_configuration_of_a_persons_own_is_not_written_over(tiny, do, tmp_path
     assert (tmp_path / "config.gin").read_text() == "# mine\n"
 
 
-def test_other_text_under_the_same_name_is_refused(trained, do, copied, tmp_path):
+def test_text_that_moved_is_the_same_text_and_other_text_is_refused(trained, do, copied, tmp_path):
     source = trained.train.data.sources[0]
     text = tmp_path / "text"
     shutil.copytree(source.path, text)
     moved = replace(trained.train, data=replace(trained.train.data, sources=(replace(source, path=str(text)),)))
-    RunFolder(copied).config.write_text(RunFolder(copied).config.read_text().replace(source.path, str(text)))
     do(moved, copied)
     (text / "more.txt").write_text("omega " * 500)
     with pytest.raises(UserError, match="its content has changed"):

@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from axon.disk import named, reading
+from axon.disk import check_paths, named, reading
 from axon.errors import UserError, suggest
+from axon.fields import FilePath
 from axon.parallel.pipeline.check import check
 from axon.parallel.pipeline.chunks import PLACEMENTS, Chunks
 from axon.parallel.pipeline.order import ACTIONS
@@ -40,7 +41,10 @@ class FromFile:
         path: of the file, which is for one number of stages and of microbatches.
     """
 
-    path: str
+    path: FilePath
+
+    def __post_init__(self):
+        check_paths(self)
 
     @property
     def virtual(self) -> int:

@@ -10,6 +10,7 @@ from axon.axes import add, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
+from axon.foreign_json import SIZE
 from axon.kernels.attention import SameDocument
 from axon.nn import (
     MLP,
@@ -25,7 +26,7 @@ from axon.nn import (
     constant,
     exact_gelu,
 )
-from axon.nn.hugging_face import Architecture, Constant, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, LAYERS, RATE, Architecture, Constant, Field, Ignored, Row, ignored, in_layers
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
@@ -196,41 +197,39 @@ HEAD = (
     Row("cls.predictions.bias", "output_bias"),
 )
 FIELDS = (
-    Field("vocab_size", "vocab", 30522),
-    Field("hidden_size", "embed", 768),
-    Field("num_hidden_layers", "layers", 12),
-    Field("num_attention_heads", "heads", 12),
-    Field("intermediate_size", "mlp", 3072),
-    Field("max_position_embeddings", "positions", 512),
-    Field("type_vocab_size", "types", 2),
-    Field("layer_norm_eps", "norm_eps", 1e-12),
-    Field("hidden_dropout_prob", "dropout", 0.1),
+    Field("vocab_size", "vocab", SIZE, 30522),
+    Field("hidden_size", "embed", SIZE, 768),
+    Field("num_hidden_layers", "layers", LAYERS, 12),
+    Field("num_attention_heads", "heads", SIZE, 12),
+    Field("intermediate_size", "mlp", SIZE, 3072),
+    Field("max_position_embeddings", "positions", SIZE, 512),
+    Field("type_vocab_size", "types", SIZE, 2),
+    Field("layer_norm_eps", "norm_eps", EPS, 1e-12),
+    Field("hidden_dropout_prob", "dropout", RATE, 0.1),
     Constant("hidden_act", "gelu"),
     Constant("is_decoder", False),
     Constant("add_cross_attention", False),
     Constant("position_embedding_type", "absolute", also=(None,)),
-    Constant("tie_word_embeddings", True),
+    *ignored("attention_probs_dropout_prob", "matryoshka_dimensions", "is_matryoshka"),
 )
-SILENT = ("attention_probs_dropout_prob", "classifier_dropout", "matryoshka_dimensions", "is_matryoshka")
+TIED = Constant("tie_word_embeddings", True)
 HUGGING_FACE = (
     Architecture(
         "BertForMaskedLM",
         "bert",
         Bert,
         _encoder("bert.") + HEAD,
-        FIELDS,
+        (*FIELDS, TIED),
         {"head": True},
         unused=("cls.predictions.decoder.*", "bert.pooler.*", "cls.seq_relationship.*", "*.position_ids"),
-        silent=SILENT,
     ),
     Architecture(
         "BertModel",
         "bert",
         Bert,
         _encoder(),
-        FIELDS,
+        (*FIELDS, Ignored("tie_word_embeddings")),
         {"head": False},
         unused=("pooler.*", "*.position_ids"),
-        silent=SILENT,
     ),
 )

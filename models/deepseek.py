@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
+from axon.foreign_json import COUNT, FLAG, NULL, SIZE, integer, number, one_of, read_field
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import (
     Auxiliary,
@@ -25,14 +26,26 @@ from axon.nn import (
     Segment,
     YarnScaling,
 )
-from axon.nn.hugging_face import UNUSED, Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face import (
+    EPS,
+    EXPERTS,
+    LAYERS,
+    UNUSED,
+    Architecture,
+    Constant,
+    Converted,
+    Field,
+    Row,
+    ignored,
+    in_layers,
+)
 from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
-from models.llama import EMBEDDING, MLP
-from models.mixtral import EXPERTS, MOE_NORM
+from models.llama import ALL_FULL, EMBEDDING, MLP, NO_BIAS, NO_MLP_BIAS, NO_SLIDING_WINDOW, SILU
+from models.mixtral import EXPERT_ROWS, MOE_NORM
 
 __all__ = ["HUGGING_FACE", "DeepSeek"]
 
@@ -211,7 +224,7 @@ BLOCK = (
     Row("post_attention_layernorm.weight", "mlp_norm/scale"),
     MOE_NORM,
     *MLP,
-    *EXPERTS,
+    *EXPERT_ROWS,
     Row("mlp.gate.e_score_correction_bias", "moe/router/bias"),
     Row("mlp.shared_experts.gate_proj.weight", "moe/shared/gate", "mlp embed"),
     Row("mlp.shared_experts.up_proj.weight", "moe/shared/up", "mlp embed"),
@@ -233,8 +246,8 @@ AHEAD = (
 def _read_v2_groups(config: Mapping[str, Any]) -> dict[str, Any]:
     if config.get("topk_method", "greedy") == "greedy":
         return {"routing.groups": 1, "routing.kept_groups": 1}
-    groups = {"routing.groups": config["n_group"], "routing.kept_groups": config["topk_group"]}
-    return groups | {"routing.group_best": 1}
+    groups, kept = (read_field("config.json", config, name, EXPERTS) for name in ("n_group", "topk_group"))
+    return {"routing.groups": groups, "routing.kept_groups": kept, "routing.group_best": 1}
 
 
 def _write_v2_groups(model: DeepSeek) -> dict[str, Any]:
@@ -244,77 +257,111 @@ def _write_v2_groups(model: DeepSeek) -> dict[str, Any]:
     return {"topk_method": "group_limited_greedy"} | groups
 
 
-FIELDS = (
-    Field("vocab_size", "vocab"),
-    Field("hidden_size", "embed"),
-    Field("num_hidden_layers", "layers"),
-    Field("num_attention_heads", "heads"),
-    Field("intermediate_size", "mlp"),
-    Field("moe_intermediate_size", "expert_mlp"),
-    Field("n_routed_experts", "routing.experts"),
-    Field("num_experts_per_tok", "routing.top_k"),
-    Converted(
-        lambda config: {"shared": (config.get("n_shared_experts") or 0) * config["moe_intermediate_size"]},
+def _kv_heads(default: int | None) -> Converted:
+    """As many as heads, as latent attention has them: transformers reads the field, and fails with another value."""
+
+    def read(config: Mapping[str, Any]) -> dict[str, Any]:
+        heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads", default)
+        if kv_heads not in (None, heads):
+            raise UserError(f"config.json: num_key_value_heads is {kv_heads}; must be num_attention_heads, {heads}")
+        return {}
+
+    return Converted(read, lambda model: {"num_key_value_heads": model.heads}, {"num_key_value_heads": SIZE | NULL})
+
+
+def _shared(default: int) -> Converted:
+    """The width of all shared experts; `default`: how many there are."""
+    return Converted(
+        lambda config: {"shared": config.get("n_shared_experts", default) * config["moe_intermediate_size"]},
         lambda model: {"n_shared_experts": model.shared // model.expert_mlp},
-        ("n_shared_experts",),
-    ),
-    Field("q_lora_rank", "q_latent", 1536),
-    Field("kv_lora_rank", "kv_latent", 512),
-    Field("qk_nope_head_dim", "nope_dim", 128),
-    Field("qk_rope_head_dim", "rope_dim", 64),
-    Field("v_head_dim", "value_dim", 128),
-    Field("rms_norm_eps", "norm_eps", 1e-6),
+        {"n_shared_experts": integer("[0, 65536]")},
+    )
+
+
+def _sizes(vocab: int, embed: int, mlp: int, layers: int, heads: int, experts: int, width: int) -> tuple[Field, ...]:
+    """Fields of sizes, with a family's defaults; `width`: of an expert."""
+    return (
+        Field("vocab_size", "vocab", SIZE, vocab),
+        Field("hidden_size", "embed", SIZE, embed),
+        Field("intermediate_size", "mlp", SIZE, mlp),
+        Field("num_hidden_layers", "layers", LAYERS, layers),
+        Field("num_attention_heads", "heads", SIZE, heads),
+        Field("n_routed_experts", "routing.experts", EXPERTS, experts, also=("num_experts", "num_local_experts")),
+        Field("moe_intermediate_size", "expert_mlp", SIZE, width),
+    )
+
+
+FIELDS = (
+    Field("q_lora_rank", "q_latent", SIZE | NULL, 1536),
+    Field("kv_lora_rank", "kv_latent", SIZE, 512),
+    Field("qk_nope_head_dim", "nope_dim", SIZE, 128),
+    Field("qk_rope_head_dim", "rope_dim", SIZE, 64),
+    Field("v_head_dim", "value_dim", SIZE, 128),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
     rope_field(),
-    # Said by the fields above; transformers reads the first.
-    Converted(
-        lambda config: {},
-        lambda model: {"num_key_value_heads": model.heads},
-        ("num_key_value_heads", "head_dim", "qk_head_dim"),
-    ),
+    *ignored("head_dim", "qk_head_dim"),  # said by the fields above
     Constant("moe_layer_freq", 1),
-    Constant("attention_bias", False),
-    Constant("hidden_act", "silu"),
+    NO_BIAS,
+    SILU,
     Constant("tie_word_embeddings", False),
+    ALL_FULL,
+    NO_SLIDING_WINDOW,
+    *ignored("aux_loss_alpha", "ep_size", "num_nextn_predict_layers", "num_mtp_layers", "seq_aux"),
 )
 V2 = (
-    Field("first_k_dense_replace", "first_dense", 0),
-    Field("routed_scaling_factor", "routing.scale", 1.0),
-    Converted(_read_v2_groups, _write_v2_groups, ("topk_method", "n_group", "topk_group")),
+    *_sizes(102_400, 4096, 11_008, 32, 32, 64, 1407),
+    *FIELDS,
+    _shared(2),
+    _kv_heads(None),
+    Field("num_experts_per_tok", "routing.top_k", EXPERTS),
+    Field("first_k_dense_replace", "first_dense", COUNT, 0),
+    Field("routed_scaling_factor", "routing.scale", number("(0, inf)"), 1.0),
+    Converted(
+        _read_v2_groups,
+        _write_v2_groups,
+        {
+            "topk_method": one_of("greedy", "group_limited_greedy"),
+            "n_group": EXPERTS | NULL,
+            "topk_group": EXPERTS | NULL,
+        },
+    ),
     Constant("scoring_func", "softmax"),
-    Constant("norm_topk_prob", False),
-    Constant("mlp_bias", False),
+    Constant("norm_topk_prob", False, also=(None,)),
+    NO_MLP_BIAS,
 )
 V3 = (
-    Field("first_k_dense_replace", "first_dense", 3),
-    Field("routed_scaling_factor", "routing.scale", 2.5),
-    Field("n_group", "routing.groups", 8),
-    Field("topk_group", "routing.kept_groups", 4),
-    Field("norm_topk_prob", "routing.normalise", True),
-    Field("rope_interleave", "interleaved", True),
+    *_sizes(129_280, 7168, 18_432, 61, 128, 256, 2048),
+    *FIELDS,
+    _shared(1),
+    _kv_heads(128),
+    Field("num_experts_per_tok", "routing.top_k", EXPERTS, 8),
+    Field("first_k_dense_replace", "first_dense", COUNT, 3),
+    Field("routed_scaling_factor", "routing.scale", number("(0, inf)"), 2.5),
+    Field("n_group", "routing.groups", EXPERTS, 8),
+    Field("topk_group", "routing.kept_groups", EXPERTS, 4),
+    Field("norm_topk_prob", "routing.normalise", FLAG | NULL, True, null=False),
+    Field("rope_interleave", "interleaved", FLAG | NULL, True, null=False),
     Constant("scoring_func", "sigmoid"),
     Constant("topk_method", "noaux_tc"),
 )
 SOFTMAX = {"routing.scores": "softmax", "routing.normalise": False, "routing.bias_rate": 0.0}
 SIGMOID = {"routing.scores": "sigmoid", "routing.group_best": 2, "routing.bias_rate": 0.001}
-SILENT = ("aux_loss_alpha", "auto_map", "ep_size", "num_nextn_predict_layers", "seq_aux")
 HUGGING_FACE = (
     Architecture(
         "DeepseekV2ForCausalLM",
         "deepseek_v2",
         DeepSeek,
         ROWS,
-        FIELDS + V2,
+        V2,
         SOFTMAX | {"interleaved": True, "multi_token": False},
-        silent=SILENT,
     ),
     Architecture(
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
         DeepSeek,
         ROWS + AHEAD,
-        FIELDS + V3,
+        V3,
         SIGMOID | {"multi_token": False},
         unused=(*UNUSED, f"{LAST}.*"),  # read where it is asked for; transformers leaves it out
-        silent=SILENT,
     ),
 )

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.fields import RESUMABLE
+from axon.foreign_json import NULL, SIZE, number
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
     Alternation,
@@ -25,13 +26,13 @@ from axon.nn import (
     Segment,
     geglu,
 )
-from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import THEIRS, read_one_rope, read_two_ropes, write_rope, write_two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
-from models.llama import ATTENTION, EMBEDDING, MLP, SIZES
+from models.llama import ATTENTION, EMBEDDING, MLP, NO_BIAS, sizes
 
 __all__ = ["HUGGING_FACE", "Gemma"]
 
@@ -172,40 +173,41 @@ ROWS = EMBEDDING + in_layers(
 )
 
 
-def _read_scale(config: Mapping[str, Any]) -> dict[str, Any]:
-    scalar = config.get("query_pre_attn_scalar", 256)
-    return {"query_pre_attn_scalar": None if scalar == config.get("head_dim", 256) else scalar}
-
-
 FIELDS = (
-    *(field for field in SIZES if field.ours != "head_dim"),
-    Field("head_dim", "head_dim", 256),
-    Field("sliding_window", "window", 4096),
-    Converted(
-        _read_scale,
-        lambda model: {"query_pre_attn_scalar": model.query_pre_attn_scalar or model.head_dim},
-        ("query_pre_attn_scalar",),
+    Field("sliding_window", "window", SIZE, 4096),
+    Field(
+        "query_pre_attn_scalar", "query_pre_attn_scalar", number("(0, inf)"), 256, unset=lambda model: model.head_dim
     ),
-    Field("rms_norm_eps", "norm_eps", 1e-6),
-    Constant("hidden_activation", "gelu_pytorch_tanh", also=(None,), moot=("hidden_act",)),
-    Constant("attention_bias", False),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
+    Constant("hidden_activation", "gelu_pytorch_tanh"),
+    *ignored("hidden_act", "cache_implementation"),
+    NO_BIAS,
     Constant("use_bidirectional_attention", False, also=(None,)),
     Constant("tie_word_embeddings", True),
 )
+CAP = number("(0, inf)") | NULL
 GEMMA2 = (
+    *sizes(256_000, 2304, 9216, 26, 8, 4, 256),
+    *FIELDS,
     local_layers(2),
     Converted(read_one_rope, lambda model: write_rope(model.rope), THEIRS),
-    Field("attn_logit_softcapping", "soft_cap", 50.0),
-    Field("final_logit_softcapping", "logit_soft_cap", 30.0),
+    Field("attn_logit_softcapping", "soft_cap", CAP, 50.0),
+    Field("final_logit_softcapping", "logit_soft_cap", CAP, 30.0),
 )
 GEMMA3 = (
-    local_layers(6),
-    Converted(lambda config: read_two_ropes(config, 1e6, 10_000.0), write_two_ropes, (*THEIRS, "rope_local_base_freq")),
-    Field("attn_logit_softcapping", "soft_cap", None),
-    Field("final_logit_softcapping", "logit_soft_cap", None),
+    *sizes(262_208, 2304, 9216, 26, 8, 4, 256),
+    *FIELDS,
+    local_layers(6, "sliding_window_pattern"),
+    Converted(
+        lambda config: read_two_ropes(config, 1e6, 10_000.0),
+        write_two_ropes,
+        THEIRS | {"rope_local_base_freq": number("(0, inf)")},
+    ),
+    Field("attn_logit_softcapping", "soft_cap", CAP, None),
+    Field("final_logit_softcapping", "logit_soft_cap", CAP, None),
+    *ignored("_sliding_window_pattern"),
 )
-SILENT = ("cache_implementation",)
 HUGGING_FACE = (
-    Architecture("Gemma2ForCausalLM", "gemma2", Gemma, ROWS, FIELDS + GEMMA2, {"qk_norm": False}, silent=SILENT),
-    Architecture("Gemma3ForCausalLM", "gemma3_text", Gemma, ROWS, FIELDS + GEMMA3, {"qk_norm": True}, silent=SILENT),
+    Architecture("Gemma2ForCausalLM", "gemma2", Gemma, ROWS, GEMMA2, {"qk_norm": False}),
+    Architecture("Gemma3ForCausalLM", "gemma3_text", Gemma, ROWS, GEMMA3, {"qk_norm": True}),
 )

@@ -8,9 +8,10 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
+from axon.foreign_json import NULL, SIZE
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import MLP, Attention, Auxiliary, Depth, Dropout, Embedding, Inputs, LanguageModel, LayerNorm, Segment
-from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, LAYERS, RATE, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
@@ -142,25 +143,26 @@ ROWS = (
         "transformer.h.{layer}",
     ),
 )
-WIDTH = Converted(
-    lambda config: {"mlp": config.get("n_inner") or 4 * config.get("n_embd", 768)},
-    lambda model: {"n_inner": model.mlp},
-    ("n_inner",),
-)
 FIELDS = (
-    Field("vocab_size", "vocab", 50257),
-    Field("n_embd", "embed", 768),
-    Field("n_layer", "layers", 12),
-    Field("n_head", "heads", 12),
-    WIDTH,
-    Field("n_positions", "positions", 1024),
-    Field("layer_norm_epsilon", "norm_eps", 1e-5),
-    Field("resid_pdrop", "dropout", 0.1),
+    Field("vocab_size", "vocab", SIZE, 50257),
+    Field("n_embd", "embed", SIZE, 768, also=("hidden_size",)),
+    Field("n_layer", "layers", LAYERS, 12, also=("num_hidden_layers",)),
+    Field("n_head", "heads", SIZE, 12, also=("num_attention_heads",)),
+    Converted(
+        lambda config: {"mlp": config.get("n_inner") or 4 * config["n_embd"]},
+        lambda model: {"n_inner": model.mlp},
+        {"n_inner": SIZE | NULL},
+    ),
+    Field("n_positions", "positions", SIZE, 1024, also=("max_position_embeddings",)),
+    Field("layer_norm_epsilon", "norm_eps", EPS, 1e-5),
+    Field("resid_pdrop", "dropout", RATE, 0.1),
     Constant("activation_function", "gelu_new", also=("gelu_pytorch_tanh",)),
     Constant("scale_attn_weights", True),
     Constant("scale_attn_by_inverse_layer_idx", False),
     Constant("add_cross_attention", False),
     Constant("tie_word_embeddings", True),
+    *ignored("attn_pdrop", "embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "summary_activation"),
+    *ignored("summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
 )
 HUGGING_FACE = (
     Architecture(
@@ -170,11 +172,6 @@ HUGGING_FACE = (
         ROWS,
         FIELDS,
         unused=("*lm_head.weight", "*h.*.attn.bias", "*h.*.attn.masked_bias"),
-        silent=(
-            *("attn_pdrop", "embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "task_specific_params"),
-            *("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type"),
-            "summary_use_proj",
-        ),
         optional_prefix="transformer.",
     ),
 )

@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
+from axon.foreign_json import SIZE, number
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
     Attention,
@@ -23,13 +24,14 @@ from axon.nn import (
     Segment,
     YarnScaling,
 )
-from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
+from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types
 from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
-from models.llama import ATTENTION, EMBEDDING, SIZES
+from models.llama import ATTENTION, EMBEDDING, sizes
 
 __all__ = ["HUGGING_FACE", "GptOss"]
 
@@ -145,32 +147,24 @@ ROWS = EMBEDDING + in_layers(
 
 
 def _read_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
-    types = config.get("layer_types") or []
-    if any((kind == "full_attention") != bool(layer % 2) for layer, kind in enumerate(types)):
-        raise UserError(f"config.json: layer_types is {types}; in models.gpt_oss every other layer is a full one")
+    types = [(LOCAL, FULL)[layer % 2] for layer in range(config["num_hidden_layers"])]
+    check_types(config, types, "every other layer is a full one here, and the first a local one")
     return {}
 
 
 FIELDS = (
-    *(field for field in SIZES if field.ours != "head_dim"),
-    Field("head_dim", "head_dim", 64),
-    Field("num_local_experts", "routing.experts", 128, also=("num_experts",)),
-    Field("num_experts_per_tok", "routing.top_k", 4, also=("experts_per_token",)),
-    Field("swiglu_alpha", "activation.alpha", 1.702),
-    Field("swiglu_limit", "activation.limit", 7.0),
-    Field("sliding_window", "window", 128),
-    Converted(
-        _read_layer_types,
-        lambda model: {"layer_types": ["sliding_attention", "full_attention"] * (model.layers // 2)},
-        ("layer_types",),
-    ),
-    Field("rms_norm_eps", "norm_eps", 1e-5),
+    *sizes(201_088, 2880, 2880, 36, 64, 8, 64),
+    Field("num_local_experts", "routing.experts", EXPERTS, 128, also=("num_experts",)),
+    Field("num_experts_per_tok", "routing.top_k", EXPERTS, 4, also=("experts_per_token",)),
+    Field("swiglu_alpha", "activation.alpha", number("(0, inf)"), 1.702),
+    Field("swiglu_limit", "activation.limit", number("(0, inf)"), 7.0),
+    Field("sliding_window", "window", SIZE, 128),
+    Converted(_read_layer_types, lambda model: {"layer_types": [LOCAL, FULL] * (model.layers // 2)}, TYPES),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
     rope_field(theta=150_000.0),
     Constant("attention_bias", True),
-    Constant("hidden_act", "silu"),
     Constant("tie_word_embeddings", False),
+    *ignored("hidden_act", "initial_context_length"),
 )
 ROUTING = {"routing.scores": "softmax", "routing.normalise": True, "routing.scale": 1.0, "routing.groups": 1}
-HUGGING_FACE = (
-    Architecture("GptOssForCausalLM", "gpt_oss", GptOss, ROWS, FIELDS, ROUTING, silent=("initial_context_length",)),
-)
+HUGGING_FACE = (Architecture("GptOssForCausalLM", "gpt_oss", GptOss, ROWS, FIELDS, ROUTING),)

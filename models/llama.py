@@ -11,13 +11,15 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
+from axon.foreign_json import FLAG, NULL, SIZE, list_of, one_of, shown
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
-from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Of, Row, in_layers
+from axon.nn.hugging_face import EPS, LAYERS, Architecture, Constant, Converted, Field, Row, SameAs, ignored, in_layers
+from axon.nn.hugging_face_layers import uniform_layers
 from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
-from axon.nn.sizes import check_heads, decoder_dims
+from axon.nn.sizes import check_heads, decoder_dims, head_dim
 
 __all__ = ["HUGGING_FACE", "Llama"]
 
@@ -163,36 +165,34 @@ PHI_ROWS = EMBEDDING + in_layers(
     )
 )
 
-SIZES = (
-    Field("vocab_size", "vocab"),
-    Field("hidden_size", "embed"),
-    Field("num_hidden_layers", "layers"),
-    Field("num_attention_heads", "heads"),
-    Field("num_key_value_heads", "kv_heads", Of("num_attention_heads")),
-    Field("intermediate_size", "mlp"),
-    Field("head_dim", "head_dim", None),
-)
-FIELDS = (
-    *SIZES,
-    rope_field(),
-    Field("rms_norm_eps", "norm_eps", 1e-6),
-    Field("tie_word_embeddings", "tied", False),
-    Constant("hidden_act", "silu"),
-)
-NO_BIAS = Constant("attention_bias", False)
-PLAIN = {"window": None, "bias": False, "qk_norm": False, "nope_every": None}
-WINDOWED = {"bias": False, "qk_norm": False, "nope_every": None}
-NO_WINDOW = Constant("use_sliding_window", False, moot=("sliding_window", "max_window_layers"))
-WINDOW = Field("sliding_window", "window", 4096)
-NO_MLP_BIAS = Constant("mlp_bias", False)
+HEADS = SameAs("num_attention_heads")
+
+
+def sizes(
+    vocab: int, embed: int, mlp: int, layers: int, heads: int, kv_heads: int | SameAs, width: int | None = None
+) -> tuple[Field, ...]:
+    """Fields of sizes, with a family's defaults; `width`: of a head, None: embed / heads."""
+    return (
+        Field("vocab_size", "vocab", SIZE, vocab),
+        Field("hidden_size", "embed", SIZE, embed),
+        Field("intermediate_size", "mlp", SIZE, mlp),
+        Field("num_hidden_layers", "layers", LAYERS, layers),
+        Field("num_attention_heads", "heads", SIZE, heads),
+        Field("num_key_value_heads", "kv_heads", SIZE | NULL, kv_heads, null=HEADS),
+        Field("head_dim", "head_dim", SIZE if width else SIZE | NULL, width, unset=head_dim),
+    )
 
 
 def _read_nope(config: Mapping[str, Any]) -> dict[str, Any]:
     layers, every = config["num_hidden_layers"], config.get("no_rope_layer_interval", 4)
-    rotates = config.get("no_rope_layers") or [int((layer + 1) % every != 0) for layer in range(layers)]
+    rotates = config.get("no_rope_layers")
+    rotates = [int((layer + 1) % every != 0) for layer in range(layers)] if rotates is None else rotates[:layers]
     every = rotates.index(0) + 1 if 0 in rotates else None
-    if every and any(bool(one) != bool((layer + 1) % every) for layer, one in enumerate(rotates)):
-        raise UserError(f"config.json: no_rope_layers is {rotates}; models.llama has one such layer in each so many")
+    if rotates != [int(not every or (layer + 1) % every != 0) for layer in range(layers)]:
+        raise UserError(
+            f"config.json: no_rope_layers is {shown(rotates)}, of {layers} layers; models.llama has one such layer in "
+            "each so many"
+        )
     return {"nope_every": every}
 
 
@@ -202,32 +202,79 @@ def _write_nope(model: Llama) -> dict[str, Any]:
     return {"no_rope_layers": rotates, "no_rope_layer_interval": every}
 
 
-SMOLLM3 = (
-    *SIZES,
-    rope_field(theta=2_000_000.0),
-    Converted(_read_nope, _write_nope, ("no_rope_layers", "no_rope_layer_interval")),
-    Field("rms_norm_eps", "norm_eps", 1e-6),
-    Field("tie_word_embeddings", "tied", True),
-    Constant("hidden_act", "silu"),
+NOPE = {"no_rope_layers": list_of(one_of(0, 1)) | NULL, "no_rope_layer_interval": LAYERS}
+SILU = Constant("hidden_act", "silu", also=("swish",))
+NO_BIAS, NO_MLP_BIAS, NO_WINDOW = (
+    Constant(name, False) for name in ("attention_bias", "mlp_bias", "use_sliding_window")
+)
+NO_SLIDING_WINDOW = Constant("sliding_window", None)
+ALL_FULL = uniform_layers()
+LLAMA = (
+    *sizes(32_000, 4096, 11_008, 32, 32, HEADS),
+    rope_field(),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
+    Field("tie_word_embeddings", "tied", FLAG, False),
+    SILU,
     NO_BIAS,
     NO_MLP_BIAS,
+    NO_SLIDING_WINDOW,
+    ALL_FULL,
+)
+MISTRAL = (
+    *sizes(32_000, 4096, 14_336, 32, 32, 8),
+    rope_field(),
+    Field("sliding_window", "window", SIZE | NULL, 4096),
+    uniform_layers("sliding_window"),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
+    Field("tie_word_embeddings", "tied", FLAG, False),
+    SILU,
+)
+QWEN2 = (
+    *sizes(151_936, 4096, 22_016, 32, 32, 32),
+    rope_field(),
     NO_WINDOW,
+    *ignored("sliding_window", "max_window_layers"),
+    ALL_FULL,
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
+    Field("tie_word_embeddings", "tied", FLAG, False),
+    SILU,
+)
+QWEN3 = (
+    *sizes(151_936, 4096, 22_016, 32, 32, 32, 128),
+    *(one for one in QWEN2 if not isinstance(one, Field) or one.ours in ("norm_eps", "tied")),
+    NO_BIAS,
+)
+SMOLLM3 = (
+    *sizes(128_256, 2048, 11_008, 36, 16, 4),
+    rope_field(theta=2_000_000.0),
+    Converted(_read_nope, _write_nope, NOPE),
+    NO_WINDOW,
+    *ignored("sliding_window", "max_window_layers"),
+    ALL_FULL,
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
+    Field("tie_word_embeddings", "tied", FLAG, True),
+    SILU,
+    NO_BIAS,
+    NO_MLP_BIAS,
 )
 PHI3 = (
-    *SIZES,
+    *sizes(32_064, 3072, 8192, 32, 32, HEADS),
     rope_field(long=True),
-    Field("sliding_window", "window", None),
-    Field("rms_norm_eps", "norm_eps", 1e-5),
-    Field("tie_word_embeddings", "tied", False),
-    Constant("hidden_act", "silu"),
+    Field("sliding_window", "window", SIZE | NULL, None),
+    uniform_layers("sliding_window"),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
+    Field("tie_word_embeddings", "tied", FLAG, False),
+    SILU,
+    *ignored("resid_pdrop", "embd_pdrop"),
 )
+PLAIN = {"window": None, "bias": False, "qk_norm": False, "nope_every": None}
+WINDOWED = {"bias": False, "qk_norm": False, "nope_every": None}
 SMOL = {name: value for name, value in PLAIN.items() if name != "nope_every"}
-
 HUGGING_FACE = (
-    Architecture("LlamaForCausalLM", "llama", Llama, ROWS, (*FIELDS, NO_BIAS, NO_MLP_BIAS), PLAIN),
-    Architecture("MistralForCausalLM", "mistral", Llama, ROWS, (*FIELDS, WINDOW), WINDOWED),
-    Architecture("Qwen2ForCausalLM", "qwen2", Llama, ROWS, (*FIELDS, NO_WINDOW), PLAIN | {"bias": True}),
-    Architecture("Qwen3ForCausalLM", "qwen3", Llama, ROWS, (*FIELDS, NO_BIAS, NO_WINDOW), PLAIN | {"qk_norm": True}),
+    Architecture("LlamaForCausalLM", "llama", Llama, ROWS, LLAMA, PLAIN),
+    Architecture("MistralForCausalLM", "mistral", Llama, ROWS, MISTRAL, WINDOWED),
+    Architecture("Qwen2ForCausalLM", "qwen2", Llama, ROWS, QWEN2, PLAIN | {"bias": True}),
+    Architecture("Qwen3ForCausalLM", "qwen3", Llama, ROWS, QWEN3, PLAIN | {"qk_norm": True}),
     Architecture("SmolLM3ForCausalLM", "smollm3", Llama, ROWS, SMOLLM3, SMOL),
-    Architecture("Phi3ForCausalLM", "phi3", Llama, PHI_ROWS, PHI3, WINDOWED, silent=("resid_pdrop", "embd_pdrop")),
+    Architecture("Phi3ForCausalLM", "phi3", Llama, PHI_ROWS, PHI3, WINDOWED),
 )

@@ -7,15 +7,17 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.fields import RESUMABLE
+from axon.foreign_json import FLAG, NULL, SIZE
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment
-from axon.nn.hugging_face import Architecture, Constant, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Field, Row, ignored, in_layers
+from axon.nn.hugging_face_layers import uniform_layers
 from axon.nn.hugging_face_rope import rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
-from models.llama import ATTENTION, EMBEDDING, NO_BIAS, NO_WINDOW, SIZES
+from models.llama import ALL_FULL, ATTENTION, EMBEDDING, NO_BIAS, NO_WINDOW, SILU, sizes
 
 __all__ = ["HUGGING_FACE", "Mixtral"]
 
@@ -122,36 +124,39 @@ MIXTRAL_EXPERTS = (
     Row("block_sparse_moe.experts.{experts}.w3.weight", "moe/up", "mlp embed"),
     Row("block_sparse_moe.experts.{experts}.w2.weight", "moe/down", "embed mlp"),
 )
-EXPERTS = (
+EXPERT_ROWS = (
     Row("mlp.gate.weight", "moe/router/matrix", "experts embed"),
     Row("mlp.experts.{experts}.gate_proj.weight", "moe/gate", "mlp embed"),
     Row("mlp.experts.{experts}.up_proj.weight", "moe/up", "mlp embed"),
     Row("mlp.experts.{experts}.down_proj.weight", "moe/down", "embed mlp"),
 )
-FIELDS = (
-    *(field for field in SIZES if field.ours != "mlp"),
-    Field("tie_word_embeddings", "tied", False),
-    Constant("hidden_act", "silu"),
-)
 MIXTRAL = (
+    *sizes(32_000, 4096, 14_336, 32, 32, 8),
     rope_field(theta=1e6),
-    Field("intermediate_size", "mlp"),
-    Field("num_local_experts", "routing.experts", 8),
-    Field("num_experts_per_tok", "routing.top_k", 2),
-    Field("rms_norm_eps", "norm_eps", 1e-5),
-    Field("sliding_window", "window", None),
+    Field("num_local_experts", "routing.experts", EXPERTS, 8, also=("num_experts",)),
+    Field("num_experts_per_tok", "routing.top_k", EXPERTS, 2),
+    Field("sliding_window", "window", SIZE | NULL, None),
+    uniform_layers("sliding_window"),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
+    Field("tie_word_embeddings", "tied", FLAG, False),
+    SILU,
 )
 QWEN3_MOE = (
+    *(one for one in sizes(151_936, 2048, 6144, 24, 32, 4) if one.ours != "mlp"),
     rope_field(),
-    Field("moe_intermediate_size", "mlp", 768),
-    Field("num_experts", "routing.experts", 128, also=("num_local_experts",)),
-    Field("num_experts_per_tok", "routing.top_k", 8),
-    Field("norm_topk_prob", "routing.normalise", False),
-    Field("rms_norm_eps", "norm_eps", 1e-6),
-    Constant("decoder_sparse_step", 1, moot=("intermediate_size",)),
+    Field("moe_intermediate_size", "mlp", SIZE, 768),
+    Field("num_experts", "routing.experts", EXPERTS, 128, also=("num_local_experts",)),
+    Field("num_experts_per_tok", "routing.top_k", EXPERTS, 8),
+    Field("norm_topk_prob", "routing.normalise", FLAG, False),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
+    Field("tie_word_embeddings", "tied", FLAG, False),
+    Constant("decoder_sparse_step", 1),
     Constant("mlp_only_layers", [], also=(None,)),
+    *ignored("intermediate_size", "sliding_window", "max_window_layers"),
+    SILU,
     NO_BIAS,
     NO_WINDOW,
+    ALL_FULL,
 )
 ROUTING = {"routing.scores": "softmax", "routing.scale": 1.0, "routing.groups": 1, "routing.bias_rate": 0.0}
 HUGGING_FACE = (
@@ -160,15 +165,15 @@ HUGGING_FACE = (
         "mixtral",
         Mixtral,
         EMBEDDING + in_layers((*ATTENTION, MOE_NORM, *MIXTRAL_EXPERTS)),
-        FIELDS + MIXTRAL,
+        MIXTRAL,
         ROUTING | {"shared": 0, "qk_norm": False, "routing.normalise": True},
     ),
     Architecture(
         "Qwen3MoeForCausalLM",
         "qwen3_moe",
         Mixtral,
-        EMBEDDING + in_layers((*ATTENTION, MOE_NORM, *EXPERTS)),
-        FIELDS + QWEN3_MOE,
+        EMBEDDING + in_layers((*ATTENTION, MOE_NORM, *EXPERT_ROWS)),
+        QWEN3_MOE,
         ROUTING | {"shared": 0, "qk_norm": True, "window": None},
     ),
 )

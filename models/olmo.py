@@ -8,15 +8,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.fields import RESUMABLE
+from axon.foreign_json import SIZE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
-from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, Architecture, Constant, Converted, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import THEIRS, read_one_rope, read_two_ropes, write_rope, write_two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
-from models.llama import EMBEDDING, MLP, SIZES
+from models.llama import ALL_FULL, EMBEDDING, HEADS, MLP, NO_BIAS, NO_SLIDING_WINDOW, SILU, sizes
 
 __all__ = ["HUGGING_FACE", "Olmo"]
 
@@ -132,16 +133,21 @@ THETA = 500_000.0
 
 
 FIELDS = (
-    *SIZES,
-    Field("rms_norm_eps", "norm_eps", 1e-5),
+    *sizes(50_304, 4096, 11_008, 32, 32, HEADS),
+    Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
     Constant("tie_word_embeddings", False),
-    Constant("hidden_act", "silu"),
-    Constant("attention_bias", False),
+    SILU,
+    NO_BIAS,
 )
-OLMO2 = (*FIELDS, Converted(read_one_rope, lambda model: write_rope(model.rope), THEIRS))
+OLMO2 = (
+    *FIELDS,
+    Converted(read_one_rope, lambda model: write_rope(model.rope), THEIRS),
+    NO_SLIDING_WINDOW,
+    ALL_FULL,
+)
 OLMO3 = (
     *FIELDS,
-    Field("sliding_window", "window", 4096),
+    Field("sliding_window", "window", SIZE, 4096),
     local_layers(4),
     Converted(lambda config: read_two_ropes(config, THETA, None), write_two_ropes, THEIRS),
 )

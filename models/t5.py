@@ -13,6 +13,7 @@ from axon.axes import ArraySpec, shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
+from axon.foreign_json import COUNT, FLAG, NULL, SIZE, one_of
 from axon.kernels.attention import Causal, Mask, SameDocument
 from axon.nn import (
     MLP,
@@ -31,7 +32,19 @@ from axon.nn import (
     Segment,
     geglu,
 )
-from axon.nn.hugging_face import Architecture, Converted, Field, Of, Row, in_layers
+from axon.nn.hugging_face import (
+    EPS,
+    LAYERS,
+    RATE,
+    TOKEN_ID,
+    Architecture,
+    Converted,
+    Field,
+    Row,
+    SameAs,
+    ignored,
+    in_layers,
+)
 from axon.nn.kv_cache import positions_of
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import Remat, RematByKind, remat_by_kind
@@ -283,10 +296,7 @@ ROWS = (
 
 
 def _read_mlp(config: Mapping[str, Any]) -> dict[str, Any]:
-    kind = config.get("feed_forward_proj", "relu")
-    if kind not in ("relu", "gated-gelu"):
-        raise UserError(f"config.json: feed_forward_proj is {kind!r}; models.t5 has relu and gated-gelu")
-    return {"gated": kind == "gated-gelu"}
+    return {"gated": config.get("feed_forward_proj", "relu") == "gated-gelu"}
 
 
 def _read_tied(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,23 +310,34 @@ def _read_start(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"start_id": next((one for one in ids if one is not None), 0)}
 
 
-MLP_FIELDS = ("feed_forward_proj", "dense_act_fn", "is_gated_act")
-TIED_FIELDS = ("tie_word_embeddings", "scale_decoder_outputs")
 FIELDS = (
-    Field("vocab_size", "vocab", 32128),
-    Field("d_model", "embed", 512),
-    Field("d_kv", "head_dim", 64),
-    Field("d_ff", "mlp", 2048),
-    Field("num_layers", "encoder_layers", 6),
-    Field("num_decoder_layers", "decoder_layers", Of("num_layers")),
-    Field("num_heads", "heads", 8),
-    Field("relative_attention_num_buckets", "buckets", 32),
-    Field("relative_attention_max_distance", "max_distance", 128),
-    Field("dropout_rate", "dropout", 0.1),
-    Field("layer_norm_epsilon", "norm_eps", 1e-6),
-    Converted(_read_mlp, lambda model: {"feed_forward_proj": "gated-gelu" if model.gated else "relu"}, MLP_FIELDS),
-    Converted(_read_tied, lambda model: {"tie_word_embeddings": model.tied}, TIED_FIELDS),
-    Converted(_read_start, lambda model: {"decoder_start_token_id": model.start_id}, ("decoder_start_token_id",)),
+    Field("vocab_size", "vocab", SIZE, 32128),
+    Field("d_model", "embed", SIZE, 512, also=("hidden_size",)),
+    Field("d_kv", "head_dim", SIZE, 64, also=("head_dim",)),
+    Field("d_ff", "mlp", SIZE, 2048),
+    Field("num_layers", "encoder_layers", LAYERS, 6, also=("num_hidden_layers",)),
+    Field("num_decoder_layers", "decoder_layers", LAYERS | NULL, SameAs("num_layers"), null=SameAs("num_layers")),
+    Field("num_heads", "heads", SIZE, 8, also=("num_attention_heads",)),
+    Field("relative_attention_num_buckets", "buckets", SIZE, 32),
+    Field("relative_attention_max_distance", "max_distance", SIZE, 128),
+    Field("dropout_rate", "dropout", RATE, 0.1),
+    Field("layer_norm_epsilon", "norm_eps", EPS, 1e-6),
+    Converted(
+        _read_mlp,
+        lambda model: {"feed_forward_proj": "gated-gelu" if model.gated else "relu"},
+        {"feed_forward_proj": one_of("relu", "gated-gelu")},
+    ),
+    Converted(
+        _read_tied,
+        lambda model: {"tie_word_embeddings": model.tied},
+        {"tie_word_embeddings": FLAG, "scale_decoder_outputs": FLAG},
+    ),
+    Converted(
+        _read_start,
+        lambda model: {"decoder_start_token_id": model.start_id},
+        {"decoder_start_token_id": COUNT | NULL, "pad_token_id": TOKEN_ID},
+    ),
+    *ignored("dense_act_fn", "is_gated_act", "n_positions", "output_past"),
 )
 HUGGING_FACE = (
     Architecture(
@@ -326,9 +347,5 @@ HUGGING_FACE = (
         ROWS,
         FIELDS,
         unused=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
-        silent=(
-            *("classifier_dropout", "initializer_factor", "is_decoder", "add_cross_attention", "n_positions"),
-            *("output_past", "task_specific_params"),
-        ),
     ),
 )

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +16,7 @@ from axon.axes import add, by_sequence, current, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
+from axon.foreign_json import NULL, OBJECT, SIZE
 from axon.kernels.attention import Everything
 from axon.nn import (
     MLP,
@@ -30,7 +34,7 @@ from axon.nn import (
     fan_in,
     normal,
 )
-from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, LAYERS, RATE, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 
@@ -208,9 +212,10 @@ ROWS = (
 )
 
 
-def _read_classes(config) -> dict[str, int]:
-    """A config.json has a name for each class, and two classes where it has none."""
-    return {"classes": len(config.get("id2label") or (0, 1))}
+def _read_classes(config: Mapping[str, Any]) -> dict[str, int]:
+    """A config.json has a name for each class, or says how many there are; of one that says neither there are two."""
+    names = config.get("id2label")
+    return {"classes": (config.get("num_labels") or 2) if names is None else len(names)}
 
 
 def _write_classes(model: ViT) -> dict[str, dict]:
@@ -218,19 +223,31 @@ def _write_classes(model: ViT) -> dict[str, dict]:
     return {"id2label": names, "label2id": {name: int(number) for number, name in names.items()}}
 
 
+def _read_width(config: Mapping[str, Any]) -> dict[str, Any]:
+    if (width := config.get("head_dim")) not in (None, config["hidden_size"] // config["num_attention_heads"]):
+        raise UserError(f"config.json: head_dim is {width}; must be hidden_size / num_attention_heads")
+    return {}
+
+
 FIELDS = (
-    Field("image_size", "image", 224),
-    Field("patch_size", "patch", 16),
-    Field("num_channels", "channels", 3),
-    Field("hidden_size", "embed", 768),
-    Field("num_hidden_layers", "layers", 12),
-    Field("num_attention_heads", "heads", 12),
-    Field("intermediate_size", "mlp", 3072),
-    Field("layer_norm_eps", "norm_eps", 1e-12),
-    Field("hidden_dropout_prob", "dropout", 0.0),
-    Converted(_read_classes, _write_classes, ("id2label", "label2id")),
+    Field("image_size", "image", SIZE, 224),
+    Field("patch_size", "patch", SIZE, 16),
+    Field("num_channels", "channels", SIZE, 3),
+    Field("hidden_size", "embed", SIZE, 768),
+    Field("num_hidden_layers", "layers", LAYERS, 12),
+    Field("num_attention_heads", "heads", SIZE, 12),
+    Field("intermediate_size", "mlp", SIZE, 3072),
+    Field("layer_norm_eps", "norm_eps", EPS, 1e-12),
+    Field("hidden_dropout_prob", "dropout", RATE, 0.0),
+    Converted(
+        _read_classes,
+        _write_classes,
+        {"id2label": OBJECT | NULL, "label2id": OBJECT | NULL, "num_labels": SIZE | NULL},
+    ),
+    Converted(_read_width, lambda model: {}, {"head_dim": SIZE | NULL}),
     Constant("hidden_act", "gelu"),
     Constant("qkv_bias", True),
+    *ignored("attention_probs_dropout_prob", "encoder_stride", "pooler_act", "pooler_output_size"),
 )
 HUGGING_FACE = (
     Architecture(
@@ -241,6 +258,5 @@ HUGGING_FACE = (
         FIELDS,
         fixed={"pool": "token"},
         unused=("vit.pooler.*",),
-        silent=("attention_probs_dropout_prob", "encoder_stride", "pooler_act", "pooler_output_size"),
     ),
 )

@@ -8,14 +8,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from axon.foreign_json import ANY, NULL, Kind, Required, integer, number
 
-class Required:
-    """The default of a field that has none."""
+LAYERS, EXPERTS = integer("[1, 10000]"), integer("[1, 65536]")
+RATE = number("[0, 1)")
+"""A fraction of activations that is dropped."""
+EPS = number("[0, inf)")
+TOKEN_ID = integer("[-1, 2**31)") | NULL
+"""-1 in published files: none."""
 
 
 @dataclass(frozen=True)
-class Of:
-    """A default: the value of another field of theirs."""
+class SameAs:
+    """A value: that of another field of theirs."""
 
     theirs: str
 
@@ -46,13 +51,22 @@ class Field:
     """A field of their config and one of ours that mean the same; `routing.top_k` is one within another dataclass.
 
     Args:
-        default: what it is where a config.json lacks it. also: names that it has in other config.jsons.
+        kind: what it can be. default: what it is where a config.json lacks it, null: where it is null; either may be
+            `SameAs` another field. also: names that it has in other config.jsons.
+        unset: what ours means where it is None, of our config.
     """
 
     theirs: str
     ours: str
+    kind: Kind
     default: Any = Required
+    null: Any = None
     also: tuple[str, ...] = ()
+    unset: Callable[[Any], Any] | None = None
+
+    def of(self, value: Any, model: Any) -> Any:
+        """`value` of ours, or what it means in `model` where it is None."""
+        return self.unset(model) if value is None and self.unset else value
 
 
 @dataclass(frozen=True)
@@ -60,13 +74,21 @@ class Constant:
     """A field of theirs for which our model has this value alone.
 
     Args:
-        also: other values that mean the same. moot: fields that say nothing where this one has the value.
+        also: other values that mean the same.
     """
 
     theirs: str
     value: Any
     also: tuple[Any, ...] = ()
-    moot: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """A field of theirs that says nothing of the function that a model computes; where it is read elsewhere, as that of
+    a token's id, `kind` is what it can be."""
+
+    theirs: str
+    kind: Kind = ANY
 
 
 @dataclass(frozen=True)
@@ -74,13 +96,14 @@ class Converted:
     """Fields that functions convert.
 
     Args:
-        read: their config → values by our names, as `Field.ours`. Raises `UserError` for what the model has not.
-        write: our config → values by their names. theirs: the names that `read` looks at.
+        read: their config, with the defaults of the table's `Field`s → values by our names, as `Field.ours`. Raises
+            `UserError` for what the model has not.
+        write: our config → values by their names. kinds: the names that `read` looks at → what each can be.
     """
 
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     write: Callable[[Any], Mapping[str, Any]]
-    theirs: tuple[str, ...]
+    kinds: Mapping[str, Kind]
 
 
 UNUSED = ("lm_head.weight", "*.rotary_emb.inv_freq")
@@ -93,9 +116,9 @@ class Architecture:
 
     Args:
         name: as `architectures` of a config.json has it. model_type: likewise. model: the class of our config.
-        rows: its arrays. fields: of its config.
+        rows: its arrays. fields: all of its config that `transformers` 5.23 reads, but for those of every family.
         fixed: fields of our config that have this value in all models of the architecture.
-        unused: arrays that a file may have and that say nothing, `*` for anything. silent: such fields of its config.
+        unused: arrays that a file may have and that say nothing, `*` for anything.
         optional_prefix: what names may lack, as those that were saved without the head: `transformer.`.
     """
 
@@ -103,11 +126,15 @@ class Architecture:
     model_type: str
     model: type
     rows: tuple[Row, ...]
-    fields: tuple[Field | Constant | Converted, ...]
+    fields: tuple[Field | Constant | Ignored | Converted, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = UNUSED
-    silent: tuple[str, ...] = ()
     optional_prefix: str = ""
+
+
+def ignored(*names: str) -> tuple[Ignored, ...]:
+    """Fields that nothing reads."""
+    return tuple(map(Ignored, names))
 
 
 def in_layers(rows: tuple[Row, ...], theirs: str = "model.layers.{layer}", ours: str = "layers/*") -> tuple[Row, ...]:

@@ -4,23 +4,72 @@ from collections.abc import Mapping
 from typing import Any
 
 from axon.errors import UserError
-from axon.nn.hugging_face import Converted
+from axon.foreign_json import COUNT, FLAG, NULL, SIZE, TEXT, list_of, shown
+from axon.nn.hugging_face import LAYERS, Converted
+
+FULL, LOCAL = "full_attention", "sliding_attention"
+TYPES = {"layer_types": list_of(TEXT) | NULL}
 
 
-def local_layers(period: int) -> Converted:
-    """Which layers are local; `period`: every how many layers one is full, where a config.json does not say."""
+def uniform_layers(window: str | None = None) -> Converted:
+    """Of a model whose layers are all of one kind: of that which sees a window, where their field `window` has one."""
 
     def read(config: Mapping[str, Any]) -> dict[str, Any]:
-        found = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", period))
-        types = config.get("layer_types") or []
-        local = types.index("full_attention") if "full_attention" in types else found - 1
-        if any((kind == "full_attention") != (layer % (local + 1) == local) for layer, kind in enumerate(types)):
-            raise UserError(f"config.json: layer_types is {types}; local layers and a full one must come in turn")
-        return {"local_layers": local}
+        kind = FULL if window is None or config.get(window) is None else LOCAL
+        check_types(config, [kind] * config["num_hidden_layers"], f"all layers are {kind} here")
+        return {}
+
+    return Converted(read, lambda model: {}, TYPES)
+
+
+def local_layers(period: int, pattern: str | None = None) -> Converted:
+    """Which layers are local; `period`: every how many layers one is full, where a config.json does not say so, as in
+    its field `pattern`."""
+
+    def read(config: Mapping[str, Any]) -> dict[str, Any]:
+        types, every = config.get("layer_types"), period if pattern is None else config.get(pattern, period)
+        if types is not None:
+            every = types.index(FULL) + 1 if FULL in types else len(types) + 1
+        kinds = [LOCAL if (layer + 1) % every else FULL for layer in range(config["num_hidden_layers"])]
+        check_types(config, kinds, "local layers and a full one must come in turn")
+        if every == 1:
+            raise UserError("config.json: all layers are full ones; there must be local ones between them")
+        return {"local_layers": every - 1}
 
     def write(model: Any) -> dict[str, Any]:
-        kinds = ["sliding_attention"] * model.local_layers + ["full_attention"]
+        kinds = [LOCAL] * model.local_layers + [FULL]
         types = [kinds[layer % len(kinds)] for layer in range(model.layers)]
-        return {"layer_types": types, "sliding_window_pattern": len(kinds)}
+        return {"layer_types": types} | ({} if pattern is None else {pattern: len(kinds)})
 
-    return Converted(read, write, ("layer_types", "sliding_window_pattern", "_sliding_window_pattern"))
+    return Converted(read, write, TYPES | ({} if pattern is None else {pattern: LAYERS}))
+
+
+def windowed_layers() -> Converted:
+    """`window`, and `full_layers`, the first so many layers, that do not see it (Qwen2)."""
+
+    def read(config: Mapping[str, Any]) -> dict[str, Any]:
+        layers = config["num_hidden_layers"]
+        window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+        full = layers if window is None else min(layers, config.get("max_window_layers", 28))
+        if window is not None and (types := config.get("layer_types")) is not None:
+            full = types.index(LOCAL) if LOCAL in types else layers
+        expected = "full layers, and where use_sliding_window is true local ones after them, is what there can be"
+        check_types(config, [FULL] * full + [LOCAL] * (layers - full), expected)
+        return {"window": None, "full_layers": 0} if full == layers else {"window": window, "full_layers": full}
+
+    def write(model: Any) -> dict[str, Any]:
+        if model.window is None:
+            return {"use_sliding_window": False}
+        types = [FULL] * model.full_layers + [LOCAL] * (model.layers - model.full_layers)
+        about = {"use_sliding_window": True, "sliding_window": model.window, "max_window_layers": model.full_layers}
+        return about | {"layer_types": types}
+
+    kinds = {"use_sliding_window": FLAG, "sliding_window": SIZE | NULL, "max_window_layers": COUNT}
+    return Converted(read, write, TYPES | kinds)
+
+
+def check_types(config: Mapping[str, Any], expected: list[str], why: str) -> None:
+    """Raise `UserError` where a config.json says of its layers other kinds than are `expected`."""
+    types = config.get("layer_types")
+    if types is not None and types != expected:
+        raise UserError(f"config.json: layer_types is {shown(types)}, of {len(expected)} layers; {why}")

@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from axon.errors import UserError, suggest
+from axon.foreign_json import NULL, OBJECT, SIZE, number
 from axon.nn.hugging_face import Converted
 from axon.nn.rope import Rope
 from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
@@ -38,13 +39,13 @@ NAMES = {
 """`rope_type` → their name → our field."""
 
 SCALINGS = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling, "longrope": LongRopeScaling}
-THEIRS = (
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "partial_rotary_factor",
-    "original_max_position_embeddings",
-)
+THEIRS = {
+    "rope_theta": number("(0, inf)"),
+    "rope_scaling": OBJECT | NULL,
+    "rope_parameters": OBJECT | NULL,
+    "partial_rotary_factor": number("(0, 1]") | NULL,
+    "original_max_position_embeddings": SIZE | NULL,
+}
 
 
 def rope_field(ours: str = "rope", theta: float = 10_000.0, long: bool = False) -> Converted:

@@ -5,46 +5,72 @@ from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from axon.errors import UserError
-from axon.nn.hugging_face import Architecture, Constant, Converted, Field, Of, Required
+from axon.foreign_json import NULL, OBJECT, SIZE, TEXT, Kind, list_of, one_of, read_field, shown
+from axon.nn.hugging_face import TOKEN_ID, Architecture, Constant, Converted, Field, Ignored, SameAs, ignored
 
 LOCAL = frozenset({"remat", "unroll", "vocab_multiple", "exchange", "margin", "dropout", "routing.bias_rate"})
 """Fields of our configs that say how a model is computed, stored or trained, not which one it is."""
 
-SILENT = frozenset(
-    {
-        *("architectures", "model_type", "transformers_version", "_name_or_path"),
-        *("problem_type", "id2label", "label2id"),
-        *("dtype", "torch_dtype", "use_cache", "return_dict", "output_attentions", "output_hidden_states"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "max_position_embeddings", "chunk_size_feed_forward"),
-        *("initializer_range", "attention_dropout", "pretraining_tp", "is_encoder_decoder", "layer_types"),
-        *("router_aux_loss_coef", "router_jitter_noise", "output_router_logits"),
-    }
+EVERY = (
+    Ignored("architectures", list_of(TEXT) | NULL),
+    Ignored("model_type", TEXT),
+    Ignored("dtype", TEXT | NULL),
+    Ignored("torch_dtype", TEXT | NULL),
+    Ignored("bos_token_id", TOKEN_ID),
+    Ignored("eos_token_id", TOKEN_ID | list_of(TOKEN_ID)),
+    Ignored("pad_token_id", TOKEN_ID),
+    Ignored("max_position_embeddings", SIZE),
+    Constant("per_layer_config", None),
+    Constant("pruned_heads", {}, also=(None,)),
+    *ignored(
+        *("transformers_version", "_name_or_path", "name_or_path", "_commit_hash", "auto_map", "task_specific_params"),
+        *("problem_type", "id2label", "label2id", "num_labels", "finetuning_task", "tokenizer_class", "prefix"),
+        *("use_cache", "return_dict", "output_attentions", "output_hidden_states", "torchscript", "use_bfloat16"),
+        *("attn_implementation", "_attn_implementation_autoset", "experts_implementation", "gradient_checkpointing"),
+        *("chunk_size_feed_forward", "initializer_range", "attention_dropout", "pretraining_tp", "is_encoder_decoder"),
+        *("router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "sep_token_id", "is_decoder"),
+        *("add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder", "tf_legacy_loss"),
+        *("decoder_start_token_id", "classifier_dropout", "initializer_factor", "sequence_classification_metadata"),
+        # Defaults of generation, which transformers takes from generation_config.json.
+        *("assistant_confidence_threshold", "assistant_lookbehind", "bad_words_ids", "begin_suppress_tokens"),
+        *("diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size", "epsilon_cutoff"),
+        *("encoder_repetition_penalty", "eta_cutoff", "exponential_decay_length_penalty", "forced_bos_token_id"),
+        *("forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size"),
+        *("num_assistant_tokens", "num_assistant_tokens_schedule", "num_beam_groups", "num_beams"),
+        *("num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty"),
+        *("return_dict_in_generate", "suppress_tokens", "target_lookbehind", "temperature", "top_k", "top_p"),
+        "typical_p",
+    ),
 )
-"""Fields of theirs that say nothing of the function that a model computes."""
+"""Fields of every family, unless its table has them."""
+FILE = "config.json"
 
 
 def read_config(architecture: Architecture, config: Mapping[str, Any]) -> Any:
     """Our config of a config.json. Raises `UserError` for what our model cannot be."""
-    return _built(architecture.model, read_fields(architecture, config))
+    values = read_fields(architecture, config)
+    try:
+        return _built(architecture.model, values)
+    except UserError as error:
+        raise UserError(f"{FILE}: {error}") from error
 
 
 def read_fields(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
     """Values by our names (`routing.top_k`) of a config.json."""
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "quantized")
-        raise UserError(
-            f"config.json: quantization_config says that the weights are {method}; Axon reads float32, bfloat16 and "
-            "float16. Use a copy of the model with such weights, as transformers makes with `dequantize`"
-        )
+    _check_not_quantized(config)
+    resolved = _resolved(architecture, config)
     values = dict(architecture.fixed)
     for one in architecture.fields:
         if isinstance(one, Field):
-            values[one.ours] = _value(one, config)
-        elif isinstance(one, Constant):
-            _check_constant(architecture, one, config)
-        else:
-            values |= one.read(config)
+            values[one.ours] = resolved.get(one.theirs)
+        elif isinstance(one, Converted):
+            values |= one.read(resolved)
     return values
+
+
+def kinds_of(architecture: Architecture) -> dict[str, Kind]:
+    """Each field of a config.json that is known → what it can be."""
+    return {name: kind for one in _entries(architecture) for name, kind in _kinds(one).items()}
 
 
 def write_config(architecture: Architecture, model: Any) -> dict[str, Any]:
@@ -53,10 +79,11 @@ def write_config(architecture: Architecture, model: Any) -> dict[str, Any]:
     for one in architecture.fields:
         if isinstance(one, Field):
             value = value_at(model, one.ours)
+            value = value if one.default is None else one.of(value, model)
             written |= {} if value is None and one.default is None else {one.theirs: value}
         elif isinstance(one, Constant):
             written[one.theirs] = one.value
-        else:
+        elif isinstance(one, Converted):
             written |= one.write(model)
     return written
 
@@ -69,26 +96,30 @@ def unrepresented(architecture: Architecture, model: Any) -> list[str]:
         said = read_fields(architecture, write_config(architecture, model))
     except UserError as error:
         return [str(error)]
-    return [f"{name} is {value_at(model, name)!r}, and would become {said[name]!r}" for name in _changed(said, model)]
+    return [
+        f"{name} is {value_at(model, name)!r}, and would become {said[name]!r}"
+        for name in _changed(architecture, said, model)
+    ]
 
 
 def changed_fields(architecture: Architecture, config: Mapping[str, Any], model: Any) -> list[str]:
     """The fields of our config whose value is not what a config.json says, by name."""
-    return _changed(read_fields(architecture, config), model)
+    return _changed(architecture, read_fields(architecture, config), model)
 
 
-def _changed(said: Mapping[str, Any], model: Any) -> list[str]:
-    return [name for name, value in said.items() if name not in LOCAL and value_at(model, name) != value]
+def _changed(architecture: Architecture, said: Mapping[str, Any], model: Any) -> list[str]:
+    fields = {one.ours: one for one in architecture.fields if isinstance(one, Field)}
+
+    def differs(name: str, value: Any) -> bool:
+        one, mine = fields.get(name), value_at(model, name)
+        return (one.of(value, model) != one.of(mine, model)) if one else value != mine
+
+    return [name for name, value in said.items() if name not in LOCAL and differs(name, value)]
 
 
 def unknown_fields(architecture: Architecture, config: Mapping[str, Any]) -> list[str]:
     """Names of a config.json that nothing here reads."""
-    known = set(SILENT.union(architecture.silent))
-    for one in architecture.fields:
-        known |= set(one.theirs) if isinstance(one, Converted) else {one.theirs}
-        known |= set(one.also) if isinstance(one, Field) else set()
-        known |= set(one.moot) if isinstance(one, Constant) else set()
-    return sorted(config.keys() - known)
+    return sorted(config.keys() - kinds_of(architecture).keys() - {"quantization_config"})
 
 
 def value_at(config: Any, name: str) -> Any:
@@ -98,23 +129,53 @@ def value_at(config: Any, name: str) -> Any:
     return config
 
 
+def _entries(architecture: Architecture) -> list[Field | Constant | Ignored | Converted]:
+    """All of its fields: its own, and those of every family that it does not have itself."""
+    own = {name for one in architecture.fields for name in _kinds(one)}
+    return [one for one in EVERY if one.theirs not in own] + list(architecture.fields)
+
+
+def _kinds(one: Field | Constant | Ignored | Converted) -> Mapping[str, Kind]:
+    if isinstance(one, Converted):
+        return one.kinds
+    if isinstance(one, Constant):
+        return {one.theirs: one_of(one.value, *one.also)}
+    return dict.fromkeys((one.theirs, *one.also) if isinstance(one, Field) else (one.theirs,), one.kind)
+
+
+def _resolved(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json whose fields are of their kinds, with the defaults of the table's `Field`s; none that is None."""
+    for one in _entries(architecture):
+        for name, kind in _kinds(one).items():
+            if name in config and not kind.accepts(config[name]):
+                note = f"; {architecture.model.__name__} as {architecture.name} has no other" * isinstance(
+                    one, Constant
+                )
+                raise UserError(f"{FILE}: {name} is {shown(config[name])}; must be {kind.expected}{note}")
+    fields = [one for one in architecture.fields if isinstance(one, Field)]
+    found = {one.theirs: _value(one, config) for one in fields}
+    found |= {name: found[value.theirs] for name, value in found.items() if isinstance(value, SameAs)}
+    return dict(config) | {name: value for name, value in found.items() if value is not None or name in config}
+
+
 def _value(one: Field, config: Mapping[str, Any]) -> Any:
-    for name in (one.theirs, *one.also):
-        if name in config and (config[name] is not None or one.default is None):
-            return config[name]
-    if one.default is Required:
-        raise UserError(f"config.json: there is no field {one.theirs!r}, which says {one.ours!r} of the model")
-    if isinstance(one.default, Of):
-        return config[one.default.theirs]
-    return None if one.theirs in config else one.default
+    """That of a field, which may be `SameAs` another."""
+    said = {name: config[name] for name in (one.theirs, *one.also) if name in config}
+    if len(differing := {shown(value) for value in said.values()}) > 1:
+        raise UserError(f"{FILE}: {' and '.join(said)} mean the same, and are {' and '.join(sorted(differing))}")
+    if not said:
+        return read_field(FILE, config, one.theirs, one.kind, one.default)
+    value = next(iter(said.values()))
+    return one.null if value is None else value
 
 
-def _check_constant(architecture: Architecture, one: Constant, config: Mapping[str, Any]) -> None:
-    found = config.get(one.theirs, one.value)
-    if found != one.value and found not in one.also:
+def _check_not_quantized(config: Mapping[str, Any]) -> None:
+    about = read_field(FILE, config, "quantization_config", OBJECT | NULL, None)
+    if about:
+        method = shown(about["quant_method"]) if "quant_method" in about else "quantized"
         raise UserError(
-            f"config.json: {one.theirs} is {found!r}; the model {architecture.model.__name__} as {architecture.name} "
-            f"has {one.value!r} alone"
+            f"{FILE}: quantization_config says that the weights are {method}; Axon reads float32, bfloat16 and "
+            "float16. Use a copy of the model with such weights, as transformers makes with `dequantize`"
         )
 
 

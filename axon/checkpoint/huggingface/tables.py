@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from axon.checkpoint.huggingface.config import unrepresented
+from axon.checkpoint.huggingface.config import FILE, unrepresented
 from axon.errors import UserError, suggest
+from axon.foreign_json import NULL, TEXT, list_of, read_field, shown
 from axon.nn.hugging_face import Architecture
 
 TABLES = "HUGGING_FACE"
@@ -26,17 +27,22 @@ def known() -> Mapping[str, Architecture]:
 
 def table_of(config: Mapping[str, Any]) -> Architecture:
     """That of a config.json. Raises `UserError` for an architecture that has none."""
-    tables = known()
-    names = config.get("architectures") or [
-        table.name for table in tables.values() if table.model_type == config.get("model_type")
+    tables, model_type = known(), read_field(FILE, config, "model_type", TEXT | NULL, None)
+    names = read_field(FILE, config, "architectures", list_of(TEXT) | NULL, None) or [
+        table.name for table in tables.values() if table.model_type == model_type
     ]
     found = next((tables[name] for name in names if name in tables), None)
     if found is not None:
+        if model_type not in (None, found.model_type):
+            raise UserError(
+                f"{FILE}: architectures has {found.name}, whose model_type is {found.model_type!r}, and model_type is "
+                f"{model_type!r}; transformers reads the weights by the latter. Correct one of the two"
+            )
         return found
-    what = f"architectures {names}" if names else f"model_type {config.get('model_type')!r}"
+    what = f"architectures {shown(names)}" if names else f"model_type {model_type!r}"
     close = suggest(names[0], tables) if names else ""
     known_names = "" if "Known" in close else f" Known: {', '.join(sorted(tables))}."
-    raise UserError(f"config.json: {what}: Axon has no model of it.{close}{known_names}")
+    raise UserError(f"{FILE}: {what}: Axon has no model of it.{close}{known_names}")
 
 
 def table_for(model: Any) -> Architecture:

@@ -34,7 +34,12 @@ THEIRS = {
         (replace(LLAMA, rope=Rope(5e5, LinearScaling(4.0))), "LlamaForCausalLM"),
         (replace(LLAMA, rope=Rope(5e5, YarnScaling(4.0, 64, truncate=False))), "LlamaForCausalLM"),
         (GPT2(vocab=40, embed=32, layers=2, heads=4, mlp=100, positions=64), "GPT2LMHeadModel"),
-        (Gemma(40, 32, 7, 4, 2, 48, 8, window=5, local_layers=2, qk_norm=True, rope=Rope(1e6)), "Gemma3ForCausalLM"),
+        (
+            Gemma(
+                40, 32, 7, 4, 2, 48, 8, window=5, local_layers=2, qk_norm=True, rope=Rope(1e6), query_pre_attn_scalar=20
+            ),
+            "Gemma3ForCausalLM",
+        ),
     ],
 )
 def test_a_model_goes_out_and_comes_in_as_it_was(model, name):
@@ -61,11 +66,14 @@ def test_rotary_frequencies_of_old_and_new_files_are_the_same(described):
     [
         ({"architectures": ["LlammaForCausalLM"]}, "Did you mean 'LlamaForCausalLM'?"),
         ({"architectures": ["BloomForCausalLM"]}, "Known: BertForMaskedLM, BertModel, Deepseek"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; the model Llama as LlamaForCausalLM has 'silu' alone"),
-        ({"attention_bias": True}, "attention_bias is True"),
+        (
+            {"hidden_act": "gelu"},
+            'hidden_act is "gelu"; must be one of "silu", "swish"; Llama as LlamaForCausalLM has no',
+        ),
+        ({"attention_bias": True}, "attention_bias is true"),
         ({"rope_scaling": {"rope_type": "llama4"}}, "rope_type is 'llama4', which axon.nn.Rope has not"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "the weights are mxfp4; Axon reads float32, bfloat16"),
-        ({"hidden_size": None}, "there is no field 'hidden_size'"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, 'the weights are "mxfp4"; Axon reads float32, bfloat16'),
+        ({"hidden_size": None}, "hidden_size is null; must be an integer in [1, 2**31)"),
     ],
 )
 def test_what_the_model_cannot_be_is_refused(change, message):

@@ -26,7 +26,19 @@ from axon.nn import (
     constant,
     exact_gelu,
 )
-from axon.nn.hugging_face import EPS, LAYERS, RATE, Architecture, Constant, Field, Ignored, Row, ignored, in_layers
+from axon.nn.hugging_face import (
+    EPS,
+    LAYERS,
+    RATE,
+    Architecture,
+    Constant,
+    Copy,
+    Field,
+    Ignored,
+    Row,
+    ignored,
+    in_layers,
+)
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
@@ -221,7 +233,11 @@ HUGGING_FACE = (
         _encoder("bert.") + HEAD,
         (*FIELDS, TIED),
         {"head": True},
-        unused=("cls.predictions.decoder.*", "bert.pooler.*", "cls.seq_relationship.*", "*.position_ids"),
+        copies=(
+            Copy("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+            Copy("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        ),
+        unused=("bert.pooler.*", "cls.seq_relationship.*", "*.position_ids"),
     ),
     Architecture(
         "BertModel",
@@ -230,6 +246,7 @@ HUGGING_FACE = (
         _encoder(),
         (*FIELDS, Ignored("tie_word_embeddings")),
         {"head": False},
+        copies=(),
         unused=("pooler.*", "*.position_ids"),
     ),
 )

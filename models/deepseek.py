@@ -35,6 +35,7 @@ from axon.nn.hugging_face import (
     Constant,
     Converted,
     Field,
+    Ignored,
     Row,
     ignored,
     in_layers,
@@ -64,6 +65,7 @@ class DeepSeek:
             its values.
         rope: rotary frequencies; interleaved: whether neighbours are a pair, see `axon.nn.rope.rotate`. norm_eps: of
             RMSNorm.
+        tied: one matrix for embedding and head.
         multi_token: a block after the last, and of its kind, that predicts the token after the next, for the objective
             `MultiToken`.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
@@ -91,6 +93,7 @@ class DeepSeek:
     rope: Rope = Rope(10_000.0, YarnScaling(40.0, original=4096, mscale_all_dim=1.0))
     interleaved: bool = True
     norm_eps: float = 1e-6
+    tied: bool = False
     multi_token: bool = False
     vocab_multiple: int = 1
     remat: RematByKind = field(default="none", metadata=RESUMABLE)
@@ -138,7 +141,7 @@ class DeepSeek:
             self.dims,
             depth,
             RMSNorm("embed", self.dims, self.norm_eps),
-            tied=False,
+            tied=self.tied,
             embedding_stddev=self.embed**-0.5,
             vocab=self.vocab,
             ahead=ahead,
@@ -303,10 +306,12 @@ FIELDS = (
     Constant("moe_layer_freq", 1),
     NO_BIAS,
     SILU,
-    Constant("tie_word_embeddings", False),
+    Field("tie_word_embeddings", "tied", FLAG, False),
     ALL_FULL,
     NO_SLIDING_WINDOW,
-    *ignored("aux_loss_alpha", "ep_size", "num_nextn_predict_layers", "num_mtp_layers", "seq_aux"),
+    *ignored("aux_loss_alpha", "ep_size", "seq_aux"),
+    Ignored("num_nextn_predict_layers", COUNT | NULL),
+    Ignored("num_mtp_layers", COUNT | NULL),
 )
 V2 = (
     *_sizes(102_400, 4096, 11_008, 32, 32, 64, 1407),

@@ -1,8 +1,6 @@
 """Gemma 2 and 3: sliding-window layers between full ones, norms before and after."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from dataclasses import dataclass
 from functools import partial
 
 import jax.numpy as jnp
@@ -11,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.fields import RESUMABLE
-from axon.foreign_json import NULL, SIZE, number
+from axon.foreign_json import FLAG, NULL, SIZE, number
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
     Alternation,
@@ -48,7 +46,8 @@ class Gemma:
         query_pre_attn_scalar: scores are divided by its square root; head_dim by default.
         soft_cap, logit_soft_cap: c of c·tanh(score / c), and of the logits; None for none (Gemma 3).
         qk_norm: RMSNorm of each head's queries and keys (Gemma 3). norm_eps: of RMSNorm.
-        vocab_multiple: the embedding is padded to a multiple of it, with ids that are never predicted.
+        tied: one matrix for embedding and head.
+        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
@@ -67,6 +66,7 @@ class Gemma:
     soft_cap: float | None = None
     logit_soft_cap: float | None = None
     qk_norm: bool = False
+    tied: bool = True
     norm_eps: float = 1e-6
     vocab_multiple: int = 1
     remat: RematByKind = field(default="none", metadata=RESUMABLE)
@@ -119,7 +119,7 @@ class GemmaModel(LanguageModel):
             config.dims,
             Depth(*config.segments(), remat=config.remat, unroll=config.unroll),
             config.norm("embed"),
-            tied=True,
+            tied=config.tied,
             embedding_stddev=config.embed**-0.5,
             vocab=config.vocab,
             soft_cap=config.logit_soft_cap,
@@ -183,7 +183,7 @@ FIELDS = (
     *ignored("hidden_act", "cache_implementation"),
     NO_BIAS,
     Constant("use_bidirectional_attention", False, also=(None,)),
-    Constant("tie_word_embeddings", True),
+    Field("tie_word_embeddings", "tied", FLAG, True),
 )
 CAP = number("(0, inf)") | NULL
 GEMMA2 = (

@@ -8,10 +8,22 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
-from axon.foreign_json import NULL, SIZE
+from axon.foreign_json import FLAG, NULL, SIZE
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import MLP, Attention, Auxiliary, Depth, Dropout, Embedding, Inputs, LanguageModel, LayerNorm, Segment
-from axon.nn.hugging_face import EPS, LAYERS, RATE, Architecture, Constant, Converted, Field, Row, ignored, in_layers
+from axon.nn.hugging_face import (
+    EPS,
+    LAYERS,
+    RATE,
+    Architecture,
+    Constant,
+    Converted,
+    Copy,
+    Field,
+    Row,
+    ignored,
+    in_layers,
+)
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
@@ -26,6 +38,7 @@ class GPT2:
     Args:
         vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. norm_eps: of LayerNorm.
         dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
+        tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
@@ -38,6 +51,7 @@ class GPT2:
     positions: int = 1024
     norm_eps: float = 1e-5
     dropout: float = 0.1
+    tied: bool = True
     vocab_multiple: int = 1
     remat: RematByKind = field(default="none", metadata=RESUMABLE)
     unroll: bool | None = field(default=None, metadata=RESUMABLE)
@@ -73,7 +87,7 @@ class GPT2Model(LanguageModel):
             dims,
             Depth(Segment(config.layers, block=Block(config)), remat=config.remat, unroll=config.unroll),
             LayerNorm("embed", dims, config.norm_eps),
-            tied=True,
+            tied=config.tied,
             embedding_stddev=0.02,
             vocab=config.vocab,
         )
@@ -118,6 +132,7 @@ class Block(nnx.Module):
 
 ROWS = (
     Row("transformer.wte.weight", "embedding/table"),
+    Row("lm_head.weight", "head", "vocab embed"),
     Row("transformer.wpe.weight", "positions/table"),
     Row("transformer.ln_f.weight", "norm/scale"),
     Row("transformer.ln_f.bias", "norm/bias"),
@@ -160,7 +175,7 @@ FIELDS = (
     Constant("scale_attn_weights", True),
     Constant("scale_attn_by_inverse_layer_idx", False),
     Constant("add_cross_attention", False),
-    Constant("tie_word_embeddings", True),
+    Field("tie_word_embeddings", "tied", FLAG, True),
     *ignored("attn_pdrop", "embd_pdrop", "n_ctx", "reorder_and_upcast_attn", "summary_activation"),
     *ignored("summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
 )
@@ -171,7 +186,8 @@ HUGGING_FACE = (
         GPT2,
         ROWS,
         FIELDS,
-        unused=("*lm_head.weight", "*h.*.attn.bias", "*h.*.attn.masked_bias"),
+        copies=(Copy("lm_head.weight", "transformer.wte.weight", {"tied": False}),),
+        unused=("*h.*.attn.bias", "*h.*.attn.masked_bias"),
         optional_prefix="transformer.",
     ),
 )

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
-from axon.foreign_json import SIZE, number
+from axon.foreign_json import FLAG, SIZE, number
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
     Attention,
@@ -45,7 +45,7 @@ class GptOss:
         routing: how experts are chosen, and how many there are. activation: of their gates and ups. exchange, margin:
             how tokens get to their experts, see `axon.nn.MoE`.
         window: keys that a query of every other layer, the first one's, sees. rope: rotary frequencies.
-        norm_eps: of RMSNorm.
+        norm_eps: of RMSNorm. tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
@@ -64,6 +64,7 @@ class GptOss:
     window: int = 128
     rope: Rope = Rope(150_000.0, YarnScaling(32.0, original=4096, truncate=False))
     norm_eps: float = 1e-5
+    tied: bool = False
     vocab_multiple: int = 1
     remat: RematByKind = field(default="none", metadata=RESUMABLE)
     unroll: bool | None = field(default=None, metadata=RESUMABLE)
@@ -92,7 +93,7 @@ class GptOss:
             self.dims,
             Depth(Segment(self.layers // 2, **pair), remat=self.remat, unroll=self.unroll),
             RMSNorm("embed", self.dims, self.norm_eps),
-            tied=False,
+            tied=self.tied,
             embedding_stddev=self.embed**-0.5,
             vocab=self.vocab,
         )
@@ -163,7 +164,7 @@ FIELDS = (
     Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
     rope_field(theta=150_000.0),
     Constant("attention_bias", True),
-    Constant("tie_word_embeddings", False),
+    Field("tie_word_embeddings", "tied", FLAG, False),
     *ignored("hidden_act", "initial_context_length"),
 )
 ROUTING = {"routing.scores": "softmax", "routing.normalise": True, "routing.scale": 1.0, "routing.groups": 1}

@@ -8,10 +8,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.fields import RESUMABLE
-from axon.foreign_json import SIZE
+from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
-from axon.nn.hugging_face import EPS, Architecture, Constant, Converted, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, Architecture, Converted, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import THEIRS, read_one_rope, read_two_ropes, write_rope, write_two_ropes
 from axon.nn.language_model import RESIDUAL
@@ -30,7 +30,8 @@ class Olmo:
         vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads by default.
         window: keys that a query of a local layer sees (OLMo 3); None: every layer is a full one (OLMo 2).
         local_layers: local layers before each full one, where there is a window.
-        local_rope, rope: frequencies of local and of full layers. norm_eps: of RMSNorm.
+        local_rope, rope: frequencies of local and of full layers. norm_eps: of RMSNorm. tied: one matrix for embedding
+            and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
@@ -47,6 +48,7 @@ class Olmo:
     local_rope: Rope = Rope(500_000.0)
     rope: Rope = Rope(500_000.0)
     norm_eps: float = 1e-6
+    tied: bool = False
     vocab_multiple: int = 1
     remat: RematByKind = field(default="none", metadata=RESUMABLE)
     unroll: bool | None = field(default=None, metadata=RESUMABLE)
@@ -87,7 +89,7 @@ class Olmo:
             self.dims,
             Depth(*self.segments(), remat=self.remat, unroll=self.unroll),
             RMSNorm("embed", self.dims, self.norm_eps),
-            tied=False,
+            tied=self.tied,
             embedding_stddev=self.embed**-0.5,
             vocab=self.vocab,
         )
@@ -135,7 +137,7 @@ THETA = 500_000.0
 FIELDS = (
     *sizes(50_304, 4096, 11_008, 32, 32, HEADS),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
-    Constant("tie_word_embeddings", False),
+    Field("tie_word_embeddings", "tied", FLAG, False),
     SILU,
     NO_BIAS,
 )

@@ -39,6 +39,7 @@ from axon.nn.hugging_face import (
     TOKEN_ID,
     Architecture,
     Converted,
+    Copy,
     Field,
     Row,
     SameAs,
@@ -60,8 +61,8 @@ class T5:
     Args:
         vocab, embed, heads, head_dim, mlp: sizes; encoder_layers, decoder_layers: depth.
         buckets, max_distance: of the relative position bias, see `axon.nn.RelativeBias`.
-        gated: gelu(gate)·up (T5 1.1) rather than relu(up). tied: one matrix for embedding and head, which sees the
-            decoder's output divided by √embed. norm_eps: of RMSNorm.
+        gated: gelu(gate)·up (T5 1.1) rather than relu(up). tied: one matrix for embedding and head. scaled: whether the
+            head sees the decoder's output divided by √embed; as `tied` by default. norm_eps: of RMSNorm.
         start_id: what the decoder is given first, to write after.
         dropout: fraction of activations dropped after the embeddings and after each part of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
@@ -80,6 +81,7 @@ class T5:
     max_distance: int = 128
     gated: bool = True
     tied: bool = False
+    scaled: bool | None = None
     norm_eps: float = 1e-6
     start_id: int = 0
     dropout: float = 0.1
@@ -121,6 +123,11 @@ class T5:
         return T5Model(self)
 
 
+def is_scaled(config: T5) -> bool:
+    """Whether a head sees the decoder's output divided by √embed."""
+    return config.tied if config.scaled is None else config.scaled
+
+
 class T5Model(nnx.Module):
     """Token ids in, and those that a decoder has written so far; a distribution over its next id out."""
 
@@ -135,6 +142,7 @@ class T5Model(nnx.Module):
         if not config.tied:
             self.head = Param("embed vocab", dims)
         self.tied, self.dims, self.vocab, self.start_id = config.tied, dims, config.vocab, config.start_id
+        self.scaled = is_scaled(config)
 
     def encode(self, inputs: Inputs) -> tuple[Array, Auxiliary]:
         """`batch seq.residual embed`, and the layers' auxiliary terms."""
@@ -184,7 +192,7 @@ class T5Model(nnx.Module):
     def _decode(self, inputs: Inputs, cache: Any = None) -> tuple[Array, Any, Auxiliary]:
         """As `decode`, and the cache."""
         x, cache, auxiliary = self.decoder(self.embedding(inputs.tokens), inputs, cache)
-        scale = self.dims["embed"] ** -0.5 if self.tied else 1.0
+        scale = self.dims["embed"] ** -0.5 if self.scaled else 1.0
         return x * jnp.asarray(scale, x.dtype), cache, auxiliary.within("decoder")
 
     @property
@@ -299,11 +307,6 @@ def _read_mlp(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"gated": config.get("feed_forward_proj", "relu") == "gated-gelu"}
 
 
-def _read_tied(config: Mapping[str, Any]) -> dict[str, Any]:
-    """transformers 5 says `tie_word_embeddings` of all, and of those that are tied that their output is scaled."""
-    return {"tied": config.get("scale_decoder_outputs", config.get("tie_word_embeddings", True))}
-
-
 def _read_start(config: Mapping[str, Any]) -> dict[str, Any]:
     """The published models begin with their padding."""
     ids = (config.get(name) for name in ("decoder_start_token_id", "pad_token_id"))
@@ -327,11 +330,9 @@ FIELDS = (
         lambda model: {"feed_forward_proj": "gated-gelu" if model.gated else "relu"},
         {"feed_forward_proj": one_of("relu", "gated-gelu")},
     ),
-    Converted(
-        _read_tied,
-        lambda model: {"tie_word_embeddings": model.tied},
-        {"tie_word_embeddings": FLAG, "scale_decoder_outputs": FLAG},
-    ),
+    # transformers 5 ties the heads of all that have none of their own, and says `tie_word_embeddings` of all.
+    Field("scale_decoder_outputs", "scaled", FLAG, SameAs("tie_word_embeddings"), unset=is_scaled),
+    Field("tie_word_embeddings", "tied", FLAG, True),
     Converted(
         _read_start,
         lambda model: {"decoder_start_token_id": model.start_id},
@@ -346,6 +347,11 @@ HUGGING_FACE = (
         T5,
         ROWS,
         FIELDS,
-        unused=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+        copies=(
+            Copy("lm_head.weight", "shared.weight", {"tied": False}, absent={"tied": True}),
+            Copy("encoder.embed_tokens.weight", "shared.weight"),
+            Copy("decoder.embed_tokens.weight", "shared.weight"),
+        ),
+        unused=(),
     ),
 )

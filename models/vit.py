@@ -1,9 +1,7 @@
 """ViT: an encoder of an image's patches, which says of which class the image is."""
 
-from dataclasses import dataclass, field
-from typing import Literal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -257,6 +255,7 @@ HUGGING_FACE = (
         ROWS,
         FIELDS,
         fixed={"pool": "token"},
+        copies=(),
         unused=("vit.pooler.*",),
     ),
 )

@@ -106,8 +106,24 @@ class Converted:
     kinds: Mapping[str, Kind]
 
 
-UNUSED = ("lm_head.weight", "*.rotary_emb.inv_freq")
-"""What old files have besides: a tied head, and frequencies."""
+@dataclass(frozen=True)
+class Copy:
+    """An array of theirs that is the same as another: a file may have it besides, or instead.
+
+    Args:
+        theirs, of: their names. untied: fields of our config where it is an array of its own; empty: none of our models
+            has it. absent: fields of our config where a file lacks it.
+    """
+
+    theirs: str
+    of: str
+    untied: Mapping[str, Any] = field(default_factory=dict)
+    absent: Mapping[str, Any] = field(default_factory=dict)
+
+
+HEAD = Copy("lm_head.weight", "model.embed_tokens.weight", {"tied": False})
+UNUSED = ("*.rotary_emb.inv_freq",)
+"""What old files have besides: frequencies."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +134,8 @@ class Architecture:
         name: as `architectures` of a config.json has it. model_type: likewise. model: the class of our config.
         rows: its arrays. fields: all of its config that `transformers` 5.23 reads, but for those of every family.
         fixed: fields of our config that have this value in all models of the architecture.
-        unused: arrays that a file may have and that say nothing, `*` for anything.
+        copies: those that are the same as others. unused: arrays that a file may have and that say nothing, `*` for
+            anything.
         optional_prefix: what names may lack, as those that were saved without the head: `transformer.`.
     """
 
@@ -128,6 +145,7 @@ class Architecture:
     rows: tuple[Row, ...]
     fields: tuple[Field | Constant | Ignored | Converted, ...]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    copies: tuple[Copy, ...] = (HEAD,)
     unused: tuple[str, ...] = UNUSED
     optional_prefix: str = ""
 

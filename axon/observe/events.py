@@ -28,8 +28,8 @@ from typing import Any, Protocol, Self
 import jax
 
 from axon.errors import UserError
-from axon.launch.signals import Interrupted
 from axon.foreign_json import NULL, NUMBER, TEXT, number, object_of
+from axon.launch.signals import Interrupted
 from axon.observe import lines
 from axon.observe.lines import LinesFile, Record, read_lines
 

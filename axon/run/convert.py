@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from axon.checkpoint import Checkpoints, Store
-from axon.checkpoint.huggingface.config import changed_fields, unrepresented, write_config
+from axon.checkpoint.huggingface.config import changed_fields, read_config, unrepresented, write_config
 from axon.checkpoint.huggingface.hub import CONFIG, GENERATION, PREFIX, PREPROCESSOR, TOKENIZER_FILES, is_hub
 from axon.checkpoint.huggingface.model import HubModel, open_model
 from axon.checkpoint.huggingface.pieces import pieces_of
@@ -56,8 +56,8 @@ def convert(source: str, target: str, report: Report, shard: int = SHARD) -> Non
 
 def _import(hub: HubModel, out: Path, report: Report) -> None:
     """The folder of a run with the weights as its checkpoint of step 0, and what came with them."""
-    if unknown := hub.ignored():
-        report(f"config.json: fields that Axon does not read: {', '.join(unknown)}")
+    for line in hub.remarks:
+        report(line)
     folder = RunFolder(out)
     train = run_of(hub, folder.tokenizer, str(out))
     values, variables = hub.lazy(hub.model.build())  # a mistake in the weights is reported before anything is written
@@ -105,7 +105,9 @@ def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
     """The config.json of a run's model: that which it came with, where it still says all of it."""
     before = read_json(kept / CONFIG) if (kept / CONFIG).is_file() else {}
     if before and not unrepresented(table := table_of(before), train.model):
-        changed = write_config(table, train.model) if changed_fields(table, before, train.model) else {}
+        changed = (
+            write_config(table, train.model) if changed_fields(table, read_config(table, before), train.model) else {}
+        )
         return before | changed, table
     table = table_for(train.model)
     own = hasattr(train.model, "positions") or not isinstance(train.data, Data)

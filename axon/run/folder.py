@@ -16,8 +16,8 @@ from axon.checkpoint.remote import fetched_run
 from axon.config import dump, load
 from axon.disk import as_path, reading, writing
 from axon.errors import UserError
-from axon.foreign_json import NULL, OBJECT, TEXT, list_of, read_field, read_json
 from axon.fields import differences, may_change, skipped
+from axon.foreign_json import NULL, OBJECT, TEXT, list_of, read_field, read_json
 from axon.object_store import is_url
 
 

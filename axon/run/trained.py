@@ -217,16 +217,14 @@ class TrainedHub:
 
     def _differences(self, model: Any) -> list[str]:
         """What a person should know of how the model differs from what its config.json says."""
-        unknown = self.hub.ignored()
-        lines = [f"config.json: fields that Axon does not read: {', '.join(unknown)}"] if unknown else []
         if type(model) is not type(self.hub.model):
             kinds = type(self.hub.model).__name__, type(model).__name__
             raise UserError(
                 f"{self.hub.name} is a {kinds[0]}, and Train.model is a {kinds[1]}: set it to @{kinds[0]}()"
             )
-        changed = changed_fields(self.hub.table, self.hub.config, model)
         kind, theirs = type(model).__name__, self.hub.model
-        return lines + [
+        changed = changed_fields(self.hub.table, theirs, model)
+        return [*self.hub.remarks] + [
             f"{kind}.{name} is {value_at(model, name)!r}, and {value_at(theirs, name)!r} in {self.hub.name}"
             for name in changed
         ]

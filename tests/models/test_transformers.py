@@ -24,6 +24,7 @@ from reference import (
 )
 
 from axon.checkpoint.huggingface.config import LOCAL, read_config, read_fields, unknown_fields
+from axon.checkpoint.huggingface.copies import with_own_arrays
 from axon.checkpoint.huggingface.load import check_weights, read_shard
 from axon.checkpoint.huggingface.pieces import pieces_of
 from axon.checkpoint.huggingface.save import Theirs, fetch_from
@@ -74,6 +75,12 @@ class InMemory:
     def item_size(self, name):
         return self.arrays[name].itemsize
 
+    def shape(self, name):
+        return self.shapes[name]
+
+    def __contains__(self, name):
+        return name in self.arrays
+
 
 class Family:
     """A fixture, its table, and what the table makes of it."""
@@ -82,8 +89,9 @@ class Family:
         self.name = name
         self.reference: Reference = load(name)
         self.table = next(t for t in known().values() if t.model_type == self.reference.config["model_type"])
-        self.config = read_config(self.table, self.reference.config)
         self.theirs = weights(name, self.reference.shapes | self.reference.buffers)
+        said = read_config(self.table, self.reference.config)
+        self.config, _ = with_own_arrays(self.table, said, InMemory(self.theirs))
 
     def ours(self, module):
         """Path → value of every parameter, and of every variable that they have."""

@@ -11,6 +11,7 @@ import tokenizers
 from axon.checkpoint import Checkpoints, Store
 from axon.checkpoint.huggingface.config import write_config
 from axon.checkpoint.huggingface.model import open_model
+from axon.checkpoint.huggingface.save import write_weights
 from axon.checkpoint.huggingface.tables import table_for
 from axon.errors import UserError
 from axon.layout import Layout
@@ -54,6 +55,7 @@ def objective(corpus, tmp_path):
         config = write_config(table_for(model), model)
         (tmp_path / "config.json").write_text(json.dumps(config | {"bos_token_id": corpus.tokenizer.bos}))
         corpus.tokenizer.save(tmp_path / "tokenizer.json")
+        write_weights(tmp_path, [], {}.__getitem__)
         if added:
             add(tmp_path)
         return run_of(open_model(f"hf:{tmp_path}")).objective

@@ -102,9 +102,10 @@ def unrepresented(architecture: Architecture, model: Any) -> list[str]:
     ]
 
 
-def changed_fields(architecture: Architecture, config: Mapping[str, Any], model: Any) -> list[str]:
-    """The fields of our config whose value is not what a config.json says, by name."""
-    return _changed(architecture, read_fields(architecture, config), model)
+def changed_fields(architecture: Architecture, before: Any, model: Any) -> list[str]:
+    """The fields of our config, of those that a config.json says, whose value in `model` is not that in `before`."""
+    names = read_fields(architecture, write_config(architecture, before))
+    return _changed(architecture, {name: value_at(before, name) for name in names}, model)
 
 
 def _changed(architecture: Architecture, said: Mapping[str, Any], model: Any) -> list[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from flax import nnx
 
 from axon.axes.array_spec import ArraySpec
 from axon.checkpoint.huggingface.config import read_config, unknown_fields
+from axon.checkpoint.huggingface.copies import with_own_arrays
 from axon.checkpoint.huggingface.hub import CONFIG, model_folder
 from axon.checkpoint.huggingface.load import as_read, check_weights, load, read_shard
 from axon.checkpoint.huggingface.pieces import Pieces, pieces_of
@@ -31,6 +31,7 @@ class HubModel:
 
     Args:
         name: `hf:…`, as it was given. config: its config.json. table: of its architecture. model: its config in ours.
+        weights: its arrays. remarks: what a person should know of how it is read.
     """
 
     name: str
@@ -38,14 +39,8 @@ class HubModel:
     config: dict[str, Any]
     table: Architecture
     model: Any
-
-    @cached_property
-    def weights(self) -> Weights:
-        return Weights(self.folder)
-
-    def ignored(self) -> list[str]:
-        """Fields of its config.json that nothing here knows."""
-        return unknown_fields(self.table, self.config)
+    weights: Weights
+    remarks: tuple[str, ...] = ()
 
     def load(
         self, runtime: Runtime, vocab: int | None, each: Callable[[str, Any], Any] = as_read
@@ -87,7 +82,13 @@ class HubModel:
         """Where its arrays are in those of `module`. Raises `CheckpointError` if they are not that module's."""
         found = pieces_of(self.table, module, vocab)
         self.weights.complete(self.table.optional_prefix, found.shapes)
-        check_weights(self.weights, found, self.table.unused, self.name, type(self.model).__name__)
+        check_weights(
+            self.weights,
+            found,
+            (*self.table.unused, *(copy.theirs for copy in self.table.copies)),
+            self.name,
+            type(self.model).__name__,
+        )
         return found
 
 
@@ -97,9 +98,13 @@ def open_model(name: str) -> HubModel:
     config = read_json(folder / CONFIG)
     try:
         table = table_of(config)
-        return HubModel(name, folder, config, table, read_config(table, config))
+        model, unknown = read_config(table, config), unknown_fields(table, config)
     except UserError as error:
         raise UserError(f"{folder}/{error}") from error
+    weights = Weights(folder)
+    model, remarks = with_own_arrays(table, model, weights)
+    remarks += [f"config.json: fields that Axon does not read: {', '.join(unknown)}"] if unknown else []
+    return HubModel(name, folder, config, table, model, weights, tuple(remarks))
 
 
 @jax.tree_util.register_static

@@ -47,6 +47,15 @@ class Weights:
         """Name → dtype, as `DTYPES` names it."""
         return {name: self._slice(name).get_dtype() for name in self._where}
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def rename(self, old: str, new: str) -> None:
+        self._where[new] = self._where.pop(old)
+
     def complete(self, prefix: str, wanted: Collection[str]) -> None:
         """Give names that lack `prefix` what `wanted` has."""
         self._where = {

@@ -110,6 +110,12 @@ def writing(path: str | Path, advice: str = "") -> Iterator[None]:
         raise UserError(f"cannot write {_path(error, path)}: {reason(error)}{'. ' if help_ else ''}{help_}") from error
 
 
+def overlap(one: Path, other: Path) -> bool:
+    """Whether two folders are one, or one is in the other, whatever links lead to them; they need not be there."""
+    a, b = one.resolve(), other.resolve()
+    return a.is_relative_to(b) or b.is_relative_to(a) or (a.exists() and b.exists() and a.samefile(b))
+
+
 def foreign(folder: Path, own: Callable[[str], object]) -> str | None:
     """What is not Axon's at `folder` or below it, by its path there: a link, or a file whose path is not `own`.
 

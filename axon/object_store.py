@@ -8,7 +8,9 @@ credentials. A server on this machine needs none. To `gs://` those of Google's c
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -23,11 +25,14 @@ SECONDS = 600
 """A request that has no answer after so long, attempts included, has failed."""
 BYTES_IN_PROGRESS = 2**28
 """Of objects that are read or written at a time, unless one alone is larger."""
+_MAY = "that this process may read, list, write and delete"
+FOLDER_ADVICE = f"Expected a folder {_MAY}, on a disk with space: free some, or change"
 ADVICE = (
-    "Expected a folder in a bucket that this process may read, list, write and delete. For s3:// set AWS_ACCESS_KEY_ID "
-    "and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and for another server than Amazon's AWS_ENDPOINT_URL; for gs:// "
-    "GOOGLE_APPLICATION_CREDENTIALS; or change"
+    f"Expected a folder in a bucket {_MAY}. For s3:// set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+    "and for another server than Amazon's AWS_ENDPOINT_URL; for gs:// GOOGLE_APPLICATION_CREDENTIALS; or change"
 )
+OBJECT = 2**20
+"""Bytes that a request counts for which takes hardly any memory: so that there are not too many at a time."""
 Request = tuple[str, int, Callable[[], Any]]
 """A key, the bytes that it takes in memory, and what begins it, a future of TensorStore's."""
 
@@ -47,7 +52,7 @@ def local_path(location: str, where: str) -> Path | None:
 def store_spec(location: str, where: str) -> dict[str, Any] | str:
     """What `tensorstore.KvStore.open` takes for a location. Raises `UserError` for a bad path."""
     if folder := local_path(location, where):
-        return {"driver": "file", "path": f"{folder}/"}
+        return {"driver": "file", "path": f"{str(folder.resolve()).rstrip('/')}/"}  # it refuses `..`
     url = location if location.endswith("/") else f"{location}/"
     if not location.startswith("s3://"):
         return url
@@ -75,7 +80,9 @@ class Objects:
     """
 
     def __init__(self, location: str, where: str):
-        self.location, self._where = location.rstrip("/"), where
+        self.location, self._where = location.rstrip("/") or "/", where
+        self.folder = local_path(location, where)
+        """That which the location is; None for an object store."""
         context = ts.Context({f"{kind}_request_retries": ATTEMPTS for kind in ("s3", "gcs")})
         spec = store_spec(location, where)
         self._store = self._asked("open", "", lambda: ts.KvStore.open(spec, context=context))
@@ -101,16 +108,21 @@ class Objects:
             pass
 
     def keys(self, prefix: str) -> list[str]:
-        """The keys that begin with `prefix`, which ends with a slash, sorted."""
-        found = self._asked("list", prefix, lambda: self._store.list(_below(prefix)))
+        """The keys that begin with `prefix`, which ends with a slash or is empty, sorted. A link in a folder is one."""
+        found = self._asked(
+            "list", prefix, lambda: self._store.list(_below(prefix) if prefix else ts.KvStore.KeyRange())
+        )
         return sorted(key.decode() for key in found)
 
-    def delete(self, key: str) -> None:
-        """Deletes an object, if there is one, or all below a key that ends with a slash."""
-        if key.endswith("/"):
-            self._asked("delete", key, lambda: self._store.delete_range(_below(key)))
-        else:
-            self._asked("delete", key, lambda: self._store.write(key, None))
+    def delete(self, keys: Iterable[str]) -> None:
+        """Deletes objects, those that there are; of folders those in which nothing is left too."""
+        keys = list(keys)
+        for _ in self._in_turn("delete", ((key, OBJECT, lambda key=key: self._store.write(key, None)) for key in keys)):
+            pass
+        if self.folder is not None:
+            for below in sorted({*chain(*(PurePosixPath(key).parents for key in keys))} - {PurePosixPath(".")})[::-1]:
+                with suppress(OSError):  # it is not empty
+                    (self.folder / below).rmdir()
 
     def _in_turn(self, what: str, requests: Iterable[Request]) -> Iterator[tuple[str, Any]]:
         """Key and result of each request, in order; several are in progress. If one fails, the others are given up."""
@@ -135,7 +147,8 @@ class Objects:
             return begin().result(timeout=SECONDS)
         except (ValueError, TimeoutError) as error:
             why = str(error)[:300] or f"no answer within {SECONDS:,} seconds"
-            raise UserError(f"cannot {what} {self.location}/{key}: {why}\n{ADVICE} {self._where}") from None
+            advice = ADVICE if self.folder is None else FOLDER_ADVICE
+            raise UserError(f"cannot {what} {self.location}/{key}: {why}\n{advice} {self._where}") from None
 
 
 def _below(prefix: str) -> ts.KvStore.KeyRange:

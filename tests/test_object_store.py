@@ -34,12 +34,12 @@ def test_what_is_written_is_read_listed_and_deleted(objects, rng):
     assert dict(objects.read_all(dict.fromkeys(contents, 0))) == contents
     assert objects.keys("a/") == sorted(contents)
     assert objects.read("a") is None
-    objects.delete("a/003/b ü")
+    objects.delete(["a/003/b ü"])
     assert len(objects.keys("a/")) == 19
-    objects.delete("a/")
+    objects.delete(objects.keys("a/"))
     assert objects.keys("a/") == []
     assert objects.read("ab") == b"beside"
-    objects.delete("none")
+    objects.delete(["none"])
 
 
 def test_so_many_bytes_are_in_progress_and_no_more(objects, rng, monkeypatch):

@@ -18,9 +18,11 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
 from axon.checkpoint.keep import kept_steps
-from axon.checkpoint.reader import Reader
+from axon.checkpoint.ownership import STATE
+from axon.checkpoint.reader import Reader, listed
 from axon.checkpoint.remote import Copy, Remote, copy_of
 from axon.checkpoint.run_store import RunStore
+from axon.checkpoint.verify import Unverified, damage_here
 from axon.errors import UserError
 
 FINISH_SECONDS = 3600.0
@@ -144,7 +146,17 @@ class Mirror:
         began = time.monotonic()
         self._store.copying.add(copy.step)
         try:
+            self._check_intact(copy.step)
             size = self._remote.put(copy, self._folder)
         finally:
             self._store.copying.discard(copy.step)
         self._told.append(Told("mirrored", copy.step, {"seconds": round(time.monotonic() - began, 3), "bytes": size}))
+
+    def _check_intact(self, step: int) -> None:
+        """Raise `UserError` for a checkpoint that is damaged here: a copy of it may replace one that is intact."""
+        try:
+            found = damage_here(self._local.directory / str(step), STATE)
+        except Unverified:
+            return
+        if found and (self._local.directory / str(step)).exists():
+            raise UserError(f"{self._local.directory / str(step)} is damaged: {listed(found)}")

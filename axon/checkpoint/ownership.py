@@ -1,7 +1,7 @@
 """What is whose among checkpoints: the one place that decides what may be deleted.
 
-A checkpoint is known by what Axon wrote into it, not by its name: a folder `2019` may be anyone's. Deleted is only a real
-folder of which every file is part of a checkpoint, saved by the run that deletes it or by one that is not known.
+A checkpoint is known by what Axon wrote into it, not by its name: a folder `2019` may be anyone's. Deleted is only a
+real folder of which every file is part of a checkpoint, saved by the run that deletes it or by one that is not known.
 """
 
 import json

@@ -22,7 +22,8 @@ from etils import epath
 
 from axon.checkpoint.checksums import files_below
 from axon.checkpoint.compare import CheckpointError
-from axon.checkpoint.reader import STATE, listed
+from axon.checkpoint.ownership import STATE, STEP, is_file_of_checkpoint
+from axon.checkpoint.reader import listed
 from axon.checkpoint.verify import Damage, Unverified, damage_here, saved_time
 from axon.disk import cache_folder, reading, writing
 from axon.errors import UserError
@@ -32,6 +33,7 @@ from axon.signed_json import signed, unsigned
 CHECKPOINTS, COMPLETE, OWNER = "checkpoints/", "complete/", "owner"
 FILES = ("config.gin", "run.json", "id", "tokenizer.json", "metrics.jsonl", "events.jsonl")
 """Of a run's folder, what is copied besides its checkpoints."""
+_MARKER = re.compile(rf"{COMPLETE}({STEP.pattern})-(\d+)\.json")
 Report = Callable[[str], None]
 
 
@@ -77,13 +79,18 @@ class Remote:
 
     def __init__(self, location: str, where: str):
         self._objects = Objects(location, where)
-        self.location = self._objects.location
+        self.location, self.folder = self._objects.location, self._objects.folder
         self._written: dict[Path, tuple[int, int]] = {}
 
     def copies(self) -> list[Copy]:
         """The complete checkpoints, by step."""
-        found = (re.fullmatch(COMPLETE + r"(\d+)-(\d+)\.json", key) for key in self._objects.keys(COMPLETE))
+        found = map(_MARKER.fullmatch, self._objects.keys(COMPLETE))
         return sorted(Copy(int(one[1]), int(one[2])) for one in found if one)
+
+    def foreign(self) -> str | None:
+        """Something there that is no part of a copy which a run made of itself; None if there is nothing else."""
+        keys = self._objects.keys("")
+        return next((key for key in keys if OWNER not in keys or not is_part_of_copy(key)), None)
 
     def steps(self) -> set[int]:
         """The steps of which there is any file, complete or not."""
@@ -95,6 +102,7 @@ class Remote:
 
         Raises `FileNotFoundError` if the checkpoint is deleted meanwhile.
         """
+        self.put_files(folder)  # first of all whose copy it is
         self.remove(copy.step)
         paths = {str(path.relative_to(folder)): path for path in files_below(epath.Path(folder / copy.below))}
         sizes = {name: path.stat().length for name, path in paths.items()}
@@ -111,11 +119,9 @@ class Remote:
         self._written |= changed
 
     def remove(self, step: int) -> None:
-        """Deletes a checkpoint, its marker first; one that is not there too."""
-        for copy in self.copies():
-            if copy.step == step:
-                self._objects.delete(copy.marker)
-        self._objects.delete(f"{CHECKPOINTS}{step}/")
+        """Deletes a checkpoint, its marker first; one that is not there too. What is no part of one stays."""
+        self._objects.delete(copy.marker for copy in self.copies() if copy.step == step)
+        self._objects.delete(key for key in self._objects.keys(f"{CHECKPOINTS}{step}/") if is_part_of_copy(key))
 
     def fetch_files(self, folder: Path) -> None:
         """Writes those of `FILES` that there are into `folder`."""
@@ -129,6 +135,8 @@ class Remote:
             sizes: dict[str, int] = unsigned((self._objects.read(copy.marker) or b"").decode())["files"]
         except ValueError:
             return 0, [Damage(copy.marker, "its own checksum differs")]
+        if strange := [name for name in sizes if not name.startswith(copy.below) or not is_part_of_copy(name)]:
+            return 0, [Damage(copy.marker, f"it names {strange[0]}, which is no part of checkpoint {copy.step}")]
         for name, content in self._objects.read_all(sizes):
             if content is None or len(content) != sizes[name]:
                 what = "it is missing" if content is None else f"it has {len(content):,} bytes"
@@ -202,6 +210,12 @@ def fetched_run(url: str, where: str) -> Path:
         return found
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def is_part_of_copy(key: str) -> bool:
+    """Whether an object of this key is part of a run's copy."""
+    below = re.fullmatch(rf"{CHECKPOINTS}(?:{STEP.pattern})/(.+)", key)
+    return key in (*FILES, OWNER) or bool(_MARKER.fullmatch(key) or (below and is_file_of_checkpoint(below[1])))
 
 
 def _say(line: str) -> None:

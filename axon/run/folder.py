@@ -27,6 +27,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str, mirror: str | None = None):
         self.path = Path(path)
+        self._is_copy = mirror is not None
         self._named = (str(path), "--run-dir") if mirror is None else (mirror, "Checkpoints.mirror")
         self.config = self.path / "config.gin"
         self.metrics = self.path / "metrics.jsonl"
@@ -56,7 +57,7 @@ class RunFolder:
 
     def check_continues(self, train: Any) -> None:
         """Raise `UserError`, with every difference, if `train` is not the run that is recorded here."""
-        if self.trained():
+        if self.trained() or (self._is_copy and self.config.is_file()):
             self._refuse(differences(self.tree(), _as_recorded(train), may_change), train)
         elif self.config.is_file() and not self.record.is_file():
             raise UserError(

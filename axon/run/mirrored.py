@@ -7,8 +7,8 @@ from contextlib import contextmanager, nullcontext
 
 from axon.checkpoint import CheckpointError, RunStore
 from axon.checkpoint.mirror import Mirror, owner
-from axon.checkpoint.remote import FILES, Copy, Fetched, Remote
-from axon.disk import writing
+from axon.checkpoint.remote import FILES, Copy, Fetched, Remote, is_part_of_copy
+from axon.disk import delete_own, overlap, writing
 from axon.errors import UserError
 from axon.launch.agree import process_0_first
 from axon.launch.signals import Interrupted
@@ -43,19 +43,45 @@ class Mirrored:
     def fetch(self, train: Train) -> None:
         """Takes over the mirror, and gets its newest intact checkpoint if that is newer than those of the run's folder.
 
-        Raises `UserError` if it has another run than the folder or `train`, or cannot be read and written.
+        Raises `UserError` if it is in the run's folder or the other way round, has anything but a copy of this run, as
+        the folder and `train` say what it is, or cannot be read and written.
         """
         latest = self._folder.reader(train.checkpoints).latest()
+        self._check_apart()
         with self._folder.locked(), self._aside() as aside:
-            copies = self._remote.copies()
-            if copies:
-                self._remote.fetch_files(aside.path)
-                self._check_same_run(aside, train)
+            copies = self._copies(aside, train)
             self._remote.claim(self._owner)
             newer = [copy for copy in copies if latest is None or copy.step > latest]
             if newer:
                 self._fetched = self._remote.fetch_newest(newer, aside.path, self._report)
                 self._take(aside, latest)
+
+    def _check_apart(self) -> None:
+        """Raise `UserError` if the mirror and the run's folder are one, whatever they are called, or one is in the
+        other: a copy is removed before it is made again, and so would be what it is made of."""
+        if self._remote.folder is not None and overlap(self._remote.folder, self._folder.path):
+            raise UserError(
+                f"{WHERE} is {self._remote.location!r}, and this run's folder is {self._folder.path}: neither may be "
+                f"in the other. Give another {WHERE}"
+            )
+
+    def _copies(self, aside: RunFolder, train: Train) -> list[Copy]:
+        """The complete checkpoints there, after it was seen that all that is there is a copy of this run."""
+        if name := self._remote.foreign():
+            raise UserError(
+                f"{WHERE} is {self._remote.location!r}, which has {name}, and is no copy that a run made of itself: "
+                "copying would overwrite and delete what is there. Give an empty folder, or that of this run's copy"
+            )
+        copies = self._remote.copies()
+        self._remote.fetch_files(aside.path)
+        if aside.config.is_file():
+            self._check_same_run(aside, train)
+        elif copies:
+            raise UserError(
+                f"{WHERE} is {self._remote.location!r}, which has checkpoints and no config.gin: whose they are is not "
+                f"known. Give another {WHERE}"
+            )
+        return copies
 
     def copying(self, store: RunStore, events: Events) -> Mirror:
         """The copying of what `store` saves; records what was fetched."""
@@ -69,12 +95,13 @@ class Mirrored:
         """A folder within that of the run, for what is fetched; remains of a killed process are deleted."""
         aside = RunFolder(self._folder.path / "fetching", self._remote.location)
         with writing(aside.path):
-            shutil.rmtree(aside.path, ignore_errors=True)
+            if aside.path.exists() or aside.path.is_symlink():
+                delete_own(aside.path, is_part_of_copy)
             aside.path.mkdir()
         try:
             yield aside
         finally:
-            shutil.rmtree(aside.path, ignore_errors=True)
+            shutil.rmtree(aside.path, ignore_errors=True)  # made above
 
     def _check_same_run(self, aside: RunFolder, train: Train) -> None:
         aside.check_continues(train)

@@ -14,11 +14,12 @@ import pytest
 
 from axon import object_store
 from axon.checkpoint import Checkpoints, Reader, Store, mirror
-from axon.checkpoint.inspect import opened
+from axon.checkpoint.inspect import entries, opened
 from axon.checkpoint.keep import kept_steps
 from axon.checkpoint.mirror import Mirror, owner
 from axon.checkpoint.remote import FILES, Remote, fetched_run
 from axon.errors import UserError
+from axon.signed_json import signed
 from tests.checkpoint.s3_server import serving
 
 URL = "s3://bucket/runs/first"
@@ -233,6 +234,39 @@ def test_it_keeps_what_the_folder_keeps_also_when_the_run_goes_on_elsewhere(serv
     assert run.here() == [10]
     assert run.there() == [4, 10]
     assert {int(k.split("/")[5]) for k in server.objects if "/checkpoints/" in k} == {4, 10}
+
+
+def test_a_copy_in_a_folder_reads_as_healthy_when_checkpoints_were_deleted_there(tmp_path):
+    with Run(tmp_path / "run", Checkpoints(keep=1), str(tmp_path / "mirror")) as run:
+        run.copied(3, 5, 7)
+        until(lambda: run.there() == [7])
+    assert [path.name for path in (tmp_path / "mirror/checkpoints").iterdir()] == ["7"]
+    (tmp_path / "mirror/checkpoints/5").mkdir()  # as such folders were left once
+    assert [(one.name, one.condition) for one in entries(opened(str(tmp_path / "mirror"))[0])] == [("7", "complete")]
+    next((tmp_path / "mirror/complete").iterdir()).unlink()
+    assert entries(opened(str(tmp_path / "mirror"))[0])[0].condition.startswith("not complete: a copy in progress")
+
+
+def test_what_is_damaged_here_replaces_no_copy(tmp_path):
+    with Run(tmp_path / "run", Checkpoints(keep=1), str(tmp_path / "mirror")) as run:
+        run.copied(3)
+        run.store.save(5, state(5), {})
+        run.store.wait()
+        data = max((run.folder / "checkpoints/5").rglob("d/*"), key=lambda path: path.stat().st_size)
+        data.write_bytes(data.read_bytes()[:-1] + b"?")
+        run.mirror.saved(5)
+        until(lambda: run.told("checkpoint 5 is not copied: "))
+        assert "checkpoints/5 is damaged: " in run.said[-1]
+    assert run.there() == [3]
+    assert run.fetched(tmp_path / "elsewhere")[0] == 3
+
+
+def test_a_copy_that_names_files_elsewhere_is_damaged(server, tmp_path):
+    with Run(tmp_path / "run") as run:
+        run.copied(3)
+    key = next(key for key in server.objects if "/complete/" in key)
+    server.objects[key] = signed({"files": {"checkpoints/3/../../../dear": 4}}).encode()
+    assert run.remote.fetch_newest(run.remote.copies(), tmp_path / "elsewhere", [].append) is None
 
 
 def test_a_network_that_fails_for_a_while_costs_nothing(server, tmp_path):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -74,11 +75,98 @@ def test_where_the_folder_is_newer_nothing_is_fetched(begun, mirrored):
 
 def test_remains_of_a_killed_fetch_are_deleted(begun, mirrored, tmp_path):
     new = RunFolder(tmp_path / "new")
-    (new.path / "fetching/checkpoints/5").mkdir(parents=True)
-    (new.path / "fetching/checkpoints/5/left").touch()
+    (new.path / "fetching/checkpoints/5/state/d").mkdir(parents=True)
+    left = f"checkpoints/5/state/d/{32 * '0'}"
+    (new.path / "fetching" / left).touch()
     fetched(mirrored, new, ignore)
     assert first(new) == 5
-    assert not (new.checkpoints / "5/left").exists()
+    assert not (new.path / left).exists()
+
+
+def test_a_folder_of_someone_that_is_called_as_ours_for_what_is_fetched_stays(begun, mirrored, tmp_path):
+    (tmp_path / "new/fetching").mkdir(parents=True)
+    (tmp_path / "new/fetching/stones.txt").write_text("dear")
+    with pytest.raises(UserError, match=r"fetching/stones.txt is not Axon's, so .*fetching is not deleted"):
+        fetched(mirrored, RunFolder(tmp_path / "new"), ignore)
+    assert (tmp_path / "new/fetching/stones.txt").read_text() == "dear"
+
+
+def seen(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+OWN_FOLDER = [
+    "{}/run",
+    "file://{}/run",
+    "{}/run/../run",
+    "run",
+    "{}/link",
+    "{}/link/below",
+    "{}/run/copy",
+    "{}",
+    "..",
+    "/",
+]
+
+
+@pytest.mark.parametrize("location", OWN_FOLDER)
+def test_a_mirror_that_is_the_runs_own_folder_or_around_or_in_it_is_refused(
+    begun, mirrored, tmp_path, location, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(begun.path)
+    before = seen(begun.path)
+    train = replace(mirrored, checkpoints=Checkpoints(mirror=location.format(tmp_path)))
+    for folder in (begun, RunFolder("run"), RunFolder(tmp_path / "link")):
+        with pytest.raises(UserError, match=r"Checkpoints\.mirror is .*neither may be in the other"):
+            fetched(train, folder, ignore)
+    assert seen(begun.path) == before
+
+
+@pytest.fixture
+def copied(begun, tmp_path):
+    """The copy of a run, of the steps 3 and 5, in a folder."""
+    with Run(tmp_path / "run", location=str(tmp_path / "mirror")) as run:
+        run.mirror.saved(5)
+    assert run.there() == [3, 5]
+    return tmp_path / "mirror"
+
+
+HARMS = ("a run", "no owner", "no markers", "another id", "no config", "pictures", "a link", "a linked file", "nothing")
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_what_is_no_copy_of_this_run_is_refused_and_stays_as_it_is(begun, mirrored, copied, tmp_path, harm):
+    if harm == "a run":
+        shutil.rmtree(copied)
+        shutil.copytree(begun.path, copied)
+    elif harm == "no owner":
+        (copied / "owner").unlink()
+    elif harm == "no markers":
+        (copied / "owner").unlink()
+        shutil.rmtree(copied / "complete")
+    elif harm == "another id":
+        (copied / "id").write_text("another")
+        (copied / "metrics.jsonl").unlink()
+    elif harm == "no config":
+        (copied / "config.gin").unlink()
+    elif harm == "pictures":
+        (copied / "checkpoints/2019").mkdir()
+        (copied / "checkpoints/2019/a.jpg").write_text("dear")
+    elif "link" in harm:
+        (tmp_path / "dear/8").mkdir(parents=True)
+        (tmp_path / "dear/8/a.jpg").write_text("dear")
+        (copied / "checkpoints/8").symlink_to(tmp_path / ("dear/8" if harm == "a link" else "dear/8/a.jpg"))
+    before = seen(tmp_path)
+    train = replace(mirrored, checkpoints=Checkpoints(every=5, mirror=str(copied)))
+    if harm == "nothing":
+        fetched(train, begun, ignore)
+    else:
+        with pytest.raises(
+            UserError, match=r"Checkpoints\.mirror is .*(whose they are|another run|no copy that a run)"
+        ):
+            fetched(train, begun, ignore)
+        assert seen(tmp_path) == before
 
 
 @pytest.mark.parametrize("where", ["new", "run"])

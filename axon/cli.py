@@ -341,8 +341,10 @@ def _exit_code() -> int:
 
     try:
         app()
-    except SystemExit as done:  # typer's own way to end
-        exit_without_waiting(int(done.code or 0))
+    except SystemExit as done:
+        if in_own_code(done):
+            return _failed(done)
+        exit_without_waiting(int(done.code or 0))  # typer's own way to end
         raise
     except UserError as error:
         wait_for_root_cause(error)
@@ -354,13 +356,20 @@ def _exit_code() -> int:
             typer.echo(f"axon: {stop}", err=True)
         shutdown_gracefully()
         exit_at_once(stop.exit_code)
-    except Exception as error:
-        wait_for_root_cause(error)
-        theirs = in_own_code(error)
-        if theirs is None or os.environ.get("AXON_TRACEBACK"):
-            traceback.print_exc()
-        typer.echo(f"axon: {theirs or OURS}", err=True)
-        code = 1 if theirs is None else 2
-        exit_without_waiting(code)
-        return code
+    except BaseException as error:
+        return _failed(error)
     return 0
+
+
+def _failed(error: BaseException) -> int:
+    """Report what is raised besides messages for the person; the exit code: 2 where it is their own code's."""
+    from axon.launch.ending import exit_without_waiting, wait_for_root_cause
+
+    wait_for_root_cause(error)
+    theirs = in_own_code(error)
+    if theirs is None or os.environ.get("AXON_TRACEBACK"):
+        traceback.print_exc()
+    typer.echo(f"axon: {theirs or OURS}", err=True)
+    code = 1 if theirs is None else 2
+    exit_without_waiting(code)
+    return code

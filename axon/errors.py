@@ -16,6 +16,9 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` Did you mean 'data'?` for a mistyped name; empty if none is close."""
-    close = difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    """` Did you mean 'data'?` for a mistyped name, in whatever case; empty if none is close."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(name.casefold(), {one.casefold() for one in names}, n=1, cutoff=0.6)
+    spelled = [one for one in names if one.casefold() in close]
+    best = difflib.get_close_matches(name, spelled, n=1, cutoff=0.0)
+    return f" Did you mean {best[0]!r}?" if best else ""

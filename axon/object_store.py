@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import tensorstore as ts
 
+from axon.disk import location as checked_location
 from axon.disk import named
 from axon.errors import UserError
 
@@ -80,6 +81,7 @@ class Objects:
     """
 
     def __init__(self, location: str, where: str):
+        location = checked_location(location, where)
         self.location, self._where = location.rstrip("/") or "/", where
         self.folder = local_path(location, where)
         """That which the location is; None for an object store."""

@@ -308,6 +308,9 @@ OWN_MISTAKES = [
     ("call", PATTERN, r"mine\.py:19 in __call__: PatternError: 'mlp' in one operand of .*\n    x = einsum"),
     ("call", "x = x[:, : sequence]", r"mine\.py:19 in __call__: NameError: name 'sequence' is not defined"),
     ("call", "return x", r"Block \(mine\.py:16\), .*returned one array: a block returns \(x, cache, auxiliary\)"),
+    ("build", "raise SystemExit(0)", r"mine\.py:11 in build: SystemExit: 0\n"),
+    ("call", "raise SystemExit('bye')", r"mine\.py:19 in __call__: SystemExit: bye\n"),
+    ("build", "raise GeneratorExit", r"mine\.py:11 in build: GeneratorExit"),
     ("build", "return 3", r"Mine\.build\(\) \(mine\.py:9\) gives a int: expected a flax\.nnx\.Module"),
 ]
 

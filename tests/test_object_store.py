@@ -100,6 +100,12 @@ def test_a_server_that_does_not_answer_is_said(monkeypatch):
         assert time.monotonic() - began < 1.5
 
 
+@pytest.mark.parametrize("url", ["http://host/a", "https://host/a", "memory://a", "s3://", "s3:///a", "ftp://a/b"])
+def test_a_url_of_another_kind_is_refused_before_it_is_opened(url):
+    with pytest.raises(UserError, match=rf"DIR is '{url}'; expected s3://"):
+        Objects(url, "DIR")
+
+
 def test_a_token_store_can_be_on_the_same_server(monkeypatch):
     from axon.data.store import Root
 

@@ -11,6 +11,8 @@ from axon.disk import reason
 from axon.errors import suggest
 
 OVERRIDE = Place("--set")
+DEEPEST = 100
+"""Files that include each other in a chain, at most."""
 
 
 @dataclass
@@ -62,6 +64,9 @@ def _include(statement: Include, including: Path, inside: tuple[Path, ...], into
     elif found.resolve() in inside:
         chain = [*inside[inside.index(found.resolve()) :], found.resolve()]
         text = f"circular include: {' → '.join(_shown(path) for path in chain)}."
+        into.mistakes.append(Mistake(statement.place, text))
+    elif len(inside) > DEEPEST:
+        text = f"{statement.path!r} is not read: includes are more than {DEEPEST} deep within each other."
         into.mistakes.append(Mistake(statement.place, text))
     else:
         _read_file(found, statement.place, inside, into)

@@ -76,6 +76,8 @@ class Include:
 
 
 Statement = Binding | Import | Include
+UNREADABLE = (SyntaxError, tokenize.TokenError, RecursionError, UnicodeEncodeError)
+"""What the parser raises for a text."""
 
 
 def parse(text: str, file: str) -> Iterator[Statement | Mistake]:
@@ -93,7 +95,7 @@ def parse(text: str, file: str) -> Iterator[Statement | Mistake]:
                 first = parser.line()
                 if not isinstance(statement, config_parser.BlockDeclaration):
                     yield _statement(statement, file)
-        except (SyntaxError, tokenize.TokenError) as error:
+        except UNREADABLE as error:
             mistake, begin = _mistake(error, lines, first, file)
             yield mistake
 
@@ -107,10 +109,11 @@ def _statement(parsed, file: str) -> Statement:
     return Binding(place, parsed.scope, parsed.selector, parsed.arg_name, parsed.value)
 
 
-def _mistake(error: SyntaxError | tokenize.TokenError, lines: list[str], start: int, file: str):
+def _mistake(error: Exception, lines: list[str], start: int, file: str):
     """The mistake, and the line (from 0) where parsing continues. The statement begins at `start` (from 1) or
     later."""
-    line = error.lineno if isinstance(error, SyntaxError) else error.args[1][0]
+    line = error.lineno if isinstance(error, SyntaxError) else start
+    line = error.args[1][0] if isinstance(error, tokenize.TokenError) else line
     line = min(line or start, len(lines))
     start = next((n for n in range(start, line) if _STATEMENT.match(lines[n - 1])), line)
     if start < line and _unclosed("\n".join(lines[start - 1 : line - 1])) and _starts_or_ends(lines, line):
@@ -134,7 +137,11 @@ def _next_statement(lines: list[str], after: int) -> int | None:
     return next((n for n in range(after, len(lines)) if _STATEMENT.match(lines[n])), None)
 
 
-def _reason(error: SyntaxError | tokenize.TokenError) -> str:
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "lists and dicts are within each other too deep."
+    if isinstance(error, UnicodeEncodeError):
+        return "it is not valid UTF-8."
     reason = str(error.msg if isinstance(error, SyntaxError) else error.args[0])
     if token := _NOT_A_LITERAL.search(reason):
         word = token[1]

@@ -99,7 +99,11 @@ class Names:
 def _public(module: ModuleType) -> Iterator[tuple[str, Any]]:
     """A module's public names: its `__all__`, else every public dataclass in it and everything it defines itself."""
     listed = getattr(module, "__all__", None)
-    for name, target in vars(module).items() if listed is None else [(name, getattr(module, name)) for name in listed]:
+    try:
+        offered = vars(module).items() if listed is None else [(name, getattr(module, name)) for name in listed]
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"__all__ of {module.__name__!r} is not a list of what it defines: {error}.") from error
+    for name, target in offered:
         if not (inspect.isclass(target) or inspect.isfunction(target)):
             continue
         own = f"{target.__module__}.".startswith(f"{module.__name__}.") or dataclasses.is_dataclass(target)
@@ -121,11 +125,13 @@ def _import_module(name: str) -> ModuleType:
             places = f"neither installed nor in the working directory ({Path.cwd()})"
             raise UserError(f"there is no module {error.name!r}: {places}.") from None
         raise UserError(_import_failed(name, error)) from error
-    except Exception as error:  # a user's own module runs here, and may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's own module runs here, and may raise anything, or exit
         raise UserError(_import_failed(name, error)) from error
 
 
-def _import_failed(name: str, error: Exception) -> str:
+def _import_failed(name: str, error: BaseException) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (frame.filename, frame.lineno)
     return f"importing {name!r} failed at {file}:{line}: {type(error).__name__}: {error}"

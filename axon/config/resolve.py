@@ -10,7 +10,7 @@ from typing import Any
 
 from axon.config.bindings import Bindings
 from axon.config.grammar import Binding, Macro, Reference
-from axon.config.mistakes import Mistake, Place
+from axon.config.mistakes import ConfigError, Mistake, Place
 from axon.config.names import Names
 from axon.config.parameters import Parameter, is_frozen, parameters
 from axon.config.types import Mismatch, describe, fit
@@ -19,6 +19,10 @@ from axon.errors import UserError, suggest
 DEFAULT = "default"
 _REQUIRED = ("REQUIRED", "gin.REQUIRED")
 _FAILED = object()  # a value whose mistake is recorded
+DEEPEST = 200
+"""Macros, objects, lists and dicts within each other, at most: Python's own stack is not much deeper."""
+MOST = 100_000
+"""Values of a tree, at most: forty macros that each name the next one twice would be 2**40."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,13 @@ class _Site:
     scope: str = ""
     path: str = ""
     inside: tuple[str, ...] = ()
+    depth: int = 0
 
     def at(self, suffix: str) -> "_Site":
-        return dataclasses.replace(self, path=f"{self.path}{suffix}".removeprefix("."))
+        return dataclasses.replace(self, path=f"{self.path}{suffix}".removeprefix("."), depth=self.depth + 1)
 
     def enter(self, place: Place, name: str) -> "_Site":
-        return dataclasses.replace(self, place=place, inside=(*self.inside, name))
+        return dataclasses.replace(self, place=place, inside=(*self.inside, name), depth=self.depth + 1)
 
     def cycle(self, name: str) -> str:
         """`@A() → A.b → @A()` if `name` is already being resolved, else an empty text."""
@@ -55,6 +60,7 @@ class Resolver:
         self._bindings, self._names = bindings, names
         self._used: set[int] = set()  # ids: a binding may hold values that cannot be hashed
         self._built: set[Any] = set()
+        self._count = 0
 
     def build(self, root: str, main: Place) -> Any:
         """The tree of `@root()`; meaningless if there are mistakes."""
@@ -80,6 +86,7 @@ class Resolver:
     # Values
 
     def _value(self, value: Any, site: _Site) -> Any:
+        self._check_size(site)
         if isinstance(value, Macro):
             return self._expand(value, site)
         if isinstance(value, Reference):
@@ -91,6 +98,15 @@ class Resolver:
             items = [self._value(item, site.at(f"[{n}]")) for n, item in enumerate(value)]
             return _FAILED if _any_failed(items) else type(value)(items)
         return value
+
+    def _check_size(self, site: _Site) -> None:
+        """Raise `ConfigError` where values are within too many others, or are too many."""
+        self._count += 1
+        if site.depth > DEEPEST:
+            text = f"macros, objects, lists and dicts are more than {DEEPEST} deep within each other."
+            raise ConfigError([Mistake(site.place, text)])
+        if self._count > MOST:
+            raise ConfigError([Mistake(site.place, f"the configuration has more than {MOST:,} values.")])
 
     def _expand(self, macro: Macro, site: _Site) -> Any:
         definition = self._bindings.macros.get(macro.name)

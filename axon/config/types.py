@@ -1,7 +1,6 @@
 """Checking a value against a field's annotation, and fitting it: int → float, list → tuple, str → Path."""
 
 import dataclasses
-import difflib
 import inspect
 import sys
 import types
@@ -12,6 +11,7 @@ from typing import Any, Literal, TypeVar, Union
 
 from axon.config.parameters import is_frozen
 from axon.disk import expanded
+from axon.errors import did_you_mean
 
 
 class Mismatch(Exception):
@@ -150,8 +150,7 @@ def shown(value: Any) -> str:
 
 def _remedy(value: Any, hint: Any) -> str:
     if typing.get_origin(hint) is Literal and isinstance(value, str):
-        close = difflib.get_close_matches(value, [arg for arg in hint.__args__ if isinstance(arg, str)], n=1)
-        return f" Did you mean {close[0]!r}?" if close else ""
+        return did_you_mean(value, [arg for arg in hint.__args__ if isinstance(arg, str)])
     if inspect.isclass(value) and is_frozen(value):
         return f" Did you mean @{value.__name__}()?"
     if inspect.isclass(hint) and is_frozen(hint):

@@ -80,6 +80,11 @@ def test_what_an_override_takes_the_use_of_is_no_mistake_of_the_files(mistakes, 
         ("Net.layers='six'", ["Net.layers", "expected int", "'six'"]),
         ("Layout.msh={'data': 1}", ["Did you mean 'mesh'?"]),
         ("Layuot.mesh={'data': 1}", ["Did you mean 'Layout'?"]),
+        ("layout.mesh={'data': 1}", ["Did you mean 'Layout'?"]),
+        ("NET.layers=1", ["Did you mean 'Net'?"]),
+        ("Net.LAYERS=1", ["Did you mean 'layers'?"]),
+        ("Train.model=@net()", ["Did you mean 'Net'?"]),
+        ("Net.kind='\udcff'", ["it is not valid UTF-8"]),
         ("Net.kind=gated", ["Net.kind=gated", "quote"]),
         ("import os", ["import os", "not a single binding"]),
         ("Train.steps=1\nTrain.steps=2", ["not a single binding"]),
@@ -167,6 +172,71 @@ def test_a_circle_of_includes_is_shown_whole(write, mistakes):
     assert mistakes("include 'a.gin'") == [
         "sub/b.gin:2: circular include: a.gin → sub/b.gin → a.gin.",
     ]
+
+
+DEEP = {
+    "macros": (
+        "\n".join(f"M{n} = %M{n + 1}" for n in range(3000)) + "\nM3000 = 3\nTrain.extra = %M0",
+        "deep within each",
+    ),
+    "lists in macros": (
+        "\n".join(f"M{n} = [%M{n + 1}]" for n in range(900)) + "\nTrain.extra = %M0",
+        "deep within each",
+    ),
+    "macros that double": (
+        "\n".join(f"M{n} = [%M{n + 1}, %M{n + 1}]" for n in range(40)) + "\nM40 = 3\nTrain.extra = %M0",
+        "more than 100,000 values",
+    ),
+    "lists": (f"Train.extra = {'[' * 5000}{']' * 5000}", "cannot read `Train.extra"),
+    "dicts": (f"Train.extra = {'{1: ' * 5000}2{'}' * 5000}", "cannot read `Train.extra"),
+    "signs": (f"Train.steps = {'-' * 5000}2", "cannot read `Train.steps"),
+    "digits": (f"Train.steps = {'9' * 5000}", "cannot read `Train.steps"),
+    "a null byte": ("Train.steps = 3\0", "cannot read `Train.steps"),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), DEEP.values(), ids=DEEP.keys())
+def test_what_is_too_deep_or_too_large_is_a_mistake_with_its_place(mistakes, text, expected):
+    found = mistakes(GOOD + text)
+    assert re.match(r"main\.gin:\d+: ", found[0])
+    assert expected in found[0]
+
+
+def test_a_thousand_nested_includes_are_a_mistake_with_its_place(write, mistakes):
+    for n in range(1000):
+        write(f"a{n}.gin", f"include 'a{n + 1}.gin'")
+    assert mistakes("include 'a0.gin'\n" + GOOD) == [
+        "a99.gin:1: 'a100.gin' is not read: includes are more than 100 deep within each other."
+    ]
+
+
+def test_chains_that_a_person_may_write_are_read(write, resolved):
+    write("a50.gin", GOOD)
+    for n in range(50):
+        write(f"a{n}.gin", f"include 'a{n + 1}.gin'\nM{n} = %M{n + 1}")
+    assert resolved("include 'a0.gin'\nM50 = 7\nTrain.steps = %M0").tree.steps == 7
+
+
+ENDINGS = {
+    "import sys; sys.exit()": "SystemExit",
+    "import sys; sys.exit(0)": "SystemExit: 0",
+    "raise SystemExit('bye')": "SystemExit: bye",
+    "class Own(BaseException): pass\nraise Own('x')": "Own: x",
+    "raise GeneratorExit": "GeneratorExit",
+    "def f(): return f()\nf()": "RecursionError",
+    "__all__ = ['nothing']": "has no attribute 'nothing'",
+    "__all__ = 5": "not iterable",
+    "__all__ = [5]": "must be string",
+}
+
+
+@pytest.mark.parametrize(("module", "expected"), ENDINGS.items())
+def test_a_module_that_ends_the_process_or_offers_what_it_lacks_is_named(write, mistakes, module, expected):
+    write("ending_model.py", module)
+    (message,) = mistakes("import ending_model\n" + GOOD)
+    assert message.startswith("main.gin:1: ")
+    assert "ending_model" in message
+    assert expected in message
 
 
 def test_a_module_that_fails_is_named_with_the_line_that_failed(write, mistakes):

@@ -5,8 +5,9 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon.axes.specs import extra_axes
+from axon.chips import V5E
 
-V5E = "TPU v5 lite"
+BY_KEPT_DIMENSION = V5E.kinds
 """XLA for this chip takes a reduce-scatter apart, to overlap it with the product before it, if it is by a dimension of
 which each device keeps a part. XLA for v5p makes an all-reduce and a slice of some such ones (of a head with 128,256 or
 32,000 columns; of most weights over 2,048 of 4,096 devices), but of no matrix by a dimension of its own, of as many as
@@ -20,7 +21,7 @@ def scatter_sum(x: Array, spec: PartitionSpec, chip: str) -> Array:
     it over mesh axes over which it is not unreduced.
 
     The reduce-scatter is written out: a `reshard` becomes an all-reduce and a slice, which the TPU's compiler does
-    not take apart and overlap with the product that makes `x` (see `axon.runtime.options`). `chip`: the mesh's
+    not take apart and overlap with the product that makes `x` (see `axon.chips`). `chip`: the mesh's
     `jax.Device.device_kind`, by which it is written.
     """
     current = jax.typeof(x).sharding.spec
@@ -28,7 +29,7 @@ def scatter_sum(x: Array, spec: PartitionSpec, chip: str) -> Array:
     summed = {axis for axes in parts for axis in axes or ()}
     if None in parts or not summed or not summed <= current.unreduced:
         return x
-    scattered = _untiled if x.ndim == 2 and chip != V5E else _tiled
+    scattered = _untiled if x.ndim == 2 and chip not in BY_KEPT_DIMENSION else _tiled
 
     def local(part):
         for dimension, axes in enumerate(parts):

@@ -18,9 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from axon.bench.timing import progress
+from axon.chips import KERNEL_CHIPS
 from axon.errors import UserError
 from axon.plan.bundles import RECORD, all_parts, recorded
-from axon.plan.chips import CHIPS
 from axon.plan.kernel import lowered
 
 _FLAGS = "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
@@ -31,7 +31,7 @@ _BRANCH = "sbr.rel"
 
 def record() -> None:
     """Compile every part for every chip, two at a time, and record the bundles; minutes on two cores."""
-    wanted = [(name, chip) for name in all_parts() for chip in CHIPS]
+    wanted = [(name, chip) for name in all_parts() for chip in KERNEL_CHIPS]
     found: dict[str, dict[str, int]] = {}
     with ThreadPool(2) as pool:
         for (name, chip), bundles in zip(wanted, pool.imap(lambda one: count(*one), wanted), strict=True):
@@ -89,7 +89,7 @@ def lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 def main(name: str, chip: str) -> None:
     """Compile a part for a chip, in the process whose dump is read."""
-    lowered(all_parts()[name], CHIPS[chip].topology).compile()
+    lowered(all_parts()[name], KERNEL_CHIPS[chip].topology).compile()
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from axon.bench.timing import progress
+from axon.chips import KERNEL_CHIPS
 from axon.kernels.case import Case
 from axon.kernels.choice import OPERATIONS
-from axon.plan.chips import CHIPS
 from axon.plan.kernel import compile_case
 
 RECORD = Path(__file__).with_name("vmem.json")
@@ -34,9 +34,9 @@ def record() -> None:
     results = {}
     for case in all_cases():
         results[str(case)] = {}
-        for chip in CHIPS:
+        for chip in KERNEL_CHIPS:
             if chip not in dict(case.lacking):
-                found = compile_case(case, CHIPS[chip])
+                found = compile_case(case, KERNEL_CHIPS[chip])
                 results[str(case)][chip] = found.refused or found.vmem
         progress(f"{case}: {results[str(case)]}")
     RECORD.write_text(json.dumps(results, indent=1) + "\n")
@@ -52,7 +52,7 @@ def rows() -> list[dict[str, Any]]:
             "flops": case.cost.flops,
             "bytes": case.cost.bytes,
             "intensity": case.cost.intensity,
-            "chips": {chip: _on(case, chip, known.get(str(case), {}).get(chip)) for chip in CHIPS},
+            "chips": {chip: _on(case, chip, known.get(str(case), {}).get(chip)) for chip in KERNEL_CHIPS},
         }
         for case in all_cases()
     ]
@@ -61,7 +61,7 @@ def rows() -> list[dict[str, Any]]:
 def _on(case: Case, name: str, result: int | str | None) -> dict[str, Any]:
     if reason := dict(case.lacking).get(name):
         return {"fallback": reason}
-    chip = CHIPS[name]
+    chip = KERNEL_CHIPS[name]
     limit = "compute" if case.cost.intensity > chip.ridge else "memory"
     least = max(case.cost.flops / chip.peak, case.cost.bytes / chip.bandwidth)
     found = {"limit": limit, "ridge": chip.ridge, "least_ms": 1e3 * least}

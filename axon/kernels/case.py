@@ -27,7 +27,7 @@ class Case:
     Args:
         operation: the folder's name. name: of the configuration, as shown.
         function: of `operands`, to be traced abstractly. cost: of one call.
-        lacking: chip, as `axon.plan.chips` calls it, → why it takes another implementation there.
+        lacking: chip, as `axon.chips` calls it, → why it takes another implementation there.
     """
 
     operation: str

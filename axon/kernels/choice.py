@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from axon.axes import current, log_choice, platform
+from axon.chips import chip_of
 from axon.errors import UserError, suggest
 
 OPERATIONS = ("attention", "paged_attention", "cross_entropy", "grouped_matmul", "quantized_matmul", "sampling")
@@ -47,14 +48,11 @@ def off_gpu(unsupported: Callable[[str], str | None]) -> str | None:
     return unsupported(scope.placement.chip)
 
 
-TWO_CORES = ("TPU v4", "TPU v5", "TPU v5p")
-"""TPUs that show their two cores as one device, by `jax.Device.device_kind`."""
-
-
 def cores() -> int:
     """How many cores a device has, between which a kernel's parallel grid is divided."""
     scope = current()
-    return 2 if scope is not None and scope.placement.chip in TWO_CORES else 1
+    chip = None if scope is None else chip_of(scope.placement.chip)
+    return 1 if chip is None else chip.cores
 
 
 def choose(operation: str, candidates: Mapping[str, str | None], detail: str = "") -> str:

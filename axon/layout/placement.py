@@ -13,15 +13,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from axon.axes.array_spec import ArraySpec
 from axon.axes.memory import HOST
 from axon.axes.patterns import Names, base
+from axon.chips import V4, chip_of
 from axon.errors import suggest
 from axon.layout.table import KINDS, KV, ULYSSES, Layout, LayoutError
 from axon.layout.zigzag import zigzag
 
 DEVICES = "devices"
 """The named axis with one element for each device of the mesh."""
-
-TORUS_3D = ("TPU v5", "TPU7x")
-"""`jax.Device.device_kind` of the chips that are linked in three dimensions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +111,8 @@ class Placement:
     def _torus(self) -> np.ndarray | None:
         """Where each device of the mesh lies in a three-dimensional torus with links around, and which of its chip's
         cores it is; None where there is none."""
-        if self.chip not in TORUS_3D:
+        chip = chip_of(self.chip)
+        if chip is None or chip.torus != 3:
             return None
         places = np.array([(*device.coords, device.core_on_chip) for device in self.devices])
         if np.ptp(places[:, :3], axis=0).min() < 3:  # shorter dimensions have no wrap-around link
@@ -269,7 +268,8 @@ def _with_kv(sizes: dict[str, int], copies: int) -> dict[str, int]:
 
 def _arranged(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
     """Devices as a grid in which neighbours along the last axes have the fastest links."""
-    if devices[0].platform != "tpu":
+    cores_of_v4 = devices[0].device_kind in V4.kinds and any(device.core_on_chip for device in devices)
+    if devices[0].platform != "tpu" or cores_of_v4:  # libtpu describes each core of a v4, of which JAX knows no grid
         return np.asarray(devices).reshape(shape)
     from jax.experimental import mesh_utils
 

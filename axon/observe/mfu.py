@@ -13,39 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from axon.chips import chip_of, part
+
 FORMULA = (
     "MFU = tokens/s × FLOPs per token ÷ (peak FLOP/s per device × devices);  "
     "FLOPs per token = 6 · matmul parameters (with the output head, without the embedding look-up) "
     "+ 12 · heads · head_dim · keys seen, summed over layers (causal attention, counted once: seq / 2; windows less)"
 )
-
-# Dense bf16 FLOP/s of a chip, without sparsity, and how many TensorCores it has: JAX shows a chip of several cores as
-# one device or as several. Keys are `jax.Device.device_kind`. Sources: Google Cloud TPU documentation, "System
-# architecture" pages of v4, v5e, v5p, v6e and TPU7x; NVIDIA's data sheets of each product (their figures "with
-# sparsity" halved).
-_PEAKS: dict[str, tuple[float, int]] = {
-    "TPU v4": (275e12, 2),
-    "TPU v5 lite": (197e12, 1),
-    "TPU v5": (459e12, 2),
-    "TPU v5p": (459e12, 2),
-    "TPU v6 lite": (918e12, 1),
-    "TPU v6e": (918e12, 1),
-    "TPU7x": (2307e12, 2),
-    "NVIDIA A100-SXM4-40GB": (312e12, 1),
-    "NVIDIA A100-SXM4-80GB": (312e12, 1),
-    "NVIDIA A100-PCIE-40GB": (312e12, 1),
-    "NVIDIA A100 80GB PCIe": (312e12, 1),
-    "NVIDIA L4": (121e12, 1),
-    "NVIDIA L40S": (362e12, 1),
-    "NVIDIA H100 80GB HBM3": (989.4e12, 1),
-    "NVIDIA H100 PCIe": (756e12, 1),
-    "NVIDIA H100 NVL": (835.5e12, 1),
-    "NVIDIA H200": (989.4e12, 1),
-    "NVIDIA H200 NVL": (835.5e12, 1),
-    "NVIDIA GH200 480GB": (989.4e12, 1),
-    "NVIDIA B200": (2250e12, 1),
-    "NVIDIA GB200": (2500e12, 1),
-}
 
 
 @dataclass(frozen=True)
@@ -69,16 +43,9 @@ def peak(devices: Sequence[Any]) -> Peak:
 
 
 def device_peak(device: Any) -> float | None:
-    """Dense bf16 FLOP/s of one device, which may be one core of a chip; None if its kind is not in the table."""
-    if device.device_kind not in _PEAKS:
-        return None
-    return peak_of(device.device_kind, getattr(device, "num_cores", None) or None)
-
-
-def peak_of(kind: str, cores: int | None = None) -> float:
-    """Dense bf16 FLOP/s of so many cores, by default all, of a chip in the table."""
-    chip, all_cores = _PEAKS[kind]
-    return chip * (cores or all_cores) / all_cores
+    """Dense bf16 FLOP/s of one device, which may be one core of a chip; None for a chip that is not known."""
+    chip = chip_of(device.device_kind)
+    return None if chip is None else chip.peak * part(device)
 
 
 @cache

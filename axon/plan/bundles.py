@@ -17,9 +17,10 @@ from collections import Counter
 from importlib import import_module
 from pathlib import Path
 
+from axon.chips import KERNEL_CHIPS, chip_of
 from axon.kernels.case import Part
 from axon.kernels.choice import OPERATIONS
-from axon.plan.chips import CHIPS
+from axon.layout import Placement
 from axon.plan.compiled import pallas_calls
 from axon.plan.hlo import Module
 
@@ -38,9 +39,15 @@ def recorded() -> dict[str, dict[str, int]]:
     return json.loads(RECORD.read_text())
 
 
+def recorded_chip(placement: Placement) -> str | None:
+    """Which of `KERNEL_CHIPS` a placement's devices are; None for others."""
+    chip = chip_of(placement.chip)
+    return chip.name if chip is not None and chip.name in KERNEL_CHIPS else None
+
+
 def flops_per_cycle(chip: str) -> dict[str, float]:
-    """Call → FLOPs that it does in a cycle of a device, of a chip in `CHIPS` whose clock is known."""
-    device, known = CHIPS[chip], recorded()
+    """Call → FLOPs that it does in a cycle of a device, of a chip in `KERNEL_CHIPS` whose clock is known."""
+    device, known = KERNEL_CHIPS[chip], recorded()
     if device.clock is None:
         return {}
     peak = device.peak / device.clock
@@ -51,7 +58,7 @@ def flops_per_cycle(chip: str) -> dict[str, float]:
 def kernel_cycles(module: Module, chip: str) -> dict[str, int]:
     """Kernel → cycles in one execution of a program on a device; kernels whose tile is not recorded are left out."""
     rates, cycles = flops_per_cycle(chip), Counter[str]()
-    per_cycle = CHIPS[chip].bandwidth / (CHIPS[chip].clock or 1)
+    per_cycle = KERNEL_CHIPS[chip].bandwidth / (KERNEL_CHIPS[chip].clock or 1)
     for name, one in pallas_calls(module):
         found = _COST.search(one.instruction.attributes)
         if found and name in rates:

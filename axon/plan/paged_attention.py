@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from axon.axes import ArraySpec
+from axon.chips import KERNEL_CHIPS, Chip
 from axon.plan.bundles import recorded
-from axon.plan.chips import CHIPS, Chip
 from axon.serve.program import ServingProgram
 
 STEP, HEADS, HEAD_DIM = 512, 8, 128
@@ -43,7 +43,7 @@ def _of_kind(
     program: ServingProgram, name: str, specs: Mapping[str, ArraySpec], window: int | None
 ) -> tuple[float, float, float]:
     """`compute`, `memory` and `write` of the layers of a kind; of latents, which no kernel reads, `memory` alone."""
-    chip, pool, requests = CHIPS[name], program.pools[window], program.capacity.requests
+    chip, pool, requests = KERNEL_CHIPS[name], program.pools[window], program.capacity.requests
     seen = min(program.length // 2, (pool.count - 1) * pool.size // requests, window or program.length)
     placement = program.step.placement
     share = requests * seen / (pool.count * pool.size)

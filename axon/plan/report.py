@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from axon.errors import UserError
-from axon.plan.bundles import kernel_cycles
-from axon.plan.chips import CHIPS
+from axon.plan.bundles import kernel_cycles, recorded_chip
 from axon.plan.collectives import Collective, collectives
 from axon.plan.compiled import cycles, host_bytes, kernels, largest_arrays, memory_parts, total_bytes
 from axon.plan.flops import count_jaxpr
@@ -113,8 +112,7 @@ def described(
     traffic = summed(collectives(module), mesh)
     sent = sum(one.sent for one in traffic)
     counted = count_jaxpr(jaxpr)
-    kind = runtime.placement.devices[0].device_kind
-    chip = next((name for name, chip in CHIPS.items() if chip.kind == kind), None)
+    chip = recorded_chip(runtime.placement)
     loops = [
         f"loop {name}: its length is not in the program, and it counts {'once' if trips else BEYOND_THE_MARGIN}"
         for name, trips in module.unknown_loops.items()

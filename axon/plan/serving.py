@@ -7,15 +7,16 @@ from typing import Any
 
 import jax
 
+from axon.chips import KERNEL_CHIPS, known, part
 from axon.errors import UserError
-from axon.plan.chips import CHIPS
+from axon.plan.bundles import recorded_chip
 from axon.plan.compiled import host_bytes, memory_parts, total_bytes
 from axon.plan.hlo import Module
 from axon.plan.memory import gib
 from axon.plan.out_of_memory import exceeded
 from axon.plan.paged_attention import AttentionTime, attention_time
 from axon.plan.report import Report, described
-from axon.plan.topology import H200_BANDWIDTH, device_memory
+from axon.plan.topology import device_memory
 from axon.serve.batch import Size
 from axon.serve.program import ServingProgram
 
@@ -103,10 +104,9 @@ def _memory(program: ServingProgram, compiled: Any) -> dict[str, int]:
 
 def _reading(program: ServingProgram, decode: Sequence[Report]) -> Reading:
     """`decode`: of all programs of a decode step."""
-    kind = program.runtime.placement.devices[0].device_kind
-    name = next((name for name, chip in CHIPS.items() if chip.kind == kind), None)
-    least = program.read_bytes() / (H200_BANDWIDTH if name is None else CHIPS[name].bandwidth)
-    if name is None or (clock := CHIPS[name].clock) is None:
+    device, name = program.runtime.placement.devices[0], recorded_chip(program.runtime.placement)
+    least = program.read_bytes() / (known(device.device_kind).bandwidth * part(device))
+    if name is None or (clock := KERNEL_CHIPS[name].clock) is None:
         return Reading(program.read_bytes(), least, None)
     attention = attention_time(program, name)
     compiled = sum(sum(report.cycles.values()) for report in decode) / clock

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes import ArraySpec
+from axon.chips import xla_options
 from axon.errors import UserError
 from axon.kernels.choice import check_names
 from axon.layout import Layout, Placement
@@ -25,7 +26,6 @@ from axon.own_code import written_at
 from axon.precision import Precision
 from axon.runtime.cached import leave_out_cached_programs
 from axon.runtime.context import with_context
-from axon.runtime.options import compiler_options
 
 IDENTITY_LAYERS = "identity layers"
 """The topic of the choice to store more layers than there are."""
@@ -66,9 +66,10 @@ class Runtime:
         self.placement, context = with_context(placement or Placement.of(layout, devices), self.module, seq)
         self.precision, self.kernels = precision, dict(kernels or {})
         check_names(self.kernels)
-        self.compiler_options = compiler_options(self.placement.devices)
+        options, without = xla_options(self.placement.devices)
+        self.compiler_options = {option.name: option.value for option in options}
         leave_out_cached_programs(self.placement.devices)
-        self.choices = _first_choices(self.placement, self.compiler_options)
+        self.choices = _first_choices(self.placement, self.compiler_options, without)
         if context is not None:
             self.choices["context parallelism"] = context
         if padded := pad_layers(self.module, self.placement):
@@ -218,11 +219,11 @@ def _refuse_foreign(model: str, state: nnx.State) -> None:
         )
 
 
-def _first_choices(placement: Placement, options: Mapping[str, Any]) -> dict[str, str]:
-    """What was decided before anything is traced."""
+def _first_choices(placement: Placement, options: Mapping[str, Any], without: str) -> dict[str, str]:
+    """What was decided before anything is traced; `without`: why there are no options."""
     choices = {}
-    if options:
-        choices["XLA options"] = ", ".join(f"{name}={value}" for name, value in options.items())
+    if options or without:
+        choices["XLA options"] = ", ".join(f"{name}={value}" for name, value in options.items()) or without
     if placement.layout.host:
         choices["host memory"] = f"{' and '.join(placement.layout.host)}, fetched one layer at a time"
     for kind, folder in placement.layout.disk.items():

@@ -11,9 +11,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from axon import axes
 from axon.axes.gather import gather_in_stages
 from axon.axes.specs import partial_spec
+from axon.chips import xla_options
 from axon.layout import Layout, Placement
 from axon.plan.topology import devices
-from axon.runtime.options import compiler_options
 
 
 @pytest.mark.parametrize("line", [2, 4])
@@ -90,7 +90,7 @@ def test_over_a_torus_too_a_gather_stays_one_beside_other_work_and_a_reduce_scat
     uneven = jax.ShapeDtypeStruct((1024, 14464), jnp.bfloat16, sharding=stored)
     with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
         lowered = [jax.jit(gather).lower(array), *(jax.jit(reduce).lower(array, y) for y in (array, uneven))]
-    options = compiler_options(placement.devices)
+    options = {option.name: option.value for option in xla_options(placement.devices)[0]}
     texts = [one.compile(compiler_options=options).as_text() for one in lowered]
     gathers, *reductions = (re.findall(r" (all-\w+|reduce-scatter)(?:-start)?\(", text) for text in texts)
     assert gathers == ["all-gather"] * (1 if line == 1 else 2)

@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 from axon.bench import bundles
+from axon.chips import KERNEL_CHIPS
 from axon.cli import app
-from axon.plan.chips import CHIPS
 
 PARTS = bundles.all_parts()
 NOISE = 0.03
@@ -24,7 +24,7 @@ def marked(name: str, chip: str):
     return pytest.param(name, chip, marks=mark, id=f"{name}, {chip}")
 
 
-@pytest.mark.parametrize(("name", "chip"), [marked(name, chip) for chip in CHIPS for name in PARTS])
+@pytest.mark.parametrize(("name", "chip"), [marked(name, chip) for chip in KERNEL_CHIPS for name in PARTS])
 def test_a_part_takes_the_bundles_that_are_recorded(name, chip):
     found, known = bundles.count(name, chip), bundles.recorded()[name][chip]
     assert found == pytest.approx(known, rel=NOISE), "right? Then record it: axon bench kernels --compile"
@@ -32,10 +32,10 @@ def test_a_part_takes_the_bundles_that_are_recorded(name, chip):
 
 def test_every_part_has_a_record_for_every_chip_and_it_is_shown():
     assert bundles.recorded().keys() == PARTS.keys()
-    assert all(chips.keys() == CHIPS.keys() for chips in bundles.recorded().values())
+    assert all(chips.keys() == KERNEL_CHIPS.keys() for chips in bundles.recorded().values())
     shown = CliRunner().invoke(app, ["bench", "kernels", "--bundles", "--json"])
     rows = json.loads(shown.stdout)
-    assert len(rows) == len(PARTS) * len(CHIPS)
+    assert len(rows) == len(PARTS) * len(KERNEL_CHIPS)
     assert all(row.keys() == {"kernel", "part", "chip", "bundles"} and row["bundles"] > 0 for row in rows)
     text = CliRunner().invoke(app, ["bench", "kernels", "--bundles"]).stdout
     assert len(text.splitlines()) == len(PARTS)

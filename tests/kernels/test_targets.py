@@ -5,8 +5,8 @@ import re
 import pytest
 
 from axon.bench.kernel_costs import all_cases, lines, recorded, rows
+from axon.chips import KERNEL_CHIPS
 from axon.kernels.attention import cases as attention
-from axon.plan.chips import CHIPS
 from axon.plan.kernel import compile_case
 
 SLOW = re.compile("Mixtral 8x7B|DeepSeek-V2-Lite|Llama 3 8B, (with )?gradients|decode, .*, pages of (16|128)")
@@ -35,7 +35,7 @@ def compiler():
 @pytest.mark.few(chip=("v5e",), case=FEW)
 @pytest.mark.some(chip=("v5e",))
 @pytest.mark.some(chip=("tpu7x",), case=FEW)
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", KERNEL_CHIPS)
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_every_configuration_compiles_for_every_chip(case, chip):
     check(case, chip)
@@ -45,7 +45,7 @@ def check(case, chip):
     if chip in dict(case.lacking):
         assert dict(case.lacking)[chip], "a fallback says why"
         return None
-    made = compile_case(case, CHIPS[chip])
+    made = compile_case(case, KERNEL_CHIPS[chip])
     assert made.refused is None
     assert (made.calls > 0) == (case.operation != "cross_entropy")
     assert made.vmem < 60 * 2**20
@@ -53,7 +53,7 @@ def check(case, chip):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", KERNEL_CHIPS)
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_what_is_recorded_of_a_case_is_what_the_compiler_says(case, chip):
     made = check(case, chip)

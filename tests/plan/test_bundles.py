@@ -2,8 +2,8 @@
 
 import pytest
 
+from axon.chips import KERNEL_CHIPS
 from axon.plan import bundles
-from axon.plan.chips import CHIPS
 from axon.plan.hlo import Module
 
 CALL = (
@@ -31,34 +31,34 @@ ENTRY %main (a: f32[4]) -> f32[4] {{
 """
 
 
-@pytest.mark.parametrize("chip", [name for name, chip in CHIPS.items() if chip.clock])
+@pytest.mark.parametrize("chip", [name for name, chip in KERNEL_CHIPS.items() if chip.clock])
 def test_a_call_takes_its_tiles_cycles_as_often_as_it_runs(chip, rng):
     forward, backward = (int(n) for n in rng.integers(10**9, 10**12, 2))
     calls = {"forward": CALL.format(flops=forward, moved=8), "backward": CALL.format(flops=backward, moved=8)}
     text = PROGRAM.format(**calls, trips='backend_config={"known_trip_count":{"n":"5"}}')
     found = bundles.kernel_cycles(Module.of(text), chip)
-    recorded, cores = bundles.recorded(), CHIPS[chip].cores
+    recorded, cores = bundles.recorded(), KERNEL_CHIPS[chip].cores
     for name, flops, times, keys, products in (("forward", forward, 1, 1024, 2), ("backward", backward, 5, 512, 5)):
         tile = 2 * products * 1024 * keys * 128
         issued = recorded[f"attention: {name}, whole tile"][chip]
-        busy = tile / (CHIPS[chip].peak / (CHIPS[chip].clock or 1) / cores)
+        busy = tile / (KERNEL_CHIPS[chip].peak / (KERNEL_CHIPS[chip].clock or 1) / cores)
         assert found.pop(f"axon_attention_{name}") == pytest.approx(
             times * flops / tile * max(issued, busy) / cores, rel=1e-6, abs=times
         )
     assert not found, "a kernel without a recorded tile is left out"
 
 
-@pytest.mark.parametrize("chip", [name for name, chip in CHIPS.items() if chip.clock])
+@pytest.mark.parametrize("chip", [name for name, chip in KERNEL_CHIPS.items() if chip.clock])
 def test_a_call_that_computes_little_takes_as_long_as_its_bytes(chip, rng):
     moved = int(rng.integers(10**9, 10**10))
     calls = {name: CALL.format(flops=1000, moved=moved) for name in ("forward", "backward")}
     found = bundles.kernel_cycles(Module.of(PROGRAM.format(**calls, trips="")), chip)
-    seconds = found["axon_attention_forward"] / (CHIPS[chip].clock or 1)
-    assert seconds == pytest.approx(moved / CHIPS[chip].bandwidth, rel=1e-6)
+    seconds = found["axon_attention_forward"] / (KERNEL_CHIPS[chip].clock or 1)
+    assert seconds == pytest.approx(moved / KERNEL_CHIPS[chip].bandwidth, rel=1e-6)
 
 
-@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("chip", KERNEL_CHIPS)
 def test_no_kernel_is_faster_than_the_matrix_units(chip):
     for rate in bundles.flops_per_cycle(chip).values():
-        assert 0 < rate <= CHIPS[chip].peak / (CHIPS[chip].clock or 1)
-    assert bool(bundles.flops_per_cycle(chip)) == (CHIPS[chip].clock is not None)
+        assert 0 < rate <= KERNEL_CHIPS[chip].peak / (KERNEL_CHIPS[chip].clock or 1)
+    assert bool(bundles.flops_per_cycle(chip)) == (KERNEL_CHIPS[chip].clock is not None)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from axon.chips import KERNEL_CHIPS
 from axon.layout import Layout, Placement
-from axon.plan.chips import CHIPS
 from axon.plan.paged_attention import attention_time
 from axon.run import Serve, serving_program
 from axon.serve.capacity import Capacity
@@ -27,7 +27,7 @@ def program(model=LLAMA, devices=1, **capacity):
 def test_pages_of_8_heads_are_bound_by_memory_and_split_pages_of_few_tokens_by_instructions(chip):
     whole = attention_time(program(), chip)
     bytes_read = 2 * 64 * 2048 * 2 * 8 * 128 * 2  # layers, requests, positions, keys and values
-    assert whole.memory == pytest.approx(bytes_read / CHIPS[chip].bandwidth, rel=1e-6)
+    assert whole.memory == pytest.approx(bytes_read / KERNEL_CHIPS[chip].bandwidth, rel=1e-6)
     assert whole.total == whole.memory + whole.write
     assert whole.compute > whole.memory / 4
     split = attention_time(program(devices=8, page_size=16), chip)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from axon.chips import chip_of
 from axon.kernels.attention.mask import Mask
 from axon.kernels.attention.problem import AttentionInputs
 
@@ -170,5 +171,6 @@ TABLE = Path(__file__).with_name("tiles.json")
 
 @cache
 def tiles_for(chip: str) -> Tiles:
-    """The tiles for a chip."""
-    return Tiles(**json.loads(TABLE.read_text()).get(chip, {}))
+    """The tiles for a chip, whichever of its names."""
+    table, known = json.loads(TABLE.read_text()), chip_of(chip)
+    return Tiles(**next((table[kind] for kind in (known.kinds if known else ()) if kind in table), {}))

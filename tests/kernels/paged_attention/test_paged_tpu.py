@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
+from axon.chips import KERNEL_CHIPS
 from axon.kernels.paged_attention import tpu, tpu_write
 from axon.kernels.paged_attention.cases import cases
 from axon.kernels.paged_attention.ragged import AttentionConfig
 from axon.kernels.paged_attention.tpu import paged_attention_tpu, tables_tpu
-from axon.plan.chips import CHIPS
 
 PLAIN, WINDOW, CAP = AttentionConfig(0.4), AttentionConfig(0.3, window=6), AttentionConfig(0.5, soft_cap=2.0)
 MIXED = [(1, 9), (6, 6), (0, 3), (3, 14)]
@@ -207,7 +207,7 @@ def test_blocks_grow_with_the_rows_of_a_sequence(tokens, sequences, heads, queri
 MARKS = {"decode, bfloat16, pages of 16": [pytest.mark.full], "decode, bfloat16, head_dim 64, sinks and window 128": []}
 
 
-@pytest.mark.parametrize("chip", [c if c == "v5e" else pytest.param(c, marks=pytest.mark.slow) for c in CHIPS])
+@pytest.mark.parametrize("chip", [c if c == "v5e" else pytest.param(c, marks=pytest.mark.slow) for c in KERNEL_CHIPS])
 @pytest.mark.parametrize("case", [pytest.param(c, marks=MARKS.get(c.name, pytest.mark.slow)) for c in cases()], ids=str)
 def test_cases_compile_and_leave_the_cache_where_it_is(case, chip, monkeypatch):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
@@ -216,7 +216,7 @@ def test_cases_compile_and_leave_the_cache_where_it_is(case, chip, monkeypatch):
     monkeypatch.setattr(tpu, "KEYS", 512)
     if chip in dict(case.lacking):
         pytest.skip(dict(case.lacking)[chip])
-    mesh = jax.sharding.Mesh(np.array(devices(CHIPS[chip].topology)[:1]), ("x",))
+    mesh = jax.sharding.Mesh(np.array(devices(KERNEL_CHIPS[chip].topology)[:1]), ("x",))
     place = jax.sharding.NamedSharding(mesh, jax.P())
     operands = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place) for a in case.operands]
     shard = jax.shard_map(case.function, mesh=mesh, in_specs=jax.P(), out_specs=jax.P(), check_vma=False)

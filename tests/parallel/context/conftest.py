@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from axon import axes
+from axon.chips import xla_options
 from axon.nn import Inputs, parameters
-from axon.runtime.options import compiler_options
 
 LOWERING = {"gpu": "cuda"}
 
@@ -36,7 +36,8 @@ def lowered(bind):
         }
         x = abstract(("batch", "seq", "embed"), (batch, seq, specs["out"].shape[-1]), compute)
         documents = abstract(("batch", "seq"), (batch, seq), np.int32)
-        step, options = with_gradients if gradients else call, compiler_options(placement.devices)
+        step = with_gradients if gradients else call
+        options = {option.name: option.value for option in xla_options(placement.devices)[0]}
         scope = axes.Scope(placement, compute)
         with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
             traced = jax.jit(lambda *given: step(*given), compiler_options=options).trace(

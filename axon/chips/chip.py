@@ -1,0 +1,46 @@
+"""What is known of a chip, as a value."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of XLA: its name and value, why it is set, and what was measured with and without it."""
+
+    name: str
+    value: Any
+    reason: str
+    figure: str
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A device as JAX shows it, at most: a TPU of two cores is one device, but for TPU7x, of which each core is one.
+
+    Args:
+        name: as topologies are called. kinds: what `jax.Device.device_kind` calls it.
+        peak: dense bf16 FLOP/s, without sparsity. memory: bytes. bandwidth: of the memory, bytes/s.
+        cores: TensorCores of a TPU. clock: of a core, Hz, where it follows from the peak: FLOP/s ÷ those of a cycle.
+        torus: how many dimensions the links between chips have; 0 where they are no torus.
+        topology: the smallest that has it, to compile for one of its devices; empty where none can be described.
+        target: of a GPU, XLA's `GpuTargetConfig` as text.
+        options: of XLA, with which `axon.runtime` compiles; none where none have been measured.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    peak: float
+    memory: int
+    bandwidth: float
+    cores: int = 1
+    clock: float | None = None
+    torus: int = 0
+    topology: str = ""
+    target: str = ""
+    options: tuple[Option, ...] = ()
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte at which arithmetic and memory take equally long (Williams et al., roofline, 2009)."""
+        return self.peak / self.bandwidth

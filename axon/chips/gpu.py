@@ -1,0 +1,58 @@
+"""GPUs, a value each.
+
+Sources: of peaks NVIDIA's data sheet of each product, its figures "with sparsity" halved. Of memory and bandwidth XLA's
+own description of the device (`xla/backends/gpu/target_config/specs`), which says what a program can have; where it has
+none, the data sheet, whose GB are 10^9 bytes.
+"""
+
+from axon.chips.chip import Chip
+
+AMPERE = (
+    "core_count: 108 fpus_per_core: 64 clock_rate_ghz: 1.41 l2_cache_size: 41943040 shared_memory_per_core: 167936 "
+    "shared_memory_per_block_optin: 166912 cuda_compute_capability { major: 8 feature_extension: NONE }"
+)
+HOPPER = (
+    "core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 l2_cache_size: 52428800 shared_memory_per_core: 233472 "
+    "shared_memory_per_block_optin: 232448 "
+    "cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }"
+)
+
+
+def _described(name: str, kind: str, peak: float, memory: int, bandwidth: float, multiprocessors: str) -> Chip:
+    """A GPU that programs can be compiled for without one, by XLA's description of it, a `GpuTargetConfig`."""
+    target = f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048 shared_memory_per_block: 49152
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_block_limit: 65536 registers_per_core_limit: 65536
+  memory_bandwidth: {bandwidth:.0f} device_memory_size: {memory}
+  {multiprocessors}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 20 }}
+runtime_version {{ major: 13 minor: 0 patch: 0 }}
+device_description_str: "{kind}"
+"""
+    return Chip(name, (kind,), peak, memory, bandwidth, topology=f"{name}:1", target=target)
+
+
+def _on_sheet(name: str, kind: str, peak: float, memory: float, bandwidth: float) -> Chip:
+    return Chip(name, (kind,), peak, int(memory), bandwidth)
+
+
+GPUS = (
+    _described("a100", "NVIDIA A100-SXM4-80GB", 312e12, 85100068864, 2.03904e12, AMPERE),
+    _described("h100", "NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.35232e12, HOPPER),
+    _described("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, HOPPER),
+    _on_sheet("a100-40gb", "NVIDIA A100-SXM4-40GB", 312e12, 42331013120, 1.5552e12),
+    _on_sheet("a100-pcie", "NVIDIA A100 80GB PCIe", 312e12, 79050250240, 1.935e12),
+    _on_sheet("a100-pcie-40gb", "NVIDIA A100-PCIE-40GB", 312e12, 40e9, 1.555e12),
+    _on_sheet("l4", "NVIDIA L4", 121e12, 24e9, 300e9),
+    _on_sheet("l40s", "NVIDIA L40S", 362e12, 48e9, 864e9),
+    _on_sheet("h100-pcie", "NVIDIA H100 PCIe", 756e12, 84942979072, 2.03904e12),
+    _on_sheet("h100-nvl", "NVIDIA H100 NVL", 835.5e12, 94e9, 3.9e12),
+    _on_sheet("h200-nvl", "NVIDIA H200 NVL", 835.5e12, 141e9, 4.8e12),
+    _on_sheet("gh200", "NVIDIA GH200 480GB", 989.4e12, 96e9, 4e12),
+    _on_sheet("b200", "NVIDIA B200", 2250e12, 191514411008, 7.67232e12),
+    _on_sheet("gb200", "NVIDIA GB200", 2500e12, 197897748480, 7.928064e12),
+)

@@ -1,0 +1,74 @@
+"""Chips as values: each of them whole, what is not known said, and options that their compilers know."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from axon.chips import CHIPS, GPUS, TPUS, V5E, chip_of, known, part, xla_options
+from axon.errors import UserError
+from axon.layout import Layout, Placement
+from axon.plan.topology import device_memory, devices
+
+
+def device(kind, platform="tpu", **more):
+    return SimpleNamespace(device_kind=kind, platform=platform, **more)
+
+
+def test_each_chip_has_its_own_values_and_each_name_is_of_one():
+    kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
+    assert len(set(kinds)) == len(kinds)
+    assert len(CHIPS) == len(TPUS) + len(GPUS)
+    for chip in CHIPS.values():
+        assert 16e9 < chip.memory < 1e12
+        assert 100 < chip.ridge < 700, chip.name
+    memories = {kind: device_memory(device(kind, "gpu")) for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA L4")}
+    assert memories == {"NVIDIA H100 80GB HBM3": 84942979072, "NVIDIA L4": 24_000_000_000}
+
+
+def test_a_device_that_is_one_core_has_half_of_its_chip():
+    assert part(device("TPU v4", num_cores=1)) == 0.5
+    assert device_memory(device("TPU v4", num_cores=1)) == 16 * 2**30
+    assert part(device("TPU v5", num_cores=2)) == part(device("TPU7x", num_cores=1)) == 1
+    assert part(device("NVIDIA H200", "gpu", num_cores=132)) == 1
+
+
+def test_an_unknown_chip_is_told_and_never_taken_for_another():
+    assert chip_of("TPU v99") is None
+    for needed in (known, lambda kind: device_memory(device(kind)), lambda kind: device_memory(device(kind, "gpu"))):
+        with pytest.raises(UserError, match=r"nothing is known of the chip 'TPU v99'.*axon/chips"):
+            needed("TPU v99")
+    assert xla_options([device("TPU v99")]) == ((), "none: nothing is known of the chip 'TPU v99'")
+
+
+def test_options_are_by_chip_whichever_of_its_names_and_none_are_explained():
+    assert xla_options(jax.devices("cpu")) == xla_options([]) == ((), "")
+    assert xla_options([device("TPU v5e")]) == xla_options([device("TPU v5 lite")]) == (V5E.options, "")
+    for kind in ("TPU v4", "TPU7x", "NVIDIA H200"):
+        options, why = xla_options([device(kind)])
+        assert bool(options) == (not why)
+        assert options or kind in why
+
+
+@pytest.mark.parametrize("chip", TPUS, ids=lambda chip: chip.name)
+def test_a_chip_gets_its_options_and_its_compiler_takes_them(chip):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
+    placement = Placement.of(Layout({"data": -1}), devices(chip.topology))
+    assert placement.chip in chip.kinds
+    options, _ = xla_options(placement.devices)
+    assert options == chip.options
+    stored = NamedSharding(placement.mesh, PartitionSpec("data"))
+    array = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=stored)
+    jax.jit(jnp.sin).lower(array).compile(compiler_options={one.name: one.value for one in options})
+
+
+@pytest.mark.parametrize("chip", [chip for chip in GPUS if chip.target], ids=lambda chip: chip.name)
+def test_a_described_gpu_is_called_as_a_real_one_and_programs_compile_for_it(chip):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
+    placement = Placement.of(Layout({"data": -1}), devices(f"{chip.name}:2"))
+    assert placement.chip in chip.kinds
+    stored = NamedSharding(placement.mesh, PartitionSpec("data"))
+    array = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=stored)
+    assert jax.jit(jnp.sin).lower(array).compile() is not None

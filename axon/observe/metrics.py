@@ -23,8 +23,9 @@ def read_metrics(path: str | Path) -> list[Record]:
 
 
 def held_out_losses(path: str | Path) -> dict[int, float]:
-    """By step, the loss on held-out data in a metrics file. Raises as `read_metrics` does."""
-    return {record["step"]: record["eval_loss"] for record in read_metrics(path) if {"step", "eval_loss"} <= {*record}}
+    """By step, the loss on held-out data in a metrics file, where it is a number. Raises as `read_metrics` does."""
+    evaluated = (record for record in read_metrics(path) if record.get("eval_loss") is not None and "step" in record)
+    return {record["step"]: record["eval_loss"] for record in evaluated}
 
 
 def missing_steps(records: Sequence[Record], last: int) -> list[int]:

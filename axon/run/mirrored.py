@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from axon.checkpoint import CheckpointError, RunStore
 from axon.checkpoint.mirror import Mirror, owner
 from axon.checkpoint.remote import FILES, Copy, Fetched, Remote, is_part_of_copy
-from axon.disk import delete_own, overlap, writing
+from axon.disk import delete_own, writing
 from axon.errors import UserError
 from axon.launch.agree import process_0_first
 from axon.launch.signals import Interrupted
@@ -43,11 +43,10 @@ class Mirrored:
     def fetch(self, train: Train) -> None:
         """Takes over the mirror, and gets its newest intact checkpoint if that is newer than those of the run's folder.
 
-        Raises `UserError` if it is in the run's folder or the other way round, has anything but a copy of this run, as
-        the folder and `train` say what it is, or cannot be read and written.
+        Raises `UserError` if it has anything but a copy of this run, as the folder and `train` say what it is, or
+        cannot be read and written.
         """
         latest = self._folder.reader(train.checkpoints).latest()
-        self._check_apart()
         with self._folder.locked(), self._aside() as aside:
             copies = self._copies(aside, train)
             self._remote.claim(self._owner)
@@ -55,15 +54,6 @@ class Mirrored:
             if newer:
                 self._fetched = self._remote.fetch_newest(newer, aside.path, self._report)
                 self._take(aside, latest)
-
-    def _check_apart(self) -> None:
-        """Raise `UserError` if the mirror and the run's folder are one, whatever they are called, or one is in the
-        other: a copy is removed before it is made again, and so would be what it is made of."""
-        if self._remote.folder is not None and overlap(self._remote.folder, self._folder.path):
-            raise UserError(
-                f"{WHERE} is {self._remote.location!r}, and this run's folder is {self._folder.path}: neither may be "
-                f"in the other. Give another {WHERE}"
-            )
 
     def _copies(self, aside: RunFolder, train: Train) -> list[Copy]:
         """The complete checkpoints there, after it was seen that all that is there is a copy of this run."""

@@ -20,6 +20,7 @@ from axon.observe.journal import journal
 from axon.observe.metrics import held_out_losses
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
+from axon.run.before import check_apart, check_not_lost
 from axon.run.build import program
 from axon.run.folder import RunFolder
 from axon.run.held_out import held_out_loss
@@ -73,7 +74,9 @@ class Session:
         with ExitStack() as stack:
             with process_0_first("prepare"):
                 self.folder.check_continues(self.train)
+                check_apart(self.train, self.folder)
                 mirrored = fetched(self.train, self.folder, self.report) if self.first else None
+                check_not_lost(self.train, self.folder)
                 source = self._source()  # a mistake is reported now, not when the data is ready
                 corpus = self._corpus()
                 if corpus.tokenizer is not None:
@@ -206,8 +209,10 @@ class Session:
         """Says what has changed since the start before, and how much of it is done again."""
         if before is None:
             return
-        changed = changes(before, here)
-        self.events.record("resume", start, changed=changed, **lost_time(dropped))
+        changed, lost = changes(before, here), lost_time(dropped)
+        self.events.record("resume", start, changed=changed, **lost)
+        if lost["lost_steps"]:
+            self.report(f"{'' if start else 'no checkpoint yet; '}{lost['lost_steps']} steps are done again")
         if changed:
             self.report(f"changed since the last start: {changes_text(changed)}")
 

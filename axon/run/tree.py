@@ -1,5 +1,6 @@
 """The configuration of a training run: the same object from a .gin file, a script and a notebook."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,8 +115,26 @@ class Train:
         if self.evaluation is not None and self.data.held_out == 0:
             data = type(self.data).__name__
             raise UserError(f"Train.evaluation needs {data}.held_out above 0: set it, or Train.evaluation to None")
+        self._check_best()
         if isinstance(self.data, Images) and self.sample is not None:
             raise UserError("Train.sample is text to continue, and Train.data are images: set Train.sample to None")
+
+    def _check_best(self) -> None:
+        """Raise `UserError` if no checkpoint but the last is evaluated, of which the best are to be kept."""
+        every, evaluation = self.checkpoints.every, self.evaluation
+        if self.checkpoints.keep_best is None:
+            return
+        if evaluation is None:
+            raise UserError(
+                f"Checkpoints.keep_best is {self.checkpoints.keep_best}, and Train.evaluation is None, so that no "
+                "checkpoint has a held-out loss: set Train.evaluation = @Evaluation(), or Checkpoints.keep_best to None"
+            )
+        if math.lcm(every, evaluation.every) > max(every, self.steps):
+            raise UserError(
+                f"Checkpoints.keep_best is {self.checkpoints.keep_best}, and no step within Train.steps, {self.steps}, "
+                f"is both saved and evaluated: Checkpoints.every is {every}, Evaluation.every {evaluation.every}. Set "
+                f"Evaluation.every to {every}"
+            )
 
     @property
     def seq(self) -> int:

@@ -95,34 +95,6 @@ def seen(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
-OWN_FOLDER = [
-    "{}/run",
-    "file://{}/run",
-    "{}/run/../run",
-    "run",
-    "{}/link",
-    "{}/link/below",
-    "{}/run/copy",
-    "{}",
-    "..",
-    "/",
-]
-
-
-@pytest.mark.parametrize("location", OWN_FOLDER)
-def test_a_mirror_that_is_the_runs_own_folder_or_around_or_in_it_is_refused(
-    begun, mirrored, tmp_path, location, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link").symlink_to(begun.path)
-    before = seen(begun.path)
-    train = replace(mirrored, checkpoints=Checkpoints(mirror=location.format(tmp_path)))
-    for folder in (begun, RunFolder("run"), RunFolder(tmp_path / "link")):
-        with pytest.raises(UserError, match=r"Checkpoints\.mirror is .*neither may be in the other"):
-            fetched(train, folder, ignore)
-    assert seen(begun.path) == before
-
-
 @pytest.fixture
 def copied(begun, tmp_path):
     """The copy of a run, of the steps 3 and 5, in a folder."""

@@ -336,7 +336,7 @@ def main() -> None:
 
 
 def _exit_code() -> int:
-    from axon.launch.ending import exit_without_waiting, reports_interrupt, shutdown_gracefully, wait_for_root_cause
+    from axon.launch.ending import exit_without_waiting, reports_interrupt, shutdown_gracefully, waits_to_report
     from axon.launch.signals import Interrupted, exit_at_once
 
     try:
@@ -347,8 +347,8 @@ def _exit_code() -> int:
         exit_without_waiting(int(done.code or 0))  # typer's own way to end
         raise
     except UserError as error:
-        wait_for_root_cause(error)
-        typer.echo(f"axon: {error}{at_own_code(error)}", err=True)
+        if waits_to_report(error, str(error)):
+            typer.echo(f"axon: {error}{at_own_code(error)}", err=True)
         exit_without_waiting(2)
         return 2
     except Interrupted as stop:
@@ -363,13 +363,13 @@ def _exit_code() -> int:
 
 def _failed(error: BaseException) -> int:
     """Report what is raised besides messages for the person; the exit code: 2 where it is their own code's."""
-    from axon.launch.ending import exit_without_waiting, wait_for_root_cause
+    from axon.launch.ending import exit_without_waiting, waits_to_report
 
-    wait_for_root_cause(error)
     theirs = in_own_code(error)
-    if theirs is None or os.environ.get("AXON_TRACEBACK"):
-        traceback.print_exc()
-    typer.echo(f"axon: {theirs or OURS}", err=True)
+    if waits_to_report(error, theirs or f"{type(error).__name__}: {error}"):
+        if theirs is None or os.environ.get("AXON_TRACEBACK"):
+            traceback.print_exc()
+        typer.echo(f"axon: {theirs or OURS}", err=True)
     code = 1 if theirs is None else 2
     exit_without_waiting(code)
     return code

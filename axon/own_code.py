@@ -4,10 +4,12 @@ On the command line such an error is reported as a mistake of theirs, with their
 as it is.
 """
 
+import hashlib
 import inspect
+import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,24 @@ def written_at(target: Any) -> str:
         return f"{_named(inspect.getfile(target))}:{inspect.getsourcelines(target)[1]}"
     except (OSError, TypeError):
         return target.__qualname__
+
+
+def own_modules() -> dict[str, str]:
+    """Name → digest of the file of each imported module of the user's own."""
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.copy().items()}
+    return {name: _digest([Path(file)]) for name, file in sorted(files.items()) if file and _is_own(file)}
+
+
+def axon_digest() -> str:
+    """Of all of Axon's own code, and its models'."""
+    return _digest([file for folder in (_AXON, _AXON.parent / "models") for file in sorted(folder.rglob("*.py"))])
+
+
+def _digest(files: Sequence[Path]) -> str:
+    content = hashlib.blake2b(digest_size=8)
+    for file in files:
+        content.update(file.read_bytes())
+    return content.hexdigest()
 
 
 def _innermost(error: BaseException) -> traceback.FrameSummary | None:

@@ -156,7 +156,8 @@ class Corpus:
 
     def identity(self) -> dict[str, Any]:
         """`Data.identity()` and a digest of every token: equal only where the batches are."""
-        return self.data.identity() | {"digests": [one.splits["train"]["digest"] for one in self._stored]}
+        digests = {split: [one.splits[split]["digest"] for one in self._stored] for split in SPLITS}
+        return self.data.identity() | {"digests": digests["train"], "held_out_digests": digests["held_out"]}
 
     def position(self, seed: int, step: int) -> str:
         """Where batch `step` comes from, for messages: each source's epoch, and which of its sequences."""

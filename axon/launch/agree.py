@@ -1,6 +1,5 @@
 """What the processes of a run must agree on: which goes first, and whether to stop."""
 
-import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from axon.launch import key_value
 from axon.launch.signals import Interrupted, Interrupts
-
-_ASK_SECONDS = 0.1
 
 
 def largest(value: int) -> Any:
@@ -42,27 +39,16 @@ _times: Counter[str] = Counter()
 def process_0_first(what: str) -> Iterator[None]:
     """Process 0 runs the body first; the others enter once it has left without an error.
 
-    Every process must call with the same names in the same order. They wait on the host, without a time limit: a
-    collective of the devices would time out.
+    Every process must call with the same names in the same order. They wait on the host, without a time limit, until
+    one has failed: a collective of the devices would time out.
     """
     _times[what] += 1
     key = f"axon/{what}/{_times[what]}"
     if jax.process_index() > 0:
-        _wait_for(key)
+        key_value.wait(key)
     yield
     if jax.process_index() == 0 and jax.process_count() > 1:
         key_value.put(key, "done")
-
-
-def _wait_for(key: str) -> None:
-    while True:
-        try:
-            key_value.get(key)
-            return
-        except jax.errors.JaxRuntimeError as error:
-            if "NOT_FOUND" not in str(error):
-                raise
-        time.sleep(_ASK_SECONDS)
 
 
 class AgreedStop:

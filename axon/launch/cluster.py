@@ -77,6 +77,9 @@ class Process:
                 f"process {self.index} of {self.count} could not connect to the others{where}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
+        from axon.launch.alike import check_alike
+
+        check_alike("environment", lambda: {"AXON_PROCESSES": str(self.count)})
 
     def _coordination(self) -> dict[str, Any]:
         if self.coordinator is None:

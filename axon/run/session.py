@@ -12,6 +12,7 @@ from axon.data import Prepared
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.launch.agree import AgreedStop, largest, process_0_first
+from axon.launch.alike import check_alike
 from axon.launch.mesh import check_mesh
 from axon.launch.signals import Interrupts
 from axon.launch.watchdog import Hang, Watchdog
@@ -20,6 +21,7 @@ from axon.observe.journal import journal
 from axon.observe.metrics import held_out_losses
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
+from axon.run.account import account_of, data_account
 from axon.run.before import check_apart, check_not_lost
 from axon.run.build import program
 from axon.run.folder import RunFolder
@@ -51,6 +53,7 @@ def run(
     `steps` stops earlier, without changing the schedule; `profile` records a few steps for XProf; `report` is called
     with each line of output. Raises `UserError` for what a person has to change, `Interrupted` after saving.
     """
+    check_alike("configuration", lambda: account_of(train, steps=steps, profile=profile))
     return Session(train, report).run(steps, profile)
 
 
@@ -84,6 +87,7 @@ class Session:
                 if self.first:
                     stack.enter_context(self.folder.locked())
                 record = self._claim_folder(corpus)
+            check_alike("data", lambda: data_account(self.folder, corpus))
             self.events = stack.enter_context(events(self.folder.events))
             self.interrupts = stack.enter_context(Interrupts())
             self.stop = AgreedStop(self.interrupts)
@@ -134,9 +138,9 @@ class Session:
 
     def _claim_folder(self, corpus: Prepared) -> dict[str, Any]:
         """Record this run in its folder, unless the folder has another run; returns the record."""
-        self.folder.check_same_text(self.train, corpus.identity())
         record = run_record() | {"data": corpus.identity(), "loss_unit": self.program.evaluator.unit}
         if self.first:
+            self.folder.check_same_text(self.train, corpus.identity())
             self.folder.write(self.train, record)
             if corpus.tokenizer is not None:
                 corpus.tokenizer.save(self.folder.tokenizer)

@@ -56,6 +56,22 @@ def tell_agreement(me: int) -> dict:
     return told
 
 
+def tell_alike(me: int) -> dict:
+    """What each is told of accounts that are the same, and of some that differ."""
+    from axon.launch.alike import check_alike
+    from axon.launch.key_value import ProcessesError
+
+    differing = {"a": "1", "b": f"{me}"} | ({"c": "@x.C()", "c.d": "2"} if me else {})
+    told, accounts = {}, {"same": {"a": "1"}, "differing": differing}
+    for name, account in accounts.items():
+        try:
+            check_alike(name, lambda account=account: account)
+            told[name] = ""
+        except ProcessesError as error:
+            told[name] = str(error)
+    return told
+
+
 def tell_feed(me: int) -> list:
     """By layout: which sequences this process reads, and whether its devices hold what they would in one process."""
     import numpy as np
@@ -171,6 +187,7 @@ def tell_tiers(me: int, folder: Path) -> dict:
 
 
 TELL: dict[str, Callable[[int, Path], Any]] = {
+    "alike": lambda me, folder: tell_alike(me),
     "agreement": lambda me, folder: tell_agreement(me),
     "feed": lambda me, folder: tell_feed(me),
     "training": lambda me, folder: tell_training(me),

@@ -40,7 +40,7 @@ from axon.nn.hugging_face import (
     ignored,
     in_layers,
 )
-from axon.nn.hugging_face_rope import rope_field
+from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
@@ -272,6 +272,14 @@ def _kv_heads(default: int | None) -> Converted:
     return Converted(read, lambda model: {"num_key_value_heads": model.heads}, {"num_key_value_heads": SIZE | NULL})
 
 
+def _read_rope_width(config: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers has frequencies for `head_dim` elements, and rotates `qk_rope_head_dim` of them."""
+    width = config["qk_rope_head_dim"]
+    if config.get("head_dim", width) != width:
+        raise UserError(f"config.json: head_dim is {config['head_dim']}; must be qk_rope_head_dim, {width}")
+    return {}
+
+
 def _shared(default: int) -> Converted:
     """The width of all shared experts; `default`: how many there are."""
     return Converted(
@@ -301,8 +309,7 @@ FIELDS = (
     Field("qk_rope_head_dim", "rope_dim", SIZE, 64),
     Field("v_head_dim", "value_dim", SIZE, 128),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
-    rope_field(),
-    *ignored("head_dim", "qk_head_dim"),  # said by the fields above
+    *ignored("qk_head_dim"),  # the sum of two above
     Constant("moe_layer_freq", 1),
     NO_BIAS,
     SILU,
@@ -317,6 +324,8 @@ V2 = (
     *_sizes(102_400, 4096, 11_008, 32, 32, 64, 1407),
     *FIELDS,
     _shared(2),
+    *ignored("head_dim"),
+    rope_field(RopeRules(latent=True, width="filled")),
     _kv_heads(None),
     Field("num_experts_per_tok", "routing.top_k", EXPERTS),
     Field("first_k_dense_replace", "first_dense", COUNT, 0),
@@ -338,6 +347,8 @@ V3 = (
     *_sizes(129_280, 7168, 18_432, 61, 128, 256, 2048),
     *FIELDS,
     _shared(1),
+    Converted(_read_rope_width, lambda model: {}, {"head_dim": SIZE}),
+    rope_field(RopeRules(positions=4096, latent=True, width="filled")),
     _kv_heads(128),
     Field("num_experts_per_tok", "routing.top_k", EXPERTS, 8),
     Field("first_k_dense_replace", "first_dense", COUNT, 3),

@@ -24,9 +24,9 @@ from axon.nn import (
     Segment,
     geglu,
 )
-from axon.nn.hugging_face import EPS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
+from axon.nn.hugging_face import EPS, Architecture, Constant, Field, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import local_layers
-from axon.nn.hugging_face_rope import THEIRS, read_one_rope, read_two_ropes, write_rope, write_two_ropes
+from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
@@ -190,7 +190,7 @@ GEMMA2 = (
     *sizes(256_000, 2304, 9216, 26, 8, 4, 256),
     *FIELDS,
     local_layers(2),
-    Converted(read_one_rope, lambda model: write_rope(model.rope), THEIRS),
+    rope_field(RopeRules(positions=8192, layered=True), "rope", "local_rope"),
     Field("attn_logit_softcapping", "soft_cap", CAP, 50.0),
     Field("final_logit_softcapping", "logit_soft_cap", CAP, 30.0),
 )
@@ -198,11 +198,7 @@ GEMMA3 = (
     *sizes(262_208, 2304, 9216, 26, 8, 4, 256),
     *FIELDS,
     local_layers(6, "sliding_window_pattern"),
-    Converted(
-        lambda config: read_two_ropes(config, 1e6, 10_000.0),
-        write_two_ropes,
-        THEIRS | {"rope_local_base_freq": number("(0, inf)")},
-    ),
+    two_ropes(RopeRules(1e6, 10_000.0, positions=131_072)),
     Field("attn_logit_softcapping", "soft_cap", CAP, None),
     Field("final_logit_softcapping", "logit_soft_cap", CAP, None),
     *ignored("_sliding_window_pattern"),

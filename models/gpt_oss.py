@@ -26,7 +26,7 @@ from axon.nn import (
 )
 from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types
-from axon.nn.hugging_face_rope import rope_field
+from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
@@ -153,6 +153,15 @@ def _read_layer_types(config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""`rope_parameters` of a config.json without any."""
 FIELDS = (
     *sizes(201_088, 2880, 2880, 36, 64, 8, 64),
     Field("num_local_experts", "routing.experts", EXPERTS, 128, also=("num_experts",)),
@@ -162,7 +171,7 @@ FIELDS = (
     Field("sliding_window", "window", SIZE, 128),
     Converted(_read_layer_types, lambda model: {"layer_types": [LOCAL, FULL] * (model.layers // 2)}, TYPES),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
-    rope_field(theta=150_000.0),
+    rope_field(RopeRules(150_000.0, positions=131_072, default=YARN, layered=True, width="filled")),
     Constant("attention_bias", True),
     Field("tie_word_embeddings", "tied", FLAG, False),
     *ignored("hidden_act", "initial_context_length"),

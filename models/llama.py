@@ -16,7 +16,7 @@ from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
 from axon.nn.hugging_face import EPS, LAYERS, Architecture, Constant, Converted, Field, Row, SameAs, ignored, in_layers
 from axon.nn.hugging_face_layers import uniform_layers
-from axon.nn.hugging_face_rope import rope_field
+from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims, head_dim
@@ -211,7 +211,7 @@ NO_SLIDING_WINDOW = Constant("sliding_window", None)
 ALL_FULL = uniform_layers()
 LLAMA = (
     *sizes(32_000, 4096, 11_008, 32, 32, HEADS),
-    rope_field(),
+    rope_field(RopeRules(width="filled")),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
     Field("tie_word_embeddings", "tied", FLAG, False),
     SILU,
@@ -222,7 +222,7 @@ LLAMA = (
 )
 MISTRAL = (
     *sizes(32_000, 4096, 14_336, 32, 32, 8),
-    rope_field(),
+    rope_field(RopeRules(positions=131_072, width="filled")),
     Field("sliding_window", "window", SIZE | NULL, 4096),
     uniform_layers("sliding_window"),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
@@ -231,7 +231,7 @@ MISTRAL = (
 )
 QWEN2 = (
     *sizes(151_936, 4096, 22_016, 32, 32, 32),
-    rope_field(),
+    rope_field(RopeRules(positions=32_768, layered=True)),
     NO_WINDOW,
     *ignored("sliding_window", "max_window_layers"),
     ALL_FULL,
@@ -246,7 +246,7 @@ QWEN3 = (
 )
 SMOLLM3 = (
     *sizes(128_256, 2048, 11_008, 36, 16, 4),
-    rope_field(theta=2_000_000.0),
+    rope_field(RopeRules(2_000_000.0, positions=32_768, layered=True)),
     Converted(_read_nope, _write_nope, NOPE),
     NO_WINDOW,
     *ignored("sliding_window", "max_window_layers"),
@@ -259,7 +259,7 @@ SMOLLM3 = (
 )
 PHI3 = (
     *sizes(32_064, 3072, 8192, 32, 32, HEADS),
-    rope_field(long=True),
+    rope_field(RopeRules(positions=4096, phi=True)),
     Field("sliding_window", "window", SIZE | NULL, None),
     uniform_layers("sliding_window"),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-5),

@@ -12,7 +12,7 @@ from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment
 from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Field, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import uniform_layers
-from axon.nn.hugging_face_rope import rope_field
+from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
@@ -132,7 +132,7 @@ EXPERT_ROWS = (
 )
 MIXTRAL = (
     *sizes(32_000, 4096, 14_336, 32, 32, 8),
-    rope_field(theta=1e6),
+    rope_field(RopeRules(1e6, positions=131_072, width="head_dim")),
     Field("num_local_experts", "routing.experts", EXPERTS, 8, also=("num_experts",)),
     Field("num_experts_per_tok", "routing.top_k", EXPERTS, 2),
     Field("sliding_window", "window", SIZE | NULL, None),
@@ -143,7 +143,7 @@ MIXTRAL = (
 )
 QWEN3_MOE = (
     *(one for one in sizes(151_936, 2048, 6144, 24, 32, 4) if one.ours != "mlp"),
-    rope_field(),
+    rope_field(RopeRules(positions=32_768)),
     Field("moe_intermediate_size", "mlp", SIZE, 768),
     Field("num_experts", "routing.experts", EXPERTS, 128, also=("num_local_experts",)),
     Field("num_experts_per_tok", "routing.top_k", EXPERTS, 8),

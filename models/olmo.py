@@ -11,9 +11,9 @@ from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
-from axon.nn.hugging_face import EPS, Architecture, Converted, Field, Row, in_layers
+from axon.nn.hugging_face import EPS, Architecture, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
-from axon.nn.hugging_face_rope import THEIRS, read_one_rope, read_two_ropes, write_rope, write_two_ropes
+from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
@@ -131,9 +131,6 @@ ROWS = EMBEDDING + in_layers(
         Row("post_feedforward_layernorm.weight", "mlp_norm/scale"),
     )
 )
-THETA = 500_000.0
-
-
 FIELDS = (
     *sizes(50_304, 4096, 11_008, 32, 32, HEADS),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
@@ -143,7 +140,7 @@ FIELDS = (
 )
 OLMO2 = (
     *FIELDS,
-    Converted(read_one_rope, lambda model: write_rope(model.rope), THEIRS),
+    rope_field(RopeRules(), "rope", "local_rope"),
     NO_SLIDING_WINDOW,
     ALL_FULL,
 )
@@ -151,7 +148,7 @@ OLMO3 = (
     *FIELDS,
     Field("sliding_window", "window", SIZE, 4096),
     local_layers(4),
-    Converted(lambda config: read_two_ropes(config, THETA, None), write_two_ropes, THEIRS),
+    two_ropes(RopeRules(500_000.0, 500_000.0)),
 )
 HUGGING_FACE = (
     Architecture("Olmo2ForCausalLM", "olmo2", Olmo, ROWS, OLMO2, {"window": None, "local_layers": 3}),

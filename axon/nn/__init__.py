@@ -30,7 +30,14 @@ from axon.nn.param import (
 )
 from axon.nn.relative_bias import RelativeBias
 from axon.nn.rope import Rope
-from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from axon.nn.rope_scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    YarnScaling,
+)
 from axon.nn.router import Routing
 
 __all__ = [
@@ -43,6 +50,7 @@ __all__ = [
     "Depth",
     "Dims",
     "Dropout",
+    "DynamicScaling",
     "Embedding",
     "GatedMLP",
     "Head",
@@ -57,6 +65,7 @@ __all__ = [
     "MultiTokenBlock",
     "Param",
     "ParamSpec",
+    "ProportionalScaling",
     "RMSNorm",
     "RelativeBias",
     "Rope",

@@ -28,7 +28,7 @@ class Attention(nnx.Module):
         dims: sizes of embed, heads, kv_heads and head_dim.
         mask: which keys a query sees.
         rope: rotates queries and keys by their positions; None for none.
-        scale: of the scores, 1/√head_dim by default, times the rope's `score_scale`.
+        scale: of the scores, 1/√head_dim by default.
         soft_cap: c of c·tanh(score / c) (Gemma 2, arXiv:2408.00118).
         sinks: whether each head has a learned score that takes part in the softmax and has no value (gpt-oss; Xiao et
             al., arXiv:2309.17453).
@@ -59,8 +59,7 @@ class Attention(nnx.Module):
         out_scale: float = 1.0,
     ):
         self.rope, self.heads, self.kv_heads, self.head_dim = rope, dims["heads"], dims["kv_heads"], dims["head_dim"]
-        default = self.head_dim**-0.5 * (1.0 if rope is None else rope.score_scale)
-        self.config = AttentionConfig(mask, default if scale is None else scale, soft_cap)
+        self.config = AttentionConfig(mask, self.head_dim**-0.5 if scale is None else scale, soft_cap)
         self.query = Param("embed heads head_dim", dims, fan_in("embed", query_scale))
         self.key = Param("embed kv_heads head_dim", dims)
         self.value = Param("embed kv_heads head_dim", dims)

@@ -19,6 +19,7 @@ from axon.nn.kv_cache import joined, paged, stacked
 from axon.nn.mean_square import mean_square_taken, take_mean_square
 from axon.nn.norm import RMSNorm
 from axon.nn.remat import RematByKind, describe, remat_by_kind, remat_names, with_remat
+from axon.nn.rope import Rope
 from axon.nn.stored_layers import LayerValues, on_stages, stored_layer
 from axon.own_code import written_at
 
@@ -197,7 +198,12 @@ class Depth(nnx.Module):
         return _in_turn(period, carry, (stored_layer(parts, i) for i in range(times)))
 
     def _with_angles(self, inputs: Inputs) -> Inputs:
-        return inputs.with_angles(rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
+        return inputs.with_angles(self.all_ropes)
+
+    @property
+    def all_ropes(self) -> tuple[tuple[Rope, int], ...]:
+        """By what its blocks rotate heads, and the size of these."""
+        return tuple(rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
 
     def _with_steps(self, inputs: Inputs, cache: Any) -> Inputs:
         """With the step of each module that has pages in `cache`, as its kind of block is placed."""

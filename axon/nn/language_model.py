@@ -35,7 +35,7 @@ class LanguageModel(nnx.Module):
     """
 
     max_length: int | None = None
-    """How many positions a sequence may have; None for any number."""
+    """How many positions a sequence may have, a prompt and the text after it; None for any number."""
 
     start_id: int | None = None
     """What its text begins with; None: it goes on from the prompt."""
@@ -62,6 +62,8 @@ class LanguageModel(nnx.Module):
         self.tied, self.dims, self.soft_cap = tied, dict(dims), soft_cap
         self.has_ahead, self.num_layers = ahead is not None, depth.num_layers
         self.vocab = None if vocab == dims["vocab"] else vocab
+        scalings = [rope.scaling for rope, _ in depth.all_ropes if rope.scaling is not None]
+        self.max_length = min((one.longest for one in scalings if one.longest is not None), default=None)
 
     def embed(self, inputs: Inputs) -> Array:
         """`batch seq.residual embed`: where the residual stream begins."""

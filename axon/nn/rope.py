@@ -11,7 +11,16 @@ from jax import Array, lax
 from axon.axes import platform
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from axon.nn.rope_scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ProportionalScaling,
+    YarnScaling,
+)
+
+Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclass(frozen=True)
@@ -22,16 +31,18 @@ class Rope:
     """
 
     theta: float = 10000.0
-    scaling: LinearScaling | Llama3Scaling | YarnScaling | LongRopeScaling | None = None
+    scaling: Scaling | None = None
     fraction: float = 1.0
 
     def __post_init__(self):
         check_range(self, "(0, inf)", "theta")
         check_range(self, "(0, 1]", "fraction")
+        if self.theta == 1 and isinstance(self.scaling, YarnScaling):
+            raise UserError("Rope.theta is 1: all frequencies are the same, and YarnScaling has none to choose from")
 
     @property
     def score_scale(self) -> float:
-        """What the scaling multiplies scores by, besides what it does to cosine and sine."""
+        """What latent attention multiplies scores by, besides what the scaling does to cosine and sine."""
         return 1.0 if self.scaling is None else self.scaling.score_scale
 
     def width(self, head_dim: int) -> int:

@@ -22,13 +22,18 @@ class RopeScaling:
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied by besides."""
+        """What latent attention multiplies scores by besides."""
         return 1.0
 
     @property
     def changes_at(self) -> int | None:
         """The position from which on a sequence that has it rotates by other frequencies, all of it; None: there is
         none."""
+        return None
+
+    @property
+    def longest(self) -> int | None:
+        """Positions up to which keys rotate alike whatever follows them, so that text can be written; None: any."""
         return None
 
     def apply(self, frequencies: np.ndarray) -> np.ndarray:
@@ -54,6 +59,48 @@ class LinearScaling(RopeScaling):
 
     def apply(self, frequencies: np.ndarray) -> np.ndarray:
         return frequencies / self.factor
+
+
+@dataclass(frozen=True)
+class ProportionalScaling(RopeScaling):
+    """Of the pairs of a head the first `fraction` rotate, divided by `factor`; the others stay (Gemma 4)."""
+
+    fraction: float
+    factor: float = 1.0
+
+    def __post_init__(self):
+        check_range(self, "[0, 1]", "fraction")
+        check_range(self, "(0, inf)", "factor")
+
+    def apply(self, frequencies: np.ndarray) -> np.ndarray:
+        rotated = int(self.fraction * 2 * len(frequencies) // 2)
+        return np.where(np.arange(len(frequencies)) < rotated, frequencies / self.factor, 0.0)
+
+
+@dataclass(frozen=True)
+class DynamicScaling(RopeScaling):
+    """NTK-aware interpolation of sequences longer than `original` positions, all of them: theta grows with their length
+    (bloc97 and emozilla, 2023; Peng et al., arXiv:2309.00071, appendix B.2)."""
+
+    factor: float
+    original: int
+
+    def __post_init__(self):
+        check_range(self, "(0, inf)", "factor")
+        check_range(self, "[1, 2**31)", "original")
+
+    @property
+    def longest(self) -> int:
+        return self.original
+
+    def at(self, positions: Array, frequencies: np.ndarray, last: Array | None) -> Array:
+        if len(frequencies) < 2:
+            raise UserError("DynamicScaling: one pair of a head is rotated; must be two or more")
+        last = jnp.max(positions, axis=1, keepdims=True) if last is None else last
+        length = jnp.maximum(last[..., None] + 1, self.original).astype(jnp.float32)
+        stretch = self.factor * length / self.original - (self.factor - 1)
+        powers = -np.arange(len(frequencies), dtype=np.float32) / (len(frequencies) - 1)
+        return jnp.asarray(frequencies, jnp.float32) * stretch**powers
 
 
 @dataclass(frozen=True)
@@ -83,11 +130,12 @@ class YarnScaling(RopeScaling):
     Args:
         original: positions that a model was trained on before. fast, slow: how often a frequency rotates over these
             where the ramp begins, and where it ends.
-        attention_factor: of cosine and sine, whose square multiplies the scores; m(mscale) / m(mscale_all_dim) by
-            default, where m(x) = 0.1·x·ln(factor) + 1.
+        attention_factor: of cosine and sine, whose square multiplies the scores; by default m(1), where
+            m(x) = 0.1·x·ln(factor) + 1, or, where neither `mscale` nor `mscale_all_dim` is 0,
+            m(mscale) / m(mscale_all_dim).
         truncate: whether the ramp begins and ends at frequencies that there are, rather than between two.
-        mscale, mscale_all_dim: x of these; the scores are multiplied by m(mscale_all_dim)² besides, also those of
-            dimensions that are not rotated (DeepSeek-V2, arXiv:2405.04434, section 3.1.4).
+        mscale_all_dim: latent attention multiplies scores by m(mscale_all_dim)² besides, also those of dimensions that
+            are not rotated (DeepSeek-V2, arXiv:2405.04434, section 3.1.4).
     """
 
     factor: float
@@ -100,9 +148,8 @@ class YarnScaling(RopeScaling):
     mscale_all_dim: float = 0.0
 
     def __post_init__(self):
-        check_range(self, "[1, inf)", "factor")
         check_range(self, "[0, inf)", "mscale", "mscale_all_dim")
-        check_range(self, "(0, inf)", "original", "fast", "slow", "attention_factor")
+        check_range(self, "(0, inf)", "factor", "original", "fast", "slow", "attention_factor")
         if self.slow >= self.fast:
             raise UserError(f"YarnScaling.slow is {self.slow}; must be below YarnScaling.fast, which is {self.fast}")
 
@@ -110,14 +157,16 @@ class YarnScaling(RopeScaling):
     def magnitude(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
-        return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        if self.mscale and self.mscale_all_dim:
+            return self._magnitude(self.mscale) / self._magnitude(self.mscale_all_dim)
+        return self._magnitude(1.0)
 
     @property
     def score_scale(self) -> float:
         return self._magnitude(self.mscale_all_dim) ** 2
 
     def _magnitude(self, mscale: float) -> float:
-        return 0.1 * mscale * math.log(self.factor) + 1
+        return 0.1 * mscale * math.log(max(self.factor, 1.0)) + 1
 
     def apply(self, frequencies: np.ndarray) -> np.ndarray:
         index, logs = np.arange(len(frequencies)), np.log(frequencies)
@@ -127,7 +176,7 @@ class YarnScaling(RopeScaling):
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * len(frequencies) - 1)
-        scaled = np.clip((index - first) / max(last - first, 1e-3), 0, 1)
+        scaled = np.clip((index - first) / (last - first or 1e-3), 0, 1)
         return frequencies * (1 - scaled + scaled / self.factor)
 
 
@@ -151,8 +200,7 @@ class LongRopeScaling(RopeScaling):
 
     def __post_init__(self):
         check_range(self, "[2, inf)", "original")
-        check_range(self, "[1, inf)", "factor")
-        check_range(self, "(0, inf)", "attention_factor")
+        check_range(self, "(0, inf)", "factor", "attention_factor")
         if len(self.short) != len(self.long) or min(self.short + self.long, default=0) <= 0:
             raise UserError(
                 f"LongRopeScaling: short has {len(self.short)} divisors and long {len(self.long)}; both must have one "
@@ -163,7 +211,7 @@ class LongRopeScaling(RopeScaling):
     def magnitude(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
-        return math.sqrt(1 + math.log(self.factor) / math.log(self.original))
+        return math.sqrt(1 + math.log(max(self.factor, 1.0)) / math.log(self.original))
 
     @property
     def changes_at(self) -> int:

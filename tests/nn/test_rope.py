@@ -1,6 +1,7 @@
 """Rotary embedding as the complex numbers that it is, and the published scalings."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -12,7 +13,8 @@ from axon.errors import UserError
 from axon.kernels.attention import Causal
 from axon.nn import Attention
 from axon.nn.rope import Rope, rotate
-from axon.nn.rope_scaling import LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from axon.nn.rope_scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from models.llama import Llama
 
 
 @partial(jax.jit, static_argnames=("width", "rope"))
@@ -191,7 +193,7 @@ def test_a_cpu_computes_sines_once_however_many_use_them():
             "LongRopeScaling: short and long have 1 divisors; must have 2, one for each rotated pair of a head",
         ),
         (lambda: LinearScaling(-2.0), "LinearScaling.factor is -2.0; must be above 0"),
-        (lambda: YarnScaling(0.5), "YarnScaling.factor is 0.5; must be at least 1"),
+        (lambda: YarnScaling(0.0), "YarnScaling.factor is 0.0; must be above 0"),
         (
             lambda: YarnScaling(2.0, slow=32.0),
             "YarnScaling.slow is 32.0; must be below YarnScaling.fast, which is 32.0",
@@ -205,13 +207,23 @@ def test_frequencies_that_cannot_be_are_refused(wrong, message):
     assert str(caught.value) == message
 
 
+def test_text_is_written_as_far_as_keys_rotate_alike_whatever_follows_them():
+    dynamic = Llama(8, 8, 2, 2, 2, 8, rope=Rope(scaling=DynamicScaling(2.0, 24)))
+    assert dynamic.build().max_length == 24
+    assert replace(dynamic, rope=Rope(scaling=LinearScaling(2.0))).build().max_length is None
+
+
 def test_mscale_is_the_published_rule():
-    """DeepSeek's `yarn_get_mscale`: 0.1·mscale·ln(factor) + 1, and the scores times the square of one of them."""
+    """DeepSeek's `yarn_get_mscale`: 0.1·mscale·ln(factor) + 1, and scores of latent attention times the square of one
+    of them; m(1) where one is none, as in transformers."""
     m = lambda mscale: 0.1 * mscale * math.log(40.0) + 1  # noqa: E731
     both = YarnScaling(40.0, mscale=1.5, mscale_all_dim=0.7)
     assert both.magnitude == pytest.approx(m(1.5) / m(0.7))
     assert Rope(scaling=both).score_scale == pytest.approx(m(0.7) ** 2)
     assert YarnScaling(40.0).magnitude == pytest.approx(m(1.0))
     assert Rope(scaling=YarnScaling(40.0)).score_scale == Rope().score_scale == 1.0
-    scaled = Attention({"embed": 8, "heads": 2, "kv_heads": 2, "head_dim": 4}, Causal(), rope=Rope(scaling=both))
-    assert scaled.config.scale == pytest.approx(0.5 * m(0.7) ** 2)
+    for one in (replace(both, mscale=0.0), replace(both, mscale_all_dim=0.0)):
+        assert one.magnitude == pytest.approx(m(1.0))
+    assert YarnScaling(0.5).magnitude == 1.0
+    plain = Attention({"embed": 8, "heads": 2, "kv_heads": 2, "head_dim": 4}, Causal(), rope=Rope(scaling=both))
+    assert plain.config.scale == 0.5

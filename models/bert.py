@@ -1,5 +1,6 @@
 """BERT: an encoder that predicts masked tokens from both sides."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ from axon.nn import (
     constant,
     exact_gelu,
 )
+from axon.nn.flops import paths_in
 from axon.nn.hugging_face import (
     EPS,
     LAYERS,
@@ -40,6 +42,7 @@ from axon.nn.hugging_face import (
     in_layers,
 )
 from axon.nn.language_model import RESIDUAL
+from axon.nn.param import parameters
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
@@ -124,10 +127,11 @@ class BertEncoder(nnx.Module):
         x, _, auxiliary = self.layers(x, inputs)
         return x, auxiliary.within("layers")
 
-    def flops_per_token(self, seq: int) -> int:
+    def flops_per_token(self, seq: int, frozen: Collection[str] = ()) -> int:
         """Model FLOPs of training on one token in a sequence of `seq`, forward and backward: of the layers. A head's,
         which sees the few tokens that are masked, are left out."""
-        return 3 * self.layers.flops(seq)
+        below = any(not path.startswith("layers/") and path not in frozen for path in parameters(self))
+        return self.layers.training_flops(seq, paths_in("layers", frozen), below)[0]
 
 
 class BertModel(BertEncoder):

@@ -1,6 +1,6 @@
 """T5: an encoder–decoder with a relative position bias."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from axon.nn import (
     Segment,
     geglu,
 )
+from axon.nn.flops import paths_in
 from axon.nn.hugging_face import (
     EPS,
     LAYERS,
@@ -48,6 +49,7 @@ from axon.nn.hugging_face import (
 )
 from axon.nn.kv_cache import positions_of
 from axon.nn.language_model import RESIDUAL
+from axon.nn.param import parameters
 from axon.nn.remat import Remat, RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
@@ -202,10 +204,11 @@ class T5Model(nnx.Module):
             self.embedding.table if self.tied else self.head, None if self.vocab == self.dims["vocab"] else self.vocab
         )
 
-    def flops_per_token(self, seq: int) -> int:
+    def flops_per_token(self, seq: int, frozen: Collection[str] = ()) -> int:
         """Model FLOPs of training on one token that the encoder reads, in a sequence of `seq`, forward and backward.
         Those of the decoder, which `SpanCorruption` gives a fifth as many tokens, are left out."""
-        return 3 * self.encoder.layers.flops(seq)
+        below = any(path.startswith(("embedding/", "encoder/bias")) and path not in frozen for path in parameters(self))
+        return self.encoder.layers.training_flops(seq, paths_in("encoder/layers", frozen), below)[0]
 
 
 class _Stack(nnx.Module):

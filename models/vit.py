@@ -1,6 +1,6 @@
 """ViT: an encoder of an image's patches, which says of which class the image is."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,8 +32,10 @@ from axon.nn import (
     fan_in,
     normal,
 )
+from axon.nn.flops import paths_in
 from axon.nn.hugging_face import EPS, LAYERS, RATE, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.language_model import RESIDUAL
+from axon.nn.param import parameters
 from axon.nn.remat import RematByKind, remat_by_kind
 
 __all__ = ["HUGGING_FACE", "ViT"]
@@ -152,10 +154,12 @@ class ViTModel(nnx.Module):
             x = jnp.concatenate([first, x], axis=1)
         return x
 
-    def flops_per_token(self, seq: int) -> int:
+    def flops_per_token(self, seq: int, frozen: Collection[str] = ()) -> int:
         """Model FLOPs of training on one position of the sequence of `seq` that an image is, forward and backward: of
         the layers, and the patch's projection, which needs no gradient of pixels. The head's are left out."""
-        return 3 * self.layers.flops(seq) + 4 * self.patches.get_value().size
+        below = any(not path.startswith("layers/") and path not in frozen for path in parameters(self))
+        layers, _ = self.layers.training_flops(seq, paths_in("layers", frozen), below)
+        return layers + (2 if "patches" in frozen else 4) * self.patches.get_value().size
 
 
 class Block(nnx.Module):

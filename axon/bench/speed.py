@@ -80,5 +80,5 @@ def _tokens_per_second(step: Callable[[], Any], tokens: int, rounds: int) -> flo
 
 
 def _mfu(program: Program, rate: float, device: Any) -> Figures:
-    flops, limit = program.module.flops_per_token(program.seq), peak([device])
+    flops, limit = program.flops_per_token, peak([device])
     return {"mfu": mfu(rate, flops, limit), "peak": limit.source, "flops_per_token": flops}

@@ -1,6 +1,6 @@
 """Depth: segments of blocks, a kind's parameters stacked along the axis `layers`."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.nn.auxiliary import Auxiliary, over_layers
-from axon.nn.flops import forward_flops
+from axon.nn.flops import forward_flops, is_trained, paths_in, training_flops
 from axon.nn.inputs import Inputs
 from axon.nn.kv_cache import joined, paged, stacked
 from axon.nn.mean_square import mean_square_taken, take_mean_square
@@ -144,6 +144,18 @@ class Depth(nnx.Module):
     def flops(self, seq: int) -> int:
         """Forward FLOPs of one token in a sequence of `seq`."""
         return sum(span.times * forward_flops(self.blocks[kind], seq) for span in self.spans for kind in span.kinds)
+
+    def training_flops(self, seq: int, frozen: Collection[str], below: bool) -> tuple[int, bool]:
+        """Forward and backward FLOPs of one token, see `axon.nn.flops.training_flops`; and whether any parameter is
+        trained, here or `below`."""
+        total = 0
+        for span in self.spans:
+            still = {kind: paths_in(kind, frozen) for kind in span.kinds}
+            for times in (1, span.times - 1):  # above the first period lies whatever is trained in it
+                for kind in span.kinds:
+                    total += times * training_flops(self.blocks[kind], seq, still[kind], below)
+                    below = below or is_trained(self.blocks[kind], still[kind])
+        return total, below
 
     # ---- one segment ----------------------------------------------------------------------------------------------
 

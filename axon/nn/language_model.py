@@ -1,6 +1,7 @@
 """A decoder-only language model: embedding, depth, norm, head."""
 
 import math
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,11 @@ from axon.axes import shard
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.depth import Depth
 from axon.nn.embedding import Embedding
-from axon.nn.flops import forward_flops
+from axon.nn.flops import forward_flops, is_trained, paths_in, training_flops
 from axon.nn.head import Head
 from axon.nn.inputs import Inputs
 from axon.nn.multi_token import MultiTokenBlock
-from axon.nn.param import Dims, Param
+from axon.nn.param import Dims, Param, parameters
 
 RESIDUAL = "batch seq.residual embed"
 """The stream between blocks."""
@@ -116,13 +117,24 @@ class LanguageModel(nnx.Module):
         """An empty cache for `length` tokens of each sequence: of each kind of block, what its blocks declare."""
         return self.layers.cache(batch, length)
 
-    def flops_per_token(self, seq: int) -> int:
-        """Model FLOPs of training on one token in a sequence of `seq`, forward and backward (see `axon.observe.mfu`).
+    def flops_per_token(self, seq: int, frozen: Collection[str] = ()) -> int:
+        """Model FLOPs of training on one token in a sequence of `seq`, forward and backward (see `axon.observe.mfu`),
+        where the parameters with the `frozen` paths are not trained.
 
-        The backward of a product is two. What remat repeats does not count, nor a look-up in a table.
+        What remat repeats does not count, nor a look-up in a table.
         """
-        parts = self.flops_by_part(seq)
-        return 3 * (sum(parts.values()) + (parts["head"] if self.has_ahead else 0))
+        others = ("layers/", "norm/", "head", "ahead/")
+        embedded = any(not path.startswith(others) and path not in frozen for path in parameters(self))
+        total, below = self.layers.training_flops(seq, paths_in("layers", frozen), embedded)
+        below = below or is_trained(self.norm, paths_in("norm", frozen))
+        head = self.flops_by_part(seq)["head"]
+        own = 0 if ("embedding/table" if self.tied else "head") in frozen else head
+        total += head + own + (head if below else 0)
+        if self.has_ahead:
+            still, below = paths_in("ahead", frozen), below or embedded
+            total += training_flops(self.ahead, seq, still, below) + head + own
+            total += head if below or is_trained(self.ahead, still) else 0
+        return total
 
     def flops_by_part(self, seq: int) -> dict[str, int]:
         """Those of one token's forward: of the `layers`, of the `head`, and of the block `ahead`, without its head."""

@@ -15,7 +15,6 @@ from axon import axes
 from axon.axes import Scope, add, einsum, shard, stored_array
 from axon.errors import UserError, suggest
 from axon.nn.auxiliary import Auxiliary
-from axon.nn.flops import forward_flops
 from axon.nn.inputs import Inputs
 from axon.nn.mlp import Activation, GatedMLP, swiglu
 from axon.nn.param import Dims, Param, constant, fan_in
@@ -93,12 +92,10 @@ class MoE(nnx.Module):
         y = self._experts(x, routed)
         return y + self.shared(x) if self.has_shared else y, auxiliary.within("router")
 
-    def flops(self, seq: int) -> int:
-        """Forward FLOPs of one token: the router, the experts that it chooses, and the shared one."""
-        gate = self.gate.values if isinstance(self.gate, QuantizedWeight) else self.gate
-        experts, embed, mlp = gate.get_value().shape[-3:]
-        own = 2 * embed * experts + self.routing.top_k * 6 * embed * mlp
-        return own + (forward_flops(self.shared, seq) if self.has_shared else 0)
+    @property
+    def chosen_experts(self) -> tuple[int, int]:
+        """How many experts multiply a token, and how many there are, see `axon.nn.flops`."""
+        return self.routing.top_k, self.routing.experts
 
     @jax.named_scope("experts")
     def _experts(self, x: Array, routed: Routed) -> Array:

@@ -17,7 +17,8 @@ from axon.chips import chip_of, part
 
 FORMULA = (
     "MFU = tokens/s × FLOPs per token ÷ (peak FLOP/s per device × devices);  "
-    "FLOPs per token = 6 · matmul parameters (with the output head, without the embedding look-up) "
+    "FLOPs per token = 6 · matmul parameters (with the output head, without the embedding look-up; "
+    "of frozen ones 4 where a gradient passes through, 2 where none does) "
     "+ 12 · heads · head_dim · keys seen, summed over layers (causal attention, counted once: seq / 2; windows less)"
 )
 
@@ -30,12 +31,15 @@ class Peak:
     source: str
 
 
-def peak(devices: Sequence[Any]) -> Peak:
-    """The peak of `devices` (`jax.Device`s of one kind): from the table, or measured if they are a CPU's."""
+def peak(devices: Sequence[Any], compute: str = "float32") -> Peak:
+    """The peak of `devices` (`jax.Device`s of one kind): as `axon.chips` knows it, or measured if they are a CPU's, in
+    the dtype of the run's products."""
     device, count = devices[0], len(devices)
     if device.platform == "cpu":
         hosts = len({d.process_index for d in devices})
-        return Peak(measured_matmul_peak() * hosts, "float32 matmul measured on this CPU")
+        own = [d for d in devices if d.process_index == jax.process_index()]
+        text = f"{compute} matmul measured on this CPU, whose cores its devices share"
+        return Peak(measured_matmul_peak(len(own), compute) * hosts, text)
     per_device = device_peak(device)
     if per_device is None:
         return Peak(None, f"unknown for {device.device_kind!r}, so MFU is not reported")
@@ -49,18 +53,27 @@ def device_peak(device: Any) -> float | None:
 
 
 @cache
-def measured_matmul_peak(size: int = 1024, seconds: float = 0.3) -> float:
-    """FLOP/s of this machine's CPU: the fastest float32 `size` × `size` product within `seconds`. Measured once."""
-    device = jax.local_devices(backend="cpu")[0]
-    x = jax.device_put(jnp.ones((size, size), jnp.float32), device)
+def measured_matmul_peak(devices: int = 1, dtype: str = "float32", *, size: int = 1024, seconds: float = 0.3) -> float:
+    """FLOP/s of this machine's CPU: the fastest `size` × `size` products within `seconds`. Measured once.
+
+    The faster of two: one device alone, whose product all cores share, and so many at once, which wait for each other
+    less often.
+    """
+    local = jax.local_devices(backend="cpu")[:devices]
+    operands = [jax.device_put(jnp.ones((size, size), dtype), device) for device in local]
     product = jax.jit(jnp.matmul)
-    jax.block_until_ready(product(x, x))
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        begun = time.perf_counter()
-        jax.block_until_ready(product(x, x))
-        best = min(best, time.perf_counter() - begun)
-    return 2 * size**3 / best
+
+    def fastest(operands: Sequence[jax.Array], seconds: float) -> float:
+        jax.block_until_ready([product(x, x) for x in operands])
+        best, end = float("inf"), time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            begun = time.perf_counter()
+            jax.block_until_ready([product(x, x) for x in operands])
+            best = min(best, time.perf_counter() - begun)
+        return 2 * size**3 * len(operands) / best
+
+    together = [operands] if devices > 1 else []
+    return max(fastest(one, seconds / (1 + len(together))) for one in (operands[:1], *together))
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, peak: Peak) -> float | None:

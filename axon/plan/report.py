@@ -168,4 +168,4 @@ def _memory(program: Program, compiled: Any) -> dict[str, int]:
 
 
 def _model_flops(program: Program) -> int:
-    return program.module.flops_per_token(program.seq) * program.batch * program.seq
+    return program.flops_per_token * program.batch * program.seq

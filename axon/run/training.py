@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +72,13 @@ class Training:
     def __call__(self, position: Position, until: int) -> State:
         """Train up to step `until`; the state after it."""
         replay = Replay(self.program, self._compiled(), self._replayed)
-        rate = peak(self.program.placement.devices)
+        placement = self.program.placement
+        rate = peak(placement.devices, self.train.precision.compute_dtype(placement.platform).name)
         self.report(f"{FORMULA}; peak: {rate.source}")
 
         def log(record: Record) -> None:
             self.saves.look()
-            self.journal.stepped(record | {"mfu": mfu(record["tokens_per_second"], self._flops_per_token, rate)})
+            self.journal.stepped(record | {"mfu": mfu(record["tokens_per_second"], self.program.flops_per_token, rate)})
 
         monitor = self._monitor(position.step)
         if position.step and self._evaluation_due(position.step):
@@ -170,10 +170,6 @@ class Training:
 
     def _evaluation_due(self, step: int) -> bool:
         return self.train.evaluation is not None and step % self.train.evaluation.every == 0
-
-    @cached_property
-    def _flops_per_token(self) -> int:
-        return self.program.module.flops_per_token(self.train.seq)
 
     def _save(self, at: Position, until: int, monitor: Monitor) -> None:
         asked = self.stop.requested

@@ -27,7 +27,7 @@ from axon.train.gradients import GradientMethod, Gradients
 from axon.train.objective import Batch, NextToken, Objective
 from axon.train.on_disk import DiskDescent
 from axon.train.onebit import OneBit
-from axon.train.optimizers import Averaging, OneBitAdam, Optimizer
+from axon.train.optimizers import Averaging, OneBitAdam, Optimizer, frozen_paths
 from axon.train.outer import Outer
 from axon.train.pipelined import PipelinedGradients
 from axon.train.skipping import check_can_skip, unless_faulty
@@ -235,6 +235,12 @@ class Program:
     @property
     def placement(self) -> Placement:
         return self.runtime.placement
+
+    @cached_property
+    def flops_per_token(self) -> int:
+        """Model FLOPs of training on one token, see `axon.observe.mfu`."""
+        frozen = frozen_paths(self.optimizer, self.parameters)
+        return self.module.flops_per_token(self.seq, *([frozen] if frozen else []))
 
     @property
     def choices(self) -> dict[str, str]:

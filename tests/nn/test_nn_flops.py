@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from axon.nn import Embedding, Param, parameters
+from axon.nn import Embedding, Param, Routing, parameters
 from axon.nn.flops import forward_flops
 from axon.plan.flops import count_flops
 from models.gpt2 import GPT2
 from models.llama import Llama
+from models.mixtral import Mixtral
 
 LLAMA = Llama(vocab=64, embed=24, layers=3, heads=4, kv_heads=2, mlp=40)
 CONFIGS = [
@@ -29,6 +30,37 @@ def test_a_causal_model_is_6_times_its_matrices_and_6_times_its_attention(config
     head = dims["vocab"] * dims["embed"]
     attention = 6 * config.layers * dims["heads"] * dims["head_dim"] * seq
     assert config.build().flops_per_token(seq) == 6 * (sum(matrices) + head) + attention
+
+
+def test_a_frozen_weight_counts_what_its_backward_still_has():
+    """By hand: 2 forward, 2 for a weight's gradient, 2 to pass a gradient on to something trained below."""
+    model, seq = LLAMA.build(), 16
+    specs = parameters(model)
+    block = sum(spec.size // LLAMA.layers for path, spec in specs.items() if is_matrix(path))
+    down, head = LLAMA.embed * LLAMA.mlp, LLAMA.embed * LLAMA.vocab
+    scores = LLAMA.heads * LLAMA.dims["head_dim"] * seq  # forward 2 of these in a layer, and 4 to pass a gradient on
+    layers = {path for path in specs if path.startswith("layers/")}
+    around = {"embedding/table", "norm/scale"}
+    forward = LLAMA.layers * (2 * block + 2 * scores)
+    passed_on = LLAMA.layers * (2 * block + 4 * scores)
+    assert around | layers | {"head"} == set(specs)
+
+    def count(*frozen):
+        return model.flops_per_token(seq, set().union(*frozen))
+
+    assert count() == 3 * (forward + 2 * head)
+    assert count(layers) == forward + passed_on + 6 * head  # the embedding is trained below
+    assert count(layers, around) == forward + 4 * head
+    assert count(layers, {"embedding/table"}) == forward + 6 * head  # the norm is trained below the head
+    assert count(layers, around, {"head"}) == forward + 2 * head
+    only_down = layers - {"layers/block/mlp/down"}
+    assert count(only_down, around, {"head"}) == forward + passed_on + LLAMA.layers * 2 * down + 4 * head
+
+
+def test_experts_are_frozen_by_what_a_token_chooses():
+    model = Mixtral(vocab=64, embed=8, layers=1, heads=2, kv_heads=2, mlp=16, routing=Routing(8, 2)).build()
+    experts = {path for path in parameters(model) if path.split("/")[-1] in ("gate", "up", "down")}
+    assert model.flops_per_token(4) - model.flops_per_token(4, experts) == 2 * 2 * 3 * 8 * 16
 
 
 def is_matrix(path):

@@ -61,6 +61,14 @@ def test_the_cpu_is_measured_quickly_and_once_for_all_its_devices():
     assert "measured" in peak(jax.devices()).source
 
 
+def test_devices_that_share_cores_are_measured_together_and_in_the_dtype_of_the_run():
+    alone, together = measured_matmul_peak(1, size=256, seconds=0.2), measured_matmul_peak(8, size=256, seconds=0.4)
+    assert together > alone / 2
+    narrow = peak(jax.devices()[:1], "bfloat16")
+    assert narrow.source.startswith("bfloat16 matmul measured on this CPU")
+    assert narrow.flops != peak(jax.devices()[:1]).flops
+
+
 def test_the_formula_can_be_printed():
     assert "causal attention, counted once" in FORMULA
     assert "\n" not in FORMULA

@@ -13,6 +13,7 @@ from axon.errors import UserError, suggest
 from axon.fields import FilePath, FolderPath, Location, StoreLocation, path_fields
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+FREE_SPACE = "Free some space and run the same command again"
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/")  # one slash is left where it was made a `Path`
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
@@ -106,7 +107,7 @@ def writing(path: str | Path, advice: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        help_ = "Free some space and run the same command again" if error.errno in _FULL else advice
+        help_ = FREE_SPACE if is_full(error) else advice
         raise UserError(f"cannot write {_path(error, path)}: {reason(error)}{'. ' if help_ else ''}{help_}") from error
 
 
@@ -139,10 +140,75 @@ def delete_own(folder: Path, own: Callable[[str], object]) -> None:
     shutil.rmtree(folder)
 
 
+def check_new(path: Path, where: str) -> None:
+    """Raise `UserError` if there is anything but an empty folder at `path`, where a new one is to be."""
+    with reading(path):
+        empty = path.is_dir() and not any(path.iterdir())
+    if not empty:
+        check_new_file(path, where)
+
+
+def check_new_file(path: Path, where: str) -> None:
+    """Raise `UserError` if there is anything at `path`, a link that leads nowhere too."""
+    if path.exists() or path.is_symlink():
+        raise UserError(f"{where}: {path} is there already; give another, or delete it")
+
+
+def free_name(path: Path, suffix: str) -> Path:
+    """A path beside `path`, with a suffix, at which there is nothing."""
+    name, number = path.with_name(f"{path.name}{suffix}"), 1
+    while name.exists() or name.is_symlink():
+        number += 1
+        name = path.with_name(f"{path.name}{suffix}-{number}")
+    return name
+
+
+@contextmanager
+def whole(path: Path, where: str) -> Iterator[Path]:
+    """A new folder beside `path`, which is moved there once the body has filled it: `path` is whole or not there.
+
+    After an error, as of a full disk, nothing is left. Raises as `check_new`.
+    """
+    check_new(path, where)
+    path = path.resolve()
+    part = free_name(path, ".part")
+    try:
+        with writing(part, f"Give another {where}"):
+            part.mkdir(parents=True)
+            yield part
+            check_new(path, where)
+            part.rename(path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # made above
+        raise
+
+
+def readable(size: float) -> str:
+    """Bytes in decimal units: 1.2 GB."""
+    if size < 1000:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+    size /= 1000
+    return f"{size:,.3g} TB"
+
+
+def is_full(error: Any) -> bool:
+    """Whether a full disk or quota is what an error, of the system or of TensorStore, says."""
+    return getattr(error, "errno", None) in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
+
+
 def reason(error: OSError | ValueError) -> str:
     """What went wrong with a file, in a few words."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start:,})"
+    file = Path(str(getattr(error, "filename", None)))
+    if isinstance(error, FileExistsError) and file.is_symlink() and not file.exists():
+        return f"it is a link to {os.readlink(file)}, which is not there"
+    if isinstance(error, FileExistsError) and file.is_file():
+        return "it is a file, not a folder"
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from axon.disk import named, reading, writing
+from axon.disk import named, readable, reading, whole, writing
 from axon.errors import UserError
 
 
@@ -68,3 +68,48 @@ def test_a_full_disk_is_told_apart_from_a_wrong_path(number, advice):
     said = f"^cannot write run/lock: {os.strerror(number)}. {advice}"
     with pytest.raises(UserError, match=said), writing("run/lock", "Another folder"):
         raise refused(number)
+
+
+@pytest.mark.parametrize("there", ["nothing", "an empty folder", "a link to one"])
+def test_what_is_made_whole_has_its_name_when_it_is_done_and_after_an_error_there_is_nothing(tmp_path, there):
+    out = tmp_path / "out"
+    if there == "an empty folder":
+        out.mkdir()
+    elif there == "a link to one":
+        (tmp_path / "empty").mkdir()
+        out.symlink_to(tmp_path / "empty")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match="No space left on device. Free some space"), whole(out, "OUT") as part:
+        (part / "half").write_text("half")
+        raise refused(errno.ENOSPC)
+    assert sorted(tmp_path.rglob("*")) == before
+    with whole(out, "OUT") as part:
+        (part / "all").write_text("all")
+        assert not (out / "all").exists()
+    assert (out / "all").read_text() == "all"
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_what_is_there_is_not_replaced_even_if_it_came_meanwhile(tmp_path):
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    for taken in (tmp_path / "gone", Path(__file__), tmp_path):
+        with pytest.raises(UserError, match="OUT: .* is there already; give another"), whole(taken, "OUT"):
+            pass
+    with pytest.raises(UserError, match="is there already"), whole(tmp_path / "out", "OUT") as part:
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out/theirs").write_text("dear")
+    assert not part.exists()
+    assert (tmp_path / "out/theirs").read_text() == "dear"
+
+
+def test_a_link_that_leads_nowhere_is_named_where_a_folder_is_to_be_made(tmp_path):
+    (tmp_path / "run").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UserError, match="run: it is a link to .*unmounted, which is not there"), writing(tmp_path):
+        (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file: it is a file, not a folder"), writing(tmp_path):
+        (tmp_path / "file").mkdir(exist_ok=True)
+
+
+def test_sizes_are_said_in_units_in_which_they_are_not_nothing():
+    assert [readable(size) for size in (12, 4_100, 5_250_000, 10**12)] == ["12 B", "4.1 kB", "5.25 MB", "1 TB"]

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from axon.checkpoint.compare import CheckpointError
-from axon.disk import delete_own, foreign
+from axon.disk import delete_own, foreign, free_name
 
 METADATA = "_CHECKPOINT_METADATA"
 STATE = "state"
@@ -79,15 +79,6 @@ def remove(folder: epath.PathLike, run: str | None = None) -> None:
         raise CheckpointError(f"{folder} is not deleted: {why}")
     path = Path(folder)
     shutil.rmtree(path.rename(free_name(path, ".orbax-checkpoint-tmp")))
-
-
-def free_name(folder: Path, suffix: str) -> Path:
-    """A path beside `folder`, with a suffix, at which there is nothing."""
-    name, number = folder.with_name(f"{folder.name}{suffix}"), 1
-    while name.exists() or name.is_symlink():
-        number += 1
-        name = folder.with_name(f"{folder.name}{suffix}-{number}")
-    return name
 
 
 def is_remains(folder: epath.PathLike) -> bool:

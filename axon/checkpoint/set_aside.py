@@ -8,8 +8,8 @@ import jax
 from etils import epath
 
 from axon.checkpoint.compare import CheckpointError, DamagedCheckpointError
-from axon.checkpoint.ownership import free_name
 from axon.checkpoint.reader import Reader, listed
+from axon.disk import free_name
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Reader)

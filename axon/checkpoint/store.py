@@ -21,7 +21,7 @@ from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
 from axon.checkpoint.set_aside import newest_intact
 from axon.checkpoint.tree import flat, nested, storable, unpadded
 from axon.checkpoint.verify import CHECKSUMS, saved_time
-from axon.disk import reason
+from axon.disk import FREE_SPACE, is_full, reason
 from axon.runtime.stored import is_stored
 
 T = TypeVar("T")
@@ -132,6 +132,7 @@ class Store(Reader):
             if begun is not None:
                 begun.result()
         except (OSError, ValueError) as error:
+            self._unsealed = None  # or closing would look for it, and say that instead
             raise self._unwritten(self._started, error) from error
         self.seal()
         if self._deleted is not None:
@@ -170,8 +171,9 @@ class Store(Reader):
     def _unwritten(self, step: int | None, why: Any) -> CheckpointError:
         latest = self.latest()
         before = "There is none before it" if latest is None else f"The last complete one is of step {latest}"
+        help_ = f". {FREE_SPACE}" if is_full(why) else ""
         return CheckpointError(
-            f"checkpoint {step} could not be written in {self.directory}: {str(why)[:300]}\n{before}. Is the disk full?"
+            f"checkpoint {step} could not be written in {self.directory}: {str(why)[:300]}\n{before}{help_}"
         )
 
 

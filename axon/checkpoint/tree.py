@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tensorstore as ts
 
 from axon.errors import UserError
 from axon.runtime.stored import is_stored
@@ -63,6 +64,9 @@ def storable(path: str, leaf: Any) -> Any:
     """
     if is_key(leaf):
         return jax.random.key_data(leaf)
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is not None and np.dtype(dtype).kind not in "OUS" and not hasattr(ts, np.dtype(dtype).name):
+        raise UserError(f"{path}: cannot save an array of {np.dtype(dtype).name}, a dtype that TensorStore lacks")
     if isinstance(leaf, jax.Array) or is_stored(leaf):
         return leaf
     array = np.asarray(leaf)

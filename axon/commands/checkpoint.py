@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from axon.disk import readable
+
 app = typer.Typer(
     help="Look at, verify, compare and delete checkpoints.", no_args_is_help=True, rich_markup_mode="markdown"
 )
@@ -24,7 +26,7 @@ def list_(folder: Dir) -> None:
 
     for one in entries(opened(folder)[0]):
         date = f"{one.saved:%Y-%m-%d %H:%M:%S}" if one.saved else "-"
-        typer.echo(f"{one.name:>12}  {_size(one.size):>9}  {date:19}  {one.condition}")
+        typer.echo(f"{one.name:>12}  {readable(one.size):>9}  {date:19}  {one.condition}")
 
 
 @app.command()
@@ -44,8 +46,8 @@ def show(folder: Dir) -> None:
         size = math.prod(array.shape) * array.dtype.itemsize
         total += size
         shape = " × ".join(map(str, array.shape)) or "scalar"
-        typer.echo(f"{path:{width}}  {shape:>20}  {array.dtype.name:>10}  {_size(size):>9}")
-    typer.echo(f"step {step}: {len(found)} arrays, {_size(total)} before compression")
+        typer.echo(f"{path:{width}}  {shape:>20}  {array.dtype.name:>10}  {readable(size):>9}")
+    typer.echo(f"step {step}: {len(found)} arrays, {readable(total)} before compression")
     for name, value in describe_extra(reader, step).items():
         typer.echo(f"{name}: {value}")
 
@@ -145,11 +147,3 @@ def _verified(reader: Any, step: int) -> bool:
         how = "readable; saved without checksums" if reader.damage(step) is None else "every byte as it was saved"
         typer.echo(f"step {step}: {len(arrays(reader, step))} arrays, {how}")
     return not found
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -24,7 +24,11 @@ def generate(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="OUT.jsonl", help="A new file for the texts of --prompts, else printed.")
+        Path | None,
+        typer.Option(
+            metavar="OUT.jsonl",
+            help="A new file for the texts of --prompts, else printed. Until all are known it is OUT.jsonl.part.",
+        ),
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 is greedy.")] = 0.8,

@@ -13,7 +13,7 @@ from typing import Any
 import tensorstore as ts
 from isal.isal_zlib import crc32
 
-from axon.disk import cache_folder
+from axon.disk import FREE_SPACE, cache_folder, is_full
 from axon.errors import UserError
 from axon.object_store import local_path, store_spec
 
@@ -43,9 +43,9 @@ class Root:
         try:
             return question()
         except (ValueError, OSError) as error:
+            advice = "Set Data.store to a folder or a URL (file://, s3://, gs://), or $AXON_CACHE to a folder."
             raise UserError(
-                f"The token store {self.location} is unavailable: {error} Set Data.store to a folder or a URL "
-                "(file://, s3://, gs://), or $AXON_CACHE to a folder."
+                f"The token store {self.location} is unavailable: {error} {FREE_SPACE if is_full(error) else advice}"
             ) from None
 
     @contextlib.contextmanager

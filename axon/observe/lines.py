@@ -59,7 +59,11 @@ class LinesFile:
 
         Raises `UserError` if it cannot be written; what was written of it is taken back.
         """
-        text, written = line(record), 0
+        self.write(line(record))
+
+    def write(self, text: bytes) -> None:
+        """Writes lines, as `append` does one."""
+        written = 0
         with writing(self.path):
             try:
                 while written < len(text):  # one unbuffered write, so a kill truncates one line at most

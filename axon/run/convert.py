@@ -19,7 +19,7 @@ from axon.checkpoint.huggingface.tables import table_for, table_of
 from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS
 from axon.checkpoint.huggingface.weights import DTYPES as STORED
 from axon.data import Data, TokenizerFile
-from axon.disk import named, writing
+from axon.disk import check_new, named, whole
 from axon.errors import UserError
 from axon.foreign_json import object_of, one_of, read_json
 from axon.nn.hugging_face import Architecture
@@ -46,8 +46,7 @@ def convert(source: str, target: str, report: Report, shard: int = SHARD) -> Non
     if is_hub(source) == is_hub(target):
         raise UserError(f"axon convert {source} {target}: one of the two begins with {PREFIX}, as in {PREFIX}DIR")
     out = named(target.removeprefix(PREFIX), "the target")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} is there already: give another target, or delete it")
+    check_new(out, "the target")
     if is_hub(source):
         _import(open_model(source), out, report)
     else:
@@ -58,20 +57,20 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
     """The folder of a run with the weights as its checkpoint of step 0, and what came with them."""
     for line in hub.remarks:
         report(line)
-    folder = RunFolder(out)
-    train = run_of(hub, folder.tokenizer, str(out))
+    train = run_of(hub, RunFolder(out).tokenizer, str(out))
     values, variables = hub.lazy(hub.model.build())  # a mistake in the weights is reported before anything is written
-    folder.write(train, run_record() | {"from": hub.name})
-    with writing(out):
+    with whole(out, "the target") as part:
+        folder = RunFolder(part)
+        folder.write(train, run_record() | {"from": hub.name})
         if isinstance(train.data, Data):
             shutil.copyfile(hub.folder / FILE, folder.tokenizer)
-        (out / KEPT).mkdir()
+        (part / KEPT).mkdir()
         for name in (CONFIG, GENERATION, PREPROCESSOR, *TOKENIZER_FILES):
             if (hub.folder / name).is_file():
-                shutil.copyfile(hub.folder / name, out / KEPT / name)
-        _write_json(out / KEPT / DTYPES, hub.weights.dtypes)
-    with Store(folder.checkpoints, Checkpoints(), folder.identifier()) as store:
-        store.save(0, {"parameters": values, "variables": variables}, {"tokens": 0, "seed": train.seed})
+                shutil.copyfile(hub.folder / name, part / KEPT / name)
+        _write_json(part / KEPT / DTYPES, hub.weights.dtypes)
+        with Store(folder.checkpoints, Checkpoints(), folder.identifier()) as store:
+            store.save(0, {"parameters": values, "variables": variables}, {"tokens": 0, "seed": train.seed})
     use = f"axon generate {out} --prompt …, or " if isinstance(train.data, Data) else ""
     report(f"{hub.name} is a run in {out}: {use}Train.init_from = {str(out)!r}")
 
@@ -87,17 +86,16 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
     pieces = pieces_of(table, runtime.module, getattr(train.model, "vocab", None))
     dtypes = read_json(kept / DTYPES, object_of(one_of(*STORED))) if (kept / DTYPES).is_file() else {}
     entries = [Entry(name, dtypes.get(name, "F32"), shape) for name, shape in pieces.shapes.items()]
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
+    with whole(out, "the target") as part:
         theirs = Theirs(pieces, fetch_from(flattened(values) | flattened(variables)))
-        files = write_weights(out, entries, theirs, shard)
+        files = write_weights(part, entries, theirs, shard)
         if kept.is_dir():
             for name in (GENERATION, PREPROCESSOR, *TOKENIZER_FILES):
                 if (kept / name).is_file():
-                    shutil.copyfile(kept / name, out / name)
+                    shutil.copyfile(kept / name, part / name)
         elif tokenizer is not None:
-            config |= _write_tokenizer(out, tokenizer, train, config)
-        _write_json(out / CONFIG, config)  # last: without it the folder is no model
+            config |= _write_tokenizer(part, tokenizer, train, config)
+        _write_json(part / CONFIG, config)
     report(f"{table.name} in {out}: {len(entries)} arrays in {len(files)} file{'s' if len(files) > 1 else ''}")
 
 

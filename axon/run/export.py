@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from axon.disk import named, writing
-from axon.errors import UserError
+from axon.disk import check_new, named, whole
 from axon.run.trained import open_trained
 from axon.runtime import Runtime, flattened
 from axon.serve.export import check_request, write_export
@@ -27,8 +26,7 @@ def export_model(
     anything is written.
     """
     out = named(out, "OUT")
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} is there already: give another folder, or delete it")
+    check_new(out, "OUT")
     trained = open_trained(source)
     train, tokenizer = trained.train, trained.tokenizer
     sizes, layout = Sizes(batch, length or train.seq), one_device(train.layout)
@@ -45,9 +43,8 @@ def export_model(
     about: dict[str, Any] = {"model": type(train.model).__name__, "source": str(source)}
     about |= {"vocab": getattr(train.model, "vocab", loaded.vocab), "batch": sizes.batch, "length": sizes.length}
     about["tokenizer"] = {"file": TOKENIZER, "bos": loaded.bos, "ends": sorted(loaded.ends)}
-    with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(tokenizer.path, out / TOKENIZER)
-    write_export(out, flattened(values) | flattened(variables), programs, about)
+    with whole(out, "OUT") as part:
+        shutil.copyfile(tokenizer.path, part / TOKENIZER)
+        write_export(part, flattened(values) | flattened(variables), programs, about)
     size = f"batch {sizes.batch}, {sizes.length} positions"
     report(f"{about['model']} in {out}, for {', '.join(platforms)}, {size}: python {out}/run.py ID …")

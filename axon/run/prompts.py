@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from axon.config.types import Mismatch, fit
-from axon.disk import named, reading, writing
+from axon.disk import check_new_file, free_name, named, reading, writing
 from axon.errors import UserError, suggest
+from axon.observe.lines import LinesFile
 from axon.run.inspect import Report, runtime_of
 from axon.run.session import request_of
 from axon.run.trained import open_trained
@@ -50,8 +51,8 @@ def generate_texts(
     Raises `UserError` before anything runs for lines that cannot be answered, and after all for texts that failed.
     """
     samples = read_prompts(prompts, sampling)
-    if out is not None and named(out, "--out").exists():
-        raise UserError(f"--out: {out} is there already; give another file, or delete it")
+    if out is not None:
+        check_new_file(out := named(out, "--out"), "--out")
     trained = open_trained(path)
     tokenizer, runtime = trained.tokenizer.load(), runtime_of(trained.train, report, weights)
 
@@ -63,7 +64,7 @@ def generate_texts(
     requests = list(_of_each(samples, asked).values())
     values, variables = restore_as_stored(trained, runtime, report)
     failed = 0
-    with _lines(out) as tell:
+    with _lines(out, report) as tell:
         for answer in write(runtime, values, variables, tokenizer, requests):
             tell(json.dumps(described(answer), ensure_ascii=False))
             failed += answer.error is not None
@@ -152,10 +153,22 @@ def _field(name: str, value: Any) -> Any:
 
 
 @contextmanager
-def _lines(out: Path | None) -> Iterator[Callable[[str], object]]:
-    """Writes a line, at once and whole: whatever ends the process, there is no part of one."""
+def _lines(out: Path | None, report: Report) -> Iterator[Callable[[str], object]]:
+    """Writes a line, at once and whole. A file has its name once all are there; what ends before leaves one beside it,
+    with the lines until then, which is said."""
     if out is None:
         yield lambda line: print(line, flush=True)
         return
-    with writing(out, "Give another --out"), out.expanduser().open("xb", buffering=0) as file:
-        yield lambda line: file.write(f"{line}\n".encode())
+    part = free_name(out, ".part")
+    try:
+        with writing(part, "Give another --out"):
+            with LinesFile(part) as file:
+                yield lambda line: file.write(f"{line}\n".encode())
+            check_new_file(out, "--out")
+            part.rename(out)
+    except BaseException:
+        if part.is_file() and part.stat().st_size:
+            report(f"the texts until then are in {part}")
+        else:
+            part.unlink(missing_ok=True)
+        raise

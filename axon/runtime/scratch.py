@@ -13,12 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from axon.disk import named, writing
+from axon.disk import named, readable, writing
 from axon.errors import UserError
 
 PREFIX = "axon-scratch-"
 LOCK = "lock"
-_GB = 1e9
 
 
 class Scratch:
@@ -56,7 +55,7 @@ class Scratch:
         free = shutil.disk_usage(self.parent).free
         if free < self.needed:
             raise UserError(
-                f"{self.where} = {str(self.parent)!r} has {free / _GB:.2f} GB free, and {self.needed / _GB:.2f} GB are "
+                f"{self.where} = {str(self.parent)!r} has {readable(free)} free, and {readable(self.needed)} are "
                 "needed. Free some space, or name a folder on a larger disk"
             )
 

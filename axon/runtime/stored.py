@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Sharding
 
+from axon.disk import FREE_SPACE, is_full
 from axon.errors import UserError
 from axon.runtime.scratch import Scratch
 
@@ -66,9 +67,10 @@ class Files:
         try:
             yield
         except (ValueError, OSError) as error:
+            free = f"{FREE_SPACE}, which" if is_full(error) else "The same command"
             raise UserError(
                 f"{self.scratch.where}: files in {self.scratch.path} cannot be read or written: {str(error)[:300]}\n"
-                "Is the disk full? The same command continues from the last checkpoint"
+                f"{free} continues from the last checkpoint"
             ) from error
 
 

@@ -66,7 +66,7 @@ def write_export(
         shutil.copyfile(Path(__file__).with_name("exported.py"), out / RUNNER)
         manifest = {**about, "jax": jax.__version__, "weights": files, "programs": described}
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
-        (out / MANIFEST).write_text(text + "\n", encoding="utf-8")  # last: without it nothing opens the folder
+        (out / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def _write_program(out: Path, platform: str, program: ExportedProgram) -> dict[str, Any]:

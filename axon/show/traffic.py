@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from axon.disk import readable
 from axon.layout import roles
 from axon.plan.traffic import TransferGroup, step_communication, summary
 from axon.train.step import Program
@@ -67,15 +68,3 @@ def _table(program: Program, groups: Sequence[TransferGroup]) -> Table:
         times, sent = sum(group.times for group in same), sum(group.bytes for group in same)
         table.add_row("·".join(axes), "all", f"{times:,} ×", readable(sent), "", "", "")
     return table
-
-
-def readable(size: float) -> str:
-    """Bytes in decimal units: 1.2 GB."""
-    if size < 1000:
-        return f"{size:.0f} B"
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-    size /= 1000
-    return f"{size:,.3g} TB"

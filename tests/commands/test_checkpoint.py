@@ -65,7 +65,7 @@ def test_show_has_every_array_and_what_else_was_saved(run):
         ["parameters/up", "16", "×", "64", "float32", "4.1", "kB"],
         ["step", "scalar", "int32", "4", "B"],
     ]
-    assert lines[3:] == ["step 8: 3 arrays, 4.1 kB before compression", "tokens: 800"]
+    assert lines[3:] == ["step 8: 3 arrays, 4.11 kB before compression", "tokens: 800"]
     assert "step 12: 3 arrays" in said("show", run)
 
 

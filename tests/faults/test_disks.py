@@ -7,10 +7,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
-from axon.checkpoint import CheckpointError, Checkpoints, Reader
+from axon.checkpoint import CheckpointError, Checkpoints, Reader, Store
 from axon.errors import UserError
+from axon.run.convert import convert
+from axon.run.export import export_model
 
 MEGABYTE = 2**20
 
@@ -97,8 +100,51 @@ def test_a_save_that_fails_names_the_last_complete_one(short, do, disk):
     train = replace(short, checkpoints=Checkpoints(every=5, asynchronous=False))
     do(train, folder, steps=5)
     disk.fill(40 * 1024)
-    with pytest.raises(CheckpointError, match=r"checkpoint 10 could not be written(.|\n)*of step 5\. Is the disk full"):
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint 10 could not be written.*No space left(.|\n)*of step 5\. Free some"
+    ):
         do(train, folder)
+
+
+def test_what_is_full_is_said_of_a_save_and_another_fault_is_not_called_a_full_disk(disk):
+    with Store(disk.path / "checkpoints", Checkpoints()) as store:
+        store.save(1, {"w": jnp.ones(100)}, {})
+        store.wait()
+        disk.fill(64 * 1024)
+        with pytest.raises(
+            CheckpointError, match=r"checkpoint 2 could not .*No space left(.|\n)*step 1\. Free some space"
+        ):
+            store.save(2, {"w": jnp.ones(100_000)}, {})
+            store.wait()
+    disk.free()
+    with Store(disk.path / "checkpoints", Checkpoints()) as store:
+        assert store.latest() == 1
+        with pytest.raises(UserError, match="w: cannot save an array of uint4"):
+            store.save(2, {"w": jnp.zeros(8, "uint4")}, {})
+        store.save(2, {"w": jnp.ones(100_000)}, {})
+    assert [path.name for path in (disk.path / "checkpoints").iterdir()] == ["2", "1"]
+
+
+@pytest.mark.full
+def test_what_does_not_fit_leaves_nothing_under_its_name_and_freed_it_is_made(whole, disk, tmp_path):
+    def made(name: str) -> None:
+        source = str(whole.folder)
+        if name == "run":
+            convert(f"hf:{tmp_path / 'model'}", str(disk.path / name), str)
+        elif name == "model":
+            convert(source, f"hf:{disk.path / name}", str)
+        else:
+            export_model(source, disk.path / name, ["cpu"], 1, 8, str)
+
+    convert(str(whole.folder), f"hf:{tmp_path / 'model'}", str)
+    for name in ("model", "run", "out"):
+        disk.fill(16 * 1024)
+        with pytest.raises(UserError, match=r"No space left on device(.|\n)*Free some space and run the same command"):
+            made(name)
+        assert [path.name for path in disk.path.iterdir()] == ["filler"]
+        disk.free()
+        made(name)
+        shutil.rmtree(disk.path / name)
 
 
 @pytest.mark.full

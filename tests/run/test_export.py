@@ -106,7 +106,7 @@ def test_logits_and_text_are_the_same_in_a_process_without_axon(trained, axons, 
     manifest = json.loads((out / "manifest.json").read_text())
     described = manifest["programs"]["cpu"]["forward"]["inputs"]
     assert described["tokens"] == {"axes": "batch seq", "shape": [BATCH, LENGTH], "dtype": "int32"}
-    with pytest.raises(UserError, match=r"out is there already: give another folder"):
+    with pytest.raises(UserError, match=r"out is there already; give another"):
         export_model(str(trained.folder), out, ["cpu"], BATCH, LENGTH, silent)
 
 

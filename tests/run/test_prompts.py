@@ -118,7 +118,7 @@ def test_what_cannot_be_read_or_written_is_said_before_the_model_is_opened(file,
         generate_texts(nowhere, tmp_path / "no.txt", Sampling(), None, silent)
     with pytest.raises(UserError, match=r"empty\.txt has no prompts"):
         generate_texts(nowhere, file("empty.txt"), Sampling(), None, silent)
-    with pytest.raises(UserError, match=r"in\.txt is there already; give another file"):
+    with pytest.raises(UserError, match=r"in\.txt is there already; give another"):
         generate_texts(nowhere, lines, Sampling(), lines, silent)
     with pytest.raises(UserError, match="is not the folder of a run"):
         generate_texts(nowhere, lines, Sampling(), None, silent)
@@ -135,6 +135,7 @@ def test_an_interrupt_leaves_the_lines_that_were_known_and_a_failure_is_told_aft
     trained, few, file, tmp_path, monkeypatch
 ):
     lines, good = file("in.txt", "x", "y"), Answer((1, 2), "é\n", Finish.LENGTH)
+    said: list[str] = []
 
     def interrupted(*_):
         yield good
@@ -143,9 +144,11 @@ def test_an_interrupt_leaves_the_lines_that_were_known_and_a_failure_is_told_aft
     with few(1):
         monkeypatch.setattr(module, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            generate_texts(trained.folder, lines, Sampling(), tmp_path / "cut.jsonl", silent)
+            generate_texts(trained.folder, lines, Sampling(), tmp_path / "cut.jsonl", said.append)
         told = '{"text": "é\\n", "tokens": 2, "finish": "length", "ids": [1, 2]}\n'
-        assert (tmp_path / "cut.jsonl").read_text() == told
+        assert not (tmp_path / "cut.jsonl").exists()
+        assert said[-1] == f"the texts until then are in {tmp_path / 'cut.jsonl.part'}"
+        assert (tmp_path / "cut.jsonl.part").read_text() == told
         failed = replace(good, finish=Finish.FAILED, error="no numbers")
         monkeypatch.setattr(module, "write", lambda *_: iter([failed, good]))
         with pytest.raises(UserError, match="1 of 2 texts failed: see `error` in their lines"):

@@ -35,8 +35,11 @@ class Source(Protocol):
 
 
 def check_weights(source: Source, pieces: Pieces, unused: Sequence[str], where: str, model: str) -> None:
-    """Raise one `CheckpointError` that lists each array that is missing, unexpected or of another shape."""
+    """Raise one `CheckpointError` that lists each array that is missing, unexpected or of another shape, or one for an
+    array of a dtype that cannot be read: before anything is read or written."""
     if not (lines := differences(pieces, source.shapes, unused)):
+        for name in pieces.shapes:
+            source.item_size(name)
         return
     more = [f"… and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     raise CheckpointError("\n  ".join([f"the weights in {where} are not those of {model}:", *lines[:SHOWN], *more]))

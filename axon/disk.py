@@ -111,6 +111,11 @@ def writing(path: str | Path, advice: str = "") -> Iterator[None]:
         raise UserError(f"cannot write {_path(error, path)}: {reason(error)}{'. ' if help_ else ''}{help_}") from error
 
 
+def is_array_file(path: str) -> bool:
+    """Whether a path below a folder is that of a file of an array, as TensorStore's zarr3 names them."""
+    return re.fullmatch(r"(?:.*/)?(?:zarr\.json|c(?:/\d+)*)(?:\.__lock)?", path) is not None
+
+
 def overlap(one: Path, other: Path) -> bool:
     """Whether two folders are one, or one is in the other, whatever links lead to them; they need not be there."""
     a, b = one.resolve(), other.resolve()
@@ -192,7 +197,7 @@ def readable(size: float) -> str:
         if size < 999.5:
             return f"{size:.3g} {unit}"
     size /= 1000
-    return f"{size:,.3g} TB"
+    return f"{size:.3g} TB" if size < 999.5 else f"{size:,.0f} TB"
 
 
 def is_full(error: Any) -> bool:

@@ -79,9 +79,13 @@ def test_what_is_made_whole_has_its_name_when_it_is_done_and_after_an_error_ther
         (tmp_path / "empty").mkdir()
         out.symlink_to(tmp_path / "empty")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(UserError, match="No space left on device. Free some space"), whole(out, "OUT") as part:
+
+    def fail(part: Path) -> None:
         (part / "half").write_text("half")
         raise refused(errno.ENOSPC)
+
+    with pytest.raises(UserError, match=r"No space left on device\. Free some space"), whole(out, "OUT") as part:
+        fail(part)
     assert sorted(tmp_path.rglob("*")) == before
     with whole(out, "OUT") as part:
         (part / "all").write_text("all")
@@ -93,18 +97,22 @@ def test_what_is_made_whole_has_its_name_when_it_is_done_and_after_an_error_ther
 def test_what_is_there_is_not_replaced_even_if_it_came_meanwhile(tmp_path):
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     for taken in (tmp_path / "gone", Path(__file__), tmp_path):
-        with pytest.raises(UserError, match="OUT: .* is there already; give another"), whole(taken, "OUT"):
+        with pytest.raises(UserError, match=r"OUT: .* is there already; give another"), whole(taken, "OUT"):
             pass
+
+    def fill(path: Path) -> None:
+        path.mkdir()
+        (path / "theirs").write_text("dear")
+
     with pytest.raises(UserError, match="is there already"), whole(tmp_path / "out", "OUT") as part:
-        (tmp_path / "out").mkdir()
-        (tmp_path / "out/theirs").write_text("dear")
+        fill(tmp_path / "out")
     assert not part.exists()
     assert (tmp_path / "out/theirs").read_text() == "dear"
 
 
 def test_a_link_that_leads_nowhere_is_named_where_a_folder_is_to_be_made(tmp_path):
     (tmp_path / "run").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(UserError, match="run: it is a link to .*unmounted, which is not there"), writing(tmp_path):
+    with pytest.raises(UserError, match=r"run: it is a link to .*unmounted, which is not there"), writing(tmp_path):
         (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: it is a file, not a folder"), writing(tmp_path):

@@ -2,7 +2,7 @@
 
 import contextlib
 import fcntl
-import glob
+import re
 import secrets
 import shutil
 import socket
@@ -13,7 +13,7 @@ from typing import Any
 import tensorstore as ts
 from isal.isal_zlib import crc32
 
-from axon.disk import FREE_SPACE, cache_folder, is_full
+from axon.disk import FREE_SPACE, cache_folder, delete_own, is_array_file, is_full
 from axon.errors import UserError
 from axon.object_store import local_path, store_spec
 
@@ -83,9 +83,9 @@ class Root:
         return ts.open(spec, context=self._context, **options).result()
 
     def delete(self, prefix: str) -> None:
-        """Deletes everything below `prefix`."""
+        """Deletes everything below `prefix`, a part that this process began."""
         if self.local:
-            shutil.rmtree(self.local / prefix, ignore_errors=True)
+            shutil.rmtree(self.local / prefix, ignore_errors=True)  # a part of this process's own
         else:
             everything = ts.KvStore.KeyRange(f"{prefix}/", f"{prefix}0")  # "0" is the character after "/"
             self._keys.delete_range(everything).result()
@@ -100,18 +100,22 @@ class Root:
         if text is not None:
             return text
         folder = key.rpartition("/")[0]
-        with self._alone(folder, report):
+        with self._alone(folder, report) as alone:
             text = self.read(key)
             if text is not None:
                 return text
-            self._sweep(folder)
+            if alone:
+                self._sweep(folder)
             return self._make(key, f"{folder}/{_ours()}{secrets.token_hex(4)}", make)
 
     def _sweep(self, folder: str) -> None:
-        """Deletes the parts of a killed process of this machine: safe, as no value names them and we hold the lock."""
+        """Deletes the parts of killed processes of this machine: safe, as no value names them and we hold the lock.
+        What is not all ours stays."""
         if self.local:
-            for part in (self.local / folder).glob(f"{glob.escape(_ours())}*"):
-                shutil.rmtree(part)
+            for part in (self.local / folder).iterdir():
+                if re.fullmatch(rf"{re.escape(_ours())}[0-9a-f]{{8}}", part.name):
+                    with contextlib.suppress(UserError, OSError):
+                        delete_own(part, is_array_file)
 
     def _make(self, key: str, part: str, make: Callable[[str], str]) -> str:
         try:
@@ -125,16 +129,15 @@ class Root:
         return first
 
     @contextlib.contextmanager
-    def _alone(self, folder: str, report: Callable[[str], None]) -> Iterator[None]:
-        """Holds the folder's lock, where there can be one."""
+    def _alone(self, folder: str, report: Callable[[str], None]) -> Iterator[bool]:
+        """Holds the folder's lock, where there can be one; whether it does."""
         if not self.local:
-            yield
+            yield False
             return
         path = self.local / folder
         self.ask(lambda: path.mkdir(parents=True, exist_ok=True))
         with self.ask(lambda: (path / "lock").open("w")) as lock:
-            _lock(lock.fileno(), lambda: report(f"waiting for another process that is writing {path}"))
-            yield
+            yield _lock(lock.fileno(), lambda: report(f"waiting for another process that is writing {path}"))
 
 
 def _ours() -> str:
@@ -142,11 +145,13 @@ def _ours() -> str:
     return f"part-{socket.gethostname()}-"
 
 
-def _lock(file: int, when_taken: Callable[[], None]) -> None:
+def _lock(file: int, when_taken: Callable[[], None]) -> bool:
+    """Whether the file could be locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         when_taken()
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError:
-        pass  # a file system that knows no locks: the first to finish counts, as on a remote root
+        return False  # a file system that knows no locks: the first to finish counts, as on a remote root
+    return True

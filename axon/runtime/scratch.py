@@ -8,12 +8,12 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from axon.disk import named, readable, writing
+from axon.disk import delete_own, is_array_file, named, readable, writing
 from axon.errors import UserError
 
 PREFIX = "axon-scratch-"
@@ -44,7 +44,7 @@ class Scratch:
             self._check_space()
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.parent))
             self._lock = _taken(path / LOCK)
-        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)  # made above
         return path
 
     def claim(self) -> None:
@@ -95,4 +95,5 @@ def _delete_abandoned(parent: Path) -> None:
     for lock in parent.glob(f"{PREFIX}*/{LOCK}"):
         with lock.open("ab") as file:
             if _try(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                shutil.rmtree(lock.parent, ignore_errors=True)
+                with suppress(OSError, UserError):  # what is not all ours stays
+                    delete_own(lock.parent, lambda path: path == LOCK or is_array_file(path))

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -102,6 +103,31 @@ def test_a_killed_preparation_leaves_nothing_half_written(tmp_path, said):
     made = root.once("things/one/manifest.json", lambda part: part, said.append)
     assert not left.exists()
     assert made != str(left.relative_to(tmp_path))
+
+
+def test_what_only_is_called_as_a_part_of_this_machine_stays(tmp_path, said, monkeypatch):
+    folder = tmp_path / "things/one"
+    ours, hexadecimal = f"part-{socket.gethostname()}", 8 * "0"
+    for name in (f"{ours}-{hexadecimal}", f"{ours}-2-{hexadecimal}", f"{ours}-photos", f"{ours}-{8 * '1'}"):
+        (folder / name / "a/c").mkdir(parents=True)
+        (folder / name / "a/c/0").touch()
+    (folder / f"{ours}-{8 * '1'}/dear.jpg").touch()
+    (folder / f"{ours}-{8 * '2'}").symlink_to(folder / f"{ours}-photos")
+    before = sorted(folder.rglob("*"))
+    Root(str(tmp_path)).once("things/one/manifest.json", lambda part: "made", said.append)
+    gone = {*before} - {*folder.rglob("*")}
+    assert {path.relative_to(folder).parts[0] for path in gone} == {f"{ours}-{hexadecimal}"}
+
+
+def test_without_locks_the_part_of_another_process_stays(tmp_path, said, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    part = tmp_path / f"things/one/part-{socket.gethostname()}-{8 * '0'}/a/c"
+    part.mkdir(parents=True)
+    Root(str(tmp_path)).once("things/one/manifest.json", lambda part: "made", said.append)
+    assert part.exists()
 
 
 def test_a_second_process_waits_for_the_first_and_takes_its_work(tmp_path):

@@ -99,11 +99,20 @@ def test_folders_of_processes_that_were_killed_are_deleted_and_no_others(tmp_pat
     for name in (f"{PREFIX}dead", "mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / LOCK).touch()  # the system frees the locks of a process that is killed
+    (tmp_path / f"{PREFIX}dead/a").mkdir()
+    (tmp_path / f"{PREFIX}dead/a/zarr.json").touch()
+    (tmp_path / f"{PREFIX}photos").mkdir()
+    for name in (LOCK, "a.jpg"):
+        (tmp_path / f"{PREFIX}photos" / name).touch()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "mine")
     alive = scratch(tmp_path)
     alive.claim()
     other = scratch(tmp_path)
     other.claim()
-    assert folders(tmp_path) == sorted([alive.path.name, other.path.name, "mine"])
+    stays = [f"{PREFIX}link", f"{PREFIX}photos", "mine"]
+    assert folders(tmp_path) == sorted([alive.path.name, other.path.name, *stays])
+    assert (tmp_path / f"{PREFIX}photos/a.jpg").exists()
+    assert (tmp_path / "mine" / LOCK).exists()
 
 
 def test_a_folder_that_is_missing_is_not_created(tmp_path):
@@ -119,6 +128,6 @@ def test_a_folder_that_cannot_be_written_is_refused():
 def test_too_little_space_is_refused_with_what_is_needed(tmp_path):
     needed = 10**15  # others may write meanwhile: what is free is not compared
     assert shutil.disk_usage(tmp_path).free < needed
-    with pytest.raises(UserError, match=r"has \d.* GB free, and 1000000.*GB are needed"):
+    with pytest.raises(UserError, match=r"has \d.* free, and 1,000 TB are needed"):
         scratch(tmp_path, needed).claim()
     assert folders(tmp_path) == []

@@ -1,5 +1,6 @@
 """Whether a checkpoint is as it was saved: every byte of it, against its checksums."""
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from axon.checkpoint.checksums import (
     crc32_of,
     part_file,
 )
-from axon.checkpoint.ownership import METADATA, PARTS, SEAL, metadata
+from axon.checkpoint.ownership import METADATA, PARTS, SEAL, STATE, metadata
 from axon.signed_json import unsigned
 
 CHECKSUMS = "checksums"
@@ -31,6 +32,12 @@ def saved_time(folder: epath.Path) -> int:
         return int(json.loads((folder / METADATA).read_text())["commit_timestamp_nsecs"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0
+
+
+def content_digest(folder: epath.Path) -> str | None:
+    """16 hexadecimal digits that stand for every array of a complete checkpoint; None if it has no checksums."""
+    parts = sorted((folder / STATE / PARTS).glob("*.json"))
+    return hashlib.blake2b(b"".join(part.read_bytes() for part in parts), digest_size=8).hexdigest() if parts else None
 
 
 class Damage(NamedTuple):

@@ -72,9 +72,12 @@ class FileJournal:
     def begin(self, info: Mapping[str, Any], start: int) -> list[Record]:
         self._metrics = self._open.enter_context(MetricsFile(self._folder.metrics))
         dropped = self._metrics.cut_back(start)
-        if missing := missing_steps(read_metrics(self._folder.metrics), start):
+        begun = info.get("parent", {}).get("step", 0)
+        if missing := missing_steps(read_metrics(self._folder.metrics), start, begun):
             which = ", ".join(map(str, missing[:3])) + (", …" if len(missing) > 3 else "")
-            self._report(f"{self._folder.metrics} lacks {len(missing):,} of the {start:,} steps so far: {which}")
+            self._report(
+                f"{self._folder.metrics} lacks {len(missing):,} of the {start - begun:,} steps so far: {which}"
+            )
         for tracker in self._trackers:
             tracker.start(info, start)
             self._open.callback(tracker.finish)

@@ -28,11 +28,10 @@ def held_out_losses(path: str | Path) -> dict[int, float]:
     return {record["step"]: record["eval_loss"] for record in evaluated}
 
 
-def missing_steps(records: Sequence[Record], last: int) -> list[int]:
-    """The steps from 1 to `last` without a record of their loss, as where the file was shortened or deleted."""
-    return sorted(
-        set(range(1, last + 1)) - {record["step"] for record in records if "loss" in record and "step" in record}
-    )
+def missing_steps(records: Sequence[Record], last: int, begun: int = 0) -> list[int]:
+    """The steps after `begun` to `last` without a record of their loss, as where the file was shortened or deleted."""
+    logged = {record["step"] for record in records if "loss" in record and "step" in record}
+    return sorted(set(range(begun + 1, last + 1)) - logged)
 
 
 class MetricsFile(LinesFile):

@@ -39,8 +39,8 @@ def account_of(train: Train, **options: Any) -> dict[str, str]:
     return software | leaves(train, differs_by_machine) | _contents(train, "") | asked
 
 
-def data_account(folder: RunFolder, corpus: Prepared) -> dict[str, str]:
-    """Of what a process has found: its data, and the run that it continues."""
+def data_account(folder: RunFolder, corpus: Prepared, source: Any) -> dict[str, str]:
+    """Of what a process has found: its data, and the run that it continues, or begins with: `source`."""
     identity, reader = corpus.identity(), Reader(folder.checkpoints)
     latest = reader.latest()
     data = {f"the digest of data.sources[{n}]": digest for n, digest in enumerate(identity.pop("digests"))}
@@ -49,6 +49,8 @@ def data_account(folder: RunFolder, corpus: Prepared) -> dict[str, str]:
         data |= {"the digest of the tokenizer": _digest(corpus.tokenizer.to_json().encode())}
     saved = None if latest is None else f"step {latest}, saved at {saved_time(reader.directory / str(latest))}"
     identifier = folder.id.read_text("utf-8") if folder.id.is_file() else ABSENT
+    if source is not None:
+        data |= {"the checkpoint of init_from": source.digest()}
     return data | {"the run in run_dir": identifier, "the latest checkpoint in run_dir": saved or ABSENT}
 
 

@@ -137,6 +137,12 @@ class RunFolder:
             logged = self.metrics.is_file() and self.metrics.stat().st_size > 0
             return self.config.is_file() and (logged or Reader(self.checkpoints).latest() is not None)
 
+    def parent(self) -> dict[str, Any] | None:
+        """What a branch began with, from run.json; None for what is none, or did not reach its first step."""
+        if not (self.trained() and self.record.is_file()):
+            return None
+        return read_field(str(self.record), read_json(self.record), "parent", OBJECT | NULL, None)
+
     def _recorded_digests(self) -> list[str] | None:
         """Digests of what the run was trained on, from run.json; None if it has none."""
         if not (self.trained() and self.record.is_file()):

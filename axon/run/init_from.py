@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from axon.axes.array_spec import Specs
+from axon.checks import check_range
 from axon.disk import check_paths
 from axon.errors import UserError, suggest
 from axon.fields import Location
@@ -26,15 +27,28 @@ class InitFrom:
             each path the first pair that fits applies. '' is the beginning of every path: `('encoder', '')` takes a
             subtree, `('', 'encoder')` puts all into one.
         cast: whether a run's arrays of another dtype are cast to this model's, as those of `hf:` always are.
+        optimizer: whether the whole state of a run is taken: the optimizer's, variables, step and place in the data
+            too, so that this run continues it, under a schedule of its own. See `axon.run.branch`.
+        step: with `optimizer`, of which checkpoint; None: the latest.
     """
 
     source: Location
     paths: tuple[str, ...] = ("*",)
     rename: tuple[tuple[str, str], ...] = ()
     cast: bool = False
+    optimizer: bool = False
+    step: int | None = None
 
     def __post_init__(self):
         check_paths(self)
+        check_range(self, "[0, inf)", "step")
+        if self.optimizer and (not self.whole or self.cast):
+            raise UserError(
+                "InitFrom.optimizer is True, which takes all of a run's state as it is: leave out InitFrom.paths, "
+                "rename and cast"
+            )
+        if self.step is not None and not self.optimizer:
+            raise UserError("InitFrom.step is of InitFrom.optimizer = True; without it the latest checkpoint is taken")
         if not self.paths:
             raise UserError("InitFrom.paths is empty, so nothing would be taken: leave it out for all parameters")
 

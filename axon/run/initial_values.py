@@ -39,6 +39,10 @@ class InitialValues:
         if any(base(axis) == "vocab" for path in self.taken for axis in runtime.parameters[path].axes):
             self.source.check_same_tokens(tokenizer)
 
+    def digest(self) -> str:
+        """Stands for what parameters are taken from."""
+        return self.source.digest()
+
     def read(self, runtime: Runtime, seed: int, report: Report) -> dict[str, Any]:
         """All parameters, nested by path: those that are taken read straight into their shards, the others drawn."""
         rest = [path for path in runtime.parameters if path not in self.taken]

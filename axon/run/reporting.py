@@ -9,6 +9,7 @@ from axon.observe.events import read_events
 from axon.observe.goodput import PARTS, Goodput, goodput
 from axon.observe.metrics import read_metrics
 from axon.observe.page import Run, page, seconds_text
+from axon.run.branch import parent_text
 from axon.run.folder import RunFolder
 
 
@@ -36,8 +37,9 @@ class RunReport:
             for name, value in time.seconds.items()
             if value > 0
         ]
+        begun = [parent_text(event) for event in self._events if event.get("kind") == "branch"][-1:]
         starts = f"{time.starts} start{'s' * (time.starts != 1)}"
-        return [f"goodput {100 * time.share:.1f} % of {seconds_text(time.total)}, in {starts}", *parts]
+        return [f"goodput {100 * time.share:.1f} % of {seconds_text(time.total)}, in {starts}", *parts, *begun]
 
     def write_page(self, path: Path) -> None:
         """Write the page. Raises `UserError` if that cannot be."""

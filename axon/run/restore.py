@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from axon.checkpoint import CheckpointError, Reader, Restorable
+from axon.errors import UserError
 from axon.nn import parameters
 from axon.runtime import Runtime, flattened, nested
 from axon.train.optimizers import Averaging
@@ -41,18 +42,18 @@ def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple
     return nested(cast), found["variables"]
 
 
-def restore_state(reader: Restorable, program: Program) -> tuple[State, dict[str, Any]]:
-    """The state that a run saved last, and the `extra` saved with it.
+def restore_state(reader: Restorable, program: Program, step: int | None = None) -> tuple[State, dict[str, Any]]:
+    """The state that a run saved at `step` (None: last), and the `extra` saved with it.
 
     A batch in flight is restored if this program can go on with it; otherwise none is (see `lost_in_flight`).
     """
     abstract, specs = program.abstract_state(), program.specs
-    extra = reader.extra()
+    extra = reader.extra(step)
     if extra.get(IN_FLIGHT, "") == program.in_flight:
-        return reader.restore(abstract, specs=specs)
+        return reader.restore(abstract, step, specs)
     names = [field.name for field in fields(State) if field.name != "in_flight"]
     parts, of_parts = ({name: getattr(tree, name) for name in names} for tree in (abstract, specs))
-    found = reader.restore_parts(parts, specs=of_parts)
+    found = reader.restore_parts(parts, step, of_parts)
     return program.with_nothing_in_flight(State(**found)), extra
 
 
@@ -77,3 +78,19 @@ def check_finite(reader: Restorable, runtime: Runtime, parameters: Any) -> None:
             f"{', '.join(bad[:5])}{' …' if len(bad) > 5 else ''}. "
             "Only finite ones are saved: its files are damaged. Delete or move its folder to continue from the last one"
         )
+
+
+def check_same_mesh(saved: Mapping[str, int], here: Mapping[str, int]) -> None:
+    """Raise `UserError` for a state whose shape depends on the mesh, if it is to be continued on another.
+
+    Args:
+        saved, here: the mesh axes that the shape depends on, and their sizes, in the checkpoint and in this run.
+    """
+    if dict(saved) == dict(here):
+        return
+    axes = [axis for axis in {**saved, **here} if saved.get(axis, 1) != here.get(axis, 1)]
+    sizes = ", ".join(f"{axis!r} {saved.get(axis, 1)} in the checkpoint and {here.get(axis, 1)} here" for axis in axes)
+    raise UserError(
+        f"the optimizer's state differs between replicas or devices, so it cannot be restored on another mesh: "
+        f"Layout.mesh has {sizes}. Set Layout.mesh as it was, or begin a new run with Train.init_from"
+    )

@@ -1,7 +1,7 @@
 """Carrying out a run: prepare, train or continue, evaluate, save, sample."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,12 +23,14 @@ from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.account import account_of, data_account
 from axon.run.before import check_apart, check_not_lost
+from axon.run.branch import PARENT, Branch
 from axon.run.build import program
 from axon.run.folder import RunFolder
 from axon.run.held_out import held_out_loss
+from axon.run.init_from import InitFrom
 from axon.run.initial_values import InitialValues
 from axon.run.mirrored import copying, fetched
-from axon.run.restore import IN_FLIGHT, check_finite, lost_in_flight, restore_state
+from axon.run.restore import IN_FLIGHT, check_finite, check_same_mesh, lost_in_flight, restore_state
 from axon.run.saves import Saves
 from axon.run.starting import changes, changes_text, described
 from axon.run.training import Position, Training, lost_time
@@ -55,6 +57,9 @@ def run(
     """
     check_alike("configuration", lambda: account_of(train, steps=steps, profile=profile))
     return Session(train, report).run(steps, profile)
+
+
+Source = InitialValues | Branch | None
 
 
 class Session:
@@ -86,8 +91,8 @@ class Session:
                     self._check_tokens(source, corpus.tokenizer)
                 if self.first:
                     stack.enter_context(self.folder.locked())
-                record = self._claim_folder(corpus)
-            check_alike("data", lambda: data_account(self.folder, corpus))
+                record = self._claim_folder(corpus, source)
+            check_alike("data", lambda: data_account(self.folder, corpus, source))
             self.events = stack.enter_context(events(self.folder.events))
             self.interrupts = stack.enter_context(Interrupts())
             self.stop = AgreedStop(self.interrupts)
@@ -119,10 +124,12 @@ class Session:
 
     # ---- before ---------------------------------------------------------------------------------------------------
 
-    def _source(self) -> InitialValues | None:
+    def _source(self) -> Source:
         """What this run's parameters are read from; None for a run that has a checkpoint of its own."""
         if self.train.init_from is None or self.folder.reader(self.train.checkpoints).latest() is not None:
             return None
+        if isinstance(self.train.init_from, InitFrom) and self.train.init_from.optimizer:
+            return Branch.of(self.train, self.train.init_from)
         return InitialValues.of(self.train, self.program.runtime, self.report)
 
     def _corpus(self) -> Prepared:
@@ -130,17 +137,20 @@ class Session:
         corpus.check_fits(self.train.model, self.train.objective, self.train.seq)
         return corpus
 
-    def _check_tokens(self, source: InitialValues | None, tokenizer: Tokenizer) -> None:
+    def _check_tokens(self, source: Source, tokenizer: Tokenizer) -> None:
         if source is not None:
             source.check_same_tokens(tokenizer.to_json(), self.program.runtime)
         if self.train.sample is not None:  # a mistake is reported now, not after the last step
             check_request(self.program.module, request_of(self.train.sample, tokenizer))
 
-    def _claim_folder(self, corpus: Prepared) -> dict[str, Any]:
+    def _claim_folder(self, corpus: Prepared, source: Source) -> dict[str, Any]:
         """Record this run in its folder, unless the folder has another run; returns the record."""
-        record = run_record() | {"data": corpus.identity(), "loss_unit": self.program.evaluator.unit}
         if self.first:
             self.folder.check_same_text(self.train, corpus.identity())
+        record = run_record() | {"data": corpus.identity(), "loss_unit": self.program.evaluator.unit}
+        parent = source.parent if isinstance(source, Branch) else self.folder.parent()
+        record |= {PARENT: parent} if parent else {}
+        if self.first:
             self.folder.write(self.train, record)
             if corpus.tokenizer is not None:
                 corpus.tokenizer.save(self.folder.tokenizer)
@@ -156,7 +166,7 @@ class Session:
             self.report(f"the run ends at step {self.train.steps}, before the requested {steps}: raise Train.steps")
         return min(steps or self.train.steps, self.train.steps)
 
-    def _begin(self, source: InitialValues | None) -> tuple[State, int, int]:
+    def _begin(self, source: Source) -> tuple[State, int, int]:
         """The state to start from, its step, and the number of tokens it was trained on."""
         program = self.program
         count = sum(spec.size for spec in program.parameters.values())
@@ -168,29 +178,35 @@ class Session:
                 self.report(line)
             self.store.notices.clear()
             check_finite(self.store, program.runtime, state.parameters)
-            if lost := lost_in_flight(extra, program):
-                self.report(lost)
             self.report(f"resumed from step {int(state.step)}")
-            return state, int(state.step), extra["tokens"]
-        if source is None:
-            return program.init(), 0, 0
-        return program.begin(source.read(program.runtime, self.train.seed, self.report)), 0, 0
+        elif isinstance(source, Branch):
+            state, extra = source.restore(program, self.report)
+        else:
+            self.extra = {}
+            if source is None:
+                return program.init(), 0, 0
+            return program.begin(source.read(program.runtime, self.train.seed, self.report)), 0, 0
+        if lost := lost_in_flight(extra, program):
+            self.report(lost)
+        self.extra = extra
+        return state, int(state.step), extra["tokens"]
 
     def _restored(self) -> tuple[State, dict[str, Any]]:
         check_same_mesh(self.store.extra().get("mesh", {}), self.program.update.mesh)
         return restore_state(self.store, self.program)
 
     def _make_durable(self, state: State, step: int) -> None:
-        """Saves what was restored from the local folder in the durable one too: this run may end before its next save,
-        and the local folder with its machine."""
-        extra = self.store.extra(step) | {IN_FLIGHT: self.program.in_flight}
-        self.saves.save(step, state, extra, self.program.specs)
+        """Saves what was restored from the local folder, or from another run, in the durable one too: this run may end
+        before its next save, the local folder with its machine, and the other run may delete its own."""
+        is_new = self.store.latest() is None
+        self.saves.save(step, state, self.extra | {IN_FLIGHT: self.program.in_flight}, self.program.specs)
+        if is_new:
+            self.saves.wait()
+            self.events.record("branch", **self.extra[PARENT])
 
     # ---- training -------------------------------------------------------------------------------------------------
 
-    def _train(
-        self, corpus: Prepared, start: Position, until: int, source: InitialValues | None, profile: bool
-    ) -> State:
+    def _train(self, corpus: Prepared, start: Position, until: int, source: Source, profile: bool) -> State:
         return Training(
             self.train,
             self.program,
@@ -204,6 +220,7 @@ class Session:
             stop=self.stop,
             report=self.report,
             begin=lambda: Position(*self._begin(source)),
+            parent=self.extra.get(PARENT),
             evaluate=lambda state: self._evaluate(corpus, state),
             evaluate_if_missing=lambda state: self._evaluate_if_missing(corpus, state),
             profile=self.folder.path / "profile" if profile and self.first else None,
@@ -265,22 +282,6 @@ class Session:
         self.saves.wait()
         self.report(f"loss curve: {self.folder.plot}")
         self.report(f"checkpoint: {self.folder.checkpoints / str(int(state.step))}")
-
-
-def check_same_mesh(saved: Mapping[str, int], here: Mapping[str, int]) -> None:
-    """Raise `UserError` for a state whose shape depends on the mesh, if it is to be continued on another.
-
-    Args:
-        saved, here: the mesh axes that the shape depends on, and their sizes, in the checkpoint and in this run.
-    """
-    if dict(saved) == dict(here):
-        return
-    axes = [axis for axis in {**saved, **here} if saved.get(axis, 1) != here.get(axis, 1)]
-    sizes = ", ".join(f"{axis!r} {saved.get(axis, 1)} in the checkpoint and {here.get(axis, 1)} here" for axis in axes)
-    raise UserError(
-        f"the optimizer's state differs between replicas or devices, so it cannot be restored on another mesh: "
-        f"Layout.mesh has {sizes}. Set Layout.mesh as it was, or begin a new run with Train.init_from"
-    )
 
 
 def _ignore(line: str) -> None:

@@ -13,7 +13,9 @@ from axon.checkpoint.huggingface.hub import is_hub
 from axon.checkpoint.huggingface.load import as_read
 from axon.checkpoint.huggingface.model import HubModel, open_model
 from axon.checkpoint.huggingface.tokenizer import tokenizer_of
+from axon.checkpoint.verify import content_digest
 from axon.data import Data, Images, Letters, TokenizerFile
+from axon.data.records import fingerprint
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn import parameters
@@ -81,6 +83,10 @@ class Trained(Protocol):
         """Raise `UserError` if `tokenizer`, the text of a tokenizer.json, is not that of the model."""
         ...
 
+    def digest(self) -> str:
+        """Stands for its parameters, as far as that is known without reading them."""
+        ...
+
 
 def open_trained(name: str | Path) -> Trained:
     """That of a run's folder, or of `hf:DIR_OR_NAME`. Raises `UserError` if there is none."""
@@ -111,7 +117,7 @@ class TrainedRun:
         return _fitting(replace(trained_with, path=path) if given else TokenizerFile(path), self.train.model, "run")
 
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
-        reader = self._reader()
+        reader = self.reader()
         values, variables = restore_evaluated(reader, runtime, self.train.optimizer)
         report(f"parameters of step {reader.latest()}, {_on(runtime)}")
         flat = flattened(values)
@@ -122,10 +128,10 @@ class TrainedRun:
         return []
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        return self._reader().offered(PARAMETERS)
+        return self.reader().offered(PARAMETERS)
 
     def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
-        reader = self._reader()
+        reader = self.reader()
         if isinstance(self.train.optimizer, Averaging):
             return self._averages(reader, runtime, taken)
         abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
@@ -134,7 +140,8 @@ class TrainedRun:
         check_finite(reader, runtime, nested(values))
         return values
 
-    def _reader(self) -> Reader:
+    def reader(self) -> Reader:
+        """Of its checkpoints. Raises `CheckpointError` if they are in a local folder that is not here."""
         reader, local = self.folder.reader(self.train.checkpoints), self.train.checkpoints.local_folder
         if local is not None and reader.latest() is None:
             raise CheckpointError(
@@ -154,6 +161,10 @@ class TrainedRun:
 
     def check_same_tokens(self, tokenizer: str) -> None:
         self.folder.check_same_tokens(tokenizer)
+
+    def digest(self) -> str:
+        reader = self.reader()
+        return f"step {reader.latest()}, {content_digest(reader.folder())}"
 
 
 class TrainedHub:
@@ -214,6 +225,9 @@ class TrainedHub:
                     ]
                 )
             )
+
+    def digest(self) -> str:
+        return fingerprint(self.hub.config, sorted((p.name, p.stat().st_size) for p in self.hub.folder.iterdir()))
 
     def _differences(self, model: Any) -> list[str]:
         """What a person should know of how the model differs from what its config.json says."""

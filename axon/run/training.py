@@ -1,7 +1,7 @@
 """The training part of a run: compile, step, save, evaluate; skip or roll back where a step goes wrong."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from axon.observe.journal import Journal
 from axon.observe.memory import memory_use
 from axon.observe.mfu import FORMULA, mfu, peak
 from axon.plan.out_of_memory import check_step
+from axon.run.branch import PARENT
 from axon.run.restore import IN_FLIGHT
 from axon.run.saves import Saves
 from axon.run.tree import Train
@@ -50,7 +51,8 @@ class Training:
 
     Args:
         begin: restores the position to go on from. evaluate: evaluates a state. evaluate_if_missing: the same, unless
-            the metrics have it. profile: the folder for a profile of the first steps; None for none.
+            the metrics have it. profile: the folder for a profile of the first steps; None for none. parent: see
+            `axon.run.branch`.
     """
 
     train: Train
@@ -68,6 +70,7 @@ class Training:
     evaluate: Callable[[State], None]
     evaluate_if_missing: Callable[[State], None]
     profile: Path | None = None
+    parent: Mapping[str, Any] | None = None
 
     def __call__(self, position: Position, until: int) -> State:
         """Train up to step `until`; the state after it."""
@@ -180,7 +183,7 @@ class Training:
                 extra = {"tokens": at.tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
                 extra |= {IN_FLIGHT: self.program.in_flight} if self.program.in_flight else {}
                 extra |= {MONITOR: saved} if (saved := monitor.saved()) else {}
-                extra |= {"config": dump(self.train)}
+                extra |= {"config": dump(self.train)} | ({PARENT: self.parent} if self.parent else {})
                 self.saves.save(at.step, at.state, extra, self.program.specs, durable)
             if asked is not None:
                 self.events.record("stop", at.step, signal=asked)

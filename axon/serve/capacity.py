@@ -14,6 +14,10 @@ __all__ = ["Capacity"]
 LENGTH = 4096
 """Positions of a request, where neither the model nor `Capacity.length` says how many."""
 
+MOST_PAGES = 2**24
+ROOM = "the tokens of a text (--length; --tokens of generate), --requests, or --cache-tokens"
+"""What says how much the cache holds."""
+
 CACHE_DTYPES = ("int8", "float8_e4m3fn", "bfloat16", "float32")
 
 SMALLEST, GROWTH = 16, 4
@@ -82,5 +86,9 @@ class Capacity:
         for window in windows:
             # What a request has at once of a window: it, and what a step adds.
             share = 1.0 if window is None else min(1.0, (window + self.tokens + page_size) / length)
-            found[window] = PagePool(1 + -(-round(tokens * share) // page_size), page_size, window)
+            count = -(-round(tokens * share) // page_size)
+            if count > MOST_PAGES:
+                pages = f"{count:,} pages of {page_size} tokens"
+                raise UserError(f"the cache would have {pages}; must be at most {MOST_PAGES:,}: lower {ROOM}")
+            found[window] = PagePool(1 + count, page_size, window)
         return found

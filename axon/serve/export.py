@@ -22,6 +22,9 @@ from axon.serve.export_programs import PLATFORMS, ExportedProgram, Flat, Sizes
 STORED = {jnp.dtype(dtype): name for name, dtype in DTYPES.items()}
 """Dtype → its name in safetensors."""
 
+MOST_POSITIONS = 2**24
+"""Of all sequences together: a program's arrays of positions are in memory while it is traced."""
+
 MANIFEST = "manifest.json"
 RUNNER = "run.py"
 
@@ -37,6 +40,11 @@ def check_request(module: Any, platforms: Sequence[str], sizes: Sizes) -> None:
         raise UserError(
             f"{type(module).__name__} cannot be exported: it writes no text. Expected a decoder-only model, an "
             "axon.nn.LanguageModel, or an encoder–decoder as models.t5.T5 builds one"
+        )
+    if sizes.batch * sizes.length > MOST_POSITIONS:
+        raise UserError(
+            f"--batch {sizes.batch} with --length {sizes.length} is {sizes.batch * sizes.length:,} positions; "
+            f"must be at most {MOST_POSITIONS:,}: lower one of them"
         )
     if module.max_length is not None and sizes.length > module.max_length:
         raise UserError(

@@ -8,10 +8,12 @@ import numpy as np
 from jax import Array
 
 from axon.errors import UserError
+from axon.layout import Placement
 from axon.nn import LanguageModel
+from axon.plan.memory import available, gib
 from axon.runtime import Runtime
 from axon.serve.batch import Batch, Batches
-from axon.serve.capacity import Capacity
+from axon.serve.capacity import ROOM, Capacity
 from axon.serve.policy import Row, draws
 from axon.serve.sampler import Drawn
 from axon.serve.scheduler import Scheduled, Scheduler
@@ -57,7 +59,9 @@ class Runner:
         budget, rows = sizes[-1].tokens, sizes[-1].rows
         self.scheduler = Scheduler(self.pools, budget=budget, max_running=capacity.requests, max_rows_drawn=rows)
         self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
-        self._cache = self._step.empty_cache(self._step.cache_specs(self.pools, capacity.cache_dtype))
+        specs = self._step.cache_specs(self.pools, capacity.cache_dtype)
+        _check_memory(specs, runtime.placement)
+        self._cache = self._step.empty_cache(specs)
         self._last = self._step.no_draws(capacity.requests)
         self._watcher: Watcher | None = None
 
@@ -154,3 +158,11 @@ def check_continues(module: Any) -> None:
         raise UserError(
             f"a {type(module).__name__} cannot be served: expected an axon.nn.LanguageModel, which goes on with a text"
         )
+
+
+def _check_memory(specs: Any, placement: Placement) -> None:
+    """Raise `UserError` if a cache alone is more than a device has: Linux would end the process without a message."""
+    room, needed = available(placement), sum(map(placement.bytes_per_device, jax.tree.leaves(specs)))
+    if room is not None and needed > room:
+        size = f"the cache of keys and values needs {gib(needed)} GiB on each device"
+        raise UserError(f"{size}, and there are {gib(room)}: lower {ROOM}")

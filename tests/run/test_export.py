@@ -189,6 +189,9 @@ def test_what_cannot_be_exported_is_refused():
             check_request(llama, platforms, Sizes(1, 8))
     with pytest.raises(UserError, match="--length is 71, and this model has 70 positions: lower it to 70"):
         check_request(gpt2, ["cpu"], Sizes(1, 71))
+    for batch, length in [(1, 2**24 + 1), (10**20, 1), (1, 10**20), (2**14, 2**14)]:
+        with pytest.raises(UserError, match=rf"--batch {batch} with --length {length} .* lower one of them"):
+            check_request(llama, ["cpu"], Sizes(batch, length))
     bert = Bert(64, 32, 1, 4, 48, 16).build()
     with pytest.raises(UserError, match="BertModel cannot be exported: it writes no text"):
         check_request(bert, ["cpu"], Sizes(1, 8))

@@ -366,6 +366,14 @@ def test_a_prefix_before_what_is_no_number_is_good_for_others(seed, rng):
     assert engine.stats().prefix_hits == 12
 
 
+def test_a_cache_that_does_not_fit_the_memory_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr("axon.serve.runner.available", lambda placement: 2**20)
+    with pytest.raises(
+        UserError, match=r"needs [\d.]+ GiB on each device, and there are 0\.00: lower .*--cache-tokens"
+    ):
+        Engine(*made(MODELS["llama"], 0), capacity=Capacity(length=2**16))
+
+
 def test_what_cannot_run_is_refused_with_its_reason(engine, small):
     with pytest.raises(UserError, match=r"the prompt has 60 tokens, and a request has room for 60, its text included"):
         engine.submit(Request((1,) * 60))
@@ -381,5 +389,10 @@ def test_what_cannot_run_is_refused_with_its_reason(engine, small):
         UserError, match=r"Capacity\.length is 200, and this model has 128 positions; must be at most that"
     ):
         Engine(*made(MODELS["gpt2"], 0), capacity=Capacity(length=200))
+    for absurd in [Capacity(length=2**40), Capacity(cache_tokens=2**40), Capacity(length=10**9)]:
+        with pytest.raises(
+            UserError, match=r"the cache would have [\d,]+ pages .*--length.*--requests, or --cache-tokens"
+        ):
+            Engine(*made(MODELS["llama"], 0), capacity=absurd)
     with pytest.raises(UserError, match=r"a BertModel cannot be served: expected an axon\.nn.LanguageModel"):
         Engine(Runtime(Bert(VOCAB, 32, 1, 4, 48, 64), Layout()), {})

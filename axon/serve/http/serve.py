@@ -54,6 +54,8 @@ def bound(host: str = "127.0.0.1", port: int = 8000) -> Socket:
             socket.close()
             raise
         return socket
+    except UnicodeError as error:
+        raise UserError(f"--host is {host[:80]!r}; expected the name or the address of a host") from error
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         hint = "another --port, or 0 for any that is free, may do" if isinstance(error, OSError) else "0 to 65535"

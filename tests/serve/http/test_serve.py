@@ -96,6 +96,9 @@ def test_a_port_that_is_taken_or_cannot_be_is_one_message():
             bound(port=port)
     with pytest.raises(UserError, match=r"Cannot listen on 127\.0\.0\.1:99999"):
         bound(port=99999)
+    for host in ("\udcff", "x" * 5000):
+        with pytest.raises(UserError, match=r"--host is .*; expected the name or the address of a host"):
+            bound(host, 0)
     with pytest.raises(UserError, match=r"Cannot listen on no\.such\.host\.invalid"):
         bound("no.such.host.invalid")
 

@@ -79,6 +79,7 @@ class Bert:
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions", "types")
         check_range(self, "[1, 2**31)", *sizes)
+        check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")
         if self.embed % self.heads:

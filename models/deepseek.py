@@ -102,6 +102,7 @@ class DeepSeek:
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "expert_mlp", "q_latent", "kv_latent")
         check_range(self, "[1, 2**31)", *sizes, "nope_dim", "rope_dim", "value_dim")
+        check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, 2**31)", "first_dense", "shared")
         check_range(self, "[0, inf)", "norm_eps")
         check_exchange(self.exchange, self.margin)

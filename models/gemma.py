@@ -75,6 +75,7 @@ class Gemma:
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim")
         check_range(self, "[1, 2**31)", *sizes, "window", "local_layers")
+        check_range(self, "[1, 2**16]", "layers")
         check_range(self, "(0, inf)", "query_pre_attn_scalar", "soft_cap", "logit_soft_cap")
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)

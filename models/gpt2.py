@@ -58,6 +58,7 @@ class GPT2:
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions")
+        check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")
         if self.embed % self.heads:

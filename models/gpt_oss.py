@@ -72,6 +72,7 @@ class GptOss:
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
         check_range(self, "[1, 2**31)", *sizes)
+        check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, inf)", "norm_eps")
         check_exchange(self.exchange, self.margin)
         check_heads(self)

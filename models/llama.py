@@ -60,6 +60,7 @@ class Llama:
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
         check_range(self, "[1, 2**31)", *sizes, "nope_every")
+        check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
         names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names

@@ -94,6 +94,7 @@ class T5:
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "encoder_layers", "decoder_layers", "heads", "head_dim", "mlp")
         check_range(self, "[1, 2**31)", *sizes)
+        check_range(self, "[1, 2**16]", "encoder_layers", "decoder_layers")
         check_range(self, "[4, 2**31)", "buckets")
         check_range(self, f"[0, {self.vocab})", "start_id")
         check_range(self, "[0, inf)", "norm_eps")

@@ -74,6 +74,7 @@ class ViT:
     def __post_init__(self):
         sizes = ("image", "patch", "channels", "embed", "layers", "heads", "mlp")
         check_range(self, "[1, 2**31)", *sizes)
+        check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[2, 2**31)", "classes")
         check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")

@@ -149,6 +149,7 @@ class Layout:
     order: tuple[str, ...] = MESH_AXES
 
     def __post_init__(self):
+        self._check_named_once()
         for name, size in self.mesh.items():
             if name not in self.order:
                 raise LayoutError(f"Layout.mesh: unknown mesh axis {name!r}.{suggest(name, self.order)}")
@@ -161,6 +162,11 @@ class Layout:
         for axis in self.overlap:
             if axis not in self.order:
                 raise LayoutError(f"Layout.overlap: unknown mesh axis {axis!r}.{suggest(axis, self.order)}")
+            if axis not in self.mesh:
+                raise LayoutError(
+                    f"Layout.overlap: {axis!r} is not among the mesh axes of Layout.mesh, {', '.join(self.mesh)}, so "
+                    "nothing would overlap over it. Take it out, or add it to Layout.mesh"
+                )
         for kind in self.host:
             if kind not in ON_HOST:
                 raise LayoutError(f"Layout.host: {kind!r} cannot be stored on the host.{suggest(kind, ON_HOST)}")
@@ -178,6 +184,12 @@ class Layout:
             raise LayoutError(f"Layout.microbatches is {self.microbatches}; must be at least 1")
         for where in ("rows", "params", "grads", "optimizer"):
             self._check_rows(where, getattr(self, where))
+
+    def _check_named_once(self) -> None:
+        for where in ("order", "overlap", "host"):
+            names = getattr(self, where)
+            if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+                raise LayoutError(f"Layout.{where} has {twice[0]!r} more than once: name each once")
 
     @property
     def contexts(self) -> frozenset[str]:
@@ -206,6 +218,8 @@ class Layout:
         for name, row in rows.items():
             parse_names(name)
             for axis in _as_tuple(row):
+                if _as_tuple(row).count(axis) > 1:
+                    raise LayoutError(f"Layout.{where}: {name!r} is mapped to mesh axis {axis!r} more than once")
                 if axis not in self.order:
                     hint = suggest(axis, self.order)
                     raise LayoutError(f"Layout.{where}: {name!r} is mapped to unknown mesh axis {axis!r}.{hint}")

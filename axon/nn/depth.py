@@ -23,6 +23,9 @@ from axon.nn.rope import Rope
 from axon.nn.stored_layers import LayerValues, on_stages, stored_layer
 from axon.own_code import written_at
 
+MOST_LAYERS = 2**16
+"""Periods of a segment at most: each layer has its number."""
+
 UNROLLED_ON_CPU = 16
 """Layers up to which a CPU runs them written out, where there is no cache: it is faster than a loop, and does not take
 long to compile."""
@@ -37,8 +40,11 @@ class Segment:
     """
 
     def __init__(self, times: int, **kinds: nnx.Module):
-        if times < 1 or not kinds:
-            raise UserError(f"Segment: {len(kinds)} kinds of block, {times} times; there must be at least one of both")
+        if not 1 <= times <= MOST_LAYERS or not kinds:
+            raise UserError(
+                f"Segment: {len(kinds)} kinds of block, {times} times; there must be at least one of both, and at most "
+                f"{MOST_LAYERS} times"
+            )
         self.times, self.kinds = times, kinds
 
 

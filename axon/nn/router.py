@@ -65,6 +65,11 @@ class Routing:
             raise UserError(f"Routing.scores is {self.scores!r}, which is unknown.{suggest(self.scores, SCORES)}")
         if self.top_k > self.experts:
             raise UserError(f"Routing.top_k is {self.top_k}, and there are {self.experts} experts to choose from")
+        if self.capacity is not None and self.capacity >= self.experts / self.top_k:
+            raise UserError(
+                f"Routing.capacity is {self.capacity}, and from {self.experts / self.top_k:g} on, experts over top_k, "
+                "no token loses an expert: set it lower, or to None"
+            )
         if self.experts % self.groups:
             raise UserError(f"Routing.groups: {self.experts} experts do not divide into {self.groups} groups")
         if self.kept_groups > self.groups:

@@ -35,6 +35,10 @@ class Spikes:
     def __post_init__(self):
         check_range(self, "(0, inf)", "loss", "grad_norm")
         check_range(self, "[2, 10000]", "window")
+        if self.loss is None and self.grad_norm is None:
+            raise UserError(
+                "Spikes.loss and Spikes.grad_norm are None, and nothing is a spike: set one, or Faults.spikes to None"
+            )
         _check_policy("Spikes.policy", self.policy)
 
 

@@ -23,6 +23,9 @@ from axon.train.gradients import Counts, log_idle_overlap, microbatches, total_c
 from axon.train.objective import Batch, Objective, Sums
 from axon.train.state import State
 
+MOST_CELLS = 2**18
+"""Pieces of work in a pipeline's table at most: all of them are in the compiled program."""
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -68,7 +71,13 @@ class Pipeline:
     @cached_property
     def table(self) -> Table:
         """The table that runs: that of the layout's schedule, in lockstep."""
-        table = self.schedule.table(self.runtime.placement.mesh.shape[PIPE], self.runtime.layout.microbatches)
+        stages, microbatches = self.runtime.placement.mesh.shape[PIPE], self.runtime.layout.microbatches
+        if (cells := 2 * stages * self.schedule.virtual * microbatches) > MOST_CELLS:
+            raise LayoutError(
+                f"Layout.microbatches = {microbatches}: with {stages} stages of {self.schedule.virtual} chunks the "
+                f"schedule is a table of {cells:,} pieces of work; at most {MOST_CELLS:,} can be checked and run"
+            )
+        table = self.schedule.table(stages, microbatches)
         check(table)
         table = lockstep(table)
         check(table)

@@ -111,7 +111,15 @@ def test_zero_composes_with_three_dimensional_tensor_parallelism(stage):
         ({"mesh": {"data": -1, "tensor": -1}}, "only one mesh axis can be -1"),
         ({"zero": 4}, "Layout.zero is 4; must be 0 (none), 1, 2 or 3"),
         ({"microbatches": 0}, "Layout.microbatches is 0; must be at least 1"),
-        ({"auto": True, "overlap": ("tensor",)}, "Set Layout.auto to False, or Layout.overlap to ()"),
+        ({"overlap": ("tensor",)}, "Layout.overlap: 'tensor' is not among the mesh axes of Layout.mesh, data"),
+        ({"mesh": {"tensor": 2}, "overlap": ("tensor", "tensor")}, "Layout.overlap has 'tensor' more than once"),
+        ({"order": ("data", "tensor", "data")}, "Layout.order has 'data' more than once: name each once"),
+        ({"host": ("optimizer", "optimizer")}, "Layout.host has 'optimizer' more than once"),
+        ({"rows": {"batch": ("data", "data")}}, "Layout.rows: 'batch' is mapped to mesh axis 'data' more than once"),
+        (
+            {"mesh": {"tensor": 2}, "auto": True, "overlap": ("tensor",)},
+            "Set Layout.auto to False, or Layout.overlap to ()",
+        ),
         (
             {"rows": {"embed": "tensr"}},
             "Layout.rows: 'embed' is mapped to unknown mesh axis 'tensr'. Did you mean 'tensor'?",

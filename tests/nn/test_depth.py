@@ -283,6 +283,8 @@ def test_segments_that_cannot_be_are_refused():
         Depth(Segment(1, remat=Block()))
     with pytest.raises(UserError, match="1 kinds of block, 0 times"):
         Segment(0, block=Block())
+    with pytest.raises(UserError, match=r"1 kinds of block, 1000000000 times; .* at most 65536 times"):
+        Segment(10**9, block=Block())
     with pytest.raises(UserError, match="no segments"):
         Depth()
     shared = Block()

@@ -121,6 +121,8 @@ def test_an_expert_takes_the_first_tokens_of_each_sequence_up_to_its_capacity(rn
     [
         ({"top_k": 9}, "Routing.top_k is 9, and there are 8 experts"),
         ({"capacity": 0.0}, "Routing.capacity is 0.0; must be above 0"),
+        ({"capacity": 1e30}, "Routing.capacity is 1e+30, and from 4 on, experts over top_k, no token loses an expert"),
+        ({"capacity": 4}, "Routing.capacity is 4"),
         ({"groups": 3}, "Routing.groups: 8 experts do not divide into 3 groups"),
         ({"groups": 2, "kept_groups": 3}, "Routing.kept_groups is 3, of 2 groups"),
         ({"groups": 8, "kept_groups": 1}, "Routing.top_k is 2, and 1 of 8 groups have 1 experts: raise kept_groups"),

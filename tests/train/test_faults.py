@@ -63,6 +63,7 @@ def test_skips_are_bounded_in_all_and_in_a_row():
     [
         (lambda: Faults("skipp"), r"Faults\.not_finite is 'skipp'; must be one of stop, skip, rollback\. Did you mean"),
         (lambda: Spikes(policy="no"), r"Spikes\.policy is 'no'"),
+        (lambda: Spikes(loss=None), r"Spikes\.loss and Spikes\.grad_norm are None.* Faults\.spikes to None"),
         (lambda: Spikes(window=1), r"Spikes\.window is 1"),
         (lambda: Faults(hang_seconds=0), r"Faults\.hang_seconds is 0"),
         (lambda: Faults(replay_every=0), r"Faults\.replay_every is 0"),

@@ -57,6 +57,10 @@ MISTAKES = {
         Layout({"pipe": 2}, microbatches=4, schedule=Interleaved(virtual=4)),
         r"12 of a kind of layers do not divide into 2 stages of 4 chunks each.*a number of layers that 8 divides",
     ),
+    "more microbatches than a table can have": (
+        Layout({"pipe": 2}, microbatches=2**20),
+        r"Layout\.microbatches = 1048576: with 2 stages of 1 chunks the schedule is a table of 4,194,304 pieces",
+    ),
     "no stages": (Layout({"data": 2}, schedule=GPipe()), r"GPipe has no effect: Layout\.mesh has no mesh axis 'pipe'"),
     "one stage": (Layout({"pipe": 1}, schedule=GPipe()), r"GPipe has no effect: .* 'pipe' of 2 or more"),
     "layers that are not split": (

@@ -11,7 +11,7 @@ from axon.parallel.pipeline.chunks import PLACEMENTS, Chunks
 from axon.parallel.pipeline.order import ACTIONS
 from axon.parallel.pipeline.table import LETTERS, Action, Cell, Table, Work
 
-_CELL = re.compile(r"([A-Z])(\d{1,6})(?:/(\d{1,6}))?")
+_CELL = re.compile(r"([A-Z])([0-9]{1,6})(?:/([0-9]{1,6}))?")
 _SETTINGS = {"stages": "", "microbatches": "", "virtual": "1", "placement": "loop", "flush": "yes"}
 """What a file may say about its table, and what it means if it does not."""
 
@@ -69,7 +69,7 @@ class FromFile:
         path = named(self.path, "FromFile.path")
         try:
             with reading(path):
-                text = path.read_text(encoding="utf-8")
+                text = path.read_text(encoding="utf-8-sig")
         except UserError as error:
             raise UserError(f"FromFile.path: {error}") from error
         return parse(text, str(path))
@@ -93,14 +93,14 @@ def parse(text: str, where: str) -> Table:
     Raises:
         UserError: a line that is neither a setting nor a tick, or a table that `check` refuses; with line and tick.
     """
-    settings, lines = dict(_SETTINGS), []
+    settings, lines = {}, []
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if words and words[0].isalpha() and words[0].islower():
             _set(settings, words, lines, f"{where}:{number}")
         elif words:
             lines.append((number, words))
-    table = _table(settings, lines, where)
+    table = _table(_SETTINGS | settings, lines, where)
     try:
         check(table)
     except UserError as error:
@@ -110,8 +110,10 @@ def parse(text: str, where: str) -> Table:
 
 def _set(settings: dict[str, str], words: list[str], lines: list, at: str) -> None:
     name = words[0]
-    if name not in settings:
-        raise UserError(f"{at}: unknown setting {name!r} of a schedule.{suggest(name, settings)}")
+    if name not in _SETTINGS:
+        raise UserError(f"{at}: unknown setting {name!r} of a schedule.{suggest(name, _SETTINGS)}")
+    if name in settings:
+        raise UserError(f"{at}: {name} is set a second time: keep one of the two lines")
     if lines or len(words) != 2:
         raise UserError(f"{at}: expected `{name} VALUE`, before the first tick; got {' '.join(words)!r}")
     settings[name] = words[1]
@@ -133,7 +135,7 @@ def _table(settings: dict[str, str], lines: list[tuple[int, list[str]]], where: 
 
 
 def _count(settings: dict[str, str], name: str, where: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,5}", settings[name]):
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", settings[name]):
         got = f"got {settings[name]!r}" if settings[name] else "there is no such line"
         raise UserError(f"{where}: expected `{name} NUMBER`, at least 1, before the first tick; {got}")
     return int(settings[name])

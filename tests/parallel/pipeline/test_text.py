@@ -118,3 +118,22 @@ def test_a_file_without_ticks_or_without_text_is_refused(file, tmp_path):
         FromFile(str(tmp_path / "binary")).table(2, 2)
     with pytest.raises(UserError, match=r"There is no file or folder .*Did you mean 'mine\.txt'"):
         FromFile(str(Path(tmp_path / "mine.tx"))).table(2, 2)
+
+
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text(MINE, encoding="utf-8-sig")
+    assert FromFile(str(path)).table(2, 2).ticks == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("microbatches 2", "microbatches 2\nstages 2"), r"mine:4: stages is set a second time"),
+        (("stages 2", "stages \N{ARABIC-INDIC DIGIT TWO}"), "expected `stages NUMBER`"),
+        (("F1  F0", "F\N{ARABIC-INDIC DIGIT ONE}  F0"), "stage 0 has 'F\N{ARABIC-INDIC DIGIT ONE}'; expected F, B"),
+    ],
+)
+def test_a_setting_twice_and_digits_that_are_not_ascii_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        parse(MINE.replace(*change), "mine")

@@ -30,6 +30,7 @@ class Interleaved:
     virtual: int = 2
 
     def __post_init__(self):
+        check_range(self, "[1, inf)", "virtual")
         check_range(self, "[1, 1024]", "virtual")
 
     def table(self, stages: int, microbatches: int) -> Table:

@@ -120,6 +120,11 @@ def test_a_file_without_ticks_or_without_text_is_refused(file, tmp_path):
         FromFile(str(Path(tmp_path / "mine.tx"))).table(2, 2)
 
 
+def test_a_file_has_a_name():
+    with pytest.raises(UserError, match=r"FromFile\.path is ''; expected a path"):
+        FromFile("")
+
+
 def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_text(MINE, encoding="utf-8-sig")

@@ -4,15 +4,15 @@ import math
 
 import jax
 
-from axon.layout import Layout, LayoutError
+from axon.layout import Layout, LayoutError, first_devices
 
 
 def check_mesh(layout: Layout) -> None:
-    """Raise `LayoutError` unless the mesh has as many devices as all processes together."""
+    """Raise `LayoutError` unless the mesh has all devices of all processes, or as many of each."""
     processes, each, total = jax.process_count(), jax.local_device_count(), jax.device_count()
     sizes = {name: layout.mesh[name] for name in layout.order if name in layout.mesh} or {"data": 1}
     known = math.prod(size for size in sizes.values() if size != -1)
-    if total == known or (-1 in sizes.values() and total % known == 0):
+    if len(first_devices(layout)) == known or (-1 in sizes.values() and total % known == 0):
         return
     asked = " × ".join(f"{name} {size}" for name, size in sizes.items())
     here = f"{processes} processes of {each} device{'s' * (each > 1)} each make {total}"

@@ -1,7 +1,7 @@
 """Layouts: which mesh axis each named axis lives on."""
 
 from axon.layout.explain import ParameterRow, explain
-from axon.layout.placement import Placement, mesh_sizes
+from axon.layout.placement import Placement, first_devices, mesh_sizes
 from axon.layout.roles import roles
 from axon.layout.table import KINDS, MESH_AXES, Layout, LayoutError, sequence_parallel, tensor_3d, zero
 from axon.layout.validate import ArraySpec, validate
@@ -16,6 +16,7 @@ __all__ = [
     "ParameterRow",
     "Placement",
     "explain",
+    "first_devices",
     "mesh_sizes",
     "roles",
     "sequence_parallel",

@@ -37,8 +37,8 @@ class Placement:
 
     @classmethod
     def of(cls, layout: Layout, devices: Sequence[Any] | None = None) -> "Placement":
-        """Build the mesh of `layout` over `devices` (all there are by default), or raise `LayoutError`."""
-        devices = jax.devices() if devices is None else devices
+        """Build the mesh of `layout` over `devices` (by default `first_devices`), or raise `LayoutError`."""
+        devices = first_devices(layout) if devices is None else devices
         sizes = mesh_sizes(layout, len(devices))
         kind = AxisType.Auto if layout.auto else AxisType.Explicit
         grid = _arranged(devices, tuple(sizes.values()))
@@ -206,6 +206,21 @@ class Placement:
         return math.prod(self.mesh.shape.get(a, 1) for a in self.row(name, kind))
 
 
+def first_devices(layout: Layout) -> list[Any]:
+    """The first devices that there are, as many as the mesh of `layout` has; all, where it takes all or has more.
+
+    Of several processes each has as many; all devices are returned where that cannot be.
+    """
+    devices, sizes = jax.devices(), layout.mesh.values()
+    by_process: dict[int, list[Any]] = {}
+    for device in devices:
+        by_process.setdefault(device.process_index, []).append(device)
+    each, rest = divmod(math.prod(sizes), len(by_process))
+    if -1 in sizes or rest or each > min(map(len, by_process.values())):
+        return devices
+    return [device for index in sorted(by_process) for device in by_process[index][:each]]
+
+
 def check_once(names: Names, rows: Sequence[Names], where: str) -> None:
     """Raise `LayoutError` if one mesh axis would split two axes of one array."""
     owner: dict[str, str] = {}
@@ -227,7 +242,10 @@ def mesh_sizes(layout: Layout, count: int) -> dict[str, int]:
     asked = " × ".join(f"{a} {n}" for a, n in sizes.items())
     if -1 in sizes.values():
         if not rest:
-            raise LayoutError(f"Layout.mesh asks for {asked}, and {count} devices are not divisible by {known}")
+            raise LayoutError(
+                f"Layout.mesh asks for {asked}, and {count} devices are not divisible by {known}. Write a size for -1: "
+                "a mesh of fewer devices than there are takes the first"
+            )
         return _divided({a: rest if n == -1 else n for a, n in sizes.items()}, layout)
     if known != count:
         raise LayoutError(

@@ -98,7 +98,8 @@ class Layout:
     """A mesh shape, and a table from named axes to mesh axes.
 
     Args:
-        mesh: mesh axis → number of devices along it; one of them may be -1, for all others.
+        mesh: mesh axis → number of devices along it; one of them may be -1, for all others. Of more devices than it
+            has the first are used, which is said.
         rows: named axis → mesh axis, tuple of mesh axes, or None for "not split", over the defaults, for all arrays.
         params: further rows for stored parameters; grads: for accumulated gradients; optimizer: for its state.
             Each kind starts from the one before it: activations (`rows`), params, grads, optimizer.

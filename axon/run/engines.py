@@ -1,6 +1,5 @@
 """The engine of a trained model, or its encoder, or as many as its layout makes of the devices."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import jax
 from axon.config import load
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Layout, first_devices
 from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
@@ -77,19 +76,13 @@ def decoders_as_encoders(engine: Engine | Replicas, sentences: Sentences) -> lis
 def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share]:
     """Those of a layout's file; of none, each device."""
     split = Layout() if layout is None else load(layout, root="Layout").tree
-    own = shares(Runtime(trained.train.model, split, devices=_as_many_as_split(split)))
+    own = shares(Runtime(trained.train.model, split, devices=first_devices(split)))
     used = sum(len(devices) for _, devices in own)
     if (others := len(jax.devices()) - used) > 0:
         report(f"{others} devices more have nothing to do: --layout says how to split a model")
     if len(own) > 1:
         report(f"{len(own)} engines, which share the requests, on {len(own[0][1])} of {used} devices each")
     return own
-
-
-def _as_many_as_split(layout: Layout) -> list[Any]:
-    """The first devices, as many as the mesh has; all, if it says so, or if it has more than there are."""
-    sizes = layout.mesh.values()
-    return jax.devices() if -1 in sizes else jax.devices()[: math.prod(sizes)]
 
 
 def _copies(

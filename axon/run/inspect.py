@@ -9,7 +9,7 @@ import jax
 
 from axon.data import Data, parse_source
 from axon.errors import UserError
-from axon.layout import Layout, LayoutError
+from axon.layout import Layout, LayoutError, first_devices
 from axon.run.held_out import HeldOutLoss, held_out_loss
 from axon.run.session import sample_text
 from axon.run.trained import open_trained
@@ -63,7 +63,7 @@ def runtime_of(train: Train, report: Report = print, weights: str | None = None)
     """On the run's mesh where these devices allow it, else on one device, which is reported; `weights` as of
     `axon.runtime.Runtime`."""
     try:
-        return _on(train, train.layout, jax.devices(), weights)
+        return _on(train, train.layout, first_devices(train.layout), weights)
     except LayoutError as error:
         report(f"on one device, as the run's layout does not fit here: {str(error).splitlines()[0]}")
         layout = replace(train.layout, mesh={}, replicate_kv=1, context=None)

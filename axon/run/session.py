@@ -74,6 +74,8 @@ class Session:
         if jax.process_count() > 1:
             check_mesh(self.train.layout)
         self.program = program(self.train)  # raises for a layout that cannot hold the model, before any work is done
+        if (used := self.program.placement.mesh.size) < jax.device_count():
+            self.report(f"Layout.mesh is of {used} of the {jax.device_count()} devices there are: the first are used")
         check_memory(self.program)
         self.program.claim_disk()
         until = self._last_step(steps)

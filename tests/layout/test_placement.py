@@ -1,11 +1,13 @@
 """A layout on devices: the mesh, specs, the fall-back of roles, and what does not fit."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from axon.layout import Layout, LayoutError, Placement
+from axon.layout import Layout, LayoutError, Placement, first_devices
 from axon.parallel.pipeline import Interleaved
 
 
@@ -29,6 +31,20 @@ def test_usp_makes_two_mesh_axes_of_context_where_the_mesh_has_not_both(mesh, ex
     assert dict(Placement.of(Layout(mesh, context="usp")).mesh.shape) == expected
 
 
+@pytest.mark.parametrize("mesh", [{"data": 2}, {"data": 3, "tensor": 2}, {}])
+def test_a_mesh_of_fewer_devices_than_there_are_takes_the_first(mesh):
+    placement = Placement.of(Layout(mesh=mesh))
+    assert placement.devices == jax.devices()[: placement.mesh.size]
+    assert placement.mesh.size == int(np.prod([*mesh.values()]))
+
+
+def test_of_several_processes_each_has_as_many_devices_of_a_smaller_mesh(monkeypatch):
+    devices = [SimpleNamespace(process_index=number // 4, id=number) for number in range(8)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    taken = {size: [d.id for d in first_devices(Layout(mesh={"data": size}))] for size in (2, 4, 3, -1, 16)}
+    assert taken == {2: [0, 4], 4: [0, 1, 4, 5]} | {size: [*range(8)] for size in (3, -1, 16)}
+
+
 def test_axes_are_explicit_and_by_a_flag_auto():
     assert set(Placement.of(Layout()).mesh.axis_types) == {AxisType.Explicit}
     assert set(Placement.of(Layout(auto=True)).mesh.axis_types) == {AxisType.Auto}
@@ -38,10 +54,8 @@ def test_axes_are_explicit_and_by_a_flag_auto():
     ("mesh", "message"),
     [
         ({"data": 64}, r"data 64 = 64 devices, and there are 8\..* write -1 .*device_count=64"),
-        ({"data": 2, "tensor": 2}, "= 4 devices, and there are 8"),
         ({"data": -1, "tensor": 3}, "tensor 3, and 8 devices are not divisible by 3"),
         ({"data": -1, "tensor": 16}, "tensor 16, and 8 devices are not divisible by 16"),
-        ({}, "= 1 devices, and there are 8"),
     ],
 )
 def test_a_mesh_that_does_not_fit_the_devices_says_both_counts(mesh, message):

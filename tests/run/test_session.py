@@ -233,6 +233,11 @@ def test_a_run_continues_where_a_step_is_computed_in_another_way(tiny, trained, 
     np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:8], rtol=1e-5)
 
 
+def test_a_mesh_of_fewer_devices_than_there_are_is_taken_and_said(tiny, do, tmp_path):
+    ran = do(replace(tiny, layout=Layout({"data": 2}), evaluation=None), tmp_path, devices=8, steps=1)
+    assert "Layout.mesh is of 2 of the 8 devices there are: the first are used" in ran.lines
+
+
 @pytest.mark.full
 def test_layout_steps_saving_evaluation_and_trackers_may_change(trained, do, copied):
     changed = replace(

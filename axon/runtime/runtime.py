@@ -30,6 +30,9 @@ from axon.runtime.context import with_context
 IDENTITY_LAYERS = "identity layers"
 """The topic of the choice to store more layers than there are."""
 
+NO_DEVICE = "only AbstractMesh exists"
+"""What JAX (0.12) says where it would compile for a mesh that is only described."""
+
 LOWERING_PLATFORM = {"gpu": "cuda"}
 """A described GPU has no backend to ask what "gpu" means there."""
 
@@ -127,13 +130,26 @@ class Runtime:
         rows_at_once: int | None = None,
     ) -> Iterator[None]:
         """This mesh, precision and layout in force; `placement` and `kernels` instead of the runtime's own;
-        `rows_at_once` as of `axon.axes.Scope`."""
+        `rows_at_once` as of `axon.axes.Scope`.
+
+        Within, functions of `jit` are called, traced and lowered. Arrays are made before, or in such a function: raises
+        `UserError` for one that is made outside, which has no device to be on.
+        """
         placement = placement or self.placement
         named = self.kernels if kernels is None else kernels
         dtypes = self.compute_dtype, self.precision.reduce_dtype
         scope = axes.Scope(placement, *dtypes, kernels=named, choices=self.choices, rows_at_once=rows_at_once)
-        with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
-            yield
+        try:
+            with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
+                yield
+        except ValueError as error:
+            if NO_DEVICE not in str(error):
+                raise
+            raise UserError(
+                "within runtime.tracing() an array was made outside of a compiled function, or one that is not on the "
+                "mesh was given to it, and devices are only described there. Make it before, placed on the mesh "
+                "(Program.place, jax.device_put), or in a function that runtime.jit compiles"
+            ) from error
 
     def jit(self, fn: Callable[..., Any], *, more: Mapping[str, Any] = MappingProxyType({}), **options: Any) -> Any:
         """`fn` compiled with the target's options, and with `more` of them; `options` are `jax.jit`'s. To be called,

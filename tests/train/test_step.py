@@ -245,7 +245,7 @@ def test_zero_on_a_mesh_where_it_splits_nothing_is_said(mesh):
         ({"data": 2, "tensor": 2}, {"rows": sequence_parallel(), "overlap": ("data", "tensor")}, "'data'"),
         ({"data": 2, "tensor": 2}, {"rows": sequence_parallel(), "overlap": ("tensor",)}, None),
         ({"tensor": 4}, {"rows": sequence_parallel(), "overlap": ("tensor",), "replicate_kv": 2}, None),
-        ({"data": 2}, {"overlap": ("tensor",)}, None),
+        ({"data": 2, "tensor": 1}, {"overlap": ("tensor",)}, None),
     ],
 )
 def test_an_overlap_that_makes_no_ring_is_said(mesh, options, idle, microbatches):

@@ -16,7 +16,9 @@ class AdamW(Rule):
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101).
 
     Args:
-        schedule: the learning rate. b1, b2, eps: Adam's. weight_decay: on matrices only, never on norms and biases.
+        schedule: the learning rate. b1, b2, eps: Adam's; the default eps, the paper's, makes whole steps of gradients
+            that are nothing but rounding, so that layouts differ by more than rounding from the second step on (see
+            docs/measurements.md, "Eps"). weight_decay: on matrices only, never on norms and biases.
         clip: largest global norm of the gradients; None leaves them. groups: parameters with a rate or decay of their
             own, the first that matches. momentum_dtype: of the first moment.
     """

@@ -31,8 +31,8 @@ from axon.object_store import Objects
 from axon.signed_json import signed, unsigned
 
 CHECKPOINTS, COMPLETE, OWNER = "checkpoints/", "complete/", "owner"
-FILES = ("config.gin", "run.json", "id", "tokenizer.json", "metrics.jsonl", "events.jsonl")
-"""Of a run's folder, what is copied besides its checkpoints."""
+FILES = ("run.json", "config.gin", "id", "tokenizer.json", "metrics.jsonl", "events.jsonl")
+"""Of a run's folder, what is copied besides its checkpoints; its record first, as a run writes them."""
 _MARKER = re.compile(rf"{COMPLETE}({STEP.pattern})-(\d+)\.json")
 Report = Callable[[str], None]
 

@@ -59,10 +59,8 @@ class RunFolder:
         """Raise `UserError`, with every difference, if `train` is not the run that is recorded here."""
         if self.trained() or (self._is_copy and self.config.is_file()):
             self._refuse(differences(self.tree(), _as_recorded(train), may_change), train)
-        elif self.config.is_file() and not self.record.is_file():
-            raise UserError(
-                f"{self.config} is not of a run: this run's configuration would overwrite it. Give another --run-dir"
-            )
+        elif foreign := self._foreign():
+            raise UserError(f"{foreign} is not of a run: this run would overwrite it. Give another --run-dir")
 
     def check_same_tokens(self, tokenizer: str) -> None:
         """Raise `UserError` if this run's tokenizer is not `tokenizer`, the text of a tokenizer.json."""
@@ -101,6 +99,9 @@ class RunFolder:
                 ) from None
             except OSError:
                 pass  # a file system without locks
+            lock.seek(0)
+            if (content := lock.read(64)) and not content.startswith(b"process "):
+                raise UserError(f"{self.lock} is not of a run: this run would overwrite it. Give another --run-dir")
             with self._writing():
                 lock.truncate(0)
                 lock.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
@@ -142,6 +143,17 @@ class RunFolder:
         if not (self.trained() and self.record.is_file()):
             return None
         return read_field(str(self.record), read_json(self.record), "parent", OBJECT | NULL, None)
+
+    def _foreign(self) -> Path | None:
+        """A file that has one of a run's names, and that none wrote: what a run writes first is its record."""
+        if not self.record.is_file():
+            files = (self.config, self.metrics, self.events, self.tokenizer, self.plot, self.id)
+            return next((path for path in files if path.exists() or path.is_symlink()), None)
+        try:
+            ours = self.config.is_file() or "versions" in read_json(self.record)
+        except UserError:
+            ours = False
+        return None if ours else self.record
 
     def _recorded_digests(self) -> list[str] | None:
         """Digests of what the run was trained on, from run.json; None if it has none."""

@@ -294,11 +294,16 @@ def test_a_second_run_in_a_folder_is_refused_while_the_first_goes_on(tiny, train
     assert "nothing left to train" in " ".join(do(trained.train, copied).lines)
 
 
-def test_a_configuration_of_a_persons_own_is_not_written_over(tiny, do, tmp_path):
-    (tmp_path / "config.gin").write_text("# mine\n")
-    with pytest.raises(UserError, match=r"config.gin is not of a run: .* Give another --run-dir"):
+@pytest.mark.parametrize(
+    "name", ["config.gin", "tokenizer.json", "run.json", "metrics.jsonl", "loss.png", "lock", "id"]
+)
+def test_a_file_of_a_persons_own_with_a_name_of_ours_is_not_written_over(tiny, do, tmp_path, name):
+    (tmp_path / name).write_text("[]  # mine\n")
+    with pytest.raises(
+        UserError, match=rf"{name} is not of a run: this run would overwrite it. Give another --run-dir"
+    ):
         do(tiny, tmp_path)
-    assert (tmp_path / "config.gin").read_text() == "# mine\n"
+    assert (tmp_path / name).read_text() == "[]  # mine\n"
 
 
 def test_text_that_moved_is_the_same_text_and_other_text_is_refused(trained, do, copied, tmp_path):

@@ -11,6 +11,7 @@ import typer
 from axon.commands import checkpoint
 from axon.commands.export import export
 from axon.commands.generate import generate
+from axon.commands.paths import path
 from axon.commands.report import report
 from axon.commands.weights import Weights
 from axon.disk import cache_folder, location
@@ -34,7 +35,7 @@ Set = Annotated[
 RunDir = Annotated[
     str, typer.Argument(metavar="RUN_DIR", help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME.")
 ]
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="A .gin file.")]
+Config = Annotated[Path, typer.Argument(parser=path, metavar="CONFIG", help="A .gin file.")]
 
 
 @app.command()
@@ -95,7 +96,9 @@ def evaluate(
     tasks: Annotated[
         str | None, typer.Option(metavar="NAME,NAME…", help="Instead, tasks of EleutherAI's lm-eval harness.")
     ] = None,
-    task_folder: Annotated[Path | None, typer.Option(metavar="DIR", help="Of task files of your own.")] = None,
+    task_folder: Annotated[
+        Path | None, typer.Option(parser=path, metavar="DIR", help="Of task files of your own.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Documents of each task.")] = None,
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Positions of a task's sequences; by default as in training.")
@@ -144,6 +147,7 @@ def show(
     draw: Annotated[
         Path | None,
         typer.Option(
+            parser=path,
             metavar="FILE.png",
             help="Draw the mesh, and one weight's shards on it; a pipeline's schedule into FILE-schedule.png.",
         ),
@@ -169,7 +173,9 @@ def compile_(
     on: Annotated[str, typer.Option("--on", metavar="TARGET", help="A topology: v5e:4x4, v5p:4x4x4, h200:8, ….")],
     set_: Set = [],  # noqa: B006
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
-    text: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the compiled program (HLO) here.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(parser=path, metavar="FILE", help="Write the compiled program (HLO) here.")
+    ] = None,
 ) -> None:
     """Compile the training step for a topology, without its chips: memory, cycles, FLOPs, collectives, kernels.
 
@@ -197,6 +203,7 @@ def serve(
     layout: Annotated[
         Path | None,
         typer.Option(
+            parser=path,
             metavar="FILE",
             help="A .gin file of Layout: how to split the model over devices; by default an engine on each.",
         ),
@@ -225,7 +232,8 @@ def serve(
         list[str], typer.Option(envvar="AXON_API_KEYS", help="What clients must show; several may be valid.")
     ] = [],  # noqa: B006 - typer reads it, nothing writes it
     key_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Such keys, one a line, which no list of processes shows.")
+        Path | None,
+        typer.Option(parser=path, metavar="FILE", help="Such keys, one a line, which no list of processes shows."),
     ] = None,
 ) -> None:
     """Serve a trained model: OpenAI's interface at /v1, a page to chat at /, until Ctrl-C.

@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
+from axon.commands.paths import path
+
 
 def export(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The folder of a run, or hf:DIR_OR_NAME.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A new folder.")],
+    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="A new folder.")],
     platforms: Annotated[
         str, typer.Option(metavar="NAME,NAME,…", help="Where it is to run, none of which need be here.")
     ] = "cpu,cuda,tpu",

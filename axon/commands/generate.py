@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from axon.commands.paths import path
 from axon.commands.weights import Weights
 from axon.errors import UserError
 
@@ -18,6 +19,7 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Option(
+            parser=path,
             metavar="FILE",
             help="Instead, many: a .txt file of a prompt a line, or a .jsonl file of objects with a prompt and, where "
             "they differ from the options, fields of axon.serve.Sampling.",
@@ -26,6 +28,7 @@ def generate(
     out: Annotated[
         Path | None,
         typer.Option(
+            parser=path,
             metavar="OUT.jsonl",
             help="A new file for the texts of --prompts, else printed. Until all are known it is OUT.jsonl.part.",
         ),

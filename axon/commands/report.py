@@ -6,11 +6,16 @@ from typing import Annotated
 
 import typer
 
+from axon.commands.paths import path
+
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, finished or not.")],
+    run_dir: Annotated[
+        Path, typer.Argument(parser=path, metavar="RUN_DIR", help="The folder of a run, finished or not.")
+    ],
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE.html", help="Where to write the page; RUN_DIR/report.html by default.")
+        Path | None,
+        typer.Option(parser=path, metavar="FILE.html", help="Where to write the page; RUN_DIR/report.html by default."),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON; no page unless --html.")] = False,
 ) -> None:
@@ -24,6 +29,6 @@ def report(
     for line in [json.dumps(found.summary())] if json_ else found.lines():
         typer.echo(line)
     if html is not None or not json_:
-        path = html or run_dir / "report.html"
-        found.write_page(path)
-        typer.echo(f"page: {path}", err=json_)
+        page = html or run_dir / "report.html"
+        found.write_page(page)
+        typer.echo(f"page: {page}", err=json_)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from axon.config.grammar import Binding, Import, Include, parse
 from axon.config.mistakes import Mistake, Place
-from axon.disk import reason
-from axon.errors import suggest
+from axon.disk import expanded, reason
+from axon.errors import UserError, suggest
 
 OVERRIDE = Place("--set")
 DEEPEST = 100
@@ -56,7 +56,12 @@ def _read_file(path: Path, place: Place, inside: tuple[Path, ...], into: Stateme
 
 
 def _include(statement: Include, including: Path, inside: tuple[Path, ...], into: Statements) -> None:
-    candidates = [including.parent / statement.path, Path(statement.path)]
+    try:
+        named = Path(expanded(statement.path, "include"))
+    except UserError as error:
+        into.mistakes.append(Mistake(statement.place, str(error)))
+        return
+    candidates = [including.parent / named, named]
     found = next((candidate for candidate in candidates if os.path.exists(candidate)), None)
     if found is None:
         text = f"there is no file {statement.path!r}, neither next to {_shown(including)} nor in the working directory."

@@ -9,31 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from axon.checks import check_range
-from axon.data.records import files_below, files_key, fingerprint, text_of
-from axon.disk import check_paths
+from axon.data.records import Files, files_below, files_key, fingerprint, text_of
 from axon.errors import UserError, suggest
-from axon.fields import FilePath
 
 
 @dataclass(frozen=True)
-class Parquet:
+class Parquet(Files):
     """One document a row, in column `field`; `path` is a file, or a folder whose `.parquet` files are read."""
 
-    path: FilePath
     field: str = "text"
 
-    def __post_init__(self):
-        check_paths(self)
-
     @property
-    def name(self) -> str:
-        return Path(self.path).absolute().stem
+    def patterns(self) -> tuple[str, ...]:
+        return ("**/*.parquet",)
 
     def key(self) -> str:
-        return fingerprint("parquet", self.field, files_key(self.path, "**/*.parquet"))
+        return fingerprint("parquet", self.field, files_key(self.files()))
 
     def texts(self) -> Iterator[str]:
-        for path in files_below(self.path, "**/*.parquet"):
+        for path in self.files():
             for row, text in enumerate(self._column(path)):
                 yield text_of({self.field: text}, self.field, f"{path} row {row}")
 
@@ -69,7 +63,7 @@ class HuggingFace:
             raise UserError("HuggingFace.name is ''; expected the name of a dataset, as in hf:OWNER/NAME")
 
     def key(self) -> str:
-        local = files_key(self.name, "**/*") if os.path.exists(self.name) else None
+        local = files_key(files_below(self.name, "**/*")) if os.path.exists(self.name) else None
         return fingerprint("hf", asdict(self), local)
 
     def texts(self) -> Iterator[str]:

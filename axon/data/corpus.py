@@ -21,6 +21,7 @@ from axon.data.batches import (
     without,
 )
 from axon.data.documents import documents_of
+from axon.data.enough import check_sequences, check_vocab, label, use_text
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
 from axon.data.sources import Source, Stdlib
 from axon.data.store import Root
@@ -79,6 +80,9 @@ class Data:
             tokenizer = self.tokenizer.load()
         else:
             tokenizer = train_tokenizer(self.tokenizer, self.sources, self.held_out, root, report)
+        for source in self.sources:
+            for line in getattr(source, "notices", list)():
+                report(line)
         stored = [write_tokens(source, tokenizer, self.held_out, root, report) for source in self.sources]
         sequences = {
             split: TokenSequences(
@@ -88,7 +92,9 @@ class Data:
             )
             for split in SPLITS
         }
-        _check_sequences(self, sequences, stored)
+        for number in range(len(stored)):
+            report(use_text(self, sequences, stored, number))
+        check_sequences(self, tokenizer, sequences, stored)
         return Corpus(self, tokenizer, stored, sequences)
 
     def seq_of(self, model: Any) -> int:
@@ -117,8 +123,9 @@ class Corpus:
     _sequences: dict[str, TokenSequences] = field(repr=False)
 
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:
-        """Raise `UserError` unless `model` has an id for every token, and then as many as are the objective's own."""
-        _check_vocab(model, objective, seq, self.tokenizer.vocab)
+        """Raise `UserError` unless `model` has an id for every token of the text, and then as many as are the
+        objective's own: its tokenizer may have more."""
+        check_vocab(model, objective, seq, self.tokenizer, self._stored)
 
     def train(
         self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL, left_out: Sequence[int] = ()
@@ -148,7 +155,7 @@ class Corpus:
         """split → source → documents, tokens, bytes of text, bytes that the tokens stand for, digest, sequences."""
         return {
             split: {
-                _label(self._stored, number): one.splits[split] | {"sequences": sequences.counts[number]}
+                label(self._stored, number): one.splits[split] | {"sequences": sequences.counts[number]}
                 for number, one in enumerate(self._stored)
             }
             for split, sequences in self._sequences.items()
@@ -169,7 +176,7 @@ class Corpus:
         for source in np.unique(sources).tolist():
             epoch = step * self.data.batch * shares[source] / sequences.counts[source]
             shown = _shown(numbers[sources == source] - sequences.span(source)[0])
-            listed.append(f"{_label(self._stored, source)} (epoch {epoch:.2f}) sequences {shown}")
+            listed.append(f"{label(self._stored, source)} (epoch {epoch:.2f}) sequences {shown}")
         return f"batch {step} of seed {seed}: {'; '.join(listed)}"
 
     def documents(self, seed: int, step: int) -> list[dict[str, Any]]:
@@ -180,7 +187,7 @@ class Corpus:
         """
         sequences = self._sequences["train"]
         found = documents_of(sequences, np.asarray(self._order(seed)[step]), self.tokenizer.bos)
-        return [{"source": _label(self._stored, source), **where} for source, where in found]
+        return [{"source": label(self._stored, source), **where} for source, where in found]
 
     def _order(self, seed: int) -> Any:
         return training_order(self._sequences["train"], self.data.weights, self.data.batch, seed)
@@ -196,13 +203,6 @@ class Corpus:
 
 def _described(part: Any) -> dict[str, Any]:
     return {"type": type(part).__name__, **asdict(part)}
-
-
-def _label(stored: list[Stored], number: int) -> str:
-    """The source's name, numbered where two share it."""
-    name = stored[number].source
-    earlier = sum(one.source == name for one in stored[:number])
-    return f"{name}#{earlier + 1}" if earlier else name
 
 
 def _shown(numbers: np.ndarray) -> str:
@@ -225,54 +225,3 @@ def _check_weights(weights: tuple[float, ...] | None, sources: int) -> None:
         raise UserError(f"Data.weights has {len(weights)} numbers for {sources} sources: give one for each, or None.")
     if not all(isfinite(weight) and weight > 0 for weight in weights):
         raise UserError(f"Data.weights = {weights}: expected positive numbers; to leave a source out, remove it.")
-
-
-def _check_sequences(data: Data, sequences: dict[str, TokenSequences], stored: list[Stored]) -> None:
-    """Raise `UserError`, before anything is trained, for a split that will be read and is shorter than one sequence."""
-    tokens = {split: [one.splits[split]["tokens"] for one in stored] for split in SPLITS}
-    need = f"a sequence needs Data.seq + 1 = {data.seq + 1}"
-    if data.held_out > 0 and not len(sequences["held_out"]):
-        documents = sum(one.splits["held_out"]["documents"] for one in stored)
-        if data.held_out == 1:
-            raise UserError(f"The text has {sum(tokens['held_out']):,} tokens, {need}: give more text.")
-        raise UserError(
-            f"The held-out split has {documents} documents with {sum(tokens['held_out']):,} tokens, {need}: raise "
-            f"Data.held_out (now {data.held_out}), or set it to 0 to train without evaluation."
-        )
-    if data.held_out == 1:
-        return
-    if not len(sequences["train"]):
-        raise UserError(f"The training split has {sum(tokens['train']):,} tokens, {need}: add text or lower Data.seq.")
-    for number, count in enumerate(sequences["train"].counts if data.weights else []):
-        if not count:
-            count = tokens["train"][number]
-            name = _label(stored, number)
-            raise UserError(f"The source {name} has {count:,} training tokens, {need}: remove it, or lower Data.seq.")
-
-
-def _check_vocab(model: Any, objective: Any, seq: int, ids: int) -> None:
-    """The objective's own ids, as a mask's, are the last of the vocabulary: none of a text's tokens may be one."""
-    name, vocab = type(model).__name__, getattr(model, "vocab", None)
-    if vocab is None:
-        raise UserError(f"Train.data is text, and a {name} has no vocab: set Train.model to a model of text")
-    if vocab < ids:
-        raise UserError(
-            f"the model's vocab is {vocab}, and the tokenizer has {ids} ids: set {name}.vocab to at least that"
-        )
-    reserved = getattr(objective, "reserved_ids", None)
-    own = 0 if reserved is None else reserved(seq)
-    if vocab < ids + own:
-        raise UserError(
-            f"the model's vocab is {vocab}, and the tokenizer has {ids} ids: {type(objective).__name__} needs "
-            f"{own} more, the last of the vocabulary, which no text has. Set {name}.vocab to at least {ids + own}, or "
-            f"the tokenizer's vocab to at most {vocab - own}"
-        )
-    if (mask := getattr(objective, "mask_id", None)) is not None and mask >= vocab:
-        raise UserError(f"MaskedToken.mask_id is {mask}, and the model's vocab {vocab}: must be below that")
-    if (first := getattr(objective, "sentinel_id", None)) is not None:
-        count = objective.sentinels(seq)
-        if not count - 1 <= first < vocab:
-            raise UserError(
-                f"SpanCorruption.sentinel_id is {first}; must be in [{count - 1}, {vocab}), for the {count} sentinels "
-                f"of {seq} tokens go backwards from it, and the model's vocab is {vocab}"
-            )

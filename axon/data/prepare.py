@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +18,9 @@ from axon.data.tokens import TokenWriter
 from axon.errors import UserError
 from axon.signed_json import signed, unsigned
 
-TOKENIZER_FORMAT = 2
-FORMAT = 3
+TOKENIZER_FORMAT = 3
+FORMAT = 4
+FILE = "tokenizer.json"
 BLOCK = 4 * 2**20
 PROGRESS_SECONDS = 10.0
 SPLITS = ("train", "held_out")
@@ -54,18 +54,38 @@ class Stored:
 def documents(source: Source, held_out: float) -> Iterator[Document]:
     """The source's documents that are not empty; equal texts fall into the same split, whatever their source.
 
+    Of a source that is one document its end is held out, as two documents of one text.
+
     Raises:
         UserError: there are none.
     """
-    empty = True
-    for given in source.texts():
-        if raw := _utf8(given):
-            share = int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest()) / 2**64
-            text = raw.decode()
-            yield Document(text, len(raw), "held_out" if share < held_out else "train", text != given)
-            empty = False
-    if empty:
+    stream = (document for text in source.texts() if (document := _document(text, held_out)).bytes)
+    first = list(itertools.islice(stream, 2))
+    if not first:
         raise UserError(f"The source {source.name} ({source}) has no documents with text in them.")
+    if len(first) == 1 and 0 < held_out < 1:
+        first = _cut(first[0], held_out)
+    yield from itertools.chain(first, stream)
+
+
+def _document(given: str, held_out: float) -> Document:
+    raw = _utf8(given)
+    text = raw.decode()
+    return Document(text, len(raw), "held_out" if share_of(raw) < held_out else "train", text != given)
+
+
+def share_of(raw: bytes) -> float:
+    """By the hash of a document: it is held out where `held_out` is more than that."""
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest()) / 2**64
+
+
+def _cut(document: Document, held_out: float) -> list[Document]:
+    """The document's beginning, to train on, and its end: `held_out` of it, from the beginning of a line on."""
+    text = document.text
+    place = round(len(text) * (1 - held_out))
+    place = text.rfind("\n", 0, place) + 1 or place
+    parts = {"train": text[:place], "held_out": text[place:]}
+    return [Document(part, len(part.encode()), split, document.replaced) for split, part in parts.items() if part]
 
 
 def _utf8(text: str) -> bytes:
@@ -81,21 +101,26 @@ def train_tokenizer(bpe: Bpe, sources: Iterable[Source], held_out: float, root: 
     """The BPE for these sources, trained on an equal share of training text from each, or read from the cache."""
     sources = tuple(sources)
     spec = fingerprint(TOKENIZER_FORMAT, bpe.vocab, bpe.sample, held_out, [source.key() for source in sources])
-    key = f"tokenizers/bpe-{bpe.vocab}-{spec}/tokenizer.json"
+    folder = f"tokenizers/bpe-{bpe.vocab}-{spec}"
     began = time.perf_counter()
     trained = []
 
     def make(part: str) -> str:
         texts = (_sample(source, held_out, bpe.sample // len(sources)) for source in sources)
         trained.append(bpe.train(itertools.chain.from_iterable(texts), report))
-        return signed(json.loads(trained[0].to_json()))
+        root.write_once(f"{part}/{FILE}", trained[0].to_json())
+        return signed({"part": part, "crc32": root.crc32(f"{part}/{FILE}")})
 
-    text = root.once(key, make, report)
-    with root.intact(key.rpartition("/")[0]):
-        tokenizer = read_tokenizer(json.dumps(unsigned(text)), BOS)
+    text = root.once(f"{folder}/manifest.json", make, report)
+    with root.intact(folder):
+        manifest = unsigned(text)
+        file = f"{manifest['part']}/{FILE}"
+        if root.crc32(file) != manifest["crc32"]:
+            raise ValueError(f"{file} has a checksum other than when it was written")
+        tokenizer = read_tokenizer(root.read(file) or "", BOS)
     done = f"trained in {time.perf_counter() - began:.1f} s" if trained else "reused"
     fewer = f" ({bpe.vocab:,} requested, the text has no more to merge)" if tokenizer.vocab < bpe.vocab else ""
-    report(f"tokenizer: BPE of {tokenizer.vocab:,}{fewer}, {done}: {root.location}/{key}")
+    report(f"tokenizer: BPE of {tokenizer.vocab:,}{fewer}, {done}: {root.location}/{file}")
     return tokenizer
 
 
@@ -140,7 +165,7 @@ def _tokenise(
     splits: dict[str, dict[str, Any]] = {split: dict.fromkeys(COUNTS, 0) for split in SPLITS}
     reported = time.perf_counter()
     for block in _blocks(documents(source, held_out)):
-        for document, ids in zip(block, tokenizer.encode_batch([one.text for one in block]), strict=True):
+        for document, ids in zip(block, _encoded(source, tokenizer, block), strict=True):
             tokens = np.array([tokenizer.bos, *ids], dtype)
             writers[document.split].append(tokens)
             counts = splits[document.split]
@@ -154,6 +179,13 @@ def _tokenise(
     for split, writer in writers.items():
         splits[split] |= writer.finish()
     return splits
+
+
+def _encoded(source: Source, tokenizer: Tokenizer, block: list[Document]) -> list[list[int]]:
+    try:
+        return tokenizer.encode_batch([one.text for one in block])
+    except UserError as error:
+        raise UserError(f"{source.name}: {error}") from error
 
 
 def _blocks(stream: Iterator[Document]) -> Iterator[list[Document]]:

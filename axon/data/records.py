@@ -3,12 +3,19 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from axon.disk import named, reading
+from axon.data.compressed import content, uncompressed
+from axon.disk import check_paths, named, reading
 from axon.errors import UserError, suggest
+from axon.fields import FilePath
+
+SHOWN = 5
+"""Files, or suffixes of files, that are named at most."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -16,8 +23,42 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
 
 
-def files_below(path: str | Path, pattern: str) -> list[Path]:
-    """The files a source reads, sorted: `path` itself if it is a file, else what matches the glob `pattern` below it.
+@dataclass(frozen=True)
+class Files:
+    """A source's files: `path` itself if it is a file, else those below it that match one of its `patterns`."""
+
+    path: FilePath
+
+    def __post_init__(self):
+        check_paths(self)
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).absolute().stem
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """Globs, whose suffix is matched in any case, and with that of a compression after it."""
+        raise NotImplementedError
+
+    def files(self) -> list[Path]:
+        return files_below(self.path, *self.patterns)
+
+    def notices(self) -> list[str]:
+        """What a person should know of what is read: the files of a folder that are not."""
+        if (root := named(self.path, "the source's path")).is_file():
+            return []
+        read = set(self.files())
+        below = any("**" in pattern for pattern in self.patterns)
+        others = [one for one in _listed(root, below) if one not in read and not _hidden(one.relative_to(root))]
+        return [f"{root} is read but for {listed(others)}"] if others else []
+
+
+def files_below(path: str | Path, *patterns: str) -> list[Path]:
+    """The files a source reads, sorted: `path` itself if it is a file, else what matches one of the globs below it.
+
+    A pattern's suffix is matched in any case, and compressed: `*.txt` finds `a.TXT` and `b.txt.gz`. A compressed file
+    beside its own content, as `gzip --keep` leaves it, is left out.
 
     Raises:
         UserError: nothing is at `path`, a folder below it cannot be read, or nothing below it matches.
@@ -27,38 +68,73 @@ def files_below(path: str | Path, pattern: str) -> list[Path]:
         root.stat()
         if root.is_file():
             return [root]
-        _check_folders(root, "**" in pattern)
-    try:
-        files = sorted(found for found in root.glob(pattern) if found.is_file())
-    except (ValueError, NotImplementedError) as error:
-        raise UserError(f"pattern {pattern!r}: {error}; expected one relative to {root}, as '**/*.txt'") from None
-    if not files:
-        raise UserError(f"No file below {root} matches {pattern!r}: give another folder or pattern.")
-    return files
+        everything = _listed(root, any("**" in pattern for pattern in patterns))
+    found = {one for pattern in patterns for one in _matches(root, pattern)}
+    if any(uncompressed(one) != one for one in everything):
+        others = (one for pattern in patterns for one in _matches(root, pattern, ".*"))
+        found |= {one for one in others if uncompressed(one) != one}
+    found = {one for one in found if uncompressed(one) == one or uncompressed(one) not in found}
+    if not found:
+        there = f" There are {listed(everything)}" if everything else ""
+        raise UserError(
+            f"No file below {root} matches {' or '.join(map(repr, patterns))}: give another folder or pattern.{there}"
+        )
+    return sorted(found)
 
 
-def _check_folders(root: Path, below: bool) -> None:
-    """Raises `OSError` for a folder that cannot be listed, which a glob would skip silently."""
+def _listed(root: Path, below: bool) -> list[Path]:
+    """All files in a folder, or `below` it. Raises `OSError` for a folder that cannot be listed, which a glob would
+    skip silently."""
 
     def refuse(error: OSError) -> None:
         raise error
 
-    for _ in os.walk(root, onerror=refuse):
+    found: list[Path] = []
+    for folder, _, names in os.walk(root, onerror=refuse):
+        found += [Path(folder, name) for name in names]
         if not below:
-            return
+            break
+    return found
 
 
-def files_key(path: str | Path, pattern: str) -> str:
-    """Changes when a file that `files_below` finds is added, removed, moved or written: path, size, time."""
-    with reading(path):
-        stats = [(str(file), file.stat()) for file in files_below(path, pattern)]
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _matches(root: Path, pattern: str, after: str = "") -> set[Path]:
+    """The files below `root` that match a glob, its suffix in any case, with that of `after`."""
+    head, dot, suffix = pattern.rpartition(".")
+    any_case = "".join(f"[{sign.lower()}{sign.upper()}]" for sign in suffix)
+    glob = head + dot + any_case if suffix.isalnum() else pattern
+    try:
+        return {found for found in root.glob(glob + after) if found.is_file()}
+    except (ValueError, NotImplementedError) as error:
+        raise UserError(f"pattern {pattern!r}: {error}; expected one relative to {root}, as '**/*.txt'") from None
+
+
+def listed(paths: Sequence[Path]) -> str:
+    """A few files by name, many by how many there are of each suffix."""
+    if len(paths) <= SHOWN:
+        return ", ".join(sorted(path.name for path in paths))
+    counts = Counter(path.suffix or path.name for path in paths)
+    most = ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(SHOWN))
+    return f"{len(paths):,} files ({most}{', …' if len(counts) > SHOWN else ''})"
+
+
+def files_key(files: Sequence[Path]) -> str:
+    """Changes when a file is added, removed, moved or written: path, size, time."""
+    stats = []
+    for file in files:
+        with reading(file):
+            stats.append((str(file), file.stat()))
     return fingerprint([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
 
 
 def text_in(path: Path) -> str:
-    """All of a file. Bytes that are not UTF-8 become lone surrogates (PEP 383), which preparation counts."""
-    with reading(path):
-        return path.read_bytes().decode("utf-8", "surrogateescape")
+    """All of a file, decompressed. Bytes that are not UTF-8 become lone surrogates (PEP 383), which preparation
+    counts."""
+    with content(path) as file:
+        return file.read().decode("utf-8", "surrogateescape")
 
 
 def text_of(record: Mapping[str, Any], field: str, where: str) -> str:

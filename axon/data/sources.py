@@ -14,10 +14,10 @@ import numpy as np
 
 from axon.checks import check_range
 from axon.data.columns import HuggingFace, Parquet
-from axon.data.records import files_below, files_key, fingerprint, text_in, text_of
-from axon.disk import check_paths, named, reading
+from axon.data.compressed import content, uncompressed
+from axon.data.records import Files, files_below, files_key, fingerprint, text_in, text_of
+from axon.disk import named
 from axon.errors import UserError
-from axon.fields import FilePath
 
 
 @runtime_checkable
@@ -69,46 +69,46 @@ def _stdlib() -> Path:
 
 
 @dataclass(frozen=True)
-class Folder:
-    """Every file below `path` that matches the glob `pattern`, one document each; `path` may also be one file."""
+class Folder(Files):
+    """Every file below `path` that matches the glob `pattern`, one document each; `path` may also be one file.
 
-    path: FilePath
+    The pattern's suffix is matched in any case, and files compressed by gzip, bzip2 or xz are read as what they hold.
+    """
+
     pattern: str = "**/*.txt"
-
-    def __post_init__(self):
-        check_paths(self)
 
     @property
     def name(self) -> str:
         return Path(self.path).absolute().name
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.pattern,)
+
     def key(self) -> str:
-        return fingerprint("folder", files_key(self.path, self.pattern))
+        return fingerprint("folder", files_key(self.files()))
 
     def texts(self) -> Iterator[str]:
-        return map(text_in, files_below(self.path, self.pattern))
+        return map(text_in, self.files())
 
 
 @dataclass(frozen=True)
-class JsonLines:
-    """One JSON object a line, the document in `field`; `path` is a file, or a folder whose `.jsonl` files are read."""
+class JsonLines(Files):
+    """One JSON object a line, the document in `field`; `path` is a file, or a folder whose `.jsonl` and `.ndjson` files
+    are read. They may be compressed by gzip, bzip2 or xz, as `.jsonl.gz`."""
 
-    path: FilePath
     field: str = "text"
 
-    def __post_init__(self):
-        check_paths(self)
-
     @property
-    def name(self) -> str:
-        return Path(self.path).absolute().stem
+    def patterns(self) -> tuple[str, ...]:
+        return "**/*.jsonl", "**/*.ndjson"
 
     def key(self) -> str:
-        return fingerprint("jsonl", self.field, files_key(self.path, "**/*.jsonl"))
+        return fingerprint("jsonl", self.field, files_key(self.files()))
 
     def texts(self) -> Iterator[str]:
-        for path in files_below(self.path, "**/*.jsonl"):
-            with reading(path), path.open("rb") as lines:
+        for path in self.files():
+            with content(path) as lines:
                 for number, line in enumerate(lines, 1):
                     if line.strip():
                         yield text_of(_json_object(line, f"{path}:{number}"), self.field, f"{path}:{number}")
@@ -145,10 +145,10 @@ class Synthetic:
         return fingerprint("synthetic", asdict(self))
 
     def texts(self) -> Iterator[str]:
-        words = np.array([_word(number) for number in range(self.vocab)])
+        words = [_word(number) for number in range(self.vocab)]  # joining a NumPy array of them swallows Ctrl-C
         for document in range(self.documents):
             random = np.random.default_rng((self.seed, document))
-            yield " ".join(words[random.integers(self.vocab, size=self.length)])
+            yield " ".join([words[number] for number in random.integers(self.vocab, size=self.length).tolist()])
 
 
 def _word(number: int) -> str:
@@ -157,8 +157,14 @@ def _word(number: int) -> str:
     return (_word(rest - 1) if rest else "") + string.ascii_lowercase[letter]
 
 
+BY_SUFFIX = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonLines, ".parquet": Parquet}
+"""What `parse_source` makes of a file, or of a folder of that name."""
+
+
 def parse_source(text: str) -> Source:
-    """The source named by one word: `stdlib`, `hf:NAME`, or the path of a folder, `.jsonl` or `.parquet`.
+    """The source named by one word: `stdlib`, `hf:NAME`, or the path of a folder or file.
+
+    A file's suffix, in any case and before that of a compression, says what is in it: see `BY_SUFFIX`; else it is text.
 
     Raises:
         UserError: it is none of these.
@@ -170,4 +176,4 @@ def parse_source(text: str) -> Source:
     path = named(text, "source")
     if not os.path.exists(path):
         raise UserError(f"There is no source {text!r}: expected 'stdlib', 'hf:NAME', or the path of a folder or file.")
-    return {".jsonl": JsonLines, ".parquet": Parquet}.get(path.suffix, Folder)(text)
+    return BY_SUFFIX.get(uncompressed(path).suffix.lower(), Folder)(text)

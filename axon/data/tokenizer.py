@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from axon.checks import check_range
 from axon.data.background import in_background
+from axon.data.literal import literal
 from axon.disk import check_paths, named, reading, writing
 from axon.errors import UserError, suggest
 from axon.fields import FilePath
@@ -43,20 +44,25 @@ class Tokenizer:
     ):
         inner.no_padding()
         inner.no_truncation()
+        self._json = inner.to_str()
         # Before special tokens in a text become plain text: a prompt's are special, as in `transformers`.
-        self._template = tokenizers.Tokenizer.from_str(inner.to_str()) if template else None
-        self.ends = frozenset([bos]) if ends is None else ends
+        self._template = tokenizers.Tokenizer.from_str(self._json) if template else None
+        self.bos, self.ends = bos, frozenset([bos]) if ends is None else ends
         # `<|endoftext|>` written in a document is that text: only we place the special token.
-        inner.encode_special_tokens = True
-        self._inner = inner
-        self.bos = bos
-        self.byte_lengths = _byte_lengths(inner)
+        named = {token: inner.id_to_token(token) for token in (bos, *self.ends)}
+        self._placed = {token: text for token, text in named.items() if text is not None}
+        special = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
+        self._inner = literal(inner, special.union(self._placed.values()))
+        self.byte_lengths = _byte_lengths(self._inner)
         self.vocab = len(self.byte_lengths)
         spelled = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(BYTES))
         self.byte_tokens = frozenset(token for token in spelled if token is not None)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, with no special tokens added. Raises `UserError` for what it cannot encode."""
+        """The ids of `text`, with no special tokens added, and none of those that open or end documents.
+
+        Raises `UserError` for what it cannot encode so.
+        """
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -65,7 +71,17 @@ class Tokenizer:
             encoded = in_background(lambda: self._inner.encode_batch_fast(list(texts), add_special_tokens=False))
         except Exception as error:  # the library raises nothing narrower
             raise UserError(f"The tokenizer cannot encode this text: {error}") from error
-        return [one.ids for one in encoded]
+        return [self._checked(one.ids, text) for one, text in zip(encoded, texts, strict=True)]
+
+    def _checked(self, ids: list[int], text: str) -> list[int]:
+        if self._placed.keys().isdisjoint(ids):
+            return ids
+        token = self._placed[next(token for token in ids if token in self._placed)]
+        place = max(0, text.find(token) - 20)
+        raise UserError(
+            f"The tokenizer cannot encode this text: of {text[place : place + 60]!r} it makes {token!r}, which opens "
+            "or ends documents. Set TokenizerFile.bos and TokenizerFile.ends to tokens that no text has"
+        )
 
     def prompt(self, text: str) -> list[int]:
         """The ids of a document that begins with `text`: the special tokens of the tokenizer's template, or `bos`."""
@@ -95,6 +111,10 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """What `TokenizerFile` and Hugging Face's own loaders read."""
+        return self._json
+
+    def literal_json(self) -> str:
+        """`to_json` of the tokenizer as `encode` uses it, to which what opens and ends documents is special."""
         return self._inner.to_str()
 
     def save(self, path: str | Path) -> None:

@@ -40,7 +40,7 @@ class TokenWriter:
         self._waiting = np.empty(shard, dtype)
         self._filled = 0
         self._hash = hashlib.blake2b(digest_size=16)
-        self.count = 0
+        self.count, self._largest = 0, -1
         self._crc32: list[int] = []
 
     def append(self, tokens: np.ndarray) -> None:
@@ -56,13 +56,15 @@ class TokenWriter:
     def finish(self) -> dict[str, Any]:
         """Writes what is left; returns what `open_tokens` needs: the count, a digest of all tokens, checksums of files.
 
-        `crc32`: of each shard, empty on a remote root; `metadata_crc32`: of the array's description.
+        `largest`: of the ids; -1 if there are none. `crc32`: of each shard, empty on a remote root; `metadata_crc32`:
+        of the array's description.
         """
         if self._filled:
             self._flush()
         metadata = self._root.crc32(f"{self._key}/zarr.json")
         digest = self._hash.hexdigest()
-        return {"tokens": self.count, "digest": digest, "crc32": self._crc32, "metadata_crc32": metadata}
+        counts = {"tokens": self.count, "largest": self._largest, "digest": digest}
+        return counts | {"crc32": self._crc32, "metadata_crc32": metadata}
 
     def _flush(self) -> None:
         shard = self._waiting[: self._filled]
@@ -71,6 +73,7 @@ class TokenWriter:
         self._root.ask(self._array[self.count : end].write(shard).result)
         raw = shard.astype(shard.dtype.newbyteorder("<")).tobytes()
         self._hash.update(raw)
+        self._largest = max(self._largest, int(shard.max()))
         if self._root.local:
             self._crc32.append(crc32(self._after(len(raw)), crc32(raw)))
         self.count, self._filled = end, 0

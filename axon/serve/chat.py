@@ -34,7 +34,8 @@ class Chat:
     """
 
     def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, Template], variables: Mapping[str, Any]):
-        self._templates, self._variables, self._special = dict(templates), dict(variables), SpecialText(tokenizer)
+        self._templates, self._variables = dict(templates), dict(variables)
+        self._special = SpecialText(tokenizer, [template.source for template in self._templates.values()])
 
     @classmethod
     def of(cls, folder: Path | None, tokenizer: Tokenizer) -> "Chat":

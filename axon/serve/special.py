@@ -9,12 +9,13 @@ may trim, cut, join or quote what it is given as it likes.
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tokenizers
 
+from axon.data.literal import literal
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 
@@ -50,15 +51,16 @@ class Hiding:
 class SpecialText:
     """Hides special tokens in messages, and encodes what a template made of these."""
 
-    def __init__(self, tokenizer: Tokenizer):
-        added = json.loads(tokenizer.to_json())["added_tokens"]
-        guarded = [token for token in added if token["special"] or _BRACKETS.fullmatch(token["content"])]
+    def __init__(self, tokenizer: Tokenizer, templates: Iterable[str] = ()):
+        inner = tokenizers.Tokenizer.from_str(tokenizer.literal_json())
+        sources = [*templates]
+        guarded = [token for token in json.loads(inner.to_str())["added_tokens"] if _means_something(token, sources)]
         # Nobody can write an alias, since nobody can guess it.
         secret = secrets.token_hex(16)
         self._alias = {token["content"]: f"\ue000{secret}:{token['id']}\ue001" for token in guarded}
         self._guarded = re.compile(_any_of(self._alias)) if guarded else None
         self._special = [token["content"] for token in guarded if token["special"]]
-        self._inner = _with_aliases(tokenizer, guarded, self._alias)
+        self._inner = _with_aliases(inner, guarded, self._alias)
         self._ids = {self._inner.token_to_id(self._alias[token["content"]]): token["id"] for token in guarded}
 
     def hiding(self, texts: Iterable[str]) -> Hiding:
@@ -78,13 +80,16 @@ class SpecialText:
         return [self._ids.get(token, token) for token in ids]
 
 
-def _with_aliases(tokenizer: Tokenizer, guarded: list[dict], alias: Mapping[str, str]) -> tokenizers.Tokenizer:
+def _means_something(token: Mapping[str, Any], templates: Sequence[str]) -> bool:
+    """Whether an added token is special, is in brackets, or is a word that one of the templates writes, as a role."""
+    content = token["content"]
+    written = len(content.strip()) > 1 and any(content in template for template in templates)
+    return token["special"] or written or bool(_BRACKETS.fullmatch(content))
+
+
+def _with_aliases(inner: tokenizers.Tokenizer, guarded: list[dict], alias: Mapping[str, str]) -> tokenizers.Tokenizer:
     """The tokenizer, to which every guarded token is text, and its alias what it was."""
-    spec = json.loads(tokenizer.to_json())
-    for token in spec["added_tokens"]:
-        token["special"] = token["special"] or token["content"] in alias
-    inner = tokenizers.Tokenizer.from_str(json.dumps(spec))
-    inner.encode_special_tokens = True
+    inner = literal(inner, alias)
     flags = ("lstrip", "rstrip", "single_word", "normalized")
     stand_ins = [
         tokenizers.AddedToken(alias[token["content"]], special=False, **{flag: token[flag] for flag in flags})

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,6 +273,62 @@ def test_a_split_smaller_than_a_sequence_is_refused_with_its_numbers(fields, sai
         Data(**({"seq": 8, "batch": 2, "sources": (source,), "tokenizer": SMALL, "held_out": 0.2} | fields)).prepare(
             quiet
         )
+
+
+def test_each_source_says_what_it_gives_to_each_split_and_what_is_left_over(folder):
+    sources = (Folder(str(folder("first", 60))), Synthetic(documents=1, length=2))
+    said: list[str] = []
+    corpus = Data(32, 2, sources, tokenizer=SMALL, held_out=0.2).prepare(said.append)
+    counts = {split: found["first"] for split, found in corpus.describe().items()}
+    parts = []
+    for split, found in counts.items():
+        left = found["tokens"] - found["sequences"] * 32 - 1
+        parts.append(
+            f"{split.replace('_', ' ')}: {found['documents']} documents, {found['tokens']:,} tokens, "
+            f"{found['sequences']} sequences" + (f", the last {left} tokens in none" if left else "")
+        )
+    assert f"first: {'; '.join(parts)}" in said
+    (line,) = (line for line in said if line.startswith("synthetic: train:"))
+    assert "fewer than Data.seq + 1 = 33 and so not used, 0 sequences" in line
+
+
+def test_a_text_may_have_no_id_beyond_the_model(corpus):
+    class Model:
+        vocab = 300
+
+    corpus.check_fits(Model, object(), 32)
+    Model.vocab = 299
+    largest = max(int(max(batch["tokens"].max(), batch["targets"].max())) for batch in corpus.held_out())
+    Model.vocab = max(found["largest"] for splits in corpus.describe().values() for found in splits.values()) + 1
+    assert Model.vocab > largest
+    corpus.check_fits(Model, object(), 32)
+    Model.vocab -= 1
+    text = corpus.tokenizer.decode([Model.vocab])
+    with pytest.raises(UserError) as caught:
+        corpus.check_fits(Model, object(), 32)
+    assert f"has {Model.vocab} ({text!r}): set type.vocab to at least 300" in str(caught.value)
+
+
+@pytest.mark.parametrize("held_out", [0.05, 0.5])
+def test_one_file_trains_with_its_end_held_out(tmp_path, held_out):
+    (tmp_path / "all.txt").write_text(" ".join(map(str, range(2000))))
+    source = Folder(str(tmp_path / "all.txt"))
+    corpus = Data(16, 2, (source,), tokenizer=SMALL, held_out=held_out).prepare(quiet)
+    found = {split: counts["all.txt"] for split, counts in corpus.describe().items()}
+    assert [counts["documents"] for counts in found.values()] == [1, 1]
+    assert all(counts["sequences"] for counts in found.values())
+
+
+def test_the_share_that_a_message_says_to_hold_out_is_enough(tmp_path, texts):
+    for number, text in enumerate(texts(5)):
+        (tmp_path / f"{number}.txt").write_text(text + "x" * 200)
+    data = Data(64, 2, (Folder(str(tmp_path)),), tokenizer=SMALL, held_out=1e-9)
+    with pytest.raises(UserError, match=r"raise Data.held_out \(now 1e-09\) to 0\.\d+") as caught:
+        data.prepare(quiet)
+    said = re.findall(r"to (0\.\d+)", str(caught.value))[0]
+    assert next(replace(data, held_out=float(said)).prepare(quiet).held_out())
+    with pytest.raises(UserError, match=r"add text, lower Data.seq, or set Data.held_out to 0"):
+        replace(data, seq=4000, held_out=0.5).prepare(quiet)
 
 
 def test_a_weighted_source_without_a_sequence_is_named():

@@ -123,6 +123,29 @@ def test_the_tokenizer_is_fitted_to_no_more_than_its_sample_of_each_source(said)
     assert tokenizer.to_json() == Bpe(280).train(iter(texts)).to_json()
 
 
+def test_the_stored_tokenizer_is_a_file_like_any_other(said, source, cache, tmp_path):
+    tokenizer = train_tokenizer(Bpe(300), [source], 0.0, Root(None), said.append)
+    (file,) = cache.glob("tokenizers/*/*/tokenizer.json")
+    assert str(file) in said[-1]
+    shutil.copy(file, tmp_path / "elsewhere.json")
+    assert tokenizers.Tokenizer.from_file(str(file)).get_vocab_size() == tokenizer.vocab
+    assert TokenizerFile(str(tmp_path / "elsewhere.json")).load().to_json() == tokenizer.to_json()
+
+
+def test_the_end_of_a_source_of_one_document_is_held_out(tmp_path):
+    lines = [f"line {number} of {number * number}" for number in range(200)]
+    (tmp_path / "all.txt").write_text("\n".join(lines))
+    (tmp_path / "one.txt").write_text("x" * 1000)
+    for name, held_out in [("all.txt", 0.1), ("one.txt", 0.25), ("all.txt", 0.9)]:
+        train, end = documents(Folder(str(tmp_path / name)), held_out)
+        assert (train.split, end.split) == ("train", "held_out")
+        assert train.text + end.text == (tmp_path / name).read_text()
+        assert abs(end.bytes / (train.bytes + end.bytes) - held_out) < 0.02
+    assert end.text.startswith("line ")
+    for held_out in (0.0, 1.0):
+        assert len(list(documents(Folder(str(tmp_path / "all.txt")), held_out))) == 1
+
+
 def test_a_vocabulary_that_the_text_cannot_fill_is_said(said):
     train_tokenizer(Bpe(8192), [Synthetic(3, 3, 3)], 0.0, Root(None), said.append)
     assert "8,192 requested" in said[-1]
@@ -139,9 +162,10 @@ def test_large_vocabularies_take_wider_tokens(said, source, monkeypatch):
 
 
 def test_a_tokenizer_that_loses_bytes_is_said_so_each_time(tmp_path, said, source):
-    inner = tokenizers.Tokenizer(models.WordLevel(unk_token="<s>"))
+    inner = tokenizers.Tokenizer(models.WordLevel(unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    inner.train_from_iterator(["a b c"], trainers.WordLevelTrainer(special_tokens=["<s>"], show_progress=False))
+    special = ["<unk>", "<s>"]
+    inner.train_from_iterator(["a b c"], trainers.WordLevelTrainer(special_tokens=special, show_progress=False))
     inner.save(str(tmp_path / "tokenizer.json"))
     tokenizer = TokenizerFile(str(tmp_path / "tokenizer.json")).load()
     for _ in range(2):

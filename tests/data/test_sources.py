@@ -1,7 +1,10 @@
 """Sources: the same documents in the same order, a key that follows the content, and clear mistakes."""
 
+import bz2
 import errno
+import gzip
 import json
+import lzma
 import os
 import re
 import sys
@@ -226,6 +229,69 @@ def test_a_circle_of_links_and_a_name_too_long_are_errors_that_say_so(tmp_path, 
     for path, said in [(tmp_path / "loop", "Too many levels"), (tmp_path / ("x" * 300), "File name too long")]:
         with pytest.raises(UserError, match=f"{path} cannot be read: {said}"):
             make(str(path)).key()
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "b.JSONL", "c.ndjson", "d.json", "e.Jsonl.GZ", "f.jsonl.bz2", "g.json.xz", "h.jsonl"]
+)
+def test_lines_of_json_are_read_whatever_their_suffixes_case_and_compression(tmp_path, texts, name):
+    written, path = texts(20), tmp_path / name
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in written).encode()
+    packed = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    pack = gzip.compress if name == "h.jsonl" else packed.get(path.suffix.lower(), bytes)  # one by its content alone
+    path.write_bytes(pack(lines))
+    assert list(parse_source(str(path)).texts()) == written
+
+
+def test_compressed_text_is_read_as_what_it_holds(tmp_path, texts):
+    written = texts(4)
+    for index, pack in enumerate((bytes, gzip.compress, bz2.compress, lzma.compress)):
+        suffix = ["TXT", "txt.gz", "Txt.bz2", "txt.XZ"][index]
+        (tmp_path / f"{index}.{suffix}").write_bytes(pack(written[index].encode()))
+    assert list(Folder(str(tmp_path)).texts()) == written
+    assert [next(Folder(str(one)).texts()) for one in sorted(tmp_path.iterdir())] == written
+    (tmp_path / "1.txt").write_text(written[1])  # as `gzip --keep` leaves them
+    assert len(Folder(str(tmp_path)).files()) == 4
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.txt.bz2", "a.txt.xz", "a.jsonl.gz"])
+@pytest.mark.parametrize("harm", [lambda raw: raw[: len(raw) // 2], lambda raw: raw[:40] + b"x" + raw[41:]])
+def test_damaged_compressed_files_are_named(tmp_path, name, harm):
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[Path(name).suffix]
+    lines = "".join(json.dumps({"text": str(number)}) + "\n" for number in range(1000))
+    (tmp_path / name).write_bytes(harm(pack(lines.encode())))
+    with pytest.raises(UserError, match=rf"{tmp_path / name}( cannot be read|:\d+: not valid)"):
+        list(parse_source(str(tmp_path / name)).texts())
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (b"PAR1 and more", "a Parquet file"),
+        (b"PK\x03\x04 and more", "a zip archive"),
+        (b"%PDF-1.7", "a PDF"),
+        (b"\0" * 257 + b"ustar", "a tar archive"),
+        (gzip.compress(b"\0" * 257 + b"ustar"), "a tar archive"),
+        (b"\x28\xb5\x2f\xfd" + b"?" * 30, "zst"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_what_it_is(tmp_path, begin, said):
+    (tmp_path / "a.txt").write_bytes(begin)
+    with pytest.raises(UserError, match=f"{tmp_path}/a.txt .*{said}"):
+        list(Folder(str(tmp_path / "a.txt")).texts())
+
+
+def test_the_files_that_a_folder_skips_are_named(tmp_path):
+    for name in ("a.txt", "b.md", "c.JSON", ".hidden"):
+        (tmp_path / name).write_text("x")
+    assert Folder(str(tmp_path)).notices() == [f"{tmp_path} is read but for b.md, c.JSON"]
+    assert Folder(str(tmp_path), "*").notices() == []
+    assert Folder(str(tmp_path / "a.txt")).notices() == []
+    for number in range(30):
+        (tmp_path / f"{number}.py").write_text("x")
+    assert f"{tmp_path} is read but for 32 files (30 .py, " in Folder(str(tmp_path)).notices()[0]
+    with pytest.raises(UserError, match=r"There are 34 files .*30 \.py"):
+        JsonLines(str(tmp_path)).key()
 
 
 def test_a_source_is_named_in_one_word(tmp_path):

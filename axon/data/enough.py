@@ -1,0 +1,136 @@
+"""Whether a text is enough for a sequence of each split, how much of it is used, and whether a model has its ids."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from axon.data.batches import TokenSequences
+from axon.data.prepare import SPLITS, Stored, documents, share_of
+from axon.data.sources import Source
+from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError
+
+if TYPE_CHECKING:
+    from axon.data.corpus import Data
+
+FEW = 1000
+"""Documents that are read again to find out how many of them have to be held out."""
+
+
+def label(stored: Sequence[Stored], number: int) -> str:
+    """The source's name, numbered where two share it."""
+    name = stored[number].source
+    earlier = sum(one.source == name for one in stored[:number])
+    return f"{name}#{earlier + 1}" if earlier else name
+
+
+def use_text(data: "Data", sequences: Mapping[str, TokenSequences], stored: Sequence[Stored], number: int) -> str:
+    """How many sequences the splits of a source give, and how many tokens at its end are in none."""
+    parts, seq, absent = [], data.seq, {0.0: "held_out", 1.0: "train"}.get(data.held_out)
+    for split in SPLITS:
+        if split == absent:
+            continue
+        count, counts = sequences[split].counts[number], stored[number].splits[split]
+        documents, tokens = counts["documents"], counts["tokens"]
+        left = tokens - (count * seq + 1 if count else 0)
+        why = "" if count or not tokens else f", fewer than Data.seq + 1 = {seq + 1} and so not used"
+        last = f", the last {left:,} tokens in none" if count and left else ""
+        parts.append(
+            f"{split.replace('_', ' ')}: {documents:,} document{'s' * (documents != 1)}, {tokens:,} tokens{why}, "
+            f"{count:,} sequence{'s' * (count != 1)}{last}"
+        )
+    return f"{label(stored, number)}: {'; '.join(parts)}"
+
+
+def check_sequences(
+    data: "Data", tokenizer: Tokenizer, sequences: Mapping[str, TokenSequences], stored: Sequence[Stored]
+) -> None:
+    """Raise `UserError`, before anything is trained, for a split that will be read and is shorter than one sequence."""
+    tokens = {split: [one.splits[split]["tokens"] for one in stored] for split in SPLITS}
+    need = f"a sequence needs Data.seq + 1 = {data.seq + 1}"
+    if data.held_out > 0 and not len(sequences["held_out"]):
+        if data.held_out == 1:
+            raise UserError(f"The text has {sum(tokens['held_out']):,} tokens, {need}: give more text.")
+        counts = [one.splits["held_out"]["documents"] for one in stored]
+        raise UserError(
+            f"The held-out split has {sum(counts)} documents with {sum(tokens['held_out']):,} tokens, {need}: "
+            f"{_advice(data, tokenizer, stored)}."
+        )
+    if data.held_out == 1:
+        return
+    if not len(sequences["train"]):
+        raise UserError(f"The training split has {sum(tokens['train']):,} tokens, {need}: add text or lower Data.seq.")
+    for number, count in enumerate(sequences["train"].counts if data.weights else []):
+        if not count:
+            count, name = tokens["train"][number], label(stored, number)
+            raise UserError(f"The source {name} has {count:,} training tokens, {need}: remove it, or lower Data.seq.")
+
+
+def _advice(data: "Data", tokenizer: Tokenizer, stored: Sequence[Stored]) -> str:
+    """How some of the text can be held out."""
+    zero = "set it to 0 to train without evaluation"
+    if sum(one.splits[split]["documents"] for one in stored for split in SPLITS) > FEW:
+        return f"raise Data.held_out (now {data.held_out}), or {zero}"
+    if (enough := _enough(data, tokenizer)) is None:
+        return f"add text, lower Data.seq, or {zero.replace('it', 'Data.held_out')}"
+    return f"raise Data.held_out (now {data.held_out}) to {enough:.3f}, or {zero}"
+
+
+def _enough(data: "Data", tokenizer: Tokenizer) -> float | None:
+    """The smallest `held_out`, in thousandths, by which a source has a sequence to evaluate on and one to train on."""
+    sizes = [list(_sizes(source, tokenizer)) for source in data.sources]
+    for thousandths in range(math.ceil(data.held_out * 1000), 1000):
+        held_out = thousandths / 1000
+        parts = [_split(source, held_out) for source in sizes]
+        if all(any(part[split] > data.seq for part in parts) for split in SPLITS):
+            return held_out
+    return None
+
+
+def _sizes(source: Source, tokenizer: Tokenizer) -> Iterator[tuple[float, int]]:
+    """Of each document: by which `held_out` it is held out, and how many tokens it has."""
+    for document in documents(source, 0.0):
+        yield share_of(document.text.encode()), 1 + len(tokenizer.encode(document.text))
+
+
+def _split(sizes: Sequence[tuple[float, int]], held_out: float) -> dict[str, int]:
+    """Tokens of each split; of a source of one document about so many."""
+    total = sum(tokens for _, tokens in sizes)
+    of_one = len(sizes) == 1
+    found = int(held_out * total) if of_one else sum(tokens for share, tokens in sizes if share < held_out)
+    return {"train": total - found, "held_out": found}
+
+
+def check_vocab(model: Any, objective: Any, seq: int, tokenizer: Tokenizer, stored: Sequence[Stored]) -> None:
+    """Raise `UserError` unless the model has an id for every token of the text.
+
+    The objective's own ids, as a mask's, are the last of the vocabulary: none of a text's tokens may be one.
+    """
+    name, vocab = type(model).__name__, getattr(model, "vocab", None)
+    if vocab is None:
+        raise UserError(f"Train.data is text, and a {name} has no vocab: set Train.model to a model of text")
+    reserved = getattr(objective, "reserved_ids", None)
+    own = 0 if reserved is None else reserved(seq)
+    ids = tokenizer.vocab
+    most = (
+        (one.splits[split]["largest"], label(stored, number)) for number, one in enumerate(stored) for split in SPLITS
+    )
+    largest, source = max(most)
+    has = f"the model's vocab is {vocab}, and the tokenizer has {ids} ids, of which {source} has {largest}"
+    if largest >= vocab:
+        raise UserError(f"{has} ({tokenizer.decode([largest])!r}): set {name}.vocab to at least {ids}")
+    if largest >= vocab - own:
+        raise UserError(
+            f"{has} ({tokenizer.decode([largest])!r}): {type(objective).__name__} needs the last {own} of the "
+            f"vocabulary, which no text has. Set {name}.vocab to at least {ids + own}, or the tokenizer's vocab to at "
+            f"most {vocab - own}"
+        )
+    if (mask := getattr(objective, "mask_id", None)) is not None and mask >= vocab:
+        raise UserError(f"MaskedToken.mask_id is {mask}, and the model's vocab {vocab}: must be below that")
+    if (first := getattr(objective, "sentinel_id", None)) is not None:
+        count = objective.sentinels(seq)
+        if not count - 1 <= first < vocab:
+            raise UserError(
+                f"SpanCorruption.sentinel_id is {first}; must be in [{count - 1}, {vocab}), for the {count} sentinels "
+                f"of {seq} tokens go backwards from it, and the model's vocab is {vocab}"
+            )

@@ -244,6 +244,8 @@ def _first_choices(placement: Placement, options: Mapping[str, Any], without: st
         choices["host memory"] = f"{' and '.join(placement.layout.host)}, fetched one layer at a time"
     for kind, folder in placement.layout.disk.items():
         choices["disk"] = f"{kind} in files in {folder}, read and written one layer at a time"
+    if placement.layout.pad_layers and placement.stages == 1:
+        choices["pad_layers"] = "Layout.pad_layers = True pads nothing: the mesh has no stages, the mesh axis 'pipe'"
     zero = placement.layout.zero
     if zero and placement.mesh.size > 1 and placement.mesh.shape.get("data", 1) == 1:
         choices["ZeRO"] = f"stage {zero} splits nothing: it splits over 'data', which the mesh lacks"

@@ -30,6 +30,11 @@ class Group:
 
     def __post_init__(self):
         check_range(self, "[0, inf)", "rate", "weight_decay")
+        if self.frozen and (self.rate != 1 or self.weight_decay is not None):
+            raise UserError(
+                f"Group of {self.paths!r}: frozen parameters have neither rate nor decay. Leave out rate and "
+                "weight_decay, or set frozen to False"
+            )
 
 
 REST = Group("*")
@@ -37,14 +42,21 @@ REST = Group("*")
 
 
 def group_of_each(parameters: Parameters, groups: Sequence[Group]) -> dict[str, Group]:
-    """Path → its group. Raises `UserError` for a pattern that matches none of these parameters."""
+    """Path → its group. Raises `UserError` for one that has none of these parameters."""
     for group in groups:
         if not any(fnmatch.fnmatchcase(path, group.paths) for path in parameters):
             raise UserError(
                 f"Group.paths = {group.paths!r} matches none of the parameters that this optimizer updates."
                 f"{suggest(group.paths, parameters)}"
             )
-    return {path: next((g for g in groups if fnmatch.fnmatchcase(path, g.paths)), REST) for path in parameters}
+    each = {path: next((g for g in groups if fnmatch.fnmatchcase(path, g.paths)), REST) for path in parameters}
+    for group in groups:
+        if not any(group is own for own in each.values()):
+            raise UserError(
+                f"Group.paths = {group.paths!r} has no effect: all that it matches is in groups before it, of which "
+                "the first that matches applies. Put it before them, or take it out"
+            )
+    return each
 
 
 def frozen_in(parameters: Parameters, groups: Sequence[Group]) -> frozenset[str]:

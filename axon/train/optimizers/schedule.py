@@ -77,6 +77,7 @@ class WSD:
     floor: float = 0.0
 
     def __post_init__(self):
+        check_range(self, "[1, inf)", "decay")
         _check_steps(self, self.warmup + self.decay)
 
     def function(self) -> optax.Schedule:
@@ -123,7 +124,10 @@ def _check_steps(schedule: Any, used: int) -> None:
 
 def schedule_notices(optimizer: Any, steps: int) -> list[str]:
     """What a run of `steps` steps leaves unused of the schedules of `optimizer`, and does beyond them, a line each."""
-    return list(dict.fromkeys(line for one in _schedules(optimizer) if (line := _notice(one, steps))))
+    found = [line for one in _schedules(optimizer) if (line := _notice(one, steps))]
+    if (warmup := getattr(optimizer, "warmup", 0)) >= steps:  # of 1-bit Adam
+        found.append(f"Train.steps is {steps}, and {type(optimizer).__name__}.warmup {warmup}: nothing is compressed")
+    return list(dict.fromkeys(found))
 
 
 def _schedules(config: Any) -> Iterator[Any]:

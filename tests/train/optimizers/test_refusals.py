@@ -39,6 +39,8 @@ REST = AdamW(RATE)
         (lambda: ScheduleFreeAdamW(RATE, b1=0.0), r"ScheduleFreeAdamW.b1 is 0.0; must be in \(0, 1\)"),
         (lambda: EMA(ScheduleFreeAdamW(RATE)), r"EMA.optimizer is ScheduleFreeAdamW, which averages by itself"),
         (lambda: Optax(lambda rate: None, RATE, clip=-1.0), r"Optax.clip is -1.0"),
+        (lambda: Group("*", rate=0.5, frozen=True), r"Group of '\*': frozen parameters have neither rate nor decay"),
+        (lambda: Group("*", weight_decay=0.0, frozen=True), "frozen parameters have neither rate nor decay"),
         (lambda: Group("*", rate=-1.0), r"Group.rate is -1.0; must be at least 0"),
     ],
 )
@@ -57,3 +59,11 @@ def test_a_group_of_muon_matches_matrices_and_one_of_the_rest_the_rest(parameter
         Muon(RATE, REST, groups=(Group("embedding/*"),)).transform(parameters)
     with pytest.raises(UserError, match=r"'layers/up' matches none of the parameters that this optimizer updates"):
         Muon(RATE, AdamW(RATE, groups=(Group("layers/up"),))).transform(parameters)
+
+
+def test_a_group_whose_parameters_are_all_in_groups_before_it_is_refused(parameters):
+    one, other = Group("embedding/*", rate=2.0), Group("embedding/*", rate=3.0)
+    AdamW(RATE, groups=(one, Group("*"))).transform(parameters)
+    for groups in ((one, other), (Group("*"), one)):
+        with pytest.raises(UserError, match=r"'embedding/\*' has no effect: all that it matches is in groups before"):
+            AdamW(RATE, groups=groups).transform(parameters)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.train.optimizers import WSD, AdamW, Constant, Cosine, Linear, Muon
+from axon.train.optimizers import WSD, AdamW, Constant, Cosine, Linear, Muon, OneBitAdam
 from axon.train.optimizers.schedule import schedule_notices
 
 
@@ -55,6 +55,7 @@ def test_warm_up_stable_decay_holds_the_peak_until_its_last_steps():
         (lambda: Cosine(0.3, 10, 10), r"Cosine.steps is 10, and warm-up and decay alone take 10; raise steps"),
         (lambda: Linear(0.3, 20, 10), r"Linear.steps is 10, and warm-up"),
         (lambda: WSD(0.3, 5, 10, decay=6), r"WSD.steps is 10, and warm-up and decay alone take 11"),
+        (lambda: WSD(0.3, 5, 10, decay=0), r"WSD.decay is 0; must be at least 1"),
         (lambda: Constant(0.3, warmup=-1), r"Constant.warmup is -1; must be at least 0"),
     ],
 )
@@ -84,5 +85,7 @@ def test_a_run_that_is_longer_or_shorter_than_its_schedule_is_told():
     shorter = schedule_notices(muon, 10)
     assert "Linear.steps 20: the run ends before the rate has fallen, at 0.0611 of a peak of 0.1" in shorter[0]
     assert "WSD.steps 20" in shorter[1]
+    (line,) = schedule_notices(OneBitAdam(Constant(0.1), warmup=20), 20)
+    assert "OneBitAdam.warmup 20: nothing is compressed" in line
     (line,) = schedule_notices(AdamW(Constant(0.1, warmup=40)), 20)
     assert "Constant.warmup = 40" in line

@@ -25,13 +25,21 @@ class Required:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a value of JSON can be: `expected` in words, and whether it `accepts` one. `SIZE | NULL` is either."""
+    """What a value of JSON can be: `expected` in words, whether it `accepts` one, and as which `numbers` it is written.
+    `SIZE | NULL` is either."""
 
     expected: str
     accepts: Callable[[Any], bool]
+    numbers: type[int] | type[float] | None = None
 
     def __or__(self, other: "Kind") -> "Kind":
-        return Kind(f"{self.expected} or {other.expected}", lambda value: self.accepts(value) or other.accepts(value))
+        either = f"{self.expected} or {other.expected}"
+        return Kind(either, lambda one: self.accepts(one) or other.accepts(one), self.numbers or other.numbers)
+
+    def written(self, value: Any) -> Any:
+        """A value as those who declare its type read it: 20.0 as 20 where it is an integer, else 20 as 20.0."""
+        is_same = type(value) in (int, float) and (self.numbers is float or float(value).is_integer())
+        return self.numbers(value) if self.numbers and is_same else value
 
     def check(self, where: str, name: str, value: Any) -> None:
         """Raise `UserError` unless `value`, of the field `name` in `where`, is of this kind."""
@@ -41,12 +49,14 @@ class Kind:
 
 def integer(interval: str) -> Kind:
     """An integer in an interval as `check_range` takes it."""
-    return Kind(f"an integer in {interval}", lambda value: type(value) is int and not unmet(interval, value))
+    return Kind(f"an integer in {interval}", lambda value: type(value) is int and not unmet(interval, value), int)
 
 
 def number(interval: str) -> Kind:
     """A number in an interval; not-a-number is in none, infinity in none that is open at its ends."""
-    return Kind(f"a number in {interval}", lambda value: type(value) in (int, float) and not unmet(interval, value))
+    return Kind(
+        f"a number in {interval}", lambda value: type(value) in (int, float) and not unmet(interval, value), float
+    )
 
 
 def one_of(*values: Any) -> Kind:

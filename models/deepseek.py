@@ -27,6 +27,7 @@ from axon.nn import (
     YarnScaling,
 )
 from axon.nn.hugging_face import (
+    AFTER,
     EPS,
     EXPERTS,
     LAYERS,
@@ -45,7 +46,7 @@ from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
-from models.llama import ALL_FULL, EMBEDDING, MLP, NO_BIAS, NO_MLP_BIAS, NO_SLIDING_WINDOW, SILU
+from models.llama import ALL_FULL, DIVISIBLE, EMBEDDING, MLP, NO_BIAS, NO_MLP_BIAS, NO_SLIDING_WINDOW, SILU
 from models.mixtral import EXPERT_ROWS, MOE_NORM
 
 __all__ = ["HUGGING_FACE", "DeepSeek"]
@@ -64,7 +65,7 @@ class DeepSeek:
         nope_dim, rope_dim: widths of a head's queries and keys, of what is not rotated and of what is; value_dim: of
             its values.
         rope: rotary frequencies; interleaved: whether neighbours are a pair, see `axon.nn.rope.rotate`. norm_eps: of
-            RMSNorm.
+            RMSNorm; that of latents is 1e-6.
         tied: one matrix for embedding and head.
         multi_token: a block after the last, and of its kind, that predicts the token after the next, for the objective
             `MultiToken`.
@@ -156,7 +157,6 @@ def attention(config: DeepSeek) -> LatentAttention:
         Causal() & SameDocument(),
         rope=config.rope,
         interleaved=config.interleaved,
-        norm_eps=config.norm_eps,
         out_scale=(2 * config.layers) ** -0.5,
     )
 
@@ -235,8 +235,8 @@ BLOCK = (
     Row("mlp.shared_experts.down_proj.weight", "moe/shared/down", "embed mlp"),
 )
 ROWS = EMBEDDING + in_layers(BLOCK)
-LAST = "model.layers.61"
-"""Multi-token prediction's block in files: it is counted as the layer after the last of DeepSeek-V3's."""
+LAST = f"model.layers.{AFTER}"
+"""Multi-token prediction's block in files: it is counted as the layer after the last."""
 AHEAD = (
     Row(f"{LAST}.enorm.weight", "ahead/embedding_norm/scale"),
     Row(f"{LAST}.hnorm.weight", "ahead/hidden_norm/scale"),
@@ -271,6 +271,9 @@ def _kv_heads(default: int | None) -> Converted:
         return {}
 
     return Converted(read, lambda model: {"num_key_value_heads": model.heads}, {"num_key_value_heads": SIZE | NULL})
+
+
+NEXT = "num_nextn_predict_layers"
 
 
 def _read_rope_width(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,14 +321,14 @@ FIELDS = (
     ALL_FULL,
     NO_SLIDING_WINDOW,
     *ignored("aux_loss_alpha", "ep_size", "seq_aux"),
-    Ignored("num_nextn_predict_layers", COUNT | NULL),
     Ignored("num_mtp_layers", COUNT | NULL),
 )
 V2 = (
     *_sizes(102_400, 4096, 11_008, 32, 32, 64, 1407),
+    DIVISIBLE,
     *FIELDS,
     _shared(2),
-    *ignored("head_dim"),
+    *ignored("head_dim", NEXT),
     rope_field(RopeRules(latent=True, width="filled")),
     _kv_heads(None),
     Field("num_experts_per_tok", "routing.top_k", EXPERTS),
@@ -348,6 +351,8 @@ V3 = (
     *_sizes(129_280, 7168, 18_432, 61, 128, 256, 2048),
     *FIELDS,
     _shared(1),
+    # The block is written where there is one, and read where it is asked for, whatever the field says.
+    Converted(lambda config: {}, lambda model: {NEXT: int(model.multi_token)}, {NEXT: COUNT | NULL}),
     Converted(_read_rope_width, lambda model: {}, {"head_dim": SIZE}),
     rope_field(RopeRules(positions=4096, latent=True, width="filled")),
     _kv_heads(128),
@@ -378,7 +383,7 @@ HUGGING_FACE = (
         DeepSeek,
         ROWS + AHEAD,
         V3,
-        SIGMOID | {"multi_token": False},
-        unused=(*UNUSED, f"{LAST}.*"),  # read where it is asked for; transformers leaves it out
+        SIGMOID,
+        unused=(*UNUSED, f"{LAST}.*", "model.layers.61.*"),  # as transformers leaves it out, by the number that V3 has
     ),
 )

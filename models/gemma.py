@@ -24,13 +24,13 @@ from axon.nn import (
     Segment,
     geglu,
 )
-from axon.nn.hugging_face import EPS, Architecture, Constant, Field, Row, ignored, in_layers
+from axon.nn.hugging_face import EPS, Architecture, Constant, Field, Ignored, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
-from models.llama import ATTENTION, EMBEDDING, MLP, NO_BIAS, sizes
+from models.llama import ATTENTION, DIVISIBLE, EMBEDDING, MLP, NO_BIAS, sizes
 
 __all__ = ["HUGGING_FACE", "Gemma"]
 
@@ -176,9 +176,8 @@ ROWS = EMBEDDING + in_layers(
 
 FIELDS = (
     Field("sliding_window", "window", SIZE, 4096),
-    Field(
-        "query_pre_attn_scalar", "query_pre_attn_scalar", number("(0, inf)"), 256, unset=lambda model: model.head_dim
-    ),
+    Field("query_pre_attn_scalar", "query_pre_attn_scalar", SIZE, 256, unset=lambda model: model.head_dim),
+    DIVISIBLE,
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
     Constant("hidden_activation", "gelu_pytorch_tanh"),
     *ignored("hidden_act", "cache_implementation"),
@@ -200,11 +199,11 @@ GEMMA3 = (
     *FIELDS,
     local_layers(6, "sliding_window_pattern"),
     two_ropes(RopeRules(1e6, 10_000.0, positions=131_072)),
-    Field("attn_logit_softcapping", "soft_cap", CAP, None),
+    Ignored("attn_logit_softcapping", CAP),  # which transformers passes over
     Field("final_logit_softcapping", "logit_soft_cap", CAP, None),
     *ignored("_sliding_window_pattern"),
 )
 HUGGING_FACE = (
     Architecture("Gemma2ForCausalLM", "gemma2", Gemma, ROWS, GEMMA2, {"qk_norm": False}),
-    Architecture("Gemma3ForCausalLM", "gemma3_text", Gemma, ROWS, GEMMA3, {"qk_norm": True}),
+    Architecture("Gemma3ForCausalLM", "gemma3_text", Gemma, ROWS, GEMMA3, {"qk_norm": True, "soft_cap": None}),
 )

@@ -14,7 +14,19 @@ from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, NULL, SIZE, list_of, one_of, shown
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
-from axon.nn.hugging_face import EPS, LAYERS, Architecture, Constant, Converted, Field, Row, SameAs, ignored, in_layers
+from axon.nn.hugging_face import (
+    EPS,
+    LAYERS,
+    TOKEN_ID,
+    Architecture,
+    Constant,
+    Converted,
+    Field,
+    Row,
+    SameAs,
+    ignored,
+    in_layers,
+)
 from axon.nn.hugging_face_layers import uniform_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
@@ -184,6 +196,23 @@ def sizes(
     )
 
 
+def _read_divisible(config: Mapping[str, Any]) -> dict[str, Any]:
+    """transformers opens some architectures so alone, whatever their head_dim is."""
+    embed, heads = config["hidden_size"], config["num_attention_heads"]
+    if embed % heads:
+        raise UserError(f"config.json: hidden_size is {embed}; must be divisible by num_attention_heads, {heads}")
+    return {}
+
+
+def _padding(token: int) -> Converted:
+    """`token`: the id that transformers pads with where config.json names none, and refuses if there is none such."""
+    return Converted(
+        lambda config: {},
+        lambda model: {} if token < model.vocab else {"pad_token_id": None},
+        {"pad_token_id": TOKEN_ID},
+    )
+
+
 def _read_nope(config: Mapping[str, Any]) -> dict[str, Any]:
     layers, every = config["num_hidden_layers"], config.get("no_rope_layer_interval", 4)
     rotates = config.get("no_rope_layers")
@@ -210,8 +239,10 @@ NO_BIAS, NO_MLP_BIAS, NO_WINDOW = (
 )
 NO_SLIDING_WINDOW = Constant("sliding_window", None)
 ALL_FULL = uniform_layers()
+DIVISIBLE = Converted(_read_divisible, lambda model: {}, {})
 LLAMA = (
     *sizes(32_000, 4096, 11_008, 32, 32, HEADS),
+    DIVISIBLE,
     rope_field(RopeRules(width="filled")),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
     Field("tie_word_embeddings", "tied", FLAG, False),
@@ -247,6 +278,7 @@ QWEN3 = (
 )
 SMOLLM3 = (
     *sizes(128_256, 2048, 11_008, 36, 16, 4),
+    _padding(128_004),
     rope_field(RopeRules(2_000_000.0, positions=32_768, layered=True)),
     Converted(_read_nope, _write_nope, NOPE),
     NO_WINDOW,
@@ -260,6 +292,7 @@ SMOLLM3 = (
 )
 PHI3 = (
     *sizes(32_064, 3072, 8192, 32, 32, HEADS),
+    _padding(32_000),
     rope_field(RopeRules(positions=4096, phi=True)),
     Field("sliding_window", "window", SIZE | NULL, None),
     uniform_layers("sliding_window"),

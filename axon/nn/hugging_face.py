@@ -122,6 +122,8 @@ class Copy:
 
 
 HEAD = Copy("lm_head.weight", "model.embed_tokens.weight", {"tied": False})
+AFTER = "{after}"
+"""In a name of theirs: the number of the layer after the last, which no array of ours has."""
 UNUSED = ("*.rotary_emb.inv_freq",)
 """What old files have besides: frequencies."""
 

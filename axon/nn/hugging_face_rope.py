@@ -18,6 +18,7 @@ from axon.nn.rope_scaling import (
     ProportionalScaling,
     YarnScaling,
 )
+from axon.nn.sizes import head_dim
 
 CONFIG = "config.json"
 FULL, LOCAL = "full_attention", "sliding_attention"
@@ -118,9 +119,11 @@ def rope_field(rules: RopeRules, *ours: str) -> Converted:
     def write(model: Any) -> dict[str, Any]:
         rope = getattr(model, names[0])
         none = {"rope_type": "default"} if rules.default else None
-        written = {"rope_theta": rope.theta, "rope_scaling": _written(rope) or none}
+        written = {"rope_theta": float(rope.theta), "rope_scaling": _written(rope) or none}
         if rope.fraction != 1:
             written[FRACTION] = rope.fraction
+        if rules.width == "head_dim":
+            written["head_dim"] = head_dim(model)
         return written | _at_the_top(rope)
 
     return Converted(read, write, THEIRS)
@@ -136,7 +139,7 @@ def two_ropes(rules: RopeRules) -> Converted:
     def write(model: Any) -> dict[str, Any]:
         ropes = {FULL: model.rope, LOCAL: model.local_rope}
         nested: dict[str, Any] = {
-            kind: {"rope_type": "default", **(_written(rope) or {}), "rope_theta": rope.theta}
+            kind: {"rope_type": "default", **(_written(rope) or {}), "rope_theta": float(rope.theta)}
             for kind, rope in ropes.items()
         }
         # transformers looks for it beside the kinds of layer, not within.
@@ -259,7 +262,9 @@ def _written(rope: Rope) -> dict[str, Any] | None:
         return None
     kind, scaled = next((kind, one) for kind, one in SCALED.items() if isinstance(rope.scaling, one.scaling))
     defaults = {one.name: one.default for one in fields(rope.scaling)}
-    values = {theirs: getattr(rope.scaling, ours) for theirs, (ours, *_) in scaled.fields.items()}
+    values = {
+        theirs: kind_of.written(getattr(rope.scaling, ours)) for theirs, (ours, kind_of, _) in scaled.fields.items()
+    }
     unset = {theirs for theirs, (ours, *_) in scaled.fields.items() if values[theirs] is None is defaults[ours]}
     listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {"rope_type": kind} | {name: value for name, value in listed.items() if name not in unset}
@@ -270,7 +275,7 @@ def _at_the_top(*ropes: Rope) -> dict[str, Any]:
     written = {}
     for scaling in (rope.scaling for rope in ropes):
         if isinstance(scaling, LongRopeScaling):
-            written[ORIGINAL] = scaling.original
+            written[ORIGINAL] = SIZE.written(scaling.original)
         if isinstance(scaling, DynamicScaling):
-            written[MOST] = scaling.original
+            written[MOST] = SIZE.written(scaling.original)
     return written

@@ -53,6 +53,12 @@ def load(family: str) -> Reference:
         return Reference(about["config"], shapes, buffers, *arrays)
 
 
+def load_sketches(name: str) -> dict[str, np.ndarray]:
+    """Those stored in `name`.npz."""
+    with np.load(FOLDER / f"{name}.npz") as stored:
+        return dict(stored)
+
+
 def save(family: str, made: Reference) -> None:
     """Store `made`; `load` gives it back."""
     about = json.dumps({"config": made.config, "shapes": made.shapes, "buffers": made.buffers})

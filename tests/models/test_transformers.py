@@ -193,7 +193,7 @@ def test_a_config_says_all_of_a_model_and_nothing_is_left_over(name, family):
     assert table_for(one.config) is one.table or name == "phi3"  # which is a Mistral too
     assert not unknown_fields(one.table, one.reference.config)
     said = {field.split(".")[0] for field in read_fields(one.table, one.reference.config)}
-    assert vars(one.config).keys() - LOCAL <= said
+    assert vars(one.config).keys() - LOCAL - {"multi_token"} <= said  # a block that is read where it is asked for
 
 
 @pytest.mark.few(name=("gemma2",), change=[{"soft_cap": None}])

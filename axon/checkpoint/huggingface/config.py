@@ -80,7 +80,7 @@ def write_config(architecture: Architecture, model: Any) -> dict[str, Any]:
         if isinstance(one, Field):
             value = value_at(model, one.ours)
             value = value if one.default is None else one.of(value, model)
-            written |= {} if value is None and one.default is None else {one.theirs: value}
+            written |= {} if value is None and one.default is None else {one.theirs: one.kind.written(value)}
         elif isinstance(one, Constant):
             written[one.theirs] = one.value
         elif isinstance(one, Converted):

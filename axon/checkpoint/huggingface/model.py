@@ -14,7 +14,7 @@ from axon.checkpoint.huggingface.config import read_config, unknown_fields
 from axon.checkpoint.huggingface.copies import with_own_arrays
 from axon.checkpoint.huggingface.hub import CONFIG, model_folder
 from axon.checkpoint.huggingface.load import as_read, check_weights, load, read_shard
-from axon.checkpoint.huggingface.pieces import Pieces, pieces_of
+from axon.checkpoint.huggingface.pieces import Pieces, numbered, pieces_of
 from axon.checkpoint.huggingface.tables import table_of
 from axon.checkpoint.huggingface.weights import Weights
 from axon.errors import UserError
@@ -85,7 +85,7 @@ class HubModel:
         check_weights(
             self.weights,
             found,
-            (*self.table.unused, *(copy.theirs for copy in self.table.copies)),
+            (*(numbered(name, module) for name in self.table.unused), *(copy.theirs for copy in self.table.copies)),
             self.name,
             type(self.model).__name__,
         )

@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
 
@@ -13,7 +13,7 @@ from axon.axes.patterns import Names, PatternError, base
 from axon.checkpoint.huggingface.form import Form, parse_form
 from axon.errors import did_you_mean
 from axon.nn import Param, Variable
-from axon.nn.hugging_face import Architecture, Row
+from axon.nn.hugging_face import AFTER, Architecture, Row
 
 LAYER = "layer"
 SHOWN = 20
@@ -59,6 +59,7 @@ def pieces_of(architecture: Architecture, module: nnx.Module, vocab: int | None)
     found: dict[str, list[Piece]] = defaultdict(list)
     groups: dict[str, int] = defaultdict(int)
     for row in architecture.rows:
+        row = replace(row, theirs=numbered(row.theirs, module))
         for path in _matching(row.ours, arrays):
             for name, at, form in _expanded(row, path, arrays[path], vocab):
                 found[path].append(Piece(name, at, form, groups[name]))
@@ -72,6 +73,11 @@ def pieces_of(architecture: Architecture, module: nnx.Module, vocab: int | None)
     if unnamed := [path for path, (param, _) in _arrays(module).items() if param and path not in found]:
         raise PatternError(f"{architecture.name}: there is no row with these axes for {', '.join(unnamed)}")
     return Pieces(found, shapes, groups)
+
+
+def numbered(name: str, module: nnx.Module) -> str:
+    """A name of theirs, or a pattern, with the number of the layer after the last."""
+    return name.replace(AFTER, str(getattr(module, "num_layers", "")))
 
 
 def declared(module: nnx.Module) -> dict[str, Declared]:

@@ -194,7 +194,10 @@ MISTAKES = [
     ("no file or folder .*nosuch.jsonl", ["generate", "x", "--prompts", "nosuch.jsonl"]),
     ("top_p is 2.0", ["generate", "runs/tiny", "--prompt", "x", "--top-p", "2"]),
     ("min_p is -0.5", ["generate", "runs/tiny", "--prompt", "x", "--min-p", "-0.5"]),
-    ("cannot write tiny.gin: it is a file, not a folder. Give another --run-dir", ["train", "tiny.gin", "--run-dir", "tiny.gin"]),
+    (
+        "cannot write tiny.gin: it is a file, not a folder. Give another --run-dir",
+        ["train", "tiny.gin", "--run-dir", "tiny.gin"],
+    ),
     ("--run-dir is ''; expected a path", ["train", "tiny.gin", "--run-dir", ""]),
     ("Train.run_dir is ''; expected a path", ["train", "tiny.gin", "--set", "Train.run_dir=''"]),
     ("seed", ["train", "tiny.gin", "--set", "Train.seed=18446744073709551616"]),

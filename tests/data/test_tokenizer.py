@@ -96,7 +96,7 @@ def test_a_tokenizer_file_that_cannot_be_used_says_why(tmp_path, trained):
     ]:
         with pytest.raises(UserError, match=said):
             file.load()
-    with pytest.raises(UserError, match="TokenizerFile.path is ''"):
+    with pytest.raises(UserError, match=r"TokenizerFile\.path is ''"):
         TokenizerFile("")
 
 

@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +49,7 @@ def train(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
-    processes: Annotated[int, typer.Option(min=1, help="Train in so many processes of this machine.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, max=1024, help="Train in so many processes of this machine.")] = 1,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Of their coordinator; by default a free one.")
     ] = None,
@@ -338,6 +339,9 @@ OURS = "this is a fault of Axon's, not of yours; please report it with the text 
 
 def main() -> None:
     """Run a command; exit with 0, 2 (the person's mistake), 1 (ours), 124 (hung), or 130 and 143 (interrupted)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a path may hold bytes that are no text
     choose_platform()
     cache_compiled_code(cache_folder() / "xla")
     sys.exit(_exit_code())

@@ -52,6 +52,15 @@ def named(path: str | Path, where: str) -> Path:
     return Path(expanded(path, where)).absolute()
 
 
+def output(path: str | Path, where: str, *suffixes: str) -> Path:
+    """The file that a command writes, `named`. Raises `UserError` for another suffix: so a mistyped path overwrites no
+    configuration or data."""
+    found = named(path, where)
+    if found.suffix.lower() not in suffixes:
+        raise UserError(f"{where} is {str(path)!r}; expected the name of a file that ends in {' or '.join(suffixes)}")
+    return found
+
+
 def location(text: str, where: str) -> str:
     """A URL of a kind that objects can be below, or a path, `expanded`. Raises `UserError` for what is neither."""
     if "://" in text:

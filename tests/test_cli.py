@@ -206,6 +206,8 @@ MISTAKES = [
     ("Train.init_from is ''; expected a path", ["train", "tiny.gin", "--set", "Train.init_from=''"]),
     ("File name too long", ["train", "tiny.gin", "--run-dir", "x" * 300]),
     ("File name too long", ["eval", "x" * 300]),
+    ("--processes", ["train", "tiny.gin", "--processes", str(10**20)]),
+    ("expected s3://", ["checkpoint", "list", "http://host/run"]),
     ("File name too long", ["show", "tiny.gin", "--draw", "x" * 300 + ".png"]),
 ]
 
@@ -216,6 +218,14 @@ def test_a_mistake_gets_one_clear_message_and_exit_code_2(axon, message, argumen
     assert code == 2, out
     assert re.search(message, out), out
     assert "Traceback" not in out
+
+
+@pytest.mark.parametrize("command", [["report", "{}", "--html"], ["compile", "tiny.gin", "--on", "v5e:1x1", "--text"]])
+def test_no_option_that_names_an_output_overwrites_a_configuration(axon, here, command):
+    code, out = axon(*(part.format(here) for part in command), "tiny.gin")
+    assert code == 2, out
+    assert f"{command[-1]} is 'tiny.gin'; expected the name of a file that ends in" in out
+    assert (here / "tiny.gin").read_text() == TINY
 
 
 @pytest.mark.parametrize("name", ["AXON_PROCESS", "AXON_PROCESSES", "AXON_COORDINATOR", "AXON_LAUNCHER"])

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from axon.commands.paths import path
+from axon.disk import output
 
 
 def report(
@@ -25,10 +26,10 @@ def report(
     """
     from axon.run.reporting import RunReport
 
+    target = output(html, "--html", ".html", ".htm") if html is not None else run_dir / "report.html"
     found = RunReport(run_dir)
     for line in [json.dumps(found.summary())] if json_ else found.lines():
         typer.echo(line)
     if html is not None or not json_:
-        page = html or run_dir / "report.html"
-        found.write_page(page)
-        typer.echo(f"page: {page}", err=json_)
+        found.write_page(target)
+        typer.echo(f"page: {html or target}", err=json_)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from axon.config import load, root_of
-from axon.disk import writing
+from axon.disk import output, writing
 from axon.layout import Placement
 from axon.plan.report import Report, compile_step
 from axon.plan.serving import Reading, ServingReport, compile_serving
@@ -24,6 +24,7 @@ def compile_config(path: Path, target: str, overrides: Sequence[str], text: Path
     Raises `ConfigError`, `LayoutError` and `UserError` for what a person has to change, a step that does not fit among
     them.
     """
+    text = text and output(text, "--text", ".txt", ".hlo")
     tree: Train | Serve = load(path, overrides, root=root_of(path, overrides)).tree
     placement = Placement.of(tree.layout, devices(target))
     if isinstance(tree, Serve):

@@ -122,7 +122,7 @@ def evaluate(
     from axon.run.inspect import evaluate_run
 
     found = evaluate_run(run_dir, source, batches, _say)
-    typer.echo(json.dumps(found.metrics()) if json_ else str(found))
+    typer.echo(json.dumps(found.metrics() | {"unit": found.unit, "count": found.count}) if json_ else str(found))
 
 
 def _evaluate_tasks(run_dir: str, names: str, as_json: bool, **options: Any) -> None:

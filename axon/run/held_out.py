@@ -19,13 +19,14 @@ class HeldOutLoss:
     """Loss on held-out data, in nats per `unit`.
 
     Attributes:
-        unit: what the loss is the mean over, see `axon.train.objective.Objective`.
+        unit: what the loss is the mean over, see `axon.train.objective.Objective`. count: how many of them there were.
         bits_per_byte: of the text; None for images, and where not every token is predicted.
         accuracy: the share of images whose likeliest class is theirs; None where the objective does not report it.
     """
 
     loss: float
     unit: str
+    count: int
     bits_per_byte: float | None = None
     accuracy: float | None = None
 
@@ -38,7 +39,7 @@ class HeldOutLoss:
         parts = [f"loss {self.loss:.4f} nats per {self.unit}"]
         parts += [] if self.bits_per_byte is None else [f"{self.bits_per_byte:.4f} bits per byte"]
         parts += [] if self.accuracy is None else [f"accuracy {self.accuracy:.4f}"]
-        return ", ".join(parts)
+        return ", ".join([*parts, f"over {self.count:,} {self.unit}{'s' * (self.count != 1)}"])
 
 
 def held_out_loss(
@@ -46,7 +47,7 @@ def held_out_loss(
 ) -> HeldOutLoss:
     """The evaluator's loss on the first `batches` of the held-out split, None for all.
 
-    Raises `UserError` where it is not finite.
+    Raises `UserError` where it is not finite, or where there is nothing to predict.
     """
     totals, size = {name: np.zeros(2) for name in ("loss", "accuracy")}, 0.0
     total_of = jax.jit(jnp.sum)
@@ -59,10 +60,14 @@ def held_out_loss(
             if lengths is not None and evaluator.unit == TOKEN:
                 size += float(total_of(evaluator.place({"weights": lengths})["weights"]))  # over all processes
     (nats, count), (right, labels) = totals["loss"].tolist(), totals["accuracy"].tolist()
+    if not count:
+        raise UserError(
+            f"the held-out data have nothing to predict: the loss would be the mean over no {evaluator.unit}"
+        )
     if not math.isfinite(nats):
         raise UserError(
             f"the loss on held-out data is {nats}: these parameters are damaged, or training had already diverged when "
             "they were saved. Evaluate an earlier checkpoint"
         )
     bits = nats / math.log(2) / size if size else None
-    return HeldOutLoss(nats / count, evaluator.unit, bits, right / labels if labels else None)
+    return HeldOutLoss(nats / count, evaluator.unit, round(count), bits, right / labels if labels else None)

@@ -40,9 +40,11 @@ class Evaluator:
         return getattr(self.objective, "unit", TOKEN)
 
     def check_layout(self) -> None:
-        """Raise `LayoutError` unless the runtime's layout can shard the parameters and batches of this shape."""
+        """Raise `LayoutError` unless the runtime's layout can shard the parameters and batches of this shape, and the
+        stream between blocks of a module that has one, whose width is `dims["embed"]`."""
         runtime, shape = self.runtime, (self.batch, self.seq)
-        residual = ArraySpec(parse_names(RESIDUAL), (*shape, runtime.module.dims["embed"]))
+        width = getattr(runtime.module, "dims", {}).get("embed")
+        residual = None if width is None else ArraySpec(parse_names(RESIDUAL), (*shape, width))
         validate(runtime.placement, runtime.parameters, ArraySpec(BATCH, shape), residual, self.axes_used)
 
     def axes_used(self) -> frozenset[str]:

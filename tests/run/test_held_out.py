@@ -67,7 +67,8 @@ def mean(batches, name):
 )
 def test_a_loss_is_said_in_the_unit_of_its_objective(objective, unit, rng):
     found = held_out_loss(FakeEvaluator(objective), data([drawn(rng, "loss")], False), {}, {}, None)
-    assert str(found) == f"loss {found.loss:.4f} nats per {unit}"
+    over = f"{found.count} {unit}" + "s" * (found.count != 1)
+    assert str(found) == f"loss {found.loss:.4f} nats per {unit}, over {over}"
     assert found.metrics() == {"loss": found.loss}
 
 
@@ -76,8 +77,9 @@ def test_text_has_bits_per_byte_where_every_token_is_predicted(rng):
     found = held_out_loss(FakeEvaluator(NextToken()), data(batches, True), {}, {}, 2)
     nats = sum(batch["metrics"]["loss"][0] for batch in batches[:2])
     bits = nats / math.log(2) / sum(batch["bytes"].sum() for batch in batches[:2])
-    assert found == HeldOutLoss(pytest.approx(mean(batches[:2], "loss")), "token", pytest.approx(bits))
-    assert str(found).endswith(f" nats per token, {found.bits_per_byte:.4f} bits per byte")
+    count = int(sum(batch["metrics"]["loss"][1] for batch in batches[:2]))
+    assert found == HeldOutLoss(pytest.approx(mean(batches[:2], "loss")), "token", count, pytest.approx(bits))
+    assert f" nats per token, {found.bits_per_byte:.4f} bits per byte, over {count} tokens" in str(found)
     assert held_out_loss(FakeEvaluator(MaskedToken()), data(batches, True), {}, {}, 2).bits_per_byte is None
 
 
@@ -86,7 +88,7 @@ def test_images_have_the_accuracy_that_their_objective_reports(rng):
     found = held_out_loss(FakeEvaluator(Classification()), data(batches, False), {}, {}, None)
     losses = (pytest.approx(mean(batches, name)) for name in ("loss", "accuracy"))
     assert tuple(found.metrics().values()) == tuple(losses)
-    assert str(found).endswith(f" nats per image, accuracy {found.accuracy:.4f}")
+    assert f" nats per image, accuracy {found.accuracy:.4f}, over {found.count} image" in str(found)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -95,3 +97,10 @@ def test_a_loss_that_is_not_finite_says_what_to_do(value, rng):
     batch["metrics"]["loss"] = (np.float32(value), np.float32(1))
     with pytest.raises(UserError, match=f"the loss on held-out data is {value}: .* Evaluate an earlier checkpoint"):
         held_out_loss(FakeEvaluator(NextToken()), data([batch], True), {}, {}, None)
+
+
+def test_held_out_data_without_anything_to_predict_are_refused(rng):
+    batch = drawn(rng, "loss")
+    batch["metrics"]["loss"] = (np.float32(0), np.float32(0))
+    with pytest.raises(UserError, match="the mean over no predicted token"):
+        held_out_loss(FakeEvaluator(MaskedToken()), data([batch], True), {}, {}, None)

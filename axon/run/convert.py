@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from axon.checkpoint import Checkpoints, Store
-from axon.checkpoint.huggingface.config import changed_fields, read_config, unrepresented, write_config
+from axon.checkpoint.huggingface.config import changed_fields, read_config, rewritten, unrepresented, write_config
 from axon.checkpoint.huggingface.hub import CONFIG, GENERATION, PREFIX, PREPROCESSOR, TOKENIZER_FILES, is_hub
 from axon.checkpoint.huggingface.model import HubModel, open_model
 from axon.checkpoint.huggingface.pieces import pieces_of
@@ -103,14 +103,12 @@ def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
     """The config.json of a run's model: that which it came with, where it still says all of it."""
     before = read_json(kept / CONFIG) if (kept / CONFIG).is_file() else {}
     if before and not unrepresented(table := table_of(before), train.model):
-        changed = (
-            write_config(table, train.model) if changed_fields(table, read_config(table, before), train.model) else {}
-        )
-        return before | changed, table
+        changed = changed_fields(table, read_config(table, before), train.model)
+        return rewritten(table, before, train.model) if changed else before, table
     table = table_for(train.model)
     own = hasattr(train.model, "positions") or not isinstance(train.data, Data)
     positions = {} if own else {"max_position_embeddings": train.seq}
-    return write_config(table, train.model) | positions | {"dtype": "float32"}, table
+    return positions | write_config(table, train.model) | {"dtype": "float32"}, table
 
 
 def _write_tokenizer(out: Path, file: TokenizerFile, train: Train, config: Mapping[str, Any]) -> dict[str, Any]:

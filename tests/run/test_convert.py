@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from axon.checkpoint import Reader
+from axon.checkpoint.huggingface.config import read_config
 from axon.data import TokenizerFile
 from axon.errors import UserError
+from axon.nn import DynamicScaling, Rope
 from axon.run import Sample, program
-from axon.run.convert import convert
+from axon.run.convert import _config, convert
 from axon.run.inspect import evaluate_run, generate_text
 from axon.run.trained import open_trained
 from axon.runtime import flattened
@@ -133,6 +135,12 @@ def test_a_run_begins_with_the_weights_of_a_model(tiny, hub, do, tmp_path):
     assert any("Llama.norm_eps is 0.001, and 1e-05" in line for line in do(other, tmp_path / "other", steps=1).lines)
     with pytest.raises(UserError, match="its tokenizer differs from this run's"):
         do(replace(train, data=tiny.data), tmp_path / "tokens", steps=1)
+
+
+def test_the_length_of_training_does_not_change_frequencies(tiny, tmp_path):
+    model = replace(tiny.model, rope=Rope(scaling=DynamicScaling(2.0, 16)))
+    config, table = _config(replace(tiny, model=model), tmp_path)
+    assert read_config(table, config).rope == model.rope
 
 
 def test_what_cannot_be_converted_is_said(hub, trained, tmp_path):

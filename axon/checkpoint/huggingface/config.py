@@ -88,6 +88,14 @@ def write_config(architecture: Architecture, model: Any) -> dict[str, Any]:
     return written
 
 
+def rewritten(architecture: Architecture, before: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """A config.json that says our config, with what it said `before` of other things: nothing that is said in several
+    places, as of rotary frequencies, is left in one of them."""
+    said = {name for one in architecture.fields if not isinstance(one, Ignored) for name in _kinds(one)}
+    said -= {name for one in EVERY for name in _kinds(one)}
+    return {name: value for name, value in before.items() if name not in said} | write_config(architecture, model)
+
+
 def unrepresented(architecture: Architecture, model: Any) -> list[str]:
     """The fields of our config that `architecture` cannot say, as lines; none where it can say all."""
     if not isinstance(model, architecture.model):

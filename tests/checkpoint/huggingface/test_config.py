@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from axon.checkpoint.huggingface.config import read_config, write_config
+from axon.checkpoint.huggingface.config import read_config, rewritten, write_config
 from axon.checkpoint.huggingface.tables import known, table_for, table_of
 from axon.errors import UserError
 from axon.nn import LinearScaling, Llama3Scaling, Rope, YarnScaling
@@ -50,6 +50,14 @@ def test_a_model_goes_out_and_comes_in_as_it_was(model, name):
 
 def test_what_a_config_lacks_is_what_transformers_takes():
     assert read_config(table_of(THEIRS), THEIRS) == replace(LLAMA, kv_heads=4, norm_eps=1e-6)
+
+
+def test_what_was_said_at_another_place_is_not_left_there():
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}
+    before = THEIRS | {"rope_parameters": linear, "partial_rotary_factor": 1.0, "pad_token_id": 3, "mine": 1}
+    after = rewritten(table_of(before), before, LLAMA)
+    assert read_config(table_of(after), after) == LLAMA
+    assert (after["pad_token_id"], after["mine"]) == (3, 1)
 
 
 @pytest.mark.parametrize("described", ["rope_scaling", "rope_parameters"])

@@ -32,7 +32,7 @@ from axon.run.initial_values import InitialValues
 from axon.run.mirrored import copying, fetched
 from axon.run.restore import IN_FLIGHT, check_finite, check_same_mesh, lost_in_flight, restore_state
 from axon.run.saves import Saves
-from axon.run.starting import changes, changes_text, described
+from axon.run.starting import changes, changes_text, described, script_notices
 from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
@@ -154,6 +154,8 @@ class Session:
         record |= {PARENT: parent} if parent else {}
         if self.first:
             self.folder.write(self.train, record)
+            for line in script_notices(self.folder.config.read_text("utf-8")):
+                self.report(line)
             if corpus.tokenizer is not None:
                 corpus.tokenizer.save(self.folder.tokenizer)
         return record

@@ -1,6 +1,7 @@
 """On what a run starts, for its events, and what differs from the start before."""
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -34,3 +35,14 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 def changes_text(changed: Mapping[str, list[Any]]) -> str:
     """`changes` for a person: `mesh {'data': 4} → {'data': 2}, processes 2 → 1`."""
     return ", ".join(f"{name.replace('_', ' ')} {before} → {now}" for name, (before, now) in changed.items())
+
+
+def script_notices(config: str) -> list[str]:
+    """A line on the classes of a run's config.gin that only the script that trains it has, if there are any."""
+    names = re.findall(r"^from __main__ import (\w+)", config, re.MULTILINE)
+    if not names:
+        return []
+    return [
+        f"{', '.join(names)}: defined in the script or notebook that runs, so no command (axon eval, generate, …) can "
+        "open this run: move it to a module of its own, as mine.py, and import it from there"
+    ]

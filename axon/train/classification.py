@@ -12,7 +12,7 @@ from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.train.objective import SEQUENCES, Batch, Sums
+from axon.train.objective import Batch, Sums, sequences_of
 
 IMAGE = ("batch", "height", "width", "channels")
 
@@ -67,7 +67,7 @@ class Classification:
         return {"tokens": jnp.sum(batch["positions"])} | images
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
-        logits, auxiliary = module.classify(batch["image"], key, None if key is None else batch[SEQUENCES])
+        logits, auxiliary = module.classify(batch["image"], key, sequences_of(batch, key))
         logits = axes.shard(logits, "batch _classes")
         each, weights = jax.nn.log_softmax(logits), batch["weights"]
         own = jnp.arange(logits.shape[1]) == batch["label"][:, None]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon import axes
-from axon.train.objective import SEQUENCES, Batch
+from axon.train.objective import Batch, sequences_of
 
 
 def random_words(key: Array, name: str, batch: Batch) -> Array:
@@ -19,6 +19,6 @@ def random_words(key: Array, name: str, batch: Batch) -> Array:
     seq, scope = batch["tokens"].shape[1], axes.current()
     positions = jnp.arange(seq) if scope is None else jnp.asarray(scope.placement.stored_positions(seq))
     key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-    by_sequence = jax.vmap(lambda number: jax.random.fold_in(key, number))(batch[SEQUENCES])
+    by_sequence = jax.vmap(lambda number: jax.random.fold_in(key, number))(sequences_of(batch, key))
     fold = jax.vmap(jax.vmap(jax.random.fold_in, in_axes=(None, 0)), in_axes=(0, None))
     return jax.random.key_data(fold(by_sequence, positions))[..., 0]

@@ -55,7 +55,8 @@ class Faults:
         skips: how many steps may be skipped in all, and skips_in_a_row one after another, before the run stops.
         rollbacks: how often the run may be rolled back before it stops.
         leave_out: how many batches a rollback leaves out: that of the fault, and those before it.
-        hang_seconds: a step that takes longer is hung: the process writes its stacks and ends; None: never.
+        hang_seconds: a step that takes longer is hung: the process writes its stacks and ends; None: never. At least 1,
+            as it is looked at once a second.
         hang_seconds_besides: the same for compiling, restoring, saving, evaluating and sampling.
         replay_every: after so many steps one is done twice and compared bit for bit, which finds devices that compute
             wrongly; None: never. It needs room for one state more (`axon.train.replay`).
@@ -73,7 +74,7 @@ class Faults:
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "skips", "skips_in_a_row", "rollbacks", "leave_out", "replay_every")
-        check_range(self, "(0, 2**31)", "hang_seconds", "hang_seconds_besides")
+        check_range(self, "[1, 2**31)", "hang_seconds", "hang_seconds_besides")
         _check_policy("Faults.not_finite", self.not_finite)
 
     @property

@@ -76,6 +76,17 @@ class Objective(Protocol):
         ...
 
 
+def sequences_of(batch: Batch, key: Array | None) -> Array | None:
+    """The numbers of a batch's sequences in the global batch, int32 `batch`, from which dropout is drawn in training;
+    None without a `key`. Raises `UserError` for a batch that lacks them."""
+    if key is not None and SEQUENCES not in batch:
+        raise UserError(
+            f"with a key, which is for training, the batch needs {SEQUENCES!r}: the number of each sequence in it, as "
+            f"{{**batch, {SEQUENCES!r}: jnp.arange(len(batch['weights']))}}"
+        )
+    return None if key is None else batch[SEQUENCES]
+
+
 @dataclass(frozen=True)
 class NextToken:
     """The next token's negative log-likelihood, in nats, over the real tokens of the batch.
@@ -109,7 +120,7 @@ class NextToken:
 
     def inputs(self, batch: Batch, key: Array | None = None) -> Inputs:
         """A language model's inputs, of a batch; in training, with a `key`."""
-        sequences = None if key is None else batch[SEQUENCES]
+        sequences = sequences_of(batch, key)
         return Inputs(batch["tokens"], batch["positions"], batch["documents"], key=key, sequences=sequences)
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:

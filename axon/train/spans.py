@@ -14,7 +14,7 @@ from axon.checks import check_range
 from axon.errors import UserError
 from axon.nn import Inputs, cross_entropy
 from axon.train.draw import random_words
-from axon.train.objective import SEQUENCES, Batch, NextToken, Sums
+from axon.train.objective import SEQUENCES, Batch, NextToken, Sums, sequences_of
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class SpanCorruption:
         return {"tokens": jnp.sum(batch["weights"])} | dict.fromkeys(("span", "loss"), jnp.sum(batch["counted"]))
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
-        sequences = None if key is None else batch[SEQUENCES]
+        sequences = sequences_of(batch, key)
 
         def inputs(tokens: str, documents: str) -> Inputs:
             return Inputs(batch[tokens], jnp.zeros_like(batch[tokens]), batch[documents], key=key, sequences=sequences)

@@ -66,6 +66,8 @@ def test_skips_are_bounded_in_all_and_in_a_row():
         (lambda: Spikes(loss=None), r"Spikes\.loss and Spikes\.grad_norm are None.* Faults\.spikes to None"),
         (lambda: Spikes(window=1), r"Spikes\.window is 1"),
         (lambda: Faults(hang_seconds=0), r"Faults\.hang_seconds is 0"),
+        (lambda: Faults(hang_seconds=1e-6), r"Faults\.hang_seconds is 1e-06; must be at least 1, or None"),
+        (lambda: Faults(hang_seconds_besides=0.5), r"Faults\.hang_seconds_besides is 0\.5; must be at least 1"),
         (lambda: Faults(replay_every=0), r"Faults\.replay_every is 0"),
     ],
 )

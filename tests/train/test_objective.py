@@ -133,6 +133,14 @@ def test_terms_are_means_over_the_global_batch(layout, model, objective, first_s
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), others, variables)
 
 
+def test_a_batch_without_the_numbers_of_its_sequences_is_refused_with_what_to_add():
+    batch = {name: jnp.zeros((2, 4), jnp.int32) for name in ("tokens", "targets", "positions", "documents", "weights")}
+    with pytest.raises(UserError, match=r"the batch needs 'sequences': .*jnp\.arange\(len\(batch\['weights'\]\)\)"):
+        NextToken().inputs(batch, jax.random.key(0))
+    batch |= {"sequences": jnp.arange(2)}
+    assert NextToken().inputs(batch, jax.random.key(0)).sequences is batch["sequences"]
+
+
 def test_counts_of_microbatches_are_added_up_without_a_loop(rng, packed_batch):
     batch = packed_batch(rng, SEQUENCES, SEQ, MODEL.vocab)
     count = partial(total_counts, NextToken(), number=4)

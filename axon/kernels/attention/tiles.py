@@ -173,4 +173,4 @@ TABLE = Path(__file__).with_name("tiles.json")
 def tiles_for(chip: str) -> Tiles:
     """The tiles for a chip, whichever of its names."""
     table, known = json.loads(TABLE.read_text()), chip_of(chip)
-    return Tiles(**next((table[kind] for kind in (known.kinds if known else ()) if kind in table), {}))
+    return Tiles(**next((table[kind] for kind in (chip, *(known.kinds if known else ())) if kind in table), {}))

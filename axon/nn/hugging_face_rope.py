@@ -22,6 +22,7 @@ from axon.nn.sizes import head_dim
 
 CONFIG = "config.json"
 FULL, LOCAL = "full_attention", "sliding_attention"
+OF_LOCAL = "rope_local_base_freq"
 ORIGINAL, FRACTION, MOST = "original_max_position_embeddings", "partial_rotary_factor", "max_position_embeddings"
 THEIRS = {"rope_scaling": OBJECT | NULL, "rope_parameters": OBJECT | NULL} | dict.fromkeys(
     ("rope_theta", FRACTION, ORIGINAL), ANY
@@ -81,6 +82,19 @@ SCALED = {
     ),
 }
 """`rope_type` → what it is; `default` is none."""
+
+
+NAMES = {"rope_type", "type", "rope_theta", FRACTION}.union(*(scaled.fields for scaled in SCALED.values()))
+
+
+def unknown_in_ropes(config: Mapping[str, Any], by_layer: bool) -> list[str]:
+    """What nothing reads of `rope_scaling` and `rope_parameters`; `by_layer`: whether kinds of layer have their own."""
+    places = {name: config[name] for name in ("rope_scaling", "rope_parameters") if isinstance(config.get(name), dict)}
+    kinds = (FULL, LOCAL) if by_layer else ()
+    nested = {f"{name}.{kind}": one[kind] for name, one in places.items() for kind in kinds if kind in one}
+    inner = {where: one for where, one in nested.items() if isinstance(one, dict)}
+    found = [(where, name) for where, one in (places | inner).items() for name in one if name not in NAMES]
+    return [f"{where}.{name}" for where, name in found if f"{where}.{name}" not in nested]
 
 
 @dataclass(frozen=True)
@@ -147,7 +161,7 @@ def two_ropes(rules: RopeRules) -> Converted:
         beside = {"truncate": False} if truncate and not any(truncate) else {}
         return {"rope_parameters": nested | beside} | _at_the_top(model.local_rope, model.rope)
 
-    return Converted(read, write, THEIRS | {"rope_local_base_freq": ANY})
+    return Converted(read, write, THEIRS | {OF_LOCAL: ANY})
 
 
 def _one(rules: RopeRules, config: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -185,7 +199,7 @@ def _two(rules: RopeRules, config: Mapping[str, Any]) -> dict[str, tuple[str, di
         both = both | {FULL: read_field(where, both, FULL, OBJECT) | scaling}
     thetas = {FULL: config.get("rope_theta", rules.theta), LOCAL: rules.local_theta}
     if rules.local_theta != rules.theta:
-        thetas[LOCAL] = config.get("rope_local_base_freq", rules.local_theta)
+        thetas[LOCAL] = config.get(OF_LOCAL, rules.local_theta)
     found = {}
     for kind, theta in thetas.items():
         described: dict[str, Any] = dict(

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_type_hints
 from axon.errors import UserError
 from axon.foreign_json import NULL, OBJECT, SIZE, TEXT, Kind, list_of, one_of, read_field, shown
 from axon.nn.hugging_face import TOKEN_ID, Architecture, Constant, Converted, Field, Ignored, SameAs, ignored
+from axon.nn.hugging_face_rope import OF_LOCAL, unknown_in_ropes
 
 LOCAL = frozenset({"remat", "unroll", "vocab_multiple", "exchange", "margin", "dropout", "routing.bias_rate"})
 """Fields of our configs that say how a model is computed, stored or trained, not which one it is."""
@@ -128,7 +129,8 @@ def _changed(architecture: Architecture, said: Mapping[str, Any], model: Any) ->
 
 def unknown_fields(architecture: Architecture, config: Mapping[str, Any]) -> list[str]:
     """Names of a config.json that nothing here reads."""
-    return sorted(config.keys() - kinds_of(architecture).keys() - {"quantization_config"})
+    known = kinds_of(architecture).keys() | {"quantization_config"}
+    return sorted(config.keys() - known) + unknown_in_ropes(config, by_layer=OF_LOCAL in known)
 
 
 def value_at(config: Any, name: str) -> Any:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from axon.checkpoint.huggingface.config import read_config, rewritten, write_config
+from axon.checkpoint.huggingface.config import read_config, rewritten, unknown_fields, write_config
 from axon.checkpoint.huggingface.tables import known, table_for, table_of
 from axon.errors import UserError
 from axon.nn import LinearScaling, Llama3Scaling, Rope, YarnScaling
@@ -58,6 +58,15 @@ def test_what_was_said_at_another_place_is_not_left_there():
     after = rewritten(table_of(before), before, LLAMA)
     assert read_config(table_of(after), after) == LLAMA
     assert (after["pad_token_id"], after["mine"]) == (3, 1)
+
+
+def test_fields_of_frequencies_that_nothing_reads_are_told():
+    nested = {"full_attention": {"rope_type": "default", "mine": 1}, "yours": 2}
+    config = THEIRS | {"rope_scaling": {"type": "linear", "factor": 2.0, "finetuned": True}, "rope_parameters": nested}
+    told = ["rope_scaling.finetuned", "rope_parameters.full_attention", "rope_parameters.yours"]
+    assert unknown_fields(table_of(config), config) == told
+    told = ["rope_scaling.finetuned", "rope_parameters.yours", "rope_parameters.full_attention.mine"]
+    assert unknown_fields(known()["Gemma3ForCausalLM"], config) == told
 
 
 @pytest.mark.parametrize("described", ["rope_scaling", "rope_parameters"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from axon.axes.array_spec import Specs
@@ -11,6 +10,7 @@ from axon.disk import check_paths
 from axon.errors import UserError, suggest
 from axon.fields import Location
 from axon.train.given import check_given
+from axon.train.path_patterns import Patterns, check_patterns, listed, matches
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class InitFrom:
 
     Args:
         source: the folder of a run or its mirror's URL, or `hf:DIR_OR_NAME`.
-        paths: shell-style patterns of this model's parameters, as `Group.paths`: all that match one are taken, and no
-            others.
+        paths: a shell-style pattern of this model's parameters, or several, as `Group.paths`: all that match are taken,
+            and no others.
         rename: pairs (old, new) of the beginnings of paths, whole parts of them, in the source and in this model: for
             each path the first pair that fits applies. '' is the beginning of every path: `('encoder', '')` takes a
             subtree, `('', 'encoder')` puts all into one.
@@ -33,7 +33,7 @@ class InitFrom:
     """
 
     source: Location
-    paths: tuple[str, ...] = ("*",)
+    paths: Patterns = ("*",)
     rename: tuple[tuple[str, str], ...] = ()
     cast: bool = False
     optimizer: bool = False
@@ -55,11 +55,11 @@ class InitFrom:
     @property
     def whole(self) -> bool:
         """Whether it takes all of a model, as it is named there."""
-        return "*" in self.paths and not self.rename
+        return "*" in listed(self.paths) and not self.rename and not any(one[0] == "!" for one in listed(self.paths))
 
     def takes(self, path: str) -> bool:
         """Whether this model's parameter `path` is to be taken."""
-        return any(fnmatchcase(path, pattern) for pattern in self.paths)
+        return matches(path, self.paths)
 
     def renamed(self, path: str) -> str:
         """The path in this model of the source's `path`."""
@@ -94,12 +94,7 @@ class InitFrom:
         return taken
 
     def _check_patterns(self, offered: Mapping[str, Any], parameters: Specs) -> None:
-        for pattern in self.paths:
-            if not any(fnmatchcase(path, pattern) for path in parameters):
-                raise UserError(
-                    f"InitFrom.paths has {pattern!r}, which matches no parameter of this model."
-                    f"{suggest(pattern, parameters)}"
-                )
+        check_patterns("InitFrom.paths", self.paths, parameters, "of this model")
         for old, _ in self.rename:
             if not any(_begins(path, old) for path in offered):
                 raise UserError(

@@ -159,7 +159,7 @@ def test_all_that_differs_is_listed_with_what_was_probably_meant():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"paths": ("a/quer",)}, r"InitFrom.paths has 'a/quer', which matches no .*Did you mean 'a/query'"),
+        ({"paths": ("a/quer",)}, r"InitFrom.paths = 'a/quer' matches none of .*Did you mean 'a/query'"),
         ({"rename": (("encc", ""),)}, r"InitFrom.rename has 'encc', with which .*Did you mean 'enc'"),
         ({"rename": (("enc/a", ""), ("enc/out", "key"))}, "gives enc/a/key and enc/out of run one path: key"),
     ],

@@ -1,12 +1,12 @@
 """Parameter groups: learning rates, decay and freezing by path, in one ordered list."""
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from axon.checks import check_range
-from axon.errors import UserError, suggest
+from axon.errors import UserError
 from axon.nn import ParamSpec
+from axon.train.path_patterns import Patterns, check_patterns, matches
 
 Parameters = Mapping[str, ParamSpec]
 """Path → specification."""
@@ -17,13 +17,14 @@ class Group:
     """Parameters with a rate or decay of their own. Of several groups the first whose pattern matches applies.
 
     Args:
-        paths: a shell-style pattern for paths of parameters, as "embedding/*" or "*/attention/*".
+        paths: a shell-style pattern for paths of parameters, as "embedding/*" or "*/attention/*", or several; those
+            that begin with `!` leave out: ("!*/lora_a", "!*/lora_b") is all but these.
         rate: times the schedule. weight_decay: instead of the optimizer's, and on whatever matches, vectors too; None
             for the optimizer's. frozen: whether they are left unchanged, bit for bit: they have no state, and their
             gradients are not computed.
     """
 
-    paths: str
+    paths: Patterns
     rate: float = 1.0
     weight_decay: float | None = None
     frozen: bool = False
@@ -44,12 +45,8 @@ REST = Group("*")
 def group_of_each(parameters: Parameters, groups: Sequence[Group]) -> dict[str, Group]:
     """Path → its group. Raises `UserError` for one that has none of these parameters."""
     for group in groups:
-        if not any(fnmatch.fnmatchcase(path, group.paths) for path in parameters):
-            raise UserError(
-                f"Group.paths = {group.paths!r} matches none of the parameters that this optimizer updates."
-                f"{suggest(group.paths, parameters)}"
-            )
-    each = {path: next((g for g in groups if fnmatch.fnmatchcase(path, g.paths)), REST) for path in parameters}
+        check_patterns("Group.paths", group.paths, parameters, "that this optimizer updates")
+    each = {path: next((g for g in groups if matches(path, g.paths)), REST) for path in parameters}
     for group in groups:
         if not any(group is own for own in each.values()):
             raise UserError(

@@ -19,9 +19,10 @@ from axon.errors import UserError
 from axon.runtime import Runtime
 from axon.serve.encoder_decoder import EncoderDecoder
 from axon.serve.offline import write
-from axon.serve.request import Request, Sampling
+from axon.serve.request import Request, Sampling, check_ids
 from axon.serve.score import Scorer
 from axon.serve.teacher_forcing import Continuation
+from axon.serve.unpaged import vocab_of
 
 Report = Callable[[str], None]
 
@@ -66,7 +67,9 @@ class HarnessModel(TemplateLM):
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """The ids of a document that begins with `string`; without special tokens, those of the text alone."""
-        return self._inner.encode(string) if add_special_tokens is False else self._inner.prompt(string)
+        ids = self._inner.encode(string) if add_special_tokens is False else self._inner.prompt(string)
+        check_ids(ids, vocab_of(self._runtime.module), self._inner, "a task's text")
+        return ids
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
@@ -102,7 +105,7 @@ class HarnessModel(TemplateLM):
         totals, wanted, owners = [0.0] * len(requests), [], []
         for number, request in enumerate(requests):
             windows = get_rolling_token_windows(
-                token_list=self._inner.encode(request.args[0]),
+                token_list=self.tok_encode(request.args[0], add_special_tokens=False),
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.max_length,
                 context_len=1,

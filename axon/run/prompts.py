@@ -58,7 +58,7 @@ def generate_texts(
 
     def asked(sample: Sample) -> Request:
         request = request_of(sample, tokenizer)
-        check_request(runtime.module, request)
+        check_request(runtime.module, request, tokenizer)
         return request
 
     requests = list(_of_each(samples, asked).values())

@@ -143,7 +143,7 @@ class Session:
         if source is not None:
             source.check_same_tokens(tokenizer.to_json(), self.program.runtime)
         if self.train.sample is not None:  # a mistake is reported now, not after the last step
-            check_request(self.program.module, request_of(self.train.sample, tokenizer))
+            check_request(self.program.module, request_of(self.train.sample, tokenizer), tokenizer)
 
     def _claim_folder(self, corpus: Prepared, source: Source) -> dict[str, Any]:
         """Record this run in its folder, unless the folder has another run; returns the record."""

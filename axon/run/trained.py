@@ -114,7 +114,7 @@ class TrainedRun:
             raise UserError(f"there is no file {self.folder.tokenizer}: `axon train` on this run writes it again")
         trained_with, path = getattr(self.train.data, "tokenizer", None), str(self.folder.tokenizer)
         given = isinstance(trained_with, TokenizerFile)
-        return _fitting(replace(trained_with, path=path) if given else TokenizerFile(path), self.train.model, "run")
+        return replace(trained_with, path=path) if given else _fitting(TokenizerFile(path), self.train.model)
 
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         reader = self.reader()
@@ -185,7 +185,7 @@ class TrainedHub:
     @property
     def tokenizer(self) -> TokenizerFile:
         _check_text(self.train, self.hub.name)
-        return _fitting(tokenizer_of(self.hub.folder), self.hub.model, "model")
+        return tokenizer_of(self.hub.folder)
 
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         for line in self._differences(model):
@@ -281,9 +281,11 @@ def _check_text(train: Train, name: str | Path) -> None:
         raise UserError(f"{name} is a model of images: it has no tokenizer, and neither reads nor writes text")
 
 
-def _fitting(file: TokenizerFile, model: Any, of: str) -> TokenizerFile:
+def _fitting(file: TokenizerFile, model: Any) -> TokenizerFile:
+    """The tokenizer that a run trained: one with more ids than the model is another run's. One of others may have some
+    that the model has not, which a prompt is then refused for."""
     if (ids := file.load().vocab) > model.vocab:
-        raise UserError(f"{file.path} has {ids} ids, and the run's model {model.vocab}: it belongs to another {of}")
+        raise UserError(f"{file.path} has {ids} ids, and the run's model {model.vocab}: it belongs to another run")
     return file
 
 

@@ -21,6 +21,7 @@ from axon.errors import UserError
 from axon.nn import Inputs, LanguageModel
 from axon.runtime import Runtime
 from axon.serve.pooling import Pooling
+from axon.serve.request import check_ids
 from axon.serve.unsplit import unsplit
 
 SHORTEST = 32
@@ -123,6 +124,7 @@ class Embedder:
         self.encoders = tuple(encoders)
         one = self.encoders[0]
         self.pooling, self.max_length, self.width = one.pooling, one.max_length, one.width
+        self.vocab: int = getattr(one.runtime.module, "vocab", None) or one.runtime.module.dims["vocab"]
         self._waiting: dict[int, deque[_Text]] = {length: deque() for length in one.lengths}
         self._asked: dict[int, _Asked] = {}
         self._submitted = 0
@@ -139,6 +141,7 @@ class Embedder:
         for ids in texts:
             if not 1 <= len(ids) <= self.max_length:
                 raise UserError(f"a text of {len(ids)} tokens; must have at least 1 and at most {self.max_length}")
+            check_ids(ids, self.vocab, None, "a text")
         self._submitted += 1
         asked = self._asked[self._submitted] = _Asked(self._submitted, [None] * len(texts))
         for place, ids in enumerate(texts):

@@ -13,7 +13,7 @@ from axon.errors import UserError
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.drafting import Drafting
-from axon.serve.request import Finish, Request, Update
+from axon.serve.request import Finish, Request, Update, check_ids
 from axon.serve.runner import Runner
 from axon.serve.sampler import Drawn, on_host
 from axon.serve.scheduler import Scheduled
@@ -100,8 +100,7 @@ class Engine:
                 f"the prompt has {length} tokens, and a request has room for {self.max_length}, its text included; "
                 "shorten the prompt"
             )
-        if wrong := [token for token in request.prompt if not 0 <= token < self.vocab]:
-            raise UserError(f"the prompt has the id {wrong[0]}; this model's are from 0 to {self.vocab - 1}")
+        check_ids(request.prompt, self.vocab, self.tokenizer, "the prompt")
         tokens = min(request.sampling.tokens, self.max_length - length)
         self._scheduler.check_fits(length, tokens)
         number = self._submitted + 1

@@ -73,7 +73,7 @@ def write(
     `check_request` before anything runs.
     """
     for request in requests:
-        check_request(runtime.module, request)
+        check_request(runtime.module, request, tokenizer)
     if keeps_pages(runtime):
         capacity = capacity_for(requests, runtime.module.max_length)
         return answers(Engine(runtime, parameters, variables, tokenizer=tokenizer, capacity=capacity), requests)

@@ -10,7 +10,15 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from axon.checks import check_range
+from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
+
+
+def check_ids(ids: Sequence[int], vocab: int, tokenizer: Tokenizer | None, what: str) -> None:
+    """Raise `UserError` for an id of `what` that a model of `vocab` ids has not: its tokenizer may have more."""
+    if (wrong := next((token for token in ids if not 0 <= token < vocab), None)) is not None:
+        text = "" if tokenizer is None or wrong < 0 else f" ({tokenizer.decode([wrong])!r})"
+        raise UserError(f"{what} has the id {wrong}{text}; this model's are from 0 to {vocab - 1}")
 
 
 @dataclass(frozen=True)

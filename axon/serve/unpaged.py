@@ -15,7 +15,7 @@ from axon.errors import UserError
 from axon.nn import Head
 from axon.runtime import Runtime
 from axon.serve.policy import check_bias, draws
-from axon.serve.request import Request, Update
+from axon.serve.request import Request, Update, check_ids
 from axon.serve.sampler import draw, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
@@ -79,7 +79,7 @@ class UnpagedWriter:
     def stream(self, request: Request) -> Iterator[Update]:
         """The updates of a request as they come, a token each; the prompt's log-probabilities are not among them."""
         model: Generative = self.runtime.module
-        check_request(model, request)
+        check_request(model, request, self.tokenizer)
         begun = request.prompt if model.start_id is None else (model.start_id,)
         sequence, vocab = Sequence(replace(request, prompt=begun), 1, 1), vocab_of(model)
         stream, update = Stream(sequence, vocab, self.tokenizer), None
@@ -121,9 +121,9 @@ def check_writes(model: Any) -> None:
         )
 
 
-def check_request(model: Any, request: Request) -> None:
+def check_request(model: Any, request: Request, tokenizer: Tokenizer | None = None) -> None:
     """Raise `UserError` if `model` writes no text, its positions are too few for a prompt and all tokens that are asked
-    for, or it has not the ids of `Sampling.logit_bias`."""
+    for, or it has not the ids of the prompt, whose text is then that of `tokenizer`, or of `Sampling.logit_bias`."""
     check_writes(model)
     prompt, tokens = len(request.prompt), request.sampling.tokens
     if model.max_length is not None and prompt + tokens > model.max_length:
@@ -131,6 +131,7 @@ def check_request(model: Any, request: Request) -> None:
             f"a prompt of {prompt} tokens and {tokens} more need {prompt + tokens} positions, and this model has "
             f"{model.max_length}: shorten the prompt, or lower Sampling.tokens"
         )
+    check_ids(request.prompt, vocab_of(model), tokenizer, "the prompt")
     check_bias(request.sampling, vocab_of(model))
 
 

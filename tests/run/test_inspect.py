@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 
 from axon.checkpoint import Reader
 from axon.data import Bpe, TokenizerFile
@@ -17,6 +18,7 @@ from axon.layout import Layout
 from axon.nn import Inputs
 from axon.observe.metrics import read_metrics
 from axon.run import program
+from axon.run.convert import convert
 from axon.run.inspect import evaluate_run, generate_text, runtime_of
 from axon.serve.request import Sampling
 
@@ -163,6 +165,21 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused(copied, rng):
         evaluate_run(copied, None, None, silent)
     with pytest.raises(UserError, match=said):
         generate_text(copied, "alpha", Sampling(), silent)
+
+
+def test_a_tokenizer_of_the_hub_may_have_more_ids_than_the_model_and_a_text_with_one_is_refused(trained, few, tmp_path):
+    hub, run, said = tmp_path / "hub", tmp_path / "run", r"has the id 320 \('<|image|>'\)".replace("|", r"\|")
+    with few(1):
+        convert(str(trained.folder), f"hf:{hub}", silent)
+        inner = tokenizers.Tokenizer.from_file(str(hub / "tokenizer.json"))
+        inner.add_tokens([f"<{number}>" for number in range(320 - inner.get_vocab_size())])
+        inner.add_special_tokens(["<|image|>"])
+        inner.save(str(hub / "tokenizer.json"))
+        convert(f"hf:{hub}", str(run), silent)
+        for path in (f"hf:{hub}", str(run)):
+            assert generate_text(path, "alpha", Sampling(2), silent).startswith("alpha")
+            with pytest.raises(UserError, match=said):
+                generate_text(path, "alpha <|image|>", Sampling(2), silent)
 
 
 def test_a_prompt_that_is_not_text_is_refused(copied):

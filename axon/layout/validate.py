@@ -76,11 +76,12 @@ def _indivisible(placement: Placement, spec: ArraySpec, kind: str) -> Iterator[t
             if problem := _not_stages(placement, size, over, kind):
                 yield name, problem
         elif size % num_shards:
+            padded = " (the model's field vocab_multiple pads it)" if name == "vocab" else ""
             yield (
                 name,
                 f"axis {name!r} of size {size} is not divisible by {num_shards}, the devices along mesh axis {over} "
-                f"({kind}). Choose a size of {name!r} that {num_shards} divides, another size of the mesh axis, or "
-                + _way_out(placement, name, size, kind),
+                f"({kind}). Choose a size of {name!r} that {num_shards} divides{padded}, another size of the mesh "
+                f"axis, or {_way_out(placement, name, size, kind)}",
             )
 
 

@@ -234,7 +234,8 @@ class TrainedHub:
         if type(model) is not type(self.hub.model):
             kinds = type(self.hub.model).__name__, type(model).__name__
             raise UserError(
-                f"{self.hub.name} is a {kinds[0]}, and Train.model is a {kinds[1]}: set it to @{kinds[0]}()"
+                f"{self.hub.name} is a {kinds[0]}, and Train.model is a {kinds[1]}: set it to @{kinds[0]}(), or take "
+                "what they share by Train.init_from = @InitFrom() with InitFrom.paths and InitFrom.rename"
             )
         kind, theirs = type(model).__name__, self.hub.model
         changed = changed_fields(self.hub.table, theirs, model)

@@ -29,6 +29,11 @@ def test_an_indivisible_axis_is_said_once_with_path_sizes_and_the_fix(placed):
     assert "Layout.rows = {'heads': None}" in message
 
 
+def test_an_indivisible_vocabulary_is_told_what_pads_it(placed):
+    (message,) = problems(placed({"tensor": 4}), {"embedding": ArraySpec(("vocab", "embed"), (30, 8))})
+    assert "that 4 divides (the model's field vocab_multiple pads it)" in message
+
+
 def test_an_axis_that_only_a_later_kind_splits_is_named_with_that_kind(placed):
     parameters = {"norm": ArraySpec(("embed",), (30,))}
     (message,) = problems(placed({"data": 4}, zero=1), parameters)

@@ -100,7 +100,8 @@ def open_model(name: str) -> HubModel:
         table = table_of(config)
         model, unknown = read_config(table, config), unknown_fields(table, config)
     except UserError as error:
-        raise UserError(f"{folder}/{error}") from error
+        between = "/" if str(error).startswith(CONFIG) else f"/{CONFIG}: "
+        raise UserError(f"{folder}{between}{error}") from error
     weights = Weights(folder)
     model, remarks = with_own_arrays(table, model, weights)
     remarks += [f"config.json: fields that Axon does not read: {', '.join(unknown)}"] if unknown else []

@@ -11,9 +11,10 @@ from axon.axes import add, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
-from axon.foreign_json import SIZE
+from axon.foreign_json import SIZE, one_of
 from axon.kernels.attention import SameDocument
 from axon.nn import (
+    ACTIVATIONS,
     MLP,
     Attention,
     Auxiliary,
@@ -24,8 +25,8 @@ from axon.nn import (
     LayerNorm,
     Param,
     Segment,
+    check_activation,
     constant,
-    exact_gelu,
 )
 from axon.nn.flops import paths_in
 from axon.nn.hugging_face import (
@@ -55,7 +56,8 @@ class Bert:
 
     Args:
         vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. types: of tokens, as of the first and
-            the second sentence. norm_eps: of LayerNorm.
+            the second sentence. norm_eps: of LayerNorm. activation: of MLPs and head, by its name in
+            `axon.nn.ACTIVATIONS`.
         dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         head: whether it predicts masked tokens; without, it is an encoder alone, as those that embed sentences are.
@@ -70,6 +72,7 @@ class Bert:
     positions: int = 512
     types: int = 2
     norm_eps: float = 1e-12
+    activation: str = "gelu"
     dropout: float = 0.1
     vocab_multiple: int = 1
     head: bool = True
@@ -82,6 +85,7 @@ class Bert:
         check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")
+        check_activation(self)
         if self.embed % self.heads:
             raise UserError(f"Bert: embed {self.embed} is not divisible by heads {self.heads}")
         remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MLP.remat_names))
@@ -143,6 +147,7 @@ class BertModel(BertEncoder):
         dims = self.dims
         self.transform, self.transform_bias = Param("embed embed_out", dims), Param("embed_out", dims, constant(0.0))
         self.transform_norm = LayerNorm("embed", dims, config.norm_eps)
+        self.activation = ACTIVATIONS[config.activation]
         self.output_bias = Param("vocab", dims, constant(0.0))
 
     def masked_logits(self, x: Array, places: str = "_places") -> Array:
@@ -150,7 +155,7 @@ class BertModel(BertEncoder):
         sequence; `places` is the name of their axis."""
         embed = f"batch {places} embed"
         out = einsum(f"{embed}, embed embed_out -> {embed}_out", x, self.transform)
-        out = exact_gelu(add(f"{embed}_out, embed_out -> {embed}_out", out, self.transform_bias))
+        out = self.activation(add(f"{embed}_out, embed_out -> {embed}_out", out, self.transform_bias))
         out = self.transform_norm(shard(out, embed), embed)
         of_vocab = f"batch {places} vocab"
         logits = einsum(f"{embed}, vocab embed -> {of_vocab}", out, self.embedding.table)
@@ -166,7 +171,7 @@ class Block(nnx.Module):
         dims = config.dims
         self.attention = Attention(dims, SameDocument(), bias=True, out_bias=True)
         self.attention_norm = LayerNorm("embed", dims, config.norm_eps)
-        self.mlp = MLP(dims, activation=exact_gelu)
+        self.mlp = MLP(dims, activation=ACTIVATIONS[config.activation])
         self.mlp_norm = LayerNorm("embed", dims, config.norm_eps)
         self.attention_dropout = Dropout(config.dropout, "attention")
         self.mlp_dropout = Dropout(config.dropout, "mlp")
@@ -223,7 +228,7 @@ FIELDS = (
     Field("type_vocab_size", "types", SIZE, 2),
     Field("layer_norm_eps", "norm_eps", EPS, 1e-12),
     Field("hidden_dropout_prob", "dropout", RATE, 0.1),
-    Constant("hidden_act", "gelu"),
+    Field("hidden_act", "activation", one_of(*ACTIVATIONS), "gelu"),
     Constant("is_decoder", False),
     Constant("add_cross_attention", False),
     Constant("position_embedding_type", "absolute", also=(None,)),

@@ -25,6 +25,8 @@ from axon.nn import (
     Routing,
     Segment,
     YarnScaling,
+    check_activation,
+    gated,
 )
 from axon.nn.hugging_face import (
     AFTER,
@@ -66,7 +68,7 @@ class DeepSeek:
             its values.
         rope: rotary frequencies; interleaved: whether neighbours are a pair, see `axon.nn.rope.rotate`. norm_eps: of
             RMSNorm; that of latents is 1e-6.
-        tied: one matrix for embedding and head.
+        activation: of gates, by its name in `axon.nn.ACTIVATIONS`. tied: one matrix for embedding and head.
         multi_token: a block after the last, and of its kind, that predicts the token after the next, for the objective
             `MultiToken`.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
@@ -94,6 +96,7 @@ class DeepSeek:
     rope: Rope = Rope(10_000.0, YarnScaling(40.0, original=4096, mscale_all_dim=1.0))
     interleaved: bool = True
     norm_eps: float = 1e-6
+    activation: str = "silu"
     tied: bool = False
     multi_token: bool = False
     vocab_multiple: int = 1
@@ -106,6 +109,7 @@ class DeepSeek:
         check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, 2**31)", "first_dense", "shared")
         check_range(self, "[0, inf)", "norm_eps")
+        check_activation(self)
         check_exchange(self.exchange, self.margin)
         if self.rope_dim % 2:
             raise UserError(f"DeepSeek: rope_dim {self.rope_dim} is odd, and rotary embedding rotates pairs")
@@ -171,7 +175,7 @@ class DenseBlock(nnx.Module):
         self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
         self.attention = attention(config)
         self.mlp_norm = RMSNorm("embed", config.dims, config.norm_eps)
-        self.mlp = GatedMLP(config.dims, out_scale=(2 * config.layers) ** -0.5)
+        self.mlp = GatedMLP(config.dims, activation=gated(config.activation), out_scale=(2 * config.layers) ** -0.5)
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
@@ -198,6 +202,7 @@ class ExpertBlock(nnx.Module):
             shared=config.shared,
             exchange=config.exchange,
             margin=config.margin,
+            activation=gated(config.activation),
             out_scale=(2 * config.layers) ** -0.5,
         )
 

@@ -22,7 +22,8 @@ from axon.nn import (
     RMSNorm,
     Rope,
     Segment,
-    geglu,
+    check_activation,
+    gated,
 )
 from axon.nn.hugging_face import EPS, Architecture, Constant, Field, Ignored, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import local_layers
@@ -30,7 +31,7 @@ from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
-from models.llama import ATTENTION, DIVISIBLE, EMBEDDING, MLP, NO_BIAS, sizes
+from models.llama import ACTIVATION, ATTENTION, DIVISIBLE, EMBEDDING, MLP, sizes
 
 __all__ = ["HUGGING_FACE", "Gemma"]
 
@@ -46,6 +47,8 @@ class Gemma:
         query_pre_attn_scalar: scores are divided by its square root; head_dim by default.
         soft_cap, logit_soft_cap: c of c·tanh(score / c), and of the logits; None for none (Gemma 3).
         qk_norm: RMSNorm of each head's queries and keys (Gemma 3). norm_eps: of RMSNorm.
+        bias: on queries, keys, values and the attention's output. activation: of the MLP's gate, by its name in
+            `axon.nn.ACTIVATIONS`.
         tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
@@ -66,6 +69,8 @@ class Gemma:
     soft_cap: float | None = None
     logit_soft_cap: float | None = None
     qk_norm: bool = False
+    bias: bool = False
+    activation: str = "gelu_pytorch_tanh"
     tied: bool = True
     norm_eps: float = 1e-6
     vocab_multiple: int = 1
@@ -79,6 +84,7 @@ class Gemma:
         check_range(self, "(0, inf)", "query_pre_attn_scalar", "soft_cap", "logit_soft_cap")
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
+        check_activation(self)
         names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
         remat_by_kind(self.remat, dict.fromkeys(self.kinds, names))
 
@@ -147,11 +153,13 @@ class Block(nnx.Module):
             rope=rope,
             scale=(config.query_pre_attn_scalar or config.head_dim) ** -0.5,
             soft_cap=config.soft_cap,
+            bias=config.bias,
+            out_bias=config.bias,
             qk_norm=(lambda heads: config.norm("head_dim")) if config.qk_norm else None,
             out_scale=scale,
         )
         self.mlp_norm, self.mlp_post_norm = config.norm("embed"), config.norm("embed")
-        self.mlp = GatedMLP(dims, activation=geglu, out_scale=scale)
+        self.mlp = GatedMLP(dims, activation=gated(config.activation), out_scale=scale)
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
@@ -179,9 +187,9 @@ FIELDS = (
     Field("query_pre_attn_scalar", "query_pre_attn_scalar", SIZE, 256, unset=lambda model: model.head_dim),
     DIVISIBLE,
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
-    Constant("hidden_activation", "gelu_pytorch_tanh"),
+    Field("hidden_activation", "activation", ACTIVATION, "gelu_pytorch_tanh"),
     *ignored("hidden_act", "cache_implementation"),
-    NO_BIAS,
+    Field("attention_bias", "bias", FLAG, False),
     Constant("use_bidirectional_attention", False, also=(None,)),
     Field("tie_word_embeddings", "tied", FLAG, True),
 )

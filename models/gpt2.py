@@ -8,9 +8,22 @@ from jax.ad_checkpoint import checkpoint_name
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
-from axon.foreign_json import FLAG, NULL, SIZE
+from axon.foreign_json import FLAG, NULL, SIZE, one_of
 from axon.kernels.attention import Causal, SameDocument
-from axon.nn import MLP, Attention, Auxiliary, Depth, Dropout, Embedding, Inputs, LanguageModel, LayerNorm, Segment
+from axon.nn import (
+    ACTIVATIONS,
+    MLP,
+    Attention,
+    Auxiliary,
+    Depth,
+    Dropout,
+    Embedding,
+    Inputs,
+    LanguageModel,
+    LayerNorm,
+    Segment,
+    check_activation,
+)
 from axon.nn.hugging_face import (
     EPS,
     LAYERS,
@@ -38,7 +51,7 @@ class GPT2:
     Args:
         vocab, embed, layers, heads, mlp: sizes; positions: the longest sequence. norm_eps: of LayerNorm.
         dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
-        tied: one matrix for embedding and head.
+        activation: of the MLP, by its name in `axon.nn.ACTIVATIONS`. tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
@@ -52,6 +65,7 @@ class GPT2:
     norm_eps: float = 1e-5
     dropout: float = 0.1
     tied: bool = True
+    activation: str = "gelu_new"
     vocab_multiple: int = 1
     remat: RematByKind = field(default="none", metadata=RESUMABLE)
     unroll: bool | None = field(default=None, metadata=RESUMABLE)
@@ -61,6 +75,7 @@ class GPT2:
         check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")
+        check_activation(self)
         if self.embed % self.heads:
             raise UserError(f"GPT2: embed {self.embed} is not divisible by heads {self.heads}")
         names = Block.remat_names + Attention.remat_names + MLP.remat_names
@@ -117,7 +132,7 @@ class Block(nnx.Module):
         self.attention_norm = LayerNorm("embed", dims, config.norm_eps)
         self.attention = Attention(dims, Causal() & SameDocument(), bias=True, out_bias=True, out_scale=scale)
         self.mlp_norm = LayerNorm("embed", dims, config.norm_eps)
-        self.mlp = MLP(dims, out_scale=scale)
+        self.mlp = MLP(dims, out_scale=scale, activation=ACTIVATIONS[config.activation])
         self.attention_dropout = Dropout(config.dropout, "attention")
         self.mlp_dropout = Dropout(config.dropout, "mlp")
 
@@ -172,7 +187,7 @@ FIELDS = (
     Field("n_positions", "positions", SIZE, 1024, also=("max_position_embeddings",)),
     Field("layer_norm_epsilon", "norm_eps", EPS, 1e-5),
     Field("resid_pdrop", "dropout", RATE, 0.1),
-    Constant("activation_function", "gelu_new", also=("gelu_pytorch_tanh",)),
+    Field("activation_function", "activation", one_of(*ACTIVATIONS), "gelu_new"),
     Constant("scale_attn_weights", True),
     Constant("scale_attn_by_inverse_layer_idx", False),
     Constant("add_cross_attention", False),

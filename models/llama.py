@@ -1,7 +1,7 @@
 """Llama 2 and 3, and the models that differ from it by a field: Mistral, Qwen 2 and 3, Phi 3 and 4, SmolLM 3."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,20 @@ from axon.errors import UserError
 from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, NULL, SIZE, list_of, one_of, shown
 from axon.kernels.attention import Causal, SameDocument, Window
-from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
+from axon.nn import (
+    ACTIVATIONS,
+    Alternation,
+    Attention,
+    Auxiliary,
+    Depth,
+    GatedMLP,
+    LanguageModel,
+    RMSNorm,
+    Rope,
+    Segment,
+    check_activation,
+    gated,
+)
 from axon.nn.hugging_face import (
     EPS,
     LAYERS,
@@ -27,7 +40,7 @@ from axon.nn.hugging_face import (
     ignored,
     in_layers,
 )
-from axon.nn.hugging_face_layers import uniform_layers
+from axon.nn.hugging_face_layers import uniform_layers, windowed_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
@@ -45,8 +58,10 @@ class Llama:
         vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads by default.
         rope: rotary frequencies. nope_every: of so many layers the last does not rotate (NoPE: Yang et al.,
             arXiv:2501.18795); None: all do. window: keys a query sees, None for all. norm_eps: of RMSNorm.
-        bias: on queries, keys and values. qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for
-            embedding and head.
+        full_layers: the first so many layers, that see all keys though there is a window (Qwen 2).
+        bias: on queries, keys and values; out_bias: on the attention's output; mlp_bias: on the MLP's three products.
+        activation: of the MLP's gate, by its name in `axon.nn.ACTIVATIONS`.
+        qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
@@ -61,8 +76,12 @@ class Llama:
     rope: Rope = Rope()
     nope_every: int | None = None
     window: int | None = None
+    full_layers: int = 0
     norm_eps: float = 1e-5
     bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    activation: str = "silu"
     qk_norm: bool = False
     tied: bool = False
     vocab_multiple: int = 1
@@ -73,6 +92,10 @@ class Llama:
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
         check_range(self, "[1, 2**31)", *sizes, "nope_every")
         check_range(self, "[1, 2**16]", "layers")
+        check_range(self, f"[0, {self.layers})", "full_layers")
+        if self.full_layers and (self.window is None or self.nope_every is not None):
+            raise UserError(f"Llama.full_layers is {self.full_layers}, which needs a window and no nope_every")
+        check_activation(self)
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
         names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
@@ -86,6 +109,8 @@ class Llama:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of block, by which `remat` can be given."""
+        if self.full_layers:
+            return ("full", "local")
         return ("block",) if self.nope_every is None else self._alternation.kinds
 
     @property
@@ -94,8 +119,11 @@ class Llama:
         return Alternation(self.layers, self.nope_every - 1, "rope", "nope")
 
     def segments(self) -> list[Segment]:
-        """One kind of block, or periods of `rope…, nope`."""
+        """One kind of block, periods of `rope…, nope`, or full layers and then local ones."""
         block = partial(Block, self)
+        if self.full_layers:
+            full = Segment(self.full_layers, full=Block(replace(self, window=None, full_layers=0)))
+            return [full, Segment(self.layers - self.full_layers, local=block())]
         if self.nope_every is None:
             return [Segment(self.layers, block=block())]
         return self._alternation.segments(block, partial(Block, self, rotates=False))
@@ -126,9 +154,17 @@ class Block(nnx.Module):
         qk_norm = (lambda heads: RMSNorm("head_dim", dims, config.norm_eps)) if config.qk_norm else None
         self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
         rope = config.rope if rotates else None
-        self.attention = Attention(dims, mask, rope=rope, bias=config.bias, qk_norm=qk_norm, out_scale=scale)
+        self.attention = Attention(
+            dims,
+            mask,
+            rope=rope,
+            bias=config.bias,
+            out_bias=config.out_bias,
+            qk_norm=qk_norm,
+            out_scale=scale,
+        )
         self.mlp_norm = RMSNorm("embed", dims, config.norm_eps)
-        self.mlp = GatedMLP(dims, out_scale=scale)
+        self.mlp = GatedMLP(dims, activation=gated(config.activation), out_scale=scale, bias=config.mlp_bias)
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
         out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
@@ -145,16 +181,19 @@ EMBEDDING = (
     Row("model.norm.weight", "norm/scale"),
     Row("lm_head.weight", "head", "vocab embed"),
 )
+BIASES = (
+    Row("self_attn.q_proj.bias", "attention/query_bias", "(heads head_dim)"),
+    Row("self_attn.k_proj.bias", "attention/key_bias", "(kv_heads head_dim)"),
+    Row("self_attn.v_proj.bias", "attention/value_bias", "(kv_heads head_dim)"),
+    Row("self_attn.o_proj.bias", "attention/out_bias"),
+)
 ATTENTION = (
     Row("input_layernorm.weight", "attention_norm/scale"),
     Row("self_attn.q_proj.weight", "attention/query", "(heads head_dim) embed"),
     Row("self_attn.k_proj.weight", "attention/key", "(kv_heads head_dim) embed"),
     Row("self_attn.v_proj.weight", "attention/value", "(kv_heads head_dim) embed"),
     Row("self_attn.o_proj.weight", "attention/out", "embed (heads head_dim)"),
-    Row("self_attn.q_proj.bias", "attention/query_bias", "(heads head_dim)"),
-    Row("self_attn.k_proj.bias", "attention/key_bias", "(kv_heads head_dim)"),
-    Row("self_attn.v_proj.bias", "attention/value_bias", "(kv_heads head_dim)"),
-    Row("self_attn.o_proj.bias", "attention/out_bias"),
+    *BIASES,
     Row("self_attn.q_norm.weight", "attention/query_norm/scale"),
     Row("self_attn.k_norm.weight", "attention/key_norm/scale"),
 )
@@ -162,6 +201,9 @@ MLP = (
     Row("mlp.gate_proj.weight", "mlp/gate", "mlp embed"),
     Row("mlp.up_proj.weight", "mlp/up", "mlp embed"),
     Row("mlp.down_proj.weight", "mlp/down", "embed mlp"),
+    Row("mlp.gate_proj.bias", "mlp/gate_bias"),
+    Row("mlp.up_proj.bias", "mlp/up_bias"),
+    Row("mlp.down_proj.bias", "mlp/down_bias"),
 )
 ROWS = EMBEDDING + in_layers((*ATTENTION, Row("post_attention_layernorm.weight", "mlp_norm/scale"), *MLP))
 PHI_ROWS = EMBEDDING + in_layers(
@@ -233,7 +275,14 @@ def _write_nope(model: Llama) -> dict[str, Any]:
 
 
 NOPE = {"no_rope_layers": list_of(one_of(0, 1)) | NULL, "no_rope_layer_interval": LAYERS}
-SILU = Constant("hidden_act", "silu", also=("swish",))
+ACTIVATION = one_of(*ACTIVATIONS)
+SILU = Field("hidden_act", "activation", ACTIVATION, "silu")
+BIAS = Converted(
+    lambda config: dict.fromkeys(("bias", "out_bias"), config.get("attention_bias", False)),
+    lambda model: {"attention_bias": model.out_bias},
+    {"attention_bias": FLAG},
+)
+MLP_BIAS = Field("mlp_bias", "mlp_bias", FLAG, False)
 NO_BIAS, NO_MLP_BIAS, NO_WINDOW = (
     Constant(name, False) for name in ("attention_bias", "mlp_bias", "use_sliding_window")
 )
@@ -247,16 +296,15 @@ LLAMA = (
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
     Field("tie_word_embeddings", "tied", FLAG, False),
     SILU,
-    NO_BIAS,
-    NO_MLP_BIAS,
+    BIAS,
+    MLP_BIAS,
     NO_SLIDING_WINDOW,
     ALL_FULL,
 )
 MISTRAL = (
     *sizes(32_000, 4096, 14_336, 32, 32, 8),
     rope_field(RopeRules(positions=131_072, width="filled")),
-    Field("sliding_window", "window", SIZE | NULL, 4096),
-    uniform_layers("sliding_window"),
+    windowed_layers(switch=False),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
     Field("tie_word_embeddings", "tied", FLAG, False),
     SILU,
@@ -264,17 +312,15 @@ MISTRAL = (
 QWEN2 = (
     *sizes(151_936, 4096, 22_016, 32, 32, 32),
     rope_field(RopeRules(positions=32_768, layered=True)),
-    NO_WINDOW,
-    *ignored("sliding_window", "max_window_layers"),
-    ALL_FULL,
+    windowed_layers(switch=True),
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
     Field("tie_word_embeddings", "tied", FLAG, False),
     SILU,
 )
 QWEN3 = (
     *sizes(151_936, 4096, 22_016, 32, 32, 32, 128),
-    *(one for one in QWEN2 if not isinstance(one, Field) or one.ours in ("norm_eps", "tied")),
-    NO_BIAS,
+    *(one for one in QWEN2 if not isinstance(one, Field) or one.ours in ("norm_eps", "tied", "activation")),
+    BIAS,
 )
 SMOLLM3 = (
     *sizes(128_256, 2048, 11_008, 36, 16, 4),
@@ -287,8 +333,8 @@ SMOLLM3 = (
     Field("rms_norm_eps", "norm_eps", EPS, 1e-6),
     Field("tie_word_embeddings", "tied", FLAG, True),
     SILU,
-    NO_BIAS,
-    NO_MLP_BIAS,
+    BIAS,
+    MLP_BIAS,
 )
 PHI3 = (
     *sizes(32_064, 3072, 8192, 32, 32, HEADS),
@@ -301,14 +347,16 @@ PHI3 = (
     SILU,
     *ignored("resid_pdrop", "embd_pdrop"),
 )
-PLAIN = {"window": None, "bias": False, "qk_norm": False, "nope_every": None}
-WINDOWED = {"bias": False, "qk_norm": False, "nope_every": None}
-SMOL = {name: value for name, value in PLAIN.items() if name != "nope_every"}
+NO_BIASES = {"bias": False, "out_bias": False, "mlp_bias": False}
+UNIFORM = {"qk_norm": False, "nope_every": None}
+EVERY, NO_MLP = UNIFORM | {"full_layers": 0}, UNIFORM | {"mlp_bias": False}
 HUGGING_FACE = (
-    Architecture("LlamaForCausalLM", "llama", Llama, ROWS, LLAMA, PLAIN),
-    Architecture("MistralForCausalLM", "mistral", Llama, ROWS, MISTRAL, WINDOWED),
-    Architecture("Qwen2ForCausalLM", "qwen2", Llama, ROWS, QWEN2, PLAIN | {"bias": True}),
-    Architecture("Qwen3ForCausalLM", "qwen3", Llama, ROWS, QWEN3, PLAIN | {"qk_norm": True}),
-    Architecture("SmolLM3ForCausalLM", "smollm3", Llama, ROWS, SMOLLM3, SMOL),
-    Architecture("Phi3ForCausalLM", "phi3", Llama, PHI_ROWS, PHI3, WINDOWED),
+    Architecture("LlamaForCausalLM", "llama", Llama, ROWS, LLAMA, EVERY | {"window": None}),
+    Architecture("MistralForCausalLM", "mistral", Llama, ROWS, MISTRAL, NO_BIASES | UNIFORM),
+    Architecture("Qwen2ForCausalLM", "qwen2", Llama, ROWS, QWEN2, NO_MLP | {"bias": True, "out_bias": False}),
+    Architecture("Qwen3ForCausalLM", "qwen3", Llama, ROWS, QWEN3, NO_MLP | {"qk_norm": True}),
+    Architecture(
+        "SmolLM3ForCausalLM", "smollm3", Llama, ROWS, SMOLLM3, {"window": None, "full_layers": 0, "qk_norm": False}
+    ),
+    Architecture("Phi3ForCausalLM", "phi3", Llama, PHI_ROWS, PHI3, EVERY | NO_BIASES),
 )

@@ -1,6 +1,8 @@
 """Mixtral, and the models that differ from it by a field: Qwen3-MoE."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
@@ -9,15 +11,15 @@ from axon.checks import check_range
 from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, NULL, SIZE
 from axon.kernels.attention import Causal, SameDocument, Window
-from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment
-from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Field, Row, ignored, in_layers
-from axon.nn.hugging_face_layers import uniform_layers
+from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment, check_activation, gated
+from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
+from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types, uniform_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
 from axon.nn.moe import check_exchange
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
-from models.llama import ALL_FULL, ATTENTION, EMBEDDING, NO_BIAS, NO_WINDOW, SILU, sizes
+from models.llama import ATTENTION, EMBEDDING, SILU, sizes
 
 __all__ = ["HUGGING_FACE", "Mixtral"]
 
@@ -31,6 +33,8 @@ class Mixtral:
         routing: how experts are chosen, and how many there are. shared: width of an MLP that every token goes through.
         exchange, margin: how tokens get to their experts, see `axon.nn.MoE`.
         rope: rotary frequencies. window: keys a query sees, None for all. norm_eps: of RMSNorm.
+        bias: on queries, keys, values and the attention's output. activation: of an expert's gate, by its name in
+            `axon.nn.ACTIVATIONS`.
         qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
@@ -50,6 +54,8 @@ class Mixtral:
     rope: Rope = Rope()
     window: int | None = None
     norm_eps: float = 1e-5
+    bias: bool = False
+    activation: str = "silu"
     qk_norm: bool = False
     tied: bool = False
     vocab_multiple: int = 1
@@ -64,6 +70,7 @@ class Mixtral:
         check_range(self, "[0, inf)", "norm_eps")
         check_exchange(self.exchange, self.margin)
         check_heads(self)
+        check_activation(self)
         names = Block.remat_names + Attention.remat_names + MoE.remat_names + RMSNorm.remat_names
         remat_by_kind(self.remat, dict.fromkeys(("block",), names))
 
@@ -97,7 +104,9 @@ class Block(nnx.Module):
             mask = mask & Window(config.window)
         qk_norm = (lambda heads: RMSNorm("head_dim", dims, config.norm_eps)) if config.qk_norm else None
         self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
-        self.attention = Attention(dims, mask, rope=config.rope, qk_norm=qk_norm, out_scale=scale)
+        self.attention = Attention(
+            dims, mask, rope=config.rope, bias=config.bias, out_bias=config.bias, qk_norm=qk_norm, out_scale=scale
+        )
         self.moe_norm = RMSNorm("embed", dims, config.norm_eps)
         self.moe = MoE(
             dims,
@@ -105,6 +114,7 @@ class Block(nnx.Module):
             shared=config.shared,
             exchange=config.exchange,
             margin=config.margin,
+            activation=gated(config.activation),
             out_scale=scale,
         )
 
@@ -142,6 +152,20 @@ MIXTRAL = (
     Field("tie_word_embeddings", "tied", FLAG, False),
     SILU,
 )
+
+
+def _read_window(config: Mapping[str, Any]) -> dict[str, Any]:
+    window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
+    types = [FULL if window is None else LOCAL] * config["num_hidden_layers"]
+    check_types(config, types, "all layers see the window if use_sliding_window is true, and none does if not")
+    return {"window": window}
+
+
+WINDOW = Converted(
+    _read_window,
+    lambda model: {"use_sliding_window": model.window is not None, "sliding_window": model.window},
+    {"use_sliding_window": FLAG, "sliding_window": SIZE | NULL} | TYPES,
+)
 QWEN3_MOE = (
     *(one for one in sizes(151_936, 2048, 6144, 24, 32, 4) if one.ours != "mlp"),
     rope_field(RopeRules(positions=32_768)),
@@ -153,11 +177,10 @@ QWEN3_MOE = (
     Field("tie_word_embeddings", "tied", FLAG, False),
     Constant("decoder_sparse_step", 1),
     Constant("mlp_only_layers", [], also=(None,)),
-    *ignored("intermediate_size", "sliding_window", "max_window_layers"),
+    *ignored("intermediate_size", "max_window_layers"),
     SILU,
-    NO_BIAS,
-    NO_WINDOW,
-    ALL_FULL,
+    Field("attention_bias", "bias", FLAG, False),
+    WINDOW,
 )
 ROUTING = {"routing.scores": "softmax", "routing.scale": 1.0, "routing.groups": 1, "routing.bias_rate": 0.0}
 HUGGING_FACE = (
@@ -167,7 +190,7 @@ HUGGING_FACE = (
         Mixtral,
         EMBEDDING + in_layers((*ATTENTION, MOE_NORM, *MIXTRAL_EXPERTS)),
         MIXTRAL,
-        ROUTING | {"shared": 0, "qk_norm": False, "routing.normalise": True},
+        ROUTING | {"shared": 0, "qk_norm": False, "bias": False, "routing.normalise": True},
     ),
     Architecture(
         "Qwen3MoeForCausalLM",
@@ -175,6 +198,6 @@ HUGGING_FACE = (
         Mixtral,
         EMBEDDING + in_layers((*ATTENTION, MOE_NORM, *EXPERT_ROWS)),
         QWEN3_MOE,
-        ROUTING | {"shared": 0, "qk_norm": True, "window": None},
+        ROUTING | {"shared": 0, "qk_norm": True},
     ),
 )

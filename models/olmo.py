@@ -10,14 +10,26 @@ from axon.checks import check_range
 from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.nn import Alternation, Attention, Auxiliary, Depth, GatedMLP, LanguageModel, RMSNorm, Rope, Segment
+from axon.nn import (
+    Alternation,
+    Attention,
+    Auxiliary,
+    Depth,
+    GatedMLP,
+    LanguageModel,
+    RMSNorm,
+    Rope,
+    Segment,
+    check_activation,
+    gated,
+)
 from axon.nn.hugging_face import EPS, Architecture, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
 from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
-from models.llama import ALL_FULL, EMBEDDING, HEADS, MLP, NO_BIAS, NO_SLIDING_WINDOW, SILU, sizes
+from models.llama import ALL_FULL, BIASES, EMBEDDING, HEADS, MLP, NO_SLIDING_WINDOW, SILU, sizes
 
 __all__ = ["HUGGING_FACE", "Olmo"]
 
@@ -32,6 +44,8 @@ class Olmo:
         local_layers: local layers before each full one, where there is a window.
         local_rope, rope: frequencies of local and of full layers. norm_eps: of RMSNorm. tied: one matrix for embedding
             and head.
+        bias: on queries, keys, values and the attention's output. activation: of the MLP's gate, by its name in
+            `axon.nn.ACTIVATIONS`.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
@@ -48,6 +62,8 @@ class Olmo:
     local_rope: Rope = Rope(500_000.0)
     rope: Rope = Rope(500_000.0)
     norm_eps: float = 1e-6
+    bias: bool = False
+    activation: str = "silu"
     tied: bool = False
     vocab_multiple: int = 1
     remat: RematByKind = field(default="none", metadata=RESUMABLE)
@@ -59,6 +75,7 @@ class Olmo:
         check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
+        check_activation(self)
         names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
         remat_by_kind(self.remat, dict.fromkeys(self.kinds, names))
 
@@ -105,9 +122,16 @@ class Block(nnx.Module):
     def __init__(self, config: Olmo, mask: Mask, rope: Rope):
         dims = config.dims
         norm = partial(RMSNorm, dims=dims, eps=config.norm_eps)
-        self.attention = Attention(dims, mask, rope=rope, qk_norm=lambda heads: norm(f"{heads} head_dim"))
+        self.attention = Attention(
+            dims,
+            mask,
+            rope=rope,
+            bias=config.bias,
+            out_bias=config.bias,
+            qk_norm=lambda heads: norm(f"{heads} head_dim"),
+        )
         self.attention_norm = norm("embed")
-        self.mlp = GatedMLP(dims)
+        self.mlp = GatedMLP(dims, activation=gated(config.activation))
         self.mlp_norm = norm("embed")
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
@@ -125,6 +149,7 @@ ROWS = EMBEDDING + in_layers(
         Row("self_attn.k_proj.weight", "attention/key", "(kv_heads head_dim) embed"),
         Row("self_attn.v_proj.weight", "attention/value", "(kv_heads head_dim) embed"),
         Row("self_attn.o_proj.weight", "attention/out", "embed (heads head_dim)"),
+        *BIASES,
         Row("self_attn.q_norm.weight", "attention/query_norm/scale", "(heads head_dim)"),
         Row("self_attn.k_norm.weight", "attention/key_norm/scale", "(kv_heads head_dim)"),
         Row("post_attention_layernorm.weight", "attention_norm/scale"),
@@ -137,7 +162,7 @@ FIELDS = (
     Field("rms_norm_eps", "norm_eps", EPS, 1e-5),
     Field("tie_word_embeddings", "tied", FLAG, False),
     SILU,
-    NO_BIAS,
+    Field("attention_bias", "bias", FLAG, False),
 )
 OLMO2 = (
     *FIELDS,

@@ -16,6 +16,7 @@ from axon.fields import RESUMABLE
 from axon.foreign_json import COUNT, FLAG, NULL, SIZE, one_of
 from axon.kernels.attention import Causal, Mask, SameDocument
 from axon.nn import (
+    ACTIVATIONS,
     MLP,
     Attention,
     Auxiliary,
@@ -30,7 +31,8 @@ from axon.nn import (
     RelativeBias,
     RMSNorm,
     Segment,
-    geglu,
+    check_activation,
+    gated,
 )
 from axon.nn.flops import paths_in
 from axon.nn.hugging_face import (
@@ -63,8 +65,9 @@ class T5:
     Args:
         vocab, embed, heads, head_dim, mlp: sizes; encoder_layers, decoder_layers: depth.
         buckets, max_distance: of the relative position bias, see `axon.nn.RelativeBias`.
-        gated: gelu(gate)·up (T5 1.1) rather than relu(up). tied: one matrix for embedding and head. scaled: whether the
-            head sees the decoder's output divided by √embed; as `tied` by default. norm_eps: of RMSNorm.
+        gated: activation(gate)·up (T5 1.1) rather than activation(up); activation: its name in `axon.nn.ACTIVATIONS`,
+            gelu_new and relu by default. tied: one matrix for embedding and head. scaled: whether the head sees the
+            decoder's output divided by √embed; as `tied` by default. norm_eps: of RMSNorm.
         start_id: what the decoder is given first, to write after.
         dropout: fraction of activations dropped after the embeddings and after each part of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
@@ -82,6 +85,7 @@ class T5:
     buckets: int = 32
     max_distance: int = 128
     gated: bool = True
+    activation: str | None = None
     tied: bool = False
     scaled: bool | None = None
     norm_eps: float = 1e-6
@@ -103,6 +107,7 @@ class T5:
             raise UserError(
                 f"T5: buckets {self.buckets} must be even, and max_distance {self.max_distance} above half of that"
             )
+        check_activation(self)
         self.remat_of("encoder")
 
     def remat_of(self, kind: str) -> Remat:
@@ -124,6 +129,11 @@ class T5:
     def build(self) -> "T5Model":
         """The module, its parameters not yet initialised."""
         return T5Model(self)
+
+
+def activation_of(config: T5) -> str:
+    """The activation of its MLPs, by name."""
+    return config.activation or ("gelu_new" if config.gated else "relu")
 
 
 def is_scaled(config: T5) -> bool:
@@ -246,9 +256,9 @@ class Block(nnx.Module):
             self.cross_norm = config.norm()
             self.cross = CrossAttention(dims, scale=1.0, query_scale=small, out_scale=scale)
         if config.gated:
-            self.mlp = GatedMLP(dims, activation=geglu, out_scale=scale)
+            self.mlp = GatedMLP(dims, activation=gated(activation_of(config)), out_scale=scale)
         else:
-            self.relu_mlp = MLP(dims, scale, activation=nnx.relu, bias=False)
+            self.relu_mlp = MLP(dims, scale, activation=ACTIVATIONS[activation_of(config)], bias=False)
         places = ("attention", "cross", "mlp")
         self.dropouts = {name: Dropout(config.dropout, f"{mask} {name}") for name in places}
         self.crosses, self.gated = crosses, config.gated
@@ -308,7 +318,17 @@ ROWS = (
 
 
 def _read_mlp(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"gated": config.get("feed_forward_proj", "relu") == "gated-gelu"}
+    first, _, name = config.get("feed_forward_proj", "relu").rpartition("-")
+    name = "gelu_new" if (first, name) == ("gated", "gelu") else name
+    usual = "gelu_new" if first else "relu"
+    return {"gated": bool(first), "activation": None if name == usual else name}
+
+
+def _write_mlp(model: T5) -> dict[str, Any]:
+    name = activation_of(model)
+    if model.gated and name == "gelu":
+        raise UserError("it has a gated gelu in its exact form, where gated-gelu stands for the tanh form")
+    return {"feed_forward_proj": f"gated-{'gelu' if name == 'gelu_new' else name}" if model.gated else name}
 
 
 def _read_start(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,8 +351,9 @@ FIELDS = (
     Field("layer_norm_epsilon", "norm_eps", EPS, 1e-6),
     Converted(
         _read_mlp,
-        lambda model: {"feed_forward_proj": "gated-gelu" if model.gated else "relu"},
-        {"feed_forward_proj": one_of("relu", "gated-gelu")},
+        _write_mlp,
+        {"feed_forward_proj": one_of(*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS))},
+        unset={"activation": activation_of},
     ),
     # transformers 5 ties the heads of all that have none of their own, and says `tie_word_embeddings` of all.
     Field("scale_decoder_outputs", "scaled", FLAG, SameAs("tie_word_embeddings"), unset=is_scaled),

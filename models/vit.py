@@ -14,9 +14,10 @@ from axon.axes import add, by_sequence, current, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
-from axon.foreign_json import NULL, OBJECT, SIZE
+from axon.foreign_json import NULL, OBJECT, SIZE, one_of
 from axon.kernels.attention import Everything
 from axon.nn import (
+    ACTIVATIONS,
     MLP,
     Attention,
     Auxiliary,
@@ -27,8 +28,8 @@ from axon.nn import (
     LayerNorm,
     Param,
     Segment,
+    check_activation,
     constant,
-    exact_gelu,
     fan_in,
     normal,
 )
@@ -52,7 +53,8 @@ class ViT:
         embed, layers, heads, mlp: sizes. classes: how many there are.
         pool: what the head sees: the last state of a `token` of its own, the first of the sequence, or the `mean` of
             the patches' (Zhai et al., arXiv:2106.04560, section 3.4), which leaves as many positions as patches.
-        norm_eps: of LayerNorm. dropout: fraction of activations dropped after the embedding and after each half of a
+        norm_eps: of LayerNorm. activation: of the MLP, by its name in `axon.nn.ACTIVATIONS`.
+        dropout: fraction of activations dropped after the embedding and after each half of a
             block, in training.
         remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
@@ -67,6 +69,7 @@ class ViT:
     classes: int = 1000
     pool: Literal["token", "mean"] = "token"
     norm_eps: float = 1e-12
+    activation: str = "gelu"
     dropout: float = 0.0
     remat: RematByKind = field(default="none", metadata=RESUMABLE)
     unroll: bool | None = field(default=None, metadata=RESUMABLE)
@@ -78,6 +81,7 @@ class ViT:
         check_range(self, "[2, 2**31)", "classes")
         check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")
+        check_activation(self)
         if self.pool not in ("token", "mean"):
             raise UserError(f"ViT.pool is {self.pool!r}; must be 'token' or 'mean'")
         if self.image % self.patch:
@@ -171,7 +175,7 @@ class Block(nnx.Module):
         self.attention_norm = LayerNorm("embed", dims, config.norm_eps)
         self.attention = Attention(dims, Everything(), bias=True, out_bias=True)
         self.mlp_norm = LayerNorm("embed", dims, config.norm_eps)
-        self.mlp = MLP(dims, activation=exact_gelu)
+        self.mlp = MLP(dims, activation=ACTIVATIONS[config.activation])
         self.attention_dropout = Dropout(config.dropout, "attention")
         self.mlp_dropout = Dropout(config.dropout, "mlp")
 
@@ -218,7 +222,9 @@ ROWS = (
 def _read_classes(config: Mapping[str, Any]) -> dict[str, int]:
     """A config.json has a name for each class, or says how many there are; of one that says neither there are two."""
     names = config.get("id2label")
-    return {"classes": (config.get("num_labels") or 2) if names is None else len(names)}
+    if (count := (config.get("num_labels") or 2) if names is None else len(names)) < 2:
+        raise UserError(f"config.json: id2label or num_labels says that there are {count} classes; must be at least 2")
+    return {"classes": count}
 
 
 def _write_classes(model: ViT) -> dict[str, dict]:
@@ -248,7 +254,7 @@ FIELDS = (
         {"id2label": OBJECT | NULL, "label2id": OBJECT | NULL, "num_labels": SIZE | NULL},
     ),
     Converted(_read_width, lambda model: {}, {"head_dim": SIZE | NULL}),
-    Constant("hidden_act", "gelu"),
+    Field("hidden_act", "activation", one_of(*ACTIVATIONS), "gelu"),
     Constant("qkv_bias", True),
     *ignored("attention_probs_dropout_prob", "encoder_stride", "pooler_act", "pooler_output_size"),
 )

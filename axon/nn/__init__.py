@@ -1,5 +1,6 @@
 """Modules that speak in named axes; Flax NNX holds their state."""
 
+from axon.nn.activations import ACTIVATIONS, ClampedSwiGLU, check_activation, exact_gelu, gated, geglu, gelu, swiglu
 from axon.nn.alternation import Alternation
 from axon.nn.attention import Attention
 from axon.nn.auxiliary import Auxiliary
@@ -12,7 +13,7 @@ from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.latent_attention import LatentAttention
 from axon.nn.loss import cross_entropy, token_nll
-from axon.nn.mlp import MLP, ClampedSwiGLU, GatedMLP, exact_gelu, geglu, gelu, swiglu
+from axon.nn.mlp import MLP, GatedMLP
 from axon.nn.moe import MoE
 from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.norm import LayerNorm, RMSNorm
@@ -41,6 +42,7 @@ from axon.nn.rope_scaling import (
 from axon.nn.router import Routing
 
 __all__ = [
+    "ACTIVATIONS",
     "MLP",
     "Alternation",
     "Attention",
@@ -73,10 +75,12 @@ __all__ = [
     "Segment",
     "Variable",
     "YarnScaling",
+    "check_activation",
     "constant",
     "cross_entropy",
     "exact_gelu",
     "fan_in",
+    "gated",
     "geglu",
     "gelu",
     "initialise",

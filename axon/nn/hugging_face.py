@@ -64,10 +64,6 @@ class Field:
     also: tuple[str, ...] = ()
     unset: Callable[[Any], Any] | None = None
 
-    def of(self, value: Any, model: Any) -> Any:
-        """`value` of ours, or what it means in `model` where it is None."""
-        return self.unset(model) if value is None and self.unset else value
-
 
 @dataclass(frozen=True)
 class Constant:
@@ -99,11 +95,13 @@ class Converted:
         read: their config, with the defaults of the table's `Field`s → values by our names, as `Field.ours`. Raises
             `UserError` for what the model has not.
         write: our config → values by their names. kinds: the names that `read` looks at → what each can be.
+        unset: our names → what ours mean where they are None, of our config.
     """
 
     read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     write: Callable[[Any], Mapping[str, Any]]
     kinds: Mapping[str, Kind]
+    unset: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from typing import Any
 from axon.errors import UserError
 from axon.foreign_json import COUNT, FLAG, NULL, SIZE, TEXT, list_of, shown
 from axon.nn.hugging_face import LAYERS, Converted
+from axon.nn.sizes import head_dim
 
 FULL, LOCAL = "full_attention", "sliding_attention"
 TYPES = {"layer_types": list_of(TEXT) | NULL}
@@ -33,7 +34,7 @@ def local_layers(period: int, pattern: str | None = None) -> Converted:
         kinds = [LOCAL if (layer + 1) % every else FULL for layer in range(config["num_hidden_layers"])]
         check_types(config, kinds, "local layers and a full one must come in turn")
         if every == 1:
-            raise UserError("config.json: all layers are full ones; there must be local ones between them")
+            raise UserError("config.json: layer_types has full layers alone; there must be local ones between them")
         return {"local_layers": every - 1}
 
     def write(model: Any) -> dict[str, Any]:
@@ -44,28 +45,33 @@ def local_layers(period: int, pattern: str | None = None) -> Converted:
     return Converted(read, write, TYPES | ({} if pattern is None else {pattern: LAYERS}))
 
 
-def windowed_layers() -> Converted:
-    """`window`, and `full_layers`, the first so many layers, that do not see it (Qwen2)."""
+def windowed_layers(switch: bool) -> Converted:
+    """`window`, and `full_layers`, the first so many layers, that do not see it. `switch`: whether the architecture has
+    a window only where `use_sliding_window` is true, and then from `max_window_layers` on (Qwen2)."""
 
     def read(config: Mapping[str, Any]) -> dict[str, Any]:
-        layers = config["num_hidden_layers"]
-        window = config.get("sliding_window", 4096) if config.get("use_sliding_window", False) else None
-        full = layers if window is None else min(layers, config.get("max_window_layers", 28))
-        if window is not None and (types := config.get("layer_types")) is not None:
+        layers, types = config["num_hidden_layers"], config.get("layer_types")
+        window = config.get("sliding_window", 4096)
+        if switch and not config.get("use_sliding_window", False):
+            window = None
+        full = min(layers, config.get("max_window_layers", 28)) if switch else 0
+        if types is not None:
             full = types.index(LOCAL) if LOCAL in types else layers
-        expected = "full layers, and where use_sliding_window is true local ones after them, is what there can be"
-        check_types(config, [FULL] * full + [LOCAL] * (layers - full), expected)
+        full = layers if window is None else full
+        check_types(config, [FULL] * full + [LOCAL] * (layers - full), "full ones and then local ones can be followed")
         return {"window": None, "full_layers": 0} if full == layers else {"window": window, "full_layers": full}
 
     def write(model: Any) -> dict[str, Any]:
-        if model.window is None:
-            return {"use_sliding_window": False}
-        types = [FULL] * model.full_layers + [LOCAL] * (model.layers - model.full_layers)
-        about = {"use_sliding_window": True, "sliding_window": model.window, "max_window_layers": model.full_layers}
-        return about | {"layer_types": types}
+        written: dict[str, Any] = {"sliding_window": model.window}
+        if model.full_layers:
+            written["layer_types"] = [FULL] * model.full_layers + [LOCAL] * (model.layers - model.full_layers)
+            written |= {} if switch else {"head_dim": head_dim(model)}  # where there are types, transformers needs it
+        if switch:
+            written |= {"use_sliding_window": model.window is not None, "max_window_layers": model.full_layers}
+        return written
 
-    kinds = {"use_sliding_window": FLAG, "sliding_window": SIZE | NULL, "max_window_layers": COUNT}
-    return Converted(read, write, TYPES | kinds)
+    kinds = TYPES | {"sliding_window": SIZE | NULL}
+    return Converted(read, write, kinds | ({"use_sliding_window": FLAG, "max_window_layers": COUNT} if switch else {}))
 
 
 def check_types(config: Mapping[str, Any], expected: list[str], why: str) -> None:

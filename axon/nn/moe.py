@@ -14,9 +14,10 @@ from jax.ad_checkpoint import checkpoint_name
 from axon import axes
 from axon.axes import Scope, add, einsum, shard, stored_array
 from axon.errors import UserError, suggest
+from axon.nn.activations import Activation, swiglu
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.inputs import Inputs
-from axon.nn.mlp import Activation, GatedMLP, swiglu
+from axon.nn.mlp import GatedMLP
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.quantized import QuantizedWeight
 from axon.nn.router import Routed, Router, Routing

@@ -66,6 +66,8 @@ WRITERS = tuple(name for name in FAMILIES if name not in ("bert", "vit"))
 class InMemory:
     """Arrays by name, read as those in files are."""
 
+    folder = "memory"
+
     def __init__(self, arrays):
         self.arrays, self.shapes = arrays, {name: array.shape for name, array in arrays.items()}
 

@@ -1,5 +1,6 @@
 """A config.json ↔ the dataclass that configures one of our models."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Any, get_args, get_type_hints
@@ -53,7 +54,15 @@ def read_config(architecture: Architecture, config: Mapping[str, Any]) -> Any:
     try:
         return _built(architecture.model, values)
     except UserError as error:
-        raise UserError(f"{FILE}: {error}") from error
+        raise UserError(f"{FILE}: {error}{_theirs(architecture, str(error))}") from error
+
+
+def _theirs(architecture: Architecture, message: str) -> str:
+    """What the fields of ours that a message names are in a config.json."""
+    words = set(re.findall(r"\w+", message))
+    fields = [one for one in architecture.fields if isinstance(one, Field) and one.ours.rpartition(".")[2] in words]
+    named = ", ".join(f"{one.ours} is {one.theirs}" for one in fields)
+    return f" ({named} in {FILE})" if named else ""
 
 
 def read_fields(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +89,7 @@ def write_config(architecture: Architecture, model: Any) -> dict[str, Any]:
     for one in architecture.fields:
         if isinstance(one, Field):
             value = value_at(model, one.ours)
-            value = value if one.default is None else one.of(value, model)
+            value = one.unset(model) if value is None and one.default is not None and one.unset else value
             written |= {} if value is None and one.default is None else {one.theirs: one.kind.written(value)}
         elif isinstance(one, Constant):
             written[one.theirs] = one.value
@@ -118,13 +127,18 @@ def changed_fields(architecture: Architecture, before: Any, model: Any) -> list[
 
 
 def _changed(architecture: Architecture, said: Mapping[str, Any], model: Any) -> list[str]:
-    fields = {one.ours: one for one in architecture.fields if isinstance(one, Field)}
+    unset = {one.ours: one.unset for one in architecture.fields if isinstance(one, Field) and one.unset}
+    for one in architecture.fields:
+        unset |= one.unset if isinstance(one, Converted) else {}
 
-    def differs(name: str, value: Any) -> bool:
-        one, mine = fields.get(name), value_at(model, name)
-        return (one.of(value, model) != one.of(mine, model)) if one else value != mine
+    def meant(name: str, value: Any) -> Any:
+        return unset[name](model) if value is None and name in unset else value
 
-    return [name for name, value in said.items() if name not in LOCAL and differs(name, value)]
+    return [
+        name
+        for name, value in said.items()
+        if name not in LOCAL and meant(name, value) != meant(name, value_at(model, name))
+    ]
 
 
 def unknown_fields(architecture: Architecture, config: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,9 @@ THEIRS = {
         (LLAMA, "LlamaForCausalLM"),
         (replace(LLAMA, window=7), "MistralForCausalLM"),
         (replace(LLAMA, bias=True), "Qwen2ForCausalLM"),
+        (replace(LLAMA, bias=True, window=7, full_layers=1), "Qwen2ForCausalLM"),
+        (replace(LLAMA, window=7, full_layers=2, head_dim=6), "MistralForCausalLM"),
+        (replace(LLAMA, bias=True, out_bias=True, mlp_bias=True, activation="gelu"), "LlamaForCausalLM"),
         (replace(LLAMA, qk_norm=True, head_dim=10), "Qwen3ForCausalLM"),
         (replace(LLAMA, rope=Rope(5e5, Llama3Scaling())), "LlamaForCausalLM"),
         (replace(LLAMA, rope=Rope(5e5, LinearScaling(4.0))), "LlamaForCausalLM"),
@@ -83,11 +86,10 @@ def test_rotary_frequencies_of_old_and_new_files_are_the_same(described):
     [
         ({"architectures": ["LlammaForCausalLM"]}, "Did you mean 'LlamaForCausalLM'?"),
         ({"architectures": ["BloomForCausalLM"]}, "Known: BertForMaskedLM, BertModel, Deepseek"),
-        (
-            {"hidden_act": "gelu"},
-            'hidden_act is "gelu"; must be one of "silu", "swish"; Llama as LlamaForCausalLM has no',
-        ),
-        ({"attention_bias": True}, "attention_bias is true"),
+        ({"hidden_act": "gelu_tanh"}, 'hidden_act is "gelu_tanh"; must be one of "silu", "swish", "gelu"'),
+        ({"sliding_window": 8}, "sliding_window is 8; must be null; Llama as LlamaForCausalLM has no other"),
+        ({"num_key_value_heads": 3}, "(heads is num_attention_heads, kv_heads is num_key_value_heads in config.json)"),
+        ({"model_type": "mistral"}, "model_type is 'mistral'; transformers reads the weights by the latter"),
         ({"rope_scaling": {"rope_type": "llama4"}}, 'rope_scaling: rope_type is "llama4", which the architecture has'),
         ({"rope_scaling": {"rope_type": "linear"}}, "config.json: rope_scaling: there is no field 'factor'"),
         (
@@ -107,6 +109,6 @@ def test_what_the_model_cannot_be_is_refused(change, message):
 
 
 def test_a_model_that_no_architecture_is_says_what_each_lacks():
-    with pytest.raises(UserError, match=r"Qwen2ForCausalLM: window is 7, and would become None"):
-        table_for(replace(LLAMA, bias=True, window=7))
+    with pytest.raises(UserError, match=r"Qwen2ForCausalLM: nope_every is 2, and would become None"):
+        table_for(replace(LLAMA, bias=True, nope_every=2))
     assert known()["LlamaForCausalLM"].model is Llama

@@ -16,10 +16,6 @@ VALUES = (
 """What a field may hold: of each type, at bounds and far beyond them."""
 
 
-ROPE = ("rope_scaling", "rope_parameters")
-"""What is in these has a table of its own."""
-
-
 @pytest.mark.few(name=("LlamaForCausalLM", "Gemma3ForCausalLM", "DeepseekV3ForCausalLM", "T5ForConditionalGeneration"))
 @pytest.mark.parametrize("name", TABLES)
 def test_whatever_a_field_of_config_json_holds_is_taken_or_refused_by_its_name(name):
@@ -29,8 +25,6 @@ def test_whatever_a_field_of_config_json_holds_is_taken_or_refused_by_its_name(n
     for field, kind in (read | {"quantization_config": one_of(None, {})}).items():
         for value in VALUES:
             config = base | {field: value}
-            if field in ROPE and value:
-                continue
             if kind.accepts(value):
                 _taken_or_refused(config)
                 continue

@@ -100,25 +100,28 @@ FULL, LOCAL = "full_attention", "sliding_attention"
 HEAD = ("lm_head.weight", "model.embed_tokens.weight")
 
 
-def _tying(copy: str = HEAD[0], of: str = HEAD[1]) -> tuple[Case, ...]:
-    """A head that is tied, tied and stored, tied and stored with other values, and its own."""
+def _tying(copy: str = HEAD[0], of: str = HEAD[1], strict: bool = True) -> tuple[Case, ...]:
+    """A head that is tied, tied and stored, tied and stored with other values, and its own; `strict`: whether
+    transformers refuses what is neither true nor false."""
     stored = [Case({"tie_word_embeddings": True}, {copy: (of, what)}) for what in (EQUAL, OTHER)]
-    return (*_each("tie_word_embeddings", True, False, ABSENT, None, "yes"), *stored)
+    return (
+        *_each("tie_word_embeddings", True, False, ABSENT),
+        *_each("tie_word_embeddings", None, "yes", refused=not strict),
+        *stored,
+    )
 
 
 def _common(
     activation: str = "hidden_act",
     others: tuple[str, ...] = FEW[:3],
-    no_width: bool = False,
 ) -> tuple[Case, ...]:
-    """Cases of every decoder with gated MLPs; `no_width`: whether transformers fails with a `head_dim` that is null."""
+    """Cases of every decoder with gated MLPs."""
     return (
         Case(),
         *_each(activation, *others, "gelu_tanh", None, 3),
         *_each("rms_norm_eps", 0.1, ABSENT, None, "x"),
         *_each("num_key_value_heads", 1, 4, 3, "2"),
-        *_each("head_dim", 4, 16, 8.0),
-        *_each("head_dim", None, taken=no_width),
+        *_each("head_dim", 4, 16, None, 8.0),
         *_each("num_hidden_layers", 1, "3", None, 2.0, True),
         *_each("layer_types", [FULL] * 2, [FULL, "other", FULL], "full_attention", 3),
         *_each("pretraining_tp", 2),
@@ -280,10 +283,10 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         *_each("attention_bias", False),
         *_each("num_key_value_heads", 2),
     ),
-    "qwen2": (*_common(no_width=True), *_each("num_key_value_heads", None), *WINDOWS),
+    "qwen2": (*_common(), *_each("num_key_value_heads", None), *WINDOWS),
     "qwen3": (*_common(), *_each("num_key_value_heads", None), *_each("head_dim", ABSENT), *WINDOWS, *BIASES),
     "smollm3": (
-        *(one for one in _common(no_width=True) if "layer_types" not in one.changes),
+        *(one for one in _common() if "layer_types" not in one.changes),
         *BIASES,
         *MLP_BIASES,
         *_each("num_key_value_heads", None),
@@ -295,7 +298,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         *_each("sliding_window", 8),
     ),
     "phi3": (
-        *_common(no_width=True),
+        *_common(),
         *_each("num_key_value_heads", ABSENT, None),
         *_each("sliding_window", 8, None, "8"),
         *_each("layer_types", [FULL] * 3),
@@ -312,7 +315,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         *_each("output_router_logits", True),
     ),
     "qwen3_moe": (
-        *_common(no_width=True),
+        *_common(),
         *BIASES,
         Case({"use_sliding_window": True, "sliding_window": 8}),
         Case({"use_sliding_window": True, "sliding_window": None}),
@@ -324,13 +327,9 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         *_each("decoder_sparse_step", 2, refused=True),
         *_each("moe_intermediate_size", 8, None),
     ),
-    "olmo2": (*_common(no_width=True), *_each("num_key_value_heads", ABSENT, None), *BIASES, *UNIFORM),
+    "olmo2": (*_common(), *_each("num_key_value_heads", ABSENT, None), *BIASES, *UNIFORM),
     "olmo3": (
-        *(
-            one
-            for one in _common(no_width=True)
-            if "layer_types" not in one.changes and "num_hidden_layers" not in one.changes
-        ),
+        *(one for one in _common() if "layer_types" not in one.changes and "num_hidden_layers" not in one.changes),
         *BIASES,
         *_each("layer_types", [LOCAL, FULL] * 2 + [LOCAL], [LOCAL] * 5, None, [LOCAL] * 4),
         *_each("layer_types", [FULL] * 5, [FULL, LOCAL] * 2 + [FULL], refused=True),
@@ -426,7 +425,7 @@ CASES: Mapping[str, tuple[Case, ...]] = {
         *_each("scale_decoder_outputs", True, False),
         *_each("dense_act_fn", "silu"),
         *_each("is_gated_act", True),
-        *_tying(of="shared.weight"),
+        *_tying(of="shared.weight", strict=False),
         *(Case({"tie_word_embeddings": False}, {HEAD[0]: ("shared.weight", what)}) for what in (EQUAL, OTHER)),
         Case(stored={"encoder.embed_tokens.weight": ("shared.weight", EQUAL)}),
         Case(stored={"decoder.embed_tokens.weight": ("shared.weight", OTHER)}, refused=True),

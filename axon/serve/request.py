@@ -58,7 +58,7 @@ class Sampling:
         check_range(self, "(0, 1]", "top_p")
         check_range(self, "[0, 1]", "min_p")
         check_range(self, "[0, 2**64)", "seed")
-        check_range(self, "(0, inf)", "repetition_penalty")
+        check_range(self, "[1e-6, 1e6]", "repetition_penalty")  # beyond, logits become infinite
         check_range(self, "[-2, 2]", "presence_penalty", "frequency_penalty")
         check_range(self, "[0, 20]", "logprobs")
         for token, bias in self.logit_bias.items():

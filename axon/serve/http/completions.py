@@ -28,6 +28,9 @@ async def completions(service: Service, request: Request) -> Response:
     check_ids(service, body)
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens is 0: with echo the prompt is scored, else nothing is left", param="max_tokens")
+    if body.best_of not in (None, body.n):
+        message = f"best_of is {body.best_of}; must be n, which is {body.n}: all texts that are written are given"
+        raise ApiError(400, message, param="best_of")
     prompts = await service.prompts(body.prompt)
     requests = requests_for(
         body,

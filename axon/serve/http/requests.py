@@ -41,7 +41,7 @@ def requests_for(
 def _sampling(body: Generation, seed: int, logprobs: int | None) -> Sampling:
     return Sampling(
         temperature=body.temperature,
-        top_k=body.top_k,
+        top_k=body.top_k if (body.top_k or 0) > 0 else None,
         top_p=None if body.top_p == 1 else body.top_p,
         min_p=body.min_p or None,
         seed=seed,

@@ -136,11 +136,11 @@ class Generation(Body):
     n: int = Field(1, ge=1, le=128)
     temperature: float = Field(1.0, ge=0, le=1e6)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int | None = Field(None, ge=1, le=INT32)
+    top_k: int | None = Field(None, ge=-1, le=INT32, description="0 and -1: of all tokens, as in vLLM.")
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=1e6)
+    repetition_penalty: float = Field(1.0, ge=1e-6, le=1e6)
     logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], Bias] | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     stop: Stop = None
@@ -160,8 +160,8 @@ class CompletionBody(Generation):
     max_tokens: int | None = Field(None, ge=0, le=INT32)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
-    best_of: None = None
-    suffix: None = None
+    best_of: int | None = Field(None, ge=1, le=128, description="As n: no further texts are written to choose from.")
+    suffix: Literal[""] | None = None
 
 
 class TextPart(Body):

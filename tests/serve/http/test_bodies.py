@@ -53,7 +53,7 @@ FIELDS = [
     {"temperature": -0.1},
     {"top_p": 0},
     {"top_p": 1.1},
-    {"top_k": 0},
+    {"top_k": -2},
     {"min_p": 2},
     {"n": 0},
     {"n": 1000},
@@ -74,6 +74,7 @@ FIELDS = [
     {"logit_bias": {"99999": 1}},
     {"presence_penalty": 3},
     {"repetition_penalty": 0},
+    {"repetition_penalty": 1e-38},
     {"echo": 1},
     {"priority": "high"},
     {"priority": 1.5},
@@ -165,6 +166,12 @@ def test_null_is_a_fields_default(shared, path):
     answers = [shared.post(path, **body, seed=1, **given) for given in ({}, nulls)]
     assert [answer.status_code for answer in answers] == [200, 200]
     assert answers[0].json()["choices"] == answers[1].json()["choices"]
+
+
+@pytest.mark.parametrize("fields", [{"best_of": 1}, {"suffix": ""}, {"top_k": -1}, {"top_k": 0}], ids=name_of)
+def test_what_asks_for_nothing_is_taken(shared, fields):
+    plain, given = (shared.complete("a", seed=1, **more).json()["choices"] for more in ({}, fields))
+    assert plain == given
 
 
 def test_a_name_close_to_another_is_suggested(shared):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from axon.checkpoint import CheckpointError, Reader
@@ -68,6 +69,10 @@ class Branch:
     def check_same_tokens(self, tokenizer: str, runtime: Runtime) -> None:
         """Raise `UserError` if `tokenizer`, the text of a tokenizer.json, is not the other run's."""
         self.source.check_same_tokens(tokenizer)
+
+    def companions(self, runtime: Runtime) -> Path | None:
+        """See `axon.run.trained.Trained`."""
+        return self.source.companions
 
     def restore(self, program: Program, report: Report) -> tuple[State, dict[str, Any]]:
         """The state, and what is saved with it as this run's. Says what the two runs differ in, and the place in the

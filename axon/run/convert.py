@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 from axon.checkpoint import Checkpoints, Store
 from axon.checkpoint.huggingface.config import changed_fields, read_config, rewritten, unrepresented, write_config
-from axon.checkpoint.huggingface.hub import CONFIG, GENERATION, PREFIX, PREPROCESSOR, TOKENIZER_FILES, is_hub
+from axon.checkpoint.huggingface.hub import CONFIG, GENERATION, PREFIX, copy_companions, is_hub
 from axon.checkpoint.huggingface.model import HubModel, open_model
 from axon.checkpoint.huggingface.pieces import pieces_of
 from axon.checkpoint.huggingface.save import SHARD, Entry, Theirs, fetch_from, write_weights
@@ -30,10 +30,8 @@ from axon.run.trained import TrainedRun, run_of
 from axon.run.tree import Train
 from axon.runtime import flattened
 
-KEPT = "huggingface"
-"""Folder in that of a run: what came with the weights, for the way back."""
 DTYPES = "dtypes.json"
-"""File there: the dtype of each array."""
+"""File beside what came with the weights: the dtype of each array."""
 
 Report = Callable[[str], None]
 
@@ -64,11 +62,9 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
         folder.write(train, run_record() | {"from": hub.name})
         if isinstance(train.data, Data):
             shutil.copyfile(hub.folder / FILE, folder.tokenizer)
-        (part / KEPT).mkdir()
-        for name in (CONFIG, GENERATION, PREPROCESSOR, *TOKENIZER_FILES):
-            if (hub.folder / name).is_file():
-                shutil.copyfile(hub.folder / name, part / KEPT / name)
-        _write_json(part / KEPT / DTYPES, hub.weights.dtypes)
+        copy_companions(hub.folder, folder.companions)
+        shutil.copyfile(hub.folder / CONFIG, folder.companions / CONFIG)
+        _write_json(folder.companions / DTYPES, hub.weights.dtypes)
         with Store(folder.checkpoints, Checkpoints(), folder.identifier()) as store:
             store.save(0, {"parameters": values, "variables": variables}, {"tokens": 0, "seed": train.seed})
     use = f"axon generate {out} --prompt …, or " if isinstance(train.data, Data) else ""
@@ -78,7 +74,7 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
 def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
     """safetensors, and the files that `transformers` opens a model by."""
     trained = TrainedRun(folder)
-    train, kept = trained.train, folder.path / KEPT
+    train, kept = trained.train, folder.companions
     config, table = _config(train, kept)
     tokenizer = trained.tokenizer if isinstance(train.data, Data) else None
     runtime = runtime_of(train, report)
@@ -89,11 +85,8 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
     with whole(out, "the target") as part:
         theirs = Theirs(pieces, fetch_from(flattened(values) | flattened(variables)))
         files = write_weights(part, entries, theirs, shard)
-        if kept.is_dir():
-            for name in (GENERATION, PREPROCESSOR, *TOKENIZER_FILES):
-                if (kept / name).is_file():
-                    shutil.copyfile(kept / name, part / name)
-        elif tokenizer is not None:
+        copy_companions(kept, part)
+        if tokenizer is not None and not (kept / CONFIG).is_file():
             config |= _write_tokenizer(part, tokenizer, train, config)
         _write_json(part / CONFIG, config)
     report(f"{table.name} in {out}: {len(entries)} arrays in {len(files)} file{'s' if len(files) > 1 else ''}")
@@ -101,7 +94,7 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
 
 def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
     """The config.json of a run's model: that which it came with, where it still says all of it."""
-    before = read_json(kept / CONFIG) if (kept / CONFIG).is_file() else {}
+    before = _there(kept / CONFIG)
     if before and not unrepresented(table := table_of(before), train.model):
         changed = changed_fields(table, read_config(table, before), train.model)
         return rewritten(table, before, train.model) if changed else before, table
@@ -112,7 +105,8 @@ def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
 
 
 def _write_tokenizer(out: Path, file: TokenizerFile, train: Train, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The tokenizer of a run as `transformers` opens one, which puts into a prompt what generation here does.
+    """The tokenizer of a run as `transformers` opens one, which puts into a prompt what generation here does; other
+    settings that are there already, as a chat template, stay.
 
     Returns what the model's `config` says of it.
     """
@@ -123,13 +117,17 @@ def _write_tokenizer(out: Path, file: TokenizerFile, train: Train, config: Mappi
         inner.post_processor = TemplateProcessing(single=f"{opening} $A", special_tokens=[(opening, tokenizer.bos)])
     inner.save(str(out / FILE))
     ends = sorted(tokenizer.ends)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": opening, "model_max_length": train.seq}
-    settings |= {"eos_token": inner.id_to_token(ends[0])} if ends else {}
-    _write_json(out / SETTINGS, settings | {"clean_up_tokenization_spaces": False})
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": train.seq}
+    settings |= {"clean_up_tokenization_spaces": False, **_there(out / SETTINGS), "bos_token": opening}
+    _write_json(out / SETTINGS, settings | ({"eos_token": inner.id_to_token(ends[0])} if ends else {}))
     ids = {"bos_token_id": tokenizer.bos, "eos_token_id": ends[0] if len(ends) == 1 else ends or None}
     start = {name: config[name] for name in ("decoder_start_token_id",) if name in config}
-    _write_json(out / GENERATION, ids | start)
+    _write_json(out / GENERATION, _there(out / GENERATION) | ids | start)
     return ids
+
+
+def _there(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -23,7 +23,10 @@ from axon.object_store import is_url
 
 class RunFolder:
     """`config.gin`, `metrics.jsonl`, `events.jsonl`, `checkpoints/`, `tokenizer.json`, `loss.png`, `run.json`,
-    `lock` and `id` of one run. `mirror`: the location that it is a copy of, for messages."""
+    `lock` and `id` of one run, and `huggingface/`: what came with the weights of a model of the hub that it began with.
+
+    `mirror`: the location that it is a copy of, for messages.
+    """
 
     def __init__(self, path: Path | str, mirror: str | None = None):
         self.path = Path(path)
@@ -38,6 +41,7 @@ class RunFolder:
         self.record = self.path / "run.json"
         self.lock = self.path / "lock"
         self.id = self.path / "id"
+        self.companions = self.path / "huggingface"
 
     @classmethod
     def existing(cls, path: Path | str) -> "RunFolder":

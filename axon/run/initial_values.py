@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from axon.axes.patterns import base
@@ -36,12 +37,19 @@ class InitialValues:
 
     def check_same_tokens(self, tokenizer: str, runtime: Runtime) -> None:
         """Raise `UserError` if what is taken is of other tokens than those of `tokenizer`, a tokenizer.json's text."""
-        if any(base(axis) == "vocab" for path in self.taken for axis in runtime.parameters[path].axes):
+        if self._has_tokens(runtime):
             self.source.check_same_tokens(tokenizer)
+
+    def companions(self, runtime: Runtime) -> Path | None:
+        """See `Trained`; None where what is taken says nothing of tokens."""
+        return self.source.companions if self._has_tokens(runtime) else None
 
     def digest(self) -> str:
         """Stands for what parameters are taken from."""
         return self.source.digest()
+
+    def _has_tokens(self, runtime: Runtime) -> bool:
+        return any(base(axis) == "vocab" for path in self.taken for axis in runtime.parameters[path].axes)
 
     def read(self, runtime: Runtime, seed: int, report: Report) -> dict[str, Any]:
         """All parameters, nested by path: those that are taken read straight into their shards, the others drawn."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from axon.errors import UserError
 from axon.run.engines import decoders_as_encoders, encoders_of, engine_of
-from axon.run.trained import Trained, TrainedHub, open_trained
+from axon.run.trained import Trained, open_trained
 from axon.serve.capacity import Capacity
 from axon.serve.chat import Chat
 from axon.serve.embedder import Embedder, is_encoder
@@ -42,7 +42,7 @@ def served_model(
 def _encoder(name: str, trained: Trained, layout: Path | None, capacity: Capacity, report: Report) -> Served:
     """One that embeds texts."""
     tokenizer = trained.tokenizer.load()
-    sentences = sentences_of(_folder(trained), Pooling("mean"))
+    sentences = sentences_of(trained.companions, Pooling("mean"))
     embedder = Embedder(encoders_of(trained, layout, sentences, capacity.length, report))
     report("an encoder: it embeds texts, and writes none")
     report(COMPILING)
@@ -61,7 +61,7 @@ def _decoder(
     report: Report,
 ) -> Served:
     """One that writes texts."""
-    tokenizer, folder, embedder = trained.tokenizer.load(), _folder(trained), None
+    tokenizer, folder, embedder = trained.tokenizer.load(), trained.companions, None
     engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights)
     if embeddings:
         embedder = Embedder(decoders_as_encoders(engine, sentences_of(folder, Pooling("last"))))
@@ -72,11 +72,6 @@ def _decoder(
     grammars = Grammars(tokenizer, engine.vocab)
     chat = Conversations(Chat.of(folder, tokenizer), grammars)
     return Served(name, engine, chat, grammars, embedder)
-
-
-def _folder(trained: Trained) -> Path | None:
-    """That of a model of the hub."""
-    return trained.hub.folder if isinstance(trained, TrainedHub) else None
 
 
 def _name(path: str | Path) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from axon.checkpoint import open_store
+from axon.checkpoint.huggingface.hub import copy_companions
 from axon.data import Prepared
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
@@ -158,6 +159,8 @@ class Session:
                 self.report(line)
             if corpus.tokenizer is not None:
                 corpus.tokenizer.save(self.folder.tokenizer)
+            if source is not None and (kept := source.companions(self.program.runtime)) is not None:
+                copy_companions(kept, self.folder.companions)
         return record
 
     def _watchdog(self) -> Watchdog:

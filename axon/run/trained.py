@@ -61,6 +61,11 @@ class Trained(Protocol):
     @property
     def tokenizer(self) -> TokenizerFile: ...
 
+    @property
+    def companions(self) -> Path | None:
+        """The folder of what came with its weights: chat template, defaults of generation, pooling; None if nothing."""
+        ...
+
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         """Parameters and variables for a runtime of `model`; or of each parameter what `each(path, array)` makes of it,
         which of a model of the hub it does before the next is read."""
@@ -115,6 +120,10 @@ class TrainedRun:
         trained_with, path = getattr(self.train.data, "tokenizer", None), str(self.folder.tokenizer)
         given = isinstance(trained_with, TokenizerFile)
         return replace(trained_with, path=path) if given else _fitting(TokenizerFile(path), self.train.model)
+
+    @property
+    def companions(self) -> Path | None:
+        return self.folder.companions if self.folder.companions.is_dir() else None
 
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         reader = self.reader()
@@ -175,8 +184,6 @@ class TrainedHub:
     def __init__(self, hub: HubModel):
         self.hub = hub
         self.train = run_of(hub)
-        if isinstance(self.train.data, Data):
-            self.tokenizer  # noqa: B018 - one of another model is reported now
 
     @property
     def trained_length(self) -> int | None:
@@ -186,6 +193,10 @@ class TrainedHub:
     def tokenizer(self) -> TokenizerFile:
         _check_text(self.train, self.hub.name)
         return tokenizer_of(self.hub.folder)
+
+    @property
+    def companions(self) -> Path:
+        return self.hub.folder
 
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         for line in self._differences(model):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,10 @@ from axon.run.convert import _config, convert
 from axon.run.inspect import evaluate_run, generate_text
 from axon.run.trained import open_trained
 from axon.runtime import flattened
+from axon.serve.chat import Chat
+from axon.serve.pooling import Pooling
 from axon.serve.request import Sampling
+from axon.serve.sentence_transformers import sentences_of
 from axon.train.spans import SpanCorruption
 from models.t5 import T5
 
@@ -115,6 +119,56 @@ def test_what_came_with_a_model_goes_out_again(imported, hub, few, tmp_path):
     assert index["weight_map"].keys() == dtypes.keys()
     sizes = [path.stat().st_size for path in hub.glob("*.safetensors")]
     assert index["metadata"]["total_size"] < sum(sizes) / 2 + 1
+
+
+@pytest.fixture(scope="module")
+def furnished(hub, tmp_path_factory):
+    """The model of the hub with all that a model may bring: a template, defaults of generation, a pooling."""
+    folder = tmp_path_factory.mktemp("furnished") / "model"
+    shutil.copytree(hub, folder)
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
+    ids = json.loads((hub / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(ids | {"temperature": 0.6, "top_k": 7}))
+    modules = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")]
+    listed = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in modules]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_cls_token": True}))
+    return folder
+
+
+def used(name):
+    """How a model's folder says that it is used: the ids of a chat, and the pooling of its embeddings."""
+    trained = open_trained(name)
+    chat = Chat.of(trained.companions, trained.tokenizer.load())
+    return chat.ids([{"role": "user", "content": "alpha"}]), sentences_of(trained.companions, Pooling("last"))
+
+
+def test_a_converted_run_is_used_as_the_model_was_and_all_files_go_out_again(furnished, hub, few, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    convert(f"hf:{furnished}", str(run), silent)
+    assert used(run) == used(f"hf:{furnished}") != used(f"hf:{hub}")
+    with few(1):
+        convert(str(run), f"hf:{out}", silent)
+    files = [path.relative_to(furnished) for path in furnished.rglob("*") if path.is_file()]
+    assert {path: (out / path).read_bytes() for path in files} == {
+        path: (furnished / path).read_bytes() for path in files
+    }
+
+
+@pytest.mark.full
+def test_a_run_that_begins_with_a_model_is_used_as_the_model_was(furnished, hub, tiny, do, few, tmp_path):
+    tokenizer = TokenizerFile(str(furnished / "tokenizer.json"))
+    first = replace(tiny, init_from=f"hf:{furnished}", data=replace(tiny.data, tokenizer=tokenizer), sample=None)
+    do(first, tmp_path / "first", steps=1)
+    do(replace(first, init_from=str(tmp_path / "first")), tmp_path / "second", steps=1)
+    for name in ("first", "second"):
+        assert used(tmp_path / name) == used(f"hf:{furnished}") != used(f"hf:{hub}")
+    with few(1):
+        convert(str(tmp_path / "second"), f"hf:{tmp_path / 'out'}", silent)
+    assert used(f"hf:{tmp_path / 'out'}") == used(f"hf:{furnished}")
+    defaults = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (defaults["temperature"], defaults["top_k"]) == (0.6, 7)
 
 
 @pytest.mark.full

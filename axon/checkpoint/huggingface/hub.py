@@ -1,5 +1,6 @@
 """`hf:DIR_OR_NAME`: a folder with a model, or its name on the Hugging Face hub, from where it is downloaded."""
 
+import shutil
 from pathlib import Path
 
 from axon.disk import named
@@ -21,6 +22,23 @@ PREPROCESSOR = "preprocessor_config.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
 MODULES, SENTENCE, SENTENCES = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 """What sentence-transformers says of a model's embeddings; its modules have folders of their own, with a CONFIG."""
+
+POOLINGS = f"*_Pooling/{CONFIG}"
+
+
+def companions(folder: Path) -> list[Path]:
+    """The files of a model's folder besides its weights and CONFIG that say how it is used, by their paths in it:
+    tokenizer, chat template, defaults of generation, preprocessing, pooling of embeddings."""
+    named = (GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, *TOKENIZER_FILES)
+    found = [folder / name for name in named] + sorted(folder.glob(POOLINGS))
+    return [path.relative_to(folder) for path in found if path.is_file()]
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy the `companions` in one folder into another."""
+    for path in companions(source):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / path, target / path)
 
 
 def is_hub(name: str | Path) -> bool:
@@ -51,7 +69,7 @@ def _downloaded(name: str) -> Path:
     import huggingface_hub
 
     repository, _, revision = name.partition("@")
-    settings = [CONFIG, GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, f"*_Pooling/{CONFIG}"]
+    settings = [CONFIG, GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, POOLINGS]
     wanted = ["*.safetensors", "*.safetensors.index.json", *settings, *TOKENIZER_FILES]
     try:
         found = huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=wanted)

@@ -13,7 +13,7 @@ from axon.axes import ArraySpec, shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import RESUMABLE
-from axon.foreign_json import COUNT, FLAG, NULL, SIZE, one_of
+from axon.foreign_json import COUNT, FLAG, NULL, SIZE, one_of, shown
 from axon.kernels.attention import Causal, Mask, SameDocument
 from axon.nn import (
     ACTIVATIONS,
@@ -321,6 +321,9 @@ def _read_mlp(config: Mapping[str, Any]) -> dict[str, Any]:
     first, _, name = config.get("feed_forward_proj", "relu").rpartition("-")
     name = "gelu_new" if (first, name) == ("gated", "gelu") else name
     usual = "gelu_new" if first else "relu"
+    for said, meant in (("dense_act_fn", name), ("is_gated_act", bool(first))):
+        if config.get(said, meant) != meant:
+            raise UserError(f"config.json: {said} is {shown(config[said])}, and feed_forward_proj says {shown(meant)}")
     return {"gated": bool(first), "activation": None if name == usual else name}
 
 
@@ -352,7 +355,11 @@ FIELDS = (
     Converted(
         _read_mlp,
         _write_mlp,
-        {"feed_forward_proj": one_of(*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS))},
+        {
+            "feed_forward_proj": one_of(*ACTIVATIONS, *(f"gated-{name}" for name in ACTIVATIONS)),
+            "dense_act_fn": one_of(*ACTIVATIONS),
+            "is_gated_act": FLAG,
+        },
         unset={"activation": activation_of},
     ),
     # transformers 5 ties the heads of all that have none of their own, and says `tie_word_embeddings` of all.
@@ -363,7 +370,7 @@ FIELDS = (
         lambda model: {"decoder_start_token_id": model.start_id},
         {"decoder_start_token_id": COUNT | NULL, "pad_token_id": TOKEN_ID},
     ),
-    *ignored("dense_act_fn", "is_gated_act", "n_positions", "output_past"),
+    *ignored("n_positions", "output_past"),
 )
 HUGGING_FACE = (
     Architecture(

@@ -274,6 +274,7 @@ def test_damaged_compressed_files_are_named(tmp_path, name, harm):
         (gzip.compress(b"\0" * 257 + b"ustar"), "a tar archive"),
         (b"\x28\xb5\x2f\xfd" + b"?" * 30, "zst"),
     ],
+    ids=["parquet", "zip", "pdf", "tar", "tar.gz", "zst"],
 )
 def test_what_is_no_text_is_refused_by_what_it_is(tmp_path, begin, said):
     (tmp_path / "a.txt").write_bytes(begin)

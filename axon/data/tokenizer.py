@@ -53,8 +53,9 @@ class Tokenizer:
         self._placed = {token: text for token, text in named.items() if text is not None}
         special = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
         self._inner = literal(inner, special.union(self._placed.values()))
-        self.byte_lengths = _byte_lengths(self._inner)
-        self.vocab = len(self.byte_lengths)
+        self._bytes = _bytes(self._inner)
+        self.byte_lengths = np.array([*map(len, self._bytes)], np.int32)
+        self.vocab = len(self._bytes)
         spelled = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(BYTES))
         self.byte_tokens = frozenset(token for token in spelled if token is not None)
 
@@ -104,6 +105,10 @@ class Tokenizer:
     def is_visible(self, token: int) -> bool:
         """Whether it stands for text: it is neither special nor beyond the vocabulary."""
         return 0 <= token < self.vocab and bool(self.byte_lengths[token])
+
+    def bytes_of(self, token: int) -> bytes:
+        """What it stands for, perhaps a part of a character; nothing for a token that is not visible."""
+        return self._bytes[token] if 0 <= token < self.vocab else b""
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens shown; bytes that are no whole character become U+FFFD."""
@@ -227,23 +232,33 @@ def _id(inner: tokenizers.Tokenizer, token: str) -> int:
     return number
 
 
-def _byte_lengths(inner: tokenizers.Tokenizer) -> np.ndarray:
+def _bytes(inner: tokenizers.Tokenizer) -> list[bytes]:
+    """Of each id, what it stands for; nothing of special tokens."""
     vocab = inner.get_vocab(with_added_tokens=True)
     added = inner.get_added_tokens_decoder()
-    byte_level = _mentions(json.loads(inner.to_str()), "ByteLevel")
-    lengths = np.zeros(max(vocab.values()) + 1, np.int32)
+    byte_level = _byte_characters() if _mentions(json.loads(inner.to_str()), "ByteLevel") else {}
+    found = [b""] * (max(vocab.values()) + 1)
     for token, number in vocab.items():
         if number in added:
-            lengths[number] = 0 if added[number].special else len(token.encode())
+            found[number] = b"" if added[number].special else token.encode()
+        elif byte_level.keys() >= set(token):
+            found[number] = bytes(byte_level[sign] for sign in token)
         else:
-            # A byte-level token is spelled with one character for each of its bytes.
-            lengths[number] = len(token) if byte_level else _spelled_bytes(token)
-    return lengths
+            found[number] = token.encode() if byte_level else _spelled(token)
+    return found
 
 
-def _spelled_bytes(token: str) -> int:
-    """Bytes of a SentencePiece token: `<0x0A>` is one byte, `▁` a space."""
-    return 1 if re.fullmatch(r"<0x[0-9A-F]{2}>", token) else len(token.replace("▁", " ").encode())
+def _byte_characters() -> dict[str, int]:
+    """The characters with which a byte-level token is spelled, one for each of its bytes (as in GPT-2)."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(BYTES) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(BYTES + place): byte for place, byte in enumerate(others)}
+
+
+def _spelled(token: str) -> bytes:
+    """Of a SentencePiece token: `<0x0A>` is one byte, `▁` a space."""
+    byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+    return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
 
 
 def _mentions(tree: Any, kind: str) -> bool:

@@ -13,7 +13,7 @@ from axon.errors import suggest
 from axon.serve.http.access import Record
 from axon.serve.http.body import parse
 from axon.serve.http.errors import ApiError
-from axon.serve.http.logprobs import of_chat
+from axon.serve.http.logprobs import ChatLogprobs
 from axon.serve.http.model import Chat, Reader, ToolCall
 from axon.serve.http.reply import Choice, Reply, respond
 from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit
@@ -42,7 +42,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=await _grammar(service, chat, body, tools),
     )
-    reply = ChatReply(body, request.state.record, len(prompt), service.tokenizer)
+    reply = ChatReply(body, request.state.record, prompt, service.tokenizer)
     if tools:
         reply.readers = [chat.reader(tools) for _ in range(body.n)]
     return await respond(request, service.worker.open(requests), reply, service.limits.queue_seconds)
@@ -101,10 +101,10 @@ class ChatReply(Reply):
     body: ChatBody
     readers: Sequence[Reader] = ()
 
-    def __init__(self, body: ChatBody, record: Record, prompt_tokens: int, tokenizer: Tokenizer):
+    def __init__(self, body: ChatBody, record: Record, prompt: Sequence[int], tokenizer: Tokenizer):
         kind = "chat.completion.chunk" if body.stream else "chat.completion"
-        super().__init__(body, record, kind, "chatcmpl", body.n, prompt_tokens)
-        self.tokenizer = tokenizer
+        super().__init__(body, record, kind, "chatcmpl", body.n, len(prompt))
+        self._logprobs = [ChatLogprobs(tokenizer, prompt) for _ in range(body.n)]
         self._opened: set[int] = set()
         self._calls = [0] * body.n
         """Of each choice so far."""
@@ -115,7 +115,7 @@ class ChatReply(Reply):
         message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text}
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
-        logprobs, finish = self._logprobs(choice), self._finish(place, choice)
+        logprobs, finish = self._told(place, choice), self._finish(place, choice)
         return {"message": message, "logprobs": logprobs, "finish_reason": finish}
 
     def changes(self, place: int, new: Choice) -> Iterable[dict[str, Any]]:
@@ -128,7 +128,7 @@ class ChatReply(Reply):
         if calls:
             delta["tool_calls"] = [{"index": k, **_call(call)} for k, call in enumerate(calls, before)]
         if delta or new.logprobs:
-            yield {"delta": delta, "logprobs": self._logprobs(new), "finish_reason": None}
+            yield {"delta": delta, "logprobs": self._told(place, new), "finish_reason": None}
         if new.finish:
             yield {"delta": {}, "logprobs": None, "finish_reason": self._finish(place, new)}
 
@@ -146,8 +146,8 @@ class ChatReply(Reply):
         """An answer that was cut is so, though it has calls: a further one may be missing."""
         return "tool_calls" if self._calls[place] and new.finish is Finish.STOP else new.finish
 
-    def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        return of_chat(self.tokenizer, choice.logprobs) if self.body.logprobs else None
+    def _told(self, place: int, new: Choice) -> dict[str, Any] | None:
+        return self._logprobs[place].of(new.logprobs, ends=new.finish is not None) if self.body.logprobs else None
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

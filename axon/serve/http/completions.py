@@ -10,7 +10,7 @@ from axon.data.tokenizer import Tokenizer
 from axon.serve.http.access import Record
 from axon.serve.http.body import parse
 from axon.serve.http.errors import ApiError
-from axon.serve.http.logprobs import of_completion
+from axon.serve.http.logprobs import CompletionLogprobs
 from axon.serve.http.reply import Choice, Reply, respond
 from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit
 from axon.serve.http.schema import CompletionBody
@@ -55,8 +55,10 @@ class CompletionReply(Reply):
         super().__init__(body, record, "text_completion", "cmpl", count, tokens)
         self.tokenizer, self._prompts = tokenizer, prompts
         self._opened: set[int] = set()
-        self._lengths = [0] * count
-        """Characters of each choice so far, those of its prompt included, as its tokens spell it."""
+        self._logprobs = [
+            CompletionLogprobs(tokenizer, prompts[place // body.n], self._prompt_text(place) if body.echo else None)
+            for place in range(count if body.logprobs is not None else 0)
+        ]
 
     def take(self, place: int, update: Update) -> Choice:
         if self.body.max_tokens == 0:
@@ -74,7 +76,10 @@ class CompletionReply(Reply):
     def _part(self, place: int, new: Choice, opens: bool) -> dict[str, Any]:
         echoes = opens and self.body.echo
         text = (self._prompt_text(place) if echoes else "") + new.text
-        logprobs = self._logprobs(place, new, echoes) if self.body.logprobs is not None else None
+        logprobs = None
+        if self.body.logprobs is not None:
+            echoed = new.prompt_logprobs if self.body.echo else ()
+            logprobs = self._logprobs[place].of(echoed, new.logprobs, opens, ends=new.finish is not None)
         return {"text": text, "logprobs": logprobs, "finish_reason": new.finish}
 
     def _prompt_text(self, place: int) -> str:
@@ -82,10 +87,3 @@ class CompletionReply(Reply):
         given = self.body.prompt
         one = given if isinstance(given, str) else given[number]
         return one if isinstance(one, str) else self.tokenizer.decode(self._prompts[number])
-
-    def _logprobs(self, place: int, new: Choice, echoes: bool) -> dict[str, Any]:
-        first = self._prompts[place // self.body.n][0] if echoes else None
-        known = (*new.prompt_logprobs, *new.logprobs) if self.body.echo else new.logprobs
-        found = of_completion(self.tokenizer, known, first, self._lengths[place])
-        self._lengths[place] += sum(map(len, found["tokens"]))
-        return found

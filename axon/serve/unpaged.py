@@ -23,7 +23,8 @@ from axon.serve.stream import Stream
 from axon.serve.unsplit import unsplit
 
 PADDED = 64
-"""Prompts, and the room for texts, are padded to a multiple of this, so that their lengths share compiled programs."""
+"""What an encoder reads, and the room for texts, are padded to a multiple of this, so that lengths share programs. A
+prompt that is gone on from is not padded: a block that remembers a state of its own would have the padding in it."""
 
 
 @runtime_checkable
@@ -57,7 +58,8 @@ class Generative(Protocol):
 class UnpagedWriter:
     """Answers requests one by one, by a runtime's module and mesh, its parameters in place; a sequence is not split.
 
-    Programs are compiled for each padded length of a prompt and of a text, and cached.
+    Programs are compiled for each length of a prompt (of an encoder–decoder's, each padded one), and for each padded
+    length of a text, and cached.
 
     Args:
         runtime: of a `Generative` module. parameters, variables: nested by path, in their places.
@@ -146,7 +148,8 @@ def _logits(model: Generative, last: Array) -> Array:
 
 def _padded(model: Generative, prompt: tuple[int, ...]) -> tuple[np.ndarray, np.int32]:
     """`tokens[1, padded]`, at most as many as the model has positions, and how many are real."""
-    size = min(_multiple(len(prompt)), model.max_length or _multiple(len(prompt)))
+    size = len(prompt) if model.start_id is None else _multiple(len(prompt))
+    size = min(size, model.max_length or size)
     tokens = np.zeros((1, size), np.int32)
     tokens[0, : len(prompt)] = prompt
     return tokens, np.int32(len(prompt))

@@ -1,13 +1,17 @@
 """What models write that do not remember in pages: against the full forward pass, without a cache, at every token."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.layout import Layout
-from axon.nn import Inputs
+from axon.nn import Auxiliary, Depth, Inputs, LanguageModel, RMSNorm, Segment
 from axon.runtime import Runtime
 from axon.serve.request import Finish, Request, Sampling
 from axon.serve.unpaged import UnpagedWriter
@@ -170,3 +174,40 @@ def test_generation_is_compiled_with_the_targets_options(answering, monkeypatch)
 def test_an_encoder_cannot_continue_a_text():
     with pytest.raises(UserError, match="a BertModel cannot write a text: generation needs"):
         UnpagedWriter(Runtime(Bert(64, 16, 1, 2, 24), Layout({"data": 1}), devices=jax.devices()[:1]), {})
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A model of a block that remembers its last state alone."""
+
+    vocab: int
+
+    def build(self):
+        dims = {"vocab": self.vocab, "embed": 16}
+        depth = Depth(Segment(2, only=Decay(dims)))
+        return LanguageModel(dims, depth, RMSNorm("embed", dims), tied=True, embedding_stddev=0.4)
+
+
+class Decay(nnx.Module):
+    """Most of the state before, and the token's own."""
+
+    def __init__(self, dims):
+        self.norm, self.embed = RMSNorm("embed", dims), dims["embed"]
+
+    def __call__(self, x, inputs, cache=None):
+        state = jnp.zeros_like(x[:, 0]) if cache is None else cache["state"]
+        own, states = self.norm(x, "batch seq.residual embed"), []
+        for place in range(x.shape[1]):
+            state = 0.9 * state + own[:, place]
+            states.append(state)
+        return jnp.stack(states, axis=1), None if cache is None else {"state": state}, Auxiliary()
+
+    def cache_specs(self, batch, length):
+        return {"state": ArraySpec(("batch", "embed"), (batch, self.embed), jnp.float32)}
+
+
+def test_no_padding_enters_the_state_of_a_recurrent_block(seed, rng):
+    of = program(Recurrent(VOCAB))
+    values, prompt = random_values(of, seed), rng.integers(0, VOCAB, 7).tolist()
+    ids, _ = written(UnpagedWriter(of.runtime, values, variables_of(of)), prompt, Sampling(tokens=6, temperature=0))
+    assert ids == likeliest(of, values, prompt, ids)

@@ -118,7 +118,7 @@ trees = st.builds(
         st.integers(),
         st.lists(st.builds(Sources, words, floats), max_size=3).map(tuple),
         st.builds(Bpe, st.integers()),
-        st.none() | words.filter(lambda word: "\0" not in word).map(Path),
+        st.none() | words.filter(lambda word: not {*"\0$~"} & {*word}).map(Path),
     ),
     layout=st.builds(Layout, st.dictionaries(words, st.integers(), max_size=3), rows, st.integers(0, 3), st.booleans()),
     optimizer=st.builds(Optimizer, st.builds(Cosine, floats, st.integers()), st.tuples(floats, floats)),

@@ -107,7 +107,7 @@ def test_an_evaluation_of_no_images_names_their_field(pictures):
 def test_a_vocabulary_has_room_for_the_objectives_own_ids(model, objective, own, tiny, corpus):
     ids = corpus.tokenizer.vocab
     check_fits(replace(tiny, model=model(vocab=ids + own), objective=objective), corpus)
-    message = f"{type(objective).__name__} needs {own} more.*Set {model.__name__}.vocab to at least {ids + own}"
+    message = f"{type(objective).__name__} needs the last {own} .*Set {model.__name__}.vocab to at least {ids + own}"
     with pytest.raises(UserError, match=message):
         check_fits(replace(tiny, model=model(vocab=ids + own - 1), objective=objective), corpus)
 

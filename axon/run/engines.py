@@ -19,7 +19,7 @@ from axon.serve.draft_model import DraftModel
 from axon.serve.embedder import TextEncoder
 from axon.serve.engine import Engine
 from axon.serve.multi_token import MultiToken
-from axon.serve.replicas import Replicas, copied, shares
+from axon.serve.replicas import Replicas, check_serves, copied, shares
 from axon.serve.runner import check_continues
 from axon.serve.sentence_transformers import Sentences
 from axon.serve.speculation import Drafter, NGram
@@ -76,7 +76,9 @@ def decoders_as_encoders(engine: Engine | Replicas, sentences: Sentences) -> lis
 def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share]:
     """Those of a layout's file; of none, each device."""
     split = Layout() if layout is None else load(layout, root="Layout").tree
-    own = shares(Runtime(trained.train.model, split, devices=first_devices(split)))
+    runtime = Runtime(trained.train.model, split, devices=first_devices(split))
+    check_serves(split, runtime.placement)
+    own = shares(runtime)
     used = sum(len(devices) for _, devices in own)
     if (others := len(jax.devices()) - used) > 0:
         report(f"{others} devices more have nothing to do: --layout says how to split a model")

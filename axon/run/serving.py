@@ -12,6 +12,7 @@ from axon.run.tree import Model
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.program import ServingProgram
+from axon.serve.replicas import check_serves
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Serve:
 def serving_program(serve: Serve, placement: Placement | None = None) -> ServingProgram:
     """The steps of its engine. `placement`: a mesh other than that of this machine's devices, to compile for."""
     placement = placement or Placement.of(serve.layout)
+    check_serves(serve.layout, placement)
     dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else jnp.dtype(serve.weights)
     options = {"precision": serve.precision, "kernels": serve.kernels, "placement": placement}
     runtime = Runtime(serve.model, serve.layout, weights=dtype, **options)

@@ -95,6 +95,25 @@ def test_a_layout_that_does_not_fit_is_refused(trained, tmp_path):
         serve_run(trained.folder, layout, None, SMALL, Limits(), "127.0.0.1", 0, silent)
 
 
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("mesh = {'pipe': 2}", "'pipe' = 2"),
+        ("mesh = {'context': 2}", "'context' = 2"),
+        ("context = 'ring'", "Layout.context"),
+        ("host = ('params',)", "Layout.host"),
+        ("disk = {'optimizer': 'scratch'}", "Layout.disk"),
+        ("microbatches = 2", "Layout.microbatches"),
+        ("zero = 1", "Layout.zero"),
+    ],
+)
+def test_what_serving_does_not_use_of_a_layout_is_refused(line, named, trained, tmp_path, few):
+    layout = tmp_path / "split.gin"
+    layout.write_text(f"Layout.{line}\n")
+    with few(2), pytest.raises(UserError, match=named):
+        serve_run(trained.folder, layout, None, SMALL, Limits(), "127.0.0.1", 0, silent)
+
+
 @pytest.fixture
 def hub(trained, tmp_path, rng):
     """hub(architecture, model, **of config.json): a folder with random weights and the run's tokenizer."""

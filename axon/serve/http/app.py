@@ -3,6 +3,7 @@
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -49,6 +50,7 @@ def app(service: Service, log: Callable[[str], None]) -> Starlette:
         route("/tokenize", tokenize),
         route("/detokenize", detokenize),
         route("/v1/models", models, "GET"),
+        route("/v1/models/{model:path}", one_model, "GET"),
         route("/v1/completions", completions),
         route("/v1/chat/completions", chat_completions),
         route("/v1/embeddings", embeddings),
@@ -94,9 +96,17 @@ async def state(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_about(service)]})
+
+
+async def one_model(service: Service, request: Request) -> Response:
+    service.check_model(request.path_params["model"])
+    return JSONResponse(_about(service))
+
+
+def _about(service: Service) -> dict[str, Any]:
     """`chat`: whether it takes conversations; `writes` and `embeds`: whether it goes on with texts, and embeds them."""
     one = {"id": service.model.name, "object": "model", "created": service.created, "owned_by": "axon"}
     model = service.model
     can = {"chat": model.chat is not None, "writes": model.writes, "embeds": model.embedder is not None}
-    about = {"max_model_len": model.engine.max_length, **can}
-    return JSONResponse({"object": "list", "data": [{**one, **about}]})
+    return {**one, "max_model_len": model.engine.max_length, **can}

@@ -19,6 +19,7 @@ POSTED: Mapping[str, tuple[type[BaseModel], str]] = {
 }
 GOT = {
     "/v1/models": (JSON, "The model that is served"),
+    "/v1/models/{model}": (JSON, "The same by its name"),
     "/tokenizer_info": (JSON, "The tokenizer's special tokens"),
     "/health": (JSON, "Whether requests are taken"),
     "/state": (JSON, "What the engine does now"),
@@ -28,6 +29,8 @@ GOT = {
 
 OPEN = ("/health",)
 """Paths that need no key."""
+
+MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
 ERROR = {
     "type": "object",
@@ -54,6 +57,7 @@ def description() -> dict[str, Any]:
     _, schemas = models_json_schema(bodies, ref_template="#/components/schemas/{model}")  # pyright: ignore
     paths = {path: {"post": _posted(path, body, summary)} for path, (body, summary) in POSTED.items()}
     paths |= {path: {"get": _operation(path, summary, media)} for path, (media, summary) in GOT.items()}
+    paths["/v1/models/{model}"]["get"]["parameters"] = [MODEL]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Axon", "version": "1", "description": "A model served as OpenAI's API has it."},

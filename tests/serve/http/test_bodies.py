@@ -182,6 +182,12 @@ def test_a_name_close_to_another_is_suggested(shared):
     assert "Did you mean 'tiny'?" in error["message"]
 
 
+def test_a_model_is_described_by_its_name(shared):
+    (listed,) = shared.client.get("/v1/models").json()["data"]
+    assert shared.client.get(f"/v1/models/{listed['id']}").json() == listed
+    assert refused(shared.client.get("/v1/models/tinny"), 404)["code"] == "model_not_found"
+
+
 def test_what_is_not_here_is_refused_in_the_same_form(shared):
     refused(shared.client.get("/etc/passwd"), 404)
     refused(shared.client.get("/v1/models/../../x"), 404)

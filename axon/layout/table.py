@@ -1,7 +1,7 @@
 """The table of a layout: for each named axis and each kind of array, the mesh axes that it is split over."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from axon.axes.patterns import base, parse_names
@@ -227,6 +227,17 @@ class Layout:
             if base(name) != name and base(name) not in {**DEFAULT_ROWS, **self.rows}:
                 hint = suggest(base(name), DEFAULT_ROWS)
                 raise LayoutError(f"Layout.{where}: {name!r} is a role of unknown axis {base(name)!r}.{hint}")
+
+    def with_axes_of(self, other: "Layout") -> "Layout":
+        """With the rows that `other` has for axes of a model's own, which neither the defaults nor this layout know;
+        mesh axes that are not in this layout's order are left out of them."""
+
+        def merged(where: str) -> Rows:
+            mine, rows = getattr(self, where), getattr(other, where)
+            new = {name: row for name, row in rows.items() if base(name) not in DEFAULT_ROWS and name not in mine}
+            return {**{n: tuple(a for a in _as_tuple(row) if a in self.order) for n, row in new.items()}, **mine}
+
+        return replace(self, rows=merged("rows"), params=merged("params"))
 
     def table(self, kind: str, context: str | None = None) -> dict[str, tuple[str, ...]]:
         """Named axis → mesh axes for one kind of array: the defaults, this layout's rows over them, ZeRO's added.

@@ -76,6 +76,7 @@ def decoders_as_encoders(engine: Engine | Replicas, sentences: Sentences) -> lis
 def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share]:
     """Those of a layout's file; of none, each device."""
     split = Layout() if layout is None else load(layout, root="Layout").tree
+    split = split.with_axes_of(trained.train.layout)
     runtime = Runtime(trained.train.model, split, devices=first_devices(split))
     check_serves(split, runtime.placement)
     own = shares(runtime)
@@ -95,7 +96,13 @@ def _copies(
     train = trained.train
     dtype = weights or train.precision.compute_dtype(own[0][1][0].platform)  # each step reads all, as they are used
     runtimes = [
-        Runtime(model or train.model, layout, precision=train.precision, weights=dtype, devices=devices)
+        Runtime(
+            model or train.model,
+            layout.with_axes_of(train.layout),
+            precision=train.precision,
+            weights=dtype,
+            devices=devices,
+        )
         for layout, devices in own
     ]
     values, variables = restore_as_stored(trained, runtimes[0], report, model)

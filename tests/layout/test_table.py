@@ -137,3 +137,15 @@ def test_a_mistake_in_a_layout_is_said_when_it_is_written(fields, message):
 def test_a_mesh_axis_of_ones_own_has_its_place_in_the_order():
     layout = Layout(mesh={"mine": 2, "data": 4}, rows={"embed": "mine"}, order=("data", "mine"))
     assert layout.table("activations")["embed"] == ("mine",)
+
+
+def test_rows_of_a_models_own_axes_go_with_it_under_those_of_another_layout():
+    run = Layout(
+        rows={"rank": ("x", "tensor"), "state": None, "embed": "tensor"},
+        params={"state": "data"},
+        order=("data", "tensor", "x"),
+    )
+    served = Layout(rows={"state": "tensor"}, mesh={"tensor": 2}).with_axes_of(run)
+    assert served.rows == {"rank": ("tensor",), "state": "tensor"}
+    assert served.params == {"state": ("data",)}
+    assert served.with_axes_of(run) == served

@@ -53,7 +53,7 @@ def metadata(folder: epath.PathLike) -> dict[str, Any]:
     """What Axon wrote into a checkpoint's metadata; empty if that is missing or damaged."""
     try:
         content = json.loads((epath.Path(folder) / METADATA).read_text())["custom_metadata"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -30,7 +30,7 @@ def saved_time(folder: epath.Path) -> int:
     """When a complete checkpoint was saved, in nanoseconds since 1970; 0 if its metadata are gone or damaged."""
     try:
         return int(json.loads((folder / METADATA).read_text())["commit_timestamp_nsecs"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0
 
 

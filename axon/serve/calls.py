@@ -156,7 +156,7 @@ class CallReader:
     def _calls(self, text: str) -> tuple[ToolCall, ...]:
         try:
             value = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return ()
         calls = [self._call(one) for one in (value if isinstance(value, list) else [value])]
         return tuple(call for call in calls if call) if all(calls) else ()

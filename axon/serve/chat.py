@@ -131,7 +131,7 @@ def _call(call: Mapping[str, Any], where: str) -> dict[str, Any]:
     arguments = function.get("arguments") or "{}"
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         parsed = arguments  # what a model wrote may be no JSON
     return {**call, "function": {**function, "arguments": parsed}}
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from axon.checkpoint import CheckpointError, Checkpoints, Reader, Store
-from axon.checkpoint.inspect import to_prune
+from axon.checkpoint.inspect import entries, to_prune
 from axon.checkpoint.ownership import is_file_of_checkpoint, obstacle, remove, sweep
 from axon.disk import delete_own
 from axon.errors import UserError
@@ -86,7 +86,7 @@ def seen(folder: Path) -> dict[str, bytes | str]:
     """Every file and link below a folder, with its content."""
     return {
         str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.read_bytes()
-        for path in folder.rglob("*", recurse_symlinks=False)
+        for path in folder.rglob("*")
         if path.is_symlink() or path.is_file()
     }
 
@@ -164,6 +164,18 @@ def test_every_file_of_a_checkpoint_is_known_also_of_one_that_is_deleted_halfway
     (half / "_CHECKPOINT_METADATA").unlink()
     sweep(tmp_path)
     assert not half.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "5", "null", '{"custom_metadata": []}', '{"commit_timestamp_nsecs": 1e999}', "[" * 10**5]
+)
+def test_metadata_of_another_shape_are_damage(templates, tmp_path, text):
+    shutil.copytree(templates["this"], tmp_path / "7")
+    (tmp_path / "7/_CHECKPOINT_METADATA").write_text(text)
+    reader = Reader(tmp_path)
+    assert reader.steps() == [7]
+    assert [entry.name for entry in entries(reader) if entry.condition.startswith("damaged")] == ["7"]
+    assert reader.damage(7)
 
 
 def test_a_folder_that_links_into_another_is_not_followed(tmp_path):

@@ -111,13 +111,14 @@ def test_how_the_text_is_cut_into_pieces_makes_no_difference(name, rng):
         (HERMES, '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>'),
         (HERMES, ' <tool_call> {"name": "weather", '),
         (HERMES, "a <tool_call> b "),
+        (HERMES, f"<tool_call>{'[' * 10**5}</tool_call>"),
         (MISTRAL, "[TOOL_CALLS] weather(3)"),
         (MISTRAL, "[1, 2] are numbers"),
         (MISTRAL, "[TOOL"),
         (LLAMA, '{"answer": 42}\n'),
         (LLAMA, 'It is {"name": "weather", "parameters": {}}'),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_what_is_no_call_stays_text(form, text, rng):
     assert parse_calls(form, NAMES, text) == Parsed(text)

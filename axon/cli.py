@@ -354,7 +354,7 @@ def _exit_code() -> int:
     try:
         app()
     except SystemExit as done:
-        if in_own_code(done):
+        if in_own_code(done) and not _is_interrupt(done):
             return _failed(done)
         exit_without_waiting(int(done.code or 0))  # typer's own way to end
         raise
@@ -371,6 +371,12 @@ def _exit_code() -> int:
     except BaseException as error:
         return _failed(error)
     return 0
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Whether typer ends with 130 because of Ctrl-C, wherever it came, as in a source of the person's own."""
+    before = error.__cause__ or error.__context__
+    return isinstance(before, KeyboardInterrupt) or (before is not None and _is_interrupt(before))
 
 
 def _failed(error: BaseException) -> int:

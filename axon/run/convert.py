@@ -62,6 +62,7 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
         folder.write(train, run_record() | {"from": hub.name})
         if isinstance(train.data, Data):
             shutil.copyfile(hub.folder / FILE, folder.tokenizer)
+        folder.companions.mkdir()
         copy_companions(hub.folder, folder.companions)
         shutil.copyfile(hub.folder / CONFIG, folder.companions / CONFIG)
         _write_json(folder.companions / DTYPES, hub.weights.dtypes)

@@ -168,7 +168,7 @@ def test_a_models_own_multi_token_block_is_read_and_guesses_where_it_is_asked_fo
     with few(1):
         for draft in (None, "mtp"):
             assert serve_run(f"hf:{folder}", None, draft, SMALL, Limits(), "127.0.0.1", 0, silent)
-        hub("DeepseekV3ForCausalLM", block, **ids)
+        hub("DeepseekV3ForCausalLM", block, num_nextn_predict_layers=0, **ids)
         with pytest.raises(UserError, match="--draft mtp: the model has no block that predicts the token after the"):
             serve_run(f"hf:{folder}", None, "mtp", SMALL, Limits(), "127.0.0.1", 0, silent)
     plain, guessing = (model.engine for model in served)

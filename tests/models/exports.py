@@ -36,6 +36,7 @@ from models.vit import ViT
 # Whole numbers where a person may write them, as in a config: 1, not 1.0.
 SIZES = {"vocab": 40, "embed": 24, "layers": 2, "heads": 4, "kv_heads": 2, "mlp": 20, "norm_eps": 1}
 YARN = YarnScaling(4, 64, fast=2, slow=0.5, attention_factor=2, truncate=False)
+BIASES = {"bias": True, "out_bias": True, "mlp_bias": True}
 MSCALE = YarnScaling(4, 64, fast=2, slow=0.5, mscale=2, mscale_all_dim=1)
 LLAMA3 = Llama3Scaling(4, 1, 4, 64)
 LONG = LongRopeScaling((1, 1.5, 2), (2, 4, 8), original=16, factor=2, attention_factor=2)
@@ -57,12 +58,15 @@ LATENT = {
     "norm_eps": 1,
 }
 EXPORTS = {
-    "llama": Llama(**SIZES, head_dim=10, rope=Rope(500, LLAMA3), tied=True),
+    "llama": Llama(**SIZES, **BIASES, head_dim=10, rope=Rope(500, LLAMA3), tied=True, activation="gelu"),
     "llama proportional": Llama(**SIZES, rope=Rope(500, ProportionalScaling(0.7, 2))),
     "llama of heads that do not divide": Llama(**SIZES | {"embed": 26}, head_dim=6, rope=Rope(500, LinearScaling(2))),
     "llama longrope": Llama(**SIZES, rope=Rope(500, LONG)),
     "mistral": Llama(**SIZES, head_dim=10, rope=Rope(500, YARN), window=6),
     "qwen2": Llama(**SIZES, head_dim=10, rope=Rope(500, DynamicScaling(2, 16)), bias=True, tied=True),
+    "qwen2 with a window": Llama(
+        **SIZES | {"layers": 4}, rope=Rope(500), bias=True, window=6, full_layers=1, activation="relu"
+    ),
     "qwen3": Llama(**SIZES, head_dim=10, rope=Rope(500, LinearScaling(2)), qk_norm=True, tied=True),
     "qwen3 longrope": Llama(**SIZES, rope=Rope(500, LONG), qk_norm=True),
     "smollm3": Llama(**SIZES | {"layers": 4}, head_dim=10, rope=Rope(500, MSCALE), nope_every=2),
@@ -76,6 +80,8 @@ EXPORTS = {
         query_pre_attn_scalar=20.0,
         soft_cap=2,
         logit_soft_cap=3,
+        bias=True,
+        activation="silu",
         tied=False,
     ),
     "gemma3": Gemma(
@@ -98,13 +104,27 @@ EXPORTS = {
         rope=Rope(500),
         tied=True,
     ),
-    "mixtral": Mixtral(**SIZES, head_dim=10, routing=Routing(6, 3), rope=Rope(500, YARN), window=6, tied=True),
+    "mixtral": Mixtral(
+        **SIZES, head_dim=10, routing=Routing(6, 3), rope=Rope(500, YARN), window=6, tied=True, activation="gelu"
+    ),
     "mixtral without head_dim": Mixtral(**SIZES, routing=Routing(6, 3), rope=Rope(500, YARN)),
     "qwen3_moe": Mixtral(
-        **SIZES, head_dim=10, routing=Routing(6, 3, normalise=False), rope=Rope(500, LLAMA3), qk_norm=True, tied=True
+        **SIZES,
+        head_dim=10,
+        routing=Routing(6, 3, normalise=False),
+        rope=Rope(500, LLAMA3),
+        qk_norm=True,
+        bias=True,
+        tied=True,
     ),
     "olmo2": Olmo(
-        **SIZES, head_dim=10, rope=Rope(500, LINEAR := LinearScaling(2)), local_rope=Rope(500, LINEAR), tied=True
+        **SIZES,
+        head_dim=10,
+        rope=Rope(500, LINEAR := LinearScaling(2)),
+        local_rope=Rope(500, LINEAR),
+        bias=True,
+        activation="gelu",
+        tied=True,
     ),
     "olmo3": Olmo(
         **SIZES | {"layers": 4},
@@ -119,6 +139,7 @@ EXPORTS = {
         routing=Routing(12, 3, normalise=False, scale=2, groups=3, kept_groups=2, group_best=1),
         q_latent=16,
         rope=Rope(500, MSCALE),
+        activation="gelu",
         tied=True,
     ),
     "deepseek_v3": DeepSeek(
@@ -131,12 +152,23 @@ EXPORTS = {
         interleaved=False,
         multi_token=True,
     ),
-    "gpt2": GPT2(vocab=40, embed=24, layers=2, heads=4, mlp=20, positions=72, norm_eps=1, dropout=0, tied=False),
-    "bert": Bert(40, 24, 2, 4, 20, positions=72, types=3, norm_eps=1, dropout=0),
+    "gpt2": GPT2(
+        vocab=40,
+        embed=24,
+        layers=2,
+        heads=4,
+        mlp=20,
+        positions=72,
+        norm_eps=1,
+        dropout=0,
+        tied=False,
+        activation="relu",
+    ),
+    "bert": Bert(40, 24, 2, 4, 20, positions=72, types=3, norm_eps=1, dropout=0, activation="relu"),
     "bert alone": Bert(40, 24, 2, 4, 20, positions=72, types=3, norm_eps=1, dropout=0, head=False),
-    "vit": ViT(12, 4, 2, 24, 2, 4, 20, classes=5, norm_eps=1, dropout=0),
+    "vit": ViT(12, 4, 2, 24, 2, 4, 20, classes=5, norm_eps=1, dropout=0, activation="relu"),
     "t5": T5(**T5_SIZES, **T5_MORE, gated=False, tied=True),
-    "t5 v1.1": T5(**T5_SIZES, **T5_MORE, gated=True, tied=False),
+    "t5 v1.1": T5(**T5_SIZES, **T5_MORE, gated=True, tied=False, activation="silu"),
     "t5 tied, unscaled": T5(**T5_SIZES, **T5_MORE, gated=False, tied=True, scaled=False),
     "t5 untied, scaled": T5(**T5_SIZES, **T5_MORE, gated=True, tied=False, scaled=True),
 }

@@ -47,7 +47,7 @@ def test_the_state_is_what_the_page_shows(serve):
 
 def test_the_description_names_every_route_and_every_field(shared):
     described = shared.client.get("/openapi.json").json()
-    routes = {route.path for route in shared.server.config.app.routes}
+    routes = {route.path.replace(":path}", "}") for route in shared.server.config.app.routes}
     assert described["paths"].keys() == routes - {"/", "/openapi.json"}
     fields = described["components"]["schemas"]["CompletionBody"]
     assert fields["additionalProperties"] is False

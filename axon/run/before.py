@@ -1,7 +1,10 @@
-"""Before a run begins: whether its checkpoints are where they were, and no folder of it is in another."""
+"""Before a run begins: whether its checkpoints are its own and where they were, and no folder of it is in another."""
 
+import re
 from pathlib import Path
 
+from axon.checkpoint import Reader
+from axon.checkpoint.ownership import EXTRA, RUN, metadata
 from axon.disk import overlap
 from axon.errors import UserError
 from axon.object_store import local_path
@@ -26,6 +29,23 @@ def check_apart(train: Train, folder: RunFolder) -> None:
                 f"Checkpoints.local_folder is {local!r}, in {place}, which has the durable checkpoints: give a folder "
                 "of its own, as /dev/shm/axon"
             )
+
+
+def check_own_checkpoints(train: Train, folder: RunFolder) -> None:
+    """Raise `UserError` if another run's checkpoint is among those of this run, which could be resumed from it. One
+    that was saved without a run's identifier may be anyone's, and is taken."""
+    own = folder.identifier() if folder.id.is_file() else None
+    for reader in (Reader(folder.checkpoints), folder.reader(train.checkpoints)):
+        for step in reader.steps():
+            saved = metadata(reader.directory / str(step))
+            if saved.get(RUN) not in (None, own):
+                config = re.search(r"^Train\.run_dir = (.*)$", str(saved.get(EXTRA, {}).get("config")), re.MULTILINE)
+                raise UserError(
+                    f"{reader.directory / str(step)} is of another run, {saved[RUN]}"
+                    f"{f', with Train.run_dir = {config[1]}' if config else ''}; the run in {folder.path} is "
+                    f"{own or 'a new one'}. Move it away; to begin with the state of another run, name its folder as "
+                    "InitFrom.source, with InitFrom.optimizer = True"
+                )
 
 
 def check_not_lost(train: Train, folder: RunFolder) -> None:

@@ -16,7 +16,7 @@ from axon.checkpoint.remote import fetched_run
 from axon.config import dump, load
 from axon.disk import as_path, reading, writing
 from axon.errors import UserError
-from axon.fields import differences, may_change, skipped
+from axon.fields import changed, differences, differs_by_machine, leaves, may_change, skipped
 from axon.foreign_json import NULL, OBJECT, TEXT, list_of, read_field, read_json
 from axon.object_store import is_url
 
@@ -59,12 +59,19 @@ class RunFolder:
         """The `Train` that the folder records."""
         return load(self.config).tree
 
-    def check_continues(self, train: Any) -> None:
-        """Raise `UserError`, with every difference, if `train` is not the run that is recorded here."""
+    def check_continues(self, train: Any) -> dict[str, list[str]]:
+        """Raise `UserError`, with every difference, if `train` is not the run that is recorded here.
+
+        Returns the fields that differ and may, without paths and the mesh: what they were and what they are.
+        """
         if self.trained() or (self._is_copy and self.config.is_file()):
-            self._refuse(differences(self.tree(), _as_recorded(train), may_change), train)
-        elif foreign := self._foreign():
+            before, now = self.tree(), _as_recorded(train)
+            self._refuse(differences(before, now, may_change), train)
+            fields = changed(leaves(before, differs_by_machine), leaves(now, differs_by_machine))
+            return {path: [a, b] for path, a, b in fields if path != "layout.mesh"}
+        if foreign := self._foreign():
             raise UserError(f"{foreign} is not of a run: this run would overwrite it. Give another --run-dir")
+        return {}
 
     def check_same_tokens(self, tokenizer: str) -> None:
         """Raise `UserError` if this run's tokenizer is not `tokenizer`, the text of a tokenizer.json."""

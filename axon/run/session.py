@@ -23,7 +23,7 @@ from axon.observe.metrics import held_out_losses
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.account import account_of, data_account
-from axon.run.before import check_apart, check_not_lost
+from axon.run.before import check_apart, check_not_lost, check_own_checkpoints
 from axon.run.branch import PARENT, Branch
 from axon.run.build import program
 from axon.run.folder import RunFolder
@@ -84,8 +84,9 @@ class Session:
             self.report(line)
         with ExitStack() as stack:
             with process_0_first("prepare"):
-                self.folder.check_continues(self.train)
+                self.reconfigured = self.folder.check_continues(self.train)
                 check_apart(self.train, self.folder)
+                check_own_checkpoints(self.train, self.folder)
                 mirrored = fetched(self.train, self.folder, self.report) if self.first else None
                 check_not_lost(self.train, self.folder)
                 source = self._source()  # a mistake is reported now, not when the data is ready
@@ -237,7 +238,7 @@ class Session:
         """Says what has changed since the start before, and how much of it is done again."""
         if before is None:
             return
-        changed, lost = changes(before, here), lost_time(dropped)
+        changed, lost = changes(before, here) | self.reconfigured, lost_time(dropped)
         self.events.record("resume", start, changed=changed, **lost)
         if lost["lost_steps"]:
             self.report(f"{'' if start else 'no checkpoint yet; '}{lost['lost_steps']} steps are done again")

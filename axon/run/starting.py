@@ -34,7 +34,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 
 def changes_text(changed: Mapping[str, list[Any]]) -> str:
     """`changes` for a person: `mesh {'data': 4} → {'data': 2}, processes 2 → 1`."""
-    return ", ".join(f"{name.replace('_', ' ')} {before} → {now}" for name, (before, now) in changed.items())
+    return ", ".join(f"{name} {before} → {now}" for name, (before, now) in changed.items())
 
 
 def script_notices(config: str) -> list[str]:

@@ -49,6 +49,17 @@ def test_a_run_whose_checkpoints_are_gone_ends_and_nothing_is_cut_back(trained, 
         (folder / "checkpoints").mkdir(exist_ok=True)
 
 
+@pytest.mark.parametrize("begun", [True, False])
+def test_another_runs_checkpoint_among_a_runs_own_is_not_resumed_from(tiny, trained, do, tmp_path, begun):
+    own = do(tiny, tmp_path / "run", steps=1).folder if begun else tmp_path / "run"
+    shutil.copytree(trained.folder / "checkpoints/12", own / "checkpoints/12")
+    names = rf"checkpoints/12 is of another run, {RunFolder(trained.folder).identifier()}, .*{trained.folder}.*"
+    with pytest.raises(UserError, match=rf"{names}{own}.*InitFrom\.optimizer"):
+        do(tiny, own, steps=2)
+    shutil.rmtree(own / "checkpoints/12")
+    do(tiny, own, steps=2)
+
+
 def test_a_run_that_saved_nothing_yet_begins_again_and_says_so(trained, do, tmp_path):
     folder = shutil.copytree(trained.folder, tmp_path / "run")
     shutil.rmtree(folder / "checkpoints")

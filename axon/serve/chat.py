@@ -1,14 +1,16 @@
 """Chats as ids: what a model's own template makes of messages."""
 
 import json
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from axon.checkpoint.huggingface.tokenizer import SETTINGS
 from axon.data.tokenizer import Tokenizer
 from axon.disk import reading
-from axon.errors import UserError, suggest
+from axon.errors import UserError, did_you_mean, suggest
 from axon.foreign_json import NULL, TEXT, Kind, list_of, read_field, read_json
 from axon.serve.special import Hiding, SpecialText
 from axon.serve.template import Template
@@ -23,6 +25,8 @@ PLAIN = (
 TEMPLATES = TEXT | list_of(Kind('an object with the texts "name" and "template"', lambda one: _is_named(one))) | NULL
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 """What a template is given of a message."""
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+"""Names that a chat's own variables do not have, besides those of special tokens."""
 
 
 class Chat:
@@ -54,24 +58,53 @@ class Chat:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         """The ids of a chat in OpenAI's form: `role`, `content` (a text, or parts of type "text"), `tool_calls`, ….
 
+        `add_generation_prompt`: they open an answer. `continue_final_message`: they end where the content of the last
+        message does. `variables`: what the template reads besides, as `enable_thinking`.
         Raises `UserError` for a message that is not of this form, or that the template refuses.
         """
         if not messages:
             raise UserError("messages is empty; give at least one")
         template = self.template(bool(tools))
+        self._check(template, variables)
         chat = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
-        hiding = self._special.hiding([template.source, *_texts([chat, tools, self._variables])])
-        given = {"messages": [_hidden(message, hiding) for message in chat], "tools": hiding.hide(tools) or None}
-        text = template.render({**self._variables, **given, "add_generation_prompt": add_generation_prompt})
-        return self._special.encode(text, hiding)
+        hiding = self._special.hiding([template.source, *_texts([chat, tools, variables, self._variables])])
+        hidden = [_hidden(message, hiding) for message in chat]
+        end = secrets.token_hex(16) if continue_final_message else ""  # where the template writes it, the content ends
+        hidden[-1]["content"] += end
+        given = {
+            "messages": hidden,
+            "tools": hiding.hide(tools) or None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = template.render({**self._variables, **hiding.hide(variables), **given})
+        return self._special.encode(_before(text, end) if end else text, hiding)
 
     def template(self, tools: bool = False) -> Template:
         """The one for chats with or without tools."""
         return self._templates.get("tool_use" if tools else "default", self._templates["default"])
+
+    def _check(self, template: Template, variables: Mapping[str, Any]) -> None:
+        """Raise `UserError` for the name of a variable that the template does not read, or is not a person's to set."""
+        for name in variables:
+            if name in RESERVED or name in self._variables or name.endswith("_token"):
+                raise UserError(f"chat_template_kwargs has {name!r}, which a chat has already; leave it out")
+            if name not in template.variables:
+                hint = did_you_mean(name, template.variables - self._variables.keys() - {*RESERVED})
+                raise UserError(f"chat_template_kwargs has {name[:80]!r}, which the chat template does not read.{hint}")
+
+
+def _before(text: str, end: str) -> str:
+    """The text up to the last `end`. Raises `UserError` for a template that did not write it."""
+    if end not in text:
+        raise UserError("continue_final_message: the chat template does not write the content of the last message")
+    return text[: text.rindex(end)]
 
 
 def _sources(folder: Path | None, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -21,15 +21,24 @@ class Detokenizer:
 
     Args:
         prompt: ids. stop: texts; the first that is complete ends the text, and is left out, as what follows it. Of two
-            that are complete at once, the longer.
+            that are complete at once, the longer. ends: ids, likewise; None: the tokenizer's.
+        min_tokens: a stop text that is complete with so many tokens or fewer is text.
 
     Attributes:
         stopped: whether a stop text came.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], stop: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        stop: tuple[str, ...] = (),
+        ends: frozenset[int] | None = None,
+        min_tokens: int = 0,
+    ):
         self.stopped = False
         self._tokenizer, self._stop = tokenizer, stop
+        self._ends, self._unstoppable = tokenizer.ends if ends is None else ends, min_tokens
         self._window = _context(tokenizer, prompt)  # decoded ids, of whose text so many characters are given
         self._given = len(tokenizer.visible(self._window))
         self._placed = False
@@ -37,16 +46,20 @@ class Detokenizer:
         self._settled = 0  # how many of these there are up to the last that is not a byte token
         self._held = ""
         self._ended = False
+        self._count = 0
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is certain now, after these ids too; none after an id that ends texts."""
-        for token in ids:
-            self._ended |= token in self._tokenizer.ends
-            if self._ended or self.stopped:
-                break
-            if self._tokenizer.is_visible(token):
-                self._undecoded.append(token)
-                self._settled = self._settled if token in self._tokenizer.byte_tokens else len(self._undecoded)
+        return "".join(map(self._pushed, ids))
+
+    def _pushed(self, token: int) -> str:
+        self._ended |= token in self._ends
+        if self._ended or self.stopped:
+            return ""
+        self._count += 1
+        if self._tokenizer.is_visible(token):
+            self._undecoded.append(token)
+            self._settled = self._settled if token in self._tokenizer.byte_tokens else len(self._undecoded)
         return self._released(self._decoded(self._settled, is_last=False), is_last=False)
 
     def finish(self) -> str:
@@ -83,8 +96,11 @@ class Detokenizer:
         """What is certain of the text that is held back and this."""
         if self.stopped:
             return ""
-        text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        before, text = len(self._held), self._held + text
+        found = []
+        if self._count > self._unstoppable:
+            places = ((stop, text.find(stop, max(0, before + 1 - len(stop)))) for stop in self._stop)
+            found = [(at + len(stop), at) for stop, at in places if at >= 0]
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)[1]]

@@ -36,6 +36,8 @@ class Sampling:
         logprobs: of the token drawn and of so many likeliest the log-probabilities, in nats, of the distribution that
             the model gives: before the temperature, penalties and filters. None: none.
         stop: texts at the first of which generation ends, and which are left out. stop_ids: ids, likewise.
+        min_tokens: so many tokens are drawn before an id or a stop text may end the text. ignore_eos: the tokenizer's
+            ends do not end it, and `stop_ids` still do.
     """
 
     tokens: int = 100
@@ -51,16 +53,22 @@ class Sampling:
     logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    ignore_eos: bool = False
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "tokens", "top_k")
-        check_range(self, "[0, inf)", "temperature")
+        check_range(self, "[0, 1e6]", "temperature")  # beyond, float32 has all logits equal
         check_range(self, "(0, 1]", "top_p")
         check_range(self, "[0, 1]", "min_p")
         check_range(self, "[0, 2**64)", "seed")
         check_range(self, "[1e-6, 1e6]", "repetition_penalty")  # beyond, logits become infinite
         check_range(self, "[-2, 2]", "presence_penalty", "frequency_penalty")
         check_range(self, "[0, 20]", "logprobs")
+        if not 0 <= self.min_tokens <= self.tokens:
+            raise UserError(
+                f"Sampling.min_tokens is {self.min_tokens}; must be from 0 to tokens, which is {self.tokens}"
+            )
         for token, bias in self.logit_bias.items():
             if not math.isfinite(bias) or abs(bias) > 100:
                 raise UserError(f"Sampling.logit_bias of token {token} is {bias}; must be from -100 to 100")
@@ -125,6 +133,8 @@ class Request:
     def __post_init__(self):
         if not self.prompt:
             raise UserError("Request.prompt has no tokens; give at least one, as the beginning-of-document token")
+        if self.grammar is not None and (self.sampling.min_tokens or self.sampling.ignore_eos):
+            raise UserError("a text of a grammar ends where the grammar does: leave min_tokens and ignore_eos out")
 
 
 class Finish(StrEnum):

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.serve.detokenize import Detokenizer
@@ -26,8 +28,12 @@ class Stream:
     def __init__(self, sequence: Running, vocab: int, tokenizer: Tokenizer | None):
         self.sequence, self.request = sequence, sequence.request
         sampling, prompt, grammar = self.request.sampling, self.request.prompt, self.request.grammar
-        self._ends = frozenset(sampling.stop_ids) | (frozenset() if tokenizer is None else tokenizer.ends)
-        self._text = None if tokenizer is None else Detokenizer(tokenizer, prompt, sampling.stop)
+        own = frozenset() if tokenizer is None or sampling.ignore_eos else tokenizer.ends
+        self._ends = own | frozenset(sampling.stop_ids)
+        self._no_end = _bits_without(self._ends, vocab) if sampling.min_tokens else None
+        self._text = None
+        if tokenizer is not None:
+            self._text = Detokenizer(tokenizer, prompt, sampling.stop, self._ends, sampling.min_tokens)
         self._policy = Policy(sampling, prompt, vocab)
         self._grammar = None if grammar is None else grammar.copy()
         self._failure: str | None = None
@@ -46,13 +52,18 @@ class Stream:
     def row_after(self, drafts: Sequence[int], place: int) -> Row:
         """How the token at `place` is drawn, which follows these guesses. They may lack the last ones where neither a
         grammar nor penalties need to know them."""
-        mask = None
-        if self._grammar is not None:
-            with self._guarding():
+        grammar = None
+        with self._guarding():
+            if self._grammar is not None:
                 grammar = self._grammar.copy()
                 grammar.accept(drafts)
-                mask = grammar.allowed()
-        return Row(self._policy, place - len(self.request.prompt), drafts, mask)
+            return self._row(place, drafts, grammar)
+        return self._row(place, drafts, None)
+
+    def _row(self, place: int, drafts: Sequence[int], grammar: Grammar | None) -> Row:
+        position = place - len(self.request.prompt)
+        mask = self._no_end if position < self.request.sampling.min_tokens else None
+        return Row(self._policy, position, drafts, mask if grammar is None else grammar.allowed())
 
     def rows(self, part: Scheduled) -> list[Row]:
         """How tokens are drawn from the last `part.rows` of a step's; of a prompt's they are given."""
@@ -71,8 +82,7 @@ class Stream:
                 continue
             if grammar is not None and known > 0:
                 grammar.accept(drafts[known - 1 : known])
-            mask = None if grammar is None else grammar.allowed()
-            rows.append(Row(self._policy, place - len(prompt), drafts[: max(0, known)], mask))
+            rows.append(self._row(place, drafts[: max(0, known)], grammar))
         return rows
 
     def accepted(self, part: Scheduled, drawn: Drawn, first: int) -> list[int]:
@@ -151,3 +161,10 @@ class Stream:
         most = self.request.sampling.logprobs or 0
         likeliest = zip(drawn.top_ids[row][:most].tolist(), drawn.top_logprobs[row][:most].tolist(), strict=True)
         return TokenLogprob(token, float(of[row]), tuple(likeliest))
+
+
+def _bits_without(ids: frozenset[int], vocab: int) -> np.ndarray:
+    """All ids of a model but these, as `Grammar.allowed` gives them."""
+    allowed = np.arange(-(-vocab // 32) * 32) < vocab
+    allowed[[token for token in ids if 0 <= token < vocab]] = False
+    return np.packbits(allowed, bitorder="little").view(np.uint32)

@@ -7,7 +7,7 @@ from datetime import datetime
 from threading import local
 from typing import Any, ClassVar
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
@@ -22,12 +22,17 @@ LONGEST = 2**24
 
 
 class Template:
-    """A template's source, compiled. Raises `UserError`, which names `where` it is from, for a syntax error."""
+    """A template's source, compiled. Raises `UserError`, which names `where` it is from, for a syntax error.
+
+    Attributes:
+        variables: names that it reads, of what it is rendered with.
+    """
 
     def __init__(self, source: str, where: str):
         self.source, self._where, self._sandbox = source, where, _Sandbox()
         try:
             self._compiled = self._sandbox.from_string(source)
+            self.variables = meta.find_undeclared_variables(self._sandbox.parse(source)) - set(self._sandbox.globals)
         except TemplateSyntaxError as error:
             raise UserError(f"{where}: the chat template's line {error.lineno} is wrong: {error.message}") from error
 

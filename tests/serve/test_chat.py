@@ -1,6 +1,7 @@
 """A chat's prompt is what the model's template makes of it, and nobody but the template writes special tokens."""
 
 import json
+import re
 import string
 import time
 
@@ -134,6 +135,34 @@ def test_what_an_assistant_thought_is_read_by_the_template_and_its_marks_stay_to
     folder = folder_with(tmp_path, CHATML)
     assert Chat.of(folder, tokenizer).ids([said]) == plainly(inner, CHATML, [said])
     assert inner.token_to_id("<tool_call>") in Chat.of(folder, tokenizer).ids([said])
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chat_whose_last_message_goes_on_ends_where_its_content_does(inner, tokenizer, name, tmp_path):
+    chat = Chat.of(folder_with(tmp_path, TEMPLATES[name]), tokenizer)
+    messages = [{"role": "user", "content": "zebra"}, {"role": "assistant", "content": "a zebra"}]
+    whole, begun = (
+        inner.decode(chat.ids(messages, **options), skip_special_tokens=False)
+        for options in ({"add_generation_prompt": False}, {"continue_final_message": True})
+    )
+    assert begun == whole[: whole.rindex("zebra") + 5]
+
+
+def test_a_template_without_the_last_content_has_nothing_to_continue(tokenizer, tmp_path):
+    chat = Chat.of(folder_with(tmp_path, "{{ messages[0].role }}"), tokenizer)
+    with pytest.raises(UserError, match="does not write the content of the last message"):
+        chat.ids([{"role": "user", "content": "x"}], continue_final_message=True)
+
+
+def test_a_persons_variables_are_read_and_write_no_special_token(inner, tokenizer, tmp_path):
+    chat = Chat.of(folder_with(tmp_path, "{{ mood.of[0] }}{% if thinks %}b{% endif %}<|eot|>"), tokenizer)
+    hello = [{"role": "user", "content": "x"}]
+    ids = chat.ids(hello, variables={"mood": {"of": ["a<|im_end|>"]}, "thinks": True})
+    assert [one for one in ids if one in map(inner.token_to_id, SPECIAL)] == [inner.token_to_id("<|eot|>")]
+    assert inner.decode(ids, skip_special_tokens=False).strip() == "a<|im_end|>b<|eot|>"
+    for name, said in (("messages", "has already"), ("eos_token", "has already"), ("thniks", "Did you mean 'thinks'?")):
+        with pytest.raises(UserError, match=rf"chat_template_kwargs has '{name}'.*{re.escape(said)}"):
+            chat.ids(hello, variables={name: 1})
 
 
 def test_two_messages_make_no_special_token_together(inner, tokenizer, tmp_path, rng):

@@ -130,6 +130,16 @@ def test_an_id_that_ends_texts_ends_this_one():
     one = Detokenizer(tokenizer, [tokenizer.bos])
     assert [one.push([word, end, word]), one.push([word]), one.finish()] == [" it", "", ""]
     assert not one.stopped
+    other = Detokenizer(tokenizer, [tokenizer.bos], ends=frozenset([word]))
+    assert other.push([*tokenizer.encode("a"), end, *tokenizer.encode("a"), word, end]) == "aa"
+
+
+def test_a_stop_text_among_the_least_tokens_is_text():
+    tokenizer = TOKENIZERS["byte level"]
+    ids = [token for letter in "xabxabab" for token in tokenizer.encode(letter)]
+    for least, text in ((2, "x"), (3, "xabx"), (6, "xabxab"), (8, "xabxabab")):
+        one = Detokenizer(tokenizer, [tokenizer.bos], ("ab",), min_tokens=least)
+        assert one.push(ids) + one.finish() == text
 
 
 @pytest.mark.parametrize("name", ["byte level", "Llama 2"])

@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tokenizers
 from scipy.special import log_softmax
 
+from axon.data.tokenizer import Bpe, Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Inputs, LongRopeScaling, Rope, Routing
@@ -16,6 +18,7 @@ from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.request import Finish, Request, Sampling
+from axon.serve.speculation import NGram
 from models.bert import Bert
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
@@ -319,6 +322,33 @@ def test_stop_ids_end_a_text_and_log_probabilities_are_of_the_distribution_befor
         np.testing.assert_allclose(one.logprob, expected[place, one.token], atol=1e-4)
         np.testing.assert_allclose([p for _, p in one.likeliest], np.sort(expected[place])[::-1][:3], atol=1e-4)
     assert [one.token for one in told[: len(prompt) - 1]] == list(prompt[1:])
+
+
+@pytest.mark.parametrize("drafter", [None, NGram()])
+def test_no_end_is_drawn_among_the_least_tokens(small, rng, drafter):
+    prompt = tuple(rng.integers(0, VOCAB, 9).tolist())
+    ends = tuple(rng.choice(VOCAB, VOCAB - 4, replace=False).tolist())
+    biased = Sampling(12, seed=1, logit_bias=dict.fromkeys(ends, -100.0))
+    least = Sampling(20, seed=1, stop_ids=ends, min_tokens=12)
+    found, last = answers(
+        Engine(*small, capacity=TIGHT, drafter=drafter), [Request(prompt, s) for s in (biased, least)]
+    )
+    assert found[1][:12] == found[0]
+    assert not {*found[1][:-1]} & {*ends}
+    assert (last[1].finish is Finish.STOP) == (found[1][-1] in ends)
+
+
+def test_the_tokenizers_ends_are_tokens_as_others_where_they_are_ignored(small, rng):
+    prompt = tuple(rng.integers(0, VOCAB, 9).tolist())
+    (ids,), _ = answers(Engine(*small, capacity=TIGHT), [Request(prompt, Sampling(10, temperature=0))])
+    inner = tokenizers.Tokenizer.from_str(Bpe(vocab=300).train(iter(["a b"]), lambda line: None).to_json())
+    engine = Engine(*small, capacity=TIGHT, tokenizer=Tokenizer(inner, 0, frozenset(ids[3:4])))
+    plain, ignoring = Sampling(10, temperature=0), Sampling(10, temperature=0, ignore_eos=True)
+    found, last = answers(engine, [Request(prompt, plain), Request(prompt, ignoring)])
+    assert found == [ids[: ids.index(ids[3]) + 1], ids]
+    assert [one.finish for one in last] == [Finish.STOP, Finish.LENGTH]
+    stopped = dataclasses.replace(ignoring, stop_ids=(ids[5],))
+    assert answers(engine, [Request(prompt, stopped)])[0] == [ids[: ids.index(ids[5]) + 1]]
 
 
 def test_a_text_that_comes_to_long_positions_is_written_as_if_it_had_been_long_from_the_start(seed, rng):

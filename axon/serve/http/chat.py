@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from axon.serve.http.logprobs import ChatLogprobs
 from axon.serve.http.model import Chat, Reader, ToolCall
 from axon.serve.http.reply import Choice, Reply, respond
 from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit
-from axon.serve.http.schema import ChatBody, Message, NamedTool
+from axon.serve.http.schema import ChatBody, Message, NamedTool, Rendering
 from axon.serve.http.service import Service
 from axon.serve.request import Finish, Grammar
 
@@ -31,7 +32,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     check_ids(service, body)
     _check(body)
     chat, tools = chat_of(service), _tools(body)
-    prompt = await conversation(service, body.messages, tools)
+    prompt = await conversation(service, body.messages, tools, body)
     param, asked = "max_completion_tokens", body.max_completion_tokens
     if asked is None:
         param, asked = "max_tokens", body.max_tokens
@@ -56,10 +57,24 @@ def chat_of(service: Service) -> Chat:
     return service.model.chat
 
 
-async def conversation(service: Service, messages: Sequence[Message], tools: Tools) -> list[int]:
+async def conversation(service: Service, messages: Sequence[Message], tools: Tools, form: Rendering) -> list[int]:
     """The ids that an answer follows. Raises `ApiError` for what the model cannot read."""
     chat, given = chat_of(service), [message.model_dump(exclude_none=True) for message in messages]
-    return await service.ids(await asyncio.to_thread(chat.ids, given, tools))
+    opens, continues = form.add_generation_prompt, form.continue_final_message
+    if opens and continues:
+        message = "continue_final_message: an answer is opened or the last message goes on; leave one of them out"
+        raise ApiError(400, f"{message}, add_generation_prompt or this", param="continue_final_message")
+    rendered = partial(
+        chat.ids,
+        add_generation_prompt=not continues if opens is None else opens,
+        continue_final_message=continues,
+        variables=form.chat_template_kwargs or {},
+    )
+    try:
+        ids = await asyncio.to_thread(rendered, given, tools)
+    except RecursionError:
+        raise ApiError(400, "messages, tools or chat_template_kwargs are nested too deeply") from None
+    return await service.ids(ids)
 
 
 def _check(body: ChatBody) -> None:

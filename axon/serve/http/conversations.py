@@ -17,8 +17,22 @@ class Conversations:
     def __init__(self, chat: Chat, grammars: Grammars):
         self._chat, self._grammars, self._form = chat, grammars, form_of(chat.template(tools=True).source)
 
-    def ids(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
-        return self._chat.ids(messages, tools or None)
+    def ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Tools,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+    ) -> list[int]:
+        return self._chat.ids(
+            messages,
+            tools or None,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            variables=variables,
+        )
 
     def reader(self, tools: Tools) -> CallReader:
         return CallReader(self._form, tool_names(tools))

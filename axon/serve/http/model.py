@@ -69,8 +69,16 @@ class Reader(Protocol):
 class Chat(Protocol):
     """A model's own form of conversations, with OpenAI's messages and tools. Raises `UserError` for what it refuses."""
 
-    def ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        """Of a conversation at whose end the assistant's answer begins."""
+    def ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+    ) -> Sequence[int]:
+        """See `axon.serve.chat.Chat.ids`."""
         ...
 
     def reader(self, tools: Sequence[Mapping[str, Any]]) -> Reader:

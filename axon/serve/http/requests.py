@@ -23,12 +23,15 @@ def requests_for(
     grammar: Grammar | None = None,
 ) -> list[Request]:
     """`n` for each prompt, which is to be continued by at most so many `tokens`; each has noise of its own, by the seed
-    and by its place among all choices."""
+    and by its place among all choices. Raises `ApiError` where more are asked for at least than at most."""
+    if body.min_tokens > min(tokens):
+        message = f"min_tokens is {body.min_tokens:,}; at most {min(tokens):,} tokens are generated here"
+        raise ApiError(400, message, param="min_tokens")
     sampling = _sampling(body, secrets.randbits(64) if body.seed is None else body.seed % SEEDS, logprobs)
     return [
         Request(
             tuple(prompt),
-            replace(sampling, tokens=most).of_choice(place * body.n + choice),
+            replace(sampling, tokens=most, min_tokens=body.min_tokens).of_choice(place * body.n + choice),
             priority=-body.priority,  # the lower comes first over HTTP, as in vLLM; of the engine's, the higher
             grammar=grammar,
             prompt_logprobs=prompt_logprobs,
@@ -52,6 +55,7 @@ def _sampling(body: Generation, seed: int, logprobs: int | None) -> Sampling:
         logprobs=logprobs,
         stop=tuple([body.stop] if isinstance(body.stop, str) else body.stop or ()),
         stop_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
     )
 
 

@@ -145,6 +145,8 @@ class Generation(Body):
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
     stop: Stop = None
     stop_token_ids: Annotated[list[Id], Field(max_length=32)] | None = None
+    min_tokens: int = Field(0, ge=0, le=INT32, description="Before an end or a stop text may come, as in vLLM.")
+    ignore_eos: bool = Field(False, description="The model's own ends do not end the text, as in vLLM.")
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: Format | None = None
@@ -235,8 +237,18 @@ ToolChoice = Annotated[
 ]
 
 
-class ChatBody(Generation):
-    """Of `/v1/chat/completions`. `max_tokens` is the older name of `max_completion_tokens`."""
+class Rendering(Body):
+    """How a template writes a conversation, as vLLM names it. `add_generation_prompt`: None is true where the last
+    message is not continued. `chat_template_kwargs`: what the template reads besides."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatBody(Generation, Rendering):
+    """Of `/v1/chat/completions`. `max_tokens` is the older name of `max_completion_tokens`; the last fields are
+    OpenAI's, with those of their values that ask for nothing which is not done."""
 
     messages: list[Message] = Field(min_length=1)
     tools: list[Tool] | None = Field(None, max_length=128)
@@ -248,6 +260,18 @@ class ChatBody(Generation):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     functions: None = None
     function_call: None = None
+    store: Literal[False] = False
+    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
+    """For the client's own books, as `user`; so are the next two."""
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default"] = "auto"
+    modalities: Annotated[list[Literal["text"]], Field(min_length=1, max_length=1)] | None = None
+    verbosity: Literal["medium"] = "medium"
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    web_search_options: None = None
 
 
 class EmbeddingBody(Body):
@@ -261,7 +285,7 @@ class EmbeddingBody(Body):
     user: str | None = None
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Rendering):
     """Of `/tokenize`: a text, or a conversation. `add_special_tokens`: whether those that open a prompt are added."""
 
     model: str | None = None

@@ -64,7 +64,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give one of prompt and messages", param="prompt")
     if body.messages is not None:
-        ids = await conversation(service, body.messages, [])
+        ids = await conversation(service, body.messages, [], body)
     else:
         ids = await service.ids(body.prompt or "", special=body.add_special_tokens)
     return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.model.engine.max_length})

@@ -129,18 +129,24 @@ class FakeEngine:
         key = request.sampling.seed if request.sampling.temperature else 0
         digest = hashlib.sha256(repr((request.prompt, key, place // 8)).encode()).digest()
         pieces = self.tokenizer.encode(WORDS)
+        if place < request.sampling.min_tokens:
+            pieces = [one for one in pieces if one not in self.ends(request)]
         return pieces[(digest[0] + place % 8) % len(pieces)]
+
+    def ends(self, request: Request) -> set[int]:
+        own = set() if request.sampling.ignore_eos else self.tokenizer.ends
+        return {*own, *request.sampling.stop_ids}
 
     def text(self, request: Request, ids: Sequence[int]) -> str:
         """Whole characters, up to a text that ends it, and no part of one."""
-        text = self.tokenizer.decode([one for one in ids if one not in self.tokenizer.ends]).rstrip("\ufffd")
+        text = self.tokenizer.visible([one for one in ids if one not in self.ends(request)]).rstrip("\ufffd")
         for stop in request.sampling.stop:
             text = text.split(stop)[0]
         return text
 
     def finish(self, request: Request, ids: Sequence[int]) -> Finish | None:
         text = self.tokenizer.decode(ids[-40:])
-        if ids[-1] in self.tokenizer.ends or any(stop in text for stop in request.sampling.stop):
+        if ids[-1] in self.ends(request) or any(stop in text for stop in request.sampling.stop):
             return Finish.STOP
         full = len(request.prompt) + len(ids) >= self.max_length
         return Finish.LENGTH if full or len(ids) == request.sampling.tokens else None
@@ -178,7 +184,15 @@ class FakeReader:
 
 
 class FakeChat:
-    def ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+    def ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, Any],
+    ) -> Sequence[int]:
         if messages[0]["role"] == "tool":
             raise UserError("the template wants a user's message first")
         text = "".join(f"{message['role']}: {said(message)}\n" for message in messages)

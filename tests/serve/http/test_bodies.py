@@ -67,6 +67,9 @@ FIELDS = [
     {"stop": ["a"] * 100},
     {"stop_token_ids": [99999]},
     {"stop_token_ids": [-1]},
+    {"min_tokens": -1},
+    {"min_tokens": 17},
+    {"ignore_eos": 1},
     {"logprobs": 21},
     {"logprobs": True},
     {"logit_bias": {"a": 1}},
@@ -106,6 +109,23 @@ CHATS = [
     {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
     {"tools": [{"type": "function", "function": {"name": "a b"}}]},
     {"functions": [{"name": "look"}]},
+    {"min_tokens": 2, "response_format": {"type": "json_object"}},
+    {"ignore_eos": True, "tools": [TOOL], "tool_choice": "required"},
+    {"add_generation_prompt": True, "continue_final_message": True},
+    *(
+        {name: value}
+        for name, value in {
+            "store": True,
+            "service_tier": "flex",
+            "modalities": ["text", "audio"],
+            "verbosity": "low",
+            "audio": {},
+            "reasoning_effort": "high",
+            "prediction": {"type": "content"},
+            "metadata": {"a": 1},
+            "chat_template_kwargs": [],
+        }.items()
+    ),
 ]
 
 
@@ -168,9 +188,17 @@ def test_null_is_a_fields_default(shared, path):
     assert answers[0].json()["choices"] == answers[1].json()["choices"]
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 1}, {"suffix": ""}, {"top_k": -1}, {"top_k": 0}], ids=name_of)
-def test_what_asks_for_nothing_is_taken(shared, fields):
-    plain, given = (shared.complete("a", seed=1, **more).json()["choices"] for more in ({}, fields))
+NOTHING = {
+    COMPLETIONS: {"best_of": 1, "suffix": "", "top_k": -1, "min_tokens": 0, "ignore_eos": False},
+    CHAT: {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "modalities": ["text"], "audio": None,
+           "verbosity": "medium", "safety_identifier": "a", "prompt_cache_key": "b", "chat_template_kwargs": {}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_what_asks_for_nothing_is_taken(shared, path):
+    body = {"prompt": "a"} if path == COMPLETIONS else {"messages": [USER]}
+    plain, given = (shared.post(path, **body, seed=1, **more).json()["choices"] for more in ({}, NOTHING[path]))
     assert plain == given
 
 

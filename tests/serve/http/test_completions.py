@@ -97,9 +97,18 @@ def test_what_is_asked_of_sampling_reaches_the_engine(serve, rng):
         submit = engine.submit
         engine.submit = lambda request: (seen.append(request), submit(request))[1]
         others = {"logit_bias": {"7": 3.5}, "stop": "§", "stop_token_ids": [9], "max_tokens": 3, "logprobs": 4}
+        others |= {"min_tokens": 2, "ignore_eos": True}
         assert running.complete("a", **asked, **others).status_code == 200
         assert running.complete("a", seed=-1, max_tokens=1).status_code == 200
-    rest = {"logit_bias": {7: 3.5}, "stop": ("§",), "stop_ids": (9,), "tokens": 3, "logprobs": 4}
+    rest = {
+        "logit_bias": {7: 3.5},
+        "stop": ("§",),
+        "stop_ids": (9,),
+        "tokens": 3,
+        "logprobs": 4,
+        "min_tokens": 2,
+        "ignore_eos": True,
+    }
     assert seen[0].sampling == Sampling(**asked, **rest)
     assert seen[1].sampling == Sampling(tokens=1, temperature=1.0, seed=2**64 - 1)
 

@@ -68,6 +68,25 @@ def test_an_answer_is_of_its_schema(running, seed):
     assert set(json.loads(body["choices"][0]["message"]["content"])) == {"city", "near"}
 
 
+def test_a_last_message_is_continued_in_every_route(running):
+    body = {"messages": [*ASKED, {"role": "assistant", "content": "It is "}], "continue_final_message": True}
+    tokens = running.post("/tokenize", **body).json()["tokens"]
+    assert tokens == tokenizer().prompt("user: Where is it?\nassistant: It is ")
+    assert running.post(PATH, **body, max_tokens=1).json()["usage"]["prompt_tokens"] == len(tokens)
+    closed = running.post("/tokenize", messages=ASKED, add_generation_prompt=False).json()["tokens"]
+    assert closed == tokenizer().prompt("user: Where is it?\n")
+    answer = running.post(PATH, messages=ASKED, chat_template_kwargs={"bos_token": "x"})
+    assert (answer.status_code, "'bos_token'" in answer.json()["error"]["message"]) == (400, True)
+
+
+def test_tools_that_are_nested_too_deeply_are_refused(running):
+    deep = '{"a": ' * 1500 + "1" + "}" * 1500
+    tools = '[{"type": "function", "function": {"name": "f", "parameters": ' + deep + "}}]"
+    body = json.dumps({"model": "tiny", "messages": ASKED})[:-1] + f', "tools": {tools}}}'
+    answer = running.client.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, "nested too deeply" in answer.text) == (400, True)
+
+
 def test_a_schema_that_nothing_meets_is_refused(running):
     wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "string", "minLength": 5, "maxLength": 2}}}
     answer = running.post(PATH, messages=ASKED, response_format=wanted)

@@ -11,6 +11,7 @@ import gc
 import os
 import random
 import secrets
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,16 @@ gc.set_threshold(
 )  # tracing allocates much and leaves few cycles: 6 % less processor time in the rooms tried
 
 
+DRAWN = 3
+"""Of a test's cases that do not run by default, how many `--full` runs: others for another `AXON_TEST_DRAW`."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks a claim's wide repetitions: as `slow` what no mark `few(name=values, …)` or `some(name=values, …)` of a
-    test with the second lets through, and as `full` what no `few` does."""
+    test with the second lets through, and as `full` what no `few` does; but of each test as `slow` all of these but
+    `DRAWN`."""
+    wide: dict[str, list[pytest.Item]] = {}
     for item in items:
         _refuse_unordered(item)
         few, some = (_lets_through(name, item) for name in ("few", "some"))
@@ -38,6 +45,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         elif few is False:
             item.add_marker("full")
+        if item.get_closest_marker("full") and not item.get_closest_marker("slow"):
+            wide.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    draw = os.environ.get("AXON_TEST_DRAW", "")
+    for cases in wide.values():
+        cases.sort(key=lambda item: zlib.crc32((draw + item.nodeid).encode(errors="backslashreplace")))
+        for item in cases[DRAWN:]:
+            item.add_marker("slow")
 
 
 def _refuse_unordered(item: pytest.Item) -> None:

@@ -1,6 +1,7 @@
 """Files that a person names: an error of the system becomes one message with the path in it."""
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -118,6 +119,25 @@ def writing(path: str | Path, advice: str = "") -> Iterator[None]:
     except OSError as error:
         help_ = FREE_SPACE if is_full(error) else advice
         raise UserError(f"cannot write {_path(error, path)}: {reason(error)}{'. ' if help_ else ''}{help_}") from error
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Lock a folder itself, with no file in it. Raises `UserError` if another process has; where the file system has no
+    locks, nothing is locked."""
+    with reading(folder):
+        descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(f"{folder} is locked by a run that saves into it: wait for it, or stop it") from None
+    except OSError:
+        pass
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_array_file(path: str) -> bool:

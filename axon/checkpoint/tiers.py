@@ -1,6 +1,7 @@
 """Two folders of checkpoints: a durable one, and a local, faster one into which a run saves more often."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -14,7 +15,7 @@ from axon.checkpoint.reader import Reader
 from axon.checkpoint.run_store import RunStore
 from axon.checkpoint.set_aside import latest_of, newest_intact
 from axon.checkpoint.store import Store
-from axon.disk import writing
+from axon.disk import locked, writing
 from axon.errors import UserError
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class Tiers:
     """The checkpoints of a run in two stores, used as one `Store` is: the latest is that of either.
 
     If those in the local folder are gone, because a machine or its memory is, the latest durable one is the latest.
+    In its context process 0 has the local folder locked: `axon checkpoint prune` may be given that folder.
     """
 
     def __init__(self, durable: Store, local: Store):
@@ -55,15 +57,19 @@ class Tiers:
         self.directory, self.checkpoints, self.losses = durable.directory, durable.checkpoints, durable.losses
         self.copying = durable.copying
         self.notices: list[str] = []
+        self._lock = ExitStack()
 
     def __enter__(self) -> Self:
+        if jax.process_index() == 0:
+            self._lock.enter_context(locked(str(self._local.directory)))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        try:
-            self._local.close()
-        finally:
-            self._durable.close()
+        with self._lock:
+            try:
+                self._local.close()
+            finally:
+                self._durable.close()
 
     def newest(self, load: Callable[[], T]) -> T:
         """As `Store.newest`, of both folders."""

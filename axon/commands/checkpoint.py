@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from axon.disk import readable
+from axon.disk import locked, readable
 
 app = typer.Typer(
     help="Look at, verify, compare and delete checkpoints.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -116,7 +116,8 @@ def prune(
         where = reader.directory.parent
         raise UserError(f"{where} is a mirror: prune the run's own folder, which its copies follow at the next save")
     run = RunFolder(str(reader.directory.parent))
-    with run.locked() if yes and run.config.is_file() else nullcontext():
+    lock = run.locked() if run.config.is_file() else locked(str(reader.directory))
+    with lock if yes else nullcontext():
         whose = run.identifier() if run.id.is_file() else None
         gone, left = to_prune(reader, keep, [int(one) for one in numbers], whose)
         for line in left:

@@ -10,7 +10,7 @@ import jax
 from axon.disk import check_new, named, whole
 from axon.run.trained import open_trained
 from axon.runtime import Runtime, flattened
-from axon.serve.export import check_request, write_export
+from axon.serve.export import check_dtypes, check_request, write_export
 from axon.serve.export_programs import Sizes, export_programs, one_device
 
 Report = Callable[[str], None]
@@ -32,6 +32,7 @@ def export_model(
     sizes, layout = Sizes(batch, length or train.seq), one_device(train.layout)
     runtime = Runtime(train.model, layout, precision=train.precision, devices=jax.devices()[:1])
     check_request(runtime.module, platforms, sizes)
+    check_dtypes(runtime.parameters | runtime.variables)
     programs = {
         platform: export_programs(train.model, layout, train.precision, platform, sizes) for platform in platforms
     }

@@ -53,6 +53,16 @@ def check_request(module: Any, platforms: Sequence[str], sizes: Sizes) -> None:
         )
 
 
+def check_dtypes(arrays: Mapping[str, ArraySpec]) -> None:
+    """Raise `UserError` for a model's parameter or variable, by path, of a dtype that weights are not written in."""
+    for path, spec in arrays.items():
+        if jnp.dtype(spec.dtype) not in STORED:
+            raise UserError(
+                f"{path} is {jnp.dtype(spec.dtype).name}, and weights are exported as one of "
+                f"{', '.join(map(str, STORED))}: declare it with one of these, as Param(…, dtype=jnp.float32)"
+            )
+
+
 def write_export(
     out: Path,
     weights: Flat,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from axon.checkpoint import CheckpointError, Checkpoints, Reader, Store
+from axon.checkpoint import CheckpointError, Checkpoints, Reader, Store, open_store
 from axon.commands.checkpoint import app
 from axon.errors import UserError
 
@@ -139,6 +139,17 @@ def test_prune_refuses_what_is_not_there_and_to_delete_all(run, options, why):
     with pytest.raises(UserError, match=why):
         said("prune", run, *options)
     assert len(list((run / "checkpoints").iterdir())) == 3
+
+
+def test_prune_of_a_local_folder_is_refused_while_its_run_saves_into_it(tmp_path):
+    settings = Checkpoints(every=9, local_folder=str(tmp_path), local_every=1, local_keep=2)
+    with open_store(tmp_path / "run", settings, "local", "a") as store:
+        for step in (1, 2):
+            store.save(step, state(step), {}, durable=False)
+        store.wait()
+        with pytest.raises(UserError, match=r"local is locked by a run that saves into it: wait for it"):
+            said("prune", tmp_path / "local", "--keep", 1, "--yes")
+    assert said("prune", tmp_path / "local", "--keep", 1, "--yes").endswith("\n1 checkpoint deleted\n")
 
 
 def test_prune_deletes_no_other_runs_checkpoint_and_none_with_a_file_of_someone(run, tmp_path):

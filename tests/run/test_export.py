@@ -16,7 +16,7 @@ from axon.precision import Precision
 from axon.run.export import export_model
 from axon.run.inspect import runtime_of
 from axon.run.trained import open_trained
-from axon.serve.export import check_request
+from axon.serve.export import check_dtypes, check_request
 from axon.serve.export_programs import PLATFORMS, Sizes, export_programs
 from axon.serve.offline import write
 from axon.serve.request import Request, Sampling
@@ -192,6 +192,9 @@ def test_what_cannot_be_exported_is_refused():
     for batch, length in [(1, 2**24 + 1), (10**20, 1), (1, 10**20), (2**14, 2**14)]:
         with pytest.raises(UserError, match=rf"--batch {batch} with --length {length} .* lower one of them"):
             check_request(llama, ["cpu"], Sizes(batch, length))
+    for dtype in (jnp.int32, jnp.bool_, jnp.float8_e4m3fn):
+        with pytest.raises(UserError, match=rf"layers/up is {jnp.dtype(dtype).name}, .*float32.*dtype=jnp\.float32\)"):
+            check_dtypes({"layers/up": ArraySpec("embed", (4,), dtype)})
     bert = Bert(64, 32, 1, 4, 48, 16).build()
     with pytest.raises(UserError, match="BertModel cannot be exported: it writes no text"):
         check_request(bert, ["cpu"], Sizes(1, 8))

@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
@@ -229,6 +230,9 @@ def serve(
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="Embed texts too, by their last token; an encoder always does.")
     ] = False,
+    defaults: Annotated[
+        bool, typer.Option(help="Draw as the model's generation_config.json says where a request does not.")
+    ] = True,
     key: Annotated[
         list[str], typer.Option(envvar="AXON_API_KEYS", help="What clients must show; several may be valid.")
     ] = [],  # noqa: B006 - typer reads it, nothing writes it
@@ -249,10 +253,8 @@ def serve(
     capacity = Capacity(requests, tokens, length, cache_tokens=cache_tokens, cache_dtype=cache_dtype)
     keys = tuple(key) + (keys_in(key_file) if key_file else ())
     limits = Limits(keys=keys, requests=max(Limits.requests, 4 * requests))
-    all_answered = serve_run(
-        run_dir, layout, draft, capacity, limits, host, port, typer.echo, embeddings=embeddings, weights=weights
-    )
-    if not all_answered:
+    start = partial(serve_run, run_dir, layout, draft, capacity, limits, host, port, typer.echo)
+    if not start(embeddings=embeddings, weights=weights, defaults=defaults):
         raise typer.Exit(1)
 
 

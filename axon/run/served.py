@@ -24,6 +24,7 @@ def serve_run(
     *,
     embeddings: bool = False,
     weights: str | None = None,
+    defaults: bool = True,
 ) -> bool:
     """Serve the folder of a run, or `hf:DIR_OR_NAME`, until told to stop; whether all requests were answered.
 
@@ -34,6 +35,7 @@ def serve_run(
     token after the next), or a smaller model as `path` names one.
     `embeddings`: whether a model that writes texts embeds them too; an encoder does so in any case, and nothing else.
     `weights`: the dtype in which both models' are stored, as of `axon.runtime.Runtime`; None: that of the arithmetic.
+    `defaults`: whether requests that do not say how tokens are drawn have it from the model's generation_config.json.
     Raises `UserError` without the packages of the extra `serve`, where it cannot listen, and for a model that neither
     goes on with a text nor is an encoder; `Interrupted` by a signal before it serves.
     """
@@ -44,6 +46,6 @@ def serve_run(
         raise UserError(f"axon serve needs {error.name}: pip install 'axon-jax[serve]'") from error
     with server.bound(host, port) as socket:  # now, not after the minutes that the rest may take
         with Interrupts() as interrupts:
-            make = partial(served_model, path, layout, draft, embeddings, weights, capacity, report)
+            make = partial(served_model, path, layout, draft, embeddings, weights, defaults, capacity, report)
             model = compile_interruptibly(make, interrupts)
         return server.serve(model, socket, limits, report)

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from axon.checkpoint.huggingface.hub import GENERATION
 from axon.errors import UserError
 from axon.run.engines import decoders_as_encoders, encoders_of, engine_of
 from axon.run.trained import Trained, open_trained
 from axon.serve.capacity import Capacity
 from axon.serve.chat import Chat
+from axon.serve.defaults import sampling_defaults
 from axon.serve.embedder import Embedder, is_encoder
 from axon.serve.grammar import Grammars
 from axon.serve.http.conversations import Conversations
@@ -25,13 +27,14 @@ def served_model(
     draft: str | None,
     embeddings: bool,
     weights: str | None,
+    defaults: bool,
     capacity: Capacity,
     report: Report,
 ) -> Served:
     """See `axon.run.served.serve_run`; all of its programs are compiled."""
     name, trained = _name(path), open_trained(path)
     if not is_encoder(trained.train.model.build()):
-        return _decoder(name, trained, layout, draft, embeddings, weights, capacity, report)
+        return _decoder(name, trained, layout, draft, embeddings, weights, defaults, capacity, report)
     if draft is not None:
         raise UserError(f"--draft {draft}: {path} is an encoder, which writes no text to guess; leave it out")
     if weights is not None:
@@ -57,11 +60,18 @@ def _decoder(
     draft: str | None,
     embeddings: bool,
     weights: str | None,
+    defaults: bool,
     capacity: Capacity,
     report: Report,
 ) -> Served:
     """One that writes texts."""
     tokenizer, folder, embedder = trained.tokenizer.load(), trained.companions, None
+    chat, own = Chat.of(folder, tokenizer), sampling_defaults(folder) if defaults else {}
+    if own:
+        said = ", ".join(f"{name} {value}" for name, value in own.items())
+        report(f"requests that do not say otherwise have {said}, of {GENERATION}; --no-defaults turns it off")
+    if chat.unused:
+        report(f"no chat uses the templates {', '.join(chat.unused)}: there are default, and tool_use for tools")
     engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights)
     if embeddings:
         embedder = Embedder(decoders_as_encoders(engine, sentences_of(folder, Pooling("last"))))
@@ -70,8 +80,7 @@ def _decoder(
     if embedder is not None:
         embedder.warm_up()
     grammars = Grammars(tokenizer, engine.vocab)
-    chat = Conversations(Chat.of(folder, tokenizer), grammars)
-    return Served(name, engine, chat, grammars, embedder)
+    return Served(name, engine, Conversations(chat, grammars), grammars, embedder, own)
 
 
 def _name(path: str | Path) -> str:

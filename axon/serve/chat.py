@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from axon.checkpoint.huggingface.hub import TEMPLATE, TEMPLATES_BY_NAME
 from axon.checkpoint.huggingface.tokenizer import SETTINGS
 from axon.data.tokenizer import Tokenizer
 from axon.disk import reading
@@ -15,7 +16,9 @@ from axon.foreign_json import NULL, TEXT, Kind, list_of, read_field, read_json
 from axon.serve.special import Hiding, SpecialText
 from axon.serve.template import Template
 
-FILE, MAP = "chat_template.jinja", "special_tokens_map.json"
+MAP = "special_tokens_map.json"
+USED = ("default", "tool_use")
+"""Names of the templates that chats are written by: without tools, and with."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 PLAIN = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -43,7 +46,8 @@ class Chat:
 
     @classmethod
     def of(cls, folder: Path | None, tokenizer: Tokenizer) -> "Chat":
-        """As the files of a model's folder say: chat_template.jinja, else `chat_template` in tokenizer_config.json.
+        """As the files of a model's folder say: chat_template.jinja, with those of additional_chat_templates by their
+        names, else `chat_template` in tokenizer_config.json.
 
         None, or a model without a template: `PLAIN`. Raises `UserError` for a template that is none.
         """
@@ -88,7 +92,12 @@ class Chat:
 
     def template(self, tools: bool = False) -> Template:
         """The one for chats with or without tools."""
-        return self._templates.get("tool_use" if tools else "default", self._templates["default"])
+        return self._templates.get(USED[tools], self._templates["default"])
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of templates that no chat is written by."""
+        return sorted(self._templates.keys() - {*USED})
 
     def _check(self, template: Template, variables: Mapping[str, Any]) -> None:
         """Raise `UserError` for the name of a variable that the template does not read, or is not a person's to set."""
@@ -109,9 +118,9 @@ def _before(text: str, end: str) -> str:
 
 def _sources(folder: Path | None, settings: Mapping[str, Any]) -> dict[str, str]:
     """Name → the template's text; the file comes before the setting, as in `transformers`."""
-    if folder and (folder / FILE).is_file():
-        with reading(folder / FILE):
-            return {"default": (folder / FILE).read_text(encoding="utf-8")}
+    if folder and (folder / TEMPLATE).is_file():
+        named = {"default": folder / TEMPLATE} | {path.stem: path for path in sorted(folder.glob(TEMPLATES_BY_NAME))}
+        return {name: _read(path) for name, path in named.items()}
     found = read_field(str(folder and folder / SETTINGS), settings, "chat_template", TEMPLATES, None) or PLAIN
     if isinstance(found, str):
         return {"default": found}
@@ -119,6 +128,11 @@ def _sources(folder: Path | None, settings: Mapping[str, Any]) -> dict[str, str]
     if "default" not in named:
         raise UserError(f"{folder}: chat_template in {SETTINGS} has no template named default.{suggest('', named)}")
     return named
+
+
+def _read(path: Path) -> str:
+    with reading(path):
+        return path.read_text(encoding="utf-8")
 
 
 def _is_named(template: Any) -> bool:

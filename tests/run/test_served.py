@@ -32,6 +32,7 @@ from axon.serve.replicas import Replicas
 from axon.serve.request import Request, Sampling
 from models.bert import Bert
 from models.deepseek import DeepSeek
+from models.llama import Llama
 
 SMALL = Capacity(requests=2, tokens=16, length=64)
 
@@ -147,6 +148,17 @@ def test_an_encoder_of_the_hub_serves_embeddings_alone(hub, served, few):
     model.embedder.submit([[1, 2, 3]])
     ((embedding,),) = model.embedder.step().values()
     assert np.linalg.norm(embedding) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.full
+def test_requests_have_the_defaults_of_generation_config_unless_it_is_turned_off(hub, served, few):
+    folder, lines = hub("LlamaForCausalLM", Llama(400, 16, 1, 2, 1, 32), bos_token_id=0, eos_token_id=0), []
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, "temperature": 0.5, "top_k": 9}))
+    with few(1):
+        for on in (True, False):
+            assert serve_run(f"hf:{folder}", None, None, SMALL, Limits(), "127.0.0.1", 0, lines.append, defaults=on)
+    assert [model.defaults for model in served] == [{"temperature": 0.5, "top_k": 9}, {}]
+    assert len([line for line in lines if "have temperature 0.5, top_k 9, of generation_config.json" in line]) == 1
 
 
 @pytest.mark.full

@@ -189,6 +189,11 @@ def test_the_file_comes_before_the_setting_and_named_templates_are_chosen_by_use
     assert (chat.ids(hello), chat.ids(hello, TOOLS)) == (encode("a"), encode("b"))
     (tmp_path / "chat_template.jinja").write_text("c")
     assert Chat.of(tmp_path, tokenizer).ids(hello, TOOLS) == encode("c")
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name in ("tool_use", "rag"):
+        (tmp_path / "additional_chat_templates" / f"{name}.jinja").write_text("d")
+    chat = Chat.of(tmp_path, tokenizer)
+    assert (chat.ids(hello), chat.ids(hello, TOOLS), chat.unused) == (encode("c"), encode("d"), ["rag"])
 
 
 def test_without_a_template_a_chat_is_lines_of_role_and_content(inner, tokenizer):

@@ -7,12 +7,13 @@ from axon.disk import named
 from axon.errors import UserError
 
 PREFIX = "hf:"
+TEMPLATE, TEMPLATES_BY_NAME = "chat_template.jinja", "additional_chat_templates/*.jinja"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE,
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
@@ -30,7 +31,11 @@ def companions(folder: Path) -> list[Path]:
     """The files of a model's folder besides its weights and CONFIG that say how it is used, by their paths in it:
     tokenizer, chat template, defaults of generation, preprocessing, pooling of embeddings."""
     named = (GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, *TOKENIZER_FILES)
-    found = [folder / name for name in named] + sorted(folder.glob(POOLINGS))
+    found = [
+        *(folder / name for name in named),
+        *sorted(folder.glob(POOLINGS)),
+        *sorted(folder.glob(TEMPLATES_BY_NAME)),
+    ]
     return [path.relative_to(folder) for path in found if path.is_file()]
 
 
@@ -69,7 +74,7 @@ def _downloaded(name: str) -> Path:
     import huggingface_hub
 
     repository, _, revision = name.partition("@")
-    settings = [CONFIG, GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, POOLINGS]
+    settings = [CONFIG, GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, POOLINGS, TEMPLATES_BY_NAME]
     wanted = ["*.safetensors", "*.safetensors.index.json", *settings, *TOKENIZER_FILES]
     try:
         found = huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=wanted)

@@ -17,7 +17,7 @@ from axon.serve.http.errors import ApiError
 from axon.serve.http.logprobs import ChatLogprobs
 from axon.serve.http.model import Chat, Reader, ToolCall
 from axon.serve.http.reply import Choice, Reply, respond
-from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit
+from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit, with_defaults
 from axon.serve.http.schema import ChatBody, Message, NamedTool, Rendering
 from axon.serve.http.service import Service
 from axon.serve.request import Finish, Grammar
@@ -26,7 +26,7 @@ Tools = list[dict[str, Any]]
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    body = await parse(request, ChatBody, service.limits)
+    body = with_defaults(service, await parse(request, ChatBody, service.limits))
     service.check_model(body.model)
     service.check_writes()
     check_ids(service, body)

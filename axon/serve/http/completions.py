@@ -12,7 +12,7 @@ from axon.serve.http.body import parse
 from axon.serve.http.errors import ApiError
 from axon.serve.http.logprobs import CompletionLogprobs
 from axon.serve.http.reply import Choice, Reply, respond
-from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit
+from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit, with_defaults
 from axon.serve.http.schema import CompletionBody
 from axon.serve.http.service import Service
 from axon.serve.request import Finish, Update
@@ -22,7 +22,7 @@ TOKENS = 16
 
 
 async def completions(service: Service, request: Request) -> Response:
-    body = await parse(request, CompletionBody, service.limits)
+    body = with_defaults(service, await parse(request, CompletionBody, service.limits))
     service.check_model(body.model)
     service.check_writes()
     check_ids(service, body)

@@ -1,7 +1,7 @@
 """What the server stands in front of: an engine, an embedder, and what turns chats, schemas and texts into requests."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -170,13 +170,14 @@ class NoEngine:
 @dataclass(frozen=True)
 class Served:
     """A model to serve under a name. None: it has none of it, and requests that need it are refused; `NoEngine`: it
-    writes no text."""
+    writes no text. `defaults`: values of requests' fields, as `temperature`, where they have none of their own."""
 
     name: str
     engine: Engine
     chat: Chat | None = None
     grammars: Grammars | None = None
     embedder: Embedder | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def writes(self) -> bool:

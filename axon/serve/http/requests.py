@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from axon.serve.http.errors import ApiError
 from axon.serve.http.schema import Format, Generation, GrammarFormat, RegexFormat, SchemaFormat, TextFormat
@@ -11,6 +12,7 @@ from axon.serve.http.service import Service
 from axon.serve.request import Grammar, Request, Sampling
 
 SEEDS = 2**64
+B = TypeVar("B", bound=Generation)
 
 
 def requests_for(
@@ -39,6 +41,12 @@ def requests_for(
         for place, (prompt, most) in enumerate(zip(prompts, tokens, strict=True))
         for choice in range(body.n)
     ]
+
+
+def with_defaults(service: Service, body: B) -> B:
+    """The body with the model's own values in the fields that it does not have."""
+    absent = service.model.defaults.keys() - body.model_fields_set
+    return body.model_copy(update={name: service.model.defaults[name] for name in absent})
 
 
 def _sampling(body: Generation, seed: int, logprobs: int | None) -> Sampling:

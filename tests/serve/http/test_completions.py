@@ -113,6 +113,19 @@ def test_what_is_asked_of_sampling_reaches_the_engine(serve, rng):
     assert seen[1].sampling == Sampling(tokens=1, temperature=1.0, seed=2**64 - 1)
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+def test_a_request_that_does_not_say_is_drawn_as_the_models_defaults_say(serve, path):
+    body = {"prompt": "a"} if path == PATH else {"messages": [{"role": "user", "content": "a"}]}
+    with serve(defaults={"temperature": 0.25, "top_k": 7, "min_p": 0.125}) as running:
+        engine, seen = running.service.model.engine, []
+        submit = engine.submit
+        engine.submit = lambda request: (seen.append(request), submit(request))[1]
+        for asked in ({"top_p": None}, {"temperature": 1.0, "top_k": 0, "min_p": 0.0}):
+            assert running.post(path, **body, **asked, max_tokens=1, seed=3).status_code == 200
+    one = Sampling(tokens=1, seed=3, temperature=0.25, top_k=7, min_p=0.125)
+    assert [request.sampling for request in seen] == [one, Sampling(tokens=1, seed=3, temperature=1.0)]
+
+
 def test_the_lower_priority_comes_first_in_the_engines_order(serve):
     with serve(FakeEngine(seconds=0.02, running=1)) as running:
         engine, seen = running.service.model.engine, []

@@ -1,10 +1,10 @@
-"""The tables beside the models, found by an architecture's name, or by one of our configs."""
+"""The Hugging Face tables beside the models, found by an architecture's name, or by a model's config."""
 
 import importlib
 import pkgutil
 import sys
 from collections.abc import Mapping
-from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 from axon.checkpoint.huggingface.config import FILE, unrepresented
@@ -15,18 +15,26 @@ from axon.nn.hugging_face import Architecture
 TABLES = "HUGGING_FACE"
 """What a module calls its tables."""
 
+ENTRY_POINTS = "axon.models"
+"""The group of entry points by which an installed package names modules that have tables."""
 
-@cache
+
 def known() -> Mapping[str, Architecture]:
-    """Those of all modules of `models`, by name."""
+    """Architecture's name → its table: of all modules of `models`, of those that installed packages name, and of those
+    that are imported, as a person's own by a config file, which come before the others."""
     import models
 
-    modules = [importlib.import_module(f"models.{found.name}") for found in pkgutil.iter_modules(models.__path__)]
-    return {table.name: table for module in modules for table in getattr(module, TABLES, ())}
+    names = [f"{models.__name__}.{module.name}" for module in pkgutil.iter_modules(models.__path__)]
+    listed = [importlib.import_module(name) for name in names] + [
+        one.load() for one in entry_points(group=ENTRY_POINTS)
+    ]
+    imported = [module for module in sys.modules.copy().values() if module not in listed]
+    found = (vars(module).get(TABLES) for module in (*listed, *imported) if module is not None)
+    return {table.name: table for tables in found if isinstance(tables, tuple | list) for table in tables}
 
 
 def table_of(config: Mapping[str, Any]) -> Architecture:
-    """That of a config.json. Raises `UserError` for an architecture that has none."""
+    """The table for a config.json. Raises `UserError` for an architecture that has none."""
     tables, model_type = known(), read_field(FILE, config, "model_type", TEXT | NULL, None)
     names = read_field(FILE, config, "architectures", list_of(TEXT) | NULL, None) or [
         table.name for table in tables.values() if table.model_type == model_type
@@ -42,11 +50,14 @@ def table_of(config: Mapping[str, Any]) -> Architecture:
     what = f"architectures {shown(names)}" if names else f"model_type {model_type!r}"
     close = suggest(names[0], tables) if names else ""
     known_names = "" if "Known" in close else f" Known: {', '.join(sorted(tables))}."
-    raise UserError(f"{FILE}: {what}: Axon has no model of it.{close}{known_names}")
+    raise UserError(
+        f"{FILE}: {what}: Axon has no model of it.{close}{known_names} A model of your own brings its table: {TABLES} "
+        f"in its module, which a config file imports or an installed package names as an entry point, {ENTRY_POINTS!r}"
+    )
 
 
 def table_for(model: Any) -> Architecture:
-    """That of one of our configs, which can say all of it; of several, the first. Raises `UserError` if none can."""
+    """The table that can say all of a model's config; of several, the first. Raises `UserError` if none can."""
     tables = getattr(sys.modules[type(model).__module__], TABLES, ())
     why = {table.name: unrepresented(table, model) for table in tables}
     for table in tables:

@@ -142,8 +142,9 @@ class ChatReply(Reply):
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = [{"index": k, **_call(call)} for k, call in enumerate(calls, before)]
-        if delta or new.logprobs:
-            yield {"delta": delta, "logprobs": self._told(place, new), "finish_reason": None}
+        logprobs = self._told(place, new)
+        if delta or (logprobs and logprobs["content"]):
+            yield {"delta": delta, "logprobs": logprobs, "finish_reason": None}
         if new.finish:
             yield {"delta": {}, "logprobs": None, "finish_reason": self._finish(place, new)}
 
@@ -162,7 +163,9 @@ class ChatReply(Reply):
         return "tool_calls" if self._calls[place] and new.finish is Finish.STOP else new.finish
 
     def _told(self, place: int, new: Choice) -> dict[str, Any] | None:
-        return self._logprobs[place].of(new.logprobs, ends=new.finish is not None) if self.body.logprobs else None
+        if not self.body.logprobs:
+            return None
+        return self._logprobs[place].of(new.logprobs, new.text, ends=new.finish is not None)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

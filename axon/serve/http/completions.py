@@ -79,7 +79,7 @@ class CompletionReply(Reply):
         logprobs = None
         if self.body.logprobs is not None:
             echoed = new.prompt_logprobs if self.body.echo else ()
-            logprobs = self._logprobs[place].of(echoed, new.logprobs, opens, ends=new.finish is not None)
+            logprobs = self._logprobs[place].of(echoed, new.logprobs, text, opens, ends=new.finish is not None)
         return {"text": text, "logprobs": logprobs, "finish_reason": new.finish}
 
     def _prompt_text(self, place: int) -> str:

@@ -1,6 +1,12 @@
-"""Log-probabilities in the forms of OpenAI's two endpoints."""
+"""Log-probabilities in the forms of OpenAI's two endpoints.
+
+Every token that was drawn has them, those of a stop text and the one that ends the text too, which the text has not; so
+does OpenAI's own API (https://github.com/stanford-crfm/helm cuts them off), and so does vLLM. In a stream a token comes
+with the event that completes its text.
+"""
 
 import codecs
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,29 +51,53 @@ class TokenTexts:
         return name
 
 
+class Held:
+    """What there is to say of tokens, in their order, until as much text as they make has been sent."""
+
+    def __init__(self):
+        self._waiting: deque[tuple[int, Any]] = deque()
+        self._sent = 0
+
+    def add(self, end: int, said: Any) -> None:
+        """`end`: of the token's text, in characters from the beginning of all text."""
+        self._waiting.append((end, said))
+
+    def due(self, text: str, ends: bool) -> list[Any]:
+        """What may be said with `text`, the next that is sent; `ends`: all, as no more text comes."""
+        self._sent += len(text)
+        count = sum(1 for end, _ in self._waiting if ends or end <= self._sent)
+        return [self._waiting.popleft()[1] for _ in range(count)]
+
+
 class CompletionLogprobs:
     """Of `/v1/completions`: lists, an element a token. `echoed`: the text of the prompt if the text begins with it."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], echoed: str | None):
         self._prompt, self._echoed = prompt, echoed
-        self._texts = TokenTexts(tokenizer, () if echoed is not None else prompt)
+        self._texts, self._held = TokenTexts(tokenizer, () if echoed is not None else prompt), Held()
 
-    def of(self, echoed: Sequence[TokenLogprob], new: Sequence[TokenLogprob], opens: bool, ends: bool) -> dict:
-        """The next of them: `echoed` are the prompt's but its first, which has no probability. `opens`, `ends`: whether
-        these are the first, and the last."""
-        found: dict[str, list] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def of(
+        self, echoed: Sequence[TokenLogprob], new: Sequence[TokenLogprob], text: str, opens: bool, ends: bool
+    ) -> dict[str, list]:
+        """The next of them: `echoed` are the prompt's but its first, which has no probability. `text`: what is sent
+        with them. `opens`, `ends`: whether these are the first, and the last."""
         known: list[TokenLogprob | None] = [*([None] if opens and self._echoed is not None else []), *echoed, *new]
         border = len(known) - len(new) - 1
         for place, one in enumerate(known):
             is_last = place == border or (ends and place == len(known) - 1)
-            token = self._prompt[0] if one is None else one.token
-            found["text_offset"].append(self._texts.length)
-            found["top_logprobs"].append(None if one is None else self._others(one, is_last))
-            found["tokens"].append(self._take(token, is_last, place <= border))
-            found["token_logprobs"].append(None if one is None else one.logprob)
-            if one is not None:
-                found["top_logprobs"][-1][found["tokens"][-1]] = one.logprob
-        return found
+            said = self._said(one, is_last, place <= border)
+            self._held.add(self._texts.length, said)
+        names, due = ("tokens", "token_logprobs", "top_logprobs", "text_offset"), self._held.due(text, ends)
+        return {name: [said[place] for said in due] for place, name in enumerate(names)}
+
+    def _said(self, one: TokenLogprob | None, is_last: bool, in_prompt: bool) -> tuple[Any, ...]:
+        """Of the next token its text, log-probability, the likely ones, and where its text begins."""
+        start = self._texts.length
+        if one is None:
+            return self._take(self._prompt[0], is_last, in_prompt), None, None, start
+        others = self._others(one, is_last)
+        text = self._take(one.token, is_last, in_prompt)
+        return text, one.logprob, {**others, text: one.logprob}, start
 
     def _take(self, token: int, is_last: bool, in_prompt: bool) -> str:
         tokenizer, echoed = self._texts.tokenizer, self._echoed or ""
@@ -96,17 +126,16 @@ class ChatLogprobs:
     """Of `/v1/chat/completions`: an object a token. What is no whole character has its bytes, and no text."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]):
-        self._texts = TokenTexts(tokenizer, prompt)
+        self._texts, self._held = TokenTexts(tokenizer, prompt), Held()
 
-    def of(self, new: Sequence[TokenLogprob], ends: bool) -> dict[str, Any]:
-        """The next of them; `ends`: whether they are the last."""
-        content = []
+    def of(self, new: Sequence[TokenLogprob], text: str, ends: bool) -> dict[str, Any]:
+        """The next of them; `text`: what is sent with them. `ends`: whether they are the last."""
         for place, one in enumerate(new):
             is_last = ends and place == len(new) - 1
             others = [self._entry(token, value, self._texts.would_be(token, is_last)) for token, value in one.likeliest]
-            text = self._texts.take(one.token, is_last)
-            content.append({**self._entry(one.token, one.logprob, text), "top_logprobs": others})
-        return {"content": content, "refusal": None}
+            entry = self._entry(one.token, one.logprob, self._texts.take(one.token, is_last))
+            self._held.add(self._texts.length, {**entry, "top_logprobs": others})
+        return {"content": self._held.due(text, ends), "refusal": None}
 
     def _entry(self, token: int, logprob: float, text: str) -> dict[str, Any]:
         return {"token": text, "logprob": logprob, "bytes": list(self._texts.tokenizer.bytes_of(token))}

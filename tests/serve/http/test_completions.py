@@ -35,7 +35,9 @@ def seeds_asked(shared, monkeypatch):
     return ask
 
 
-@pytest.mark.parametrize("options", [{}, {"n": 3, "seed": 5}, {"echo": True}, {"stop": ["fox", "dog"]}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"n": 3, "seed": 5}, {"echo": True}, {"stop": ["fox", "dog"], "logprobs": 2}], ids=str
+)
 def test_a_stream_has_the_text_of_the_whole_answer(shared, prompt, options):
     body = {"prompt": prompt, "max_tokens": 40, "seed": 1, **options}
     whole = shared.post(PATH, **body).json()["choices"]
@@ -43,6 +45,8 @@ def test_a_stream_has_the_text_of_the_whole_answer(shared, prompt, options):
     assert len(whole) == options.get("n", 1)
     for choice in whole:
         assert text_of(events, choice["index"]) == choice["text"]
+        for name, values in (choice["logprobs"] or {}).items():
+            assert [one for event in events for one in event["choices"][0]["logprobs"][name]] == values
     finishes = [choice["finish_reason"] for event in events for choice in event["choices"]]
     assert sorted(filter(None, finishes)) == sorted(choice["finish_reason"] for choice in whole)
 

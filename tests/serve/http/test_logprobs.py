@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from axon.serve.detokenize import Detokenizer
 from axon.serve.http.logprobs import ChatLogprobs, CompletionLogprobs
 from axon.serve.request import TokenLogprob
 from tests.serve.test_detokenize import TOKENIZERS
@@ -23,8 +24,38 @@ def in_parts(data, ids):
 
 def chat_entries(tokenizer, prompt, parts):
     told = ChatLogprobs(tokenizer, prompt)
-    found = [told.of(scored(part), ends=k == len(parts) - 1)["content"] for k, part in enumerate(parts)]
+    found = [told.of(scored(part), "", ends=k == len(parts) - 1)["content"] for k, part in enumerate(parts)]
     return [one for part in found for one in part]
+
+
+def streamed(detokenizer, parts):
+    """The new ids and the new text of each event, with the last of which the text ends."""
+    for k, part in enumerate(parts):
+        text = detokenizer.push(part)
+        ends = detokenizer.stopped or k == len(parts) - 1
+        yield part, text + (detokenizer.finish() if ends else ""), ends
+        if ends:
+            return
+
+
+@pytest.mark.parametrize("name", ["byte level", "Gemma", "Llama 2"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_token_of_a_stream_comes_with_its_text_and_all_are_those_of_the_whole(name, data):
+    tokenizer, text = TOKENIZERS[name], data.draw(TEXT)
+    prompt, stop = tokenizer.prompt("so"), data.draw(st.sampled_from(["so", "it", "t so", "😀é"]))
+    events = [*streamed(Detokenizer(tokenizer, prompt, (stop,)), [[one] for one in tokenizer.encode(text)])]
+    chat, completion = ChatLogprobs(tokenizer, prompt), CompletionLogprobs(tokenizer, prompt, None)
+    sent, content, tokens = "", [], []
+    for ids, piece, ends in events:
+        sent += piece
+        content += chat.of(scored(ids), piece, ends)["content"]
+        tokens += completion.of((), scored(ids), piece, opens=not tokens, ends=ends)["tokens"]
+        told = "".join(one["token"] for one in content)
+        assert told.startswith(sent) if ends else sent.startswith(told)
+    ids = [one for part, _, _ in events for one in part]
+    assert content == chat_entries(tokenizer, prompt, [ids] if ids else [])
+    assert tokens == [one["token"] for one in content]
 
 
 @pytest.mark.parametrize("name", ["byte level", "Gemma", "Llama 2"])
@@ -49,7 +80,9 @@ def test_any_ids_join_to_the_text_that_is_given(data):
     assert "".join(one["token"] for one in entries) == alone
     assert entries[-1]["bytes"] == []
     echoed = BYTE_LEVEL.decode(prompt)
-    found = CompletionLogprobs(BYTE_LEVEL, prompt, echoed).of(scored(prompt[1:]), scored(new), opens=True, ends=True)
+    found = CompletionLogprobs(BYTE_LEVEL, prompt, echoed).of(
+        scored(prompt[1:]), scored(new), "", opens=True, ends=True
+    )
     assert "".join(found["tokens"]) == echoed + alone
     assert found["text_offset"] == [len("".join(found["tokens"][:k])) for k in range(len(prompt) + len(new))]
     assert all(token in top for token, top in zip(found["tokens"][1:], found["top_logprobs"][1:], strict=True))
@@ -67,14 +100,14 @@ def test_the_bytes_of_an_emoji_are_its_tokens_own(name):
 def test_an_echoed_prompt_has_special_tokens_where_its_text_has_them():
     bos = BYTE_LEVEL.bos
     for ids, text in ([[bos, 70], "<|endoftext|>" + BYTE_LEVEL.decode([70])], [[bos, 70], BYTE_LEVEL.decode([70])]):
-        found = CompletionLogprobs(BYTE_LEVEL, ids, text).of(scored(ids[1:]), (), opens=True, ends=True)
+        found = CompletionLogprobs(BYTE_LEVEL, ids, text).of(scored(ids[1:]), (), "", opens=True, ends=True)
         assert "".join(found["tokens"]) == text
 
 
 def test_likely_tokens_that_read_the_same_are_told_apart():
     parts = [token for token in range(BYTE_LEVEL.vocab) if BYTE_LEVEL.bytes_of(token) in (b"\xf0", b"\xf1", b"\xf2")]
     one = TokenLogprob(parts[0], -1.0, tuple((token, -1.0 - k) for k, token in enumerate(parts)))
-    found = CompletionLogprobs(BYTE_LEVEL, [0], None).of((), [one], opens=True, ends=False)
+    found = CompletionLogprobs(BYTE_LEVEL, [0], None).of((), [one], "", opens=True, ends=False)
     assert found["top_logprobs"] == [{"": -1.0, f"token_id:{parts[1]}": -2.0, f"token_id:{parts[2]}": -3.0}]
 
 

@@ -1,9 +1,11 @@
 """A trained model as the server wants it: one that writes texts, embeds them, or both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from axon.checkpoint.huggingface.hub import GENERATION
+from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.run.engines import decoders_as_encoders, encoders_of, engine_of
 from axon.run.trained import Trained, open_trained
@@ -66,12 +68,8 @@ def _decoder(
 ) -> Served:
     """One that writes texts."""
     tokenizer, folder, embedder = trained.tokenizer.load(), trained.companions, None
-    chat, own = Chat.of(folder, tokenizer), sampling_defaults(folder) if defaults else {}
-    if own:
-        said = ", ".join(f"{name} {value}" for name, value in own.items())
-        report(f"requests that do not say otherwise have {said}, of {GENERATION}; --no-defaults turns it off")
-    if chat.unused:
-        report(f"no chat uses the templates {', '.join(chat.unused)}: there are default, and tool_use for tools")
+    own = _defaults(folder, report) if defaults else {}
+    chat = _chat(folder, tokenizer, report)
     engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights)
     if embeddings:
         embedder = Embedder(decoders_as_encoders(engine, sentences_of(folder, Pooling("last"))))
@@ -81,6 +79,22 @@ def _decoder(
         embedder.warm_up()
     grammars = Grammars(tokenizer, engine.vocab)
     return Served(name, engine, Conversations(chat, grammars), grammars, embedder, own)
+
+
+def _defaults(folder: Path | None, report: Report) -> Mapping[str, Any]:
+    """What requests have that do not say it themselves."""
+    if own := sampling_defaults(folder):
+        said = ", ".join(f"{name} {value}" for name, value in own.items())
+        report(f"requests that do not say otherwise have {said}, of {GENERATION}; --no-defaults turns it off")
+    return own
+
+
+def _chat(folder: Path | None, tokenizer: Tokenizer, report: Report) -> Chat:
+    """What writes conversations by the model's templates."""
+    chat = Chat.of(folder, tokenizer)
+    if chat.unused:
+        report(f"no chat uses the templates {', '.join(chat.unused)}: there are default, and tool_use for tools")
+    return chat
 
 
 def _name(path: str | Path) -> str:

@@ -28,7 +28,7 @@ PLAIN = (
 TEMPLATES = TEXT | list_of(Kind('an object with the texts "name" and "template"', lambda one: _is_named(one))) | NULL
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 """What a template is given of a message."""
-RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
+RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 """Names that a chat's own variables do not have, besides those of special tokens."""
 
 

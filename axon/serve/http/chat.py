@@ -62,8 +62,8 @@ async def conversation(service: Service, messages: Sequence[Message], tools: Too
     chat, given = chat_of(service), [message.model_dump(exclude_none=True) for message in messages]
     opens, continues = form.add_generation_prompt, form.continue_final_message
     if opens and continues:
-        message = "continue_final_message: an answer is opened or the last message goes on; leave one of them out"
-        raise ApiError(400, f"{message}, add_generation_prompt or this", param="continue_final_message")
+        message = "add_generation_prompt opens an answer, continue_final_message goes on with the last: set one of them"
+        raise ApiError(400, message, param="continue_final_message")
     rendered = partial(
         chat.ids,
         add_generation_prompt=not continues if opens is None else opens,

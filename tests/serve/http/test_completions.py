@@ -5,13 +5,20 @@ import json
 import pytest
 from fake import FakeEngine, tokenizer
 
-from axon.serve.request import Sampling
+from axon.serve.request import Request, Sampling
 
 PATH = "/v1/completions"
 
 
 def text_of(events: list[dict], index: int = 0) -> str:
     return "".join(choice["text"] for event in events for choice in event["choices"] if choice["index"] == index)
+
+
+def seen_by(engine: FakeEngine) -> list[Request]:
+    """The requests that reach an engine, from now on."""
+    seen, submit = [], engine.submit
+    engine.submit = lambda request: (seen.append(request), submit(request))[1]
+    return seen
 
 
 @pytest.fixture
@@ -97,22 +104,13 @@ def test_what_is_asked_of_sampling_reaches_the_engine(serve, rng):
         "seed": int(rng.integers(2**63)),
     }
     with serve() as running:
-        engine, seen = running.service.model.engine, []
-        submit = engine.submit
-        engine.submit = lambda request: (seen.append(request), submit(request))[1]
+        seen = seen_by(running.service.model.engine)
         others = {"logit_bias": {"7": 3.5}, "stop": "§", "stop_token_ids": [9], "max_tokens": 3, "logprobs": 4}
         others |= {"min_tokens": 2, "ignore_eos": True}
         assert running.complete("a", **asked, **others).status_code == 200
         assert running.complete("a", seed=-1, max_tokens=1).status_code == 200
-    rest = {
-        "logit_bias": {7: 3.5},
-        "stop": ("§",),
-        "stop_ids": (9,),
-        "tokens": 3,
-        "logprobs": 4,
-        "min_tokens": 2,
-        "ignore_eos": True,
-    }
+    rest = {"logit_bias": {7: 3.5}, "stop": ("§",), "stop_ids": (9,), "tokens": 3, "logprobs": 4}
+    rest |= {"min_tokens": 2, "ignore_eos": True}
     assert seen[0].sampling == Sampling(**asked, **rest)
     assert seen[1].sampling == Sampling(tokens=1, temperature=1.0, seed=2**64 - 1)
 
@@ -121,9 +119,7 @@ def test_what_is_asked_of_sampling_reaches_the_engine(serve, rng):
 def test_a_request_that_does_not_say_is_drawn_as_the_models_defaults_say(serve, path):
     body = {"prompt": "a"} if path == PATH else {"messages": [{"role": "user", "content": "a"}]}
     with serve(defaults={"temperature": 0.25, "top_k": 7, "min_p": 0.125}) as running:
-        engine, seen = running.service.model.engine, []
-        submit = engine.submit
-        engine.submit = lambda request: (seen.append(request), submit(request))[1]
+        seen = seen_by(running.service.model.engine)
         for asked in ({"top_p": None}, {"temperature": 1.0, "top_k": 0, "min_p": 0.0}):
             assert running.post(path, **body, **asked, max_tokens=1, seed=3).status_code == 200
     one = Sampling(tokens=1, seed=3, temperature=0.25, top_k=7, min_p=0.125)
@@ -132,9 +128,7 @@ def test_a_request_that_does_not_say_is_drawn_as_the_models_defaults_say(serve, 
 
 def test_the_lower_priority_comes_first_in_the_engines_order(serve):
     with serve(FakeEngine(seconds=0.02, running=1)) as running:
-        engine, seen = running.service.model.engine, []
-        submit = engine.submit
-        engine.submit = lambda request: (seen.append(request), submit(request))[1]
+        seen = seen_by(running.service.model.engine)
         for priority in (3, None, -2):
             assert running.complete("a", priority=priority, max_tokens=1).status_code == 200
         chat = [{"role": "user", "content": "a"}]

@@ -183,8 +183,12 @@ def check_new(path: Path, where: str) -> None:
 
 
 def check_new_file(path: Path, where: str) -> None:
-    """Raise `UserError` if there is anything at `path`, a link that leads nowhere too."""
-    if path.exists() or path.is_symlink():
+    """Raise `UserError` if there is anything at `path`, a link that leads nowhere too, or nothing can be."""
+    try:
+        there = path.exists() or path.is_symlink()
+    except OSError as error:
+        raise UserError(f"{where} is {str(path)!r}: {reason(error)}") from error
+    if there:
         raise UserError(f"{where}: {path} is there already; give another, or delete it")
 
 

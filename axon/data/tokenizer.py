@@ -220,7 +220,10 @@ def read_tokenizer(
     if not found:
         special = [token.content for token in inner.get_added_tokens_decoder().values() if token.special]
         wanted = f"no token {bos!r}" if bos else f"none of {', '.join(KNOWN_BOS)}"
-        raise ValueError(f"it has {wanted} to open documents with: set TokenizerFile.bos.{suggest(bos or '', special)}")
+        raise ValueError(
+            f"it has {wanted} to open documents with: set TokenizerFile.bos; of a Hugging Face model, bos_token in its "
+            f"tokenizer_config.json.{suggest(bos or '', special)}"
+        )
     stops = None if ends is None else frozenset(_id(inner, name) for name in ends)
     return Tokenizer(inner, found[0], stops, template=template)
 

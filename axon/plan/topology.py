@@ -39,7 +39,7 @@ def devices(name: str) -> list[Any]:
     kind, _, shape = name.partition(":")
     targets = {chip.name: chip.target for chip in CHIPS.values() if chip.topology}
     if kind not in targets:
-        raise UserError(f"topology {name!r}: no chip is called {kind!r}.{suggest(kind, targets)}")
+        raise UserError(f"topology {name!r} (--on): no chip is called {kind!r}.{suggest(kind, targets)}")
     return _gpus(name, targets[kind], shape) if targets[kind] else _tpus(name)
 
 

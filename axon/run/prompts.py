@@ -84,16 +84,17 @@ def read_prompts(path: Path, sampling: Sampling) -> dict[str, Sample]:
         ".jsonl": _parsed,
     }
     file = named(path, "--prompts")
-    if file.suffix not in kinds:
+    suffix = file.suffix.lower()
+    if suffix not in kinds:
         raise UserError(f"--prompts is {path}; expected a .txt file of a prompt a line, or a .jsonl file of objects")
     with reading(file):
         lines = enumerate(file.read_bytes().splitlines(), 1)
     # An empty line of text is an empty prompt, of which each answer has its place.
-    given = {f"{path}:{number}": line for number, line in lines if file.suffix == ".txt" or line.strip()}
+    given = {f"{path}:{number}": line for number, line in lines if suffix == ".txt" or line.strip()}
     if not given:
         raise UserError(f"{path} has no prompts")
     numbered = {place: (line, sampling.of_choice(number)) for number, (place, line) in enumerate(given.items())}
-    return _of_each(numbered, lambda one: kinds[file.suffix](*one))
+    return _of_each(numbered, lambda one: kinds[suffix](*one))
 
 
 def described(answer: Answer) -> dict[str, Any]:

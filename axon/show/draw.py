@@ -36,7 +36,7 @@ def draw(placement: Placement, parameters: Mapping[str, ArraySpec], path: Path, 
     shards = Shards.of(placement, parameters[weight])
     figure = Figure(figsize=(11, 5), dpi=100, facecolor="white")
     canvas = FigureCanvasAgg(figure)
-    if path.suffix.removeprefix(".") not in canvas.get_supported_filetypes():
+    if path.suffix.removeprefix(".").lower() not in canvas.get_supported_filetypes():
         raise UserError(
             f"--draw: unsupported image format {path.suffix!r} of {str(path)!r}; write FILE.png, .svg or .pdf"
         )

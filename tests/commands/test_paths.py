@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Annotated, get_args, get_origin, get_type_hints
 
 import pytest
+import typer
 
 from axon.cli import app
 from axon.commands import checkpoint
 from axon.commands.paths import path
 from axon.config import ConfigError, load
-from axon.errors import UserError
 
 
 def test_every_path_of_every_command_has_home_and_variables_replaced():
@@ -24,7 +24,7 @@ def test_a_path_is_expanded_and_as_relative_as_it_was(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert path("~/a.png") == path("$HOME/a.png") == tmp_path / "a.png"
     assert path("a/b.png") == Path("a/b.png")
-    with pytest.raises(UserError, match=r"'\$NOT_SET_HERE/a', and the environment variable NOT_SET_HERE"):
+    with pytest.raises(typer.BadParameter, match=r"'\$NOT_SET_HERE/a', and the environment variable NOT_SET_HERE"):
         path("$NOT_SET_HERE/a")
 
 

@@ -77,7 +77,7 @@ def test_a_line_with_a_seed_is_drawn_by_it_wherever_it_stands(file):
 
 
 def test_each_line_of_a_text_is_a_prompt_an_empty_one_too(file):
-    found = read_prompts(file("in.txt", " one ", "", "two\r"), Sampling())
+    found = read_prompts(file("in.TXT", " one ", "", "two\r"), Sampling())
     assert [sample.prompt for sample in found.values()] == [" one ", "", "two"]
 
 

@@ -156,7 +156,7 @@ def test_a_target_is_traced_in_its_own_dtype_and_must_have_the_meshs_devices(sho
 
 @pytest.mark.parametrize("mesh", [{"data": 4, "tensor": 2}, {"replica": 2, "data": 4, "tensor": 4}, {"data": 512}])
 def test_the_picture_is_drawn_for_any_mesh(shown, tmp_path, mesh):
-    path = tmp_path / "pictures" / "mesh.png"
+    path = tmp_path / "pictures" / "mesh.PNG"
     batch = f"Data.batch={math.prod(mesh.values())}"
     assert f"drawn into {path}" in shown(f"Layout.mesh={mesh}", batch, picture=path)
     with path.open("rb") as file:

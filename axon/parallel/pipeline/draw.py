@@ -61,7 +61,7 @@ def draw(panels: Sequence[Panel], path: Path, costs: Costs = Costs()) -> None:
     heights = [0.45 + row * panel.table.stages for panel in panels]
     figure = Figure(figsize=(WIDTH, 0.45 + sum(heights)), dpi=100, layout="constrained", facecolor="white")
     canvas = FigureCanvasAgg(figure)
-    if path.suffix.removeprefix(".") not in canvas.get_supported_filetypes():
+    if path.suffix.removeprefix(".").lower() not in canvas.get_supported_filetypes():
         raise UserError(f"unsupported image format {path.suffix!r} of {str(path)!r}; write FILE.png, .svg or .pdf")
     pieces = [placed(_whole(panel.table), costs) for panel in panels]
     end = max(one.end for own in pieces for one in own)

@@ -1,6 +1,7 @@
 """A model's chat template, its form of calls and its grammars, as the server wants conversations."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from axon.serve.calls import CallReader, form_of
@@ -22,9 +23,9 @@ class Conversations:
         messages: Sequence[Mapping[str, Any]],
         tools: Tools,
         *,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        variables: Mapping[str, Any],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
         return self._chat.ids(
             messages,

@@ -421,6 +421,19 @@ class Slow:
 
 
 @pytest.mark.full
+def test_an_interrupt_while_synthetic_text_is_sampled_ends_promptly_with_130(start, here):
+    many = ("--set", "Synthetic.documents=1000000000", "--set", "Bpe.sample=1000000000000")
+    process = start("train", "tiny.gin", *many, AXON_CACHE=str(here / "cache"))
+    wait_for((here / "cache/tokenizers").exists, process)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    out = process.communicate(timeout=60)[0]
+    assert (process.returncode, "Traceback" in out) == (130, False), out
+    assert time.monotonic() - begun < 10
+
+
+@pytest.mark.full
 def test_an_interrupt_while_preparing_data_ends_with_130_and_leaves_nothing_half_done(start, here):
     (here / "slow.py").write_text(SLOW)
     (here / "slow.gin").write_text("include 'tiny.gin'\nimport slow\nData.sources = (@Slow(),)\n")

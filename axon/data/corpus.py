@@ -23,6 +23,7 @@ from axon.data.batches import (
 from axon.data.documents import documents_of
 from axon.data.enough import check_sequences, check_vocab, label, use_text
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
+from axon.data.records import Files
 from axon.data.sources import Source, Stdlib
 from axon.data.store import Root
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
@@ -76,14 +77,15 @@ class Data:
             UserError: a source or tokenizer cannot be read, or a split is smaller than one sequence.
         """
         root = Root(self.store)
+        sources = [source.listed() if isinstance(source, Files) else source for source in self.sources]
         if isinstance(self.tokenizer, TokenizerFile):
             tokenizer = self.tokenizer.load()
         else:
-            tokenizer = train_tokenizer(self.tokenizer, self.sources, self.held_out, root, report)
-        for source in self.sources:
-            for line in getattr(source, "notices", list)():
+            tokenizer = train_tokenizer(self.tokenizer, sources, self.held_out, root, report)
+        for source in sources:
+            for line in source.notices() if isinstance(source, Files) else ():
                 report(line)
-        stored = [write_tokens(source, tokenizer, self.held_out, root, report) for source in self.sources]
+        stored = [write_tokens(source, tokenizer, self.held_out, root, report) for source in sources]
         sequences = {
             split: TokenSequences(
                 [one.source for one in stored],

@@ -7,17 +7,23 @@ them in a text as they find words.
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import tokenizers
 from tokenizers import Regex, pre_tokenizers
 
 
-def literal(inner: tokenizers.Tokenizer, tokens: Collection[str]) -> tokenizers.Tokenizer:
-    """A tokenizer with the same ids, to which each of `tokens` is special, and text where a text has it."""
+def literal(
+    inner: tokenizers.Tokenizer, tokens: Collection[str], spec: Mapping[str, Any] | None = None
+) -> tokenizers.Tokenizer:
+    """A tokenizer with the same ids, to which each of `tokens` is special, and text where a text has it.
+
+    `spec`: the content of its tokenizer.json, if that is parsed already.
+    """
     special = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
     if not special.issuperset(tokens):
-        inner = _declared(inner, tokens)
+        inner = _declared(inner, tokens, json.loads(inner.to_str()) if spec is None else spec)
     inner.encode_special_tokens = True
     if spelled := [token for token in sorted(tokens) if len(token) > 1 and _is_spelled(inner, token)]:
         apart = pre_tokenizers.Split(Regex(_inside(spelled)), "isolated")
@@ -26,14 +32,13 @@ def literal(inner: tokenizers.Tokenizer, tokens: Collection[str]) -> tokenizers.
     return inner
 
 
-def _declared(inner: tokenizers.Tokenizer, tokens: Iterable[str]) -> tokenizers.Tokenizer:
-    spec = json.loads(inner.to_str())
-    added = {token["content"]: token for token in spec["added_tokens"]}
+def _declared(inner: tokenizers.Tokenizer, tokens: Iterable[str], spec: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    added = {token["content"]: dict(token) for token in spec["added_tokens"]}
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     for token in tokens:
         added.setdefault(token, {"id": inner.token_to_id(token), "content": token, **plain})["special"] = True
-    spec["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
-    return tokenizers.Tokenizer.from_str(json.dumps(spec))
+    declared = {**spec, "added_tokens": sorted(added.values(), key=lambda token: token["id"])}
+    return tokenizers.Tokenizer.from_str(json.dumps(declared))
 
 
 def _is_spelled(inner: tokenizers.Tokenizer, token: str) -> bool:

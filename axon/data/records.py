@@ -5,9 +5,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from axon.data.compressed import content, uncompressed
 from axon.disk import check_paths, named, reading
@@ -43,6 +45,12 @@ class Files:
 
     def files(self) -> list[Path]:
         return files_below(self.path, *self.patterns)
+
+    def listed(self) -> Self:
+        """The same files, listed but once, when they are first asked for: for one preparation."""
+        same = copy(self)
+        object.__setattr__(same, "files", cache(self.files))
+        return same
 
     def notices(self) -> list[str]:
         """What a person should know of what is read: the files of a folder that are not."""

@@ -52,8 +52,9 @@ class Tokenizer:
         named = {token: inner.id_to_token(token) for token in (bos, *self.ends)}
         self._placed = {token: text for token, text in named.items() if text is not None}
         special = {token.content for token in inner.get_added_tokens_decoder().values() if token.special}
-        self._inner = literal(inner, special.union(self._placed.values()))
-        self._bytes = _bytes(self._inner)
+        spec = json.loads(self._json)
+        self._inner = literal(inner, special.union(self._placed.values()), spec)
+        self._bytes = _bytes(self._inner, _mentions(spec, "ByteLevel"))
         self.byte_lengths = np.array([*map(len, self._bytes)], np.int32)
         self.vocab = len(self._bytes)
         spelled = (inner.token_to_id(f"<0x{byte:02X}>") for byte in range(BYTES))
@@ -211,9 +212,12 @@ def read_tokenizer(
         ValueError: the library cannot read it, or it has no token `bos`, or none of `ends`.
     """
     try:
-        json.loads(text)  # its errors are clearer than the library's
         inner = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception:  # the library raises nothing narrower
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError) as clearer:
+            error = clearer
         raise ValueError(f"it is not a tokenizer.json that the tokenizers library reads: {error}") from error
     ids = [inner.token_to_id(name) for name in ([bos] if bos else KNOWN_BOS)]
     found = [number for number in ids if number is not None]
@@ -235,11 +239,11 @@ def _id(inner: tokenizers.Tokenizer, token: str) -> int:
     return number
 
 
-def _bytes(inner: tokenizers.Tokenizer) -> list[bytes]:
+def _bytes(inner: tokenizers.Tokenizer, is_byte_level: bool) -> list[bytes]:
     """Of each id, what it stands for; nothing of special tokens."""
     vocab = inner.get_vocab(with_added_tokens=True)
     added = inner.get_added_tokens_decoder()
-    byte_level = _byte_characters() if _mentions(json.loads(inner.to_str()), "ByteLevel") else {}
+    byte_level = _byte_characters() if is_byte_level else {}
     found = [b""] * (max(vocab.values()) + 1)
     for token, number in vocab.items():
         if number in added:

@@ -9,12 +9,16 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from axon.data import Bpe, Folder, JsonLines, Synthetic, TokenizerFile
+from axon.data import Bpe, Data, Folder, JsonLines, Synthetic, TokenizerFile, records
 from axon.data import prepare as module
 from axon.data.prepare import SPLITS, documents, train_tokenizer, write_tokens
+from axon.data.records import files_below
 from axon.data.store import Root
+from axon.data.tokenizer import BOS, read_tokenizer
 from axon.data.tokens import open_tokens
 from axon.errors import UserError
+
+decode = json.loads
 
 
 @pytest.fixture
@@ -238,3 +242,13 @@ def test_a_source_with_a_very_long_name_is_stored(tmp_path, said):
     (tmp_path / ("x" * 250)).write_text("some text")
     write_tokens(Folder(str(tmp_path / ("x" * 250))), Bpe(300).train(iter(["a"])), 0.1, Root(None), said.append)
     assert "written in" in said[-1]
+
+
+def test_a_folder_is_listed_once_and_a_tokenizer_parsed_once(source, monkeypatch):
+    listed, parsed = [], []
+    monkeypatch.setattr(records, "files_below", lambda *given: listed.append(given) or files_below(*given))
+    corpus = Data(16, 2, (source,), tokenizer=Bpe(300), held_out=0.3).prepare(lambda _: None)
+    assert len(listed) == 1
+    monkeypatch.setattr(json, "loads", lambda text: parsed.append(text) or decode(text))
+    read_tokenizer(corpus.tokenizer.to_json(), BOS)
+    assert len(parsed) == 1

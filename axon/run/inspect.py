@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jax.typing import ArrayLike
 
 from axon.data import Data, parse_source
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError, first_devices
+from axon.nn.quantized import is_quantized
 from axon.run.held_out import HeldOutLoss, held_out_loss
 from axon.run.session import sample_text
 from axon.run.trained import open_trained
 from axon.run.tree import Sample, Train
 from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
+from axon.serve.export_programs import one_device
+from axon.serve.logits import logits
 from axon.serve.request import Sampling
 from axon.train.evaluate import Evaluator
 
@@ -59,6 +64,13 @@ def generate_text(path: str | Path, prompt: str, sampling: Sampling, report: Rep
     return sample_text(runtime, values, variables, tokenizer, sample)
 
 
+def logits_of(path: str | Path, tokens: ArrayLike, report: Report = print) -> np.ndarray:
+    """Logits as of `axon.serve.logits`, by what `evaluate_run` takes."""
+    trained = open_trained(path)
+    runtime = runtime_of(trained.train, report)
+    return logits(runtime, *trained.restore(runtime, trained.train.model, report), tokens)
+
+
 def runtime_of(train: Train, report: Report = print, weights: str | None = None) -> Runtime:
     """On the run's mesh where these devices allow it, else on one device, which is reported; `weights` as of
     `axon.runtime.Runtime`."""
@@ -66,12 +78,13 @@ def runtime_of(train: Train, report: Report = print, weights: str | None = None)
         return _on(train, train.layout, first_devices(train.layout), weights)
     except LayoutError as error:
         report(f"on one device, as the run's layout does not fit here: {str(error).splitlines()[0]}")
-        layout = replace(train.layout, mesh={}, replicate_kv=1, context=None)
-        return _on(train, layout, jax.devices()[:1], weights)
+        return _on(train, one_device(train.layout), jax.devices()[:1], weights)
 
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | None) -> Runtime:
     batch, seq = train.data.batch, train.seq
+    if is_quantized(weights):  # XLA's CPU compiler aborts on a layer's scales out of a stack that is split
+        layout = replace(layout, rows={**layout.rows, "layers": None}, pad_layers=False)
     options = {"precision": train.precision, "kernels": train.kernels, "devices": devices, "seq": seq}
     runtime = Runtime(train.model, layout, weights=weights, **options)
     train.objective.check(runtime.module)

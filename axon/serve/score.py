@@ -1,7 +1,6 @@
 """Log-likelihoods of continuations: how likely a model finds given tokens after others, and whether greedy decoding
 would have taken them."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +11,9 @@ import numpy as np
 from jax import Array
 
 from axon import axes
-from axon.axes.specs import mesh_axes_of
 from axon.nn import token_nll
 from axon.runtime import Runtime
+from axon.serve.logits import row_shards
 from axon.serve.teacher_forcing import Continuation, teacher_forcing
 from axon.serve.unsplit import unsplit
 
@@ -43,8 +42,7 @@ class Scorer:
     def __init__(self, runtime: Runtime, max_length: int):
         self.runtime, self.max_length = runtime, max_length
         self._forced, self._placement = teacher_forcing(runtime.module), unsplit(runtime.placement, "seq")
-        mesh = self._placement.mesh.shape
-        split = math.prod(mesh[a] for a in mesh_axes_of(self._placement.spec(("batch", "seq"))))
+        split = row_shards(self._placement)
         self.batch = -(-SEQUENCES // split) * split
         self._compiled = runtime.jit(self._score, static_argnames="greedy")
 

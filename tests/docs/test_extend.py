@@ -3,6 +3,7 @@
 import re
 import runpy
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import jax
@@ -15,6 +16,11 @@ from axon.config import load
 from axon.layout import Layout, Placement
 from axon.nn import Inputs
 from axon.run import program, run
+from axon.run.engines import engine_of
+from axon.run.export import export_model
+from axon.run.inspect import generate_text
+from axon.run.trained import open_trained
+from axon.serve import Capacity, Request, Sampling, answers
 from axon.train.optimizers import AdamW, Constant, Group
 from axon.train.step import Program
 
@@ -50,6 +56,10 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def train(folder):
     return runpy.run_path("train.py")["train"]
+
+
+def silent(line):
+    pass
 
 
 def losses(train, layout, batches):
@@ -144,3 +154,20 @@ def test_adapters_are_trained_alike_on_every_layout_and_their_matrices_not_at_al
             assert after[name]["up"].any()
         found.append(jax.device_get((metrics["loss"], after)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), *found)
+
+
+@pytest.mark.full
+def test_adapters_are_served_by_layouts_with_no_row_for_their_axis_or_another(folder, train, tmp_path):
+    model = import_module("lora").LoraLlama(vocab=320, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
+    layout = Layout({"data": 2, "tensor": 2}, rows={"rank": None})
+    mine = replace(train, model=model, layout=layout, run_dir=str(tmp_path / "run"))
+    run(mine, steps=2, report=silent)
+    trained, split, sampling = open_trained(mine.run_dir), tmp_path / "split.gin", Sampling(8, temperature=0)
+    tokenizer, capacity = trained.tokenizer.load(), Capacity(requests=1, length=64)
+    request, texts = Request(tuple(tokenizer.prompt("def ")), sampling), set()
+    split.write_text("Layout.mesh = {'tensor': 2}\nLayout.rows = {'rank': 'tensor', 'mlp': None}\n")
+    for file in (None, split):
+        (answer,) = answers(engine_of(trained, file, None, capacity, tokenizer, silent), [request])
+        texts.add("def " + answer.text)
+    assert texts == {generate_text(mine.run_dir, "def ", sampling, silent)}
+    export_model(mine.run_dir, tmp_path / "out", ["cpu"], 1, 8, silent)

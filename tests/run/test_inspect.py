@@ -19,8 +19,14 @@ from axon.nn import Inputs
 from axon.observe.metrics import read_metrics
 from axon.run import program
 from axon.run.convert import convert
-from axon.run.inspect import evaluate_run, generate_text, runtime_of
+from axon.run.inspect import evaluate_run, generate_text, logits_of, runtime_of
 from axon.serve.request import Sampling
+
+LAYOUTS = [
+    Layout({"data": 4, "tensor": 2}, zero=3),
+    Layout({"data": 4, "tensor": 2}, rows={"seq.residual": "tensor"}, overlap=("tensor",)),
+    Layout({"pipe": 2, "data": 4}, pad_layers=True, microbatches=2),
+]
 
 
 def silent(line):
@@ -125,20 +131,38 @@ def test_an_empty_prompt_is_continued(trained, few):
         assert generate_text(trained.folder, "", Sampling(tokens=20, temperature=0), silent)
 
 
-@pytest.mark.slow
-def test_a_run_on_many_devices_is_looked_at_on_them_or_on_one(tiny, trained, do, few, tmp_path, eight):
-    do(replace(tiny, layout=eight), tmp_path, devices=8, steps=1)
-    lines, losses, texts = [], [], []
+@pytest.mark.some(layout=LAYOUTS[2:])
+@pytest.mark.few(layout=LAYOUTS[1:2])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=["split", "overlapped", "staged"])
+def test_a_run_on_many_devices_is_looked_at_on_them_or_on_one(layout, tiny, do, few, tmp_path, rng):
+    do(replace(tiny, model=replace(tiny.model, layers=3), layout=layout), tmp_path, devices=8, steps=1)
+    lines, losses, texts, logits = [], [], [], []
+    ids = rng.integers(0, 320, (3, 7))
     for devices in (8, 1):
         with few(devices):
             losses.append(evaluate_run(tmp_path, None, 2, lines.append).loss)
-            texts.append(generate_text(tmp_path, "alpha ", Sampling(tokens=10, temperature=0), silent))
+            greedy = Sampling(tokens=10, temperature=0)
+            texts.append([generate_text(tmp_path, "alpha ", greedy, lines.append, kind) for kind in (None, "int8")])
+            logits.append(logits_of(tmp_path, ids, lines.append))
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-5)
+    assert logits[0].shape == (3, 7, 320)
     assert texts[0] == texts[1]
     assert [line for line in lines if line.startswith("parameters")] == [
-        "parameters of step 1, on 8 devices",
-        "parameters of step 1, on 1 device",
+        *["parameters of step 1, on 8 devices"] * 4,
+        *["parameters of step 1, on 1 device"] * 4,
     ]
+
+
+def test_logits_are_those_that_the_loss_is_of(trained, full_logits, few, rng):
+    ids, zeros = rng.integers(0, 320, (8, 32)), np.zeros((8, 32), np.int32)
+    places = np.broadcast_to(np.arange(32, dtype=np.int32), ids.shape)
+    batch = {"tokens": ids.astype(np.int32), "positions": places, "documents": zeros}
+    with few(1):
+        np.testing.assert_allclose(logits_of(trained.folder, ids[:3], silent), full_logits(batch)[:3], atol=1e-5)
+        for wrong, said in ((ids + 300, "must be 0 to 319"), (ids[0], "expected integers `batch seq`")):
+            with pytest.raises(UserError, match=said):
+                logits_of(trained.folder, wrong, silent)
 
 
 def test_what_is_no_run_or_lacks_a_part_is_said_so(copied, few, tmp_path):

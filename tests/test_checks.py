@@ -1,12 +1,20 @@
 """Ranges of numbers in frozen dataclasses: what is refused, and in which words."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from math import inf, nan
 
 import pytest
 
+from axon.checkpoint import Checkpoints
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.parallel.outer import DiLoCo, SlowMo
+from axon.run import Evaluation
+from axon.serve.http.limits import Limits
+from axon.train.faults import Faults
+from axon.train.optimizers import Constant
+from axon.train.optimizers.soap import SOAP
 
 
 @dataclass(frozen=True)
@@ -53,3 +61,25 @@ def test_a_number_outside_is_refused_by_its_field(bad, message):
     with pytest.raises(UserError) as error:
         Optimizer(**bad)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("bad", [nan, inf, -inf, -1, -1e-9, 1e300, 2**63])
+@pytest.mark.parametrize(
+    ("valid", "names"),
+    [
+        (Checkpoints(), "every keep_every keep_hours local_every"),
+        (Evaluation(), "every"),
+        (Faults(), "hang_seconds hang_seconds_besides replay_every"),
+        (Limits(), "body_seconds queue_seconds drain_seconds"),
+        (DiLoCo(1), "every"),
+        (SlowMo(1), "every"),
+        (SOAP(Constant(0.1)), "every"),
+    ],
+)
+def test_a_duration_or_an_interval_that_is_none_is_refused(valid, names, bad):
+    for name in names.split():
+        if bad != 1e300 or "every" not in name:  # of which configurations take whole numbers alone
+            with pytest.raises(
+                UserError, match=rf"^{type(valid).__name__}\.{name} is {re.escape(repr(bad))}; must be "
+            ):
+                replace(valid, **{name: bad})

@@ -43,8 +43,8 @@ class Limits:
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "body_bytes", "tokens", "requests", "texts", "unread")
-        check_range(self, "(0, inf)", "body_seconds", "queue_seconds")
-        check_range(self, "[0, inf)", "drain_seconds")
+        check_range(self, "(0, 2**31)", "body_seconds", "queue_seconds")
+        check_range(self, "[0, 2**31)", "drain_seconds")
         for key in self.keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise UserError("Limits.keys: a key must be printable ASCII without spaces, and not empty")

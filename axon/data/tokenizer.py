@@ -213,12 +213,9 @@ def read_tokenizer(
     """
     try:
         inner = tokenizers.Tokenizer.from_str(text)
-    except Exception:  # the library raises nothing narrower
-        try:
-            json.loads(text)
-        except (ValueError, RecursionError) as clearer:
-            error = clearer
-        raise ValueError(f"it is not a tokenizer.json that the tokenizers library reads: {error}") from error
+    except Exception as error:  # the library raises nothing narrower
+        why = _json_error(text) or error
+        raise ValueError(f"it is not a tokenizer.json that the tokenizers library reads: {why}") from error
     ids = [inner.token_to_id(name) for name in ([bos] if bos else KNOWN_BOS)]
     found = [number for number in ids if number is not None]
     if not found:
@@ -230,6 +227,15 @@ def read_tokenizer(
         )
     stops = None if ends is None else frozenset(_id(inner, name) for name in ends)
     return Tokenizer(inner, found[0], stops, template=template)
+
+
+def _json_error(text: str) -> Exception | None:
+    """The error of a text that is no JSON, which is clearer than the tokenizers library's."""
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return error
+    return None
 
 
 def _id(inner: tokenizers.Tokenizer, token: str) -> int:

@@ -202,7 +202,7 @@ def free_name(path: Path, suffix: str) -> Path:
 
 
 @contextmanager
-def whole(path: Path, where: str) -> Iterator[Path]:
+def atomic_folder(path: Path, where: str) -> Iterator[Path]:
     """A new folder beside `path`, which is moved there once the body has filled it: `path` is whole or not there.
 
     After an error, as of a full disk, nothing is left. Raises as `check_new`.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from axon.disk import named, readable, reading, whole, writing
+from axon.disk import atomic_folder, named, readable, reading, writing
 from axon.errors import UserError
 
 
@@ -84,10 +84,13 @@ def test_what_is_made_whole_has_its_name_when_it_is_done_and_after_an_error_ther
         (part / "half").write_text("half")
         raise refused(errno.ENOSPC)
 
-    with pytest.raises(UserError, match=r"No space left on device\. Free some space"), whole(out, "OUT") as part:
+    with (
+        pytest.raises(UserError, match=r"No space left on device\. Free some space"),
+        atomic_folder(out, "OUT") as part,
+    ):
         fail(part)
     assert sorted(tmp_path.rglob("*")) == before
-    with whole(out, "OUT") as part:
+    with atomic_folder(out, "OUT") as part:
         (part / "all").write_text("all")
         assert not (out / "all").exists()
     assert (out / "all").read_text() == "all"
@@ -97,14 +100,14 @@ def test_what_is_made_whole_has_its_name_when_it_is_done_and_after_an_error_ther
 def test_what_is_there_is_not_replaced_even_if_it_came_meanwhile(tmp_path):
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     for taken in (tmp_path / "gone", Path(__file__), tmp_path):
-        with pytest.raises(UserError, match=r"OUT: .* is there already; give another"), whole(taken, "OUT"):
+        with pytest.raises(UserError, match=r"OUT: .* is there already; give another"), atomic_folder(taken, "OUT"):
             pass
 
     def fill(path: Path) -> None:
         path.mkdir()
         (path / "theirs").write_text("dear")
 
-    with pytest.raises(UserError, match="is there already"), whole(tmp_path / "out", "OUT") as part:
+    with pytest.raises(UserError, match="is there already"), atomic_folder(tmp_path / "out", "OUT") as part:
         fill(tmp_path / "out")
     assert not part.exists()
     assert (tmp_path / "out/theirs").read_text() == "dear"

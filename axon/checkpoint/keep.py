@@ -71,7 +71,7 @@ class Checkpoints:
         return Checkpoints(self.local_every or self.every, self.local_keep, self.asynchronous)
 
 
-def kept_steps(
+def steps_to_keep(
     checkpoints: Checkpoints,
     losses: Mapping[int, float],
     saved: Mapping[int, int],

@@ -17,7 +17,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self
 
-from axon.checkpoint.keep import kept_steps
+from axon.checkpoint.keep import steps_to_keep
 from axon.checkpoint.ownership import STATE
 from axon.checkpoint.reader import Reader, listed
 from axon.checkpoint.remote import Copy, Remote, copy_of
@@ -130,11 +130,11 @@ class Mirror:
         intact = [step for step in self._local.steps() if step <= self._last and not self._local.lacks_files(step)]
         here = {step: copy_of(self._folder, step) for step in intact}
         saved = {step: copy.saved for step, copy in {**there, **here}.items()}
-        wanted = kept_steps(self._store.checkpoints, self._store.losses, saved)
-        due = sorted((here[step] for step in wanted & here.keys() if here[step] != there.get(step)), reverse=True)
+        retained = steps_to_keep(self._store.checkpoints, self._store.losses, saved)
+        due = sorted((here[step] for step in retained & here.keys() if here[step] != there.get(step)), reverse=True)
         for copy in due[:1]:
             self._copy(copy)
-        for step in self._remote.steps() - wanted:
+        for step in self._remote.steps() - retained:
             if step <= self._last:
                 self._remote.remove(step)
         for copy in due[1:]:

@@ -1,4 +1,4 @@
-"""What is whose among checkpoints: the one place that decides what may be deleted.
+"""Ownership of checkpoints: the one place that decides what may be deleted.
 
 A checkpoint is known by what Axon wrote into it, not by its name: a folder `2019` may be anyone's. Deleted is only a
 real folder of which every file is part of a checkpoint, saved by the run that deletes it or by one that is not known.
@@ -50,7 +50,7 @@ def is_checkpoint(folder: epath.PathLike) -> bool:
 
 
 def metadata(folder: epath.PathLike) -> dict[str, Any]:
-    """What Axon wrote into a checkpoint's metadata; empty if that is missing or damaged."""
+    """The metadata that Axon wrote into a checkpoint; empty if it is missing or damaged."""
     try:
         content = json.loads((epath.Path(folder) / METADATA).read_text())["custom_metadata"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -62,7 +62,7 @@ class Fetched(NamedTuple):
 
 
 def copy_of(folder: Path, step: int) -> Copy:
-    """That of a checkpoint in a run's folder."""
+    """The identity of a checkpoint in a run's folder: its step and time."""
     return Copy(step, saved_time(epath.Path(folder / CHECKPOINTS / str(step))))
 
 
@@ -84,8 +84,8 @@ class Remote:
 
     def copies(self) -> list[Copy]:
         """The complete checkpoints, by step."""
-        found = map(_MARKER.fullmatch, self._objects.keys(COMPLETE))
-        return sorted(Copy(int(one[1]), int(one[2])) for one in found if one)
+        markers = map(_MARKER.fullmatch, self._objects.keys(COMPLETE))
+        return sorted(Copy(int(one[1]), int(one[2])) for one in markers if one)
 
     def foreign(self) -> str | None:
         """Something there that is no part of a copy which a run made of itself; None if there is nothing else."""
@@ -94,8 +94,8 @@ class Remote:
 
     def steps(self) -> set[int]:
         """The steps of which there is any file, complete or not."""
-        found = (re.match(CHECKPOINTS + r"(\d+)/", key) for key in self._objects.keys(CHECKPOINTS))
-        return {int(one[1]) for one in found if one}
+        folders = (re.match(CHECKPOINTS + r"(\d+)/", key) for key in self._objects.keys(CHECKPOINTS))
+        return {int(one[1]) for one in folders if one}
 
     def put(self, copy: Copy, folder: Path) -> int:
         """Copies a checkpoint of a run's folder, then `FILES`; the checkpoint's bytes.
@@ -112,7 +112,7 @@ class Remote:
         return sum(sizes.values())
 
     def put_files(self, folder: Path) -> None:
-        """Copies those of `FILES` that there are in a run's folder, unless they are as they were at the last call."""
+        """Copies the `FILES` that there are in a run's folder, unless they are as they were at the last call."""
         now = {path: _signature(path) for name in FILES if (path := folder / name).is_file()}
         changed = {path: signature for path, signature in now.items() if self._written.get(path) != signature}
         self._objects.write_all((path.name, size, path.read_bytes) for path, (_, size) in changed.items())
@@ -124,7 +124,7 @@ class Remote:
         self._objects.delete(key for key in self._objects.keys(f"{CHECKPOINTS}{step}/") if is_part_of_copy(key))
 
     def fetch_files(self, folder: Path) -> None:
-        """Writes those of `FILES` that there are into `folder`."""
+        """Writes the `FILES` that there are into `folder`."""
         for name, content in self._objects.read_all(dict.fromkeys(FILES, 0)):
             if content is not None:
                 _write(folder / name, content)
@@ -154,10 +154,10 @@ class Remote:
         for copy in sorted(copies, reverse=True):
             began = time.monotonic()
             report(f"fetching checkpoint {copy.step} from {self.location}")
-            size, found = self.fetch(copy, folder)
-            if not found:
+            size, damage = self.fetch(copy, folder)
+            if not damage:
                 return Fetched(copy, size, round(time.monotonic() - began, 3), tuple(damaged))
-            damaged.append(f"checkpoint {copy.step} in {self.location} is damaged: {listed(found)}")
+            damaged.append(f"checkpoint {copy.step} in {self.location} is damaged: {listed(damage)}")
             report(damaged[-1])
             shutil.rmtree(folder / copy.below, ignore_errors=True)
         return None
@@ -168,9 +168,9 @@ class Remote:
 
     def check_owner(self, owner: str) -> None:
         """Raise `UserError` if another one copies here."""
-        found = (self._objects.read(OWNER) or b"").decode()
-        if found != owner:
-            raise UserError(f"{self.location} was taken over by {found or 'nobody: its file `owner` is gone'}")
+        current = (self._objects.read(OWNER) or b"").decode()
+        if current != owner:
+            raise UserError(f"{self.location} was taken over by {current or 'nobody: its file `owner` is gone'}")
 
 
 def working_folder(url: str) -> Path:
@@ -201,13 +201,13 @@ def fetched_run(url: str, where: str) -> Path:
         fetched = remote.fetch_newest(copies, aside, _say)
         if fetched is None:
             raise CheckpointError(f"{where}: there is no complete and intact checkpoint in {url}")
-        found = folder / f"{fetched.copy.step}-{fetched.copy.saved}"
+        target = folder / f"{fetched.copy.step}-{fetched.copy.saved}"
         try:
-            aside.rename(found)
+            aside.rename(target)
         except OSError:
-            if not found.is_dir():  # else another process was first
+            if not target.is_dir():  # else another process was first
                 raise
-        return found
+        return target
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -224,8 +224,8 @@ def _say(line: str) -> None:
 
 def _signature(path: Path) -> tuple[int, int]:
     """Time and size of a file, of which one changes whenever it is written."""
-    found = path.stat()
-    return found.st_mtime_ns, found.st_size
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -13,7 +13,7 @@ from etils import epath
 
 from axon.checkpoint.checksums import write_part, write_seal
 from axon.checkpoint.compare import CheckpointError
-from axon.checkpoint.keep import Checkpoints, kept_steps
+from axon.checkpoint.keep import Checkpoints, steps_to_keep
 from axon.checkpoint.orbax import ArrayTree, saving, training
 from axon.checkpoint.ownership import RUN, STEP, is_checkpoint, obstacle, remove, sweep
 from axon.checkpoint.quiet import quiet_log
@@ -155,7 +155,7 @@ class Store(Reader):
         """Deletes those that are not kept; what cannot be deleted now, is after another save."""
         own = [step for step in self.steps() if obstacle(self.directory / str(step), self._run) is None]
         saved = {step: saved_time(self.directory / str(step)) for step in own}
-        for step in {*own} - kept_steps(self.checkpoints, losses, saved, self.lacks_files) - self.copying:
+        for step in {*own} - steps_to_keep(self.checkpoints, losses, saved, self.lacks_files) - self.copying:
             with suppress(OSError, CheckpointError):
                 remove(self.directory / str(step), self._run)
 

@@ -14,8 +14,8 @@ FEW = 1000
 """Documents that are read again to find out how many of them have to be held out."""
 
 
-class Wanted(Protocol):
-    """What is asked of a text: fields of `Data`."""
+class TextSettings(Protocol):
+    """The fields of `Data` that a text is checked against."""
 
     @property
     def seq(self) -> int: ...
@@ -37,7 +37,7 @@ def label(stored: Sequence[Stored], number: int) -> str:
     return f"{name}#{earlier + 1}" if earlier else name
 
 
-def use_text(data: Wanted, sequences: Mapping[str, TokenSequences], stored: Sequence[Stored], number: int) -> str:
+def use_text(data: TextSettings, sequences: Mapping[str, TokenSequences], stored: Sequence[Stored], number: int) -> str:
     """How many sequences the splits of a source give, and how many tokens at its end are in none."""
     parts, seq, absent = [], data.seq, {0.0: "held_out", 1.0: "train"}.get(data.held_out)
     for split in SPLITS:
@@ -56,7 +56,7 @@ def use_text(data: Wanted, sequences: Mapping[str, TokenSequences], stored: Sequ
 
 
 def check_sequences(
-    data: Wanted, tokenizer: Tokenizer, sequences: Mapping[str, TokenSequences], stored: Sequence[Stored]
+    data: TextSettings, tokenizer: Tokenizer, sequences: Mapping[str, TokenSequences], stored: Sequence[Stored]
 ) -> None:
     """Raise `UserError`, before anything is trained, for a split that will be read and is shorter than one sequence."""
     tokens = {split: [one.splits[split]["tokens"] for one in stored] for split in SPLITS}
@@ -79,7 +79,7 @@ def check_sequences(
             raise UserError(f"The source {name} has {count:,} training tokens, {need}: remove it, or lower Data.seq.")
 
 
-def _advice(data: Wanted, tokenizer: Tokenizer, stored: Sequence[Stored]) -> str:
+def _advice(data: TextSettings, tokenizer: Tokenizer, stored: Sequence[Stored]) -> str:
     """How some of the text can be held out."""
     zero = "set it to 0 to train without evaluation"
     if sum(one.splits[split]["documents"] for one in stored for split in SPLITS) > FEW:
@@ -89,7 +89,7 @@ def _advice(data: Wanted, tokenizer: Tokenizer, stored: Sequence[Stored]) -> str
     return f"raise Data.held_out (now {data.held_out}) to {enough:.3f}, or {zero}"
 
 
-def _enough(data: Wanted, tokenizer: Tokenizer) -> float | None:
+def _enough(data: TextSettings, tokenizer: Tokenizer) -> float | None:
     """The smallest `held_out`, in thousandths, by which a source has a sequence to evaluate on and one to train on."""
     sizes = [list(_sizes(source, tokenizer)) for source in data.sources]
     for thousandths in range(math.ceil(data.held_out * 1000), 1000):
@@ -110,8 +110,8 @@ def _split(sizes: Sequence[tuple[float, int]], held_out: float) -> dict[str, int
     """Tokens of each split; of a source of one document about so many."""
     total = sum(tokens for _, tokens in sizes)
     of_one = len(sizes) == 1
-    found = int(held_out * total) if of_one else sum(tokens for share, tokens in sizes if share < held_out)
-    return {"train": total - found, "held_out": found}
+    held = int(held_out * total) if of_one else sum(tokens for share, tokens in sizes if share < held_out)
+    return {"train": total - held, "held_out": held}
 
 
 def check_vocab(model: Any, objective: Any, seq: int, tokenizer: Tokenizer, stored: Sequence[Stored]) -> None:

@@ -13,7 +13,7 @@ from axon.run.folder import RunFolder
 from axon.run.tree import Train
 
 
-def check_apart(train: Train, folder: RunFolder) -> None:
+def check_separate_folders(train: Train, folder: RunFolder) -> None:
     """Raise `UserError` if what is saved or copied into one folder of a run would be deleted from another of its: the
     mirror is its folder, around it or in it; or the local folder is in the mirror or among its checkpoints."""
     mirror = None if train.mirror is None else local_path(train.mirror, "Checkpoints.mirror")

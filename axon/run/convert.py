@@ -19,7 +19,7 @@ from axon.checkpoint.huggingface.tables import table_for, table_of
 from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS
 from axon.checkpoint.huggingface.weights import DTYPES as STORED
 from axon.data import Data, TokenizerFile
-from axon.disk import check_new, named, whole
+from axon.disk import atomic_folder, check_new, named
 from axon.errors import UserError
 from axon.foreign_json import object_of, one_of, read_json
 from axon.nn.hugging_face import Architecture
@@ -57,7 +57,7 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
         report(line)
     train = run_of(hub, RunFolder(out).tokenizer, str(out))
     values, variables = hub.lazy(hub.model.build())  # a mistake in the weights is reported before anything is written
-    with whole(out, "the target") as part:
+    with atomic_folder(out, "the target") as part:
         folder = RunFolder(part)
         folder.write(train, run_record() | {"from": hub.name})
         if isinstance(train.data, Data):
@@ -83,7 +83,7 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
     pieces = pieces_of(table, runtime.module, getattr(train.model, "vocab", None))
     dtypes = read_json(kept / DTYPES, object_of(one_of(*STORED))) if (kept / DTYPES).is_file() else {}
     entries = [Entry(name, dtypes.get(name, "F32"), shape) for name, shape in pieces.shapes.items()]
-    with whole(out, "the target") as part:
+    with atomic_folder(out, "the target") as part:
         theirs = Theirs(pieces, fetch_from(flattened(values) | flattened(variables)))
         files = write_weights(part, entries, theirs, shard)
         copy_companions(kept, part)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from axon.disk import check_new, named, whole
+from axon.disk import atomic_folder, check_new, named
 from axon.run.trained import open_trained
 from axon.runtime import Runtime, flattened
 from axon.serve.export import check_dtypes, check_request, write_export
@@ -44,7 +44,7 @@ def export_model(
     about: dict[str, Any] = {"model": type(train.model).__name__, "source": str(source)}
     about |= {"vocab": getattr(train.model, "vocab", loaded.vocab), "batch": sizes.batch, "length": sizes.length}
     about["tokenizer"] = {"file": TOKENIZER, "bos": loaded.bos, "ends": sorted(loaded.ends)}
-    with whole(out, "OUT") as part:
+    with atomic_folder(out, "OUT") as part:
         shutil.copyfile(tokenizer.path, part / TOKENIZER)
         write_export(part, flattened(values) | flattened(variables), programs, about)
     size = f"batch {sizes.batch}, {sizes.length} positions"

@@ -23,7 +23,7 @@ from axon.observe.metrics import held_out_losses
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.account import account_of, data_account
-from axon.run.before import check_apart, check_not_lost, check_own_checkpoints
+from axon.run.before import check_not_lost, check_own_checkpoints, check_separate_folders
 from axon.run.branch import PARENT, Branch
 from axon.run.build import program
 from axon.run.folder import RunFolder
@@ -85,7 +85,7 @@ class Session:
         with ExitStack() as stack:
             with process_0_first("prepare"):
                 self.reconfigured = self.folder.check_continues(self.train)
-                check_apart(self.train, self.folder)
+                check_separate_folders(self.train, self.folder)
                 check_own_checkpoints(self.train, self.folder)
                 mirrored = fetched(self.train, self.folder, self.report) if self.first else None
                 check_not_lost(self.train, self.folder)

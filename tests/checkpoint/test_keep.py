@@ -5,7 +5,7 @@ import math
 import pytest
 
 from axon.checkpoint import Checkpoints
-from axon.checkpoint.keep import kept_steps
+from axon.checkpoint.keep import steps_to_keep
 from axon.errors import UserError
 
 SAVED = {step: 40 * 60 * 10**9 * step for step in range(10)}
@@ -24,14 +24,14 @@ SAVED = {step: 40 * 60 * 10**9 * step for step in range(10)}
 )
 def test_a_checkpoint_is_kept_if_any_rule_keeps_it(settings, steps):
     losses = {0: 9.0, 2: math.nan, 3: 1.0, 5: 2.0, 6: 3.0, 100: 0.5}
-    assert sorted(kept_steps(Checkpoints(every=1, **settings), losses, SAVED)) == steps
+    assert sorted(steps_to_keep(Checkpoints(every=1, **settings), losses, SAVED)) == steps
 
 
 def test_as_many_intact_ones_are_kept_whatever_is_damaged(rng):
     settings = Checkpoints(every=1, keep=2, keep_best=1)
     bad = {int(step) for step in rng.choice(10, 4, replace=False)}
     losses = {step: float(step) for step in SAVED}
-    kept = kept_steps(settings, losses, SAVED, bad.__contains__)
+    kept = steps_to_keep(settings, losses, SAVED, bad.__contains__)
     intact = sorted({*SAVED} - bad)
     assert kept - bad == {*intact[-2:], intact[0]}
     assert min(kept & bad, default=9) > intact[-2]

@@ -15,7 +15,7 @@ import pytest
 from axon import object_store
 from axon.checkpoint import Checkpoints, Reader, Store, mirror
 from axon.checkpoint.inspect import entries, opened
-from axon.checkpoint.keep import kept_steps
+from axon.checkpoint.keep import steps_to_keep
 from axon.checkpoint.mirror import Mirror, owner
 from axon.checkpoint.remote import FILES, Remote, fetched_run
 from axon.errors import UserError
@@ -381,4 +381,9 @@ def test_of_all_policies_the_same_are_kept(rng):
             hours.append(step)
             last = step
     best = sorted(steps, key=lambda step: losses[step])[:2]
-    assert kept_steps(keep, losses, saved) == {*steps[-2:], *best, *hours, *(step for step in steps if step % 50 == 0)}
+    assert steps_to_keep(keep, losses, saved) == {
+        *steps[-2:],
+        *best,
+        *hours,
+        *(step for step in steps if step % 50 == 0),
+    }

@@ -9,7 +9,7 @@ import pytest
 from axon.checkpoint import Checkpoints
 from axon.errors import UserError
 from axon.run import Evaluation
-from axon.run.before import check_apart, check_not_lost
+from axon.run.before import check_not_lost, check_separate_folders
 from axon.run.folder import RunFolder
 
 OWN = ("{}/run", "file://{}/run", "{}/run/../run", "run", "{}/link", "{}/link/below", "{}/run/copy", "{}", "..", "/")
@@ -23,8 +23,10 @@ def test_a_mirror_that_is_the_runs_own_folder_or_around_or_in_it_is_refused(tiny
     train = replace(tiny, checkpoints=Checkpoints(mirror=location.format(tmp_path)))
     for folder in (tmp_path / "run", "run", tmp_path / "link"):
         with pytest.raises(UserError, match=r"Checkpoints\.mirror is .*neither may be in the other"):
-            check_apart(train, RunFolder(folder))
-    check_apart(replace(train, checkpoints=Checkpoints(mirror=f"{tmp_path}/run2")), RunFolder(tmp_path / "run"))
+            check_separate_folders(train, RunFolder(folder))
+    check_separate_folders(
+        replace(train, checkpoints=Checkpoints(mirror=f"{tmp_path}/run2")), RunFolder(tmp_path / "run")
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,8 +36,10 @@ def test_a_local_folder_among_the_durable_checkpoints_is_refused(tiny, tmp_path,
     (tmp_path / "link").symlink_to(tmp_path / "run")
     settings = Checkpoints(local_folder=f"{tmp_path}/{local}", local_every=2, mirror=str(tmp_path / "mirror"))
     with pytest.raises(UserError, match=r"Checkpoints\.local_folder is .*which has the durable checkpoints"):
-        check_apart(replace(tiny, checkpoints=settings), RunFolder(tmp_path / "run"))
-    check_apart(replace(tiny, checkpoints=replace(settings, local_folder=f"{tmp_path}/a")), RunFolder(tmp_path / "run"))
+        check_separate_folders(replace(tiny, checkpoints=settings), RunFolder(tmp_path / "run"))
+    check_separate_folders(
+        replace(tiny, checkpoints=replace(settings, local_folder=f"{tmp_path}/a")), RunFolder(tmp_path / "run")
+    )
 
 
 def test_a_run_whose_checkpoints_are_gone_ends_and_nothing_is_cut_back(trained, do, tmp_path):

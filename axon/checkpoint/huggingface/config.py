@@ -58,7 +58,7 @@ def read_config(architecture: Architecture, config: Mapping[str, Any]) -> Any:
 
 
 def _theirs(architecture: Architecture, message: str) -> str:
-    """What the fields of ours that a message names are in a config.json."""
+    """The names in a config.json of the fields of ours that a message names."""
     words = set(re.findall(r"\w+", message))
     fields = [one for one in architecture.fields if isinstance(one, Field) and one.ours.rpartition(".")[2] in words]
     named = ", ".join(f"{one.ours} is {one.theirs}" for one in fields)
@@ -155,7 +155,7 @@ def value_at(config: Any, name: str) -> Any:
 
 
 def _entries(architecture: Architecture) -> list[Field | Constant | Ignored | Converted]:
-    """All of its fields: its own, and those of every family that it does not have itself."""
+    """All fields of a family: its own, and those of every family that it does not have itself."""
     own = {name for one in architecture.fields for name in _kinds(one)}
     return [one for one in EVERY if one.theirs not in own] + list(architecture.fields)
 
@@ -178,13 +178,13 @@ def _resolved(architecture: Architecture, config: Mapping[str, Any]) -> dict[str
                 )
                 raise UserError(f"{FILE}: {name} is {shown(config[name])}; must be {kind.expected}{note}")
     fields = [one for one in architecture.fields if isinstance(one, Field)]
-    found = {one.theirs: _value(one, config) for one in fields}
-    found |= {name: found[value.theirs] for name, value in found.items() if isinstance(value, SameAs)}
-    return dict(config) | {name: value for name, value in found.items() if value is not None or name in config}
+    values = {one.theirs: _value(one, config) for one in fields}
+    values |= {name: values[value.theirs] for name, value in values.items() if isinstance(value, SameAs)}
+    return dict(config) | {name: value for name, value in values.items() if value is not None or name in config}
 
 
 def _value(one: Field, config: Mapping[str, Any]) -> Any:
-    """That of a field, which may be `SameAs` another."""
+    """The value of a field, which may be `SameAs` another."""
     said = {name: config[name] for name in (one.theirs, *one.also) if name in config}
     if len(differing := {shown(value) for value in said.values()}) > 1:
         raise UserError(f"{FILE}: {' and '.join(said)} mean the same, and are {' and '.join(sorted(differing))}")

@@ -12,7 +12,7 @@ RESUMABLE = {"resumable": True}
 """Metadata of a field that may differ when a run is continued: where and how steps are computed, how many there are,
 what is saved and reported. None of it changes what is learned by more than rounding.
 
-    remat: str = field(default="none", metadata=RESUMABLE)
+    execution: Execution = field(default=Execution(), metadata=RESUMABLE)
 """
 
 FilePath = Annotated[str, "file"]

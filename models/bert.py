@@ -1,7 +1,7 @@
 """BERT: an encoder that predicts masked tokens from both sides."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,7 +10,6 @@ from jax import Array
 from axon.axes import add, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.fields import RESUMABLE
 from axon.foreign_json import SIZE, one_of
 from axon.kernels.attention import SameDocument
 from axon.nn import (
@@ -44,7 +43,6 @@ from axon.nn.hugging_face import (
 )
 from axon.nn.language_model import RESIDUAL
 from axon.nn.param import parameters
-from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
 __all__ = ["HUGGING_FACE", "Bert"]
@@ -61,7 +59,6 @@ class Bert:
         dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
         head: whether it predicts masked tokens; without, it is an encoder alone, as those that embed sentences are.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int = 30522
@@ -76,8 +73,6 @@ class Bert:
     dropout: float = 0.1
     vocab_multiple: int = 1
     head: bool = True
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions", "types")
@@ -88,7 +83,6 @@ class Bert:
         check_activation(self)
         if self.embed % self.heads:
             raise UserError(f"Bert: embed {self.embed} is not divisible by heads {self.heads}")
-        remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MLP.remat_names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -112,7 +106,7 @@ class BertEncoder(nnx.Module):
         self.types = Embedding("types", dims, 0.02)
         self.embedding_norm = LayerNorm("embed", dims, config.norm_eps)
         self.dropout = Dropout(config.dropout, "embedding")
-        self.layers = Depth(Segment(config.layers, block=Block(config)), remat=config.remat, unroll=config.unroll)
+        self.layers = Depth(Segment(config.layers, block=Block(config)))
         self.dims, self.vocab, self.max_length = dims, config.vocab, config.positions
 
     def hidden(self, inputs: Inputs, types: Array | None = None) -> tuple[Array, Auxiliary]:

@@ -1,7 +1,7 @@
 """DeepSeek-V2 and V3: latent attention, experts after the first layers, and a second token predicted."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
@@ -9,7 +9,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.fields import RESUMABLE
 from axon.foreign_json import COUNT, FLAG, NULL, SIZE, integer, number, one_of, read_field
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import (
@@ -45,8 +44,6 @@ from axon.nn.hugging_face import (
 )
 from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
-from axon.nn.moe import check_exchange
-from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 from models.llama import ALL_FULL, DIVISIBLE, EMBEDDING, MLP, NO_BIAS, NO_MLP_BIAS, NO_SLIDING_WINDOW, SILU
 from models.mixtral import EXPERT_ROWS, MOE_NORM
@@ -62,7 +59,7 @@ class DeepSeek:
         vocab, embed, layers, heads: sizes. first_dense: how many layers, of the kind "dense", have a gated MLP, of
             width mlp; those after them, of the kind "experts", have experts, each of width expert_mlp.
         routing: how experts are chosen, and how many there are. shared: width of an MLP that every token of such a
-            layer goes through. exchange, margin: how tokens get to their experts, see `axon.nn.MoE`.
+            layer goes through.
         q_latent, kv_latent: what a token's queries, and its keys and values, are made from; q_latent None: the stream.
         nope_dim, rope_dim: widths of a head's queries and keys, of what is not rotated and of what is; value_dim: of
             its values.
@@ -72,7 +69,6 @@ class DeepSeek:
         multi_token: a block after the last, and of its kind, that predicts the token after the next, for the objective
             `MultiToken`.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int = 129_280
@@ -86,8 +82,6 @@ class DeepSeek:
         256, 8, "sigmoid", scale=2.5, groups=8, kept_groups=4, bias_rate=0.001, sequence_loss=1e-4
     )
     shared: int = 2048
-    exchange: str = field(default="auto", metadata=RESUMABLE)
-    margin: float = field(default=1.5, metadata=RESUMABLE)
     q_latent: int | None = 1536
     kv_latent: int = 512
     nope_dim: int = 128
@@ -100,8 +94,6 @@ class DeepSeek:
     tied: bool = False
     multi_token: bool = False
     vocab_multiple: int = 1
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "expert_mlp", "q_latent", "kv_latent")
@@ -110,15 +102,10 @@ class DeepSeek:
         check_range(self, "[0, 2**31)", "first_dense", "shared")
         check_range(self, "[0, inf)", "norm_eps")
         check_activation(self)
-        check_exchange(self.exchange, self.margin)
         if self.rope_dim % 2:
             raise UserError(f"DeepSeek: rope_dim {self.rope_dim} is odd, and rotary embedding rotates pairs")
         if self.first_dense > self.layers:
             raise UserError(f"DeepSeek: first_dense {self.first_dense} is more than layers {self.layers}")
-        shared = DenseBlock.remat_names + LatentAttention.remat_names + RMSNorm.remat_names
-        networks = {"dense": GatedMLP, "experts": MoE}
-        names = {kind: shared + networks[kind].remat_names for kind in self.kinds}
-        remat_by_kind(self.remat, names)
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -138,14 +125,13 @@ class DeepSeek:
         """The module, its parameters not yet initialised."""
         blocks: dict[str, Callable[[DeepSeek], nnx.Module]] = {"dense": DenseBlock, "experts": ExpertBlock}
         segments = (Segment(times, **{kind: blocks[kind](self)}) for kind, times in self.kinds.items())
-        depth = Depth(*segments, remat=self.remat, unroll=self.unroll)
         *_, last = self.kinds
         ahead = None
         if self.multi_token:
-            ahead = MultiTokenBlock(self.dims, blocks[last](self), norm_eps=self.norm_eps, remat=depth.remat[last])
+            ahead = MultiTokenBlock(self.dims, blocks[last](self), kind=last, norm_eps=self.norm_eps)
         return LanguageModel(
             self.dims,
-            depth,
+            Depth(*segments),
             RMSNorm("embed", self.dims, self.norm_eps),
             tied=self.tied,
             embedding_stddev=self.embed**-0.5,
@@ -169,7 +155,7 @@ class DenseBlock(nnx.Module):
     """Latent attention and a gated MLP, each on the normalised residual stream and added to it."""
 
     remat_names = ("residual",)
-    """The activations that a remat policy can keep by name: the stream after attention."""
+    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: DeepSeek):
         self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
@@ -190,7 +176,7 @@ class ExpertBlock(nnx.Module):
     """Latent attention and a mixture of experts, each on the normalised residual stream and added to it."""
 
     remat_names = ("residual",)
-    """The activations that a remat policy can keep by name: the stream after attention."""
+    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: DeepSeek):
         self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
@@ -200,8 +186,6 @@ class ExpertBlock(nnx.Module):
             {**config.dims, "mlp": config.expert_mlp},
             config.routing,
             shared=config.shared,
-            exchange=config.exchange,
-            margin=config.margin,
             activation=gated(config.activation),
             out_scale=(2 * config.layers) ** -0.5,
         )

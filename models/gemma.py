@@ -1,6 +1,6 @@
 """Gemma 2 and 3: sliding-window layers between full ones, norms before and after."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import jax.numpy as jnp
@@ -8,17 +8,16 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
-from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, NULL, SIZE, number
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
-    Alternation,
     Attention,
     Auxiliary,
     Depth,
     GatedMLP,
     Inputs,
     LanguageModel,
+    LayerPattern,
     RMSNorm,
     Rope,
     Segment,
@@ -29,7 +28,6 @@ from axon.nn.hugging_face import EPS, Architecture, Constant, Field, Ignored, Ro
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
-from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
 from models.llama import ACTIVATION, ATTENTION, DIVISIBLE, EMBEDDING, MLP, sizes
 
@@ -51,7 +49,6 @@ class Gemma:
             `axon.nn.ACTIVATIONS`.
         tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int
@@ -74,8 +71,6 @@ class Gemma:
     tied: bool = True
     norm_eps: float = 1e-6
     vocab_multiple: int = 1
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim")
@@ -85,8 +80,6 @@ class Gemma:
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
         check_activation(self)
-        names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
-        remat_by_kind(self.remat, dict.fromkeys(self.kinds, names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -102,20 +95,12 @@ class Gemma:
         """The module, its parameters not yet initialised."""
         return GemmaModel(self)
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of block, by which `remat` can be given."""
-        return self._alternation.kinds
-
-    @property
-    def _alternation(self) -> Alternation:
-        return Alternation(self.layers, self.local_layers, "local", "full")
-
     def segments(self) -> list[Segment]:
         """Periods of `local…, full`, and as many local layers, `last`, as remain."""
         seen = Causal() & SameDocument()
         local = partial(Block, self, seen & Window(self.window), self.local_rope)
-        return self._alternation.segments(local, partial(Block, self, seen, self.rope))
+        pattern = LayerPattern(self.layers, self.local_layers, "local", "full")
+        return pattern.segments(local, partial(Block, self, seen, self.rope))
 
 
 class GemmaModel(LanguageModel):
@@ -124,7 +109,7 @@ class GemmaModel(LanguageModel):
     def __init__(self, config: Gemma):
         super().__init__(
             config.dims,
-            Depth(*config.segments(), remat=config.remat, unroll=config.unroll),
+            Depth(*config.segments()),
             config.norm("embed"),
             tied=config.tied,
             embedding_stddev=config.embed**-0.5,
@@ -142,7 +127,7 @@ class Block(nnx.Module):
     """Attention and a gated MLP, each between two norms on its way from the residual stream and back."""
 
     remat_names = ("residual",)
-    """The activations that a remat policy can keep by name: the stream after attention."""
+    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: Gemma, mask: Mask, rope: Rope):
         dims, scale = config.dims, (2 * config.layers) ** -0.5

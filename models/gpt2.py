@@ -1,13 +1,12 @@
 """GPT-2: learned positions, LayerNorm, biases everywhere, dropout."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, NULL, SIZE, one_of
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import (
@@ -38,7 +37,6 @@ from axon.nn.hugging_face import (
     in_layers,
 )
 from axon.nn.language_model import RESIDUAL
-from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
 __all__ = ["GPT2", "HUGGING_FACE"]
@@ -53,7 +51,6 @@ class GPT2:
         dropout: fraction of activations dropped after the embedding and after each half of a block, in training.
         activation: of the MLP, by its name in `axon.nn.ACTIVATIONS`. tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int = 50257
@@ -67,8 +64,6 @@ class GPT2:
     tied: bool = True
     activation: str = "gelu_new"
     vocab_multiple: int = 1
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         check_range(self, "[1, 2**31)", "vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions")
@@ -78,8 +73,6 @@ class GPT2:
         check_activation(self)
         if self.embed % self.heads:
             raise UserError(f"GPT2: embed {self.embed} is not divisible by heads {self.heads}")
-        names = Block.remat_names + Attention.remat_names + MLP.remat_names
-        remat_by_kind(self.remat, dict.fromkeys(("block",), names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -101,7 +94,7 @@ class GPT2Model(LanguageModel):
         dims = config.dims
         super().__init__(
             dims,
-            Depth(Segment(config.layers, block=Block(config)), remat=config.remat, unroll=config.unroll),
+            Depth(Segment(config.layers, block=Block(config))),
             LayerNorm("embed", dims, config.norm_eps),
             tied=config.tied,
             embedding_stddev=0.02,
@@ -125,7 +118,7 @@ class Block(nnx.Module):
     """Attention and an MLP, each on the normalised residual stream and added to it."""
 
     remat_names = ("residual",)
-    """The activations that a remat policy can keep by name: the stream after attention."""
+    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: GPT2):
         dims, scale = config.dims, (2 * config.layers) ** -0.5

@@ -1,7 +1,7 @@
 """gpt-oss: attention sinks, sliding-window layers between full ones, and experts with biases."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
@@ -9,7 +9,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, SIZE, number
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
@@ -28,8 +27,6 @@ from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted
 from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types
 from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
-from axon.nn.moe import check_exchange
-from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
 from models.llama import ATTENTION, EMBEDDING, sizes
 
@@ -42,12 +39,10 @@ class GptOss:
 
     Args:
         vocab, embed, layers, heads, kv_heads, head_dim: sizes; mlp: an expert's width.
-        routing: how experts are chosen, and how many there are. activation: of their gates and ups. exchange, margin:
-            how tokens get to their experts, see `axon.nn.MoE`.
+        routing: how experts are chosen, and how many there are. activation: of their gates and ups.
         window: keys that a query of every other layer, the first one's, sees. rope: rotary frequencies.
         norm_eps: of RMSNorm. tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int = 201_088
@@ -59,27 +54,20 @@ class GptOss:
     head_dim: int = 64
     routing: Routing = Routing(32, 4)
     activation: ClampedSwiGLU = ClampedSwiGLU()
-    exchange: str = field(default="auto", metadata=RESUMABLE)
-    margin: float = field(default=1.5, metadata=RESUMABLE)
     window: int = 128
     rope: Rope = Rope(150_000.0, YarnScaling(32.0, original=4096, truncate=False))
     norm_eps: float = 1e-5
     tied: bool = False
     vocab_multiple: int = 1
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
         check_range(self, "[1, 2**31)", *sizes)
         check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, inf)", "norm_eps")
-        check_exchange(self.exchange, self.margin)
         check_heads(self)
         if self.layers % 2:
             raise UserError(f"GptOss: layers {self.layers} is odd, and they come in pairs of a local and a full one")
-        names = Block.remat_names + Attention.remat_names + MoE.remat_names + RMSNorm.remat_names
-        remat_by_kind(self.remat, dict.fromkeys(("local", "full"), names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -92,7 +80,7 @@ class GptOss:
         pair = {"local": Block(self, seen & Window(self.window)), "full": Block(self, seen)}
         return LanguageModel(
             self.dims,
-            Depth(Segment(self.layers // 2, **pair), remat=self.remat, unroll=self.unroll),
+            Depth(Segment(self.layers // 2, **pair)),
             RMSNorm("embed", self.dims, self.norm_eps),
             tied=self.tied,
             embedding_stddev=self.embed**-0.5,
@@ -104,7 +92,7 @@ class Block(nnx.Module):
     """Attention with sinks and a mixture of experts, each on the normalised residual stream and added to it."""
 
     remat_names = ("residual",)
-    """The activations that a remat policy can keep by name: the stream after attention."""
+    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: GptOss, mask: Mask):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
@@ -114,8 +102,6 @@ class Block(nnx.Module):
         self.moe = MoE(
             dims,
             config.routing,
-            exchange=config.exchange,
-            margin=config.margin,
             activation=config.activation,
             bias=True,
             out_scale=scale,

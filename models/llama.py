@@ -1,7 +1,7 @@
 """Llama 2 and 3, and the models that differ from it by a field: Mistral, Qwen 2 and 3, Phi 3 and 4, SmolLM 3."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,17 +10,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, NULL, SIZE, list_of, one_of, shown
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import (
     ACTIVATIONS,
-    Alternation,
     Attention,
     Auxiliary,
     Depth,
     GatedMLP,
     LanguageModel,
+    LayerPattern,
     RMSNorm,
     Rope,
     Segment,
@@ -43,7 +42,6 @@ from axon.nn.hugging_face import (
 from axon.nn.hugging_face_layers import uniform_layers, windowed_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
-from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims, head_dim
 
 __all__ = ["HUGGING_FACE", "Llama"]
@@ -63,7 +61,6 @@ class Llama:
         activation: of the MLP's gate, by its name in `axon.nn.ACTIVATIONS`.
         qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int
@@ -85,8 +82,6 @@ class Llama:
     qk_norm: bool = False
     tied: bool = False
     vocab_multiple: int = 1
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
@@ -98,25 +93,11 @@ class Llama:
         check_activation(self)
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
-        names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
-        remat_by_kind(self.remat, dict.fromkeys(self.kinds, names))
 
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
         return decoder_dims(self)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of block, by which `remat` can be given."""
-        if self.full_layers:
-            return ("full", "local")
-        return ("block",) if self.nope_every is None else self._alternation.kinds
-
-    @property
-    def _alternation(self) -> Alternation:
-        assert self.nope_every is not None
-        return Alternation(self.layers, self.nope_every - 1, "rope", "nope")
 
     def segments(self) -> list[Segment]:
         """One kind of block, periods of `rope…, nope`, or full layers and then local ones."""
@@ -126,13 +107,15 @@ class Llama:
             return [full, Segment(self.layers - self.full_layers, local=block())]
         if self.nope_every is None:
             return [Segment(self.layers, block=block())]
-        return self._alternation.segments(block, partial(Block, self, rotates=False))
+        return LayerPattern(self.layers, self.nope_every - 1, "rope", "nope").segments(
+            block, partial(Block, self, rotates=False)
+        )
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
         return LanguageModel(
             self.dims,
-            Depth(*self.segments(), remat=self.remat, unroll=self.unroll),
+            Depth(*self.segments()),
             RMSNorm("embed", self.dims, self.norm_eps),
             tied=self.tied,
             embedding_stddev=self.embed**-0.5,
@@ -144,7 +127,7 @@ class Block(nnx.Module):
     """Attention and a gated MLP, each on the normalised residual stream and added to it."""
 
     remat_names = ("residual",)
-    """The activations that a remat policy can keep by name: the stream after attention."""
+    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: Llama, rotates: bool = True):
         dims, scale = config.dims, (2 * config.layers) ** -0.5

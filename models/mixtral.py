@@ -1,14 +1,13 @@
 """Mixtral, and the models that differ from it by a field: Qwen3-MoE."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
-from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, NULL, SIZE
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment, check_activation, gated
@@ -16,8 +15,6 @@ from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted
 from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types, uniform_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
 from axon.nn.language_model import RESIDUAL
-from axon.nn.moe import check_exchange
-from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
 from models.llama import ATTENTION, EMBEDDING, SILU, sizes
 
@@ -31,13 +28,11 @@ class Mixtral:
     Args:
         vocab, embed, layers, heads, kv_heads: sizes; mlp: an expert's width; head_dim: embed / heads by default.
         routing: how experts are chosen, and how many there are. shared: width of an MLP that every token goes through.
-        exchange, margin: how tokens get to their experts, see `axon.nn.MoE`.
         rope: rotary frequencies. window: keys a query sees, None for all. norm_eps: of RMSNorm.
         bias: on queries, keys, values and the attention's output. activation: of an expert's gate, by its name in
             `axon.nn.ACTIVATIONS`.
         qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for embedding and head.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int
@@ -48,8 +43,6 @@ class Mixtral:
     mlp: int
     routing: Routing
     shared: int = 0
-    exchange: str = field(default="auto", metadata=RESUMABLE)
-    margin: float = field(default=1.5, metadata=RESUMABLE)
     head_dim: int | None = None
     rope: Rope = Rope()
     window: int | None = None
@@ -59,8 +52,6 @@ class Mixtral:
     qk_norm: bool = False
     tied: bool = False
     vocab_multiple: int = 1
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
@@ -68,11 +59,8 @@ class Mixtral:
         check_range(self, "[1, 2**16]", "layers")
         check_range(self, "[0, 2**31)", "shared")
         check_range(self, "[0, inf)", "norm_eps")
-        check_exchange(self.exchange, self.margin)
         check_heads(self)
         check_activation(self)
-        names = Block.remat_names + Attention.remat_names + MoE.remat_names + RMSNorm.remat_names
-        remat_by_kind(self.remat, dict.fromkeys(("block",), names))
 
     @property
     def dims(self) -> dict[str, int]:
@@ -83,7 +71,7 @@ class Mixtral:
         """The module, its parameters not yet initialised."""
         return LanguageModel(
             self.dims,
-            Depth(Segment(self.layers, block=Block(self)), remat=self.remat, unroll=self.unroll),
+            Depth(Segment(self.layers, block=Block(self))),
             RMSNorm("embed", self.dims, self.norm_eps),
             tied=self.tied,
             embedding_stddev=self.embed**-0.5,
@@ -95,7 +83,7 @@ class Block(nnx.Module):
     """Attention and a mixture of experts, each on the normalised residual stream and added to it."""
 
     remat_names = ("residual",)
-    """The activations that a remat policy can keep by name: the stream after attention."""
+    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: Mixtral):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
@@ -112,8 +100,6 @@ class Block(nnx.Module):
             dims,
             config.routing,
             shared=config.shared,
-            exchange=config.exchange,
-            margin=config.margin,
             activation=gated(config.activation),
             out_scale=scale,
         )

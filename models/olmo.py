@@ -1,22 +1,21 @@
 """OLMo 2 and 3: norms after attention and MLP, QK norm over all heads; sliding windows in OLMo 3."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
-from axon.fields import RESUMABLE
 from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
-    Alternation,
     Attention,
     Auxiliary,
     Depth,
     GatedMLP,
     LanguageModel,
+    LayerPattern,
     RMSNorm,
     Rope,
     Segment,
@@ -27,7 +26,6 @@ from axon.nn.hugging_face import EPS, Architecture, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
-from axon.nn.remat import RematByKind, remat_by_kind
 from axon.nn.sizes import check_heads, decoder_dims
 from models.llama import ALL_FULL, BIASES, EMBEDDING, HEADS, MLP, NO_SLIDING_WINDOW, SILU, sizes
 
@@ -47,7 +45,6 @@ class Olmo:
         bias: on queries, keys, values and the attention's output. activation: of the MLP's gate, by its name in
             `axon.nn.ACTIVATIONS`.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int
@@ -66,8 +63,6 @@ class Olmo:
     activation: str = "silu"
     tied: bool = False
     vocab_multiple: int = 1
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
@@ -76,22 +71,11 @@ class Olmo:
         check_range(self, "[0, inf)", "norm_eps")
         check_heads(self)
         check_activation(self)
-        names = Block.remat_names + Attention.remat_names + GatedMLP.remat_names + RMSNorm.remat_names
-        remat_by_kind(self.remat, dict.fromkeys(self.kinds, names))
 
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
         return decoder_dims(self)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of block, by which `remat` can be given."""
-        return ("block",) if self.window is None else self._alternation.kinds
-
-    @property
-    def _alternation(self) -> Alternation:
-        return Alternation(self.layers, self.local_layers, "local", "full")
 
     def segments(self) -> list[Segment]:
         """Full layers alone, or local layers between them."""
@@ -99,13 +83,14 @@ class Olmo:
         full = partial(Block, self, seen, self.rope)
         if self.window is None:
             return [Segment(self.layers, block=full())]
-        return self._alternation.segments(partial(Block, self, seen & Window(self.window), self.local_rope), full)
+        pattern = LayerPattern(self.layers, self.local_layers, "local", "full")
+        return pattern.segments(partial(Block, self, seen & Window(self.window), self.local_rope), full)
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
         return LanguageModel(
             self.dims,
-            Depth(*self.segments(), remat=self.remat, unroll=self.unroll),
+            Depth(*self.segments()),
             RMSNorm("embed", self.dims, self.norm_eps),
             tied=self.tied,
             embedding_stddev=self.embed**-0.5,
@@ -117,7 +102,7 @@ class Block(nnx.Module):
     """Attention and a gated MLP, each normalised before it is added to the residual stream."""
 
     remat_names = ("residual",)
-    """The activations that a remat policy can keep by name: the stream after attention."""
+    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: Olmo, mask: Mask, rope: Rope):
         dims = config.dims

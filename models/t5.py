@@ -1,7 +1,7 @@
 """T5: an encoder–decoder with a relative position bias."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,6 @@ from jax import Array
 from axon.axes import ArraySpec, shard
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.fields import RESUMABLE
 from axon.foreign_json import COUNT, FLAG, NULL, SIZE, one_of, shown
 from axon.kernels.attention import Causal, Mask, SameDocument
 from axon.nn import (
@@ -52,7 +51,6 @@ from axon.nn.hugging_face import (
 from axon.nn.kv_cache import positions_of
 from axon.nn.language_model import RESIDUAL
 from axon.nn.param import parameters
-from axon.nn.remat import Remat, RematByKind, remat_by_kind
 from axon.nn.sizes import padded
 
 __all__ = ["HUGGING_FACE", "T5"]
@@ -71,8 +69,6 @@ class T5:
         start_id: what the decoder is given first, to write after.
         dropout: fraction of activations dropped after the embeddings and after each part of a block, in training.
         vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`, of the kinds of block `encoder` and
-            `decoder`. unroll: see `axon.nn.Depth`.
     """
 
     vocab: int = 32128
@@ -92,8 +88,6 @@ class T5:
     start_id: int = 0
     dropout: float = 0.1
     vocab_multiple: int = 1
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "encoder_layers", "decoder_layers", "heads", "head_dim", "mlp")
@@ -108,12 +102,6 @@ class T5:
                 f"T5: buckets {self.buckets} must be even, and max_distance {self.max_distance} above half of that"
             )
         check_activation(self)
-        self.remat_of("encoder")
-
-    def remat_of(self, kind: str) -> Remat:
-        """The policy of `encoder` or `decoder`. Raises `UserError` for an unknown one."""
-        names = Attention.remat_names + RMSNorm.remat_names + (GatedMLP if self.gated else MLP).remat_names
-        return remat_by_kind(self.remat, dict.fromkeys(("encoder", "decoder"), names))[kind]
 
     @property
     def dims(self) -> dict[str, int]:
@@ -229,7 +217,7 @@ class _Stack(nnx.Module):
         self.kind, encodes = kind, kind == "encoder"
         self.bias = RelativeBias(config.dims, config.max_distance, both_sides=encodes)
         block = Block(config, SameDocument() if encodes else Causal() & SameDocument(), layers, crosses=not encodes)
-        self.layers = Depth(Segment(layers, **{kind: block}), remat={kind: config.remat_of(kind)}, unroll=config.unroll)
+        self.layers = Depth(Segment(layers, **{kind: block}))
         self.norm = config.norm()
         self.dropout, self.last_dropout = (Dropout(config.dropout, f"{kind} {place}") for place in ("first", "last"))
 

@@ -1,7 +1,7 @@
 """ViT: an encoder of an image's patches, which says of which class the image is."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from jax import Array
 from axon.axes import add, by_sequence, current, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.fields import RESUMABLE
 from axon.foreign_json import NULL, OBJECT, SIZE, one_of
 from axon.kernels.attention import Everything
 from axon.nn import (
@@ -37,7 +36,6 @@ from axon.nn.flops import paths_in
 from axon.nn.hugging_face import EPS, LAYERS, RATE, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.language_model import RESIDUAL
 from axon.nn.param import parameters
-from axon.nn.remat import RematByKind, remat_by_kind
 
 __all__ = ["HUGGING_FACE", "ViT"]
 
@@ -56,7 +54,6 @@ class ViT:
         norm_eps: of LayerNorm. activation: of the MLP, by its name in `axon.nn.ACTIVATIONS`.
         dropout: fraction of activations dropped after the embedding and after each half of a
             block, in training.
-        remat: what the backward recomputes or offloads, see `axon.nn.remat`. unroll: see `axon.nn.Depth`.
     """
 
     image: int = 224
@@ -71,8 +68,6 @@ class ViT:
     norm_eps: float = 1e-12
     activation: str = "gelu"
     dropout: float = 0.0
-    remat: RematByKind = field(default="none", metadata=RESUMABLE)
-    unroll: bool | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         sizes = ("image", "patch", "channels", "embed", "layers", "heads", "mlp")
@@ -88,7 +83,6 @@ class ViT:
             raise UserError(f"ViT: image {self.image} is not divisible by patch {self.patch}")
         if self.embed % self.heads:
             raise UserError(f"ViT: embed {self.embed} is not divisible by heads {self.heads}")
-        remat_by_kind(self.remat, dict.fromkeys(("block",), Attention.remat_names + MLP.remat_names))
 
     @property
     def seq(self) -> int:
@@ -118,7 +112,7 @@ class ViTModel(nnx.Module):
             self.token = Param("embed", dims, constant(0.0))
         self.positions = Embedding("positions", dims, 0.02)
         self.dropout = Dropout(config.dropout, "embedding")
-        self.layers = Depth(Segment(config.layers, block=Block(config)), remat=config.remat, unroll=config.unroll)
+        self.layers = Depth(Segment(config.layers, block=Block(config)))
         self.norm = LayerNorm("embed", dims, config.norm_eps)
         self.head, self.head_bias = Param("embed classes", dims, normal(0.02)), Param("classes", dims, constant(0.0))
         self.dims, self.seq, self.has_token = dims, config.seq, config.pool == "token"

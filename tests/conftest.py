@@ -110,12 +110,30 @@ def compiled():
 
     from axon import axes
 
-    def run(placement, fn, *args, compute=jnp.float32, reduce=jnp.float32):
-        scope = axes.Scope(placement, compute, reduce)
+    def run(placement, fn, *args, compute=jnp.float32, reduce=jnp.float32, execution=axes.Execution()):
+        scope = axes.Scope(placement, compute, reduce, execution=execution)
         with jax.set_mesh(placement.mesh), axes.activate(scope):
             return jax.block_until_ready(jax.jit(lambda *args: fn(*args))(*args))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def executed():
+    """executed(**fields): a `with` block in which what is traced without a scope is carried out by this `Execution`."""
+    from contextlib import contextmanager
+
+    from axon.axes import Execution, scope
+
+    @contextmanager
+    def block(**fields):
+        before, scope.UNSCOPED = scope.UNSCOPED, Execution(**fields)
+        try:
+            yield
+        finally:
+            scope.UNSCOPED = before
+
+    return block
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,13 @@
 """What a person reads when two trees differ, and what fields declare."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from importlib import import_module
-from pkgutil import iter_modules
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import models
 from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, FilePath, Location, differences, differs_by_machine, may_change
@@ -109,13 +106,3 @@ def test_a_file_with_a_dollar_in_its_name_is_itself(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "US$rates.txt").touch()
     assert Text("US$rates.txt").path == "US$rates.txt"
-
-
-def test_every_familys_fields_of_how_a_step_is_computed_may_change():
-    modules = [import_module(f"models.{one.name}") for one in iter_modules(models.__path__)]
-    families = {one for module in modules for one in vars(module).values() if isinstance(one, type)}
-    families = [one for one in families if is_dataclass(one) and hasattr(one, "remat")]
-    assert len(families) >= 10
-    for family in families:
-        declared = {one.name for one in fields(family) if "resumable" in one.metadata}
-        assert declared == {one.name for one in fields(family)} & {"remat", "unroll", "exchange", "margin"}, family

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = [
-    {"errors", "checks", "disk", "fields", "object_store", "own_code", "signed_json", "foreign_json"},
+    {"errors", "checks", "composition", "disk", "fields", "object_store", "own_code", "signed_json", "foreign_json"},
     {"axes", "chips"},
     {"layout"},
     {"kernels", "precision"},

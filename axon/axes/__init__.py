@@ -9,17 +9,30 @@ declarations of parameters; what a name means on the device mesh is said by the 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.by_sequence import at_places, by_sequence
 from axon.axes.einsum import add, einsum
+from axon.axes.execution import Execution
 from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
 from axon.axes.memory import is_on_host, to_device, to_host
 from axon.axes.memory_order import row_major, row_major_in_training
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
 from axon.axes.permute import permute
 from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
-from axon.axes.scope import Placement, Scope, activate, current, exact, in_block, log_choice, only_first, platform
+from axon.axes.scope import (
+    Placement,
+    Scope,
+    activate,
+    current,
+    exact,
+    execution,
+    in_block,
+    log_choice,
+    only_first,
+    platform,
+)
 from axon.axes.sequences import over_positions
 from axon.axes.used import axes_used
 from axon.axes.weight import (
     CompositeWeight,
+    GroupedWeight,
     HostWeight,
     LayerWeight,
     Operation,
@@ -34,6 +47,8 @@ from axon.axes.weight import (
 __all__ = [
     "ArraySpec",
     "CompositeWeight",
+    "Execution",
+    "GroupedWeight",
     "HostWeight",
     "LayerWeight",
     "Names",
@@ -55,6 +70,7 @@ __all__ = [
     "current_explicit",
     "einsum",
     "exact",
+    "execution",
     "in_block",
     "is_on_host",
     "is_weight",

@@ -1,6 +1,6 @@
 """The scope in force while a function is traced: where arrays live, and in which precision work is done."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -11,6 +11,7 @@ import numpy as np
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from axon.axes.execution import Execution
 from axon.axes.patterns import Names
 
 
@@ -46,9 +47,9 @@ class Scope:
     gradient, and so of its reduction over devices; `precision` that of contractions as `jax.lax.Precision` has it, None
     for the platform's own; `rows_at_once`: how many positions of `seq` a contraction works on at once, so that a
     position's result has the same bits however many there are; None: all. `used`: how many of them, the first ones, are
-    of use, an array of the program; None: all. `kernels` names, by operation, the implementations that a person asked
-    for; `choices` collects what was chosen while tracing, by topic (see `log_choice`), and `rings` the mesh axes over
-    which `einsum` made a ring of a collective.
+    of use, an array of the program; None: all. `execution` says how the program is carried out; `choices` collects what
+    was chosen while tracing, by topic (see `log_choice`), and `rings` the mesh axes over which `einsum` made a ring of
+    a collective.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.
@@ -60,7 +61,7 @@ class Scope:
     precision: Any = field(default=None, kw_only=True)
     rows_at_once: int | None = field(default=None, kw_only=True)
     used: Any = field(default=None, kw_only=True)
-    kernels: Mapping[str, str] = field(default_factory=dict)
+    execution: Execution = Execution()
     choices: dict[str, str] = field(default_factory=dict)
     rings: set[str] = field(default_factory=set)
 
@@ -77,6 +78,16 @@ def platform() -> str:
     """Where the program that is being traced will run: the layout's platform, `cpu` without a layout."""
     scope = current()
     return "cpu" if scope is None else scope.placement.platform
+
+
+UNSCOPED = Execution()
+"""How a function is carried out that is traced without a scope."""
+
+
+def execution() -> Execution:
+    """How the program that is being traced is carried out."""
+    scope = current()
+    return UNSCOPED if scope is None else scope.execution
 
 
 def exact(scope: Scope) -> Scope:

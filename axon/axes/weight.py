@@ -45,6 +45,15 @@ class CompositeWeight(Protocol):
         ...
 
 
+@runtime_checkable
+class GroupedWeight(CompositeWeight, Protocol):
+    """A composite weight that experts' matrices can be."""
+
+    def grouped(self, bias: Any) -> Any:
+        """The arrays of experts' matrices, with those of their biases or None: an `axon.parallel.expert.Matrix`."""
+        ...
+
+
 def is_weight(operand: Any) -> TypeGuard[Weight | CompositeWeight]:
     """Whether an operand is a weight. (`isinstance` with a protocol does not see an NNX variable's metadata.)"""
     return hasattr(operand, "axes")

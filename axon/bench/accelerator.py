@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 
+from axon.axes import Execution
 from axon.bench import gpu_attention, gpu_grouped_matmul, gpu_paged, gpu_quantized, reference
 from axon.bench.attention import attention_lines, check_attention
 from axon.bench.numerics import Compute, difference, first_step
@@ -42,11 +43,12 @@ class Case:
     model: Llama
     batches: tuple[int, ...]
     seq: int
+    execution: Execution = Execution()
 
 
 CASES = {
     "reference": Case(reference.MODEL, (512, 128, 32, 8), reference.SEQ),
-    "llama3.2-1b": Case(reference.LLAMA32_1B, (16, 8, 4, 2, 1), 4096),
+    "llama3.2-1b": Case(reference.LLAMA32_1B, (16, 8, 4, 2, 1), 4096, Execution(remat="minimal")),
 }
 SMALL = replace(reference.MODEL, vocab=128, embed=32, layers=2, heads=4, kv_heads=2, mlp=64)
 OUR_KERNELS = {
@@ -131,7 +133,7 @@ def _write(result: Mapping[str, Any], path: str | None) -> None:
 
 def _speed(name: str, case: Case, device: Any, rounds: int) -> dict[str, Any]:
     progress(f"speed: {name}")
-    return axon_speed(case.model, case.batches, case.seq, device, rounds) | {"seq": case.seq}
+    return axon_speed(case.model, case.execution, case.batches, case.seq, device, rounds) | {"seq": case.seq}
 
 
 def _torch(case: Case, options: argparse.Namespace) -> dict[str, Any]:

@@ -115,7 +115,10 @@ def _attempt(problem: Problem, device: Any, seed: int, kernel: str | None) -> di
 def _checked(problem: Problem, device: Any, seed: int, kernels: Mapping[str, str]) -> dict[str, Any]:
     placement = Placement.of(Layout(mesh={"data": 1}), [device])
     operands = jax.device_put(_drawn(problem, np.random.default_rng(seed)), device)
-    with axes.activate(axes.Scope(placement, kernels=kernels)) as scope, jax.default_matmul_precision("highest"):
+    with (
+        axes.activate(axes.Scope(placement, execution=axes.Execution(kernels=kernels))) as scope,
+        jax.default_matmul_precision("highest"),
+    ):
         ours = jax.device_get(jax.jit(lambda *given: _results(problem, False, *given))(*operands))
         exact = jax.device_get(jax.jit(lambda *given: _results(problem, True, *given))(*operands))
     off = {name: _relative(ours[name], exact[name]) for name in exact}

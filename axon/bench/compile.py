@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from axon.axes import Execution
 from axon.bench.reference import LLAMA3_8B
 from axon.bench.timing import progress
 from axon.layout import Layout
@@ -19,6 +20,7 @@ from models.llama import Llama
 
 TOPOLOGY = "v5e:4x4"
 LAYOUT = Layout(mesh={"data": 16}, zero=3)
+EXECUTION = Execution(remat="full")
 
 
 def run(
@@ -58,7 +60,7 @@ def _measure(model: Llama, layers: int, topology: str, layout: Layout, batch: in
     optimizer = AdamW(Cosine(3e-4, 100, 1000))
     model = replace(model, layers=layers)
     begun = perf_counter()
-    program = Program(model, layout, optimizer, batch=batch, seq=seq, devices=devices(topology))
+    program = Program(model, layout, optimizer, batch=batch, seq=seq, execution=EXECUTION, devices=devices(topology))
     program.trace()
     traced = perf_counter()
     lowered = program.lower()

@@ -67,7 +67,7 @@ def _tflops(shape: Shape, device: Any, name: str, rounds: int) -> dict[str, Any]
     (batch, seq, heads, kv_heads), (width, value) = shape.sizes, shape.widths
     operands = _drawn(shape, device)
     placement = Placement.of(Layout(mesh={"data": 1}), [device])
-    with axes.activate(axes.Scope(placement, kernels={"attention": name})):
+    with axes.activate(axes.Scope(placement, execution=axes.Execution(kernels={"attention": name}))):
         runs = {"forward": _forward(shape), "both": _both(shape)}
         compiled = {part: jax.jit(run).lower(*operands).compile() for part, run in runs.items()}
     seconds = alternate({n: lambda f=f: jax.block_until_ready(f(*operands)) for n, f in compiled.items()}, rounds)

@@ -137,7 +137,7 @@ def _both(product: Callable[..., Array], x: Array, w: Array, sizes: Array, dy: A
 
 def _scope(device: Any, kernel: str) -> Any:
     placement = Placement.of(Layout(mesh={"data": 1}), [device])
-    return axes.activate(axes.Scope(placement, kernels={"grouped_matmul": kernel}))
+    return axes.activate(axes.Scope(placement, execution=axes.Execution(kernels={"grouped_matmul": kernel})))
 
 
 def _relative(ours: Any, exact: Any) -> float:

@@ -159,7 +159,7 @@ def drawn(problem: Problem, seed: int) -> tuple[list[Array], Cache, AttentionInp
 
 def _scope(device: Any, kernel: str) -> Any:
     placement = Placement.of(Layout(mesh={"data": 1}), [device])
-    return axes.activate(axes.Scope(placement, kernels={"paged_attention": kernel}))
+    return axes.activate(axes.Scope(placement, execution=axes.Execution(kernels={"paged_attention": kernel})))
 
 
 def _attend(problem: Problem, rows: Sequence[Array], cache: Cache, inputs: AttentionInputs) -> tuple[Array, Cache]:

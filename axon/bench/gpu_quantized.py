@@ -144,7 +144,7 @@ def drawn(problem: Problem, device: Any, seed: int) -> tuple[Quantized, KMajor]:
 
 def _scope(device: Any, kernel: str) -> Any:
     placement = Placement.of(Layout(mesh={"data": 1}), [device])
-    return axes.activate(axes.Scope(placement, kernels={"quantized_matmul": kernel}))
+    return axes.activate(axes.Scope(placement, execution=axes.Execution(kernels={"quantized_matmul": kernel})))
 
 
 def _tflops(problem: Problem, device: Any, name: str, rounds: int) -> dict[str, Any]:

@@ -11,9 +11,7 @@ MODEL = Llama(vocab=8192, embed=384, layers=6, heads=6, kv_heads=6, mlp=1024)
 OPTIMIZER = AdamW(Constant(3e-4), clip=1.0)
 
 LLAMA3_SCALED_ROPE = Rope(500000.0, Llama3Scaling())
-LLAMA3_8B = Llama(
-    vocab=128256, embed=4096, layers=32, heads=32, kv_heads=8, mlp=14336, rope=LLAMA3_SCALED_ROPE, remat="full"
-)
+LLAMA3_8B = Llama(vocab=128256, embed=4096, layers=32, heads=32, kv_heads=8, mlp=14336, rope=LLAMA3_SCALED_ROPE)
 LLAMA32_1B = Llama(
     vocab=128256,
     embed=2048,
@@ -23,7 +21,6 @@ LLAMA32_1B = Llama(
     mlp=8192,
     rope=Rope(500000.0, Llama3Scaling(factor=32.0)),
     tied=True,
-    remat="minimal",
 )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from axon.axes import Execution
 from axon.bench.reference import OPTIMIZER, random_batch
 from axon.bench.timing import alternate
 from axon.layout import Layout
@@ -17,7 +18,9 @@ from models.llama import Llama
 Figures = dict[str, Any]
 
 
-def axon_speed(model: Llama, batches: Sequence[int], seq: int, device: Any, rounds: int) -> Figures:
+def axon_speed(
+    model: Llama, execution: Execution, batches: Sequence[int], seq: int, device: Any, rounds: int
+) -> Figures:
     """`tokens_per_second` (median of `rounds`), `mfu`, `batch` and what was chosen while tracing (`choices`)."""
 
     def attempt(batch: int) -> Figures:
@@ -28,6 +31,7 @@ def axon_speed(model: Llama, batches: Sequence[int], seq: int, device: Any, roun
             batch=batch,
             seq=seq,
             precision=Precision("bfloat16"),
+            execution=execution,
             devices=[device],
         )
         placed = program.place(random_batch(0, batch, seq, model.vocab))

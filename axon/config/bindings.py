@@ -76,7 +76,7 @@ class Bindings:
             target = self._names.find(binding.selector)
             known = parameters(target)
             if binding.field not in known:
-                hint = _why_fixed(target, binding.field) or suggest(binding.field, known)
+                hint = _why_fixed(target, binding.field) or _moved(binding.field) or suggest(binding.field, known)
                 raise UserError(f"{binding.selector} has no field {binding.field!r}.{hint}")
         except UserError as error:
             self.unknown = self.unknown or any(True for _ in _parts(binding.value))
@@ -131,6 +131,16 @@ def _why_fixed(target: Any, field: str) -> str:
     """What a class says of a property, which is no field that can be bound."""
     found = getattr(target, field, None)
     return f" {found.__doc__}" if isinstance(found, property) and found.__doc__ else ""
+
+
+MOVED = {"exchange": "dispatcher", "margin": "capacity_factor"}
+MOVED |= {name: name for name in ("remat", "unroll", "kernels", "host", "disk")}
+"""Fields that models, `Layout`, `Train` and `Serve` once had → the name in `Execution`."""
+
+
+def _moved(field: str) -> str:
+    """Where a field went that says how a run is carried out."""
+    return f" How a run is carried out is said by Execution.{MOVED[field]}" if field in MOVED else ""
 
 
 def _why_unused(binding: Binding, target: Any, built: set[Any]) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from axon.axes import current, log_choice, platform
+from axon.axes import current, execution, log_choice, platform
 from axon.chips import chip_of
 from axon.errors import UserError, suggest
 
@@ -13,7 +13,7 @@ def check_names(requested: Mapping[str, str]) -> None:
     """Raises `UserError` for an unknown operation among those with a requested implementation."""
     for operation in requested:
         if operation not in OPERATIONS:
-            raise UserError(f"kernels: unknown operation {operation!r}.{suggest(operation, OPERATIONS)}")
+            raise UserError(f"Execution.kernels: unknown operation {operation!r}.{suggest(operation, OPERATIONS)}")
 
 
 def with_tpu(unsupported: str | None, others: Mapping[str, str | None]) -> dict[str, str | None]:
@@ -67,14 +67,15 @@ def fitting(operation: str, candidates: Mapping[str, str | None]) -> tuple[str, 
 
     `candidates`: implementation → why it cannot run this, None if it can; the best first.
 
-    One may be requested by name (`Train.kernels`); then that one runs, or this raises `UserError`.
+    One may be requested by name (`Execution.kernels`); then that one runs, or this raises `UserError`.
     """
-    scope = current()
-    requested = None if scope is None else scope.kernels.get(operation)
+    requested = execution().kernels.get(operation)
     if requested is not None and requested not in candidates:
-        raise UserError(f"kernels: {operation} has no implementation {requested!r}.{suggest(requested, candidates)}")
+        raise UserError(
+            f"Execution.kernels: {operation} has no implementation {requested!r}.{suggest(requested, candidates)}"
+        )
     if requested is not None and (reason := candidates[requested]) is not None:
-        raise UserError(f"kernels: {requested!r} is unavailable for {operation}: {reason}")
+        raise UserError(f"Execution.kernels: {requested!r} is unavailable for {operation}: {reason}")
     able = [name for name, reason in candidates.items() if reason is None]
     if not able:
         raise UserError(f"{operation}: " + "; ".join(f"{name}: {reason}" for name, reason in candidates.items()))

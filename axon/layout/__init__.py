@@ -1,5 +1,6 @@
-"""Layouts: which mesh axis each named axis lives on."""
+"""Layouts: which mesh axis each named axis lives on; and beside them how a program is carried out."""
 
+from axon.axes.execution import Execution
 from axon.layout.explain import ParameterRow, explain
 from axon.layout.placement import Placement, first_devices, mesh_sizes
 from axon.layout.roles import roles
@@ -11,6 +12,7 @@ __all__ = [
     "KINDS",
     "MESH_AXES",
     "ArraySpec",
+    "Execution",
     "Layout",
     "LayoutError",
     "ParameterRow",

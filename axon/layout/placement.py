@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,13 +27,16 @@ class Placement:
     """A `Layout` whose mesh has been built over devices, or over an abstract topology.
 
     Specs leave out mesh axes of size 1, and those that are manual in the current context. `assumed` is the platform
-    of a mesh without devices; `method` that of `Layout.context` in the block being traced, where it has several.
+    of a mesh without devices; `method` that of `Layout.context` in the block being traced, where it has several. `host`
+    and `disk` are an `Execution`'s: the kinds of array that are stored there.
     """
 
     layout: Layout
     mesh: Mesh | AbstractMesh
     assumed: str = "cpu"
     method: str | None = None
+    host: tuple[str, ...] = ()
+    disk: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, layout: Layout, devices: Sequence[Any] | None = None) -> "Placement":
@@ -181,12 +184,12 @@ class Placement:
         return NamedSharding(self.mesh, self.spec(names, kind), memory_kind=memory)
 
     def on_host(self, names: Names, kind: str) -> bool:
-        """Whether the host's memory stores an array with these axes: one of a kind in `Layout.host`, and no scalar."""
-        return kind in self.layout.host and bool(names)
+        """Whether the host's memory stores an array with these axes: one of a kind in `host`, and no scalar."""
+        return kind in self.host and bool(names)
 
     def on_disk(self, names: Names, kind: str) -> bool:
-        """Whether files store an array with these axes: one of a kind in `Layout.disk`, and no scalar."""
-        return kind in self.layout.disk and bool(names)
+        """Whether files store an array with these axes: one of a kind in `disk`, and no scalar."""
+        return kind in self.disk and bool(names)
 
     def bytes_per_device(self, spec: ArraySpec) -> int:
         """Bytes of each device's shard."""

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from axon.axes.patterns import base, parse_names
-from axon.disk import check_paths
 from axon.errors import UserError, suggest
-from axon.fields import FolderPath
 
 MESH_AXES = ("replica", "pipe", "data", "expert", "context", "ulysses", "tensor")
 """Dimensions of the device mesh, slowest link first."""
@@ -23,12 +21,6 @@ CONTEXT = ("gather", "ring", "ulysses", "usp")
 
 ULYSSES = "ulysses"
 """The mesh axis along which `usp` exchanges positions for heads, of those that split a sequence."""
-
-ON_HOST = ("params", "optimizer")
-"""The kinds of array that can be stored in the host's memory."""
-
-ON_DISK = ("optimizer",)
-"""The kinds of array that can be stored in files."""
 
 Row = str | tuple[str, ...] | None
 Rows = Mapping[str, Row]
@@ -125,10 +117,6 @@ class Layout:
             that `context` is split in two. Or kind of block → one of these: {"local": "gather", "full": "ring"}. None,
             and what is left out: chosen for the model and the length of its sequences, and printed: see
             `axon.parallel.context.choice`.
-        host: kinds of array that are stored in the host's memory, and are on a device one layer at a time:
-            ("optimizer",).
-        disk: kind of array → folder, on a local disk, in whose files arrays of the kind are stored; one layer at a time
-            is in memory: {"optimizer": "/mnt/nvme"}. The files are scratch: each process deletes its own at the end.
         order: mesh axes, slowest link first; a mesh axis of your own must be added here.
     """
 
@@ -145,8 +133,6 @@ class Layout:
     overlap: tuple[str, ...] = ()
     replicate_kv: int = 1
     context: str | Mapping[str, str] | None = None
-    host: tuple[str, ...] = ()
-    disk: Mapping[str, FolderPath] = field(default_factory=dict)
     order: tuple[str, ...] = MESH_AXES
 
     def __post_init__(self):
@@ -168,11 +154,6 @@ class Layout:
                     f"Layout.overlap: {axis!r} is not among the mesh axes of Layout.mesh, {', '.join(self.mesh)}, so "
                     "nothing would overlap over it. Take it out, or add it to Layout.mesh"
                 )
-        for kind in self.host:
-            if kind not in ON_HOST:
-                raise LayoutError(f"Layout.host: {kind!r} cannot be stored on the host.{suggest(kind, ON_HOST)}")
-        check_paths(self)
-        self._check_disk()
         if self.auto and self.overlap:
             raise LayoutError(
                 f"Layout.overlap = {self.overlap} is unsupported with Layout.auto = True, where XLA's partitioner "
@@ -187,7 +168,7 @@ class Layout:
             self._check_rows(where, getattr(self, where))
 
     def _check_named_once(self) -> None:
-        for where in ("order", "overlap", "host"):
+        for where in ("order", "overlap"):
             names = getattr(self, where)
             if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
                 raise LayoutError(f"Layout.{where} has {twice[0]!r} more than once: name each once")
@@ -204,16 +185,6 @@ class Layout:
         for method in self.contexts:
             if method not in CONTEXT:
                 raise LayoutError(f"Layout.context: unknown method {method!r}.{suggest(method, CONTEXT)}")
-
-    def _check_disk(self) -> None:
-        for kind in self.disk:
-            if kind not in ON_DISK:
-                raise LayoutError(f"Layout.disk: {kind!r} cannot be stored on a disk.{suggest(kind, ON_DISK)}")
-            if kind in self.host:
-                raise LayoutError(
-                    f"{kind!r} is in both Layout.host, the host's memory, and Layout.disk: choose one. Take it out of "
-                    "Layout.host, or set Layout.disk to {}"
-                )
 
     def _check_rows(self, where: str, rows: Rows) -> None:
         for name, row in rows.items():

@@ -1,7 +1,6 @@
 """Modules that speak in named axes; Flax NNX holds their state."""
 
 from axon.nn.activations import ACTIVATIONS, ClampedSwiGLU, check_activation, exact_gelu, gated, geglu, gelu, swiglu
-from axon.nn.alternation import Alternation
 from axon.nn.attention import Attention
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.cross_attention import CrossAttention
@@ -12,6 +11,7 @@ from axon.nn.head import Head
 from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
 from axon.nn.latent_attention import LatentAttention
+from axon.nn.layer_pattern import LayerPattern
 from axon.nn.loss import cross_entropy, token_nll
 from axon.nn.mlp import MLP, GatedMLP
 from axon.nn.moe import MoE
@@ -44,7 +44,6 @@ from axon.nn.router import Routing
 __all__ = [
     "ACTIVATIONS",
     "MLP",
-    "Alternation",
     "Attention",
     "Auxiliary",
     "ClampedSwiGLU",
@@ -60,6 +59,7 @@ __all__ = [
     "LanguageModel",
     "LatentAttention",
     "LayerNorm",
+    "LayerPattern",
     "LinearScaling",
     "Llama3Scaling",
     "LongRopeScaling",

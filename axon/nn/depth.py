@@ -18,7 +18,7 @@ from axon.nn.inputs import Inputs
 from axon.nn.kv_cache import joined, paged, stacked
 from axon.nn.mean_square import mean_square_taken, take_mean_square
 from axon.nn.norm import RMSNorm
-from axon.nn.remat import RematByKind, describe, remat_by_kind, remat_names, with_remat
+from axon.nn.remat import describe, remat_of, with_remat
 from axon.nn.rope import Rope
 from axon.nn.stored_layers import LayerValues, on_stages, stored_layer
 from axon.own_code import written_at
@@ -27,7 +27,7 @@ MOST_LAYERS = 2**16
 """Periods of a segment at most: each layer has its number."""
 
 UNROLLED_ON_CPU = 16
-"""Layers up to which a CPU runs them written out, where there is no cache: it is faster than a loop, and does not take
+"""Layers up to which a CPU runs them unrolled, where there is no cache: it is faster than a loop, and does not take
 long to compile."""
 
 
@@ -70,19 +70,13 @@ class Depth(nnx.Module):
 
     A kind's name is unique, and its parameters are this module's at `<kind>/…`, stacked along `layers`. Layers have
     logical numbers, in which the blocks run: a parameter carries those of its stack (`Param.layers`).
-
-    Args:
-        remat: what the backward recomputes, of all kinds, or by kind: see `axon.nn.remat`.
-        unroll: write the layers out one by one, rather than scan a segment's periods; None: on CPU up to 16 layers,
-            without a cache. (With one there are few tokens; to cut all layers' weights out of their stack, which a scan
-            need not, takes longer than to multiply by them.) A segment of one period is always written out.
+    How they run, and what the backward recomputes, says the `axon.axes.Execution` in force.
     """
 
-    def __init__(self, *segments: Segment, remat: RematByKind = "none", unroll: bool | None = None):
-        self.spans, self.unroll, blocks = _spans(segments), unroll, {}
+    def __init__(self, *segments: Segment):
+        self.spans, blocks = _spans(segments), {}
         for segment in segments:
             blocks |= segment.kinds
-        self.remat = remat_by_kind(remat, {kind: remat_names(block) for kind, block in blocks.items()})
         for span in self.spans:
             for kind in span.kinds:
                 if hasattr(self, kind):
@@ -204,7 +198,7 @@ class Depth(nnx.Module):
         elif in_scan:
             (x, _, pools), (own, auxiliaries) = lax.scan(run, carry, each)
         else:
-            (x, _, pools), (own, auxiliaries) = _write_out(run, carry, each, times)
+            (x, _, pools), (own, auxiliaries) = _unrolled_scan(run, carry, each, times)
         return x, ({kind: joined(own[kind], pools[kind]) for kind in span.kinds}, auxiliaries)
 
     def _from_stages(self, period: Callable[..., Any], carry: Any, parts: Any, times: int, in_scan: bool) -> Any:
@@ -235,8 +229,8 @@ class Depth(nnx.Module):
     def _unrolled(self, span: _Span, has_cache: bool) -> bool:
         if span.times == 1:
             return True
-        if self.unroll is not None:
-            return self.unroll
+        if (unroll := axes.execution().unroll) is not None:
+            return unroll
         scope = axes.current()
         on_cpu = scope is not None and scope.placement.platform == "cpu"
         return on_cpu and not has_cache and self.num_layers <= UNROLLED_ON_CPU
@@ -261,13 +255,13 @@ class Depth(nnx.Module):
             x = axes.row_major_in_training(x)
             return (x, None if mean is None else take_mean_square(x)), cache, auxiliary
 
-        return with_remat(layer, self.remat[kind], block, in_scan)
+        return with_remat(layer, remat_of(kind), block, in_scan)
 
     def _log(self, has_cache: bool) -> None:
         """Leave word of how each segment runs."""
-        modes = [("scanned", "written out")[self._unrolled(span, has_cache)] for span in self.spans]
+        modes = [("scanned", "unrolled")[self._unrolled(span, has_cache)] for span in self.spans]
         how = [f"{s.times} × {' + '.join(s.kinds)} {mode}" for s, mode in zip(self.spans, modes, strict=True)]
-        policies = {kind: describe(policy) for kind, policy in self.remat.items()}
+        policies = {kind: describe(remat_of(kind)) for kind in self.blocks}
         one, *others = set(policies.values())
         remat = ", ".join(f"{policy} of {kind}" for kind, policy in policies.items()) if others else one
         axes.log_choice("layers", f"{', '.join(how)}, remat {remat}")
@@ -332,7 +326,7 @@ def _if_present(period: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _write_out(period: Callable[..., Any], carry: Any, parts: Any, times: int) -> tuple[Any, Any]:
+def _unrolled_scan(period: Callable[..., Any], carry: Any, parts: Any, times: int) -> tuple[Any, Any]:
     """`lax.scan(period, carry, parts)`, its body once for each period."""
     return _in_turn(period, carry, _unstacked(parts, times))
 

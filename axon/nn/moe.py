@@ -1,6 +1,5 @@
 """Mixture of experts: a router, and gated MLPs of which each token goes through a few."""
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,33 +11,22 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from axon import axes
-from axon.axes import Scope, add, einsum, shard, stored_array
-from axon.errors import UserError, suggest
+from axon.axes import CompositeWeight, GroupedWeight, Scope, add, einsum, shard, stored_array
+from axon.errors import UserError
 from axon.nn.activations import Activation, swiglu
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.inputs import Inputs
 from axon.nn.mlp import GatedMLP
 from axon.nn.param import Dims, Param, constant, fan_in
-from axon.nn.quantized import QuantizedWeight
 from axon.nn.router import Routed, Router, Routing
 from axon.parallel.expert import ExpertMesh, Local, Matrix, Padded, Products, Ragged, through_experts
 
 TOKENS = "batch.expert seq.expert"
 RESIDUAL = "batch seq.residual embed"
 
-Weight = Param | QuantizedWeight
+Weight = Param | CompositeWeight
 
-EXCHANGES = ("auto", "dense", "padded", "ragged")
-"""How tokens get to their experts: "ragged" (`ragged_all_to_all`: TPUs and GPUs), "padded" (`all_to_all`), "dense"
-(every expert works on every token: the plain reference), "auto" the first of these that the platform has."""
-
-
-def check_exchange(exchange: str, margin: float) -> None:
-    """Raise `UserError` unless these can be a `MoE`'s."""
-    if exchange not in EXCHANGES:
-        raise UserError(f"unknown exchange {exchange!r} of tokens and experts.{suggest(exchange, EXCHANGES)}")
-    if not 1 <= margin < math.inf:
-        raise UserError(f"margin is {margin}; must be at least 1, the room for a balanced load")
+DISPATCHERS = {"local": Local, "padded": Padded, "ragged": Ragged}
 
 
 class MoE(nnx.Module):
@@ -48,8 +36,6 @@ class MoE(nnx.Module):
         dims: sizes of embed, experts and of each expert's mlp.
         routing: how experts are chosen. shared: width of an MLP that all tokens go through (DeepSeekMoE, Dai et al.,
             arXiv:2401.06066), 0 for none.
-        exchange: one of `EXCHANGES`. margin: how much more than the balanced load a device has room for. What is
-            beyond takes further rounds: no token is lost.
         activation, out_scale: as of `GatedMLP`. bias: whether the router and the experts' products have biases.
     """
 
@@ -62,14 +48,11 @@ class MoE(nnx.Module):
         routing: Routing,
         *,
         shared: int = 0,
-        exchange: str = "auto",
-        margin: float = 1.5,
         activation: Activation = swiglu,
         bias: bool = False,
         out_scale: float = 1.0,
     ):
-        check_exchange(exchange, margin)
-        self.routing, self.exchange, self.margin, self.activation = routing, exchange, margin, activation
+        self.routing, self.activation = routing, activation
         self.has_shared, self.has_bias = shared > 0, bias
         self.router = Router(dims, routing, bias=bias)
         up, down = "experts embed.expert mlp.expert", "experts mlp.expert embed.expert"
@@ -101,14 +84,13 @@ class MoE(nnx.Module):
     @jax.named_scope("experts")
     def _experts(self, x: Array, routed: Routed) -> Array:
         scope = axes.current()
-        if scope is None or self.exchange == "dense":
+        if scope is None or scope.execution.dispatcher == "dense":
             return self._dense(x, routed)
         mesh = ExpertMesh.of(scope, self.routing.experts)
-        ways = {"local": Local, "padded": Padded, "ragged": Ragged}
-        way = ways[self._way(scope, mesh)](mesh, _copies(mesh, routed), self.margin)
+        dispatcher = DISPATCHERS[_dispatcher(scope, mesh)](mesh, _copies(mesh, routed), scope.execution.capacity_factor)
         arrays, tree = jax.tree.flatten(self._matrices(), is_leaf=lambda leaf: isinstance(leaf, axes.Stored))
         out = scope.placement.spec(("batch", "seq.residual", "embed"))
-        return through_experts(mesh, way, partial(self._on_rows, tree), arrays, x, *routed, out)
+        return through_experts(mesh, dispatcher, partial(self._on_rows, tree), arrays, x, *routed, out)
 
     def _matrices(self) -> tuple[Matrix, Matrix, Matrix]:
         """Those of gate, up and down, as they are stored."""
@@ -133,35 +115,33 @@ class MoE(nnx.Module):
         own = routed.chosen[..., None] == numbers  # batch seq k experts
         weights = shard(jnp.sum(jnp.where(own, routed.weights[..., None], 0), axis=2), f"{TOKENS} experts")
         up = f"{TOKENS} embed.expert, experts embed.expert mlp.expert -> {hidden}"
-        each = f"{hidden}, experts mlp.expert embed.expert -> {TOKENS} experts embed.expert"
         down = f"{hidden}, experts mlp.expert embed.expert -> {TOKENS} embed.expert"
         tokens = shard(x, f"{TOKENS} embed.expert")
         gate, lifted = einsum(up, tokens, self.gate), einsum(up, tokens, self.up)
         if self.has_bias:
             plus = f"{hidden}, experts mlp.expert -> {hidden}"
             gate, lifted = add(plus, gate, self.gate_bias), add(plus, lifted, self.up_bias)
-        rows = _weighted(self.activation(gate, lifted), weights)
-        if isinstance(self.down, QuantizedWeight):  # whose scales are of each expert's own outputs
-            y = jnp.sum(einsum(each, rows, self.down), axis=2)
-        else:
-            y = einsum(down, rows, self.down)
+        y = einsum(down, _weighted(self.activation(gate, lifted), weights), self.down)
         if self.has_bias:
             y += einsum(f"{TOKENS} experts, experts embed.expert -> {TOKENS} embed.expert", weights, self.down_bias)
         return shard(y, RESIDUAL)
 
-    def _way(self, scope: Scope, mesh: ExpertMesh) -> str:
-        """ "local", "padded" or "ragged", with a word in the log."""
-        if not mesh.exchanged:
-            split = f", summed over {' and '.join(mesh.shared)}" if mesh.shared else ""
-            axes.log_choice("experts", f"each device's own tokens{split}")
-            return "local"
-        where = f"tokens sent over {' and '.join(mesh.exchanged)}, {self.margin} × the balanced load in a round"
-        platform = scope.placement.platform
-        if self.exchange == "ragged" and platform == "cpu":
-            raise UserError("MoE: exchange = 'ragged' is unavailable on CPUs, use 'padded'")
-        way = self.exchange if self.exchange != "auto" else "padded" if platform == "cpu" else "ragged"
-        axes.log_choice("experts", f"{way}: {where}")
-        return way
+
+def _dispatcher(scope: Scope, mesh: ExpertMesh) -> str:
+    """The name of one of `DISPATCHERS`, with a word in the log."""
+    if not mesh.exchanged:
+        split = f", summed over {' and '.join(mesh.shared)}" if mesh.shared else ""
+        axes.log_choice("experts", f"each device's own tokens{split}")
+        return "local"
+    execution, platform = scope.execution, scope.placement.platform
+    over = " and ".join(mesh.exchanged)
+    where = f"tokens sent over {over}, {execution.capacity_factor} × the balanced load in a round"
+    if execution.dispatcher == "ragged" and platform == "cpu":
+        raise UserError("Execution.dispatcher = 'ragged' is unavailable on CPUs, use 'padded'")
+    by_platform = "padded" if platform == "cpu" else "ragged"
+    name = by_platform if execution.dispatcher == "auto" else execution.dispatcher
+    axes.log_choice("experts", f"{name}: {where}")
+    return name
 
 
 def _copies(mesh: ExpertMesh, routed: Routed) -> int:
@@ -171,10 +151,10 @@ def _copies(mesh: ExpertMesh, routed: Routed) -> int:
 
 
 def _matrix(weight: Weight, bias: Param | None) -> Matrix:
-    """A matrix as it is stored, with its scales and its bias."""
+    """A matrix as it is stored, with its bias."""
     of_bias = None if bias is None else stored_array(bias, "MoE")
-    if isinstance(weight, QuantizedWeight):
-        return Matrix(stored_array(weight.values, "MoE"), stored_array(weight.scales, "MoE"), of_bias)
+    if isinstance(weight, GroupedWeight):
+        return weight.grouped(of_bias)
     return Matrix(stored_array(weight, "MoE"), bias=of_bias)
 
 

@@ -11,7 +11,7 @@ from axon.nn.auxiliary import Auxiliary
 from axon.nn.inputs import Inputs
 from axon.nn.norm import RMSNorm
 from axon.nn.param import Dims, Param, fan_in
-from axon.nn.remat import Remat, with_remat
+from axon.nn.remat import remat_of, with_remat
 
 RESIDUAL = "batch seq.residual embed"
 JOIN = f"{RESIDUAL}, embed embed_out -> batch seq.residual embed_out"
@@ -29,16 +29,17 @@ class MultiTokenBlock(nnx.Module):
     Position i sees positions up to i of its document, and so tokens up to i + 1. Embedding and head are the model's.
 
     Args:
-        block: like those of the model's depth, parameters not stacked; remat: what its backward recomputes.
+        block: like those of the model's depth, parameters not stacked; kind: the kind of those, whose remat policy is
+            its own.
     """
 
-    def __init__(self, dims: Dims, block: nnx.Module, *, norm_eps: float = 1e-6, remat: Remat = "none"):
+    def __init__(self, dims: Dims, block: nnx.Module, *, kind: str, norm_eps: float = 1e-6):
         dims = {**dims, "embed_out": dims["embed"]}
         self.embedding_norm, self.hidden_norm = (RMSNorm("embed", dims, norm_eps) for _ in range(2))
         self.from_embedding, self.from_hidden = (
             Param("embed embed_out", dims, fan_in("embed", 2**-0.5)) for _ in range(2)
         )
-        self.block, self.remat = block, remat
+        self.block, self.kind = block, kind
         self.norm = RMSNorm("embed", dims, norm_eps)
 
     @property
@@ -61,6 +62,6 @@ class MultiTokenBlock(nnx.Module):
             with in_block(KIND):
                 return nnx.merge(graph, values)(x, inputs, cache)
 
-        run = with_remat(run, self.remat, self.block, in_scan=False)
+        run = with_remat(run, remat_of(self.kind), self.block, in_scan=False)
         x, cache, auxiliary = run(shard(joined, RESIDUAL), (values, cache))
         return self.norm(x, RESIDUAL), cache, auxiliary.within("block")

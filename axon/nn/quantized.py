@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from axon.axes import Names, PatternError, base, einsum, strip_roles
+from axon.axes import Names, base, einsum, strip_roles
 from axon.axes.patterns import Contraction
 from axon.errors import UserError
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul.quantize import rounded, scale_of
 from axon.nn.param import Param, ParamSpec, parameters
 from axon.nn.router import Router
+from axon.parallel.expert import Matrix
 
 SCALE_DTYPE = jnp.bfloat16
 """Of scales: those of no more than its bits are exact in every compute dtype."""
@@ -48,10 +49,15 @@ class QuantizedWeight(nnx.Module):
             return self._scaled(contraction.out, scales, einsum(contraction.text, x, self.values))
         if plain <= set(strip_roles(contraction.left)):
             return einsum(contraction.text, self._scaled(contraction.left, scales, x), self.values)
-        raise PatternError(
-            f"{contraction.text!r} sums over some of {' '.join(scales)!r}, for which this weight has scales, and keeps "
-            "others: it must sum over all of them or over none"
-        )
+        kept = tuple(name for name in scales if base(name) not in strip_roles(contraction.out))
+        out = (*kept, *contraction.out)  # each of those that are summed has its own scales
+        operands = f"{' '.join(contraction.left)}, {' '.join(contraction.right)}"
+        y = self._scaled(out, scales, einsum(f"{operands} -> {' '.join(out)}", x, self.values))
+        return jnp.sum(y, axis=tuple(range(len(kept))))
+
+    def grouped(self, bias: Any) -> Matrix:
+        """See `axon.axes.GroupedWeight`."""
+        return Matrix(self.values.get_value(), self.scales.get_value(), bias)
 
     def _scaled(self, names: Names, scales: Names, x: Array) -> Array:
         of_x = " ".join(names)

@@ -9,80 +9,43 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon import axes
+from axon.axes.execution import ACTIONS, INPUT, OFFLOAD, SAVE, Remat, RematByKind, is_policy
 from axon.axes.memory import HOST, check_host_memory
 from axon.errors import UserError, suggest
-
-POLICIES = ("none", "full", "minimal")
-
-SAVE, RECOMPUTE, OFFLOAD = ACTIONS = ("save", "recompute", "offload")
-"""What becomes of an activation between forward and backward: "save" keeps it on the device, "recompute" computes it
-again, "offload" sends it to the host's memory and fetches it back."""
-
-INPUT = "input"
-"""The name of a block's own input, which every policy keeps, and which can be offloaded."""
-
-Remat = str | tuple[str, ...] | Mapping[str, str]
-"""What the backward recomputes of a block. "none": nothing; "full": all but the block's input; "minimal": all but the
-activations that its modules name (`remat_names`: matmul outputs and attention); a tuple of the names to keep; or a
-mapping from names to `ACTIONS`, in which names left out are recomputed, and "input" is the block's input."""
-
-RematByKind = Remat | Mapping[str, Remat]
-"""One policy for all kinds of block, or kind → policy. A mapping whose values are actions is one policy."""
 
 _saved_names: ContextVar[Collection[str] | None] = ContextVar("saved_names", default=None)
 """The activations that the policy saves or offloads under which a block is being traced; None: all of them."""
 
 
-def remat_by_kind(remat: RematByKind, names: Mapping[str, Collection[str]]) -> dict[str, Remat]:
-    """The policy of each kind of block: `remat` for all, or by kind, "none" for those left out.
+def check_remat(remat: RematByKind, names: Mapping[str, Collection[str]]) -> None:
+    """Raise `UserError` for a kind of block or an activation that a policy names and the model does not have.
 
-    Args:
-        names: kind → the names of activations that its modules declare.
-
-    Raises `UserError` for an unknown kind, policy, action or name.
+    `names`: kind → the names of activations that its modules declare.
     """
-    policies: Any = remat
-    if not isinstance(remat, Mapping) or _is_policy(remat, names):
-        one: Remat = policies
-        _check(one, set().union(*names.values()))
-        return dict.fromkeys(names, one)
-    for kind, policy in policies.items():
-        if kind not in names:
-            raise UserError(f"remat: no kind of block is named {kind!r}.{suggest(kind, names)}")
-        _check(policy, names[kind])
-    return {kind: policies.get(kind, "none") for kind in names}
-
-
-def _is_policy(remat: Mapping[str, Any], names: Mapping[str, Collection[str]]) -> bool:
-    """Whether a mapping is from names to actions, and not from kinds to policies."""
-    if not remat:
-        raise UserError("remat = {} names nothing: write 'none' to recompute nothing, or 'full' to recompute all")
-    activations = {INPUT}.union(*names.values()).difference(names)
-    return any(isinstance(value, str) and value in ACTIONS for value in remat.values()) or activations >= remat.keys()
-
-
-def _check(remat: Remat, names: Collection[str]) -> None:
-    if isinstance(remat, str):
-        if remat not in POLICIES:
-            raise UserError(f"unknown remat policy {remat!r}.{suggest(remat, POLICIES)} Or give a tuple of names")
+    by_kind: Any = remat
+    if is_policy(remat):
+        _check_names(by_kind, set().union(*names.values()))
         return
-    if isinstance(remat, Mapping):
-        _check_actions(remat)
-    known = [*names, INPUT] if isinstance(remat, Mapping) else names
-    for name in remat:
+    for kind, policy in by_kind.items():
+        if kind not in names:
+            known = [*names, *set().union(*names.values())]
+            raise UserError(f"Execution.remat: no kind of block or activation is named {kind!r}.{suggest(kind, known)}")
+        _check_names(policy, names[kind])
+
+
+def _check_names(policy: Remat, names: Collection[str]) -> None:
+    if isinstance(policy, str):
+        return
+    known = [*names, INPUT] if isinstance(policy, Mapping) else names
+    for name in policy:
         if name not in known:
-            raise UserError(f"remat: no activation is named {name!r}.{suggest(name, known)}")
+            raise UserError(f"Execution.remat: no activation is named {name!r}.{suggest(name, known)}")
 
 
-def _check_actions(remat: Mapping[str, str]) -> None:
-    for name, action in remat.items():
-        if action not in ACTIONS:
-            raise UserError(
-                f"remat: {name!r} is mapped to the unknown action {action!r}.{suggest(str(action), ACTIONS)} A "
-                "mapping is from names of activations to actions, or from kinds of block to policies"
-            )
-    if remat.get(INPUT) == RECOMPUTE:
-        raise UserError("remat: a block's input cannot be recomputed, only saved (as it is by default) or offloaded")
+def remat_of(kind: str) -> Remat:
+    """The policy of a kind of block, in the execution in force."""
+    remat: Any = axes.execution().remat
+    return remat if is_policy(remat) else remat.get(kind, "none")
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -129,7 +92,7 @@ def with_remat(layer: Callable[..., Any], remat: Remat, block: nnx.Module, in_sc
     if not to_host:
         policy = jax.checkpoint_policies.save_only_these_names(*saved)
         return jax.checkpoint(layer, policy=policy, prevent_cse=not in_scan)
-    check_host_memory(f"remat: {_listed(to_host)} cannot be offloaded, only saved or recomputed")
+    check_host_memory(f"Execution.remat: {_listed(to_host)} cannot be offloaded, only saved or recomputed")
     axes.log_choice("offload", f"{', '.join(to_host)} of each layer to {HOST}")
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=saved,

@@ -10,6 +10,7 @@ from typing import Any
 from jax import Array
 
 from axon.checks import check_range
+from axon.composition import AVERAGES, ONE_BIT, REPLICAS, STAGES, Part
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class DiLoCo:
 
     def __post_init__(self):
         _check(self)
+
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        return _parts(self)
 
     def update(self, x: Array, mean: Array, m: Array, rate: Any) -> tuple[Array, Array]:
         """The next `x` and `m`. `rate`, the inner learning rate, is not used."""
@@ -57,6 +62,10 @@ class SlowMo:
     def __post_init__(self):
         _check(self)
 
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        return _parts(self)
+
     def update(self, x: Array, mean: Array, u: Array, rate: Any) -> tuple[Array, Array]:
         """The next `x` and `u`; `rate` is γ, above 0."""
         u = self.momentum * u + (x - mean) / rate
@@ -67,3 +76,13 @@ def _check(method: DiLoCo | SlowMo) -> None:
     check_range(method, "[1, inf)", "every")
     check_range(method, "(0, inf)", "learning_rate")
     check_range(method, "[0, 1)", "momentum")
+
+
+def _parts(method: DiLoCo | SlowMo) -> tuple[Part, ...]:
+    """See `axon.composition`."""
+    excludes = {
+        STAGES: "replicas train by themselves, which a pipeline's stages cannot do yet",
+        ONE_BIT: "one lets replicas train separately, the other exchanges momentum between them in every step",
+        AVERAGES: "one evaluates the average over replicas, the other that over steps",
+    }
+    return (Part(f"Train.outer = {type(method).__name__}", "set Train.outer to None", frozenset({REPLICAS}), excludes),)

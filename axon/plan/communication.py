@@ -205,7 +205,7 @@ class _Walk:
         return [self.fresh(source, needs) for _ in equation.outvars]
 
     def _seldom(self, inner: list[core.Jaxpr], body: _Body, stack: str) -> None:
-        """Bodies of a loop that a load of experts within the margin never enters: not counted, but told."""
+        """Bodies of a loop that a load of experts within capacity never enters: not counted, but told."""
         begin = len(self.transfers)
         for one in inner:
             own = _Body(body.times)
@@ -215,7 +215,7 @@ class _Walk:
         del self.transfers[begin:]
         if size:
             self.uncounted.append(
-                f"experts' rounds after the first, which only a load beyond the margin takes: each sends {size:,.0f} "
+                f"experts' rounds after the first, which only a load beyond capacity takes: each sends {size:,.0f} "
                 f"bytes a device in the {phase(stack) or 'forward'}"
             )
 

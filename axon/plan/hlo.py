@@ -121,7 +121,7 @@ class Module:
 
         JAX's loops of a known length count from 0 by 1; where the compiler writes out several rounds in a body, by so
         many. A loop whose length is not in the program counts once (see `unknown_loops`), but for one that a load of
-        experts within the margin never enters.
+        experts within capacity never enters.
         """
         return self._bound(loop) or int(FURTHER_ROUNDS not in loop.attributes)
 

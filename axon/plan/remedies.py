@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import jax
-from flax import nnx
 
-from axon.nn import Depth
+from axon.axes.execution import policies
 from axon.nn.remat import keeps_more
 from axon.plan.memory import gib, least_memory
 from axon.train.optimizers import is_by_layer
@@ -47,14 +46,11 @@ def microbatches(program: Program, times: float = 2) -> Iterator[str]:
 
 
 def remat(program: Program) -> Iterator[str]:
-    """Full rematerialisation, where the model has not got it."""
-    depths = (module for _, module in nnx.iter_modules(program.module) if isinstance(module, Depth))
-    policies = {kind: policy for depth in depths for kind, policy in depth.remat.items() if keeps_more(policy)}
-    if policies:
-        one, *others = policies.values()
-        now = policies if any(other != one for other in others) else one
+    """Full rematerialisation, where it is not in force."""
+    now = program.runtime.execution.remat
+    if any(map(keeps_more, policies(now))):
         yield (
-            f"the model's remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
+            f"Execution.remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
             "computes the rest again"
         )
 
@@ -78,11 +74,11 @@ def host(program: Program) -> Iterator[str]:
     """The optimizer's state in the host's memory, where that is another's and the optimizer allows for it."""
     placement = program.placement
     streams = is_by_layer(program.optimizer) and placement.has_host_memory and placement.platform != "cpu"
-    if placement.layout.host or placement.layout.disk or not streams or placement.mesh_axes("layers", "optimizer"):
+    if placement.host or placement.disk or not streams or placement.mesh_axes("layers", "optimizer"):
         return
     state = sum(map(placement.bytes_per_device, jax.tree.leaves(program.specs.optimizer)))
     if state >= WORTHWHILE:
         yield (
-            f"Layout.host = ('optimizer',): {gib(state)} GiB less on each device, whose optimizer state is then in the "
-            "host's memory, and fetched one layer at a time in each step"
+            f"Execution.host = ('optimizer',): {gib(state)} GiB less on each device, whose optimizer state is then in "
+            "the host's memory, and fetched one layer at a time in each step"
         )

@@ -20,7 +20,7 @@ from axon.runtime import Runtime
 from axon.train.step import Program
 
 GIB = 2**30
-BEYOND_THE_MARGIN = "as nothing: only a load of experts beyond the margin enters it"
+BEYOND_CAPACITY = "as nothing: only a load of experts beyond capacity enters it"
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def described(
     counted = count_jaxpr(jaxpr)
     chip = recorded_chip(runtime.placement)
     loops = [
-        f"loop {name}: its length is not in the program, and it counts {'once' if trips else BEYOND_THE_MARGIN}"
+        f"loop {name}: its length is not in the program, and it counts {'once' if trips else BEYOND_CAPACITY}"
         for name, trips in module.unknown_loops.items()
     ]
     return Report(
@@ -138,7 +138,7 @@ def described(
 
 def _outside(program: Program) -> tuple[str, ...]:
     """What of a step the compiled program does not do."""
-    return ("the update, one layer at a time from files, is not in the program",) * bool(program.placement.layout.disk)
+    return ("the update, one layer at a time from files, is not in the program",) * bool(program.placement.disk)
 
 
 def summed(found: list[Collective], mesh: Mapping[str, int]) -> tuple[Traffic, ...]:

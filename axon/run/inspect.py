@@ -78,6 +78,7 @@ def runtime_of(train: Train, report: Report = print, weights: str | None = None)
         return _on(train, train.layout, first_devices(train.layout), weights)
     except LayoutError as error:
         report(f"on one device, as the run's layout does not fit here: {str(error).splitlines()[0]}")
+        train = replace(train, execution=replace(train.execution, host=(), disk={}))
         return _on(train, one_device(train.layout), jax.devices()[:1], weights)
 
 
@@ -85,7 +86,7 @@ def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | Non
     batch, seq = train.data.batch, train.seq
     if is_quantized(weights):  # XLA's CPU compiler aborts on a layer's scales out of a stack that is split
         layout = replace(layout, rows={**layout.rows, "layers": None}, pad_layers=False)
-    options = {"precision": train.precision, "kernels": train.kernels, "devices": devices, "seq": seq}
+    options = {"precision": train.precision, "execution": train.execution, "devices": devices, "seq": seq}
     runtime = Runtime(train.model, layout, weights=weights, **options)
     train.objective.check(runtime.module)
     Evaluator(runtime, train.objective, batch, seq).check_layout()

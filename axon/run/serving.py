@@ -1,11 +1,11 @@
 """The configuration of serving: the same object from a .gin file, a script and a notebook."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
 
+from axon.axes import Execution
 from axon.layout import Layout, Placement
 from axon.precision import Precision
 from axon.run.tree import Model
@@ -24,7 +24,7 @@ class Serve:
         weights: the dtype in which parameters are stored; "auto" is that of `precision.compute`, and int8 and
             float8_e4m3fn are for the blocks' matrices alone, each with scales (`axon.nn.quantized`).
         capacity: how much is done at once. draft: "mtp" where the model's own multi-token block guesses, with pages of
-            its own (`axon serve --draft mtp`). kernels: implementations by name, as `{'sampling': 'xla'}`.
+            its own (`axon serve --draft mtp`). execution: how it is carried out.
     """
 
     model: Model
@@ -33,7 +33,7 @@ class Serve:
     weights: Literal["auto", "float32", "bfloat16", "int8", "float8_e4m3fn"] = "auto"
     capacity: Capacity = Capacity()
     draft: Literal["mtp"] | None = None
-    kernels: Mapping[str, str] = field(default_factory=dict)
+    execution: Execution = Execution()
 
 
 def serving_program(serve: Serve, placement: Placement | None = None) -> ServingProgram:
@@ -41,6 +41,6 @@ def serving_program(serve: Serve, placement: Placement | None = None) -> Serving
     placement = placement or Placement.of(serve.layout)
     check_serves(serve.layout, placement)
     dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else jnp.dtype(serve.weights)
-    options = {"precision": serve.precision, "kernels": serve.kernels, "placement": placement}
+    options = {"precision": serve.precision, "execution": serve.execution, "placement": placement}
     runtime = Runtime(serve.model, serve.layout, weights=dtype, **options)
     return ServingProgram(runtime, serve.capacity, multi_token=serve.draft == "mtp")

@@ -162,7 +162,7 @@ class TrainedRun:
 
     def _averages(self, reader: Reader, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
         """`read` where the parameters to evaluate follow from all of the state: it is restored on this layout first."""
-        whole = Runtime(self.train.model, runtime.layout, placement=runtime.placement)
+        whole = Runtime(self.train.model, runtime.layout, execution=runtime.execution, placement=runtime.placement)
         found = flattened(restore_evaluated(reader, whole, self.train.optimizer)[0])
         abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
         cast = {path: found[theirs].astype(abstract[path].dtype) for path, theirs in taken.items()}

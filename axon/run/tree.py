@@ -1,13 +1,13 @@
 """The configuration of a training run: the same object from a .gin file, a script and a notebook."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from flax import nnx
 
+from axon.axes import Execution
 from axon.checkpoint import Checkpoints
 from axon.checkpoint.remote import working_folder
 from axon.checks import check_range
@@ -70,7 +70,7 @@ class Train:
         model: what is trained, as `Llama(…)`. data: what it is trained on. optimizer: how parameters are updated.
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
-        kernels: implementations by name, as `{'attention': 'xla'}`; the others are chosen, and reported.
+        execution: how it is carried out: remat, kernels, buffers, host and disk tiers, compiler options.
         outer: lets replicas across a slow link train separately between outer steps, as `DiLoCo(every=50)`; or None.
         evaluation: loss on held-out data; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
@@ -87,9 +87,9 @@ class Train:
     seed: int = 0
     objective: Objective = NextToken()
     layout: Layout = field(default=Layout(), metadata=RESUMABLE)
+    execution: Execution = field(default=Execution(), metadata=RESUMABLE)
     outer: DiLoCo | SlowMo | None = None
     precision: Precision = Precision()
-    kernels: Mapping[str, str] = field(default_factory=dict, metadata=RESUMABLE)
     evaluation: Evaluation | None = field(default=Evaluation(), metadata=RESUMABLE)
     checkpoints: Checkpoints = field(default=Checkpoints(), metadata=RESUMABLE)
     faults: Faults = field(default=Faults(), metadata=RESUMABLE)

@@ -13,10 +13,9 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import ArraySpec
+from axon.axes import ArraySpec, Execution
 from axon.chips import xla_options
 from axon.errors import UserError
-from axon.kernels.choice import check_names
 from axon.layout import Layout, Placement
 from axon.nn import Param, ParamSpec, Variable, initialise, parameters, variables
 from axon.nn.param import initialise_parameters, initialise_variables, variable_updates
@@ -26,6 +25,7 @@ from axon.own_code import written_at
 from axon.precision import Precision
 from axon.runtime.cached import leave_out_cached_programs
 from axon.runtime.context import with_context
+from axon.runtime.execution import check_compiler_options, check_execution
 
 IDENTITY_LAYERS = "identity layers"
 """The topic of the choice to store more layers than there are."""
@@ -42,7 +42,7 @@ class Runtime:
 
     Args:
         model: a config that builds the module, as `models.llama.Llama`.
-        layout: where each named axis lives. precision: dtypes. kernels: implementations asked for by name.
+        layout: where each named axis lives. precision: dtypes. execution: how it is carried out.
         devices: those of the mesh, all there are by default; or those of a described topology, to compile for.
         placement: instead of devices, the layout on a mesh that is only described, to trace for.
         seq: positions of the sequences of training, for which a `Layout.context` of None is chosen.
@@ -59,18 +59,20 @@ class Runtime:
         layout: Layout,
         *,
         precision: Precision = Precision(),
-        kernels: Mapping[str, str] | None = None,
+        execution: Execution = Execution(),
         devices: Sequence[Any] | None = None,
         placement: Placement | None = None,
         seq: int | None = None,
         weights: Any = None,
     ):
         self.module: Any = _built(model)
-        self.placement, context = with_context(placement or Placement.of(layout, devices), self.module, seq)
-        self.precision, self.kernels = precision, dict(kernels or {})
-        check_names(self.kernels)
+        self.precision, self.execution = precision, execution
+        check_execution(execution, self.module)
+        placement = replace(placement or Placement.of(layout, devices), host=execution.host, disk=execution.disk)
+        self.placement, context = with_context(placement, self.module, seq)
         options, without = xla_options(self.placement.devices)
-        self.compiler_options = {option.name: option.value for option in options}
+        self.compiler_options = {option.name: option.value for option in options} | dict(execution.compiler_options)
+        check_compiler_options(execution, self.placement)
         leave_out_cached_programs(self.placement.devices)
         self.choices = _first_choices(self.placement, self.compiler_options, without)
         if context is not None:
@@ -126,19 +128,19 @@ class Runtime:
     def tracing(
         self,
         placement: Placement | None = None,
-        kernels: Mapping[str, str] | None = None,
+        execution: Execution | None = None,
         rows_at_once: int | None = None,
     ) -> Iterator[None]:
-        """This mesh, precision and layout in force; `placement` and `kernels` instead of the runtime's own;
+        """This mesh, precision and layout in force; `placement` and `execution` instead of the runtime's own;
         `rows_at_once` as of `axon.axes.Scope`.
 
         Within, functions of `jit` are called, traced and lowered. Arrays are made before, or in such a function: raises
         `UserError` for one that is made outside, which has no device to be on.
         """
         placement = placement or self.placement
-        named = self.kernels if kernels is None else kernels
+        execution = execution or self.execution
         dtypes = self.compute_dtype, self.precision.reduce_dtype
-        scope = axes.Scope(placement, *dtypes, kernels=named, choices=self.choices, rows_at_once=rows_at_once)
+        scope = axes.Scope(placement, *dtypes, execution, self.choices, rows_at_once=rows_at_once)
         try:
             with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
                 yield
@@ -240,9 +242,9 @@ def _first_choices(placement: Placement, options: Mapping[str, Any], without: st
     choices = {}
     if options or without:
         choices["XLA options"] = ", ".join(f"{name}={value}" for name, value in options.items()) or without
-    if placement.layout.host:
-        choices["host memory"] = f"{' and '.join(placement.layout.host)}, fetched one layer at a time"
-    for kind, folder in placement.layout.disk.items():
+    if placement.host:
+        choices["host memory"] = f"{' and '.join(placement.host)}, fetched one layer at a time"
+    for kind, folder in placement.disk.items():
         choices["disk"] = f"{kind} in files in {folder}, read and written one layer at a time"
     if placement.layout.pad_layers and placement.stages == 1:
         choices["pad_layers"] = "Layout.pad_layers = True pads nothing: the mesh has no stages, the mesh axis 'pipe'"

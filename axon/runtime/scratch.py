@@ -21,7 +21,7 @@ LOCK = "lock"
 
 
 class Scratch:
-    """A folder of this process's own within `Layout.disk[kind]`, made when it is first needed, deleted at the end.
+    """A folder of this process's own within `Execution.disk[kind]`, made when it is first needed, deleted at the end.
 
     Folders of processes that were killed are deleted first: their locks are free.
 
@@ -30,7 +30,7 @@ class Scratch:
     """
 
     def __init__(self, kind: str, folder: str, needed: int):
-        self.where = f"Layout.disk[{kind!r}]"
+        self.where = f"Execution.disk[{kind!r}]"
         self.parent, self.needed = named(folder, self.where), needed
 
     @cached_property

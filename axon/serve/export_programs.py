@@ -58,8 +58,8 @@ class ExportedProgram:
 
 
 def one_device(layout: Layout) -> Layout:
-    """`layout` for a mesh of one device: its axes stay known, and nothing is split, stored elsewhere or overlapped."""
-    return replace(layout, mesh={}, replicate_kv=1, context=None, host=(), disk={}, overlap=(), pad_layers=False)
+    """`layout` for a mesh of one device: its axes stay known, and nothing is split or overlapped."""
+    return replace(layout, mesh={}, replicate_kv=1, context=None, overlap=(), pad_layers=False)
 
 
 def export_programs(
@@ -68,7 +68,7 @@ def export_programs(
     """The programs of `model` for one device of a platform, and what was chosen for them: `forward` and `decode`, or
     `encode` and `decode` of an encoder–decoder.
 
-    The device need not be here, and its kernels are the best for it: a run's `Train.kernels` are those of training.
+    The device need not be here, and its kernels are the best for it: a run's `Execution` is that of training.
     Raises `UserError` where the platform cannot have the program.
     """
     placement = Placement.described(layout, 1, PLATFORMS[platform])

@@ -18,7 +18,7 @@ from axon.serve.request import Request, Update
 from axon.serve.stats import Stats
 from axon.serve.weights import as_stored
 
-OF_TRAINING = ("grads", "optimizer", "microbatches", "schedule", "pad_layers", "context", "overlap", "host", "disk")
+OF_TRAINING = ("grads", "optimizer", "microbatches", "schedule", "pad_layers", "context", "overlap")
 """Fields of a layout that serving does not use."""
 
 UNSPLIT = {"layers": "every device steps through all layers", "seq": "a sequence is whole on each device"}

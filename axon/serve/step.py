@@ -69,7 +69,6 @@ class Step:
     def __init__(self, runtime: Runtime, windows: tuple[int | None, ...]):
         self.runtime, self.windows = runtime, windows
         self.placement = unsplit(runtime.placement, "batch", "seq")
-        self._kernels = {name: kernel for name, kernel in runtime.kernels.items() if name == "sampling"}
         self._forward = self.jit(self._logits, donate_argnames="cache")
         self._draw = self.jit(_drawn, donate_argnames="last")
 
@@ -123,7 +122,7 @@ class Step:
     def tracing(self) -> Any:
         """What its programs are traced within."""
         rows = ROWS_AT_ONCE if self.placement.platform == "cpu" else None
-        return self.runtime.tracing(self.placement, self._kernels, rows_at_once=rows)
+        return self.runtime.tracing(self.placement, rows_at_once=rows)
 
     def _logits(
         self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs

@@ -72,8 +72,9 @@ class UnpagedWriter:
         self.runtime, self.tokenizer = runtime, tokenizer
         self._weights = parameters, variables or {}
         self._placement = unsplit(runtime.placement, "batch", "seq")
-        # `Train.kernels` chooses the kernels of training; of generation's own there is only sampling.
-        self._kernels = {name: kernel for name, kernel in runtime.kernels.items() if name == "sampling"}
+        # A run's `Execution.kernels` are those of training; of generation's own there is only sampling.
+        kernels = {name: kernel for name, kernel in runtime.execution.kernels.items() if name == "sampling"}
+        self._execution = replace(runtime.execution, kernels=kernels)
         self._prefill = runtime.jit(self._first_logits, static_argnames="room")
         self._advance = runtime.jit(self._next_logits, donate_argnames="state")
         self._draw = runtime.jit(draw)
@@ -86,7 +87,7 @@ class UnpagedWriter:
         sequence, vocab = Sequence(replace(request, prompt=begun), 1, 1), vocab_of(model)
         stream, update = Stream(sequence, vocab, self.tokenizer), None
         while update is None or update.finish is None:
-            with self.runtime.tracing(self._placement, self._kernels):
+            with self.runtime.tracing(self._placement, self._execution):
                 if update is None:
                     logits, state = self._prefill(*self._weights, *_padded(model, request.prompt), room=_room(request))
                 else:

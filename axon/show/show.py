@@ -106,8 +106,8 @@ def _totals(compiled: Program) -> Table:
     gradients = [replace(spec, kind="grads") for spec in compiled.parameters.values()]
     parts = {"params": state.parameters, "grads": gradients, "optimizer": state.optimizer, "variables": state.variables}
     parts |= {"in flight": state.in_flight}
-    elsewhere = {"bytes on the host for each": placement.on_host} if placement.layout.host else {}
-    elsewhere |= {"bytes on disk for each": placement.on_disk} if placement.layout.disk else {}
+    elsewhere = {"bytes on the host for each": placement.on_host} if placement.host else {}
+    elsewhere |= {"bytes on disk for each": placement.on_disk} if placement.disk else {}
     table = Table(title="totals", title_justify="left", box=None)
     for heading in ("kind", "bytes in all", "bytes per device", *elsewhere):
         table.add_column(heading, justify="left" if heading == "kind" else "right")

@@ -15,7 +15,6 @@ from jax import Array
 
 from axon import axes
 from axon.axes import ArraySpec, parse_names
-from axon.errors import UserError
 from axon.nn.language_model import RESIDUAL
 from axon.parallel.pipeline import Table
 from axon.parallel.pipeline.execute import execute_period, in_flight
@@ -65,13 +64,6 @@ class Delayed(Update):
     descent: Descent
     gradients: PipelinedGradients
     evaluator: Evaluator
-
-    def __post_init__(self):
-        if host := self.runtime.layout.host:
-            raise UserError(
-                f"Layout.host = {host}: a schedule without a flush, as TwoBW, keeps two versions of the weights on the "
-                "devices, and cannot stream them from the host yet. Set Layout.host to (), or use another schedule"
-            )
 
     @property
     def runtime(self) -> Runtime:

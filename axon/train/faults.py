@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from axon.checks import check_range
+from axon.composition import REPLAYS, ROLLS_BACK, SKIPS, Part
 from axon.errors import UserError, suggest
 
 POLICIES = ("stop", "skip", "rollback")
@@ -86,6 +87,21 @@ class Faults:
     def can_roll_back(self) -> bool:
         """Whether the run may be rolled back."""
         return "rollback" in (self.not_finite, self.spikes and self.spikes.policy)
+
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        """What is done with a step that goes wrong: see `axon.composition`."""
+        policies = {"Faults.not_finite": self.not_finite} | (
+            {"Spikes.policy": self.spikes.policy} if self.spikes else {}
+        )
+        set_so = {policy: f"{field} = {policy!r}" for field, policy in policies.items()}
+        skips = Part(set_so.get("skip", ""), "set it to 'rollback' or 'stop'", frozenset({SKIPS}))
+        rolls_back = Part(set_so.get("rollback", ""), "set it to 'skip' or 'stop'", frozenset({ROLLS_BACK}))
+        replays = Part(
+            f"Faults.replay_every = {self.replay_every}", "set Faults.replay_every to None", frozenset({REPLAYS})
+        )
+        there = (skips, self.can_skip), (rolls_back, self.can_roll_back), (replays, self.replay_every is not None)
+        return tuple(part for part, is_there in there if is_there)
 
     def hang_limit(self, phase: str) -> float | None:
         """How many seconds a phase may take."""

@@ -12,11 +12,10 @@ from jax import Array, lax
 from axon import axes
 from axon.axes import ArraySpec
 from axon.axes.memory import is_on_host, to_device, to_host
-from axon.errors import UserError
 from axon.layout import Placement
 from axon.nn import ParamSpec
 from axon.runtime.stored import is_stored
-from axon.train.optimizers import Averaging, Optimizer, Parameters, is_by_layer, owner, state_specs
+from axon.train.optimizers import Averaging, Optimizer, Parameters, owner, state_specs
 
 Leaves = dict[str, Any]
 """Place in the state's tree → leaf."""
@@ -27,17 +26,6 @@ class Part(NamedTuple):
 
     layers: int | None
     paths: list[str]
-
-
-def check_by_layer(optimizer: object, placement: Placement, field: str) -> None:
-    """Raise `UserError` for an optimizer, or a layout, that does not update one layer at a time, as `field` needs."""
-    if not is_by_layer(optimizer):
-        name = type(getattr(optimizer, "optimizer", optimizer)).__name__
-        raise UserError(
-            f"{field} = {getattr(placement.layout, field.removeprefix('Layout.'))} updates one layer at a time, and "
-            f"{name} does not say that it updates each layer by itself (by_layer = True). Leave {field} empty, or use "
-            "another optimizer, as AdamW"
-        )
 
 
 @dataclass(frozen=True, eq=False)

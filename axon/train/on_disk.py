@@ -21,7 +21,7 @@ from axon.layout import Placement
 from axon.runtime import flattened, nested
 from axon.runtime.scratch import Scratch
 from axon.runtime.stored import Files, StoredArray
-from axon.train.layers import LayerUpdate, Leaves, at, check_by_layer, leaves, put, rebuilt
+from axon.train.layers import LayerUpdate, Leaves, at, leaves, put, rebuilt
 from axon.train.optimizers import Averaging
 from axon.train.pieces import Piece, pieces, read_ahead
 from axon.train.state import State
@@ -37,19 +37,12 @@ class Pending(NamedTuple):
     optimizer: Any
 
 
-def check_on_disk(optimizer: object, placement: Placement) -> None:
-    """Raise `UserError` for an optimizer, or a layout, whose state cannot be in files."""
-    check_by_layer(optimizer, placement, "Layout.disk")
-    refused = f"Layout.disk = {dict(placement.layout.disk)}"
-    if stages := placement.mesh_axes("layers", KIND) + placement.mesh_axes("layers", "params"):
-        raise UserError(
-            f"{refused}: a pipeline's stages cannot update from files yet. Set Layout.disk to {{}}, or take "
-            f"{' and '.join(dict.fromkeys(stages))} out of Layout.mesh"
-        )
+def check_on_disk(placement: Placement) -> None:
+    """Raise `UserError` for a mesh whose devices' state cannot be in files."""
     if len({device.process_index for device in placement.devices}) > 1:
         raise UserError(
-            f"{refused}: the mesh's devices are of several processes, whose state cannot be in files yet. Set "
-            "Layout.disk to {}, or train with one process"
+            f"Execution.disk = {dict(placement.disk)}: the mesh's devices are of several processes, whose state cannot "
+            "be in files yet. Set Execution.disk to {}, or train with one process"
         )
 
 
@@ -62,7 +55,7 @@ class DiskDescent(Descent):
 
     def __post_init__(self):
         super().__post_init__()
-        check_on_disk(self.optimizer, self.runtime.placement)
+        check_on_disk(self.runtime.placement)
 
     # ---- compiled -------------------------------------------------------------------------------------------------
 
@@ -118,7 +111,7 @@ class DiskDescent(Descent):
         specs = jax.tree.leaves(self.specs(self.runtime.parameters))
         on_disk = self.runtime.placement.on_disk
         needed = sum(spec.nbytes for spec in specs if on_disk(spec.axes, spec.kind))
-        return Files(Scratch(KIND, self.runtime.layout.disk[KIND], needed))
+        return Files(Scratch(KIND, self.runtime.placement.disk[KIND], needed))
 
     def claim_disk(self) -> None:
         """Raises `UserError` if the folder cannot be written, or has too little space."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from axon import axes
+from axon.composition import HOST, ROLLS_BACK, STAGES, Part
 from axon.errors import UserError
 from axon.layout import LayoutError
 from axon.layout.table import Schedule
@@ -61,6 +62,19 @@ class Pipeline:
                 "Layout.mesh"
             )
         _ = self.partition
+
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        """See `axon.composition`."""
+        stages = Part(f"stages along {PIPE!r}", f"take {PIPE!r} out of Layout.mesh", frozenset({STAGES}))
+        if self.table.flush:
+            return (stages,)
+        excludes = {
+            HOST: "without a flush there are two versions of the weights, which cannot be streamed from the host yet",
+            ROLLS_BACK: "without a flush a checkpoint has a batch in flight, which a rollback could not leave out",
+        }
+        name = f"Layout.schedule = {type(self.schedule).__name__}"
+        return stages, Part(name, "use a schedule with a flush, as OneFOneB", excludes=excludes)
 
     @property
     def schedule(self) -> Schedule:
@@ -159,7 +173,7 @@ class Pipeline:
             text += "; without a flush: gradients come one step late, with the weights of the step before"
         if share := self._idle_share(self.partition):
             text += f"; {share:.1%} of the blocks' time goes to places that no layer takes"
-        if any(policy != "none" for policy in self.runtime.module.layers.remat.values()):
+        if self.runtime.execution.remat != "none":
             text += (
                 "; a backward runs its chunk again, and what remat recomputes once more: remat 'none' computes least"
             )

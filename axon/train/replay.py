@@ -13,7 +13,6 @@ from jax import Array, lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon.errors import UserError
-from axon.layout import Layout
 from axon.train.state import State
 from axon.train.step import Program
 
@@ -25,16 +24,6 @@ Differing = Mapping[str, Sequence[int]]
 
 class SilentCorruption(UserError):
     """A step gave two results."""
-
-
-def check_can_replay(layout: Layout) -> None:
-    """Raise `UserError` for a layout whose step cannot be done twice from one state."""
-    for name, value in (("host", layout.host), ("disk", dict(layout.disk))):
-        if value:
-            raise UserError(
-                f"Faults.replay_every: Layout.{name} = {value} updates its arrays in place, one layer at a time, so "
-                "that a step cannot be done twice. Set Faults.replay_every to None"
-            )
 
 
 def _ignore(*_: Any) -> None:

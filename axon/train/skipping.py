@@ -5,21 +5,9 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from axon.errors import UserError
-from axon.layout import Layout
 from axon.train.faults import Limits
 from axon.train.state import State
 from axon.train.update import Metrics
-
-
-def check_can_skip(layout: Layout) -> None:
-    """Raise `UserError` for a layout whose update is not one decision."""
-    for name, value in (("host", layout.host), ("disk", dict(layout.disk))):
-        if value:
-            raise UserError(
-                f"Layout.{name} = {value}: an update that is made one layer at a time cannot be skipped as a whole. "
-                "Set Faults.not_finite (and Spikes.policy) to 'rollback' or 'stop'"
-            )
 
 
 def unless_faulty(before: State, after: State, metrics: Metrics, limits: Limits) -> tuple[State, Metrics]:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from axon.axes import ArraySpec
+from axon.axes import ArraySpec, Execution
+from axon.composition import check_composition, parts_of
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn.param import with_zero_padding
@@ -21,16 +22,16 @@ from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
 from axon.train.delayed import Delayed
 from axon.train.evaluate import Evaluator
-from axon.train.faults import NO_LIMITS, Limits
+from axon.train.faults import NO_LIMITS, Faults, Limits
 from axon.train.given import check_given
 from axon.train.gradients import GradientMethod, Gradients
 from axon.train.objective import Batch, NextToken, Objective
 from axon.train.on_disk import DiskDescent
 from axon.train.onebit import OneBit
-from axon.train.optimizers import Averaging, OneBitAdam, Optimizer, frozen_paths
+from axon.train.optimizers import OneBitAdam, Optimizer, frozen_paths, optimizer_parts
 from axon.train.outer import Outer
 from axon.train.pipelined import PipelinedGradients
-from axon.train.skipping import check_can_skip, unless_faulty
+from axon.train.skipping import unless_faulty
 from axon.train.state import State
 from axon.train.update import Descent, Metrics, Update
 
@@ -42,8 +43,9 @@ class Program:
         model: a config that builds the module, as `models.llama.Llama`. layout: where each named axis lives.
         optimizer: how parameters are updated. outer: lets replicas train separately between outer steps; or None.
         batch, seq: shape of the global batch, in sequences and positions. objective: what is minimised.
-        precision, kernels, devices, placement: see `axon.runtime.Runtime`. seed: of initial values and dropout.
-        can_skip: the step takes `Limits`, and applies no update where they are exceeded or a number is not finite.
+        precision, execution, devices, placement: see `axon.runtime.Runtime`. seed: of initial values and dropout.
+        faults: where one is to be skipped, the step takes `Limits`, and applies no update where they are exceeded or a
+            number is not finite.
 
     Raises `LayoutError`, before anything is traced, if the layout cannot shard the model, and `UserError` for parts
     that cannot be combined.
@@ -61,23 +63,23 @@ class Program:
         outer: DiLoCo | SlowMo | None = None,
         precision: Precision = Precision(),
         seed: int = 0,
-        kernels: Mapping[str, str] | None = None,
+        execution: Execution = Execution(),
         devices: Sequence[Any] | None = None,
         placement: Placement | None = None,
-        can_skip: bool = False,
+        faults: Faults = Faults(),
     ):
         self.runtime = Runtime(
-            model, layout, precision=precision, kernels=kernels, devices=devices, placement=placement, seq=seq
+            model, layout, precision=precision, execution=execution, devices=devices, placement=placement, seq=seq
         )
         objective.check(self.runtime.module)
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
         self.evaluator = Evaluator(self.runtime, objective, batch, seq)
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)
+        own = parts_of(self.evaluator.pipeline, execution, outer, faults)
+        check_composition([*own, *optimizer_parts(optimizer)])
         self.update = self._delayed(_update(self.runtime, optimizer, outer))
-        self.can_skip = can_skip
-        if can_skip:
-            check_can_skip(layout)
+        self.can_skip = faults.can_skip
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -276,32 +278,8 @@ def _gradients(evaluator: Evaluator, seed: int) -> GradientMethod:
 
 def _update(runtime: Runtime, optimizer: Optimizer | OneBitAdam, outer: DiLoCo | SlowMo | None) -> Update:
     """The update that trains with `optimizer`, and perhaps an outer method around it."""
-    if runtime.placement.mesh.shape.get(PIPE, 1) > 1 and (outer is not None or isinstance(optimizer, OneBitAdam)):
-        name = type(outer or optimizer).__name__
-        raise UserError(
-            f"{name} trains replicas by themselves, which a pipeline's stages cannot do yet: choose one. Take the mesh "
-            f"axis {PIPE!r} out of Layout.mesh, or train without {name}"
-        )
-    elsewhere = [field for field in ("host", "disk") if getattr(runtime.layout, field)]
-    if elsewhere and (outer is not None or isinstance(optimizer, OneBitAdam)):
-        name, field = type(outer or optimizer).__name__, f"Layout.{elsewhere[0]}"
-        raise UserError(
-            f"{field} = {getattr(runtime.layout, elsewhere[0])}: {name} has a state of its own, which cannot be "
-            f"updated one layer at a time yet. Leave {field} empty, or train without {name}"
-        )
     if isinstance(optimizer, OneBitAdam):
-        if outer is not None:
-            raise UserError(
-                f"OneBitAdam exchanges momentum over 'replica' in every step, and {type(outer).__name__} lets replicas "
-                "train separately: choose one. Set Train.outer to None, or use AdamW"
-            )
         return OneBit(runtime, optimizer)
-    if outer is not None and isinstance(optimizer, Averaging):
-        method, name = type(outer).__name__, type(optimizer).__name__
-        raise UserError(
-            f"{name} averages parameters over steps, and {method} trains replicas separately and evaluates their "
-            f"average: choose one. Set Train.outer to None, or use an optimizer that does not average"
-        )
-    if runtime.layout.disk:
+    if runtime.execution.disk:
         return DiskDescent(runtime, optimizer)
     return Descent(runtime, optimizer) if outer is None else Outer(runtime, optimizer, outer)

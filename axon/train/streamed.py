@@ -16,24 +16,18 @@ from jax.sharding import PartitionSpec
 from axon.axes.memory import HOST
 from axon.errors import UserError
 from axon.layout import Placement
-from axon.train.layers import LayerUpdate, Leaves, at, check_by_layer, put, rebuilt
+from axon.train.layers import LayerUpdate, Leaves, at, put, rebuilt
 from axon.train.optimizers import Optimizer, Parameters
 
 
-def check_streams(optimizer: object, placement: Placement) -> None:
-    """Raise `UserError` for an optimizer, or a layout, with which layers cannot be streamed from the host."""
-    refused = f"Layout.host = {placement.layout.host}"
-    check_by_layer(optimizer, placement, "Layout.host")
+def check_streams(placement: Placement) -> None:
+    """Raise `UserError` for a layout with which layers cannot be streamed from the host."""
+    refused = f"Execution.host = {placement.host}"
     stages, others = (placement.mesh_axes("layers", kind) for kind in ("params", "optimizer"))
     if stages != others:
         raise UserError(
             f"{refused} needs 'layers' split in the same way for params and optimizer, and it is split over "
             f"{stages or 'nothing'} and {others or 'nothing'}: take 'layers' out of Layout.optimizer"
-        )
-    if stages and "params" in placement.layout.host:
-        raise UserError(
-            f"{refused}: a pipeline's stages cannot fetch parameters from the host yet. Set it to ('optimizer',), or "
-            f"take {' and '.join(stages)} out of Layout.mesh"
         )
     if not placement.has_host_memory:
         raise UserError(f"{refused}: devices of this platform ({placement.platform}) have no memory {HOST!r}")

@@ -100,7 +100,7 @@ class Descent(Update):
 
     def __post_init__(self):
         if self._on_host:
-            check_streams(self.optimizer, self.runtime.placement)
+            check_streams(self.runtime.placement)
 
     def specs(self, parameters: Parameters) -> Any:
         return state_specs(self.optimizer, parameters)
@@ -154,7 +154,7 @@ class Descent(Update):
 
     @property
     def _on_host(self) -> bool:
-        return bool(self.runtime.layout.host)
+        return bool(self.runtime.placement.host)
 
     @cached_property
     def frozen(self) -> frozenset[str]:

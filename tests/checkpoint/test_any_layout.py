@@ -12,7 +12,7 @@ import pytest
 from axon.axes import ArraySpec
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.checkpoint.tree import flat
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn import Routing
 from axon.parallel.pipeline import DualPipeV, Interleaved, OneFOneB, ZeroBubbleH1
 from axon.run.restore import restore_state
@@ -47,7 +47,7 @@ CHANGES = {
     ),
     "no stages": (DENSE, pipeline(4, Interleaved(1), mesh={"data": 2}), SPLIT),
     "stages that do not divide the layers": (THREE, SPLIT, pipeline(2, OneFOneB(), pad_layers=True)),
-    "scanned to written out": (replace(DENSE, unroll=False), SPLIT, SPLIT),
+    "scanned to unrolled": (DENSE, SPLIT, SPLIT),
     "expert placement": (
         EXPERTS,
         Layout({"data": 2, "expert": 4}, zero=1),
@@ -57,12 +57,12 @@ CHANGES = {
     "Explicit to Auto": (DENSE, SPLIT, replace(SPLIT, auto=True)),
     "Auto to Explicit": (DENSE, replace(SPLIT, auto=True), SPLIT),
 }
-MODEL_AFTER = {"scanned to written out": replace(DENSE, unroll=True)}
+UNROLLED = {"scanned to unrolled": (False, True)}
 
 
-def program(model: Any, layout: Layout) -> Program:
-    devices = jax.devices()[: math.prod(layout.mesh.values())]
-    return Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=8, devices=devices)
+def program(model: Any, layout: Layout, unroll: bool | None) -> Program:
+    options: Any = {"execution": Execution(unroll=unroll), "devices": jax.devices()[: math.prod(layout.mesh.values())]}
+    return Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=8, **options)
 
 
 def drawn(spec: ArraySpec, rng: np.random.Generator) -> np.ndarray:
@@ -88,7 +88,8 @@ DEFAULT = ("ZeRO 1 to 3", "schedule and stages, with ZeRO", "Auto to Explicit")
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_state_saved_on_one_layout_is_restored_on_another(change, rng, tmp_path):
     model, before, after = CHANGES[change]
-    saving, restoring = program(model, before), program(MODEL_AFTER.get(change, model), after)
+    unrolled = UNROLLED.get(change, (None, None))
+    saving, restoring = map(program, (model, model), (before, after), unrolled)
     values = {path: drawn(spec, rng) for path, spec in flat(saving.specs).items()}
     with Store(tmp_path, Checkpoints(asynchronous=False)) as store:
         store.save(1, placed(values, saving), {}, saving.specs)

@@ -16,14 +16,16 @@ from axon.kernels.choice import OPERATIONS, check_names, choose, with_gpu, with_
 from axon.kernels.grouped_matmul import grouped_matmul
 from axon.kernels.quantized_matmul import TENSOR, quantize, quantized_matmul
 from axon.kernels.sampling import sample
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 
 
 def scope(platform="cpu", **kernels):
-    return axes.activate(axes.Scope(SimpleNamespace(platform=platform, chip=platform), kernels=kernels))
+    return axes.activate(
+        axes.Scope(SimpleNamespace(platform=platform, chip=platform), execution=axes.Execution(kernels=kernels))
+    )
 
 
 def test_the_first_that_fits_runs_and_the_reasons_of_those_before_it_are_said():
@@ -120,7 +122,9 @@ def test_an_operation_that_does_not_exist_is_refused_before_anything_is_traced()
     check_names(dict.fromkeys(OPERATIONS, "xla"))
     model = Llama(vocab=32, embed=16, layers=1, heads=2, kv_heads=2, mlp=16)
     with pytest.raises(UserError, match=r"unknown operation 'atention'\. Did you mean 'attention'"):
-        Program(model, Layout(), AdamW(Constant(1e-3)), batch=8, seq=8, kernels={"atention": "xla"})
+        Program(
+            model, Layout(), AdamW(Constant(1e-3)), batch=8, seq=8, execution=Execution(kernels={"atention": "xla"})
+        )
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

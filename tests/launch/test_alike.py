@@ -79,7 +79,7 @@ def test_processes_started_by_hand_with_other_rates_both_end_and_name_the_field(
     [
         (("--set", "Train.steps=7"), "steps: 600 in process 0, 7 in process 1"),
         (("--set", "Train.seed=7"), "seed: 0 in process 0, 7 in process 1"),
-        (("--set", "Llama.remat='full'"), "model.remat: 'none' in process 0, 'full' in process 1"),
+        (("--set", "Execution.remat='full'"), "execution.remat: 'none' in process 0, 'full' in process 1"),
         (("--steps", "1"), "--steps: 2 in process 0, 1 in process 1"),
         (("--set", "Llama.layer=7"), "Llama has no field 'layer'"),
         (("--set", "Folder.path='b'"), "the digest of data.sources[0]: "),

@@ -114,7 +114,6 @@ def test_zero_composes_with_three_dimensional_tensor_parallelism(stage):
         ({"overlap": ("tensor",)}, "Layout.overlap: 'tensor' is not among the mesh axes of Layout.mesh, data"),
         ({"mesh": {"tensor": 2}, "overlap": ("tensor", "tensor")}, "Layout.overlap has 'tensor' more than once"),
         ({"order": ("data", "tensor", "data")}, "Layout.order has 'data' more than once: name each once"),
-        ({"host": ("optimizer", "optimizer")}, "Layout.host has 'optimizer' more than once"),
         ({"rows": {"batch": ("data", "data")}}, "Layout.rows: 'batch' is mapped to mesh axis 'data' more than once"),
         (
             {"mesh": {"tensor": 2}, "auto": True, "overlap": ("tensor",)},

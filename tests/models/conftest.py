@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from axon.layout import Execution
 from axon.nn import Inputs, cross_entropy
 
 sys.path.append(str(Path(__file__).parent))  # reference.py is imported by its name, as fixtures/make.py does
@@ -14,9 +15,10 @@ sys.path.append(str(Path(__file__).parent))  # reference.py is imported by its n
 
 @pytest.fixture
 def agrees(rng, placed, compiled, bind, packed_batch, random_parameters):
-    """agrees(config, plain_loss): the loss and every gradient are those of `plain_loss(config, values, batch)`."""
+    """agrees(config, plain_loss, **fields): the loss and every gradient by an `Execution` with these fields are those
+    of `plain_loss(config, values, batch)`."""
 
-    def check(config, plain_loss):
+    def check(config, plain_loss, **fields):
         module = config.build()
         values, batch = random_parameters(module, rng), packed_batch(rng, 2, 18, config.vocab)
 
@@ -25,7 +27,9 @@ def agrees(rng, placed, compiled, bind, packed_batch, random_parameters):
             x, *_ = model.hidden(Inputs(batch["tokens"], batch["positions"], batch["documents"]))
             return cross_entropy(x, model.output, batch["targets"], weights)[0]
 
-        value, gradients = compiled(placed(), lambda v: jax.value_and_grad(loss)(v), values)
+        value, gradients = compiled(
+            placed(), lambda v: jax.value_and_grad(loss)(v), values, execution=Execution(**fields)
+        )
         plain, plain_gradients = jax.jit(jax.value_and_grad(lambda v: plain_loss(config, v, batch)))(values)
         np.testing.assert_allclose(value, plain, rtol=1e-5)
         whole = np.sqrt(sum(np.sum(np.square(g, dtype=np.float64)) for g in jax.tree.leaves(plain_gradients)))

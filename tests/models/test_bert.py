@@ -40,7 +40,6 @@ def test_without_its_head_it_is_the_encoder_of_the_same_names():
         ({"types": 0}, "Bert.types is 0; must be at least 1"),
         ({"dropout": 1.0}, "Bert.dropout is 1.0; must be in [0, 1)"),
         ({"embed": 26}, "Bert: embed 26 is not divisible by heads 4"),
-        ({"remat": "minimum"}, "Did you mean 'minimal'?"),
     ],
 )
 def test_a_shape_that_is_none_is_refused(fields, message):

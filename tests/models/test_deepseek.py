@@ -95,9 +95,6 @@ def test_flops_of_a_second_token_are_those_of_a_layer_a_projection_and_the_head(
         ({"kv_latent": 0}, "DeepSeek.kv_latent is 0; must be at least 1"),
         ({"rope_dim": 5}, "DeepSeek: rope_dim 5 is odd"),
         ({"first_dense": 3}, "DeepSeek: first_dense 3 is more than layers 2"),
-        ({"exchange": "paded"}, "unknown exchange 'paded' of tokens and experts. Did you mean 'padded'"),
-        ({"remat": {"experts": "full"}}, "no kind of block is named 'experts'"),
-        ({"remat": ("kv_latnt",)}, "Did you mean 'kv_latent'?"),
     ],
 )
 def test_a_shape_that_is_none_is_refused(fields, message):

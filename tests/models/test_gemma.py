@@ -61,7 +61,6 @@ def test_embeddings_are_scaled_by_a_factor_in_the_compute_dtype(rng, placed, com
         ({"soft_cap": 0.0}, "Gemma.soft_cap is 0.0; must be above 0, or None"),
         ({"head_dim": 5}, "Gemma: head_dim 5 is odd"),
         ({"kv_heads": 3}, "Gemma: heads 4 is not a multiple of kv_heads 3"),
-        ({"remat": "minimum"}, "Did you mean 'minimal'?"),
     ],
 )
 def test_a_shape_that_is_none_is_refused(fields, message):

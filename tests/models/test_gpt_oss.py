@@ -48,7 +48,6 @@ def test_the_first_of_each_pair_of_layers_sees_a_window():
         ({"window": 0}, "GptOss.window is 0; must be at least 1"),
         ({"layers": 3}, "GptOss: layers 3 is odd"),
         ({"head_dim": 5}, "GptOss: head_dim 5 is odd"),
-        ({"exchange": "paded"}, "unknown exchange 'paded' of tokens and experts. Did you mean 'padded'"),
         ({"kv_heads": 3}, "GptOss: heads 4 is not a multiple of kv_heads 3"),
     ],
 )

@@ -39,7 +39,6 @@ def test_norms_of_queries_and_keys_are_over_all_heads_and_no_weight_decay_pulls_
         ({"window": 0}, "Olmo.window is 0; must be at least 1, or None"),
         ({"local_layers": 0}, "Olmo.local_layers is 0; must be at least 1"),
         ({"kv_heads": 3}, "Olmo: heads 4 is not a multiple of kv_heads 3"),
-        ({"remat": {"local": "full"}}, "remat: no kind of block is named 'local'"),
     ],
 )
 def test_a_shape_that_is_none_is_refused(fields, message):

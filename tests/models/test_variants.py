@@ -1,8 +1,6 @@
 """Config.jsons of every family, each field present, absent, null or switched: the logits are those of `transformers`,
 or both refuse it, or Axon does by the name of the field."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 import pytest
@@ -69,7 +67,7 @@ def test_logits_of_a_config_json_are_those_of_transformers(family, placed, bind)
 
 def _logits(family, table, model, source, placement, bind):
     """Compiled in a hurry: a model runs once."""
-    module, vocab = replace(model, unroll=False).build(), getattr(model, "vocab", None)
+    module, vocab = model.build(), getattr(model, "vocab", None)
     pieces = pieces_of(table, module, vocab)
     copies = [copy.theirs for copy in table.copies]
     check_weights(source, pieces, copies, family, "the model")
@@ -78,5 +76,8 @@ def _logits(family, table, model, source, placement, bind):
     values = {path: read_shard(source, pieces, path, ranges, np.float32) for path, ranges in whole.items()}
     ids = reference.tokens(family, vocab or 2)
     run = jax.jit(lambda values: evaluate(family, bind(module, nested(values)), ids)[1])
-    with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement, np.float32, np.float32)):
+    with (
+        jax.set_mesh(placement.mesh),
+        axes.activate(axes.Scope(placement, np.float32, np.float32, axes.Execution(unroll=False))),
+    ):
         return run.lower(values).compile({"xla_backend_optimization_level": 0})(values)

@@ -1,9 +1,8 @@
-"""Depth: segments scanned or written out, with whatever is recomputed, the same function and gradients."""
+"""Depth: segments scanned or unrolled, with whatever is recomputed, the same function and gradients."""
 
-import dataclasses
 import re
 import secrets
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +16,7 @@ from axon.axes import ArraySpec, einsum, shard
 from axon.errors import UserError
 from axon.kernels.attention import Causal
 from axon.nn import Attention, Auxiliary, Depth, Dropout, Inputs, Param, Rope, Segment
+from axon.runtime.execution import check_execution
 from models.gpt2 import GPT2
 from models.llama import Llama
 
@@ -43,17 +43,16 @@ class Block(nnx.Module):
         return {"count": ArraySpec(("batch",), (batch,))}
 
 
-def plain_depth(rate=0.0, **options):
-    return Depth(Segment(3, block=Block(rate=rate)), **options)
+def plain_depth(rate=0.0):
+    return Depth(Segment(3, block=Block(rate=rate)))
 
 
-def mixed_depth(rate=0.0, **options):
+def mixed_depth(rate=0.0):
     """A layer, two periods of two kinds, two layers of a fourth kind: 0; 1, 3 and 2, 4; 5, 6."""
     return Depth(
         Segment(1, first=Block(jnp.cos, rate)),
         Segment(2, local=Block(jnp.tanh, rate), full=Block(jnp.sin, rate, mlp=24)),
         Segment(2, last=Block(jnp.tanh, rate)),
-        **options,
     )
 
 
@@ -75,15 +74,16 @@ def one_by_one(bind, values, x, inputs, cache):
 
 
 @pytest.fixture(scope="module")
-def run(bind, random_parameters):
-    """run(depth, call): output, cache, auxiliary and gradients, with the same parameters for the same kinds."""
+def run(bind, random_parameters, executed):
+    """run(depth, call, **fields): output, cache, auxiliary and gradients by an `Execution` with these fields, with the
+    same parameters for the same kinds."""
     seed = secrets.randbits(31)
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(2, 4, 8)).astype(np.float32)
     ids, drawn = jnp.zeros((2, 4), jnp.int32), {}
 
-    def run(depth, call=None, with_cache=True):
+    def run(depth, call=None, with_cache=True, **fields):
         names = tuple(depth.blocks)
         values = drawn.setdefault(names, random_parameters(depth, rng))
         inputs = Inputs(ids, ids, key=jax.random.key(seed), sequences=jnp.arange(2, dtype=jnp.int32))
@@ -99,7 +99,8 @@ def run(bind, random_parameters):
             x, cache, auxiliary = out(values, x)
             return jnp.sum(x**2) + auxiliary.losses["size"], (x, cache, auxiliary)
 
-        gradients, found = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))(values, x)
+        with executed(**fields):
+            gradients, found = jax.jit(jax.grad(objective, argnums=(0, 1), has_aux=True))(values, x)
         return jax.device_get((found, gradients))
 
     return run
@@ -114,7 +115,7 @@ def of_blocks(run, bind):
 @pytest.fixture(scope="module")
 def of_mixed(run):
     """of_mixed(unroll): what `mixed_depth` makes."""
-    return cache(lambda unroll: run(mixed_depth(unroll=unroll)))
+    return cache(lambda unroll: run(mixed_depth(), unroll=unroll))
 
 
 def close(actual, expected):
@@ -131,21 +132,21 @@ def test_segments_of_several_kinds_are_their_blocks_one_by_one_in_logical_order(
 @pytest.mark.few(make=(plain_depth,), with_cache=(False,))
 @pytest.mark.parametrize("with_cache", [False, True])
 @pytest.mark.parametrize("make", [plain_depth, mixed_depth])
-def test_scanned_and_written_out_are_the_same(run, make, with_cache):
-    scanned, written_out = (run(make(unroll=unroll, rate=0.3), with_cache=with_cache) for unroll in (False, True))
-    close(scanned, written_out)
+def test_scanned_and_unrolled_are_the_same(run, make, with_cache):
+    scanned, unrolled = (run(make(rate=0.3), with_cache=with_cache, unroll=unroll) for unroll in (False, True))
+    close(scanned, unrolled)
 
 
 @pytest.mark.few(unroll=(False,), remat=("full", {"full": "full", "last": ("up",)}))
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("remat", ["full", "minimal", ("up",), (), {"full": "full", "last": ("up",)}])
 def test_what_is_recomputed_does_not_change_gradients_cache_or_auxiliary(remat, unroll, run, of_mixed):
-    close(run(mixed_depth(remat=remat, unroll=unroll)), of_mixed(unroll))
+    close(run(mixed_depth(), remat=remat, unroll=unroll), of_mixed(unroll))
 
 
 def test_a_segment_in_parts_is_the_whole_and_a_place_without_a_layer_adds_nothing(run, bind):
     def depth():
-        return Depth(Segment(3, local=Block(rate=0.3), full=Block(jnp.sin, mlp=24)), unroll=False)
+        return Depth(Segment(3, local=Block(rate=0.3), full=Block(jnp.sin, mlp=24)))
 
     def in_parts(values, x, inputs, cache):
         found = []
@@ -158,7 +159,7 @@ def test_a_segment_in_parts_is_the_whole_and_a_place_without_a_layer_adds_nothin
         statistics = jax.tree.map(lambda s: s[:3] + jnp.sum(s[3:]), in_places)
         return x, None, Auxiliary(losses, statistics)
 
-    close(run(depth(), in_parts), run(depth(), with_cache=False))
+    close(run(depth(), in_parts, unroll=False), run(depth(), with_cache=False, unroll=False))
 
 
 def test_each_layer_has_its_own_parameters_and_cache(run):
@@ -172,7 +173,7 @@ def test_parameters_know_the_logical_layers_of_their_stack():
     assert mixed_depth().num_layers == 7
 
 
-def test_no_two_layers_drop_the_same_elements(seed):
+def test_no_two_layers_drop_the_same_elements(seed, executed):
     class Drop(nnx.Module):
         def __init__(self):
             self.scale, self.dropout = Param("embed", {"embed": 8}), Dropout(0.5, "here")
@@ -180,40 +181,46 @@ def test_no_two_layers_drop_the_same_elements(seed):
         def __call__(self, x, inputs, cache=None):
             return x, self.dropout(jnp.ones((2, 4, 8)), inputs), Auxiliary()
 
-    depth = Depth(Segment(2, one=Drop(), other=Drop()), unroll=False)
+    depth = Depth(Segment(2, one=Drop(), other=Drop()))
     values = {kind: {"scale": jnp.ones((2, 8))} for kind in depth.blocks}
     ids = jnp.zeros((2, 4), jnp.int32)
     inputs = Inputs(ids, ids, key=jax.random.key(seed), sequences=jnp.arange(2, dtype=jnp.int32))
-    _, dropped, _ = nnx.merge(nnx.graphdef(depth), values)(
-        jnp.ones(()), inputs, {"one": jnp.zeros(2), "other": jnp.zeros(2)}
-    )
+    with executed(unroll=False):
+        _, dropped, _ = nnx.merge(nnx.graphdef(depth), values)(
+            jnp.ones(()), inputs, {"one": jnp.zeros(2), "other": jnp.zeros(2)}
+        )
     masks = np.concatenate([dropped["one"], dropped["other"]]).reshape(4, -1)
     assert len(np.unique(masks, axis=0)) == 4
 
 
-def saved(depth, rng, bind, random_parameters, width):
-    """How many arrays `batch seq width` the backward keeps."""
+@pytest.fixture
+def saved(rng, bind, random_parameters, executed):
+    """saved(depth, width, **fields): how many arrays `batch seq width` the backward keeps of its unrolled layers."""
+    return partial(_saved, rng, bind, random_parameters, executed)
+
+
+def _saved(rng, bind, random_parameters, executed, depth, width, **fields):
     values, x, ids = random_parameters(depth, rng), jnp.ones((2, 4, 8)), jnp.zeros((2, 4), jnp.int32)
     shapes = []
 
     def forward(values):
         return bind(depth, values)(x, Inputs(ids, ids))[0]
 
-    jax.jit(lambda v: shapes.extend(a.shape for a in jax.tree.leaves(jax.vjp(forward, v)[1]))).lower(values)
+    with executed(unroll=True, **fields):
+        jax.jit(lambda v: shapes.extend(a.shape for a in jax.tree.leaves(jax.vjp(forward, v)[1]))).lower(values)
     return shapes.count((2, 4, width))
 
 
-def test_the_named_activation_is_kept_and_the_rest_is_not(rng, bind, random_parameters):
-    kept = {r: saved(plain_depth(remat=r, unroll=True), rng, bind, random_parameters, 16) for r in ("full", ("up",))}
-    assert kept == {"full": 0, ("up",): 3}
-    assert saved(plain_depth(remat="minimal", unroll=True), rng, bind, random_parameters, 16) == 3
-    assert saved(plain_depth(unroll=True), rng, bind, random_parameters, 16) > 3
+def test_the_named_activation_is_kept_and_the_rest_is_not(saved):
+    kept = {remat: saved(plain_depth(), 16, remat=remat) for remat in ("full", ("up",), "minimal")}
+    assert kept == {"full": 0, ("up",): 3, "minimal": 3}
+    assert saved(plain_depth(), 16) > 3
 
 
-def test_each_kind_is_recomputed_by_its_own_policy(rng, bind, random_parameters):
+def test_each_kind_is_recomputed_by_its_own_policy(saved):
     def kept(remat):
-        depths = (Depth(Segment(2, local=Block(), full=Block(mlp=24)), remat=remat, unroll=True) for _ in range(2))
-        return [saved(d, rng, bind, random_parameters, width) for d, width in zip(depths, (16, 24), strict=True)]
+        depths = (Depth(Segment(2, local=Block(), full=Block(mlp=24))) for _ in range(2))
+        return [saved(depth, width, remat=remat) for depth, width in zip(depths, (16, 24), strict=True)]
 
     assert kept({"local": "full", "full": ("up",)}) == [0, 2]
     assert kept({"local": ("up",), "full": "full"}) == [2, 0]
@@ -222,7 +229,7 @@ def test_each_kind_is_recomputed_by_its_own_policy(rng, bind, random_parameters)
 
 def test_two_layouts_on_one_mesh_each_get_their_own_trace(rng, placed, compiled, random_parameters, bind):
     """`checkpoint` and `scan` cache what they trace: a layout must not see another's."""
-    depth = plain_depth(remat="full", unroll=False)
+    depth, execution = plain_depth(), axes.Execution(remat="full", unroll=False)
     values, ids = random_parameters(depth, rng), jnp.zeros((2, 4), jnp.int32)
     for row in ("tensor", None, "tensor"):
 
@@ -231,26 +238,23 @@ def test_two_layouts_on_one_mesh_each_get_their_own_trace(rng, placed, compiled,
             return shard(out, "batch seq embed")
 
         placement = placed({"data": 2, "tensor": 2}, rows={"embed": row, "mlp": None})
-        out = compiled(placement, run, values, np.ones((2, 4, 8), np.float32))
+        out = compiled(placement, run, values, np.ones((2, 4, 8), np.float32), execution=execution)
         assert out.addressable_shards[0].data.shape == (1, 4, 4 if row else 8)
 
 
-def test_few_layers_are_written_out_on_cpu_and_many_scanned_and_it_is_said(placed):
-    def said(depth):
+def test_few_layers_are_unrolled_on_cpu_and_many_scanned_and_it_is_said(placed):
+    def said(depth, remat="none"):
         ids = jnp.zeros((2, 4), jnp.int32)
-        with axes.activate(axes.Scope(placed())) as scope:
+        with axes.activate(axes.Scope(placed(), execution=axes.Execution(remat=remat))) as scope:
             nnx.eval_shape(lambda: depth(jnp.ones((2, 4, 8)), Inputs(ids, ids)))
         return scope.choices["layers"]
 
     few, many = (Depth(Segment(n, block=Drawn())) for n in (2, 17))
-    assert said(few) == "2 × block written out, remat none"
+    assert said(few) == "2 × block unrolled, remat none"
     assert said(many) == "17 × block scanned, remat none"
-    both = Depth(
-        Segment(9, local=Drawn(), full=Drawn()), Segment(1, last=Drawn()), remat={"full": "full", "local": "full"}
-    )
-    assert (
-        said(both) == "9 × local + full scanned, 1 × last written out, remat full of local, full of full, none of last"
-    )
+    both = Depth(Segment(9, local=Drawn(), full=Drawn()), Segment(1, last=Drawn()))
+    text = said(both, remat={"full": "full", "local": "full"})
+    assert text == "9 × local + full scanned, 1 × last unrolled, remat full of local, full of full, none of last"
 
 
 class Drawn(nnx.Module):
@@ -260,27 +264,11 @@ class Drawn(nnx.Module):
         return x, cache, Auxiliary()
 
 
-@pytest.mark.parametrize(
-    ("remat", "message"),
-    [
-        ("ful", "unknown remat policy 'ful'. Did you mean 'full'?"),
-        (("uq",), "no activation is named 'uq'. Known: up."),
-        (("up", "gate"), "no activation is named 'gate'. Known: up."),
-        ({"block": ("gate",)}, "no activation is named 'gate'. Known: up."),
-        ({"blok": "full"}, "no kind of block is named 'blok'. Did you mean 'block'?"),
-    ],
-)
-def test_an_unknown_policy_name_or_kind_is_refused(remat, message):
-    with pytest.raises(UserError) as caught:
-        plain_depth(remat=remat)
-    assert message in str(caught.value)
-
-
 def test_segments_that_cannot_be_are_refused():
     with pytest.raises(UserError, match="two segments have a kind named 'block'"):
         Depth(Segment(1, block=Block()), Segment(1, block=Block()))
-    with pytest.raises(UserError, match="a kind of block cannot be named 'remat'"):
-        Depth(Segment(1, remat=Block()))
+    with pytest.raises(UserError, match="a kind of block cannot be named 'part'"):
+        Depth(Segment(1, part=Block()))
     with pytest.raises(UserError, match="1 kinds of block, 0 times"):
         Segment(0, block=Block())
     with pytest.raises(UserError, match=r"1 kinds of block, 1000000000 times; .* at most 65536 times"):
@@ -318,13 +306,15 @@ def test_a_model_keeps_by_name_what_its_blocks_name_and_nothing_else(config, mor
     traced = str(jax.make_jaxpr(lambda v: bind(model, v).hidden(inputs)[0])(values))
     named = set(re.findall(r"name\[name=(\w+)\]", traced))
     assert named == {"query", "key", "value", "attention", "residual", "up"} | more
-    dataclasses.replace(config, remat=tuple(named)).build()
+    check_execution(axes.Execution(remat=tuple(named)), model)
     with pytest.raises(UserError, match="no activation is named 'logits'"):
-        dataclasses.replace(config, remat=("logits",))
+        check_execution(axes.Execution(remat=("logits",)), model)
 
 
 @pytest.mark.parametrize("unroll", [False, True])
-def test_the_angles_of_each_rope_are_computed_once_however_many_layers_use_them(unroll, rng, bind, random_parameters):
+def test_the_angles_of_each_rope_are_computed_once_however_many_layers_use_them(
+    unroll, rng, bind, random_parameters, executed
+):
     class Attends(nnx.Module):
         def __init__(self, rope):
             dims = {"embed": 8, "heads": 2, "kv_heads": 2, "head_dim": 4}
@@ -335,7 +325,8 @@ def test_the_angles_of_each_rope_are_computed_once_however_many_layers_use_them(
             return x + out, cache, Auxiliary()
 
     kinds = {"local": Attends(Rope(100.0)), "full": Attends(Rope(1e6)), "third": Attends(Rope(100.0))}
-    depth = Depth(Segment(4, **kinds), unroll=unroll, remat="full")
+    depth = Depth(Segment(4, **kinds))
     values, ids = random_parameters(depth, rng), jnp.zeros((2, 4), jnp.int32)
     loss = lambda v: jnp.sum(bind(depth, v)(jnp.ones((2, 4, 8)), Inputs(ids, ids))[0] ** 2)  # noqa: E731
-    assert str(jax.make_jaxpr(jax.grad(loss))(values)).count("= sin ") == 2
+    with executed(unroll=unroll, remat="full"):
+        assert str(jax.make_jaxpr(jax.grad(loss))(values)).count("= sin ") == 2

@@ -52,8 +52,8 @@ def test_its_derivatives_are_those_of_the_mean_of_squares(x, rng):
 
 @pytest.mark.parametrize("remat", ["none", "full", ("inverse_rms",)])
 @pytest.mark.parametrize("unroll", [True, False])
-def test_each_layer_is_told_the_mean_of_squares_of_its_own_input(x, rng, unroll, remat, monkeypatch):
-    model, told = Depth(Segment(3, block=Block()), remat=remat, unroll=unroll), []
+def test_each_layer_is_told_the_mean_of_squares_of_its_own_input(x, rng, unroll, remat, monkeypatch, executed):
+    model, told = Depth(Segment(3, block=Block())), []
     model.block.norm.scale.set_value(jnp.asarray(rng.normal(size=(3, 16)), jnp.float32))
     graph, state = nnx.split(model)
     inputs = Inputs(jnp.zeros((2, 3), jnp.int32), jnp.zeros((2, 3), jnp.int32))
@@ -70,10 +70,11 @@ def test_each_layer_is_told_the_mean_of_squares_of_its_own_input(x, rng, unroll,
             x = x + jnp.sin(x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * scale)
         return jnp.sum(jnp.tanh(x))
 
-    found, expected = (jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))(state, x) for fn in (run, plain))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
-    monkeypatch.setattr(mean_square, "_is_mean_square", seen)
-    jax.jit(lambda state, x: run(state, x))(state, x).block_until_ready()
+    with executed(remat=remat, unroll=unroll):
+        found, expected = (jax.jit(jax.value_and_grad(fn, argnums=(0, 1)))(state, x) for fn in (run, plain))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+        monkeypatch.setattr(mean_square, "_is_mean_square", seen)
+        jax.jit(lambda state, x: run(state, x))(state, x).block_until_ready()
     jax.effects_barrier()
     assert len(told) == 3
     for wide, mean in told:

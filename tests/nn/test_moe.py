@@ -1,4 +1,4 @@
-"""Experts: each token through those it chose, by whatever exchange, on whatever mesh: the plain reference's values."""
+"""Experts: each token through those it chose, by whatever dispatcher, on any mesh: the plain reference's values."""
 
 import math
 
@@ -61,13 +61,15 @@ def draw(rng, module, load=None):
 
 
 class Run:
-    """A module on a placement, compiled once: (y, auxiliary) and gradients for parameters and x of a draw.
+    """A module on a placement, compiled once by an `Execution` with these fields: (y, auxiliary) and gradients for
+    parameters and x of a draw.
 
     Two tokens of each sequence are padding.
     """
 
-    def __init__(self, placement, module):
-        self.placement, self.scope, graph = placement, axes.Scope(placement), nnx.split(module, Param, ...)[0]
+    def __init__(self, placement, module, **fields):
+        self.placement, graph = placement, nnx.split(module, Param, ...)[0]
+        self.scope = axes.Scope(placement, execution=axes.Execution(**fields))
         documents = np.where(np.arange(SEQ) < SEQ - 2, 0, -1) * np.ones((BATCH, 1), np.int32)
         inputs = Inputs(documents, documents, documents)
         specs = parameters(module)
@@ -96,7 +98,7 @@ def check_same(found, expected, tolerance=1e-5):
 
 @pytest.fixture(scope="module")
 def reference(placed):
-    return Run(placed(), MoE(DIMS, ROUTING, **WHOLE, exchange="dense"))
+    return Run(placed(), MoE(DIMS, ROUTING, **WHOLE), dispatcher="dense")
 
 
 @pytest.mark.few(layout=LAYOUTS[1:2])
@@ -106,8 +108,9 @@ def test_output_losses_statistics_and_gradients_are_those_of_every_expert_on_eve
     layout, rng, placed, reference
 ):
     """Whatever the load: where all goes to two experts, in several rounds."""
-    module = MoE(DIMS, ROUTING, **WHOLE, margin=1.0)
-    run = Run(placed(layout.mesh, **{n: getattr(layout, n) for n in ("rows", "params", "zero", "auto")}), module)
+    module = MoE(DIMS, ROUTING, **WHOLE)
+    placement = placed(layout.mesh, **{n: getattr(layout, n) for n in ("rows", "params", "zero", "auto")})
+    run = Run(placement, module, capacity_factor=1.0)
     for load in LOADS.values():
         drawn = draw(rng, module, load)
         check_same(run(*drawn), reference(*drawn))
@@ -126,7 +129,7 @@ def plain_experts(values, x, chosen, weights):
 
 
 def test_the_reference_is_the_formula_and_no_layout_is_the_reference(rng, placed):
-    module = MoE(DIMS, Routing(8, 3), **WHOLE | {"shared": 0}, exchange="dense")
+    module = MoE(DIMS, Routing(8, 3), **WHOLE | {"shared": 0})
     values, state, x = draw(rng, module)
     logits = x @ values["router/matrix"] + values["router/logit_bias"]
     scores = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
@@ -137,7 +140,7 @@ def test_the_reference_is_the_formula_and_no_layout_is_the_reference(rng, placed
     graph = nnx.split(module, Param, ...)[0]
     y, _ = jax.jit(lambda given, x: nnx.merge(graph, nested(given))(x, inputs))(values | state, x)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
-    (found, _), _ = Run(placed(), module)(values, state, x)
+    (found, _), _ = Run(placed(), module, dispatcher="dense")(values, state, x)
     np.testing.assert_allclose(found[:, : SEQ - 2], expected[:, : SEQ - 2], rtol=1e-4, atol=1e-4)
     assert not found[:, SEQ - 2 :].any(), "padding goes to no expert"
 
@@ -147,7 +150,7 @@ def test_the_reference_is_the_formula_and_no_layout_is_the_reference(rng, placed
 def test_what_is_dropped_for_capacity_does_not_depend_on_the_layout(mesh, rng, placed):
     routing = Routing(8, 2, capacity=0.5, **LOSSES)
     drawn = draw(rng, MoE(DIMS, routing))
-    expected = Run(placed(), MoE(DIMS, routing, exchange="dense"))(*drawn)
+    expected = Run(placed(), MoE(DIMS, routing), dispatcher="dense")(*drawn)
     found = Run(placed(mesh), MoE(DIMS, routing))(*drawn)
     check_same(found, expected)
     statistics = found[0][1].statistics
@@ -156,17 +159,18 @@ def test_what_is_dropped_for_capacity_does_not_depend_on_the_layout(mesh, rng, p
     assert statistics["router/dropped"] >= max(dropped, 1)
 
 
-def traced(placement, module, rng):
+def traced(placement, rng, **fields):
     """What tracing a module's output logs."""
+    module = MoE(DIMS, ROUTING)
     values, state, x = draw(rng, module)
-    run = Run(placement, module)
+    run = Run(placement, module, **fields)
     with jax.set_mesh(placement.mesh), axes.activate(run.scope):
         run.fn.trace(values, x, state)
     return run.scope.choices["experts"]
 
 
-def test_the_choice_of_the_exchange_is_logged(rng, placed):
-    assert [traced(placed(mesh), MoE(DIMS, ROUTING), rng) for mesh in ({"data": 2}, {"expert": 2})] == [
+def test_the_choice_of_the_dispatcher_is_logged(rng, placed):
+    assert [traced(placed(mesh), rng) for mesh in ({"data": 2}, {"expert": 2})] == [
         "each device's own tokens",
         "padded: tokens sent over expert, 1.5 × the balanced load in a round",
     ]
@@ -177,31 +181,20 @@ def test_flops_are_those_of_the_experts_that_a_token_goes_through():
     assert forward_flops(module, 5) == 2 * 8 * 16 + 3 * 3 * 2 * 8 * 10 + 3 * 2 * 8 * 20
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"exchange": "paded"}, "unknown exchange 'paded' of tokens and experts. Did you mean 'padded'"),
-        ({"margin": 0.5}, "margin is 0.5; must be at least 1"),
-    ],
-)
-def test_a_module_that_cannot_be_is_refused(fields, message):
-    with pytest.raises(UserError) as caught:
-        MoE(DIMS, ROUTING, **fields)
-    assert message in str(caught.value)
-
-
-def test_a_ragged_exchange_on_a_cpu_is_refused(rng, placed):
+def test_a_ragged_dispatcher_on_a_cpu_is_refused(rng, placed):
     with pytest.raises(UserError, match="'ragged' is unavailable on CPUs, use 'padded'"):
-        traced(placed({"expert": 2}), MoE(DIMS, ROUTING, exchange="ragged"), rng)
+        traced(placed({"expert": 2}), rng, dispatcher="ragged")
 
 
-def test_a_layout_of_many_devices_has_no_buffer_larger_than_the_margin(placed):
-    """A device's rows are those of its own tokens, times the margin, whatever the number of devices."""
+def test_a_layout_of_many_devices_has_no_buffer_larger_than_its_capacity(placed):
+    """A device's rows are those of its own tokens, times the capacity factor, whatever the number of devices."""
     for size in (1, 2, 4, 8):
         placement = placed({"expert": size})
         with jax.set_mesh(placement.mesh):
             mesh = ExpertMesh.of(axes.Scope(placement), 16)
             copies = 4096
-            for way in (kind(mesh, copies, 1.25) for kind in ((Padded, Ragged) if size > 1 else (Local,))):
-                assert way.num_rows <= math.ceil(1.25 * copies) + size
-                assert way.num_rows * way.most_rounds >= copies * (size if isinstance(way, Ragged) else 1)
+            for dispatcher in (kind(mesh, copies, 1.25) for kind in ((Padded, Ragged) if size > 1 else (Local,))):
+                assert dispatcher.num_rows <= math.ceil(1.25 * copies) + size
+                assert dispatcher.num_rows * dispatcher.most_rounds >= copies * (
+                    size if isinstance(dispatcher, Ragged) else 1
+                )

@@ -1,7 +1,6 @@
 """What becomes of each activation: kept, computed again or offloaded, with the same gradients."""
 
 import ast
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,19 @@ from flax import nnx
 
 from axon.config import load
 from axon.errors import UserError
-from axon.layout import Layout, Placement
+from axon.layout import Execution, Layout, Placement
 from axon.nn import Auxiliary, Depth, Inputs, Param, Segment
-from axon.nn.remat import describe, recomputed, remat_by_kind
+from axon.nn.remat import check_remat, describe, recomputed, remat_of
 from axon.plan.compiled import host_bytes, memory_parts
 from axon.plan.topology import devices
 from axon.train.optimizers import SGD, AdamW, Constant
 from axon.train.step import Program
-from models.gemma import Gemma
-from models.gpt2 import GPT2
-from models.gpt_oss import GptOss
 from models.llama import Llama
 
 SIZES: dict[str, Any] = {"vocab": 64, "embed": 16, "heads": 2, "mlp": 32}
 MIXED = {"attention": "save", "gate": "offload", "input": "offload"}
 SHARDED = Layout({"data": 2, "tensor": 2}, zero=3)
 NAMES = {"local": ("gate", "up"), "full": ("gate", "up", "query")}
-
-
-def gemma(remat, layers=4, **options):
-    return Gemma(**SIZES, layers=layers, kv_heads=2, head_dim=8, window=8, remat=remat, **options)
 
 
 @pytest.mark.parametrize(
@@ -46,44 +38,25 @@ def gemma(remat, layers=4, **options):
         ({"local": {"input": "offload"}, "full": ("query",)}, {"input": "offload"}, ("query",)),
     ],
 )
-def test_a_policy_is_of_all_kinds_or_by_kind(remat, of_local, of_full):
-    assert remat_by_kind(remat, NAMES) == {"local": of_local, "full": of_full}
+def test_a_policy_is_of_all_kinds_or_by_kind(remat, of_local, of_full, executed):
+    check_remat(remat, NAMES)
+    with executed(remat=remat):
+        assert (remat_of("local"), remat_of("full")) == (of_local, of_full)
 
 
 @pytest.mark.parametrize(
     ("remat", "message"),
     [
+        (("uq",), "no activation is named 'uq'. Known: gate, query, up."),
         ({"gaet": "offload"}, "no activation is named 'gaet'. Did you mean 'gate'?"),
         ({"inptu": "offload"}, "no activation is named 'inptu'. Did you mean 'input'?"),
-        ({"gate": "ofload"}, "'gate' is mapped to the unknown action 'ofload'. Did you mean 'offload'?"),
-        ({"full": "save", "local": "minimal"}, "'local' is mapped to the unknown action 'minimal'."),
         ({"local": {"query": "save"}}, "no activation is named 'query'. Known: gate, input, up."),
-        ({"lokal": "full"}, "no kind of block is named 'lokal'. Did you mean 'local'?"),
-        ({"input": "recompute"}, "a block's input cannot be recomputed"),
-        ({}, "remat = {} names nothing"),
+        ({"lokal": "full"}, "no kind of block or activation is named 'lokal'. Did you mean 'local'?"),
     ],
 )
 def test_what_matches_nothing_is_refused(remat, message):
     with pytest.raises(UserError, match=re.escape(message)):
-        remat_by_kind(remat, NAMES)
-
-
-def test_each_models_config_refuses_it_before_anything_is_built():
-    with pytest.raises(UserError, match="no activation is named 'gaet'"):
-        Llama(**SIZES, layers=2, kv_heads=2, remat={"gaet": "save"})
-    with pytest.raises(UserError, match="no activation is named 'gate'"):
-        GPT2(**SIZES, layers=2, remat={"gate": "save"})
-    with pytest.raises(UserError, match="no kind of block is named 'fall'"):
-        GptOss(remat={"fall": "full"})
-    with pytest.raises(UserError, match="no kind of block is named 'last'"):
-        gemma({"last": "full"})
-
-
-def test_gemmas_kinds_each_have_their_policy():
-    policies = {"local": {"input": "offload"}, "full": "full", "last": ("gate",)}
-    assert gemma(policies, layers=3).build().layers.remat == policies
-    many = {f"local_{i}": "full" for i in (2, 3)}
-    assert gemma(many, local_layers=3).build().layers.remat == {"local": "none", **many, "full": "none"}
+        check_remat(remat, NAMES)
 
 
 def test_a_policy_is_said_in_words():
@@ -92,18 +65,19 @@ def test_a_policy_is_said_in_words():
     )
 
 
-def program(model, layout=None):
+def program(model, execution, layout=None):
     layout = layout or Layout({"data": 1})
     count = int(np.prod(list(layout.mesh.values())))
-    return Program(model, layout, SGD(Constant(1e-2)), batch=4, seq=16, devices=jax.devices()[:count])
+    options = {"execution": execution, "devices": jax.devices()[:count]}
+    return Program(model, layout, SGD(Constant(1e-2)), batch=4, seq=16, **options)
 
 
-def stepped(rng, packed_batch, model, layout=None):
+def stepped(rng, packed_batch, model, unroll, layout=None):
     """A step's metrics, the parameters after it, and what was chosen."""
     seed = int(rng.integers(2**31))
 
     def run(remat):
-        made = program(dataclasses.replace(model, remat=remat), layout)
+        made = program(model, Execution(remat=remat, unroll=unroll), layout)
         batch = packed_batch(np.random.default_rng(seed), 4, 16, 64)
         state, metrics = made.step(made.init(), made.place(batch))
         return jax.device_get((state.parameters, metrics)), made.choices
@@ -121,10 +95,10 @@ def stepped(rng, packed_batch, model, layout=None):
         (False, SHARDED),
         (None, Layout({"pipe": 2}, microbatches=2)),
     ],
-    ids=["scanned", "written out", "scanned, sharded", "pipelined"],
+    ids=["scanned", "unrolled", "scanned, sharded", "pipelined"],
 )
 def test_offloaded_activations_give_the_same_step(unroll, layout, rng, packed_batch):
-    run = stepped(rng, packed_batch, Llama(**SIZES, layers=2, kv_heads=2, unroll=unroll), layout)
+    run = stepped(rng, packed_batch, Llama(**SIZES, layers=2, kv_heads=2), unroll, layout)
     (found, choices), (expected, _) = run(MIXED), run("none")
     assert choices["offload"] == "gate, input of each layer to pinned_host"
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), found, expected)
@@ -141,7 +115,9 @@ def test_offloaded_activations_give_the_same_step(unroll, layout, rng, packed_ba
         ({"up": "recompute", "gate": "save"}, {"up"}),
     ],
 )
-def test_a_module_is_told_which_of_its_activations_the_backward_makes_again(remat, again, bind, random_parameters, rng):
+def test_a_module_is_told_which_of_its_activations_the_backward_makes_again(
+    remat, again, bind, random_parameters, rng, executed
+):
     told = set()
 
     class Asks(nnx.Module):
@@ -154,9 +130,10 @@ def test_a_module_is_told_which_of_its_activations_the_backward_makes_again(rema
             told.update(name for name in self.remat_names if recomputed(name))
             return x * self.scale.get_value(), cache, Auxiliary()
 
-    depth = Depth(Segment(2, block=Asks()), remat=remat)
+    depth = Depth(Segment(2, block=Asks()))
     ids = jnp.zeros((1, 3), jnp.int32)
-    bind(depth, random_parameters(depth, rng))(jnp.ones((1, 3, 4)), Inputs(ids, ids))
+    with executed(remat=remat):
+        bind(depth, random_parameters(depth, rng))(jnp.ones((1, 3, 4)), Inputs(ids, ids))
     assert told == again
     assert not recomputed("up")
 
@@ -165,13 +142,14 @@ def test_a_module_is_told_which_of_its_activations_the_backward_makes_again(rema
     ("remat", "barriers"), [("none", 0), ("minimal", 0), (("up",), 1), (("gate",), 1), ("full", 2)]
 )
 def test_of_an_mlp_on_tpus_what_the_backward_makes_again_is_no_product_to_xla(
-    remat, barriers, monkeypatch, bind, random_parameters, rng
+    remat, barriers, monkeypatch, bind, random_parameters, rng, executed
 ):
-    model = Llama(**SIZES, layers=1, kv_heads=2, remat=remat).build()
+    model = Llama(**SIZES, layers=1, kv_heads=2).build()
     values, ids = random_parameters(model, rng), jnp.zeros((1, 4), jnp.int32)
 
     def count():
-        traced = jax.make_jaxpr(lambda v: bind(model, v).hidden(Inputs(ids, jnp.arange(4)[None]))[0])(values)
+        with executed(remat=remat):
+            traced = jax.make_jaxpr(lambda v: bind(model, v).hidden(Inputs(ids, jnp.arange(4)[None]))[0])(values)
         return str(traced).count("optimization_barrier")
 
     assert count() == 0
@@ -181,7 +159,7 @@ def test_of_an_mlp_on_tpus_what_the_backward_makes_again_is_no_product_to_xla(
 
 def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
     monkeypatch.setattr(Placement, "memories", frozenset({"device"}))
-    made = program(Llama(**SIZES, layers=2, kv_heads=2, remat=MIXED))
+    made = program(Llama(**SIZES, layers=2, kv_heads=2), Execution(remat=MIXED))
     with pytest.raises(UserError, match=r"'gate', 'input' cannot be offloaded.*\(cpu\) have no memory 'pinned_host'"):
         made.trace()
 
@@ -189,12 +167,12 @@ def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "written"),
     [
-        ("llama3_8b", "Llama.remat={'attention': 'save', 'input': 'offload'}"),
-        ("gemma3_1b", "Gemma.remat={'local': {'input': 'offload'}, 'full': 'minimal', 'last': ('gate',)}"),
+        ("llama3_8b", "Execution.remat={'attention': 'save', 'input': 'offload'}"),
+        ("gemma3_1b", "Execution.remat={'local': {'input': 'offload'}, 'full': 'minimal', 'last': ('gate',)}"),
     ],
 )
 def test_a_config_file_can_say_it(name, written):
-    remat = load(Path(__file__).parents[2] / "configs" / f"{name}.gin", [written]).tree.model.remat
+    remat = load(Path(__file__).parents[2] / "configs" / f"{name}.gin", [written]).tree.execution.remat
     assert remat == ast.literal_eval(written.split("=", 1)[1])
 
 
@@ -204,10 +182,9 @@ def test_a_compiled_step_has_offloaded_activations_in_the_hosts_memory():
     sizes: Any = {"vocab": 512, "embed": 256, "layers": 8, "heads": 2, "kv_heads": 2, "mlp": 8192}  # too large for VMEM
     device, host = {}, {}
     for action in ("save", "offload"):
-        model = Llama(**sizes, remat={"gate": action, "up": action})
-        made = Program(
-            model, Layout({"data": 8}, zero=3), AdamW(Constant(1e-2)), batch=16, seq=512, devices=devices("v5e:2x4")
-        )
+        execution, layout = Execution(remat={"gate": action, "up": action}), Layout({"data": 8}, zero=3)
+        options = {"execution": execution, "devices": devices("v5e:2x4")}
+        made = Program(Llama(**sizes), layout, AdamW(Constant(1e-2)), batch=16, seq=512, **options)
         compiled = made.lower().compile()
         device[action], host[action] = memory_parts(compiled)["temporaries"], host_bytes(compiled)
     kept = 2 * 8 * (16 // 8 * 512) * 8192 * 2  # two activations of each layer, in bfloat16
@@ -220,8 +197,8 @@ def test_what_is_kept_of_a_layer_lies_in_a_tpus_memory_as_kernels_and_products_r
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     sizes: Any = {"vocab": 512, "embed": 512, "layers": 3, "heads": 4, "kv_heads": 2, "mlp": 1536}
     layout = Layout({"data": 4}, zero=3)
-    model = Llama(**sizes, remat=("query", "residual"))
-    made = Program(model, layout, AdamW(Constant(1e-2)), batch=8, seq=1024, devices=devices("v5e:2x2"))
+    options = {"execution": Execution(remat=("query", "residual")), "devices": devices("v5e:2x2")}
+    made = Program(Llama(**sizes), layout, AdamW(Constant(1e-2)), batch=8, seq=1024, **options)
     text = made.lower().compile().as_text()
     orders = {
         shape: set(re.findall(rf"bf16\[{shape}\]{{([\d,]+)", text)) for shape in ("3,2,1024,512", "3,2,1024,4,128")

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from axon.axes import reshard, shard
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn.param import with_zero_padding
 from axon.nn.stored_layers import stored_layer
 from axon.serve.offline import write
@@ -31,8 +31,9 @@ def test_every_device_gets_the_layer_that_one_stage_has(placed, compiled, rng):
     np.testing.assert_array_equal(compiled(placed({"pipe": 2, "tensor": 2}), run, weights), weights)
 
 
-def evaluated(model, layout, devices, batch):
-    program = Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=16, devices=jax.devices()[:devices])
+def evaluated(model, layout, devices, batch, unroll):
+    options = {"execution": Execution(unroll=unroll), "devices": jax.devices()[:devices]}
+    program = Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=16, **options)
     state = program.init()
     loss, tokens = program.evaluate(state, program.place(batch))["loss"]
     asked = Request((1, 2, 3), Sampling(tokens=4, temperature=0))
@@ -58,9 +59,9 @@ def test_what_is_updated_of_identity_layers_is_zero(placed, compiled, rng):
 @pytest.mark.parametrize("layers", [3, 4])
 @pytest.mark.parametrize("unroll", [True, False])
 def test_evaluation_and_samples_do_not_depend_on_stages(unroll, layers, packed_batch, rng):
-    batch, model = packed_batch(rng, 8, 16, 64), replace(MODEL, unroll=unroll, layers=layers)
-    loss, text = evaluated(model, Layout(), 1, batch)
+    batch, model = packed_batch(rng, 8, 16, 64), replace(MODEL, layers=layers)
+    loss, text = evaluated(model, Layout(), 1, batch, unroll)
     stages = Layout({"pipe": 2, "tensor": 2}, microbatches=2, pad_layers=True)
-    found, ours = evaluated(model, stages, 4, batch)
+    found, ours = evaluated(model, stages, 4, batch, unroll)
     np.testing.assert_allclose(found, loss, rtol=1e-5)
     assert ours == text

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from axon.layout import Layout, sequence_parallel, tensor_3d
@@ -13,6 +14,14 @@ X, Y, Z = "x", "y", "z"
 ORDER = ("replica", "pipe", "data", "expert", Z, X, Y, "context", "ulysses", "tensor")
 FIELDS_3D = tensor_3d(rows=Z, inputs=X, outputs=Y)
 ROWS_3D = FIELDS_3D["rows"] | {"batch": ("replica", "data", "expert", Z)}
+
+
+@dataclass(frozen=True)
+class HostLayout(Layout):
+    """A layout of which these kinds of array are on the host, as of `Execution`."""
+
+    host: tuple[str, ...] = ()
+
 
 # Sizes of mesh axes are the least that a mechanism needs.
 DENSE: dict[str, dict[str, Any]] = {
@@ -81,7 +90,7 @@ def combined(*names: str, **more: Any) -> Layout:
         mesh[Z] = 2
     if math.prod(mesh.values()) > DEVICES and mesh.get("tensor", 1) > 2:
         mesh["tensor"] = 2
-    return Layout(mesh or {"data": 1}, **fields | more)
+    return HostLayout(mesh or {"data": 1}, **fields | more)
 
 
 def joined(names: Iterable[str]) -> str:
@@ -91,5 +100,5 @@ def joined(names: Iterable[str]) -> str:
 def described(layout: Layout) -> str:
     mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
     mode = "auto" if layout.auto else "explicit"
-    host = ", on the host" * bool(layout.host)
+    host = ", on the host" * (isinstance(layout, HostLayout) and bool(layout.host))
     return f"{mesh}, zero {layout.zero}, {mode}, microbatches {layout.microbatches}, {dict(layout.rows)}{host}"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array, lax
+from mechanisms import HostLayout
 
-from axon.layout import KINDS, Layout
+from axon.layout import KINDS, Execution, Layout
 from axon.nn import router
 from axon.runtime import flattened
 from axon.train.objective import NextToken
@@ -49,6 +50,7 @@ class Problem:
     seq: int = 32
     steps: int = 10
     microbatches: int = 1
+    execution: Execution = Execution()
 
     def program(self, layout: Layout, seed: int = 0) -> Program:
         """The step on a layout's devices."""
@@ -60,6 +62,7 @@ class Problem:
             seq=self.seq,
             objective=self.objective,
             seed=seed,
+            execution=replace(self.execution, host=layout.host if isinstance(layout, HostLayout) else ()),
             devices=devices(layout),
         )
 

@@ -14,7 +14,6 @@ from flax import nnx
 
 from axon.axes import einsum, shard
 from axon.checkpoint import Checkpoints, Store
-from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Auxiliary, Depth, Dropout, LanguageModel, Param, RMSNorm, Segment, Variable
 from axon.parallel.pipeline import OneFOneB, TwoBW
@@ -309,9 +308,3 @@ def test_frozen_parameters_stay_and_are_kept_once(packed_batch):
     compare(trained)
     assert "embedding" not in trained.states[-1].in_flight.parameters
     assert "attention" not in trained.states[-1].in_flight.parameters["layers"]["block"]
-
-
-def test_weights_on_the_host_are_refused():
-    layout = two_bw({"pipe": 2}, host=("optimizer",), rows={"layers": None}, params={"layers": ("pipe",)})
-    with pytest.raises(UserError, match=r"Layout\.host .* two versions of the weights .* or use another schedule"):
-        program_of(layout, LLAMA, 0)

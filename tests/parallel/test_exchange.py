@@ -151,7 +151,7 @@ def test_all_stages_of_a_pipeline_take_as_many_rounds_as_one_of_them_needs(place
 
     def rounds(chosen):
         mesh = ExpertMesh.of(axes.Scope(placement), EXPERTS)
-        return num_rounds(mesh, Padded(mesh, TOKENS * K // 2, margin=1.0), chosen[0])[None]
+        return num_rounds(mesh, Padded(mesh, TOKENS * K // 2, capacity_factor=1.0), chosen[0])[None]
 
     def of_stages(chosen):
         split, by_stage = PartitionSpec("pipe"), axes.reshard(chosen, PartitionSpec("pipe", None, None, None))

@@ -9,7 +9,7 @@ import pytest
 
 from axon import axes
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn import Rope, Routing
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.runtime import nested
@@ -228,8 +228,9 @@ def test_one_bit_adam_after_its_warm_up_is_the_paper_by_loops(alone, rng, packed
 
 @pytest.mark.full
 def test_replicas_that_train_separately_have_experts(packed_batch, rng):
-    model = Mixtral(vocab=64, embed=32, layers=1, heads=4, kv_heads=4, mlp=16, routing=Routing(4, 2), margin=1.0)
-    ours = made(Layout({"replica": 2, "expert": 2}), model=model, outer=DiLoCo(every=2))
+    model = Mixtral(vocab=64, embed=32, layers=1, heads=4, kv_heads=4, mlp=16, routing=Routing(4, 2))
+    execution = Execution(capacity_factor=1.0)
+    ours = made(Layout({"replica": 2, "expert": 2}), model=model, outer=DiLoCo(every=2), execution=execution)
     batch = packed_batch(rng, ROWS, SEQ, model.vocab)
     _, curve = run(ours, ours.init(), [batch] * 4)
     assert curve[-1, 0] < curve[0, 0]

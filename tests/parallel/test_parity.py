@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import pytest
-from mechanisms import DENSE, FIELDS_3D, OF_EXPERTS, ORDER, X, Z, combined, described, joined, pairs
+from mechanisms import DENSE, FIELDS_3D, OF_EXPERTS, ORDER, HostLayout, X, Z, combined, described, joined, pairs
 from parity import Problem, check, check_in_a_process, num_devices, once_each
 
-from axon.layout import Layout, sequence_parallel
+from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Rope, Routing
 from axon.train.masked import MaskedToken
 from axon.train.objective import MultiToken
@@ -35,14 +35,15 @@ EXPERTS = Mixtral(
     mlp=16,
     routing=ROUTING,
     shared=16,
-    margin=1.0,  # so that there are further rounds
-    remat=("dispatched",),
-    unroll=False,
 )
+SCANNED = Execution(unroll=False)
+ROUNDS = Execution(remat=("dispatched",), unroll=False, capacity_factor=1.0)
+"""So that there are overflow rounds."""
+
 PROBLEMS = {
     "dense": Problem(Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)),
-    "experts": Problem(EXPERTS, steps=3),
-    "dropped": Problem(replace(EXPERTS, routing=replace(ROUTING, capacity=1.0)), steps=1),
+    "experts": Problem(EXPERTS, steps=3, execution=ROUNDS),
+    "dropped": Problem(replace(EXPERTS, routing=replace(ROUTING, capacity=1.0)), steps=1, execution=ROUNDS),
     "kinds of block": Problem(
         Gemma(
             **SIZES,
@@ -108,10 +109,10 @@ PROBLEMS = {
             rope_dim=4,
             value_dim=8,
             multi_token=True,
-            unroll=False,
         ),
         MultiToken(),
         steps=3,
+        execution=SCANNED,
     ),
     "gpt-oss": Problem(
         GptOss(
@@ -122,9 +123,9 @@ PROBLEMS = {
             head_dim=8,
             routing=Routing(8, 2, z_loss=0.001),
             window=6,
-            unroll=False,
         ),
         steps=3,
+        execution=SCANNED,
     ),
 }
 
@@ -218,8 +219,8 @@ ODD = [
     Layout({"data": 8}, params={"mlp": "data"}),
     Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}),
     Layout({"data": 2, Z: 2, X: 2}, zero=3, **FIELDS_3D),
-    Layout({"data": 4, "tensor": 2}, zero=2, rows=sequence_parallel(), microbatches=2, host=HOST),
-    Layout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}, host=HOST),
+    HostLayout({"data": 4, "tensor": 2}, zero=2, rows=sequence_parallel(), microbatches=2, host=HOST),
+    HostLayout({"data": 4, "tensor": 2}, params={"embed": "data"}, optimizer={"embed": None}, host=HOST),
     Layout({"data": 2, "tensor": 4}, rows=sequence_parallel(), auto=True),
 ]
 ODD_OF_EXPERTS = [

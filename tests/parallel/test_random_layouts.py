@@ -9,26 +9,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from mechanisms import DEVICES, EVERY, ORDER
+from mechanisms import DEVICES, EVERY, ORDER, HostLayout
 from parity import Expected, Problem, check, once_each
 
 from axon.errors import UserError
-from axon.layout import Layout, sequence_parallel
+from axon.layout import Execution, Layout, sequence_parallel
 from axon.layout.table import CONTEXT
 from axon.nn import Routing
 from axon.parallel.pipeline import DualPipeV, GPipe, Interleaved, OneFOneB, ZeroBubbleH1, ZeroBubbleV
 from models.llama import Llama
 from models.mixtral import Mixtral
 
-SIZES: dict[str, Any] = {"vocab": 64, "embed": 32, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 32, "unroll": False}
+SIZES: dict[str, Any] = {"vocab": 64, "embed": 32, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 32}
 ROUTING = Routing(8, 2, sequence_loss=0.01, global_loss=0.01, z_loss=0.001)
 PROBLEMS = {
-    "dense": Problem(Llama(**SIZES), steps=3),
-    "experts": Problem(Mixtral(**SIZES, routing=ROUTING, remat="full"), steps=3),
+    "dense": Problem(Llama(**SIZES), steps=3, execution=Execution(unroll=False)),
+    "experts": Problem(Mixtral(**SIZES, routing=ROUTING), steps=3, execution=Execution(remat="full", unroll=False)),
 }
 AXES = ("replica", "data", "tensor", "pipe", "context", "ulysses", "expert")
 SCHEDULES = (None, GPipe(), OneFOneB(), Interleaved(2), ZeroBubbleH1(), ZeroBubbleV(), DualPipeV())
-MARGINS = (1.0, 1.5, 4.0)
+FACTORS = (1.0, 1.5, 4.0)
 
 
 def drawn_mesh(draw: random.Random) -> dict[str, int]:
@@ -70,7 +70,7 @@ def possible_layout(draw: random.Random, problem: Problem) -> Layout:
         fields = drawn_fields(draw)
         print(fields)
         try:
-            layout = Layout(**fields)
+            layout = HostLayout(**fields)
             problem.program(layout)
             return layout
         except UserError as refused:
@@ -86,7 +86,8 @@ def expected(packed_batch):
 def check_drawn(draw: random.Random, expected: Expected) -> None:
     problem = expected.problem
     if isinstance(problem.model, Mixtral):
-        problem = replace(problem, model=replace(problem.model, margin=draw.choice(MARGINS)))
+        execution = replace(problem.execution, capacity_factor=draw.choice(FACTORS))
+        problem = replace(problem, execution=execution)
     check(possible_layout(draw, problem), replace(expected, problem=problem))
 
 

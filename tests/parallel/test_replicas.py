@@ -135,7 +135,7 @@ def test_one_bit_adam_with_zero_2_or_3_is_refused(stage):
 
 
 def test_one_bit_adam_with_an_outer_method_is_refused():
-    with pytest.raises(UserError, match="DiLoCo lets replicas train separately: choose one"):
+    with pytest.raises(UserError, match=r"Train\.outer = DiLoCo and Train\.optimizer = OneBitAdam cannot be combined"):
         made(ONE_BIT, outer=DiLoCo(2))
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn import Routing
 from axon.plan.hlo import Module
 from axon.plan.topology import devices
@@ -20,15 +20,15 @@ MODEL = Mixtral(
     kv_heads=2,
     mlp=256,
     routing=Routing(8, 2, sequence_loss=0.01),
-    margin=4.0,  # one round for any load
 )
 
 
-def compiled(model, layout, target, batch, seq):
-    """The program, and what the compiler made of it."""
+def compiled(model, layout, target, batch, seq, capacity_factor=4.0):
+    """The program, and what the compiler made of it; by default with one round for any load."""
     module = "jax_plugins.xla_cuda13" if target.startswith("h200") else "libtpu"
     pytest.importorskip(module, reason="needs its compiler: scripts/setup compilers")
-    program = Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=seq, devices=devices(target))
+    options = {"execution": Execution(capacity_factor=capacity_factor), "devices": devices(target)}
+    program = Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=seq, **options)
     return program, program.lower().compile().as_text()
 
 
@@ -51,9 +51,10 @@ def test_tokens_are_sent_by_ragged_all_to_all(target):
     ids=["v5p", "h200"],
 )
 def test_experts_and_a_ring_work_on_the_stages_of_a_pipeline(target, mesh):
-    """In one region manual over `pipe`, each works in one that is manual over all else; with further rounds."""
-    model = replace(MODEL, layers=2, heads=4, mlp=512, margin=1.0)
-    program, text = compiled(model, Layout(mesh, context="ring", microbatches=2), target, batch=4, seq=1024)
+    """In one region manual over `pipe`, each works in one that is manual over all else; with overflow rounds."""
+    model = replace(MODEL, layers=2, heads=4, mlp=512)
+    layout = Layout(mesh, context="ring", microbatches=2)
+    program, text = compiled(model, layout, target, batch=4, seq=1024, capacity_factor=1.0)
     assert {"experts", "pipeline", "context"} <= program.choices.keys()
     assert "ragged-all-to-all" in text
     assert any(line.instruction.opcode.startswith("collective-permute") for line in Module.of(text).scheduled)

@@ -1,11 +1,10 @@
 """A pipeline's step, compiled for chips that are not here: its memory, its time, and what travels while stages work."""
 
 import math
-from dataclasses import replace
 
 import pytest
 
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.parallel.pipeline import Costs, GPipe, Interleaved, OneFOneB, ZeroBubbleV, figures
 from axon.parallel.pipeline.rows import rows
 from axon.plan.compiled import memory_parts
@@ -16,7 +15,7 @@ from axon.train.step import Program
 from models.llama import Llama
 
 MODEL = Llama(vocab=4096, embed=1024, layers=8, heads=8, kv_heads=4, mlp=4096)
-FULL = replace(MODEL, remat="full")
+FULL = Execution(remat="full")
 """The same with little besides what waits between stages."""
 SHAPES = {"v5e:4x4": (4, 1024), "h200:8": (16, 256)}
 """Sequences and positions of a microbatch on a device; fewer where attention has an array of `seq × seq`."""
@@ -24,24 +23,25 @@ DATA = 2
 MESHES = {"v5e:4x4": {"pipe": 4, "data": DATA, "tensor": 2}, "h200:8": {"pipe": 4, "data": DATA}}
 
 
-def program(schedule, microbatches, target, model):
+def program(schedule, microbatches, target, execution):
     module = {"v5e:4x4": "libtpu", "h200:8": "jax_plugins.xla_cuda13"}[target]
     pytest.importorskip(module, reason="needs its compiler: scripts/setup compilers")
     layout = Layout(MESHES[target], microbatches=microbatches, schedule=schedule)
     sequences, seq = SHAPES[target]
     batch = sequences * DATA * microbatches
-    return Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=seq, devices=devices(target))
+    options = {"execution": execution, "devices": devices(target)}
+    return Program(MODEL, layout, AdamW(Constant(1e-3)), batch=batch, seq=seq, **options)
 
 
 @pytest.fixture(scope="module")
 def compiled():
-    """compiled(schedule, microbatches, target, model): the program and what the compiler made of it, once each."""
+    """compiled(schedule, microbatches, target, execution): the program and what the compiler made of it, once each."""
     made = {}
 
-    def of(schedule, microbatches, target="v5e:4x4", model=MODEL):
-        key = schedule, microbatches, target, model
+    def of(schedule, microbatches, target="v5e:4x4", execution=Execution()):
+        key = schedule, microbatches, target, execution.remat
         if key not in made:
-            one = program(*key)
+            one = program(schedule, microbatches, target, execution)
             made[key] = one, one.lower().compile()
         return made[key]
 
@@ -113,8 +113,8 @@ def test_1f1b_takes_less_than_half_of_gpipes_memory(target, compiled):
     ("schedule", "least"), [(GPipe(), 0.85), (ZeroBubbleV(), 0.85), (Interleaved(2), 0)], ids=["gpipe", "zbv", "loop"]
 )
 def test_a_schedule_takes_as_much_more_memory_as_its_table_has_slots_and_its_layers_take(schedule, least, compiled):
-    plain = compiled(OneFOneB(), 64, model=FULL)
-    made, program = compiled(schedule, 64, model=FULL)
+    plain = compiled(OneFOneB(), 64, execution=FULL)
+    made, program = compiled(schedule, 64, execution=FULL)
     (table, pools), (_, fewer) = ((t, rows(t)[1]) for t in (m.evaluator.pipeline.table for m in (made, plain[0])))
     part = (*SHAPES["v5e:4x4"], MODEL.embed)
     for slots in (pools.inputs, pools.gradients):

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from axon.bench.reference import LLAMA3_8B, OPTIMIZER
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.plan.compiled import collectives, count_instructions, device_bytes
 from axon.plan.topology import devices
 from axon.train.step import Program
@@ -21,24 +21,27 @@ V5E_MEMORY = 16 * 2**30
 H200_MEMORY = 141e9
 
 
+def step(layers, layout, batch, seq, devices):
+    execution = Execution(remat="full", unroll=False)
+    model = replace(LLAMA3_8B, layers=layers)
+    return Program(model, layout, OPTIMIZER, batch=batch, seq=seq, execution=execution, devices=devices)
+
+
 def v5e_step(layers, seq=256):
     """FSDP over 16 TPU v5e."""
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
-    model, layout = replace(LLAMA3_8B, layers=layers), Layout(mesh={"data": 16}, zero=3)
-    return Program(model, layout, OPTIMIZER, batch=TOKENS // seq, seq=seq, devices=devices("v5e:4x4"))
+    return step(layers, Layout(mesh={"data": 16}, zero=3), TOKENS // seq, seq, devices("v5e:4x4"))
 
 
 def h200_step(layers, seq=256):
     """FSDP 4 × tensor 2 on 8 H200."""
     pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
-    model, layout = replace(LLAMA3_8B, layers=layers), Layout(mesh={"data": 4, "tensor": 2}, zero=3)
-    return Program(model, layout, OPTIMIZER, batch=TOKENS // seq, seq=seq, devices=devices("h200:8"))
+    return step(layers, Layout(mesh={"data": 4, "tensor": 2}, zero=3), TOKENS // seq, seq, devices("h200:8"))
 
 
 def cpu_step(layers, seq=256):
     """One CPU, its layers scanned as an accelerator's are."""
-    model = replace(LLAMA3_8B, layers=layers, unroll=False)
-    return Program(model, Layout(mesh={"data": 1}), OPTIMIZER, batch=1, seq=seq, devices=jax.devices()[:1])
+    return step(layers, Layout(mesh={"data": 1}), 1, seq, jax.devices()[:1])
 
 
 def matrix_sizes(program):

@@ -59,10 +59,10 @@ def test_of_a_loop_whose_body_has_several_rounds_they_are_counted_as_one(raised,
     assert work[0] == times
 
 
-def test_a_loop_that_a_load_of_experts_within_the_margin_never_enters_counts_as_nothing():
+def test_a_loop_that_a_load_of_experts_within_capacity_never_enters_counts_as_nothing():
     inner = "  ROOT %t = (s32[], f32[4]) while(%p), condition=%other, body=%inside\n"
     named = LOOPS.replace("  ROOT %t = (s32[], f32[4]) tuple(%p, /*index=1*/%work)\n", inner).replace(
-        "body=%body\n  ROOT", 'body=%body, metadata={op_name="jit(step)/moe/further_rounds/while"}\n  ROOT'
+        "body=%body\n  ROOT", 'body=%body, metadata={op_name="jit(step)/moe/overflow_rounds/while"}\n  ROOT'
     )
     module = Module.of(named)
     assert [one.times for one in module.scheduled if one.instruction.name == "work"] == [5, 3, 0]

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from axon.layout import Layout, sequence_parallel, tensor_3d
+from axon.layout import Execution, Layout, sequence_parallel, tensor_3d
 from axon.plan.report import compile_step
 from axon.plan.topology import devices
 from axon.plan.traffic import step_communication
@@ -18,7 +18,7 @@ from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
 
-MODEL = Llama(vocab=8192, embed=2048, layers=2, heads=16, kv_heads=16, mlp=4096, remat="full")
+MODEL = Llama(vocab=8192, embed=2048, layers=2, heads=16, kv_heads=16, mlp=4096)
 BATCH, SEQ = 32, 256
 TARGETS = {"v5e:4x4": 16, "v5p:2x2x4": 16, "h200:8": 8}
 COMPILERS = {"v": "libtpu", "h": "jax_plugins.xla_cuda13"}
@@ -60,7 +60,8 @@ def some(pairs, *fast):
 def test_a_compiled_step_sends_what_its_program_says_and_keeps_what_its_layout_says(name, target):
     pytest.importorskip(COMPILERS[target[0]], reason="needs its compiler: scripts/setup compilers")
     layout = split("data", TARGETS[target], **MECHANISMS[name])
-    program = Program(MODEL, layout, AdamW(Constant(1e-3)), batch=BATCH, seq=SEQ, devices=devices(target))
+    options = {"execution": Execution(remat="full"), "devices": devices(target)}
+    program = Program(MODEL, layout, AdamW(Constant(1e-3)), batch=BATCH, seq=SEQ, **options)
     report, _ = compile_step(program, target)
     check_memory(program, report.memory)
     check_bytes(program, report)

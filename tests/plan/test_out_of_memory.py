@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.plan.compiled import memory_parts
 from axon.plan.memory import available, least_memory
 from axon.plan.out_of_memory import check_memory, check_step, memory_explained
@@ -24,9 +24,10 @@ EXHAUSTED = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate {}"
 def program(layout=None, batch=16, scale=1, remat="none", **options):
     """On devices of this machine, its sizes times `scale`: nothing of it is made."""
     layout = layout or Layout({"data": 1})
-    model = Llama(vocab=64 * scale, embed=32, layers=2, heads=4, kv_heads=4, mlp=64 * scale, remat=remat)
+    model = Llama(vocab=64 * scale, embed=32, layers=2, heads=4, kv_heads=4, mlp=64 * scale)
     devices = jax.devices()[: math.prod(layout.mesh.values())]
-    return Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=16, devices=devices, **options)
+    options |= {"execution": Execution(remat=remat), "devices": devices}
+    return Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=16, **options)
 
 
 @pytest.fixture

@@ -58,5 +58,5 @@ def test_the_whole_step_fits_and_attention_is_our_kernels_or_cudnns_and_on_tpus_
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAXTEXT)
 def test_with_remat_full_a_step_takes_no_more_memory_than_maxtexts(name):
-    report, _ = compile_step(program(name, "Mixtral.remat = 'full'"), target(name))
+    report, _ = compile_step(program(name, "Execution.remat = 'full'"), target(name))
     assert report.memory["total"] <= MAXTEXT[name] * 2**30

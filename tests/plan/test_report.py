@@ -5,7 +5,7 @@ import math
 import pytest
 
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.plan.report import compile_step
 from axon.plan.topology import devices
 from axon.train.optimizers import AdamW, Constant
@@ -14,15 +14,14 @@ from models.llama import Llama
 
 LAYERS, BATCH, SEQ, VOCAB, EMBED, MLP = 3, 16, 256, 4096, 2048, 2048
 """Wide enough for 16 devices: of shards with fewer than 128 columns the TPU compiler reduces the whole array."""
-MODEL = Llama(vocab=VOCAB, embed=EMBED, layers=LAYERS, heads=16, kv_heads=16, mlp=MLP, remat="full")
+MODEL = Llama(vocab=VOCAB, embed=EMBED, layers=LAYERS, heads=16, kv_heads=16, mlp=MLP)
 COMPILERS = {"v": "libtpu", "h": "jax_plugins.xla_cuda13"}
 
 
 def program(target, mesh, model=MODEL, batch=BATCH, **layout):
     pytest.importorskip(COMPILERS[target[0]], reason="needs its compiler: scripts/setup compilers")
-    return Program(
-        model, Layout(mesh=mesh, **layout), AdamW(Constant(1e-3)), batch=batch, seq=SEQ, devices=devices(target)
-    )
+    options = {"execution": Execution(remat="full"), "devices": devices(target)}
+    return Program(model, Layout(mesh=mesh, **layout), AdamW(Constant(1e-3)), batch=batch, seq=SEQ, **options)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,7 @@ def test_cycles_kernels_and_choices_are_told(report):
 
 @pytest.mark.full
 def test_a_program_that_does_not_fit_says_by_how_much_and_what_is_largest():
-    wide = Llama(vocab=32_000, embed=8192, layers=8, heads=64, kv_heads=8, mlp=28_672, remat="full")
+    wide = Llama(vocab=32_000, embed=8192, layers=8, heads=64, kv_heads=8, mlp=28_672)
     with pytest.raises(
         UserError, match=r"(?s)not fit v5e:2x2: .*GiB too little.*parameters \d.*  1\. .*Layout\.zero = 3 \(0 now\)"
     ):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from axon.layout import Layout, Placement
+from axon.layout import Execution, Layout, Placement
 from axon.nn import Routing
 from axon.plan.moves import sent
 from axon.plan.traffic import WEIGHTS, part, step_communication, summary
@@ -42,9 +42,10 @@ CLOSE = {
 def random_program(rng, layout, unroll=False, remat="full", placement=None):
     heads, vocab, mlp = (8 * int(rng.integers(*span)) for span in ((1, 3), (4, 20), (4, 20)))
     sizes = {"vocab": vocab, "embed": 4 * heads, "heads": heads, "kv_heads": 8, "mlp": mlp}
-    model = Llama(**sizes, layers=int(rng.integers(2, 5)), unroll=unroll, remat=remat)
+    model = Llama(**sizes, layers=int(rng.integers(2, 5)))
     devices = jax.devices()[: math.prod(layout.mesh.values())]
-    return Program(model, layout, AdamW(Constant(1e-3)), batch=16, seq=16, devices=devices, placement=placement)
+    options = {"execution": Execution(remat=remat, unroll=unroll), "devices": devices, "placement": placement}
+    return Program(model, layout, AdamW(Constant(1e-3)), batch=16, seq=16, **options)
 
 
 def compared(program):
@@ -77,7 +78,7 @@ def test_a_step_sends_what_its_program_says(rng, name):
 
 
 @pytest.mark.parametrize("remat", some(("none", "minimal", "full"), full="none"))
-def test_layers_written_out_send_what_their_program_says(rng, remat):
+def test_unrolled_layers_send_what_their_program_says(rng, remat):
     check_exact(random_program(rng, EXACT["zero 3"], unroll=True, remat=remat))
 
 
@@ -176,25 +177,26 @@ def test_data_parallelism_sends_gradients_of_weights_and_zero_the_new_weights(rn
     assert not any(content == BACKWARD for _, content in rows)
 
 
-def experts_program(rng, margin):
+def experts_program(rng, capacity_factor):
     """A mixture of 8 experts on 4 devices that exchange, and the bytes of a token's row."""
     embed, layers = 8 * int(rng.integers(2, 9)), int(rng.integers(1, 3))
     sizes = {"vocab": 64, "embed": embed, "layers": layers, "heads": 2, "kv_heads": 2, "mlp": 16}
-    model = Mixtral(**sizes, routing=Routing(8, 2), margin=margin)
-    optimizer, devices = AdamW(Constant(1e-3)), jax.devices()[:4]
-    return Program(model, Layout({"expert": 4}), optimizer, batch=8, seq=16, devices=devices), embed, layers
+    model = Mixtral(**sizes, routing=Routing(8, 2))
+    options = {"execution": Execution(capacity_factor=capacity_factor), "devices": jax.devices()[:4]}
+    made = Program(model, Layout({"expert": 4}), AdamW(Constant(1e-3)), batch=8, seq=16, **options)
+    return made, embed, layers
 
 
 def test_experts_send_each_token_there_and_back_forward_and_backward_and_what_few_loads_need_is_told(rng):
-    margin = float(rng.uniform(1, 2))
-    program, embed, layers = experts_program(rng, margin)
+    factor = float(rng.uniform(1, 2))
+    program, embed, layers = experts_program(rng, factor)
     result = step_communication(program)
     sent = sum(one.bytes * one.times for one in result.transfers if one.kind == "all-to-all")
     copies, n = 8 // 4 * 16 * 2, 4
-    rows = n * math.ceil(margin * copies / n)
+    rows = n * math.ceil(factor * copies / n)
     # Rows in the compute dtype, float32 on CPUs. With a row go its weight, that weight's gradient and its expert.
     assert sent == pytest.approx((n - 1) / n * rows * (4 * 4 * embed + 3 * 4) * layers)
-    assert margin * copies <= rows < margin * copies + n  # the formula's m · k · B · S, in whole places
+    assert factor * copies <= rows < factor * copies + n  # the formula's m · k · B · S, in whole places
     (forward,) = (line for line in result.uncounted if line.endswith("in the forward"))
     (backward,) = (line for line in result.uncounted if line.endswith("in the backward"))
     each = [int(re.search(r"sends ([\d,]+) bytes", line)[1].replace(",", "")) for line in (forward, backward)]
@@ -204,7 +206,7 @@ def test_experts_send_each_token_there_and_back_forward_and_backward_and_what_fe
 
 @pytest.mark.slow
 def test_experts_with_room_for_any_load_send_what_their_program_says(rng):
-    program, *_ = experts_program(rng, margin=4.0)
+    program, *_ = experts_program(rng, 4.0)
     assert not any("rounds after the first" in line for line in step_communication(program).uncounted)
     traced, compiled = compared(program)
     assert traced["all-to-all", ("expert",)] == pytest.approx(compiled["all-to-all", ("expert",)])

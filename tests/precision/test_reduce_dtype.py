@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from axon.layout import Layout, Placement
+from axon.layout import Execution, Layout, Placement
 from axon.plan.compiled import collectives
 from axon.plan.equations import sends
 from axon.plan.flops import bodies_of
@@ -14,16 +14,16 @@ from axon.train.step import Program
 from models.gpt2 import GPT2
 from models.llama import Llama
 
-LLAMA = Llama(vocab=32, embed=16, layers=2, heads=2, kv_heads=2, mlp=32, unroll=True)
-GPT = GPT2(vocab=32, embed=16, layers=2, heads=2, mlp=32, positions=16, unroll=True)
+LLAMA = Llama(vocab=32, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
+GPT = GPT2(vocab=32, embed=16, layers=2, heads=2, mlp=32, positions=16)
 SUMS = ("all-reduce", "reduce-scatter")
 
 
 def program(model, reduce, zero, **where):
     layout = Layout({"data": 4, "tensor": 2}, zero=zero, microbatches=where.pop("microbatches", 1))
     where = where or {"placement": Placement.described(layout, 8)}
-    precision = Precision("bfloat16", reduce)
-    return Program(model, layout, AdamW(Constant(1e-3)), batch=32, seq=16, precision=precision, **where)
+    where |= {"precision": Precision("bfloat16", reduce), "execution": Execution(unroll=True)}
+    return Program(model, layout, AdamW(Constant(1e-3)), batch=32, seq=16, **where)
 
 
 def equations(jaxpr, times=1):

@@ -14,7 +14,7 @@ import tokenizers
 from axon.checkpoint import Reader
 from axon.data import Bpe, TokenizerFile
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn import Inputs
 from axon.observe.metrics import read_metrics
 from axon.run import program
@@ -219,8 +219,8 @@ def test_full_logits_have_a_row_for_every_token(trained, full_logits):
 
 @pytest.mark.full
 def test_on_fewer_devices_the_reason_is_said_and_kernels_and_layout_rows_stay(tiny, do, few, tmp_path):
-    layout = Layout({"tensor": 4}, replicate_kv=2)
-    train = replace(tiny, model=replace(tiny.model, kv_heads=2), layout=layout, kernels={"attention": "reference"})
+    layout, execution = Layout({"tensor": 4}, replicate_kv=2), Execution(kernels={"attention": "reference"})
+    train = replace(tiny, model=replace(tiny.model, kv_heads=2), layout=layout, execution=execution)
     do(train, tmp_path, devices=4, steps=2)
     lines = []
     with few(4):

@@ -103,8 +103,6 @@ def test_a_layout_that_does_not_fit_is_refused(trained, tmp_path):
         ("mesh = {'context': 2}", "'context' = 2"),
         ("context = 'ring'", "Layout.context"),
         ("mesh = {'tensor': 2}\nLayout.overlap = ('tensor',)", "Layout.overlap"),
-        ("host = ('params',)", "Layout.host"),
-        ("disk = {'optimizer': 'scratch'}", "Layout.disk"),
         ("microbatches = 2", "Layout.microbatches"),
         ("zero = 1", "Layout.zero"),
     ],

@@ -20,7 +20,7 @@ from axon.config import load
 from axon.data import Folder, TokenizerFile
 from axon.errors import UserError
 from axon.launch.signals import Interrupted
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn import Param
 from axon.observe.metrics import held_out_losses, read_metrics
 from axon.observe.trackers import TensorBoard
@@ -211,10 +211,10 @@ def test_a_pipeline_without_a_flush_goes_on_with_the_batch_in_flight_and_says_wh
 @pytest.mark.full
 def test_a_run_goes_on_with_its_optimizer_state_in_files_and_without(tiny, trained, do, tmp_path, eight):
     disk = {"optimizer": str(tmp_path)}
-    begun = do(replace(tiny, layout=Layout(disk=disk)), tmp_path / "run", steps=3)
+    begun = do(replace(tiny, execution=Execution(disk=disk)), tmp_path / "run", steps=3)
     assert f"disk: optimizer in files in {tmp_path}, read and written one layer at a time" in begun.lines
     do(tiny, tmp_path / "run", steps=6)
-    do(replace(tiny, layout=replace(eight, disk=disk)), tmp_path / "run", devices=8)
+    do(replace(tiny, layout=eight, execution=Execution(disk=disk)), tmp_path / "run", devices=8)
     found, expected = (records(folder, "loss", "grad_norm") for folder in (tmp_path / "run", trained.folder))
     np.testing.assert_allclose(found[:10], expected[:10], rtol=1e-5)
     assert evaluated(tmp_path / "run") == [3, 6, 10, 12]
@@ -222,14 +222,14 @@ def test_a_run_goes_on_with_its_optimizer_state_in_files_and_without(tiny, train
 
 def test_a_disk_that_is_not_there_is_said_before_any_work(tiny, do, tmp_path):
     with pytest.raises(UserError, match="there is no folder /nowhere"):
-        do(replace(tiny, layout=Layout(disk={"optimizer": "/nowhere"})), tmp_path / "run")
+        do(replace(tiny, execution=Execution(disk={"optimizer": "/nowhere"})), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_continues_where_a_step_is_computed_in_another_way(tiny, trained, do, tmp_path):
     do(tiny, tmp_path, steps=4)
-    model = replace(tiny.model, remat="full", unroll=True)
-    other = do(replace(tiny, model=model, kernels={"attention": "xla"}), tmp_path, steps=8)
+    execution = Execution(remat="full", unroll=True, kernels={"attention": "xla"})
+    other = do(replace(tiny, execution=execution), tmp_path, steps=8)
     assert "resumed from step 4" in other.lines
     changed = "model.remat 'none' → 'full', model.unroll None → True, kernels {} → {'attention': 'xla'}"
     assert f"changed since the last start: {changed}" in other.lines
@@ -274,7 +274,7 @@ def test_another_model_optimizer_data_or_seed_is_refused(trained, do, change, di
     with pytest.raises(UserError, match="has another run") as refused:
         do(change(trained.train), trained.folder)
     assert difference in str(refused.value)
-    assert "What may change: model.remat, model.unroll, data.sources" in str(refused.value)
+    assert "What may change: data.sources" in str(refused.value)
     assert (trained.folder / "config.gin").read_text() == before
 
 
@@ -604,7 +604,7 @@ def test_memory_that_runs_out_in_a_step_is_explained(tiny, tmp_path, monkeypatch
         run(replace(tiny, run_dir=str(tmp_path / "run")), report=lambda _: None)
     told = str(caught.value)
     assert told.startswith("out of memory on each of this machine's 8 devices, where 8.00 GiB more were asked for.")
-    assert "the model's remat = 'full' ('none' now)" in told
+    assert "Execution.remat = 'full' ('none' now)" in told
 
 
 def test_a_model_that_no_memory_holds_is_refused_before_any_work(tiny, tmp_path):

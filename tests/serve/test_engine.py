@@ -51,7 +51,7 @@ MODELS = {
     "llama": llama(layers=2),
     "window": llama(layers=2, window=5, qk_norm=True, bias=True, tied=True),
     "gpt2": GPT2(VOCAB, 32, 2, 4, 48, 128),
-    "alternating windows": Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0, unroll=False),
+    "alternating windows": Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0),
     "latents": DeepSeek(
         VOCAB, 32, layers=2, first_dense=1, heads=4, mlp=48, expert_mlp=16, shared=16, q_latent=16, kv_latent=12,
         nope_dim=6, rope_dim=4, value_dim=8, routing=Routing(8, 2, "sigmoid", groups=2, kept_groups=1, bias_rate=0.1),

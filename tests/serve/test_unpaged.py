@@ -10,7 +10,7 @@ from flax import nnx
 
 from axon.axes import ArraySpec
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn import Auxiliary, Depth, Inputs, LanguageModel, RMSNorm, Segment
 from axon.runtime import Runtime
 from axon.serve.request import Finish, Request, Sampling
@@ -31,7 +31,9 @@ VOCAB = 64
 def program(model, devices=1, **layout):
     optimizer, devices = AdamW(Constant(1e-3)), jax.devices()[:devices]
     objective = SpanCorruption() if isinstance(model, T5) else NextToken()
-    return Program(model, Layout(**layout), optimizer, batch=8, seq=16, objective=objective, devices=devices)
+    execution = Execution(unroll=False if model == MODELS["scanned answers"] else None)
+    options = {"objective": objective, "execution": execution, "devices": devices}
+    return Program(model, Layout(**layout), optimizer, batch=8, seq=16, **options)
 
 
 def random_values(program, seed):
@@ -58,7 +60,7 @@ def t5(**fields):
     return T5(VOCAB, 32, **{**sizes, "buckets": 8, "max_distance": 20, "start_id": 5, **fields})
 
 
-MODELS = {"continues": llama(layers=2), "answers": t5(), "scanned answers": t5(gated=False, tied=True, unroll=False)}
+MODELS = {"continues": llama(layers=2), "answers": t5(), "scanned answers": t5(gated=False, tied=True)}
 
 
 def written(writer, prompt, sampling):

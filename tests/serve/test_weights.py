@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.layout import Layout, sequence_parallel
+from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Inputs, Routing
 from axon.runtime import Runtime, flattened, nested
 from axon.serve import Capacity, Engine, Replicas, Request, Sampling, answers
@@ -43,8 +43,9 @@ AGREE = {"int8": 0.93, "float8_e4m3fn": 0.82}
 """How often the likeliest token is the model's, of these random models."""
 
 
-def runtime_of(weights, model=LLAMA, devices=1, **layout):
-    return Runtime(model, Layout(**layout), devices=jax.devices()[:devices], weights=weights)
+def runtime_of(weights, model=LLAMA, devices=1, execution=Execution(), **layout):
+    options = {"execution": execution, "devices": jax.devices()[:devices], "weights": weights}
+    return Runtime(model, Layout(**layout), **options)
 
 
 def drawn(seed, model=LLAMA):
@@ -120,8 +121,9 @@ def test_experts_with_biases_are_those_of_the_weights_stood_for_on_any_layout(la
 
 
 def test_experts_that_all_see_every_token_are_those_of_the_weights_stood_for(seed, rng):
-    model = Mixtral(VOCAB, 32, 1, 4, 2, 24, Routing(4, 2), exchange="dense")
-    narrow, wide = runtime_of("int8", model), runtime_of(None, model)
+    model = Mixtral(VOCAB, 32, 1, 4, 2, 24, Routing(4, 2))
+    dense = Execution(dispatcher="dense")
+    narrow, wide = (runtime_of(weights, model, execution=dense) for weights in ("int8", None))
     stored = as_stored(narrow, drawn(seed, model))
     tokens = rng.integers(0, VOCAB, (4, 20), dtype=np.int32)
     same = logits(wide, dequantized(narrow, stored), tokens)

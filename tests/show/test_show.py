@@ -90,7 +90,7 @@ def test_of_a_serving_configuration_each_weights_sharding_the_cache_and_the_engi
 @pytest.mark.full
 def test_what_is_on_the_host_is_counted_apart(shown):
     def totals(host):
-        lines = shown("Layout.mesh={'data': 4}", "Layout.zero=3", f"Layout.host={host}").splitlines()
+        lines = shown("Layout.mesh={'data': 4}", "Layout.zero=3", f"Execution.host={host}").splitlines()
         return {line.split()[0]: numbers(line) for line in lines if line.split()[:1] in (["params"], ["optimizer"])}
 
     (whole, params), (state, optimizer) = totals(())["params"], totals(())["optimizer"]
@@ -100,7 +100,7 @@ def test_what_is_on_the_host_is_counted_apart(shown):
 
 def test_what_is_on_a_disk_is_counted_apart_and_the_disk_need_not_be_here(shown):
     def totals(disk):
-        lines = shown("Layout.mesh={'data': 4}", "Layout.zero=3", f"Layout.disk={disk}").splitlines()
+        lines = shown("Layout.mesh={'data': 4}", "Layout.zero=3", f"Execution.disk={disk}").splitlines()
         return {line.split()[0]: numbers(line) for line in lines if line.split()[:1] in (["params"], ["optimizer"])}
 
     (params, state), other = totals({}).values(), totals({"optimizer": "/nowhere"})

@@ -10,7 +10,7 @@ import pytest
 
 from axon.axes import einsum
 from axon.errors import UserError
-from axon.layout import Layout, sequence_parallel
+from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Auxiliary, Depth, LanguageModel, RMSNorm, Segment, Variable, token_nll
 from axon.train.gradients import total_counts
 from axon.train.objective import MultiToken, NextToken, Sums
@@ -34,7 +34,6 @@ TWO_TOKENS = DeepSeek(
     rope_dim=4,
     value_dim=6,
     multi_token=True,
-    remat="full",
 )
 
 
@@ -99,7 +98,9 @@ def first_step(begun, seed):
 def program(layout, model, objective):
     devices = jax.devices()[: int(np.prod(list(layout.mesh.values())))]
     optimizer = AdamW(Constant(0.0), clip=None)
-    return Program(model, layout, optimizer, batch=SEQUENCES, seq=SEQ, objective=objective, devices=devices)
+    execution = Execution(remat="full" if model is TWO_TOKENS else "none")
+    options = {"objective": objective, "execution": execution, "devices": devices}
+    return Program(model, layout, optimizer, batch=SEQUENCES, seq=SEQ, **options)
 
 
 def assert_same(ours, theirs):

@@ -6,13 +6,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.errors import UserError
-from axon.layout import Layout, LayoutError
-from axon.parallel.outer import DiLoCo
+from axon.layout import Execution, Layout
 from axon.plan.memory import arguments, on_disk
 from axon.plan.topology import devices
 from axon.runtime import nested
@@ -28,8 +26,6 @@ from axon.train.optimizers import (
     Group,
     Lion,
     Muon,
-    OneBitAdam,
-    Optax,
     ScheduleFreeAdamW,
 )
 from axon.train.step import Program
@@ -37,8 +33,8 @@ from models.gemma import Gemma
 from models.llama import Llama
 
 RATE = Constant(1e-2)
-MODEL = Gemma(vocab=64, embed=16, layers=3, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8, unroll=False)
-SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32, unroll=False)
+MODEL = Gemma(vocab=64, embed=16, layers=3, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
+SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
 
 OPTIMIZERS = {
     "AdamW": AdamW(RATE, groups=(Group("*/mlp/*", rate=0.5), Group("embedding/*", frozen=True))),
@@ -55,10 +51,12 @@ EXACT = ("Lion", "SGD", "SGD without momentum")
 SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 
 
-def program(rule, folder, model: Any = SMALL, **layout):
-    layout = {**SPLIT, "disk": {"optimizer": str(folder)} if folder else {}, **layout}
+def program(rule, folder, model: Any = SMALL, host=(), **layout):
+    layout = {**SPLIT, **layout}
     count = int(np.prod(list(layout["mesh"].values())))
-    return Program(model, Layout(**layout), rule, batch=4, seq=16, devices=jax.devices()[:count])
+    execution = Execution(unroll=False, host=host, disk={"optimizer": str(folder)} if folder else {})
+    options = {"execution": execution, "devices": jax.devices()[:count]}
+    return Program(model, Layout(**layout), rule, batch=4, seq=16, **options)
 
 
 def fetched(tree):
@@ -109,7 +107,7 @@ def updated(run, given, seed, steps=3):
     for number in range(steps):
         with run.runtime.tracing():
             state = step(state, draw(number))
-            state = run.update.finish(state) if run.runtime.layout.disk else state
+            state = run.update.finish(state) if run.runtime.execution.disk else state
     return state, run.evaluated(state)
 
 
@@ -190,7 +188,7 @@ def killed_after(write, count):
 
 @pytest.mark.full
 def test_a_model_trains_whose_optimizer_state_exceeds_a_limit_on_memory(batches, tmp_path, monkeypatch):
-    model = Llama(vocab=64, embed=32, layers=16, heads=2, kv_heads=2, mlp=128, unroll=False)
+    model = Llama(vocab=64, embed=32, layers=16, heads=2, kv_heads=2, mlp=128)
     mesh = {"mesh": {"data": 1}, "zero": 0}
     # eps: else Adam makes of two roundings of a gradient near zero two different steps
     run, plain = (program(AdamW(RATE, eps=1e-3), folder, model, **mesh) for folder in (tmp_path, None))
@@ -234,43 +232,6 @@ def test_parameters_may_be_on_the_host_and_the_state_in_files(batches, tmp_path)
 
 def test_several_processes_are_refused():
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
-    layout = Layout({"data": 8}, disk={"optimizer": "/nowhere"})
+    options = {"execution": Execution(disk={"optimizer": "/nowhere"}), "devices": devices("v5e:2x4")}
     with pytest.raises(UserError, match="devices are of several processes, whose state cannot be in files yet"):
-        Program(SMALL, layout, AdamW(RATE), batch=8, seq=16, devices=devices("v5e:2x4"))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "options", "message"),
-    [
-        (Optax(optax.lamb, RATE), {}, "Layout.disk = .* Optax does not say that it updates each layer by itself"),
-        (OneBitAdam(RATE, warmup=2), {"mesh": {"replica": 2}, "zero": 0}, "OneBitAdam has a state of its own"),
-        (AdamW(RATE), {"mesh": {"pipe": 2}, "microbatches": 2, "zero": 0}, "stages cannot update from files yet"),
-    ],
-)
-def test_what_cannot_be_updated_from_files_is_refused_by_name(optimizer, options, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        program(optimizer, tmp_path, **options)
-
-
-def test_an_outer_method_is_refused_by_name(tmp_path):
-    layout = Layout({"replica": 2}, disk={"optimizer": str(tmp_path)})
-    with pytest.raises(UserError, match=r"Layout.disk = .*: DiLoCo has a state of its own"):
-        Program(SMALL, layout, AdamW(RATE), batch=4, seq=16, outer=DiLoCo(every=2), devices=jax.devices()[:2])
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"disk": {"optimiser": "/tmp"}}, "'optimiser' cannot be stored on a disk. Did you mean 'optimizer'"),
-        ({"disk": {"params": "/tmp"}}, "'params' cannot be stored on a disk"),
-        ({"disk": {"optimizer": "/tmp"}, "host": ("optimizer",)}, "'optimizer' is in both Layout.host"),
-    ],
-)
-def test_a_kind_that_cannot_be_on_a_disk_is_refused(fields, message):
-    with pytest.raises(LayoutError, match=message):
-        Layout(**fields)
-
-
-def test_a_folder_that_is_not_one_is_refused():
-    with pytest.raises(UserError, match=r"Layout.disk\['optimizer'\] is ''; expected a path"):
-        Layout(disk={"optimizer": ""})
+        Program(SMALL, Layout({"data": 8}), AdamW(RATE), batch=8, seq=16, **options)

@@ -12,9 +12,8 @@ import pytest
 from flax import nnx
 
 from axon.errors import UserError
-from axon.layout import Layout, LayoutError, sequence_parallel
+from axon.layout import Execution, Layout, LayoutError, sequence_parallel
 from axon.nn import Auxiliary, Depth, Dropout, LanguageModel, RMSNorm, Rope, Segment
-from axon.parallel.outer import DiLoCo
 from axon.parallel.pipeline import DualPipeV, GPipe, Interleaved, OneFOneB, TwoBW, ZeroBubbleH1, ZeroBubbleV
 from axon.plan.compiled import collectives
 from axon.train.objective import NextToken
@@ -47,7 +46,7 @@ class Noisy(Llama):
     """Blocks with dropout, and an auxiliary loss that is not a sum over tokens; the head is not the embedding."""
 
     def build(self) -> LanguageModel:
-        depth = Depth(Segment(self.layers, block=_NoisyBlock(self)), remat="full")
+        depth = Depth(Segment(self.layers, block=_NoisyBlock(self)))
         norm = RMSNorm("embed", self.dims)
         return LanguageModel(self.dims, depth, norm, tied=False, embedding_stddev=0.2, vocab=self.vocab)
 
@@ -157,7 +156,7 @@ def test_a_pipeline_goes_together_with_what_else_splits_arrays(layout, packed_ba
 def test_dropout_auxiliary_losses_and_z_loss_are_those_of_one_device(schedule, packed_batch):
     layout = Layout({"pipe": 2, "data": 2}, microbatches=4, schedule=schedule)
     model = replace(NOISY, layers=4) if schedule else NOISY
-    compare(layout, packed_batch, model, objective=NextToken(z_loss=0.1))
+    compare(layout, packed_batch, model, objective=NextToken(z_loss=0.1), execution=Execution(remat="full"))
 
 
 @pytest.mark.full
@@ -201,7 +200,6 @@ REFUSED = [
     (Layout({"pipe": 2}, auto=True), {}, "Layout.auto"),
     (Layout({"pipe": 2}, microbatches=2, schedule=TwoBW()), {}, "without a flush: some .* Use 3 microbatches or more"),
     (Layout({"data": 2}, schedule=GPipe()), {}, "Layout.schedule = GPipe has no effect"),
-    (Layout({"pipe": 2, "replica": 2}), {"outer": DiLoCo(every=2)}, "DiLoCo trains replicas by themselves"),
 ]
 
 

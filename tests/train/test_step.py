@@ -257,5 +257,5 @@ def test_an_overlap_that_makes_no_ring_is_said(mesh, options, idle, microbatches
 
 def test_choices_made_while_tracing_are_noticed(plain):
     plain.lower()
-    assert plain.choices["layers"] == "1 × block written out, remat none"
+    assert plain.choices["layers"] == "1 × block unrolled, remat none"
     assert plain.choices["attention"] == "xla, causal & same document"

@@ -5,13 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.errors import UserError
-from axon.layout import Layout, LayoutError, Placement
-from axon.parallel.outer import DiLoCo
+from axon.layout import Execution, Layout, Placement
 from axon.plan.compiled import device_bytes, host_bytes
 from axon.plan.memory import arguments, on_host
 from axon.plan.topology import devices
@@ -25,8 +23,6 @@ from axon.train.optimizers import (
     Group,
     Lion,
     Muon,
-    OneBitAdam,
-    Optax,
     ScheduleFreeAdamW,
 )
 from axon.train.step import Program
@@ -34,10 +30,10 @@ from models.gemma import Gemma
 from models.llama import Llama
 
 RATE = Constant(1e-2)
-MODEL = Gemma(vocab=64, embed=16, layers=5, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8, unroll=False)
+MODEL = Gemma(vocab=64, embed=16, layers=5, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
 """Two periods of two kinds, and a layer of a third."""
 
-SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32, unroll=False)
+SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
 
 OPTIMIZERS = {
     "AdamW": AdamW(RATE, groups=(Group("*/mlp/*", rate=0.5), Group("embedding/*", frozen=True))),
@@ -52,10 +48,11 @@ PIPELINE: dict[str, Any] = {"mesh": {"pipe": 2, "data": 2}, "microbatches": 2}
 SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 
 
-def program(rule, model: Any = MODEL, host=("optimizer",), **layout):
-    layout = {**SPLIT, "host": host, **layout}
+def program(rule, model: Any = MODEL, host=("optimizer",), unroll=False, remat="none", **layout):
+    layout = {**SPLIT, **layout}
     count = int(np.prod(list(layout["mesh"].values())))
-    return Program(model, Layout(**layout), rule, batch=4, seq=16, devices=jax.devices()[:count])
+    options = {"execution": Execution(host=host, unroll=unroll, remat=remat), "devices": jax.devices()[:count]}
+    return Program(model, Layout(**layout), rule, batch=4, seq=16, **options)
 
 
 def assert_close(found, expected, tolerance: float):
@@ -110,11 +107,11 @@ def test_each_stage_of_a_pipeline_streams_its_own_layers(name, given, drawn):
 @pytest.mark.full
 @pytest.mark.parametrize("unroll", [False, True])
 def test_parameters_on_the_host_train_and_evaluate_the_same(unroll, rng, packed_batch):
-    model = replace(SMALL, unroll=unroll, tied=True, remat="full")
+    model = replace(SMALL, tied=True)
     batch = packed_batch(rng, 4, 16, 64)
     found = {}
     for host in (("params", "optimizer"), ()):
-        made = program(AdamW(RATE), model, host, zero=3)
+        made = program(AdamW(RATE), model, host, unroll, "full", zero=3)
         start = made.init()
         kinds = {x.sharding.memory_kind for x in jax.tree.leaves(start.parameters)}
         assert kinds == {"pinned_host" if host else "device"}
@@ -145,25 +142,9 @@ def test_the_state_stays_on_the_host_and_is_saved_for_layouts_that_have_it_elsew
     here.step(back, here.place(packed_batch(rng, 4, 16, 64)))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "options", "message"),
-    [
-        (Optax(optax.lamb, RATE), {}, "Optax does not say that it updates each layer by itself"),
-        (EMA(Optax(optax.lamb, RATE)), {}, "Optax does not say that it updates each layer by itself"),
-        (OneBitAdam(RATE, warmup=2), {"mesh": {"replica": 2}, "zero": 0}, "OneBitAdam has a state of its own"),
-        (AdamW(RATE), PIPELINE | {"host": ("params",)}, "stages cannot fetch parameters from the host yet"),
-        (AdamW(RATE), PIPELINE | {"optimizer": {"layers": None}}, "take 'layers' out of Layout.optimizer"),
-    ],
-)
-def test_what_cannot_be_streamed_is_refused_by_name(optimizer, options, message):
-    with pytest.raises(UserError, match=message):
-        program(optimizer, SMALL, **options)
-
-
-def test_an_outer_method_is_refused_by_name():
-    layout = Layout({"replica": 2}, host=("optimizer",))
-    with pytest.raises(UserError, match="DiLoCo has a state of its own"):
-        Program(SMALL, layout, AdamW(RATE), batch=4, seq=16, outer=DiLoCo(every=2), devices=jax.devices()[:2])
+def test_layers_that_params_and_optimizer_split_otherwise_are_refused():
+    with pytest.raises(UserError, match=r"take 'layers' out of Layout\.optimizer"):
+        program(AdamW(RATE), SMALL, **PIPELINE | {"optimizer": {"layers": None}})
 
 
 def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
@@ -174,24 +155,19 @@ def test_a_platform_without_the_hosts_memory_is_refused(monkeypatch):
 
 def test_a_described_gpu_which_has_no_memories_is_refused():
     pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
-    layout = Layout({"data": 8}, host=("optimizer",))
+    options = {"execution": Execution(host=("optimizer",)), "devices": devices("h200:8")}
     with pytest.raises(UserError, match="a gpu that is only described do not name their memories"):
-        Program(SMALL, layout, AdamW(RATE), batch=8, seq=16, devices=devices("h200:8"))
-
-
-def test_a_kind_that_cannot_be_on_the_host_is_refused():
-    with pytest.raises(LayoutError, match=r"'optimiser' cannot be stored on the host. Did you mean 'optimizer'"):
-        Layout(host=("optimiser",))
+        Program(SMALL, Layout({"data": 8}), AdamW(RATE), batch=8, seq=16, **options)
 
 
 @pytest.mark.full
 def test_a_compiled_step_has_one_layer_on_the_device_of_what_is_on_the_host():
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
-    model = Llama(vocab=512, embed=512, layers=16, heads=4, kv_heads=4, mlp=2048, remat="full")
+    model = Llama(vocab=512, embed=512, layers=16, heads=4, kv_heads=4, mlp=2048)
     needed, host = {}, {}
     for kinds in ((), ("optimizer",), ("params", "optimizer")):
-        layout = Layout({"data": 8}, zero=3, host=kinds)
-        made = Program(model, layout, AdamW(RATE), batch=8, seq=128, devices=devices("v5e:2x4"))
+        options = {"execution": Execution(remat="full", host=kinds), "devices": devices("v5e:2x4")}
+        made = Program(model, Layout({"data": 8}, zero=3), AdamW(RATE), batch=8, seq=128, **options)
         compiled = made.lower().compile()
         needed[kinds], host[kinds] = device_bytes(compiled), host_bytes(compiled)
         arguments_of = arguments(made)

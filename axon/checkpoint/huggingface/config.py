@@ -10,7 +10,7 @@ from axon.foreign_json import NULL, OBJECT, SIZE, TEXT, Kind, list_of, one_of, r
 from axon.nn.hugging_face import TOKEN_ID, Architecture, Constant, Converted, Field, Ignored, SameAs, ignored
 from axon.nn.hugging_face_rope import OF_LOCAL, unknown_in_ropes
 
-LOCAL = frozenset({"remat", "unroll", "vocab_multiple", "exchange", "margin", "dropout", "routing.bias_rate"})
+LOCAL = frozenset({"vocab_multiple", "dropout", "routing.bias_rate"})
 """Fields of our configs that say how a model is computed, stored or trained, not which one it is."""
 
 EVERY = (

@@ -26,20 +26,21 @@ class Local:
     """Each device works on its own tokens, of which it takes `num_rows` copies in each round.
 
     Args:
-        copies: how many a device has of its tokens, `tokens · k`. margin: by how much its rows exceed the balanced
-            load, where devices that have the same tokens share their experts. Without those every copy has a row.
+        copies: how many a device has of its tokens, `tokens · k`. capacity_factor: by how much its rows exceed the
+            balanced load, where devices that have the same tokens share their experts; without those every copy has a
+            row.
     """
 
     Plan: ClassVar[Any] = LocalPlan
 
     mesh: ExpertMesh
     copies: int
-    margin: float
+    capacity_factor: float
 
     @property
     def num_rows(self) -> int:
         """Of one device, in one round."""
-        return min(self.copies, ceil(self.margin * self.copies / num_shards(self.mesh.shared)))
+        return min(self.copies, ceil(self.capacity_factor * self.copies / num_shards(self.mesh.shared)))
 
     @property
     def most_rounds(self) -> int:

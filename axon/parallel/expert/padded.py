@@ -28,21 +28,21 @@ class Padded:
     """An exchange with `places` rows from each device to each other, for each round.
 
     Args:
-        copies: how many a device has of its tokens, `tokens · k`. margin: by how much the places exceed the balanced
-            load. What does not fit is left for the next round.
+        copies: how many a device has of its tokens, `tokens · k`. capacity_factor: by how much the places exceed the
+            balanced load. What does not fit is left for the next round.
     """
 
     Plan: ClassVar[Any] = PaddedPlan
 
     mesh: ExpertMesh
     copies: int
-    margin: float
+    capacity_factor: float
 
     @property
     def places(self) -> int:
         """Of one pair of devices."""
         peers, shared = num_shards(self.mesh.exchanged), num_shards(self.mesh.shared)
-        return min(self.copies, ceil(self.margin * self.copies / (peers * shared)))
+        return min(self.copies, ceil(self.capacity_factor * self.copies / (peers * shared)))
 
     @property
     def num_rows(self) -> int:

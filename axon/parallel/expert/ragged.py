@@ -36,20 +36,20 @@ class Ragged:
     """An exchange in which a device receives `num_rows` in each round, in whatever shares from the others.
 
     Args:
-        copies: how many a device has of its tokens, `tokens · k`. margin: by how much its rows exceed the balanced
-            load. What does not fit is left for the next round.
+        copies: how many a device has of its tokens, `tokens · k`. capacity_factor: by how much its rows exceed the
+            balanced load. What does not fit is left for the next round.
     """
 
     Plan: ClassVar[Any] = RaggedPlan
 
     mesh: ExpertMesh
     copies: int
-    margin: float
+    capacity_factor: float
 
     @property
     def num_rows(self) -> int:
         """Of one device, in one round."""
-        return ceil(self.margin * self.copies / num_shards(self.mesh.shared))
+        return ceil(self.capacity_factor * self.copies / num_shards(self.mesh.shared))
 
     @property
     def most_rounds(self) -> int:

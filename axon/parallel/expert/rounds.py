@@ -17,8 +17,8 @@ from axon.parallel.expert.product import Products
 from axon.parallel.expert.ragged import Ragged
 from axon.parallel.pipeline.region import PIPE, in_stage
 
-FURTHER_ROUNDS = "further_rounds"
-"""The named scope of the loop that a load within the margin never enters: `axon.plan` counts it as nothing."""
+FURTHER_ROUNDS = "overflow_rounds"
+"""The named scope of the loop that a load within capacity never enters: `axon.plan` counts it as nothing."""
 
 Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
 """(products, matrices and biases, `copies rows embed`, each row's weight) → `copies rows embed`."""
@@ -39,7 +39,7 @@ def through_experts(
     Args:
         chosen: the experts of each token, -1 for none. weights: of each, `batch seq k`.
 
-    The first round takes what fits, which is all of a load within the margin. What is left takes further rounds, as
+    The first round takes what fits, which is all of a load within capacity. What is left takes overflow rounds, as
     many as there is work for on any device, of any stage of a pipeline; their backward computes them again, so that
     nothing is stored for them.
     """
@@ -98,11 +98,11 @@ def _further(
         return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
 
     @jax.custom_vjp
-    def further(rounds: Array, chosen: Array, hosted: Any, *trained: Any) -> Array:
+    def overflow(rounds: Array, chosen: Array, hosted: Any, *trained: Any) -> Array:
         return repeat(rounds, lambda number: one(number, chosen, hosted, *trained), zeros())
 
     def forward(*arguments: Any) -> tuple[Array, Any]:
-        return further(*arguments), arguments
+        return overflow(*arguments), arguments
 
     def backward(arguments: Any, dy: Array) -> Any:
         rounds, chosen, hosted, *trained = arguments
@@ -115,5 +115,5 @@ def _further(
         empty_weights = [as_cotangent(jnp.zeros(w.shape, w.dtype), w) for w in trained[-1]]
         return None, None, None, *repeat(rounds, gradients, (*empty, empty_weights))
 
-    further.defvjp(forward, backward)
-    return further(rounds, chosen, hosted, x, weights, places)
+    overflow.defvjp(forward, backward)
+    return overflow(rounds, chosen, hosted, x, weights, places)

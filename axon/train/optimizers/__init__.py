@@ -2,7 +2,16 @@
 
 from axon.train.optimizers.adafactor import Adafactor
 from axon.train.optimizers.adamw import AdamW
-from axon.train.optimizers.base import Averaging, ByLayer, Freezing, Optimizer, Rule, frozen_paths, is_by_layer
+from axon.train.optimizers.base import (
+    Averaging,
+    ByLayer,
+    Freezing,
+    Optimizer,
+    Rule,
+    frozen_paths,
+    is_by_layer,
+    optimizer_parts,
+)
 from axon.train.optimizers.descend import descend
 from axon.train.optimizers.ema import EMA
 from axon.train.optimizers.from_optax import Optax
@@ -43,6 +52,7 @@ __all__ = [
     "descend",
     "frozen_paths",
     "is_by_layer",
+    "optimizer_parts",
     "owner",
     "schedule_notices",
     "state_specs",

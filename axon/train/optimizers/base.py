@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import optax
 from jax import Array
 
+from axon.composition import ACROSS_LAYERS, AVERAGES, Part, parts_of
 from axon.train.optimizers.descend import descend
 from axon.train.optimizers.groups import Group, Parameters, frozen_in
 from axon.train.optimizers.schedule import AnySchedule, Schedule
@@ -53,6 +54,18 @@ class ByLayer(Optimizer, Protocol):
 
     @property
     def by_layer(self) -> bool: ...
+
+
+def optimizer_parts(optimizer: Any) -> list[Part]:
+    """What an optimizer is for the other parts of a run: see `axon.composition`."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    traits = {AVERAGES: isinstance(optimizer, Averaging), ACROSS_LAYERS: not is_by_layer(optimizer)}
+    own = Part(
+        f"Train.optimizer = {type(inner).__name__}",
+        "use another optimizer, as AdamW",
+        frozenset(trait for trait, has_it in traits.items() if has_it),
+    )
+    return [own, *parts_of(optimizer)]
 
 
 class Rule:

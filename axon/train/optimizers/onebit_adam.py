@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from axon.checks import check_range
+from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
 from axon.errors import UserError
 from axon.train.optimizers.schedule import AnySchedule
 
@@ -28,6 +29,12 @@ class OneBitAdam:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip: float | None = 1.0
+
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        """See `axon.composition`."""
+        stages = {STAGES: "replicas update by themselves, which a pipeline's stages cannot do yet"}
+        return (Part("Train.optimizer = OneBitAdam", "use AdamW", frozenset({REPLICAS, ONE_BIT}), stages),)
 
     def __post_init__(self):
         if self.warmup < 1:

@@ -156,7 +156,7 @@ def test_gradients_of_the_blocks_are_those_of_the_formula(mask, length, kept, rn
     assert abs(made - expected) < 1e-5 * size
 
 
-def test_scanned_and_rematerialised_layers_have_the_same_gradients_as_written_out_ones(rng, monkeypatch):
+def test_scanned_and_rematerialised_layers_have_the_same_gradients_as_unrolled_ones(rng, monkeypatch):
     monkeypatch.setattr(xla, "SAVED", 0)
     q, k, v, documents = draw(rng, 40, 40, heads=2, kv_heads=2)
 
@@ -167,8 +167,8 @@ def test_scanned_and_rematerialised_layers_have_the_same_gradients_as_written_ou
         body = jax.checkpoint(lambda x, _: (layer(x, documents), None))
         return jnp.sum(jnp.sin(jax.lax.scan(body, x, None, length=2)[0]))
 
-    written_out = lambda x, documents: jnp.sum(jnp.sin(layer(layer(x, documents), documents)))  # noqa: E731
-    assert relative(*(jax.jit(jax.grad(f))(q, documents) for f in (scanned, written_out))) < 1e-6
+    unrolled = lambda x, documents: jnp.sum(jnp.sin(layer(layer(x, documents), documents)))  # noqa: E731
+    assert relative(*(jax.jit(jax.grad(f))(q, documents) for f in (scanned, unrolled))) < 1e-6
 
 
 @pytest.mark.few(implementation=IMPLEMENTATIONS[:1])

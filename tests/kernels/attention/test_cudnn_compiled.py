@@ -24,7 +24,7 @@ from axon.kernels.attention import (
     attention,
     attention_and_lse,
 )
-from axon.layout import Layout, Placement
+from axon.layout import Execution, Layout, Placement
 from axon.plan.flops import count_jaxpr
 from axon.plan.topology import devices
 from axon.train.optimizers import AdamW, Constant
@@ -140,10 +140,11 @@ def test_a_log_sum_exp_that_is_differentiated_takes_xlas_backward(placement):
 @pytest.mark.full
 def test_a_llama_s_step_on_h200s_calls_cudnn_in_each_layer():
     pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
-    model = Llama(vocab=512, embed=512, layers=2, heads=4, kv_heads=2, mlp=512, remat="full")
+    model = Llama(vocab=512, embed=512, layers=2, heads=4, kv_heads=2, mlp=512)
     seq = 640
     layout = Layout(mesh={"data": 4, "tensor": 2}, zero=3)
-    program = Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=seq, devices=devices("h200:8"))
+    options = {"execution": Execution(remat="full"), "devices": devices("h200:8")}
+    program = Program(model, layout, AdamW(Constant(1e-3)), batch=8, seq=seq, **options)
     text = program.lower().compile().as_text()
     assert program.choices["attention"] == "cudnn, causal & same document"
     assert set(re.findall(r"__cudnn\$\w+", text)) == set(BIASED)

@@ -139,7 +139,7 @@ def chosen(requested, platform="gpu", chip="NVIDIA H200 141GB HBM3e", width=64):
     """The program that attention traces to, and what is logged of the choice."""
     x = jax.ShapeDtypeStruct((1, 128, 2, width), jnp.bfloat16)
     placement: Any = SimpleNamespace(platform=platform, explicit=True, chip=chip)
-    scope = axes.Scope(placement, kernels={"attention": requested} if requested else {})
+    scope = axes.Scope(placement, execution=axes.Execution(kernels={"attention": requested} if requested else {}))
     with axes.activate(scope):
         return str(jax.make_jaxpr(lambda q: attention(q, q, q, Causal()))(x)), scope.choices["attention"]
 

@@ -305,7 +305,7 @@ def on():
 
     def scope(platform="tpu", **kernels):
         placement = SimpleNamespace(platform=platform, explicit=True, chip="TPU v5 lite")
-        return axes.activate(axes.Scope(placement, kernels=kernels))
+        return axes.activate(axes.Scope(placement, execution=axes.Execution(kernels=kernels)))
 
     return scope
 

@@ -18,7 +18,7 @@ from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.kernels.grouped_matmul.gpu_cases import gpu_cases
 from axon.kernels.grouped_matmul.gpu_support import sizes_for, unsupported
 from axon.kernels.grouped_matmul.gpu_units import most_tiles, product_units
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn import Routing
 from axon.plan.flops import count_flops
 from axon.plan.topology import devices
@@ -130,7 +130,9 @@ def chosen(requested, platform="gpu", embed=128):
     def both(x, w):
         return grouped_matmul(x, w, sizes), grouped_matmul_gradients(x, w, sizes, dy, jnp.float32, swapped=True)
 
-    with axes.activate(axes.Scope(placement, kernels={"grouped_matmul": requested} if requested else {})) as scope:
+    with axes.activate(
+        axes.Scope(placement, execution=axes.Execution(kernels={"grouped_matmul": requested} if requested else {}))
+    ) as scope:
         return str(jax.make_jaxpr(both)(x, w)), scope.choices["grouped_matmul"]
 
 
@@ -169,7 +171,7 @@ def test_a_mixtral_s_step_on_h200s_calls_them():
         AdamW(Constant(1e-3)),
         batch=8,
         seq=128,
-        kernels={"grouped_matmul": "mosaic"},
+        execution=Execution(kernels={"grouped_matmul": "mosaic"}),
         devices=devices("h200:8"),
     )
     text = program.lower().compile().as_text()

@@ -178,7 +178,9 @@ def chosen(requested, chip="NVIDIA H200", **changed):
     placement: Any = SimpleNamespace(platform="gpu", explicit=True, chip=chip)
     q, k, v, cache, inputs = operands(**changed)
     ragged = inputs.kv_lens, inputs.page_table, inputs.cu_q_lens
-    with axes.activate(axes.Scope(placement, kernels={"paged_attention": requested} if requested else {})) as scope:
+    with axes.activate(
+        axes.Scope(placement, execution=axes.Execution(kernels={"paged_attention": requested} if requested else {}))
+    ) as scope:
         program = jax.make_jaxpr(lambda q, k, v, cache: paged_attention(q, k, v, cache, *ragged))(q, k, v, cache)
     return str(program), scope.choices["paged_attention"]
 

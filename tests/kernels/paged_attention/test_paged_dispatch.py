@@ -81,7 +81,7 @@ def test_a_cache_needs_a_page_beside_paddings():
 
 def scope(platform, chip="", **kernels):
     placement = SimpleNamespace(platform=platform, chip=chip, explicit=True)
-    return axes.activate(axes.Scope(placement, kernels=kernels))
+    return axes.activate(axes.Scope(placement, execution=axes.Execution(kernels=kernels)))
 
 
 def notice(platform, arguments, **kernels):

@@ -112,7 +112,9 @@ def test_what_the_kernel_lacks_is_said(reason, sizes, chip):
 def chosen(requested, x, w, platform="gpu"):
     """The program that the product traces to, and what is logged of the choice."""
     placement: Any = SimpleNamespace(platform=platform, chip=H200)
-    scope = axes.Scope(placement, kernels={"quantized_matmul": requested} if requested else {})
+    scope = axes.Scope(
+        placement, execution=axes.Execution(kernels={"quantized_matmul": requested} if requested else {})
+    )
     with axes.activate(scope):
         return str(jax.make_jaxpr(lambda x, w: quantized_matmul(x, w))(x, w)), scope.choices["quantized_matmul"]
 

@@ -245,7 +245,7 @@ def serve(
 
     Example: `axon serve runs/quickstart --port 8000`
     """
-    from axon.run.served import serve_run
+    from axon.run.serve_run import serve_run
     from axon.serve.capacity import Capacity
     from axon.serve.http.limits import Limits, keys_in
 

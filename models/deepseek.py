@@ -126,9 +126,9 @@ class DeepSeek:
         blocks: dict[str, Callable[[DeepSeek], nnx.Module]] = {"dense": DenseBlock, "experts": ExpertBlock}
         segments = (Segment(times, **{kind: blocks[kind](self)}) for kind, times in self.kinds.items())
         *_, last = self.kinds
-        ahead = None
+        mtp = None
         if self.multi_token:
-            ahead = MultiTokenBlock(self.dims, blocks[last](self), kind=last, norm_eps=self.norm_eps)
+            mtp = MultiTokenBlock(self.dims, blocks[last](self), kind=last, norm_eps=self.norm_eps)
         return LanguageModel(
             self.dims,
             Depth(*segments),
@@ -136,7 +136,7 @@ class DeepSeek:
             tied=self.tied,
             embedding_stddev=self.embed**-0.5,
             vocab=self.vocab,
-            ahead=ahead,
+            mtp=mtp,
         )
 
 
@@ -227,12 +227,12 @@ ROWS = EMBEDDING + in_layers(BLOCK)
 LAST = f"model.layers.{AFTER}"
 """Multi-token prediction's block in files: it is counted as the layer after the last."""
 AHEAD = (
-    Row(f"{LAST}.enorm.weight", "ahead/embedding_norm/scale"),
-    Row(f"{LAST}.hnorm.weight", "ahead/hidden_norm/scale"),
-    Row(f"{LAST}.eh_proj.weight", "ahead/from_embedding", "embed_out [embed]"),
-    Row(f"{LAST}.eh_proj.weight", "ahead/from_hidden", "embed_out [embed]"),
-    Row(f"{LAST}.shared_head.norm.weight", "ahead/norm/scale"),
-    *in_layers(BLOCK, LAST, "ahead/block"),
+    Row(f"{LAST}.enorm.weight", "mtp/embedding_norm/scale"),
+    Row(f"{LAST}.hnorm.weight", "mtp/hidden_norm/scale"),
+    Row(f"{LAST}.eh_proj.weight", "mtp/from_embedding", "embed_out [embed]"),
+    Row(f"{LAST}.eh_proj.weight", "mtp/from_hidden", "embed_out [embed]"),
+    Row(f"{LAST}.shared_head.norm.weight", "mtp/norm/scale"),
+    *in_layers(BLOCK, LAST, "mtp/block"),
 )
 
 

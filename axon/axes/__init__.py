@@ -25,8 +25,8 @@ from axon.axes.scope import (
     execution,
     in_block,
     log_choice,
-    only_first,
     platform,
+    valid_rows,
 )
 from axon.axes.sequences import over_positions
 from axon.axes.used import axes_used
@@ -76,7 +76,6 @@ __all__ = [
     "is_weight",
     "like_operand",
     "log_choice",
-    "only_first",
     "over_positions",
     "parse_einsum",
     "parse_names",
@@ -96,5 +95,6 @@ __all__ = [
     "to_device",
     "to_host",
     "use_weight",
+    "valid_rows",
     "zero3_mesh_axes",
 ]

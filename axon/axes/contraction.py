@@ -110,7 +110,7 @@ def _product(a, a_names, b, b_names, out, spec, dtype) -> Array:
     return _transposed(product.astype(dtype), left, out)
 
 
-def in_turn(
+def blocked_map(
     product: Callable[[Array], Array], a: Array, axis: int, out_axis: int, rows: int, used: Array | None = None
 ) -> Array:
     """`product(a)`, of `rows` elements of an axis of `a` at a time, which is `out_axis` of the result and not split;

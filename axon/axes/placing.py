@@ -32,7 +32,7 @@ def reshard(x: Array, spec: PartitionSpec) -> Array:
     scope, spec = current(), of_rank(spec, x.ndim)
     if scope and scope.placement.platform == "tpu" and jax.typeof(x).sharding.spec.unreduced:
         x = scatter_sum(x, spec, scope.placement.chip)
-    x = gather_in_stages(x, spec, scope.placement.torus_line) if scope else x
+    x = gather_in_stages(x, spec, scope.placement.torus_ring_size) if scope else x
     return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
 
 

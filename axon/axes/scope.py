@@ -26,7 +26,7 @@ class Placement(Protocol):
     def chip(self) -> str: ...
     @property
     def has_host_memory(self) -> bool: ...
-    def torus_line(self, mesh_axes: Names) -> int: ...
+    def torus_ring_size(self, mesh_axes: Names) -> int: ...
     def mesh_axes(self, name: str, kind: str = "activations") -> Names: ...
     def spec(self, names: Names, kind: str = "activations") -> PartitionSpec: ...
     @property
@@ -45,11 +45,11 @@ class Scope:
 
     `compute` is the dtype of a contraction's operands, and so of a weight's gather; `reduce` that of a weight's
     gradient, and so of its reduction over devices; `precision` that of contractions as `jax.lax.Precision` has it, None
-    for the platform's own; `rows_at_once`: how many positions of `seq` a contraction works on at once, so that a
-    position's result has the same bits however many there are; None: all. `used`: how many of them, the first ones, are
-    of use, an array of the program; None: all. `execution` says how the program is carried out; `choices` collects what
-    was chosen while tracing, by topic (see `log_choice`), and `rings` the mesh axes over which `einsum` made a ring of
-    a collective.
+    for the platform's own; `row_block`: how many positions of `seq` a contraction works on at once, so that a
+    position's result has the same bits however many there are; None: all. `valid_rows`: how many of them, the first
+    ones, are of use, an array of the program; None: all. `execution` says how the program is carried out; `choices`
+    collects what was chosen while tracing, by topic (see `log_choice`), and `rings` the mesh axes over which `einsum`
+    made a ring of a collective.
 
     A scope outlives no trace: JAX caches traces by function identity, so functions handed to its transformations
     are closures made inside one.
@@ -59,8 +59,8 @@ class Scope:
     compute: Any = jnp.float32
     reduce: Any = jnp.float32
     precision: Any = field(default=None, kw_only=True)
-    rows_at_once: int | None = field(default=None, kw_only=True)
-    used: Any = field(default=None, kw_only=True)
+    row_block: int | None = field(default=None, kw_only=True)
+    valid_rows: Any = field(default=None, kw_only=True)
     execution: Execution = Execution()
     choices: dict[str, str] = field(default_factory=dict)
     rings: set[str] = field(default_factory=set)
@@ -121,10 +121,10 @@ def in_block(kind: str) -> AbstractContextManager[None]:
     return _changed(lambda scope: replace(scope, placement=scope.placement.in_block(kind)))
 
 
-def only_first(count: Array) -> AbstractContextManager[None]:
+def valid_rows(count: Array) -> AbstractContextManager[None]:
     """Say that inside the `with` block the first `count` positions of `seq` alone are of use: where a scope has
-    `rows_at_once`, a contraction computes no others, and gives 0 for those."""
-    return _changed(lambda scope: replace(scope, used=count))
+    `row_block`, a contraction computes no others, and gives 0 for those."""
+    return _changed(lambda scope: replace(scope, valid_rows=count))
 
 
 ALSO = "; also "

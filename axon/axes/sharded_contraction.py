@@ -10,7 +10,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon.axes import ring
-from axon.axes.contraction import contract, in_turn
+from axon.axes.contraction import blocked_map, contract
 from axon.axes.patterns import Names
 from axon.axes.placing import current_explicit, per_device, pinned, reshard, supports_unreduced
 from axon.axes.scope import Scope
@@ -78,10 +78,10 @@ def _product(scope: Scope, a_names: Names, b_names: Names, out: Names, dtype: An
     def product(a: Array) -> Array:
         return contract(a, a_names, b, b_names, out, spec, dtype, flatten, scope.precision)
 
-    rows = scope.rows_at_once
+    rows = scope.row_block
     if rows is None or "seq" not in a_names or "seq" not in out or "seq" in b_names:
         return product(a)
-    return in_turn(product, a, a_names.index("seq"), out.index("seq"), rows, scope.used)
+    return blocked_map(product, a, a_names.index("seq"), out.index("seq"), rows, scope.valid_rows)
 
 
 def _gathering(

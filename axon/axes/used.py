@@ -25,7 +25,7 @@ class _Listener:
     ring: Names = ()
     context = None
 
-    def torus_line(self, mesh_axes: Names) -> int:
+    def torus_ring_size(self, mesh_axes: Names) -> int:
         return 1
 
     def mesh_axes(self, name: str, kind: str = "activations") -> Names:

@@ -13,7 +13,7 @@ from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.pages import PagePool
 from axon.serve.request import Request, Sampling
-from axon.serve.sampler import Drawn, draw
+from axon.serve.sampler import SampleOutput, draw
 from axon.serve.scheduler import Scheduler
 from axon.serve.sequence import Sequence
 from axon.serve.step import Step
@@ -33,7 +33,7 @@ class EmptyStep(Step):
         return jnp.zeros((inputs.rows.shape[0], self.runtime.module.dims["vocab"])), cache
 
 
-def _nothing_drawn(logits: jax.Array, last: jax.Array, slots: Any, draws: Any) -> tuple[Drawn, jax.Array]:
+def _nothing_drawn(logits: jax.Array, last: jax.Array, slots: Any, draws: Any) -> tuple[SampleOutput, jax.Array]:
     shapes = jax.eval_shape(draw, logits, draws)
     return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes), last
 

@@ -70,7 +70,7 @@ class Mirror:
         self._store, self._record, self._report = store, record, report
         self._local = Reader(folder / "checkpoints")
         self._due: SimpleQueue[int | None] = SimpleQueue()
-        self._told: deque[Told] = deque()
+        self._events: deque[Told] = deque()
         self._last = 0
         self._thread = Thread(target=self._work, name="axon mirror", daemon=True)
 
@@ -86,7 +86,7 @@ class Mirror:
             self._thread.join(FINISH_SECONDS)
         if self._thread.is_alive():
             line = f"the copy to {self._remote.location} has not ended: the same command, here, goes on with it"
-            self._told.append(Told("mirror_failed", self._last, {"error": "not done in time"}, line))
+            self._events.append(Told("mirror_failed", self._last, {"error": "not done in time"}, line))
         self.look()
 
     def saved(self, step: int) -> None:
@@ -95,8 +95,8 @@ class Mirror:
 
     def look(self) -> None:
         """Records and reports what has happened. Costs microseconds."""
-        while self._told:
-            told = self._told.popleft()
+        while self._events:
+            told = self._events.popleft()
             self._record(told.kind, told.step, **told.values)
             if told.line is not None:
                 self._report(told.line)
@@ -120,7 +120,7 @@ class Mirror:
         line = (
             f"checkpoint {self._last} is not copied: {why}\nIt is tried again after the next save, or at the next start"
         )
-        self._told.append(Told("mirror_failed", self._last, {"error": why.splitlines()[0]}, line))
+        self._events.append(Told("mirror_failed", self._last, {"error": why.splitlines()[0]}, line))
 
     def _bring_up_to_date(self) -> None:
         """Copies and deletes. Of later steps than the last that is complete here, which a run that went on from an
@@ -150,7 +150,7 @@ class Mirror:
             size = self._remote.put(copy, self._folder)
         finally:
             self._store.copying.discard(copy.step)
-        self._told.append(Told("mirrored", copy.step, {"seconds": round(time.monotonic() - began, 3), "bytes": size}))
+        self._events.append(Told("mirrored", copy.step, {"seconds": round(time.monotonic() - began, 3), "bytes": size}))
 
     def _check_intact(self, step: int) -> None:
         """Raise `UserError` for a checkpoint that is damaged here: a copy of it may replace one that is intact."""

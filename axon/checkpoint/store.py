@@ -134,11 +134,11 @@ class Store(Reader):
         except (OSError, ValueError) as error:
             self._unsealed = None  # or closing would look for it, and say that instead
             raise self._unwritten(self._started, error) from error
-        self.seal()
+        self.write_checksums()
         if self._deleted is not None:
             self._deleted.result()
 
-    def seal(self) -> None:
+    def write_checksums(self) -> None:
         """Adds the checksums of what Orbax wrote last of the checkpoint that was saved last, and is now complete.
 
         Raises `CheckpointError` if they cannot be written.

@@ -98,10 +98,10 @@ class Tiers:
         other.wait()
         saving.save(step, state, extra, specs)
 
-    def seal(self) -> None:
-        """As `Store.seal`; there is nothing to add to the one that was saved before the last."""
-        self._local.seal()
-        self._durable.seal()
+    def write_checksums(self) -> None:
+        """As `Store.write_checksums`; there is nothing to add to the one that was saved before the last."""
+        self._local.write_checksums()
+        self._durable.write_checksums()
 
     def wait(self) -> None:
         """As `Store.wait`, in both folders."""

@@ -94,7 +94,7 @@ class Placement:
         """Whether the devices can use their host's memory, `pinned_host`; where they do not say, they can."""
         return not self.memories or HOST in self.memories
 
-    def torus_line(self, mesh_axes: Names) -> int:
+    def torus_ring_size(self, mesh_axes: Names) -> int:
         """How many of the devices along `mesh_axes`, from the mesh's first on, lie along one dimension of a whole
         three-dimensional torus; 1 where all of them lie in a plane, and where there is no such torus.
 

@@ -31,7 +31,7 @@ class LanguageModel(nnx.Module):
         depth: the blocks. norm: the last one. tied: whether the head is the embedding's table.
         vocab: how many ids there are, where `dims` has more: those beyond are never predicted and never counted.
         soft_cap: of the logits, see `axon.nn.head.Head`.
-        ahead: makes of the last layer's output that from which the token after the next is predicted, by the same head;
+        mtp: makes of the last layer's output that from which the token after the next is predicted, by the same head;
             the objective `MultiToken` trains it.
     """
 
@@ -51,17 +51,17 @@ class LanguageModel(nnx.Module):
         embedding_stddev: float,
         vocab: int | None = None,
         soft_cap: float | None = None,
-        ahead: MultiTokenBlock | None = None,
+        mtp: MultiTokenBlock | None = None,
     ):
         self.embedding = Embedding("vocab", dims, embedding_stddev)
         self.layers = depth
         self.norm = norm
         if not tied:
             self.head = Param("embed vocab", dims)
-        if ahead is not None:
-            self.ahead = ahead
+        if mtp is not None:
+            self.mtp = mtp
         self.tied, self.dims, self.soft_cap = tied, dict(dims), soft_cap
-        self.has_ahead, self.num_layers = ahead is not None, depth.num_layers
+        self.has_mtp, self.num_layers = mtp is not None, depth.num_layers
         self.vocab = None if vocab == dims["vocab"] else vocab
         scalings = [rope.scaling for rope, _ in depth.all_ropes if rope.scaling is not None]
         self.max_length = min((one.longest for one in scalings if one.longest is not None), default=None)
@@ -78,7 +78,7 @@ class LanguageModel(nnx.Module):
         x, cache, auxiliary = self.layers(self.embed(inputs), inputs, cache)
         return self.norm(x, RESIDUAL), cache, auxiliary.within("layers")
 
-    def hidden_ahead(
+    def mtp_hidden(
         self, hidden: Array, inputs: Inputs, following: Array, cache: Any = None
     ) -> tuple[Array, Any, Auxiliary]:
         """What `output` predicts the token after the next from, `batch seq.residual embed`; the cache of the block that
@@ -87,8 +87,8 @@ class LanguageModel(nnx.Module):
         `hidden`: what `hidden` gave for these `inputs`; `following[batch seq]`: the id after each of their tokens.
         """
         embedded = self.embed(replace(inputs, tokens=following))
-        x, cache, auxiliary = self.ahead(hidden, embedded, inputs.in_layer(self.num_layers), cache)
-        return x, cache, auxiliary.within("ahead")
+        x, cache, auxiliary = self.mtp(hidden, embedded, inputs.in_layer(self.num_layers), cache)
+        return x, cache, auxiliary.within("mtp")
 
     @property
     def output(self) -> Head:
@@ -123,24 +123,24 @@ class LanguageModel(nnx.Module):
 
         What remat repeats does not count, nor a look-up in a table.
         """
-        others = ("layers/", "norm/", "head", "ahead/")
+        others = ("layers/", "norm/", "head", "mtp/")
         embedded = any(not path.startswith(others) and path not in frozen for path in parameters(self))
         total, below = self.layers.training_flops(seq, paths_in("layers", frozen), embedded)
         below = below or is_trained(self.norm, paths_in("norm", frozen))
         head = self.flops_by_part(seq)["head"]
         own = 0 if ("embedding/table" if self.tied else "head") in frozen else head
         total += head + own + (head if below else 0)
-        if self.has_ahead:
-            still, below = paths_in("ahead", frozen), below or embedded
-            total += training_flops(self.ahead, seq, still, below) + head + own
-            total += head if below or is_trained(self.ahead, still) else 0
+        if self.has_mtp:
+            still, below = paths_in("mtp", frozen), below or embedded
+            total += training_flops(self.mtp, seq, still, below) + head + own
+            total += head if below or is_trained(self.mtp, still) else 0
         return total
 
     def flops_by_part(self, seq: int) -> dict[str, int]:
-        """Those of one token's forward: of the `layers`, of the `head`, and of the block `ahead`, without its head."""
+        """Those of one token's forward: of the `layers`, of the `head`, and of the block `mtp`, without its head."""
         head = 2 * math.prod(self.output.matrix.get_value().shape)
-        ahead = forward_flops(self.ahead, seq) if self.has_ahead else 0
-        return {"layers": self.layers.flops(seq), "head": head, "ahead": ahead}
+        mtp = forward_flops(self.mtp, seq) if self.has_mtp else 0
+        return {"layers": self.layers.flops(seq), "head": head, "mtp": mtp}
 
 
 def _cached_inputs(tokens: Array, positions: Array, start: Array) -> Inputs:

@@ -35,7 +35,7 @@ NOTABLE = {
 USUAL = ("steps", "compile_begin", "save_begin", "save_blocked", "save_end", "mirrored")
 """Kinds that the table of events leaves out: they are many, and their sums are above it."""
 
-ASIDE = ("time", "step", "kind", "documents", "memory")
+NOT_TOKEN_MEANS = ("time", "step", "kind", "documents", "memory")
 """What the text of an event leaves out: it is elsewhere, or too long."""
 
 

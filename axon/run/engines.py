@@ -41,8 +41,8 @@ def engine_of(
     report: Report,
     weights: str | None = None,
 ) -> Engine | Replicas:
-    """See `axon.run.served.serve_run`. `capacity`: of each engine. Raises `UserError` for a model that goes on with no
-    text, and for a draft model of another tokenizer."""
+    """See `axon.run.serve_run.serve_run`. `capacity`: of each engine. Raises `UserError` for a model that goes on with
+    no text, and for a draft model of another tokenizer."""
     check_continues(trained.train.model.build())
     own = _shares(trained, layout, report)
     models = _copies(trained, own, weights, report, _with_block(trained) if draft == MULTI_TOKEN else None)
@@ -116,7 +116,7 @@ def _with_block(trained: Trained) -> Any:
     of_hub = isinstance(trained, TrainedHub) and trained.hub.config.get("num_nextn_predict_layers")
     if of_hub and getattr(model, "multi_token", None) is False:
         return replace(model, multi_token=True)
-    if getattr(model.build(), "has_ahead", False):
+    if getattr(model.build(), "has_mtp", False):
         return model
     raise UserError(
         f"--draft {MULTI_TOKEN}: the model has no block that predicts the token after the next, as DeepSeek-V3 has "

@@ -9,7 +9,7 @@ from axon.checks import check_range
 from axon.disk import check_paths
 from axon.errors import UserError, suggest
 from axon.fields import Location
-from axon.train.given import check_given
+from axon.train.check_parameters import check_parameters
 from axon.train.path_patterns import Patterns, check_patterns, listed, matches
 
 
@@ -90,7 +90,7 @@ class InitFrom:
             f"the parameters in {self.source} are not those of this model (InitFrom.paths says which are taken, "
             "InitFrom.rename under which names, and InitFrom.cast allows another dtype):"
         )
-        check_given({ours: offered[theirs] for ours, theirs in taken.items()}, wanted, what, cast)
+        check_parameters({ours: offered[theirs] for ours, theirs in taken.items()}, wanted, what, cast)
         return taken
 
     def _check_patterns(self, offered: Mapping[str, Any], parameters: Specs) -> None:

@@ -38,7 +38,7 @@ class Saves:
         It waits for nothing, not even for a save that has ended: processes that wait, wait for each other.
         """
         if self._pending is not None and not self._store.saving() and self._pending[0] in self._store.steps():
-            self._store.seal()
+            self._store.write_checksums()
             self._complete()
         if self._mirror is not None:
             self._mirror.look()

@@ -33,7 +33,7 @@ def served_model(
     capacity: Capacity,
     report: Report,
 ) -> Served:
-    """See `axon.run.served.serve_run`; all of its programs are compiled."""
+    """See `axon.run.serve_run.serve_run`; all of its programs are compiled."""
     name, trained = _name(path), open_trained(path)
     if not is_encoder(trained.train.model.build()):
         return _decoder(name, trained, layout, draft, embeddings, weights, defaults, capacity, report)

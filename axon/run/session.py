@@ -33,7 +33,7 @@ from axon.run.initial_values import InitialValues
 from axon.run.mirrored import copying, fetched
 from axon.run.restore import IN_FLIGHT, check_finite, check_same_mesh, lost_in_flight, restore_state
 from axon.run.saves import Saves
-from axon.run.starting import changes, changes_text, described, script_notices
+from axon.run.start_record import changes, changes_text, described, script_notices
 from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
 from axon.runtime import Runtime

@@ -129,10 +129,10 @@ class Runtime:
         self,
         placement: Placement | None = None,
         execution: Execution | None = None,
-        rows_at_once: int | None = None,
+        row_block: int | None = None,
     ) -> Iterator[None]:
         """This mesh, precision and layout in force; `placement` and `execution` instead of the runtime's own;
-        `rows_at_once` as of `axon.axes.Scope`.
+        `row_block` as of `axon.axes.Scope`.
 
         Within, functions of `jit` are called, traced and lowered. Arrays are made before, or in such a function: raises
         `UserError` for one that is made outside, which has no device to be on.
@@ -140,7 +140,7 @@ class Runtime:
         placement = placement or self.placement
         execution = execution or self.execution
         dtypes = self.compute_dtype, self.precision.reduce_dtype
-        scope = axes.Scope(placement, *dtypes, execution, self.choices, rows_at_once=rows_at_once)
+        scope = axes.Scope(placement, *dtypes, execution, self.choices, row_block=row_block)
         try:
             with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh), axes.activate(scope):
                 yield

@@ -7,7 +7,7 @@ import numpy as np
 
 from axon.serve.pages import PagePool
 from axon.serve.policy import Row, draws, variants
-from axon.serve.sampler import Draws
+from axon.serve.sampler import SampleParams
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence as Running
 from axon.serve.step import StepInputs
@@ -27,7 +27,7 @@ class Batch:
 
     inputs: StepInputs
     slots: np.ndarray
-    draws: Draws
+    draws: SampleParams
 
 
 class Batches:
@@ -86,7 +86,7 @@ class Batches:
         inputs = StepInputs(tokens, positions, last, lens, bounds, tables, places)
         return Batch(inputs, slots, draws(rows, size.rows, self.vocab))
 
-    def draws(self, size: Size) -> list[Draws]:
+    def draws(self, size: Size) -> list[SampleParams]:
         """Those of every shape that steps of this size can have."""
         return variants(size.rows, self.vocab, self._positions)
 

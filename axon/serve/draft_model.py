@@ -10,7 +10,7 @@ from axon.errors import UserError
 from axon.runtime import Runtime
 from axon.serve.policy import Row
 from axon.serve.runner import Runner
-from axon.serve.sampler import Drawn, on_host
+from axon.serve.sampler import SampleOutput, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.stream import Stream
@@ -94,7 +94,7 @@ class ModelDrafts:
     def __init__(self, runner: Runner, most: int):
         self.runner, self.most = runner, most
         self._mirrors: dict[int, Mirror] = {}
-        self._flights: deque[tuple[tuple[Scheduled, ...], Drawn]] = deque()
+        self._flights: deque[tuple[tuple[Scheduled, ...], SampleOutput]] = deque()
 
     @property
     def compiles(self) -> int:

@@ -14,7 +14,7 @@ REST, LONGEST_REST = 32, 512
 """Tokens for which a request is left alone at first, and at most: twice as many each time that it is of no use."""
 
 
-class Pace:
+class DraftController:
     """Whether one request is worth guessing for."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ class Pace:
 
 
 class Drafting:
-    """Guesses for the requests of an engine: `drafts` says what, their `Pace` for whom. None: for none.
+    """Guesses for the requests of an engine: `drafts` says what, their `DraftController` for whom. None: for none.
 
     Attributes:
         drafted: tokens that were guessed and verified. accepted: those of them that were right.
@@ -43,7 +43,7 @@ class Drafting:
 
     def __init__(self, drafts: Drafts | None):
         self._drafts, self.drafted, self.accepted = drafts, 0, 0
-        self._paces: dict[int, Pace] = {}
+        self._controllers: dict[int, DraftController] = {}
 
     @property
     def compiles(self) -> int:
@@ -57,7 +57,7 @@ class Drafting:
     def begin(self, sequence: Sequence) -> None:
         """A new one, for which there may be guesses from now on."""
         if self._drafts is not None:
-            self._paces[sequence.number], sequence.drafting = Pace(), True
+            self._controllers[sequence.number], sequence.drafting = DraftController(), True
 
     def propose(self, running: Iterable[tuple[Stream, int | None]]) -> None:
         """Guess for those that decode, and of which the last token is known. Streams, each with the position at which
@@ -67,7 +67,7 @@ class Drafting:
         wanted = {}
         for stream, until in running:
             sequence, tokens = stream.sequence, len(stream.sequence.tokens)
-            sequence.drafting = self._paces[sequence.number].is_awake(tokens)
+            sequence.drafting = self._controllers[sequence.number].is_awake(tokens)
             last = sequence.limit - 1 if until is None else min(sequence.limit - 1, until)
             most = min(self._drafts.most, last - tokens)
             if sequence.drafting and not sequence.pending and sequence.remaining == 1 and most > 0:
@@ -82,10 +82,10 @@ class Drafting:
         if self._drafts is not None:
             self._drafts.verified(sequence.number, accepted)
         if sequence.drafting:
-            self._paces[sequence.number].verified(accepted, len(sequence.tokens))
+            self._controllers[sequence.number].verified(accepted, len(sequence.tokens))
 
     def end(self, sequence: Sequence) -> None:
         """It has ended."""
         if self._drafts is not None:
-            del self._paces[sequence.number]
+            del self._controllers[sequence.number]
             self._drafts.end(sequence.number)

@@ -15,7 +15,7 @@ from axon.serve.capacity import Capacity
 from axon.serve.drafting import Drafting
 from axon.serve.request import Finish, Request, Update, check_ids
 from axon.serve.runner import Runner
-from axon.serve.sampler import Drawn, on_host
+from axon.serve.sampler import SampleOutput, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.speculation import Drafter
@@ -29,7 +29,7 @@ class _Flight:
     """A step that was launched."""
 
     parts: tuple[Scheduled, ...]
-    drawn: Drawn
+    drawn: SampleOutput
 
 
 class Engine:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from axon.serve.batch import Batch
 from axon.serve.multi_token_step import WHOLE, MultiTokenStep
 from axon.serve.runner import Runner
-from axon.serve.sampler import Drawn, on_host
+from axon.serve.sampler import SampleOutput, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.step import StepInputs
 from axon.serve.stream import Stream
@@ -75,11 +75,11 @@ class MultiTokenDrafts:
         logits, cache, self._hidden = found
         return logits, cache
 
-    def drawn(self, parts: Sequence[Scheduled], batch: Batch, drawn: Drawn) -> None:
+    def drawn(self, parts: Sequence[Scheduled], batch: Batch, drawn: SampleOutput) -> None:
         """Run the block over a step that has just been launched."""
         target, after = self._target, following(parts, batch.inputs.tokens)
         with target.step.tracing():
-            rows, self._cache = self._programs.ahead(
+            rows, self._cache = self._programs.mtp(
                 target.parameters,
                 target.variables,
                 cache=self._cache,
@@ -121,7 +121,7 @@ class MultiTokenDrafts:
                 found.setdefault(id(rows), (rows, []))[1].append(number)
         return list(found.values())
 
-    def _draw(self, rows: Array, numbers: Sequence[int], wanted: Mapping[int, tuple[Stream, int]]) -> Drawn:
+    def _draw(self, rows: Array, numbers: Sequence[int], wanted: Mapping[int, tuple[Stream, int]]) -> SampleOutput:
         streams = [wanted[number][0] for number in numbers]
         asked = [stream.row_after((), len(stream.sequence.tokens)) for stream in streams]
         return self._target.draw(self._logits_at(rows, [self._ready[number][1] for number in numbers]), asked)

@@ -19,7 +19,7 @@ WHOLE = PartitionSpec(None, None)
 
 class MultiTokenStep:
     """Three programs, to be called or traced within `Step.tracing`: `forward`, a step that keeps all its hidden states;
-    `ahead`, the block over these; `guess`, the logits of some of its rows. Their docstrings are `Step.computed`'s, and
+    `mtp`, the block over these; `guess`, the logits of some of its rows. Their docstrings are `Step.computed`'s, and
     those of `_ahead` and `_guess`.
 
     Args:
@@ -30,27 +30,27 @@ class MultiTokenStep:
 
     def __init__(self, step: Step):
         module = step.runtime.module
-        if not module.has_ahead:
+        if not module.has_mtp:
             raise UserError(
                 "the model has no block that predicts the token after the next, as DeepSeek with multi_token = True "
                 "has, and cannot guess with it; --draft ngram needs none"
             )
-        self.step, self.window = step, window_of(module.ahead.block)
+        self.step, self.window = step, window_of(module.mtp.block)
         if self.window not in step.windows:
             raise UserError(f"the multi-token block sees {self.window} keys, and no layer does: it cannot guess here")
         self.forward = step.jit(step.computed, donate_argnames="cache")
-        self.ahead = step.jit(self._ahead, donate_argnames="cache")
+        self.mtp = step.jit(self._mtp, donate_argnames="cache")
         self.guess = step.jit(self._guess)
 
     @property
     def compiles(self) -> int:
         """How many programs there are."""
-        return sum(program._cache_size() for program in (self.forward, self.ahead, self.guess))
+        return sum(program._cache_size() for program in (self.forward, self.mtp, self.guess))
 
     def cache_specs(self, pools: Mapping[int | None, PagePool], dtype: Any = None) -> dict[str, ArraySpec]:
         """Of the block's pages, as many as the layers have that see as far back: see `Step.cache_specs`."""
         with self.step.tracing():
-            specs = self.step.runtime.module.ahead.block.cache_specs(1, 1)
+            specs = self.step.runtime.module.mtp.block.cache_specs(1, 1)
         return pool_specs(specs, pools[self.window], dtype)
 
     def traced(self, parameters: Any, variables: Any, cache: Any, last: Any, inputs: StepInputs) -> Any:
@@ -58,7 +58,7 @@ class MultiTokenStep:
         with self.step.tracing():
             return self.forward.trace(parameters, variables, cache=cache, last=last, inputs=inputs)
 
-    def _ahead(
+    def _mtp(
         self,
         parameters: Any,
         variables: Any,
@@ -76,8 +76,8 @@ class MultiTokenStep:
         after = jnp.where(after >= 0, after, ids[jnp.where(after >= 0, 0, -1 - after)])
         given = model_inputs(after, inputs, self.step.windows)
         hidden = axes.shard(hidden, "batch seq.residual embed")
-        with axes.only_first(inputs.bounds[-1]):
-            x, cache, _ = model.hidden_ahead(hidden, given, given.tokens, cache)
+        with axes.valid_rows(inputs.bounds[-1]):
+            x, cache, _ = model.mtp_hidden(hidden, given, given.tokens, cache)
         rows = axes.shard(x, "batch seq embed")[0, inputs.rows]
         return axes.reshard(rows, WHOLE).astype(self.step.runtime.compute_dtype), cache
 

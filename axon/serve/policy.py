@@ -1,6 +1,7 @@
 """How a request's tokens are drawn, as arrays for the devices: what a step's rows ask of `axon.serve.sampler.draw`.
 
-The shapes of a step's `Draws` are few, those of `variants`, so that all of their programs can be compiled beforehand.
+The shapes of a step's `SampleParams` are few, those of `variants`, so that all of their programs can be compiled
+beforehand.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from axon.errors import UserError
 from axon.serve.request import Sampling
-from axon.serve.sampler import ENTRY, RULE, Draws
+from axon.serve.sampler import ENTRY, RULE, SampleParams
 
 BIASES = 1024
 """Ids that one request may have a bias for, at most: so many changed logits are accounted for."""
@@ -35,24 +36,24 @@ class Policy:
         self.rule = _rule(sampling).tobytes()
         self._entries = _first_entries(sampling, prompt)
         self._places = {token: place for place, token in enumerate(self._entries[:, ID].tolist())}
-        self._looks_back = sampling.looks_back
+        self._has_penalties = sampling.has_penalties
 
     @property
     def changes_logits(self) -> bool:
         """Whether it has penalties or a bias."""
-        return self._looks_back or len(self._entries) > 0
+        return self._has_penalties or len(self._entries) > 0
 
     def add(self, ids: Iterable[int]) -> None:
         """The text goes on by these; of no consequence without penalties."""
-        if not self._looks_back:
+        if not self._has_penalties:
             return
         before, self._entries = len(self._entries), self.entries(ids)
         fresh = self._entries[before:, ID].tolist()
         self._places |= {token: before + place for place, token in enumerate(fresh)}
 
     def entries(self, drafts: Iterable[int] = ()) -> np.ndarray:
-        """The logits that are changed, as if the text went on by `drafts`: see `Draws`; not to be written to."""
-        drafts = list(drafts) if self._looks_back else []
+        """The logits that are changed, as if the text went on by `drafts`: see `SampleParams`; not to be written to."""
+        drafts = list(drafts) if self._has_penalties else []
         if not drafts:
             return self._entries
         fresh = [token for token in dict.fromkeys(drafts) if token not in self._places]
@@ -81,7 +82,7 @@ class Row(NamedTuple):
     given: int = -1
 
 
-def draws(rows: Sequence[Row], size: int, vocab: int) -> Draws:
+def draws(rows: Sequence[Row], size: int, vocab: int) -> SampleParams:
     """How `rows` are drawn, padded to `size`. Raises `ValueError` if there are more."""
     rules = _empty_rules(size)
     rules[: len(rows)] = np.frombuffer(b"".join([row.policy.rule for row in rows]), RULE)
@@ -92,17 +93,17 @@ def draws(rows: Sequence[Row], size: int, vocab: int) -> Draws:
     rules["logprobs"][looked_at] = np.maximum(rules["logprobs"][looked_at], 0)
     changing = any((row.policy.changes_logits or row.mask is not None) and row.given < 0 for row in rows)
     changes = (_entries(rows, size), _mask(rows, size, vocab)) if changing else (None, None)
-    return Draws(_bits(rules), *changes)
+    return SampleParams(_bits(rules), *changes)
 
 
-def variants(size: int, vocab: int, longest: int) -> list[Draws]:
+def variants(size: int, vocab: int, longest: int) -> list[SampleParams]:
     """Those of no rows, of every shape that `draws` can have for `size` rows of requests whose prompt and text are
     `longest` tokens, or fewer: a program that has run with all of them compiles no more."""
     most, rooms = size * min(longest + BIASES, vocab), [SMALLEST]
     while rooms[-1] < most:
         rooms.append(rooms[-1] * GROWTH)
     rules, mask = _bits(_empty_rules(size)), _mask((), size, vocab)
-    return [Draws(rules), *(Draws(rules, _padding(room, size), mask) for room in rooms)]
+    return [SampleParams(rules), *(SampleParams(rules, _padding(room, size), mask) for room in rooms)]
 
 
 def _rule(sampling: Sampling) -> np.ndarray:

@@ -91,7 +91,7 @@ class ServingProgram:
         cache, inputs = self.step.abstract_cache(self.block_cache), self._inputs(size)
         with self.step.tracing():
             return [
-                self.block.ahead.trace(
+                self.block.mtp.trace(
                     parameters, variables, cache=cache, hidden=hidden, after=tokens, ids=ids, inputs=inputs
                 ),
                 self.block.guess.trace(parameters, variables, rows, ids),
@@ -101,7 +101,7 @@ class ServingProgram:
         """Model FLOPs of a step of this size, and of each program of `traced_guess`."""
         parts = self.runtime.module.flops_by_part(self.length)  # whose queries see half of that on average
         step = size.tokens * (parts["layers"] + parts["head"])
-        return [step] if self.block is None else [step, size.tokens * parts["ahead"], size.rows * parts["head"]]
+        return [step] if self.block is None else [step, size.tokens * parts["mtp"], size.rows * parts["head"]]
 
     def parameter_bytes(self) -> int:
         """Of each device."""
@@ -121,10 +121,10 @@ class ServingProgram:
         `cached_bytes`."""
         size, parameters = self.runtime.placement.bytes_per_device, self.runtime.parameters
         table, tied = size(parameters["embedding/table"]), self.runtime.module.tied
-        ahead = sum(size(spec) for path, spec in parameters.items() if path.startswith("ahead/"))
+        mtp = sum(size(spec) for path, spec in parameters.items() if path.startswith("mtp/"))
         head = table if tied else size(parameters["head"])
         read = self.parameter_bytes() + self.cached_bytes() - (0 if tied else table)
-        return read - ahead if self.block is None else read + head
+        return read - mtp if self.block is None else read + head
 
     def cached_bytes(self) -> int:
         """Of each device, the pages of all requests at half their length, as far as there are so many."""

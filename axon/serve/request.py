@@ -87,7 +87,7 @@ class Sampling:
         return replace(self, seed=int(words[0]))
 
     @property
-    def looks_back(self) -> bool:
+    def has_penalties(self) -> bool:
         """Whether a draw depends on which tokens came before it, beyond what the model makes of them."""
         penalties = self.repetition_penalty != 1, self.presence_penalty != 0, self.frequency_penalty != 0
         return any(penalties)
@@ -155,7 +155,7 @@ class TokenLogprob:
 
     token: int
     logprob: float
-    likeliest: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class Update(NamedTuple):

@@ -15,7 +15,7 @@ from axon.runtime import Runtime
 from axon.serve.batch import Batch, Batches
 from axon.serve.capacity import ROOM, Capacity
 from axon.serve.policy import Row, draws
-from axon.serve.sampler import Drawn
+from axon.serve.sampler import SampleOutput
 from axon.serve.scheduler import Scheduled, Scheduler
 from axon.serve.sequence import Sequence as Running
 from axon.serve.step import Step, StepInputs, changes_at, windows_of
@@ -25,14 +25,14 @@ LONG = "long"
 """What keys are called that rotate as those of long sequences do: none of a short one is the same."""
 
 
-class Watcher(Protocol):
+class StepObserver(Protocol):
     """What computes beside each step of a runner."""
 
     def logits(self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs) -> tuple[Array, Any]:
         """As `Step.logits`, in its place."""
         ...
 
-    def drawn(self, parts: Sequence[Scheduled], batch: Batch, drawn: Drawn) -> None:
+    def drawn(self, parts: Sequence[Scheduled], batch: Batch, drawn: SampleOutput) -> None:
         """That step was launched, with these parts in their order, and drew this."""
         ...
 
@@ -63,14 +63,14 @@ class Runner:
         _check_memory(specs, runtime.placement)
         self._cache = self._step.empty_cache(specs)
         self._last = self._step.no_draws(capacity.requests)
-        self._watcher: Watcher | None = None
+        self._watcher: StepObserver | None = None
 
     @property
     def step(self) -> Step:
         """As it is compiled."""
         return self._step
 
-    def watch(self, watcher: Watcher) -> None:
+    def watch(self, watcher: StepObserver) -> None:
         """Have it compute beside each step from now on."""
         self._watcher = watcher
 
@@ -86,7 +86,7 @@ class Runner:
 
     def run(
         self, scheduled: Sequence[Scheduled], rows_of: Callable[[Scheduled], list[Row]]
-    ) -> tuple[tuple[Scheduled, ...], Drawn]:
+    ) -> tuple[tuple[Scheduled, ...], SampleOutput]:
         """Launch a step: its parts in their order in it, and what will be drawn, one part's rows after the other's;
         `rows_of(part)`: how."""
         parts = tuple(self._batches.ordered(scheduled))
@@ -96,7 +96,7 @@ class Runner:
             self._watcher.drawn(parts, batch, drawn)
         return parts, drawn
 
-    def draw(self, logits: Array, rows: Sequence[Row]) -> Drawn:
+    def draw(self, logits: Array, rows: Sequence[Row]) -> SampleOutput:
         """What is drawn of logits that are no step's, as many as a step may have: the first of them as `rows` say."""
         nowhere = np.full(len(logits), self._batches.slots, np.int32)
         how = draws(rows, len(logits), self.vocab)

@@ -39,7 +39,7 @@ has. A row beyond the last is padding's."""
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Draws:
+class SampleParams:
     """How the tokens of one step are drawn. Numbers are given as their bits: few arrays are the fastest to send.
 
     Args:
@@ -55,7 +55,7 @@ class Draws:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Drawn:
+class SampleOutput:
     """What was drawn; log-probabilities are in nats, of the logits as they came, and 0 where no row of the step asks.
 
     Args:
@@ -72,7 +72,7 @@ class Drawn:
     top_logprobs: Any
 
 
-def draw(logits: Array, draws: Draws) -> Drawn:
+def draw(logits: Array, draws: SampleParams) -> SampleOutput:
     """A token for each row of `logits[rows vocab]` (float32, whole on each device), by the Gumbel-max trick.
 
     A row's noise is of the key fold_in(key(seed), position). Its logits are changed in the order of vLLM: penalties,
@@ -83,24 +83,24 @@ def draw(logits: Array, draws: Draws) -> Drawn:
     return axes.per_device(_draw, (whole, jax.tree.map(lambda _: whole, draws)), whole)(logits, draws)
 
 
-def on_host(drawn: Drawn) -> Drawn:
+def on_host(drawn: SampleOutput) -> SampleOutput:
     """The same on the host, once it is there; `ids` and `valid`, of which each is read on its own, as lists."""
-    found: Drawn = jax.device_get(drawn)
+    found: SampleOutput = jax.device_get(drawn)
     return replace(found, ids=found.ids.tolist(), valid=found.valid.tolist())
 
 
-def _draw(logits: Array, draws: Draws) -> Drawn:
+def _draw(logits: Array, draws: SampleParams) -> SampleOutput:
     rules, changed = _rules(draws.rules), logits
     if draws.entries is not None:
         changed = _adjusted(changed, rules, draws.entries)
         changed = jnp.where(_bits(draws.mask, logits.shape[1]), changed, -jnp.inf)
     filters = (rules[name] for name in ("temperature", "top_k", "top_p", "min_p"))
     ids = sample(changed, _keys(rules), *filters)
-    return Drawn(ids, jnp.isfinite(jnp.max(changed, axis=1)), *_logprobs(logits, ids, rules))
+    return SampleOutput(ids, jnp.isfinite(jnp.max(changed, axis=1)), *_logprobs(logits, ids, rules))
 
 
 def _rules(packed: Array) -> dict[str, Array]:
-    """By name the fields of `Draws.rules`."""
+    """By name the fields of `SampleParams.rules`."""
     fields = ((name, RULE[name]) for name in RULE.names or ())
     return {name: lax.bitcast_convert_type(packed[:, at], field) for at, (name, field) in enumerate(fields)}
 

@@ -25,7 +25,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from axon.errors import UserError
-from axon.serve.groups import Groups
+from axon.serve.block_tables import BlockTables
 from axon.serve.pages import PagePool
 from axon.serve.sequence import Sequence
 
@@ -88,7 +88,7 @@ class Scheduler:
                 raise UserError(
                     f"{name} is {value}, and max_running is {max_running}; must be at least as many, and 1 or more"
                 )
-        self.groups, self.budget, self.max_running = Groups(pools), budget, max_running
+        self.groups, self.budget, self.max_running = BlockTables(pools), budget, max_running
         self.max_rows_drawn, self.max_prefilling = max_rows_drawn, max_prefilling
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -151,7 +151,7 @@ class Scheduler:
         """The next step, perhaps an empty one. Its tokens count as cached and its draws as pending from now on."""
         for sequence in self.running:
             self._settle(sequence)
-        displaced = self._make_way()
+        displaced = self._preempt_for_waiting()
         admitted = self._admit(displaced)
         ready = [sequence for sequence in self.running if sequence.is_ready]
         shares, self._spare_rows = self._shares(ready), self.max_rows_drawn - len(ready)
@@ -159,7 +159,7 @@ class Scheduler:
         for sequence in ready:
             if sequence in preempted:  # and so are all after it
                 break
-            room = self._make_room(sequence, preempted)
+            room = self._preempt_for(sequence, preempted)
             if count := self._count(sequence, min(shares[sequence.number], room)):
                 scheduled.append(self._schedule(sequence, count))
         return Plan(tuple(scheduled), tuple(s for s in admitted if s not in preempted), (*displaced, *preempted))
@@ -196,7 +196,7 @@ class Scheduler:
         self._spare_rows -= max(0, rows - 1)
         return Scheduled(sequence, start, count, sequence.advance(count), rows, draws, from_device)
 
-    def _make_room(self, sequence: Sequence, preempted: list[Sequence]) -> int:
+    def _preempt_for(self, sequence: Sequence, preempted: list[Sequence]) -> int:
         """Preempt the last running ones until `sequence` has room for a token or is the last: how many it has."""
         while not (room := self.groups.room(sequence)) and self.running[-1] is not sequence:
             preempted.append(self._preempt_last())
@@ -208,7 +208,7 @@ class Scheduler:
         _insert(self.waiting, victim)
         return victim
 
-    def _make_way(self) -> list[Sequence]:
+    def _preempt_for_waiting(self) -> list[Sequence]:
         """Preempt running ones of a lower priority than the first that waits, if there is room for it then."""
         if not self.waiting or not self.running or not self._outranks(first := self.waiting[0], self.running[-1]):
             return []

@@ -36,7 +36,7 @@ class Sequence:
         self.pending = self.cached = self.verifying = self.reused = self.scored = self.registered = 0
         self.drafts: tuple[int, ...] = ()
         self.drafting = False
-        self._looks_back = request.grammar is not None or request.sampling.looks_back
+        self._has_penalties = request.grammar is not None or request.sampling.has_penalties
         self.pages: dict[int | None, list[int]] = {}
         self.first: dict[int | None, int] = {}
         self.hashes: list[bytes] = []
@@ -66,7 +66,7 @@ class Sequence:
     @property
     def needs_host(self) -> bool:
         """Whether the host must know all tokens before the next one is drawn: a grammar's, penalties', guesses'."""
-        return self._looks_back or self.drafting
+        return self._has_penalties or self.drafting
 
     @property
     def is_ready(self) -> bool:

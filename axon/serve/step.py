@@ -24,7 +24,7 @@ from axon.nn import Inputs, LanguageModel, Rope
 from axon.nn.kv_cache import SCALES, Ragged
 from axon.runtime import Runtime
 from axon.serve.pages import PagePool
-from axon.serve.sampler import Drawn, Draws, draw
+from axon.serve.sampler import SampleOutput, SampleParams, draw
 from axon.serve.unsplit import unsplit
 
 ROWS_AT_ONCE = 16
@@ -77,7 +77,7 @@ class Step:
         with self.tracing():
             return self._forward(parameters, variables, cache=cache, last=last, inputs=inputs)
 
-    def draw(self, logits: Array, last: Array, slots: Any, draws: Draws) -> tuple[Drawn, Array]:
+    def draw(self, logits: Array, last: Array, slots: Any, draws: SampleParams) -> tuple[SampleOutput, Array]:
         """What is drawn of each row, and `last` with it, which is donated; `slots[rows]`: where each draw is kept; as
         many as there are slots: nowhere."""
         with self.tracing():
@@ -122,7 +122,7 @@ class Step:
     def tracing(self) -> Any:
         """What its programs are traced within."""
         rows = ROWS_AT_ONCE if self.placement.platform == "cpu" else None
-        return self.runtime.tracing(self.placement, rows_at_once=rows)
+        return self.runtime.tracing(self.placement, row_block=rows)
 
     def _logits(
         self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs
@@ -136,14 +136,14 @@ class Step:
         model: LanguageModel = self.runtime.bind(parameters, variables)
         known = inputs.tokens >= 0
         tokens = jnp.where(known, inputs.tokens, last[jnp.where(known, 0, -1 - inputs.tokens)])
-        with axes.only_first(inputs.bounds[-1]):
+        with axes.valid_rows(inputs.bounds[-1]):
             hidden, cache, _ = model.hidden(model_inputs(tokens, inputs, self.windows), cache)
         hidden = axes.shard(hidden, "batch seq embed")
-        with axes.only_first(jnp.sum(inputs.rows >= 0)):
+        with axes.valid_rows(jnp.sum(inputs.rows >= 0)):
             return logits_of(model, hidden[:, inputs.rows]), cache, hidden
 
 
-def _drawn(logits: Array, last: Array, slots: Array, draws: Draws) -> tuple[Drawn, Array]:
+def _drawn(logits: Array, last: Array, slots: Array, draws: SampleParams) -> tuple[SampleOutput, Array]:
     found = draw(logits, draws)
     return found, last.at[slots].set(found.ids, mode="drop")
 

@@ -10,7 +10,7 @@ from axon.errors import UserError
 from axon.serve.detokenize import Detokenizer
 from axon.serve.policy import Policy, Row
 from axon.serve.request import Finish, Grammar, TokenLogprob, Update
-from axon.serve.sampler import Drawn
+from axon.serve.sampler import SampleOutput
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence as Running
 
@@ -85,26 +85,26 @@ class Stream:
             rows.append(self._row(place, drafts[: max(0, known)], grammar))
         return rows
 
-    def accepted(self, part: Scheduled, drawn: Drawn, first: int) -> list[int]:
+    def accepted(self, part: Scheduled, drawn: SampleOutput, first: int) -> list[int]:
         """The tokens that a step drew, from its row `first` on: the drafts that are what was drawn, and one more."""
         last = first + part.rows - 1
         ids = drawn.ids[last - len(part.drafts) : last + 1]
         right = next((place for place, draft in enumerate(part.drafts) if ids[place] != draft), len(part.drafts))
         return ids[: right + 1]
 
-    def update(self, part: Scheduled, ids: Sequence[int], drawn: Drawn, first: int) -> Update | None:
+    def update(self, part: Scheduled, ids: Sequence[int], drawn: SampleOutput, first: int) -> Update | None:
         """What there is to tell after a step; `ids`: of `accepted`; none, if it did not come to the prompt's end."""
         scored = part.rows - (1 + len(part.drafts) if part.draws else 0)
         for row in range(first, first + scored):
             token = self.request.prompt[len(self._prompt_logprobs) + 1]
             self._prompt_logprobs.append(self._logprob(drawn, row, token, drawn.given))
-        return self._told(ids, drawn, first + scored) if part.draws else None
+        return self._make_update(ids, drawn, first + scored) if part.draws else None
 
     def ended(self, finish: Finish, error: str | None = None) -> Update:
         """The last update of a request that ends before its text does."""
         return Update(self.sequence.number, finish=finish, error=error)
 
-    def _told(self, ids: Sequence[int], drawn: Drawn, row: int) -> Update:
+    def _make_update(self, ids: Sequence[int], drawn: SampleOutput, row: int) -> Update:
         taken, text, logprobs, finish = [], "", [], None
         for token in ids:
             if not drawn.valid[row + len(taken)]:
@@ -157,7 +157,7 @@ class Stream:
             said = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._failure = f"its grammar failed: {said}"
 
-    def _logprob(self, drawn: Drawn, row: int, token: int, of: Sequence[float]) -> TokenLogprob:
+    def _logprob(self, drawn: SampleOutput, row: int, token: int, of: Sequence[float]) -> TokenLogprob:
         most = self.request.sampling.logprobs or 0
         likeliest = zip(drawn.top_ids[row][:most].tolist(), drawn.top_logprobs[row][:most].tolist(), strict=True)
         return TokenLogprob(token, float(of[row]), tuple(likeliest))

@@ -20,11 +20,11 @@ from axon.parallel.pipeline import Table
 from axon.parallel.pipeline.execute import execute_period, in_flight
 from axon.parallel.pipeline.text import write
 from axon.runtime import Runtime, flattened, nested
-from axon.train.cut import LAYERS, joined
 from axon.train.evaluate import BATCH, Evaluator
 from axon.train.gradients import GradientMethod, log_idle_overlap
 from axon.train.objective import SEQUENCES, Batch, Sums
 from axon.train.optimizers import Parameters
+from axon.train.pipeline_split import LAYERS, joined
 from axon.train.pipelined import PipelinedGradients
 from axon.train.state import State
 from axon.train.update import Descent, Metrics, Update, clipped, metrics
@@ -54,7 +54,7 @@ class InFlight:
 class Delayed(Update):
     """Descent along the gradients of the batch before, which this step finishes with the weights that it began with.
 
-    Where nothing is in flight a step changes no parameter, no optimizer state and no variable (see `settled`), and its
+    Where nothing is in flight a step changes no parameter, no optimizer state and no variable (see `commit`), and its
     metrics are 0. Metrics are those of the batch that is finished, its learning rate among them.
 
     Args:
@@ -161,7 +161,7 @@ class Delayed(Update):
         after = replace(self.descent.applied(state, found), in_flight=left)
         return after, jax.tree.map(lambda x: jnp.where(before.pending, x, 0), reported), sums.statistics
 
-    def settled(self, before: State, after: State) -> State:
+    def commit(self, before: State, after: State) -> State:
         """The state after a step, in which nothing has changed if no batch was finished: but for what is in flight."""
         pending = before.in_flight.pending
         kept = replace(before, step=after.step, in_flight=after.in_flight)
@@ -178,7 +178,7 @@ class Delayed(Update):
             method.parts(state, batch, method.counts(batch), frozen),
             method.parts(began, earlier, method.counts(earlier), frozen),
             before.memory,
-            method.pipeline.apart(),
+            method.pipeline.batch_only_axes(),
         )
         log_idle_overlap(self.runtime)
         first, first_sums = method.found(begun, state.parameters, frozen)

@@ -11,8 +11,8 @@ from axon import axes
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.train.draw import random_words
 from axon.train.objective import Batch, NextToken, Sums
+from axon.train.random_words import random_words
 
 NAMES = ("masked_token", "loss")
 

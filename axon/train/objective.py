@@ -108,10 +108,10 @@ class NextToken:
 
     def check(self, module: Any) -> None:
         _check_language_model(module, "NextToken")
-        if module.has_ahead:
+        if module.has_mtp:
             raise UserError(
                 "NextToken would leave the block that predicts the token after the next untrained (parameters "
-                "ahead/…): set Train.objective = @MultiToken(), or build the model without it, as DeepSeek with "
+                "mtp/…): set Train.objective = @MultiToken(), or build the model without it, as DeepSeek with "
                 "multi_token = False"
             )
 
@@ -133,13 +133,13 @@ class NextToken:
 @dataclass(frozen=True)
 class MultiToken:
     """The next token's negative log-likelihood, and with it that of the token after it (DeepSeek-V3's multi-token
-    prediction, arXiv:2412.19437, section 2.2, at depth 1), for models with `LanguageModel.ahead`.
+    prediction, arXiv:2412.19437, section 2.2, at depth 1), for models with `LanguageModel.mtp`.
 
     Args:
         weight: of the second term. (DeepSeek-V3: 0.3, later 0.1.) z_loss: as of `NextToken`, in both.
 
     The second term is a mean over the positions whose next position is a real one of the same document. A metric of its
-    own, `second_token`, reports it without its weight; `loss` is the next token's.
+    own, `mtp_loss`, reports it without its weight; `loss` is the next token's.
     """
 
     weight: float = 0.3
@@ -154,24 +154,24 @@ class MultiToken:
 
     def check(self, module: Any) -> None:
         _check_language_model(module, "MultiToken")
-        if not module.has_ahead:
+        if not module.has_mtp:
             raise UserError(
                 "MultiToken needs a model that predicts the token after the next, as DeepSeek with multi_token = True; "
                 "build() returns one that does not. Use NextToken, or set that"
             )
 
     def counts(self, batch: Batch) -> dict[str, Array]:
-        return self._next_token.counts(batch) | {"second_token": jnp.sum(_second_targets(batch)[1])}
+        return self._next_token.counts(batch) | {"mtp_loss": jnp.sum(_second_targets(batch)[1])}
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         inputs = self._next_token.inputs(batch, key)
         x, _, auxiliary = module.hidden(inputs)
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
-        x, _, own = module.hidden_ahead(x, inputs, batch["targets"])
+        x, _, own = module.mtp_hidden(x, inputs, batch["targets"])
         second_loss, second_nll = cross_entropy(x, module.output, *_second_targets(batch), self.z_loss)
         auxiliary += own
-        reported = {"loss": nll, "second_token": second_nll} | jax.lax.stop_gradient(auxiliary.losses)
-        minimised = {"next_token": loss, "second_token": self.weight * second_loss} | auxiliary.losses
+        reported = {"loss": nll, "mtp_loss": second_nll} | jax.lax.stop_gradient(auxiliary.losses)
+        minimised = {"next_token": loss, "mtp_loss": self.weight * second_loss} | auxiliary.losses
         return Sums(minimised, reported, auxiliary.statistics)
 
     @property

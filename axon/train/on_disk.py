@@ -21,16 +21,16 @@ from axon.layout import Placement
 from axon.runtime import flattened, nested
 from axon.runtime.scratch import Scratch
 from axon.runtime.stored import Files, StoredArray
-from axon.train.layers import LayerUpdate, Leaves, at, leaves, put, rebuilt
+from axon.train.layer_update import LayerUpdate, Leaves, at, leaves, put, rebuilt
 from axon.train.optimizers import Averaging
-from axon.train.pieces import Piece, pieces, read_ahead
 from axon.train.state import State
 from axon.train.update import Descent
+from axon.train.update_shards import UpdateShard, pieces, read_ahead
 
 KIND = "optimizer"
 
 
-class Pending(NamedTuple):
+class DeferredUpdate(NamedTuple):
     """In the place of the optimizer's state, between a step's compiled program and its update: both need no more."""
 
     gradients: dict[str, Array]
@@ -63,7 +63,7 @@ class DiskDescent(Descent):
         return self.stored(super().init(values))
 
     def applied(self, state: State, gradients: Any) -> State:
-        pending = Pending(flattened(self.runtime.reshard(gradients, KIND)), state.optimizer)
+        pending = DeferredUpdate(flattened(self.runtime.reshard(gradients, KIND)), state.optimizer)
         return State(state.step + 1, state.parameters, pending, state.variables)
 
     # ---- outside --------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class DiskDescent(Descent):
         values, after = flattened(state.parameters), leaves(before)
         shared = self._layers.divided(before)[1]
         new: Leaves = {}
-        writing: deque[Piece] = deque()
+        writing: deque[UpdateShard] = deque()
         for piece, own in read_ahead(pieces(self._layers, before)):
             moved, found, new = self._update(piece.index, piece.of(gradients), piece.of(values), own, shared)
             values |= moved

@@ -19,9 +19,9 @@ from axon.parallel.pipeline import OneFOneB, Table, check, figures, forwards, lo
 from axon.parallel.pipeline.execute import PIPE, Parts, Results, evaluate, execute
 from axon.parallel.pipeline.partition import Partition, padding, partition, width
 from axon.runtime import Runtime, flattened, nested
-from axon.train.cut import LAYERS, Cut, joined, parted
 from axon.train.gradients import Counts, log_idle_overlap, microbatches, total_counts, with_deferred_gradients
 from axon.train.objective import Batch, Objective, Sums
+from axon.train.pipeline_split import LAYERS, PipelineSplit, joined, parted
 from axon.train.state import State
 
 MOST_CELLS = 2**18
@@ -32,9 +32,9 @@ MOST_CELLS = 2**18
 class Pipeline:
     """`objective` on the stages of a pipeline, by the schedule of the runtime's layout.
 
-    The objective's sums of a microbatch are cut in two at the model's depth (see `Cut`); the blocks in between run on
-    their stages. `seq`: positions of a sequence, for which blocks count their FLOPs: the model is cut so that a tick
-    has the fewest.
+    The objective's sums of a microbatch are cut in two at the model's depth (see `PipelineSplit`); the blocks in
+    between run on their stages. `seq`: positions of a sequence, for which blocks count their FLOPs: the model is cut so
+    that a tick has the fewest.
 
     Raises `UserError` for a model, or a layout, that has no pipeline.
     """
@@ -123,7 +123,7 @@ class Pipeline:
         places = sum(len(one) * width(one) * cost for one, cost in zip(cut, self._costs, strict=True))
         return sum(padding(one) * cost for one, cost in zip(cut, self._costs, strict=True)) / places
 
-    def apart(self) -> tuple[str, ...]:
+    def batch_only_axes(self) -> tuple[str, ...]:
         """The mesh axes that split the batch and nothing else of the blocks."""
         placement = self.runtime.placement
         names = {
@@ -144,12 +144,14 @@ class Pipeline:
     def sums(self, parameters: Any, variables: Any, batch: Batch) -> Sums:
         """The objective's sums over a batch: by forwards alone, in microbatches."""
         blocks, outer = parted(flattened(parameters) | flattened(variables))
-        cut = Cut(self.runtime, self.objective, self.partition, self.microbatches(batch), self.counts(batch), None, {})
+        cut = PipelineSplit(
+            self.runtime, self.objective, self.partition, self.microbatches(batch), self.counts(batch), None, {}
+        )
         table = forwards(self.table)
         self.log("forwards", table)
         return evaluate(table, self.parts(cut, {}, blocks, outer))
 
-    def parts(self, cut: Cut, trained: Mapping[str, Any], fixed: Mapping[str, Any], outer: Any) -> Parts:
+    def parts(self, cut: PipelineSplit, trained: Mapping[str, Any], fixed: Mapping[str, Any], outer: Any) -> Parts:
         """What an executor runs: gradients are made for what is `trained` and `outer`, by path."""
         return Parts(
             first=cut.first,
@@ -199,7 +201,7 @@ class PipelinedGradients:
     def __call__(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str] = ()) -> tuple[Any, Sums]:
         pipeline = self.pipeline
         pipeline.log("pipeline", pipeline.table)
-        results = execute(pipeline.table, self.parts(state, batch, counts, frozen), pipeline.apart())
+        results = execute(pipeline.table, self.parts(state, batch, counts, frozen), pipeline.batch_only_axes())
         log_idle_overlap(pipeline.runtime)
         return self.found(results, state.parameters, frozen)
 
@@ -212,7 +214,7 @@ class PipelinedGradients:
         fixed, around = parted({**still, **flattened(state.variables)})
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         parts = pipeline.microbatches(batch)
-        cut = Cut(runtime, pipeline.objective, pipeline.partition, parts, counts, key, around)
+        cut = PipelineSplit(runtime, pipeline.objective, pipeline.partition, parts, counts, key, around)
         return pipeline.parts(cut, trained, fixed, with_deferred_gradients(runtime, outer))
 
     def found(self, results: Results, parameters: Any, frozen: Collection[str]) -> tuple[Any, Sums]:

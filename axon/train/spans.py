@@ -13,8 +13,8 @@ from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.nn import Inputs, cross_entropy
-from axon.train.draw import random_words
 from axon.train.objective import SEQUENCES, Batch, NextToken, Sums, sequences_of
+from axon.train.random_words import random_words
 
 
 @dataclass(frozen=True)

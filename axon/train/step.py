@@ -20,10 +20,10 @@ from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
+from axon.train.check_parameters import check_parameters
 from axon.train.delayed import Delayed
 from axon.train.evaluate import Evaluator
 from axon.train.faults import NO_LIMITS, Faults, Limits
-from axon.train.given import check_given
 from axon.train.gradients import GradientMethod, Gradients
 from axon.train.objective import Batch, NextToken, Objective
 from axon.train.on_disk import DiskDescent
@@ -93,7 +93,7 @@ class Program:
             unpadded = self.runtime.variables[path].unpadded
             variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
         metrics = metrics | self.runtime.step_metrics(statistics)
-        return self.update.settled(state, replace(new, variables=nested(variables))), metrics
+        return self.update.commit(state, replace(new, variables=nested(variables))), metrics
 
     def _train_or_skip(self, state: State, batch: Batch, limits: Limits) -> tuple[State, Metrics]:
         return unless_faulty(state, *self._train(state, batch), limits)
@@ -116,7 +116,7 @@ class Program:
         """
         if parameters is None:
             return self._begin(*self.runtime.initialise(self.seed))
-        check_given(parameters, self.parameters)
+        check_parameters(parameters, self.parameters)
         return self.begin(parameters)
 
     def begin(self, parameters: Any) -> State:
@@ -127,7 +127,7 @@ class Program:
         def begin(values: Any, variables: Any) -> State:
             values = jax.tree.map(_padded, values, nested(self.parameters))
             state = State(jnp.zeros((), jnp.int32), values, self.update.init(values), variables)
-            return self._emptied(state)
+            return self._cleared(state)
 
         shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state())
         with self.runtime.tracing():
@@ -140,10 +140,10 @@ class Program:
             return replace(state, in_flight={})
         with self.runtime.tracing():
             sharding = jax.tree.map(lambda a: a.sharding, self.abstract_state().in_flight)
-            empty = self.runtime.jit(lambda state: self._emptied(state).in_flight, out_shardings=sharding)
+            empty = self.runtime.jit(lambda state: self._cleared(state).in_flight, out_shardings=sharding)
             return replace(state, in_flight=empty(replace(state, in_flight={})))
 
-    def _emptied(self, state: State) -> State:
+    def _cleared(self, state: State) -> State:
         return replace(state, in_flight=self.update.empty(state.parameters, state.variables))
 
     def step(self, state: State, batch: Batch, limits: Limits = NO_LIMITS) -> tuple[State, Metrics]:

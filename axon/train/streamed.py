@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from axon.axes.memory import HOST
 from axon.errors import UserError
 from axon.layout import Placement
-from axon.train.layers import LayerUpdate, Leaves, at, put, rebuilt
+from axon.train.layer_update import LayerUpdate, Leaves, at, put, rebuilt
 from axon.train.optimizers import Optimizer, Parameters
 
 

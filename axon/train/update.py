@@ -66,7 +66,7 @@ class Update(Protocol):
         """What is in flight before the first step."""
         return {}
 
-    def settled(self, before: State, after: State) -> State:
+    def commit(self, before: State, after: State) -> State:
         """The state after a step whose variables are updated: `before`, where the step finished no batch."""
         return after
 

@@ -332,13 +332,13 @@ def test_different_choices_of_one_topic_are_all_kept_and_the_same_is_said_once(p
 
 @pytest.mark.parametrize("mesh", [{}, {"tensor": 2}], ids=["one device", "tensor"])
 def test_a_position_has_the_same_bits_however_many_there_are_if_so_many_are_worked_on_at_once(mesh, rng, placed):
-    """Without `rows_at_once` a CPU takes another kernel for another number of rows, with its own order of additions."""
+    """Without `row_block` a CPU takes another kernel for another number of rows, with its own order of additions."""
     placement = placed(mesh)
     x, w = rng.normal(size=(1, 128, 384)).astype(np.float32), rng.normal(size=(384, 640)).astype(np.float32)
     pattern = "batch seq embed, embed mlp -> batch seq mlp"
 
     def product(count, rows):
-        scope = axes.Scope(placement, rows_at_once=rows)
+        scope = axes.Scope(placement, row_block=rows)
         with jax.set_mesh(placement.mesh), axes.activate(scope):
             run = jax.jit(lambda x, w: einsum(pattern, shard(x, "batch seq embed"), Weight(w, ("embed", "mlp"))))
             return np.asarray(run(x[:, :count], shard(jnp.asarray(w), "embed mlp", "params")))[0]
@@ -352,17 +352,17 @@ def test_a_position_has_the_same_bits_however_many_there_are_if_so_many_are_work
 @pytest.mark.parametrize("mesh", [{}, {"tensor": 2}], ids=["one device", "tensor"])
 @pytest.mark.parametrize(("of", "to"), [("embed", "mlp"), ("mlp", "embed")], ids=["split by columns", "split by terms"])
 def test_positions_of_no_use_are_not_computed(mesh, of, to, rng, placed):
-    """Of the blocks of `rows_at_once` positions those that begin before `count` are, with the bits that they have."""
+    """Of the blocks of `row_block` positions those that begin before `count` are, with the bits that they have."""
     placement = placed(mesh)
     left, right, out = f"batch seq {of}", f"{of} {to}", f"batch seq {to}"
     x, w = rng.normal(size=(1, 64, 48)).astype(np.float32), rng.normal(size=(48, 32)).astype(np.float32)
 
     def product(count):
         def run(x, w, count):
-            with axes.only_first(count) if count is not None else nullcontext():
+            with axes.valid_rows(count) if count is not None else nullcontext():
                 return einsum(f"{left}, {right} -> {out}", shard(x, left), Weight(w, (of, to)))
 
-        with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement, rows_at_once=16)):
+        with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement, row_block=16)):
             w_placed = shard(jnp.asarray(w), right, "params")
             return np.asarray(jax.jit(run)(jnp.asarray(x), w_placed, count))[0]
 

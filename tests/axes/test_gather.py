@@ -75,7 +75,7 @@ def test_what_is_no_gather_of_one_dimension_or_stays_in_a_plane_comes_back_as_it
 def test_over_a_torus_too_a_gather_stays_one_beside_other_work_and_a_reduce_scatter_one(target, mesh, line):
     pytest.importorskip("libtpu", reason="needs the TPU compiler: scripts/setup compilers")
     placement = Placement.of(Layout(mesh), devices(target))
-    assert placement.torus_line(("data",)) == line
+    assert placement.torus_ring_size(("data",)) == line
     stored = NamedSharding(placement.mesh, PartitionSpec("data", None))
     array = jax.ShapeDtypeStruct((1024, 2048), jnp.bfloat16, sharding=stored)
     whole = PartitionSpec(None, None)

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from axon.config import load
-from axon.layout import Layout, Placement
+from axon.layout import Execution, Layout, Placement
 from axon.nn import Inputs
 from axon.run import program, run
 from axon.run.engines import engine_of
@@ -160,7 +160,7 @@ def test_adapters_are_trained_alike_on_every_layout_and_their_matrices_not_at_al
 def test_adapters_are_served_by_layouts_with_no_row_for_their_axis_or_another(folder, train, tmp_path):
     model = import_module("lora").LoraLlama(vocab=320, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
     layout = Layout({"data": 2, "tensor": 2}, rows={"rank": None})
-    mine = replace(train, model=model, layout=layout, run_dir=str(tmp_path / "run"))
+    mine = replace(train, model=model, layout=layout, execution=Execution(), run_dir=str(tmp_path / "run"))
     run(mine, steps=2, report=silent)
     trained, split, sampling = open_trained(mine.run_dir), tmp_path / "split.gin", Sampling(8, temperature=0)
     tokenizer, capacity = trained.tokenizer.load(), Capacity(requests=1, length=64)

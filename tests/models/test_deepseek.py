@@ -59,10 +59,10 @@ def test_layers_after_the_first_and_the_multi_token_block_have_experts():
     module = DeepSeek(**vars(SMALL) | {"layers": 5, "routing": routing, "multi_token": True}).build()
     shapes = {path: spec.shape for path, spec in parameters(module).items()}
     assert (shapes["layers/dense/mlp/up"], shapes["layers/experts/moe/up"]) == ((2, 24, 32), (3, 4, 24, 2048))
-    assert shapes["ahead/block/moe/up"] == (4, 24, 2048)
+    assert shapes["mtp/block/moe/up"] == (4, 24, 2048)
     assert {path: spec.shape for path, spec in variables(module).items() if path.endswith("bias")} == {
         "layers/experts/moe/router/bias": (3, 4),
-        "ahead/block/moe/router/bias": (4,),
+        "mtp/block/moe/router/bias": (4,),
     }
 
 
@@ -76,7 +76,7 @@ def test_the_multi_token_block_is_the_layer_after_the_last_in_published_files():
     assert own["eh_proj.weight"] == (24, 48)
     names = ("enorm", "hnorm", "shared_head.norm", "input_layernorm", "mlp.gate", "mlp.experts.3.up_proj")
     assert {f"{name}.weight" for name in names} <= own.keys()
-    starts = [pieces.of[f"ahead/{name}"][0].start for name in ("from_embedding", "from_hidden")]
+    starts = [pieces.of[f"mtp/{name}"][0].start for name in ("from_embedding", "from_hidden")]
     assert starts == [0, 24]
     plain = pieces_of(table, DeepSeek(**vars(config) | {"multi_token": False}).build(), config.vocab)
     assert plain.shapes.keys() == {name for name in pieces.shapes if ".layers.3." not in name}

@@ -44,7 +44,7 @@ def norm(x, scale):
 
 def loss_by_hand(model, values, batch, weights, objective):
     """The mean of the next token's loss, and `objective.weight` times that of the token after it."""
-    inputs, own = Inputs(batch["tokens"], batch["positions"], batch["documents"]), values["ahead"]
+    inputs, own = Inputs(batch["tokens"], batch["positions"], batch["documents"]), values["mtp"]
 
     def mean(x, targets, weights):
         logp = jax.nn.log_softmax(x @ values["head"])
@@ -53,7 +53,7 @@ def loss_by_hand(model, values, batch, weights, objective):
     h, *_ = model.hidden(inputs)
     e = values["embedding"]["table"][batch["targets"]]
     both = jnp.concatenate([norm(e, own["embedding_norm"]["scale"]), norm(h, own["hidden_norm"]["scale"])], axis=-1)
-    x, *_ = model.ahead.block(both @ jnp.concatenate([own["from_embedding"], own["from_hidden"]]), inputs)
+    x, *_ = model.mtp.block(both @ jnp.concatenate([own["from_embedding"], own["from_hidden"]]), inputs)
     second = mean(norm(x, own["norm"]["scale"]), np.roll(batch["targets"], -1, axis=1), weights)
     return mean(h, batch["targets"], batch["weights"]) + objective.weight * second, second
 
@@ -67,7 +67,7 @@ def problem(rng, bind, random_parameters, packed_batch):
     def ours(values):
         sums, counts = objective.sums(bind(module, values), batch), objective.counts(batch)
         total = sum(sums.minimised[name] / counts.get(name, counts["tokens"]) for name in sums.minimised)
-        return total, sums.metrics["second_token"] / counts["second_token"]
+        return total, sums.metrics["mtp_loss"] / counts["mtp_loss"]
 
     def plain(values):
         return loss_by_hand(bind(module, values), values, batch, weights_by_hand(batch), objective)
@@ -98,7 +98,7 @@ def test_positions_count_whose_next_one_is_real_and_of_their_document(rng, place
     expected = weights_by_hand(batch).sum()
     assert expected < batch["weights"].sum() - 3  # no sequence's last position, and no document's, is among them
     for mesh in (None, {"data": 2, "context": 4}):
-        assert compiled(placed(mesh), MultiToken().counts, batch)["second_token"] == expected
+        assert compiled(placed(mesh), MultiToken().counts, batch)["mtp_loss"] == expected
 
 
 def test_a_model_without_it_is_refused():

@@ -1,4 +1,4 @@
-"""Copies of tokens, sent to their experts and back: what each way does to any load, and what it may hold."""
+"""TokenAssignments of tokens, sent to their experts and back: what each way does to any load, and what it may hold."""
 
 import itertools
 

@@ -231,8 +231,10 @@ def test_a_run_continues_where_a_step_is_computed_in_another_way(tiny, trained, 
     execution = Execution(remat="full", unroll=True, kernels={"attention": "xla"})
     other = do(replace(tiny, execution=execution), tmp_path, steps=8)
     assert "resumed from step 4" in other.lines
-    changed = "model.remat 'none' → 'full', model.unroll None → True, kernels {} → {'attention': 'xla'}"
-    assert f"changed since the last start: {changed}" in other.lines
+    execution = (
+        "execution.remat 'none' → 'full', execution.unroll None → True, execution.kernels {} → {'attention': 'xla'}"
+    )
+    assert f"changed since the last start: {execution}" in other.lines
     np.testing.assert_allclose(records(tmp_path, "loss"), records(trained.folder, "loss")[:8], rtol=1e-5)
     np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:8], rtol=1e-5)
 

@@ -4,7 +4,7 @@ import pytest
 
 from axon.run.convert import convert
 from axon.run.inspect import generate_text
-from axon.run.served import serve_run
+from axon.run.serve_run import serve_run
 from axon.serve import answers
 from axon.serve.capacity import Capacity
 from axon.serve.http import serve as server

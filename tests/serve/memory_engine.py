@@ -65,12 +65,12 @@ class MemoryEngine:
         self.version = self.steps = self.count = self.reused = self.preempted = self.drafted = 0
         self.ended = []
 
-    def submit(self, prompt, tokens, priority=0, scores=False, looks_back=False, adapter=""):
+    def submit(self, prompt, tokens, priority=0, scores=False, has_penalties=False, adapter=""):
         try:
             self.scheduler.check_fits(len(prompt), tokens)
         except UserError:
             return None
-        sampling = Sampling(tokens=tokens, presence_penalty=1.0 if looks_back else 0.0)
+        sampling = Sampling(tokens=tokens, presence_penalty=1.0 if has_penalties else 0.0)
         request = Request(tuple(prompt), sampling, priority, prompt_logprobs=scores)
         self.count += 1
         sequence = Sequence(request, self.count, self.count, adapter=adapter)
@@ -247,7 +247,7 @@ def random_operations(engine, count, longest=40):
     for _ in range(count):
         chance = rng.random()
         if chance < 0.25 and len(engine.live) < 20:
-            flags = {"scores": rng.random() < 0.1, "looks_back": rng.random() < 0.2, "adapter": rng.choice(" ab")}
+            flags = {"scores": rng.random() < 0.1, "has_penalties": rng.random() < 0.2, "adapter": rng.choice(" ab")}
             prompt = random_prompt(rng, longest)
             engine.submit(prompt, rng.randrange(1, 20), priority=rng.choice((0, 0, 1)), **flags)
         elif chance < 0.28 and engine.live:

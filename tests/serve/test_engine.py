@@ -320,7 +320,7 @@ def test_stop_ids_end_a_text_and_log_probabilities_are_of_the_distribution_befor
     told = [*updates[0].prompt_logprobs, *found]
     for place, one in enumerate(told):
         np.testing.assert_allclose(one.logprob, expected[place, one.token], atol=1e-4)
-        np.testing.assert_allclose([p for _, p in one.likeliest], np.sort(expected[place])[::-1][:3], atol=1e-4)
+        np.testing.assert_allclose([p for _, p in one.top], np.sort(expected[place])[::-1][:3], atol=1e-4)
     assert [one.token for one in told[: len(prompt) - 1]] == list(prompt[1:])
 
 
@@ -371,7 +371,7 @@ def test_a_quantised_cache_gives_nearly_the_same_log_probabilities(dtype, small,
     quantised = Engine(*small, capacity=dataclasses.replace(TIGHT, cache_dtype=dtype))
     [[found]], [[exact]] = told(quantised, [request]), told(Engine(*small, capacity=TIGHT), [request])
     assert found != exact
-    np.testing.assert_allclose(found.likeliest[0][1], exact.likeliest[0][1], atol=0.3)
+    np.testing.assert_allclose(found.top[0][1], exact.top[0][1], atol=0.3)
 
 
 def test_logits_that_are_no_numbers_end_the_request_and_say_so(small, rng):

@@ -60,7 +60,7 @@ def test_a_described_engine_has_the_pages_of_the_block_and_its_programs(model, d
     own = sum(page.nbytes for page in drafts._cache.values())
     assert program.cache_bytes() == plain.cache_bytes() + own
     size, (width, head) = program.prefill, (MODEL.embed, 4 * MODEL.embed * VOCAB)
-    block = sum(4 * spec.size for path, spec in runtime.parameters.items() if path.startswith("ahead/"))
+    block = sum(4 * spec.size for path, spec in runtime.parameters.items() if path.startswith("mtp/"))
     read = program.read_bytes() - program.cached_bytes(), plain.read_bytes() - plain.cached_bytes()
     assert read[0] - read[1] == block + head
     (logits, cache, hidden), (rows, after), guesses = (
@@ -91,11 +91,11 @@ def test_a_guess_is_what_the_block_predicts_of_the_whole_text(model, drafted, rn
         engine.step()
     del drafts.propose
     assert len(seen) > 20
-    expected = predicted_ahead(*model, [tokens for tokens, _ in seen])
+    expected = predicted_mtp(*model, [tokens for tokens, _ in seen])
     assert [guess for _, guess in seen] == expected
 
 
-def predicted_ahead(runtime, values, variables, texts):
+def predicted_mtp(runtime, values, variables, texts):
     """The likeliest id after each text, by the block, of all of it at once."""
     length = max(map(len, texts))
 
@@ -104,7 +104,7 @@ def predicted_ahead(runtime, values, variables, texts):
         places = jnp.minimum(jnp.arange(tokens.shape[0]), length - 1)[None]
         inputs = Inputs(tokens[None], places, jnp.zeros_like(places))
         hidden, *_ = model.hidden(inputs)
-        x, *_ = model.hidden_ahead(hidden, inputs, jnp.roll(tokens, -1)[None])
+        x, *_ = model.mtp_hidden(hidden, inputs, jnp.roll(tokens, -1)[None])
         return jnp.argmax(model.output.logits(x)[0, length - 2])
 
     with runtime.tracing():
@@ -124,7 +124,7 @@ def test_a_block_that_sees_what_the_model_does_is_always_right_and_halves_the_st
     layer["attention"]["out"] = jnp.zeros_like(layer["attention"]["out"])
     ones, square = jnp.ones(config.embed), jnp.eye(config.embed)
     values["layers"]["experts"] = jax.tree.map(lambda x: x[None], layer)
-    values["ahead"] = {
+    values["mtp"] = {
         "block": layer,
         "embedding_norm": {"scale": ones},
         "hidden_norm": {"scale": ones},

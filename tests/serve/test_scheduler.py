@@ -71,10 +71,10 @@ class Serving(RuleBasedStateMachine):
         tokens=st.integers(1, 8),
         priority=st.integers(0, 1),
         scores=st.booleans(),
-        looks_back=st.booleans(),
+        has_penalties=st.booleans(),
     )
-    def submit(self, prompt, tokens, priority, scores, looks_back):
-        self.engine.submit(prompt, tokens, priority, scores, looks_back)
+    def submit(self, prompt, tokens, priority, scores, has_penalties):
+        self.engine.submit(prompt, tokens, priority, scores, has_penalties)
 
     @rule(times=st.integers(1, 5))
     def step(self, times):

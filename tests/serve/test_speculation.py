@@ -13,7 +13,7 @@ from test_engine import TIGHT, drawn_requests, llama, log_probabilities, made
 from axon.data.tokenizer import Bpe
 from axon.errors import UserError
 from axon.serve.draft_model import DraftModel, ModelDrafts
-from axon.serve.drafting import LONGEST_REST, REST, Pace
+from axon.serve.drafting import LONGEST_REST, REST, DraftController
 from axon.serve.engine import Engine
 from axon.serve.grammar import Grammars
 from axon.serve.request import Finish, Request, Sampling
@@ -274,7 +274,7 @@ def test_a_long_text_takes_bounded_memory_and_recent_tokens_are_found(monkeypatc
 
 
 def test_guessing_rests_where_it_is_of_no_use_and_begins_again():
-    pace, length, awake = Pace(), 0, []
+    pace, length, awake = DraftController(), 0, []
     for _ in range(4000):
         length += 1
         awake.append(pace.is_awake(length))

@@ -15,7 +15,7 @@ from axon.plan.memory import arguments, on_disk
 from axon.plan.topology import devices
 from axon.runtime import nested
 from axon.runtime.stored import StoredArray, is_stored
-from axon.train.layers import leaves
+from axon.train.layer_update import leaves
 from axon.train.optimizers import (
     EMA,
     SGD,

@@ -204,7 +204,7 @@ def test_a_layout_that_cannot_hold_the_model_is_refused_before_tracing():
         program(Layout({"data": 8}, microbatches=2))
 
 
-class Cut(LanguageModel):
+class PipelineSplit(LanguageModel):
     """A model that gives the width of what it looks up a role of its own."""
 
     def __init__(self, config):
@@ -217,7 +217,7 @@ class Cut(LanguageModel):
 
 class CutConfig:
     def build(self):
-        return Cut(MODEL)
+        return PipelineSplit(MODEL)
 
 
 def test_a_mesh_axis_may_be_for_a_role_that_only_the_models_own_patterns_name():

@@ -93,7 +93,7 @@ def _padded(x: Array, tile: int) -> Array:
 def _tile(rows: int, groups: int) -> int:
     """The power of two next above an even group's rows, and no more than the platform's; or as many as the scope says,
     so that the bits of a row do not depend on how many there are."""
-    if (scope := current()) is not None and scope.rows_at_once is not None:
-        return scope.rows_at_once
+    if (scope := current()) is not None and scope.row_block is not None:
+        return scope.row_block
     even = -(-rows // groups)
     return min(1 << (even - 1).bit_length(), CPU_TILE if platform() == "cpu" else ACCELERATOR_TILE)

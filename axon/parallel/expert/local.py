@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.axes.specs import num_shards
-from axon.parallel.expert.copies import Copies
 from axon.parallel.expert.devices import ExpertMesh
+from axon.parallel.expert.token_assignments import TokenAssignments
 
 
 class LocalPlan(NamedTuple):
@@ -70,6 +70,6 @@ class Local:
         """`copies …`, or `tokens …` of which each is sent k times, → `rows …`; those of no copy may be anything."""
         return values.at[plan.copy // (self.copies // values.shape[0])].get(mode="promise_in_bounds")
 
-    def back(self, rows: Array, plan: LocalPlan) -> Copies:
+    def back(self, rows: Array, plan: LocalPlan) -> TokenAssignments:
         """`rows …` → those of each copy that has one in this round."""
-        return Copies(rows, plan.row, plan.is_row)
+        return TokenAssignments(rows, plan.row, plan.is_row)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.axes.specs import num_shards
-from axon.parallel.expert.copies import Copies
 from axon.parallel.expert.devices import ExpertMesh
+from axon.parallel.expert.token_assignments import TokenAssignments
 
 
 class PaddedPlan(NamedTuple):
@@ -90,9 +90,9 @@ class Padded:
         filled = values.at[plan.copy // per_value].get(mode="fill", fill_value=0)
         return self._exchange(filled)[plan.order]
 
-    def back(self, rows: Array, plan: PaddedPlan) -> Copies:
+    def back(self, rows: Array, plan: PaddedPlan) -> TokenAssignments:
         """`rows …` → those of each copy that was sent in this round."""
-        return Copies(self._exchange(rows[plan.row]), plan.place, plan.is_sent)
+        return TokenAssignments(self._exchange(rows[plan.row]), plan.place, plan.is_sent)
 
     def _counts(self, group: Array) -> Array:
         """How many copies go to each device."""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.axes.specs import num_shards
-from axon.parallel.expert.copies import Copies
 from axon.parallel.expert.devices import ExpertMesh
+from axon.parallel.expert.token_assignments import TokenAssignments
 
 
 class RaggedPlan(NamedTuple):
@@ -96,10 +96,10 @@ class Ragged:
         copies = values.at[plan.copy // (self.copies // values.shape[0])].get(mode="promise_in_bounds")
         return self._exchange(copies, self.num_rows, plan.sent_from, plan.sent, plan.sent_to, plan.received)
 
-    def back(self, rows: Array, plan: RaggedPlan) -> Copies:
+    def back(self, rows: Array, plan: RaggedPlan) -> TokenAssignments:
         """`rows …` → those of each copy that was sent in this round."""
         returned = self._exchange(rows, self.copies, plan.received_at, plan.received, plan.received_from, plan.sent)
-        return Copies(returned, plan.place, plan.is_sent)
+        return TokenAssignments(returned, plan.place, plan.is_sent)
 
     def _all_counts(self, group: Array) -> Array:
         """`from to expert`: how many copies each device has for each expert of each device."""

@@ -75,7 +75,7 @@ class Carried:
     def gradients(self) -> Any:
         """Specs of each device's sums of gradients: an axis for the devices comes second."""
         trained = list(self.versions[0].trained)
-        return jax.tree.map(lambda _: PartitionSpec(PIPE, self.region.apart or None), trained)
+        return jax.tree.map(lambda _: PartitionSpec(PIPE, self.region.batch_only_axes or None), trained)
 
     def nothing(self) -> tuple[Array, Any]:
         """Zeros in place of what goes from chunk to chunk."""
@@ -103,10 +103,10 @@ class Carried:
         return empty(self.x, spec_of(self.x)), jax.tree.map(lambda s: empty(s, PartitionSpec()), self.extras)
 
     def _of_layers(self, value: Array, places: int) -> Array:
-        mesh, apart = jax.sharding.get_abstract_mesh(), self.region.apart
-        shape = self.stage.table.stages * places, math.prod(mesh.shape[a] for a in apart), *value.shape[1:]
+        mesh, batch_only_axes = jax.sharding.get_abstract_mesh(), self.region.batch_only_axes
+        shape = self.stage.table.stages * places, math.prod(mesh.shape[a] for a in batch_only_axes), *value.shape[1:]
         layers, *rest = spec_of(value)
-        return reshard(jnp.zeros(shape, value.dtype), PartitionSpec(layers, apart or None, *rest))
+        return reshard(jnp.zeros(shape, value.dtype), PartitionSpec(layers, batch_only_axes or None, *rest))
 
     def _sums(self, parts: Parts) -> Any:
         found = jax.eval_shape(parts.last, parts.outer, *self.nothing(), jnp.int32(0))[1]
@@ -117,12 +117,12 @@ def _cotangents(outer: Any) -> Any:
     return jax.tree.map(lambda v: as_cotangent(jnp.zeros(v.shape, v.dtype), v), outer)
 
 
-def carried(versions: Sequence[Parts], stage: Stage, pools: Pools, apart: tuple[str, ...]) -> Carried:
+def carried(versions: Sequence[Parts], stage: Stage, pools: Pools, batch_only_axes: tuple[str, ...]) -> Carried:
     """The shapes of a carry, of which only `stage` and what it runs are known.
 
     Args:
-        apart: mesh axes over which each device has a sum of gradients of its own, unless chunks give extras or
-            statistics, which may be of the whole batch.
+        batch_only_axes: mesh axes over which each device has a sum of gradients of its own, unless chunks give
+            extras or statistics, which may be of the whole batch.
     """
     parts = versions[0]
     x = jax.eval_shape(parts.first, parts.outer, jnp.int32(0))
@@ -137,5 +137,5 @@ def carried(versions: Sequence[Parts], stage: Stage, pools: Pools, apart: tuple[
     of_stage = Region((PIPE,))(besides, (PartitionSpec(), PartitionSpec(PIPE)))
     no_x = reshard(jnp.zeros(x.shape, x.dtype), spec_of(x))
     extras, statistics = jax.eval_shape(of_stage, parts.trained, parts.fixed, no_x, parts.inputs)
-    region = Region((PIPE,) if jax.tree.leaves((extras, statistics)) else (PIPE, *apart))
+    region = Region((PIPE,) if jax.tree.leaves((extras, statistics)) else (PIPE, *batch_only_axes))
     return Carried(versions, stage, pools, region, x, extras, statistics)

@@ -42,24 +42,25 @@ class Results(NamedTuple):
     statistics: Any
 
 
-def execute(table: Table, parts: Parts, apart: Names = ()) -> Results:
+def execute(table: Table, parts: Parts, batch_only_axes: Names = ()) -> Results:
     """Gradients, sums and statistics of a batch, added up over all microbatches.
 
     Args:
         table: uniform, with a flush, and accepted by `check`.
-        apart: mesh axes that split the batch, of which the blocks need to know nothing: no parameter of theirs is split
-            over them, and nothing is summed over them but gradients. Each device keeps its own sum of these until the
-            last microbatch is done, since within the stages no type can say that a sum is still to be made. Where
-            chunks give extras or statistics, which may be of the whole batch, gradients are summed in each microbatch.
+        batch_only_axes: mesh axes that split the batch, of which the blocks need to know nothing: no parameter of
+            theirs is split over them, and nothing is summed over them but gradients. Each device keeps its own sum of
+            these until the last microbatch is done, since within the stages no type can say that a sum is still to be
+            made. Where chunks give extras or statistics, which may be of the whole batch, gradients are summed in each
+            microbatch.
 
-    The gradients of `trained` are unreduced over `apart`, if each device kept its own.
+    The gradients of `trained` are unreduced over `batch_only_axes`, if each device kept its own.
     """
-    (results,), _ = _Executor(table, [parts], apart).run()
+    (results,), _ = _Executor(table, [parts], batch_only_axes).run()
     return results
 
 
 def execute_period(
-    table: Table, begun: Parts, before: Parts, memory: Memory, apart: Names = ()
+    table: Table, begun: Parts, before: Parts, memory: Memory, batch_only_axes: Names = ()
 ) -> tuple[Results, Results, Memory]:
     """One period of a table without a flush: a batch is begun, and the one before is finished.
 
@@ -69,7 +70,7 @@ def execute_period(
 
     Returns what was added up of the batch that is begun, up to here; of the one before, from here on; and the memory.
     """
-    (first, second), memory = _Executor(table, [begun, before], apart).run(memory)
+    (first, second), memory = _Executor(table, [begun, before], batch_only_axes).run(memory)
     return first, second, memory
 
 
@@ -88,12 +89,12 @@ def evaluate(table: Table, parts: Parts) -> Any:
 class _Executor:
     """Runs a table; `versions`: of a batch of each age what is run."""
 
-    def __init__(self, table: Table, versions: Sequence[Parts], apart: Names):
+    def __init__(self, table: Table, versions: Sequence[Parts], batch_only_axes: Names):
         self.table, self.versions = table, versions
         self.rows, pools = rows(table)
         storage = [Storage(of_segment, table.chunks, PIPE) for of_segment in versions[0].partition]
         self.stage = Stage(table, pools, versions[0].chunk, storage)
-        self.carried = carried(versions, self.stage, pools, apart)
+        self.carried = carried(versions, self.stage, pools, batch_only_axes)
         self.region = self.carried.region
 
     def run(self, memory: Memory | None = None) -> tuple[list[Results], Memory]:
@@ -228,8 +229,8 @@ class _Executor:
 
     def _unreduced(self, total: Array, value: Array) -> Array:
         """Each device's sum as a part of one that is still to be made."""
-        spec, apart = spec_of(value), frozenset(self.region.apart)
-        return lax.reduce_sum(total, (1,), out_sharding=PartitionSpec(*spec, unreduced=apart))
+        spec, batch_only_axes = spec_of(value), frozenset(self.region.batch_only_axes)
+        return lax.reduce_sum(total, (1,), out_sharding=PartitionSpec(*spec, unreduced=batch_only_axes))
 
 
 def _replaced(of_ages: tuple[Any, ...], age: int, value: Any) -> tuple[Any, ...]:

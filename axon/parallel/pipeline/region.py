@@ -30,7 +30,7 @@ class Region:
     manual: Names
 
     @property
-    def apart(self) -> Names:
+    def batch_only_axes(self) -> Names:
         """Those of them that split the batch, and not the stages."""
         return self.manual[1:]
 

@@ -130,7 +130,7 @@ class ChatReply(Reply):
         message: dict[str, Any] = {"role": "assistant", "content": text or None if calls else text}
         if calls:
             message["tool_calls"] = [_call(call) for call in calls]
-        logprobs, finish = self._told(place, choice), self._finish(place, choice)
+        logprobs, finish = self._logprobs_of(place, choice), self._finish(place, choice)
         return {"message": message, "logprobs": logprobs, "finish_reason": finish}
 
     def changes(self, place: int, new: Choice) -> Iterable[dict[str, Any]]:
@@ -142,7 +142,7 @@ class ChatReply(Reply):
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = [{"index": k, **_call(call)} for k, call in enumerate(calls, before)]
-        logprobs = self._told(place, new)
+        logprobs = self._logprobs_of(place, new)
         if delta or (logprobs and logprobs["content"]):
             yield {"delta": delta, "logprobs": logprobs, "finish_reason": None}
         if new.finish:
@@ -162,7 +162,7 @@ class ChatReply(Reply):
         """An answer that was cut is so, though it has calls: a further one may be missing."""
         return "tool_calls" if self._calls[place] and new.finish is Finish.STOP else new.finish
 
-    def _told(self, place: int, new: Choice) -> dict[str, Any] | None:
+    def _logprobs_of(self, place: int, new: Choice) -> dict[str, Any] | None:
         if not self.body.logprobs:
             return None
         return self._logprobs[place].of(new.logprobs, new.text, ends=new.finish is not None)

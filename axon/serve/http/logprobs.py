@@ -109,7 +109,7 @@ class CompletionLogprobs:
         """The likeliest but the token itself, whose text is no other's: one that reads the same, or is no whole
         character, goes by its id, and a special one by its name."""
         found: dict[str, float] = {}
-        for token, logprob in one.likeliest:
+        for token, logprob in one.top:
             if token != one.token:
                 text = self._texts.would_be(token, is_last) or _name(self._texts.tokenizer, token)
                 taken = text in found or text == self._texts.would_be(one.token, is_last)
@@ -132,7 +132,7 @@ class ChatLogprobs:
         """The next of them; `text`: what is sent with them. `ends`: whether they are the last."""
         for place, one in enumerate(new):
             is_last = ends and place == len(new) - 1
-            others = [self._entry(token, value, self._texts.would_be(token, is_last)) for token, value in one.likeliest]
+            others = [self._entry(token, value, self._texts.would_be(token, is_last)) for token, value in one.top]
             entry = self._entry(one.token, one.logprob, self._texts.take(one.token, is_last))
             self._held.add(self._texts.length, {**entry, "top_logprobs": others})
         return {"content": self._held.due(text, ends), "refusal": None}

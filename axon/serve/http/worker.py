@@ -192,7 +192,7 @@ class Worker:
     def _run(self) -> None:
         try:
             while not self._stopped:
-                self._obey(wait=not (self.engine.busy or self._asked))
+                self._drain_commands(wait=not (self.engine.busy or self._asked))
                 if self.engine.busy and not self._stopped:
                     self._step()
                 if self._asked and not self._stopped:
@@ -202,7 +202,7 @@ class Worker:
             logger.exception("the engine has failed")
             self._tell(self._fail)
 
-    def _obey(self, wait: bool) -> None:
+    def _drain_commands(self, wait: bool) -> None:
         """Do what was asked so far; `wait` for something first."""
         try:
             while True:

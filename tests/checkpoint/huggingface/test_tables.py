@@ -1,5 +1,6 @@
 """Tables of a person's own models are found like those of `models`."""
 
+import sys
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -21,10 +22,11 @@ HUGGING_FACE = (replace(llama.HUGGING_FACE[0], name="%s"),)
 
 
 @pytest.mark.parametrize("way", ["imported by a config file", "an entry point"])
-def test_a_model_of_ones_own_brings_its_table(way, tmp_path, monkeypatch):
+def test_a_model_of_ones_own_brings_its_table(way, tmp_path, monkeypatch, request):
     name, module = f"Own{way[3]}ForCausalLM", f"own_model_{len(way)}"
     (tmp_path / f"{module}.py").write_text(OWN % name)
     monkeypatch.syspath_prepend(tmp_path)
+    request.addfinalizer(lambda: sys.modules.pop(module, None))
     with pytest.raises(UserError, match="A model of your own brings its table: HUGGING_FACE in its module"):
         tables.table_of({"architectures": [name]})
     if way == "an entry point":

@@ -22,7 +22,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": PLACE}} f
 
 
 class Drawing(FakeEngine):
-    """Draws from what a grammar allows, by the request's seed, and space only where there must be some."""
+    """SampleParams from what a grammar allows, by the request's seed, and space only where there must be some."""
 
     def draw(self, request, place):
         if request.grammar is None or isinstance(request.grammar, FakeGrammar):

@@ -12,7 +12,7 @@ from axon.errors import UserError, did_you_mean, suggest
 SHOWN = 20
 
 
-def check_given(
+def check_parameters(
     values: Any, parameters: Specs, what: str = "the parameters given are not the model's:", cast: bool = False
 ) -> None:
     """Raise one `UserError` that lists what is missing, unexpected, or of another shape or dtype.

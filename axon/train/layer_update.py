@@ -21,7 +21,7 @@ Leaves = dict[str, Any]
 """Place in the state's tree → leaf."""
 
 
-class Part(NamedTuple):
+class LayerGroup(NamedTuple):
     """Parameters that are updated together, one layer at a time if they are stacked: there are `layers`, else None."""
 
     layers: int | None
@@ -37,14 +37,14 @@ class LayerUpdate:
     placement: Placement
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[LayerGroup]:
         """The parameters that are updated together: those with as many layers, and each of the others alone."""
         stacks: dict[int, list[str]] = {}
         for path, spec in self.parameters.items():
             if spec.stack:
                 stacks.setdefault(spec.shape[0], []).append(path)
-        alone = [Part(None, [path]) for path, spec in self.parameters.items() if not spec.stack]
-        return [*(Part(layers, paths) for layers, paths in stacks.items()), *alone]
+        alone = [LayerGroup(None, [path]) for path, spec in self.parameters.items() if not spec.stack]
+        return [*(LayerGroup(layers, paths) for layers, paths in stacks.items()), *alone]
 
     def divided(self, state: Any) -> tuple[list[Leaves], Leaves]:
         """A state's leaves: those of each part, and those that all parameters share."""

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from axon.runtime.stored import is_stored
-from axon.train.layers import LayerUpdate, Leaves
+from axon.train.layer_update import LayerUpdate, Leaves
 
 
-class Piece(NamedTuple):
+class UpdateShard(NamedTuple):
     """These parameters, one layer of them (`number`) or whole (None), and their state's leaves."""
 
     paths: list[str]
@@ -48,16 +48,16 @@ class Piece(NamedTuple):
             leaf.wait(self.number or 0)
 
 
-def pieces(layers: LayerUpdate, state: Any) -> Iterator[Piece]:
+def pieces(layers: LayerUpdate, state: Any) -> Iterator[UpdateShard]:
     """All of a state: layer after layer of parameters that are stacked, and each of the others."""
     for part, own in zip(layers.parts, layers.divided(state)[0], strict=True):
         for number in (None,) if part.layers is None else range(part.layers):
-            yield Piece(part.paths, number, own)
+            yield UpdateShard(part.paths, number, own)
 
 
-def read_ahead(each: Iterator[Piece]) -> Iterator[tuple[Piece, Leaves]]:
+def read_ahead(each: Iterator[UpdateShard]) -> Iterator[tuple[UpdateShard, Leaves]]:
     """Each piece with its state, while that of the next is read."""
-    begun: deque[tuple[Piece, Callable[[], Leaves]]] = deque()
+    begun: deque[tuple[UpdateShard, Callable[[], Leaves]]] = deque()
     for piece in each:
         begun.append((piece, piece.read()))
         if len(begun) > 1:

@@ -22,7 +22,7 @@ from axon.errors import UserError
 from axon.nn import Routing
 from axon.run.folder import RunFolder
 from axon.run.inspect import generate_text
-from axon.run.served import serve_run
+from axon.run.serve_run import serve_run
 from axon.serve import Engine, answers
 from axon.serve.capacity import Capacity
 from axon.serve.http import serve as server
@@ -187,7 +187,7 @@ def test_a_models_own_multi_token_block_is_read_and_guesses_where_it_is_asked_fo
     texts = [next(iter(answers(engine, [request]))).text for engine in (plain, guessing)]
     assert texts[0] == texts[1]
     assert guessing.stats().drafted > 0
-    assert not plain.runtime.module.has_ahead
+    assert not plain.runtime.module.has_mtp
 
 
 @pytest.mark.full

@@ -11,7 +11,7 @@ from axon.serve.pages import PADDING, PagePool
 from axon.serve.sequence import Sequence
 
 
-class Groups:
+class BlockTables:
     """`pools`: window (None: full attention) → the pool of the layers with it, all with pages of the same size."""
 
     def __init__(self, pools: Mapping[int | None, PagePool]):

@@ -21,7 +21,7 @@ LAYERS = "layers/"
 
 
 @dataclass(frozen=True)
-class Cut:
+class PipelineSplit:
     """The parts of `objective` of a model, as pure functions of those values that are not `fixed`.
 
     Both ends are of any objective that calls the model once. `parts` is a batch as microbatches, `counts` what its sums

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 
 from axon.config import dump
-from axon.run.starting import script_notices
+from axon.run.start_record import script_notices
 from models.llama import Llama
 
 

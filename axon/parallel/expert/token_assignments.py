@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 
-class Copies(NamedTuple):
+class TokenAssignments(NamedTuple):
     """Values of copies, token by token, each somewhere among the `rows` that came back."""
 
     rows: Array  # rows …

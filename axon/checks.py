@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import Any, get_args
 
 from axon.errors import UserError
+from axon.fields import field_values
 
 _INTERVAL = re.compile(r"([\[(])(.+), (.+)([\])])")
 _LARGE = 2**24
@@ -20,8 +21,7 @@ def check_range(config: Any, interval: str, *names: str) -> None:
     an integer must fit 64 bits: neither an array nor a library takes a larger one.
     """
     hints = {field.name: field.type for field in fields(config)}
-    for name in names:
-        value = getattr(config, name)
+    for name, value in field_values(config, names).items():
         if value is not None and (wanted := unmet(interval, value)):
             optional = ", or None" if type(None) in get_args(hints[name]) else ""
             raise UserError(f"{type(config).__name__}.{name} is {value!r}; must be {wanted}{optional}")

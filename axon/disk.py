@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from axon.errors import UserError, suggest
-from axon.fields import FilePath, FolderPath, Location, StoreLocation, path_fields
+from axon.fields import FilePath, FolderPath, Location, StoreLocation, field_values, path_fields
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 FREE_SPACE = "Free some space and run the same command again"
@@ -77,9 +77,9 @@ def check_paths(config: Any) -> None:
 
     Raises `UserError` with class and field for what is no path.
     """
-    for name, kind in path_fields(type(config)).items():
-        value, where = getattr(config, name), f"{type(config).__name__}.{name}"
-        expand = _EXPAND[kind]
+    kinds = path_fields(type(config))
+    for name, value in field_values(config, kinds).items():
+        where, expand = f"{type(config).__name__}.{name}", _EXPAND[kinds[name]]
         if isinstance(value, Mapping):
             object.__setattr__(config, name, {key: expand(path, f"{where}[{key!r}]") for key, path in value.items()})
         elif isinstance(value, str) and not value.startswith("hf:"):
@@ -235,24 +235,27 @@ def readable(size: float) -> str:
 
 def is_full(error: Any) -> bool:
     """Whether a full disk or quota is what an error, of the system or of TensorStore, says."""
-    return getattr(error, "errno", None) in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
+    found = error.errno if isinstance(error, OSError) else None
+    return found in _FULL or any(os.strerror(number) in str(error) for number in _FULL)
 
 
 def reason(error: OSError | ValueError) -> str:
     """What went wrong with a file, in a few words."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start:,})"
-    file = Path(str(getattr(error, "filename", None)))
+    if not isinstance(error, OSError):
+        return str(error)
+    file = Path(str(error.filename))
     if isinstance(error, FileExistsError) and file.is_symlink() and not file.exists():
         return f"it is a link to {os.readlink(file)}, which is not there"
     if isinstance(error, FileExistsError) and file.is_file():
         return "it is a file, not a folder"
-    return getattr(error, "strerror", None) or str(error)
+    return error.strerror or str(error)
 
 
 def _path(error: Exception, path: str | Path) -> str:
     """The file that failed: that of the error, else `path`."""
-    found = getattr(error, "filename", None)
+    found = error.filename if isinstance(error, OSError) else None
     return str(path if found is None or isinstance(found, int) else found)
 
 

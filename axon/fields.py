@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any
 
@@ -41,6 +41,12 @@ def path_fields(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     found = {field.name: _declared(hints.get(field.name)) for field in dataclasses.fields(cls)}
     return {name: alias for name, alias in found.items() if alias is not None}
+
+
+def field_values(config: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Field → value of a dataclass, not copied; of all its fields, or of those with these `names`."""
+    names = [field.name for field in dataclasses.fields(config)] if names is None else names
+    return {name: getattr(config, name) for name in names}
 
 
 def may_change(cls: type, field: dataclasses.Field) -> bool:
@@ -94,9 +100,10 @@ def _leaves(value: Any, path: str, skip: Skip) -> Iterator[tuple[str, str]]:
 def _below(value: Any, path: str, skip: Skip) -> Iterator[tuple[str, str]]:
     """The fields of an object, and of the objects in a container."""
     if _is_object(value):
+        values = field_values(value)
         for field in dataclasses.fields(value):
             if not skip(type(value), field):
-                yield from _leaves(getattr(value, field.name), f"{path}.{field.name}".removeprefix("."), skip)
+                yield from _leaves(values[field.name], f"{path}.{field.name}".removeprefix("."), skip)
     for key, item in _items(value):
         yield from _below(item, f"{path}[{key!r}]", skip)
 

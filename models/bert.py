@@ -10,6 +10,7 @@ from jax import Array
 from axon.axes import add, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import field_values
 from axon.foreign_json import SIZE, one_of
 from axon.kernels.attention import SameDocument
 from axon.nn import (
@@ -43,7 +44,7 @@ from axon.nn.hugging_face import (
 )
 from axon.nn.language_model import RESIDUAL
 from axon.nn.param import parameters
-from axon.nn.sizes import padded
+from axon.nn.sizes import check_sizes, padded
 
 __all__ = ["HUGGING_FACE", "Bert"]
 
@@ -75,10 +76,7 @@ class Bert:
     head: bool = True
 
     def __post_init__(self):
-        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions", "types")
-        check_range(self, "[1, 2**31)", *sizes)
-        check_range(self, "[1, 2**16]", "layers")
-        check_range(self, "[0, inf)", "norm_eps")
+        check_sizes(self, "vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions", "types")
         check_range(self, "[0, 1)", "dropout")
         check_activation(self)
         if self.embed % self.heads:
@@ -87,7 +85,7 @@ class Bert:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        sizes = {name: getattr(self, name) for name in ("embed", "heads", "mlp", "positions", "types")}
+        sizes = field_values(self, ("embed", "heads", "mlp", "positions", "types"))
         own = {"kv_heads": self.heads, "head_dim": self.embed // self.heads, "embed_out": self.embed}
         return sizes | own | {"vocab": padded(self.vocab, self.vocab_multiple)}
 
@@ -177,11 +175,11 @@ class Block(nnx.Module):
         return x, cache, Auxiliary()
 
 
-def _linear(theirs: str, ours: str, axes: str, bias: str) -> tuple[Row, Row]:
+def linear_rows(theirs: str, ours: str, axes: str, bias: str) -> tuple[Row, Row]:
     return Row(f"{theirs}.weight", ours, axes), Row(f"{theirs}.bias", f"{ours}_bias", bias)
 
 
-def _norm(theirs: str, ours: str) -> tuple[Row, Row]:
+def norm_rows(theirs: str, ours: str) -> tuple[Row, Row]:
     return Row(f"{theirs}.weight", f"{ours}/scale"), Row(f"{theirs}.bias", f"{ours}/bias")
 
 
@@ -192,24 +190,24 @@ def _encoder(prefix: str = "") -> tuple[Row, ...]:
         Row(f"{embeddings}.word_embeddings.weight", "embedding/table"),
         Row(f"{embeddings}.position_embeddings.weight", "positions/table"),
         Row(f"{embeddings}.token_type_embeddings.weight", "types/table"),
-        *_norm(f"{embeddings}.LayerNorm", "embedding_norm"),
+        *norm_rows(f"{embeddings}.LayerNorm", "embedding_norm"),
         *in_layers(BLOCK, f"{prefix}encoder.layer.{{layer}}"),
     )
 
 
 BLOCK = (
-    *_linear("attention.self.query", "attention/query", "(heads head_dim) embed", "(heads head_dim)"),
-    *_linear("attention.self.key", "attention/key", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
-    *_linear("attention.self.value", "attention/value", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
-    *_linear("attention.output.dense", "attention/out", "embed (heads head_dim)", "embed"),
-    *_norm("attention.output.LayerNorm", "attention_norm"),
-    *_linear("intermediate.dense", "mlp/up", "mlp embed", "mlp"),
-    *_linear("output.dense", "mlp/down", "embed mlp", "embed"),
-    *_norm("output.LayerNorm", "mlp_norm"),
+    *linear_rows("attention.self.query", "attention/query", "(heads head_dim) embed", "(heads head_dim)"),
+    *linear_rows("attention.self.key", "attention/key", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
+    *linear_rows("attention.self.value", "attention/value", "(kv_heads head_dim) embed", "(kv_heads head_dim)"),
+    *linear_rows("attention.output.dense", "attention/out", "embed (heads head_dim)", "embed"),
+    *norm_rows("attention.output.LayerNorm", "attention_norm"),
+    *linear_rows("intermediate.dense", "mlp/up", "mlp embed", "mlp"),
+    *linear_rows("output.dense", "mlp/down", "embed mlp", "embed"),
+    *norm_rows("output.LayerNorm", "mlp_norm"),
 )
 HEAD = (
-    *_linear("cls.predictions.transform.dense", "transform", "embed_out embed", "embed_out"),
-    *_norm("cls.predictions.transform.LayerNorm", "transform_norm"),
+    *linear_rows("cls.predictions.transform.dense", "transform", "embed_out embed", "embed_out"),
+    *norm_rows("cls.predictions.transform.LayerNorm", "transform_norm"),
     Row("cls.predictions.bias", "output_bias"),
 )
 FIELDS = (

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import field_values
 from axon.foreign_json import COUNT, FLAG, NULL, SIZE, integer, number, one_of, read_field
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import (
-    Auxiliary,
     Depth,
     GatedMLP,
     LanguageModel,
@@ -27,6 +26,7 @@ from axon.nn import (
     check_activation,
     gated,
 )
+from axon.nn.block import MLPBlock, MoEBlock
 from axon.nn.hugging_face import (
     AFTER,
     EPS,
@@ -43,8 +43,7 @@ from axon.nn.hugging_face import (
     in_layers,
 )
 from axon.nn.hugging_face_rope import RopeRules, rope_field
-from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import padded
+from axon.nn.sizes import check_sizes, padded
 from models.llama import ALL_FULL, DIVISIBLE, EMBEDDING, MLP, NO_BIAS, NO_MLP_BIAS, NO_SLIDING_WINDOW, SILU
 from models.mixtral import EXPERT_ROWS, MOE_NORM
 
@@ -97,10 +96,8 @@ class DeepSeek:
 
     def __post_init__(self):
         sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "expert_mlp", "q_latent", "kv_latent")
-        check_range(self, "[1, 2**31)", *sizes, "nope_dim", "rope_dim", "value_dim")
-        check_range(self, "[1, 2**16]", "layers")
+        check_sizes(self, *sizes, "nope_dim", "rope_dim", "value_dim")
         check_range(self, "[0, 2**31)", "first_dense", "shared")
-        check_range(self, "[0, inf)", "norm_eps")
         check_activation(self)
         if self.rope_dim % 2:
             raise UserError(f"DeepSeek: rope_dim {self.rope_dim} is odd, and rotary embedding rotates pairs")
@@ -116,10 +113,10 @@ class DeepSeek:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes; `mlp` is that of the dense layers."""
-        names = ("embed", "heads", "mlp", "kv_latent", "nope_dim", "rope_dim", "value_dim")
+        sizes = field_values(self, ("embed", "heads", "mlp", "kv_latent", "nope_dim", "rope_dim", "value_dim"))
         latent = {} if self.q_latent is None else {"q_latent": self.q_latent}
         own = {"experts": self.routing.experts, "vocab": padded(self.vocab, self.vocab_multiple)}
-        return {n: getattr(self, n) for n in names} | latent | own
+        return sizes | latent | own
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
@@ -129,15 +126,8 @@ class DeepSeek:
         mtp = None
         if self.multi_token:
             mtp = MultiTokenBlock(self.dims, blocks[last](self), kind=last, norm_eps=self.norm_eps)
-        return LanguageModel(
-            self.dims,
-            Depth(*segments),
-            RMSNorm("embed", self.dims, self.norm_eps),
-            tied=self.tied,
-            embedding_stddev=self.embed**-0.5,
-            vocab=self.vocab,
-            mtp=mtp,
-        )
+        depth, norm = Depth(*segments), RMSNorm("embed", self.dims, self.norm_eps)
+        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab, mtp=mtp)
 
 
 def attention(config: DeepSeek) -> LatentAttention:
@@ -151,11 +141,8 @@ def attention(config: DeepSeek) -> LatentAttention:
     )
 
 
-class DenseBlock(nnx.Module):
+class DenseBlock(MLPBlock):
     """Latent attention and a gated MLP, each on the normalised residual stream and added to it."""
-
-    remat_names = ("residual",)
-    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: DeepSeek):
         self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
@@ -163,20 +150,9 @@ class DenseBlock(nnx.Module):
         self.mlp_norm = RMSNorm("embed", config.dims, config.norm_eps)
         self.mlp = GatedMLP(config.dims, activation=gated(config.activation), out_scale=(2 * config.layers) ** -0.5)
 
-    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
-        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = checkpoint_name(x + out, "residual")
-        return x + self.mlp(self.mlp_norm(x, RESIDUAL)), cache, Auxiliary()
 
-    def cache_specs(self, batch, length):
-        return self.attention.cache_specs(batch, length)
-
-
-class ExpertBlock(nnx.Module):
+class ExpertBlock(MoEBlock):
     """Latent attention and a mixture of experts, each on the normalised residual stream and added to it."""
-
-    remat_names = ("residual",)
-    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: DeepSeek):
         self.attention_norm = RMSNorm("embed", config.dims, config.norm_eps)
@@ -189,15 +165,6 @@ class ExpertBlock(nnx.Module):
             activation=gated(config.activation),
             out_scale=(2 * config.layers) ** -0.5,
         )
-
-    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
-        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = checkpoint_name(x + out, "residual")
-        out, auxiliary = self.moe(self.moe_norm(x, RESIDUAL), inputs)
-        return x + out, cache, auxiliary.within("moe")
-
-    def cache_specs(self, batch, length):
-        return self.attention.cache_specs(batch, length)
 
 
 BLOCK = (

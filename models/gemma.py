@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax.numpy as jnp
-from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
@@ -24,11 +23,12 @@ from axon.nn import (
     check_activation,
     gated,
 )
+from axon.nn.block import Block as AttentionBlock
 from axon.nn.hugging_face import EPS, Architecture, Constant, Field, Ignored, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_heads, decoder_dims
+from axon.nn.sizes import check_decoder, decoder_dims
 from models.llama import ACTIVATION, ATTENTION, DIVISIBLE, EMBEDDING, MLP, sizes
 
 __all__ = ["HUGGING_FACE", "Gemma"]
@@ -73,12 +73,8 @@ class Gemma:
     vocab_multiple: int = 1
 
     def __post_init__(self):
-        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim")
-        check_range(self, "[1, 2**31)", *sizes, "window", "local_layers")
-        check_range(self, "[1, 2**16]", "layers")
+        check_decoder(self, "window", "local_layers")
         check_range(self, "(0, inf)", "query_pre_attn_scalar", "soft_cap", "logit_soft_cap")
-        check_range(self, "[0, inf)", "norm_eps")
-        check_heads(self)
         check_activation(self)
 
     @property
@@ -112,7 +108,6 @@ class GemmaModel(LanguageModel):
             Depth(*config.segments()),
             config.norm("embed"),
             tied=config.tied,
-            embedding_stddev=config.embed**-0.5,
             vocab=config.vocab,
             soft_cap=config.logit_soft_cap,
         )
@@ -123,11 +118,8 @@ class GemmaModel(LanguageModel):
         return x * jnp.asarray(self.dims["embed"] ** 0.5, x.dtype)
 
 
-class Block(nnx.Module):
+class Block(AttentionBlock):
     """Attention and a gated MLP, each between two norms on its way from the residual stream and back."""
-
-    remat_names = ("residual",)
-    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: Gemma, mask: Mask, rope: Rope):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
@@ -151,9 +143,6 @@ class Block(nnx.Module):
         x = checkpoint_name(x + self.attention_post_norm(out, RESIDUAL), "residual")
         out = self.mlp(self.mlp_norm(x, RESIDUAL))
         return x + self.mlp_post_norm(out, RESIDUAL), cache, Auxiliary()
-
-    def cache_specs(self, batch, length):
-        return self.attention.cache_specs(batch, length)
 
 
 ROWS = EMBEDDING + in_layers(

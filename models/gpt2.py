@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import field_values
 from axon.foreign_json import FLAG, NULL, SIZE, one_of
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import (
@@ -23,6 +23,7 @@ from axon.nn import (
     Segment,
     check_activation,
 )
+from axon.nn.block import Block as AttentionBlock
 from axon.nn.hugging_face import (
     EPS,
     LAYERS,
@@ -37,7 +38,7 @@ from axon.nn.hugging_face import (
     in_layers,
 )
 from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import padded
+from axon.nn.sizes import check_sizes, padded
 
 __all__ = ["GPT2", "HUGGING_FACE"]
 
@@ -66,9 +67,7 @@ class GPT2:
     vocab_multiple: int = 1
 
     def __post_init__(self):
-        check_range(self, "[1, 2**31)", "vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions")
-        check_range(self, "[1, 2**16]", "layers")
-        check_range(self, "[0, inf)", "norm_eps")
+        check_sizes(self, "vocab", "vocab_multiple", "embed", "layers", "heads", "mlp", "positions")
         check_range(self, "[0, 1)", "dropout")
         check_activation(self)
         if self.embed % self.heads:
@@ -77,8 +76,7 @@ class GPT2:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        names = ("embed", "heads", "mlp", "positions")
-        sizes = {n: getattr(self, n) for n in names}
+        sizes = field_values(self, ("embed", "heads", "mlp", "positions"))
         own = {"kv_heads": self.heads, "vocab": padded(self.vocab, self.vocab_multiple)}
         return sizes | own | {"head_dim": self.embed // self.heads}
 
@@ -114,11 +112,8 @@ class GPT2Model(LanguageModel):
         return self.dropout(super().embed(inputs) + self.positions(inputs.positions), inputs)
 
 
-class Block(nnx.Module):
+class Block(AttentionBlock):
     """Attention and an MLP, each on the normalised residual stream and added to it."""
-
-    remat_names = ("residual",)
-    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: GPT2):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
@@ -134,9 +129,6 @@ class Block(nnx.Module):
         x = checkpoint_name(x + self.attention_dropout(out, inputs), "residual")
         out = self.mlp(self.mlp_norm(x, RESIDUAL))
         return x + self.mlp_dropout(out, inputs), cache, Auxiliary()
-
-    def cache_specs(self, batch, length):
-        return self.attention.cache_specs(batch, length)
 
 
 ROWS = (

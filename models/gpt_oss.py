@@ -4,30 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
-
-from axon.checks import check_range
 from axon.errors import UserError
 from axon.foreign_json import FLAG, SIZE, number
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.nn import (
-    Attention,
-    ClampedSwiGLU,
-    Depth,
-    LanguageModel,
-    MoE,
-    RMSNorm,
-    Rope,
-    Routing,
-    Segment,
-    YarnScaling,
-)
+from axon.nn import Attention, ClampedSwiGLU, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment, YarnScaling
+from axon.nn.block import MoEBlock
 from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types
 from axon.nn.hugging_face_rope import RopeRules, rope_field
-from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_heads, decoder_dims
+from axon.nn.sizes import check_decoder, decoder_dims
 from models.llama import ATTENTION, EMBEDDING, sizes
 
 __all__ = ["HUGGING_FACE", "GptOss"]
@@ -61,11 +46,7 @@ class GptOss:
     vocab_multiple: int = 1
 
     def __post_init__(self):
-        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
-        check_range(self, "[1, 2**31)", *sizes)
-        check_range(self, "[1, 2**16]", "layers")
-        check_range(self, "[0, inf)", "norm_eps")
-        check_heads(self)
+        check_decoder(self, "window")
         if self.layers % 2:
             raise UserError(f"GptOss: layers {self.layers} is odd, and they come in pairs of a local and a full one")
 
@@ -78,43 +59,19 @@ class GptOss:
         """The module, its parameters not yet initialised."""
         seen = Causal() & SameDocument()
         pair = {"local": Block(self, seen & Window(self.window)), "full": Block(self, seen)}
-        return LanguageModel(
-            self.dims,
-            Depth(Segment(self.layers // 2, **pair)),
-            RMSNorm("embed", self.dims, self.norm_eps),
-            tied=self.tied,
-            embedding_stddev=self.embed**-0.5,
-            vocab=self.vocab,
-        )
+        depth, norm = Depth(Segment(self.layers // 2, **pair)), RMSNorm("embed", self.dims, self.norm_eps)
+        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab)
 
 
-class Block(nnx.Module):
+class Block(MoEBlock):
     """Attention with sinks and a mixture of experts, each on the normalised residual stream and added to it."""
-
-    remat_names = ("residual",)
-    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: GptOss, mask: Mask):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
         self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
         self.attention = Attention(dims, mask, rope=config.rope, sinks=True, bias=True, out_bias=True, out_scale=scale)
         self.moe_norm = RMSNorm("embed", dims, config.norm_eps)
-        self.moe = MoE(
-            dims,
-            config.routing,
-            activation=config.activation,
-            bias=True,
-            out_scale=scale,
-        )
-
-    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
-        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = checkpoint_name(x + out, "residual")
-        out, auxiliary = self.moe(self.moe_norm(x, RESIDUAL), inputs)
-        return x + out, cache, auxiliary.within("moe")
-
-    def cache_specs(self, batch, length):
-        return self.attention.cache_specs(batch, length)
+        self.moe = MoE(dims, config.routing, activation=config.activation, bias=True, out_scale=scale)
 
 
 ROWS = EMBEDDING + in_layers(

@@ -5,9 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
-
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.foreign_json import FLAG, NULL, SIZE, list_of, one_of, shown
@@ -15,7 +12,6 @@ from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import (
     ACTIVATIONS,
     Attention,
-    Auxiliary,
     Depth,
     GatedMLP,
     LanguageModel,
@@ -26,6 +22,7 @@ from axon.nn import (
     check_activation,
     gated,
 )
+from axon.nn.block import MLPBlock
 from axon.nn.hugging_face import (
     EPS,
     LAYERS,
@@ -41,8 +38,7 @@ from axon.nn.hugging_face import (
 )
 from axon.nn.hugging_face_layers import uniform_layers, windowed_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
-from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_heads, decoder_dims, head_dim
+from axon.nn.sizes import check_decoder, decoder_dims, head_dim
 
 __all__ = ["HUGGING_FACE", "Llama"]
 
@@ -84,15 +80,11 @@ class Llama:
     vocab_multiple: int = 1
 
     def __post_init__(self):
-        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
-        check_range(self, "[1, 2**31)", *sizes, "nope_every")
-        check_range(self, "[1, 2**16]", "layers")
+        check_decoder(self, "window", "nope_every")
         check_range(self, f"[0, {self.layers})", "full_layers")
         if self.full_layers and (self.window is None or self.nope_every is not None):
             raise UserError(f"Llama.full_layers is {self.full_layers}, which needs a window and no nope_every")
         check_activation(self)
-        check_range(self, "[0, inf)", "norm_eps")
-        check_heads(self)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -113,21 +105,12 @@ class Llama:
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
-        return LanguageModel(
-            self.dims,
-            Depth(*self.segments()),
-            RMSNorm("embed", self.dims, self.norm_eps),
-            tied=self.tied,
-            embedding_stddev=self.embed**-0.5,
-            vocab=self.vocab,
-        )
+        depth, norm = Depth(*self.segments()), RMSNorm("embed", self.dims, self.norm_eps)
+        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab)
 
 
-class Block(nnx.Module):
+class Block(MLPBlock):
     """Attention and a gated MLP, each on the normalised residual stream and added to it."""
-
-    remat_names = ("residual",)
-    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: Llama, rotates: bool = True):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
@@ -138,25 +121,10 @@ class Block(nnx.Module):
         self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
         rope = config.rope if rotates else None
         self.attention = Attention(
-            dims,
-            mask,
-            rope=rope,
-            bias=config.bias,
-            out_bias=config.out_bias,
-            qk_norm=qk_norm,
-            out_scale=scale,
+            dims, mask, rope=rope, bias=config.bias, out_bias=config.out_bias, qk_norm=qk_norm, out_scale=scale
         )
         self.mlp_norm = RMSNorm("embed", dims, config.norm_eps)
         self.mlp = GatedMLP(dims, activation=gated(config.activation), out_scale=scale, bias=config.mlp_bias)
-
-    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
-        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = checkpoint_name(x + out, "residual")
-        x = x + self.mlp(self.mlp_norm(x, RESIDUAL))
-        return x, cache, Auxiliary()
-
-    def cache_specs(self, batch, length):
-        return self.attention.cache_specs(batch, length)
 
 
 EMBEDDING = (

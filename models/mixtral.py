@@ -4,18 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
-
 from axon.checks import check_range
 from axon.foreign_json import FLAG, NULL, SIZE
 from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment, check_activation, gated
+from axon.nn.block import MoEBlock
 from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types, uniform_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
-from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_heads, decoder_dims
+from axon.nn.sizes import check_decoder, decoder_dims
 from models.llama import ATTENTION, EMBEDDING, SILU, sizes
 
 __all__ = ["HUGGING_FACE", "Mixtral"]
@@ -54,12 +51,8 @@ class Mixtral:
     vocab_multiple: int = 1
 
     def __post_init__(self):
-        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
-        check_range(self, "[1, 2**31)", *sizes)
-        check_range(self, "[1, 2**16]", "layers")
+        check_decoder(self, "window")
         check_range(self, "[0, 2**31)", "shared")
-        check_range(self, "[0, inf)", "norm_eps")
-        check_heads(self)
         check_activation(self)
 
     @property
@@ -69,21 +62,12 @@ class Mixtral:
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
-        return LanguageModel(
-            self.dims,
-            Depth(Segment(self.layers, block=Block(self))),
-            RMSNorm("embed", self.dims, self.norm_eps),
-            tied=self.tied,
-            embedding_stddev=self.embed**-0.5,
-            vocab=self.vocab,
-        )
+        depth, norm = Depth(Segment(self.layers, block=Block(self))), RMSNorm("embed", self.dims, self.norm_eps)
+        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab)
 
 
-class Block(nnx.Module):
+class Block(MoEBlock):
     """Attention and a mixture of experts, each on the normalised residual stream and added to it."""
-
-    remat_names = ("residual",)
-    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: Mixtral):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
@@ -96,22 +80,7 @@ class Block(nnx.Module):
             dims, mask, rope=config.rope, bias=config.bias, out_bias=config.bias, qk_norm=qk_norm, out_scale=scale
         )
         self.moe_norm = RMSNorm("embed", dims, config.norm_eps)
-        self.moe = MoE(
-            dims,
-            config.routing,
-            shared=config.shared,
-            activation=gated(config.activation),
-            out_scale=scale,
-        )
-
-    def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
-        out, cache = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
-        x = checkpoint_name(x + out, "residual")
-        out, auxiliary = self.moe(self.moe_norm(x, RESIDUAL), inputs)
-        return x + out, cache, auxiliary.within("moe")
-
-    def cache_specs(self, batch, length):
-        return self.attention.cache_specs(batch, length)
+        self.moe = MoE(dims, config.routing, shared=config.shared, activation=gated(config.activation), out_scale=scale)
 
 
 MOE_NORM = Row("post_attention_layernorm.weight", "moe_norm/scale")

@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 
-from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from axon.checks import check_range
 from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
@@ -22,11 +20,12 @@ from axon.nn import (
     check_activation,
     gated,
 )
+from axon.nn.block import Block as AttentionBlock
 from axon.nn.hugging_face import EPS, Architecture, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_heads, decoder_dims
+from axon.nn.sizes import check_decoder, decoder_dims
 from models.llama import ALL_FULL, BIASES, EMBEDDING, HEADS, MLP, NO_SLIDING_WINDOW, SILU, sizes
 
 __all__ = ["HUGGING_FACE", "Olmo"]
@@ -65,11 +64,7 @@ class Olmo:
     vocab_multiple: int = 1
 
     def __post_init__(self):
-        sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim", "window")
-        check_range(self, "[1, 2**31)", *sizes, "local_layers")
-        check_range(self, "[1, 2**16]", "layers")
-        check_range(self, "[0, inf)", "norm_eps")
-        check_heads(self)
+        check_decoder(self, "window", "local_layers")
         check_activation(self)
 
     @property
@@ -88,33 +83,18 @@ class Olmo:
 
     def build(self) -> LanguageModel:
         """The module, its parameters not yet initialised."""
-        return LanguageModel(
-            self.dims,
-            Depth(*self.segments()),
-            RMSNorm("embed", self.dims, self.norm_eps),
-            tied=self.tied,
-            embedding_stddev=self.embed**-0.5,
-            vocab=self.vocab,
-        )
+        depth, norm = Depth(*self.segments()), RMSNorm("embed", self.dims, self.norm_eps)
+        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab)
 
 
-class Block(nnx.Module):
+class Block(AttentionBlock):
     """Attention and a gated MLP, each normalised before it is added to the residual stream."""
-
-    remat_names = ("residual",)
-    """The activations that can be kept by name for the backward: the stream after attention."""
 
     def __init__(self, config: Olmo, mask: Mask, rope: Rope):
         dims = config.dims
         norm = partial(RMSNorm, dims=dims, eps=config.norm_eps)
-        self.attention = Attention(
-            dims,
-            mask,
-            rope=rope,
-            bias=config.bias,
-            out_bias=config.bias,
-            qk_norm=lambda heads: norm(f"{heads} head_dim"),
-        )
+        attention = partial(Attention, dims, mask, rope=rope, bias=config.bias, out_bias=config.bias)
+        self.attention = attention(qk_norm=lambda heads: norm(f"{heads} head_dim"))
         self.attention_norm = norm("embed")
         self.mlp = GatedMLP(dims, activation=gated(config.activation))
         self.mlp_norm = norm("embed")
@@ -123,9 +103,6 @@ class Block(nnx.Module):
         out, cache = self.attention(x, inputs, cache)
         x = checkpoint_name(x + self.attention_norm(out, RESIDUAL), "residual")
         return x + self.mlp_norm(self.mlp(x), RESIDUAL), cache, Auxiliary()
-
-    def cache_specs(self, batch, length):
-        return self.attention.cache_specs(batch, length)
 
 
 ROWS = EMBEDDING + in_layers(

@@ -12,6 +12,7 @@ from jax import Array
 from axon.axes import ArraySpec, shard
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import field_values
 from axon.foreign_json import COUNT, FLAG, NULL, SIZE, one_of, shown
 from axon.kernels.attention import Causal, Mask, SameDocument
 from axon.nn import (
@@ -106,7 +107,7 @@ class T5:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        sizes = {name: getattr(self, name) for name in ("embed", "heads", "head_dim", "mlp", "buckets")}
+        sizes = field_values(self, ("embed", "heads", "head_dim", "mlp", "buckets"))
         return sizes | {"kv_heads": self.heads, "vocab": padded(self.vocab, self.vocab_multiple)}
 
     @property

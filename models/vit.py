@@ -13,6 +13,7 @@ from jax import Array
 from axon.axes import add, by_sequence, current, einsum, shard
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import field_values
 from axon.foreign_json import NULL, OBJECT, SIZE, one_of
 from axon.kernels.attention import Everything
 from axon.nn import (
@@ -36,6 +37,8 @@ from axon.nn.flops import paths_in
 from axon.nn.hugging_face import EPS, LAYERS, RATE, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.language_model import RESIDUAL
 from axon.nn.param import parameters
+from axon.nn.sizes import check_sizes
+from models.bert import linear_rows, norm_rows
 
 __all__ = ["HUGGING_FACE", "ViT"]
 
@@ -70,11 +73,8 @@ class ViT:
     dropout: float = 0.0
 
     def __post_init__(self):
-        sizes = ("image", "patch", "channels", "embed", "layers", "heads", "mlp")
-        check_range(self, "[1, 2**31)", *sizes)
-        check_range(self, "[1, 2**16]", "layers")
+        check_sizes(self, "image", "patch", "channels", "embed", "layers", "heads", "mlp")
         check_range(self, "[2, 2**31)", "classes")
-        check_range(self, "[0, inf)", "norm_eps")
         check_range(self, "[0, 1)", "dropout")
         check_activation(self)
         if self.pool not in ("token", "mean"):
@@ -92,7 +92,7 @@ class ViT:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        sizes = {name: getattr(self, name) for name in ("channels", "embed", "heads", "mlp", "classes")}
+        sizes = field_values(self, ("channels", "embed", "heads", "mlp", "classes"))
         own = {"kv_heads": self.heads, "head_dim": self.embed // self.heads, "positions": self.seq}
         return sizes | own | {"patch_height": self.patch, "patch_width": self.patch}
 
@@ -179,34 +179,26 @@ class Block(nnx.Module):
         return x + self.mlp_dropout(self.mlp(self.mlp_norm(x, RESIDUAL)), inputs), cache, Auxiliary()
 
 
-def _linear(theirs: str, ours: str, axes: str, bias: str) -> tuple[Row, Row]:
-    return Row(f"{theirs}.weight", ours, axes), Row(f"{theirs}.bias", f"{ours}_bias", bias)
-
-
 def _heads(theirs: str, ours: str, heads: str) -> tuple[Row, Row]:
-    return _linear(theirs, ours, f"({heads} head_dim) embed", f"({heads} head_dim)")
-
-
-def _norm(theirs: str, ours: str) -> tuple[Row, Row]:
-    return Row(f"{theirs}.weight", f"{ours}/scale"), Row(f"{theirs}.bias", f"{ours}/bias")
+    return linear_rows(theirs, ours, f"({heads} head_dim) embed", f"({heads} head_dim)")
 
 
 ROWS = (
     Row("vit.embeddings.cls_token", "token", "1 1 embed"),
     Row("vit.embeddings.position_embeddings", "positions/table", "1 positions embed"),
-    *_linear("vit.embeddings.patch_embeddings.projection", "patches", f"embed {PATCH}", "embed"),
-    *_norm("vit.layernorm", "norm"),
-    *_linear("classifier", "head", "classes embed", "classes"),
+    *linear_rows("vit.embeddings.patch_embeddings.projection", "patches", f"embed {PATCH}", "embed"),
+    *norm_rows("vit.layernorm", "norm"),
+    *linear_rows("classifier", "head", "classes embed", "classes"),
     *in_layers(
         (
-            *_norm("layernorm_before", "attention_norm"),
+            *norm_rows("layernorm_before", "attention_norm"),
             *_heads("attention.attention.query", "attention/query", "heads"),
             *_heads("attention.attention.key", "attention/key", "kv_heads"),
             *_heads("attention.attention.value", "attention/value", "kv_heads"),
-            *_linear("attention.output.dense", "attention/out", "embed (heads head_dim)", "embed"),
-            *_norm("layernorm_after", "mlp_norm"),
-            *_linear("intermediate.dense", "mlp/up", "mlp embed", "mlp"),
-            *_linear("output.dense", "mlp/down", "embed mlp", "embed"),
+            *linear_rows("attention.output.dense", "attention/out", "embed (heads head_dim)", "embed"),
+            *norm_rows("layernorm_after", "mlp_norm"),
+            *linear_rows("intermediate.dense", "mlp/up", "mlp embed", "mlp"),
+            *linear_rows("output.dense", "mlp/down", "embed mlp", "embed"),
         ),
         "vit.encoder.layer.{layer}",
     ),

@@ -10,7 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = [
-    {"errors", "checks", "composition", "disk", "fields", "object_store", "own_code", "signed_json", "foreign_json"},
+    {
+        *("errors", "checks", "composition", "disk", "fields", "object_store", "own_code"),
+        *("signed_json", "foreign_json", "model_config"),
+    },
     {"axes", "chips"},
     {"layout"},
     {"kernels", "precision"},

@@ -97,13 +97,14 @@ def copy_parameters(model: TorchLlama, parameters: Mapping[str, Any]) -> None:
         _fill(model.head.weight, np.asarray(parameters["head"]).T)
     _fill(model.norm.weight, parameters["norm"]["scale"])
     for i, block in enumerate(model.blocks):
+        arrays = block.state_dict()  # it shares their memory
         for name in ("query", "key", "value"):
-            _fill(getattr(block, name).weight, np.asarray(stacked["attention"][name][i]).reshape(embed, -1).T)
-        _fill(block.out.weight, np.asarray(stacked["attention"]["out"][i]).reshape(-1, embed).T)
+            _fill(arrays[f"{name}.weight"], np.asarray(stacked["attention"][name][i]).reshape(embed, -1).T)
+        _fill(arrays["out.weight"], np.asarray(stacked["attention"]["out"][i]).reshape(-1, embed).T)
         for name in ("gate", "up", "down"):
-            _fill(getattr(block, name).weight, np.asarray(stacked["mlp"][name][i]).T)
+            _fill(arrays[f"{name}.weight"], np.asarray(stacked["mlp"][name][i]).T)
         for name in ("attention_norm", "mlp_norm"):
-            _fill(getattr(block, name).weight, stacked[name]["scale"][i])
+            _fill(arrays[f"{name}.weight"], stacked[name]["scale"][i])
 
 
 def _fill(target: Tensor, values: Any) -> None:

@@ -14,9 +14,10 @@ from axon.checkpoint.orbax import ocp
 from axon.checkpoint.ownership import EXTRA, STATE, is_checkpoint
 from axon.checkpoint.quiet import quiet_read
 from axon.checkpoint.reads import largest_read
-from axon.checkpoint.tree import Flat, flat, nested, rebuilt, restorable, subtree, unpadded
+from axon.checkpoint.tree import Flat, flat, rebuilt, restorable, subtree, unpadded
 from axon.checkpoint.verify import Damage, Unverified, damage, damage_besides_arrays, wrong_lengths
 from axon.disk import reading
+from axon.runtime import nested
 from axon.runtime.stored import is_stored
 
 UNPADDED = "unpadded"

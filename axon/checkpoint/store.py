@@ -19,9 +19,10 @@ from axon.checkpoint.ownership import RUN, STEP, is_checkpoint, obstacle, remove
 from axon.checkpoint.quiet import quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
 from axon.checkpoint.set_aside import newest_intact
-from axon.checkpoint.tree import flat, nested, storable, unpadded
+from axon.checkpoint.tree import flat, storable, unpadded
 from axon.checkpoint.verify import CHECKSUMS, saved_time
 from axon.disk import FREE_SPACE, is_full, reason
+from axon.runtime import nested
 from axon.runtime.stored import is_stored
 
 T = TypeVar("T")

@@ -21,22 +21,10 @@ Flat = dict[str, Any]
 def flat(tree: Any) -> Flat:
     """The leaves of `tree` by path, such as `parameters/layers/up`. Raises `UserError` where two paths coincide."""
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_stored)[0]
-    found = {"/".join(_name(key) for key in path): leaf for path, leaf in leaves}
+    found = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
     if len(found) < len(leaves):
         raise UserError("two leaves of the state have the same path once it is written as text; rename one of them")
     return found
-
-
-def nested(leaves: Flat) -> dict[str, Any]:
-    """Nested dictionaries from leaves by path: the form that is saved."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *parents, name = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = leaf
-    return tree
 
 
 def unpadded(specs: Any) -> dict[str, tuple[int, ...]]:
@@ -104,10 +92,3 @@ def _as_key(abstract: Any, bits: Any) -> jax.Array:
 
 def _empty(leaf: Any) -> np.ndarray:
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
-
-
-def _name(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from axon.config.mistakes import ConfigError, Mistake, Place
 from axon.config.names import Names
+from axon.fields import field_values
 
 _WIDTH = 100
 
@@ -68,10 +69,10 @@ class _Writer:
         return Text(tuple(sorted(self._imports.values())), tuple(lines for lines in objects if lines))
 
     def _lines(self, path: str, part: Any) -> Iterator[Line]:
-        for name in _fields(part):
+        for name, value in _fields(part).items():
             key = f"{self._scoped(part)}.{name}"
             inner = f"{path}.{name}".removeprefix(".")
-            yield Line(key, self._value(getattr(part, name), inner, len(key) + 3, ""), inner)
+            yield Line(key, self._value(value, inner, len(key) + 3, ""), inner)
 
     def _scoped(self, part: Any) -> str:
         return self._scopes.get(_identity(part), "") + self._labels[type(part)]
@@ -138,8 +139,8 @@ def _is_object(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not inspect.isclass(value)
 
 
-def _fields(part: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(part) if field.init]
+def _fields(part: Any) -> dict[str, Any]:
+    return field_values(part, [field.name for field in dataclasses.fields(part) if field.init])
 
 
 def _objects(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -152,7 +153,7 @@ def _objects(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def _inside(value: Any, path: str) -> Iterable[tuple[str, Any]]:
     if _is_object(value):
-        return [(f"{path}.{name}".removeprefix("."), getattr(value, name)) for name in _fields(value)]
+        return [(f"{path}.{name}".removeprefix("."), item) for name, item in _fields(value).items()]
     if isinstance(value, Mapping):
         return [(f"{path}[{key!r}]", item) for key, item in value.items()]
     if isinstance(value, list | tuple):
@@ -163,7 +164,7 @@ def _inside(value: Any, path: str) -> Iterable[tuple[str, Any]]:
 def _identity(value: Any) -> str:
     """A text that two values share only if their gin text is the same but for scopes."""
     if _is_object(value):
-        inner = ", ".join(f"{name}={_identity(getattr(value, name))}" for name in _fields(value))
+        inner = ", ".join(f"{name}={_identity(item)}" for name, item in _fields(value).items())
         return f"{type(value).__module__}.{type(value).__qualname__}({inner})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_identity(item)}" for key, item in value.items()) + "}"

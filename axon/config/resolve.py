@@ -15,6 +15,7 @@ from axon.config.names import Names
 from axon.config.parameters import Parameter, is_frozen, parameters
 from axon.config.types import Mismatch, describe, fit
 from axon.errors import UserError, suggest
+from axon.fields import field_values
 
 DEFAULT = "default"
 _REQUIRED = ("REQUIRED", "gin.REQUIRED")
@@ -180,11 +181,12 @@ class Resolver:
             return value if same else _FAILED if _any_failed(items) else tuple(items)
         if inspect.isclass(value) or not is_frozen(value):
             return value
-        values = {}
-        for name, parameter in parameters(type(value)).items():
-            old = dataclasses.replace(parameter, default=lambda old=getattr(value, name): old)
-            values[name] = self._field(type(value), name, old, site)
-        changed = {name: new for name, new in values.items() if new is not getattr(value, name)}
+        of_class = parameters(type(value))
+        olds, values = field_values(value, of_class), {}
+        for name, old in olds.items():
+            parameter = dataclasses.replace(of_class[name], default=lambda old=old: old)
+            values[name] = self._field(type(value), name, parameter, site)
+        changed = {name: new for name, new in values.items() if new is not olds[name]}
         make = functools.partial(dataclasses.replace, value) if changed else lambda: value
         return self._call(make, changed, type(value), site)
 

@@ -9,6 +9,7 @@ from axon.data.prepare import SPLITS, Stored, documents, share_of
 from axon.data.sources import Source
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
+from axon.model_config import vocab_of
 
 FEW = 1000
 """Documents that are read again to find out how many of them have to be held out."""
@@ -119,12 +120,10 @@ def check_vocab(model: Any, objective: Any, seq: int, tokenizer: Tokenizer, stor
 
     The objective's own ids, as a mask's, are the last of the vocabulary: none of a text's tokens may be one.
     """
-    name, vocab = type(model).__name__, getattr(model, "vocab", None)
+    name, vocab = type(model).__name__, vocab_of(model)
     if vocab is None:
         raise UserError(f"Train.data is text, and a {name} has no vocab: set Train.model to a model of text")
-    reserved = getattr(objective, "reserved_ids", None)
-    own = 0 if reserved is None else reserved(seq)
-    ids = tokenizer.vocab
+    own, ids = objective.reserved_ids(seq), tokenizer.vocab
     most = (
         (one.splits[split]["largest"], label(stored, number)) for number, one in enumerate(stored) for split in SPLITS
     )
@@ -138,12 +137,4 @@ def check_vocab(model: Any, objective: Any, seq: int, tokenizer: Tokenizer, stor
             f"vocabulary, which no text has. Set {name}.vocab to at least {ids + own}, or the tokenizer's vocab to at "
             f"most {vocab - own}"
         )
-    if (mask := getattr(objective, "mask_id", None)) is not None and mask >= vocab:
-        raise UserError(f"MaskedToken.mask_id is {mask}, and the model's vocab {vocab}: must be below that")
-    if (first := getattr(objective, "sentinel_id", None)) is not None:
-        count = objective.sentinels(seq)
-        if not count - 1 <= first < vocab:
-            raise UserError(
-                f"SpanCorruption.sentinel_id is {first}; must be in [{count - 1}, {vocab}), for the {count} sentinels "
-                f"of {seq} tokens go backwards from it, and the model's vocab is {vocab}"
-            )
+    objective.check_vocab(vocab, seq)

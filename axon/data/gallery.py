@@ -14,6 +14,7 @@ from axon.data.batches import ALL, PADDING, Batch, Batches, SequenceNumbers, hel
 from axon.data.pictures import Letters, Pictures, PictureSource
 from axon.errors import UserError
 from axon.fields import RESUMABLE
+from axon.model_config import ImageConfig
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ class Images:
 
     def seq_of(self, model: Any) -> int:
         """Positions that `model` makes of an image. Raises `UserError` for one that takes no images."""
-        if not hasattr(model, "seq"):
+        if not isinstance(model, ImageConfig):
             raise UserError(
-                f"Train.data are images, and a {type(model).__name__} is no model of images: it has no `seq`, how many "
-                "positions an image has. Set Train.model to one, as models.vit.ViT, or Train.data to @Data()"
+                f"Train.data are images, and a {type(model).__name__} is no model of images: it lacks `seq`, how many "
+                "positions an image has, `image`, `channels` or `classes`. Set Train.model to one, as models.vit.ViT, "
+                "or Train.data to @Data()"
             )
         return model.seq
 
@@ -95,17 +97,16 @@ class Gallery:
         return int(np.max(self.pictures.labels)) + 1
 
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:
-        """Raise `UserError` unless the images and classes are those of `model`, as far as it says."""
-        side, channels, classes = (getattr(model, field, None) for field in ("image", "channels", "classes"))
-        name, source = type(model).__name__, self.data.source.name
-        if None not in (side, channels) and self.shape != (side, side, channels):
+        """Raise `UserError` unless the images and classes are those of `model`."""
+        name, source, shape = type(model).__name__, self.data.source.name, (model.image, model.image, model.channels)
+        if self.shape != shape:
             raise UserError(
                 f"{source}: images are of height, width and channels {self.shape}, and the model's of "
-                f"{(side, side, channels)}: set {name}.image and {name}.channels, and Classification's fields, to these"
+                f"{shape}: set {name}.image and {name}.channels, and Classification's fields, to these"
             )
-        if classes is not None and self.classes > classes:
+        if self.classes > model.classes:
             raise UserError(
-                f"{source}: the largest label is {self.classes - 1}, and the model has {classes} classes: set "
+                f"{source}: the largest label is {self.classes - 1}, and the model has {model.classes} classes: set "
                 f"{name}.classes to at least {self.classes}"
             )
 

@@ -164,12 +164,16 @@ class Layout:
         self._check_context()
         if self.microbatches < 1:
             raise LayoutError(f"Layout.microbatches is {self.microbatches}; must be at least 1")
-        for where in ("rows", "params", "grads", "optimizer"):
-            self._check_rows(where, getattr(self, where))
+        for where, rows in {"rows": self.rows, **self.stored_rows}.items():
+            self._check_rows(where, rows)
+
+    @property
+    def stored_rows(self) -> dict[str, Rows]:
+        """The rows of each kind of array but activations."""
+        return {"params": self.params, "grads": self.grads, "optimizer": self.optimizer}
 
     def _check_named_once(self) -> None:
-        for where in ("order", "overlap"):
-            names = getattr(self, where)
+        for where, names in (("order", self.order), ("overlap", self.overlap)):
             if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
                 raise LayoutError(f"Layout.{where} has {twice[0]!r} more than once: name each once")
 
@@ -203,12 +207,11 @@ class Layout:
         """With the rows that `other` has for axes of a model's own, which neither the defaults nor this layout know;
         mesh axes that are not in this layout's order are left out of them."""
 
-        def merged(where: str) -> Rows:
-            mine, rows = getattr(self, where), getattr(other, where)
+        def merged(mine: Rows, rows: Rows) -> Rows:
             new = {name: row for name, row in rows.items() if base(name) not in DEFAULT_ROWS and name not in mine}
             return {**{n: tuple(a for a in _as_tuple(row) if a in self.order) for n, row in new.items()}, **mine}
 
-        return replace(self, rows=merged("rows"), params=merged("params"))
+        return replace(self, rows=merged(self.rows, other.rows), params=merged(self.params, other.params))
 
     def table(self, kind: str, context: str | None = None) -> dict[str, tuple[str, ...]]:
         """Named axis → mesh axes for one kind of array: the defaults, this layout's rows over them, ZeRO's added.
@@ -218,7 +221,7 @@ class Layout:
         table, unsplit = dict(DEFAULT_ROWS), set[str]()
         stages = zero(self.zero)
         for step in KINDS[: KINDS.index(kind) + 1]:
-            own = self.rows if step == "activations" else getattr(self, step)
+            own = self.stored_rows.get(step, self.rows)
             if step == "params":
                 table |= {name: row for name, row in DEFAULT_STORED_ROWS.items() if name not in self.rows}
             table |= {name: _as_tuple(row) for name, row in own.items()}

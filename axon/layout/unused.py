@@ -30,8 +30,8 @@ def _rows(placement: Placement, parameters: Collection[str], activations: Collec
     """Rows for axes that the model does not have, but for those of the default table."""
     layout = placement.layout
     yield from _unknown("rows", layout.rows, "this model has no axis", {*parameters, *activations})
-    for kind in KINDS[1:]:
-        yield from _unknown(kind, getattr(layout, kind), "no parameter has an axis", parameters)
+    for kind, rows in layout.stored_rows.items():
+        yield from _unknown(kind, rows, "no parameter has an axis", parameters)
 
 
 def _unknown(where: str, rows: Collection[str], absence: str, names: Collection[str]) -> Iterator[str]:

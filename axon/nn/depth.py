@@ -13,6 +13,7 @@ from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.nn.auxiliary import Auxiliary, over_layers
+from axon.nn.capabilities import HasPages, Rotates
 from axon.nn.flops import forward_flops, is_trained, paths_in, training_flops
 from axon.nn.inputs import Inputs
 from axon.nn.kv_cache import joined, paged, stacked
@@ -215,15 +216,16 @@ class Depth(nnx.Module):
     @property
     def all_ropes(self) -> tuple[tuple[Rope, int], ...]:
         """By what its blocks rotate heads, and the size of these."""
-        return tuple(rope for _, module in nnx.iter_modules(self) for rope in getattr(module, "ropes", ()))
+        modules = (module for _, module in nnx.iter_modules(self) if isinstance(module, Rotates))
+        return tuple(rope for module in modules for rope in module.ropes)
 
     def _with_steps(self, inputs: Inputs, cache: Any) -> Inputs:
         """With the step of each module that has pages in `cache`, as its kind of block is placed."""
         sizes = []
         for kind, own in (cache or {}).items():
             with axes.in_block(kind):
-                found = (getattr(module, "paged_sizes", None) for _, module in nnx.iter_modules(self.blocks[kind]))
-                sizes += [of(inputs, own) for of in found if of is not None]
+                modules = (module for _, module in nnx.iter_modules(self.blocks[kind]) if isinstance(module, HasPages))
+                sizes += [module.paged_sizes(inputs, own) for module in modules]
         return inputs.with_steps(sizes)
 
     def _unrolled(self, span: _Span, has_cache: bool) -> bool:

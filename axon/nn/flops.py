@@ -7,6 +7,7 @@ from typing import Any
 from flax import nnx
 
 from axon.axes import CompositeWeight
+from axon.nn.capabilities import ChoosesExperts, CountsFlops
 from axon.nn.param import Param, parameters
 
 
@@ -16,7 +17,7 @@ def forward_flops(module: Any, seq: int) -> int:
     What the module says itself, by a method `flops(seq)`; else a multiply and an add for each element of its matrices,
     and its children's.
     """
-    if hasattr(module, "flops"):
+    if isinstance(module, CountsFlops):
         return module.flops(seq)
     return matmul_flops(module) + sum(forward_flops(child, seq) for _, child in _children(module))
 
@@ -70,5 +71,5 @@ def _own_matrices(module: Any) -> dict[str, int]:
             flops[name] = 2 * math.prod(value.get_value().shape[len(value.stack) :])
         elif isinstance(value, CompositeWeight) and isinstance(value, nnx.Module):
             flops[name] = matmul_flops(value)
-    chosen, experts = getattr(module, "chosen_experts", (1, 1))
+    chosen, experts = module.chosen_experts if isinstance(module, ChoosesExperts) else (1, 1)
     return {name: value * chosen // experts for name, value in flops.items()}

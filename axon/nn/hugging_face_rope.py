@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from axon.errors import UserError, suggest
+from axon.fields import field_values
 from axon.foreign_json import ANY, FLAG, NULL, OBJECT, SIZE, TEXT, Kind, Required, list_of, number, read_field, shown
 from axon.nn.hugging_face import Converted
 from axon.nn.rope import Rope, Scaling
@@ -131,7 +132,7 @@ def rope_field(rules: RopeRules, *ours: str) -> Converted:
         return dict.fromkeys(names, rope)
 
     def write(model: Any) -> dict[str, Any]:
-        rope = getattr(model, names[0])
+        rope = field_values(model, names)[names[0]]
         none = {"rope_type": "default"} if rules.default else None
         written = {"rope_theta": float(rope.theta), "rope_scaling": _written(rope) or none}
         if rope.fraction != 1:
@@ -276,9 +277,8 @@ def _written(rope: Rope) -> dict[str, Any] | None:
         return None
     kind, scaled = next((kind, one) for kind, one in SCALED.items() if isinstance(rope.scaling, one.scaling))
     defaults = {one.name: one.default for one in fields(rope.scaling)}
-    values = {
-        theirs: kind_of.written(getattr(rope.scaling, ours)) for theirs, (ours, kind_of, _) in scaled.fields.items()
-    }
+    set_to = field_values(rope.scaling)
+    values = {theirs: kind_of.written(set_to[ours]) for theirs, (ours, kind_of, _) in scaled.fields.items()}
     unset = {theirs for theirs, (ours, *_) in scaled.fields.items() if values[theirs] is None is defaults[ours]}
     listed = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return {"rope_type": kind} | {name: value for name, value in listed.items() if name not in unset}

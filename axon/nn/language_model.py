@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from axon.axes import shard
 from axon.nn.auxiliary import Auxiliary
+from axon.nn.block import RESIDUAL
 from axon.nn.depth import Depth
 from axon.nn.embedding import Embedding
 from axon.nn.flops import forward_flops, is_trained, paths_in, training_flops
@@ -19,9 +20,6 @@ from axon.nn.inputs import Inputs
 from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.param import Dims, Param, parameters
 
-RESIDUAL = "batch seq.residual embed"
-"""The stream between blocks."""
-
 
 class LanguageModel(nnx.Module):
     """Token ids in, a distribution over the next id out.
@@ -29,6 +27,7 @@ class LanguageModel(nnx.Module):
     Args:
         dims: sizes of vocab and embed, and of what else its parts name.
         depth: the blocks. norm: the last one. tied: whether the head is the embedding's table.
+        embedding_stddev: of initial values, 1 / √embed by default.
         vocab: how many ids there are, where `dims` has more: those beyond are never predicted and never counted.
         soft_cap: of the logits, see `axon.nn.head.Head`.
         mtp: makes of the last layer's output that from which the token after the next is predicted, by the same head;
@@ -48,12 +47,12 @@ class LanguageModel(nnx.Module):
         norm: nnx.Module,
         *,
         tied: bool,
-        embedding_stddev: float,
+        embedding_stddev: float | None = None,
         vocab: int | None = None,
         soft_cap: float | None = None,
         mtp: MultiTokenBlock | None = None,
     ):
-        self.embedding = Embedding("vocab", dims, embedding_stddev)
+        self.embedding = Embedding("vocab", dims, embedding_stddev or dims["embed"] ** -0.5)
         self.layers = depth
         self.norm = norm
         if not tied:

@@ -12,6 +12,7 @@ from axon import axes
 from axon.axes.execution import ACTIONS, INPUT, OFFLOAD, SAVE, Remat, RematByKind, is_policy
 from axon.axes.memory import HOST, check_host_memory
 from axon.errors import UserError, suggest
+from axon.nn.capabilities import NamesActivations
 
 _saved_names: ContextVar[Collection[str] | None] = ContextVar("saved_names", default=None)
 """The activations that the policy saves or offloads under which a block is being traced; None: all of them."""
@@ -54,7 +55,8 @@ def _listed(words: Iterable[str]) -> str:
 
 def remat_names(block: nnx.Module) -> set[str]:
     """The names that a block's modules give to activations, in their attribute `remat_names`."""
-    return {name for _, module in nnx.iter_modules(block) for name in getattr(module, "remat_names", ())}
+    modules = (module for _, module in nnx.iter_modules(block) if isinstance(module, NamesActivations))
+    return {name for module in modules for name in module.remat_names}
 
 
 def offloaded(remat: Remat) -> list[str]:

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import field_values
 
 
 def padded(size: int, multiple: int) -> int:
@@ -17,8 +19,22 @@ def head_dim(config: Any) -> int:
 
 def decoder_dims(config: Any) -> dict[str, int]:
     """Sizes of the named axes of a decoder with gated MLPs, from a model's config: its vocabulary padded."""
-    sizes = {name: getattr(config, name) for name in ("embed", "heads", "kv_heads", "mlp")}
+    sizes = field_values(config, ("embed", "heads", "kv_heads", "mlp"))
     return sizes | {"head_dim": head_dim(config), "vocab": padded(config.vocab, config.vocab_multiple)}
+
+
+def check_decoder(config: Any, *others: str) -> None:
+    """Raise `UserError` for sizes of a decoder, or `others`, that are out of range; see `check_heads`."""
+    sizes = ("vocab", "vocab_multiple", "embed", "layers", "heads", "kv_heads", "mlp", "head_dim")
+    check_sizes(config, *sizes, *others)
+    check_heads(config)
+
+
+def check_sizes(config: Any, *sizes: str) -> None:
+    """Raise `UserError` for `sizes`, `layers` or the `norm_eps` of a model's config that are out of range."""
+    check_range(config, "[1, 2**31)", *sizes)
+    check_range(config, "[1, 2**16]", "layers")
+    check_range(config, "[0, inf)", "norm_eps")
 
 
 def check_heads(config: Any) -> None:

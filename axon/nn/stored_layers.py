@@ -39,7 +39,8 @@ class LayerValues:
 
     def __init__(self, block: nnx.Module, reads: bool):
         found = dict(nnx.to_flat_state(nnx.state(block)))
-        in_stack = {path for path, variable in found.items() if reads and getattr(variable, "in_stack", False)}
+        params = nnx.to_flat_state(nnx.state(block, Param)) if reads else ()
+        in_stack = {path for path, param in params if param.in_stack}
         self.cut = nested({path: found[path].get_value() for path in found if path not in in_stack})
         self._stacks = {path: found[path].get_value() for path in in_stack}
 

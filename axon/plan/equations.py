@@ -87,14 +87,18 @@ def num_shards(equation: core.JaxprEqn) -> int:
 def mesh_of(equation: core.JaxprEqn) -> dict[str, int] | None:
     """Mesh axis → size, from an operand's type."""
     for variable in (*equation.outvars, *equation.invars):
-        sharding = getattr(variable.aval, "sharding", None)
+        sharding = _sharding(variable)
         if sharding is not None and not sharding.mesh.empty:
             return dict(sharding.mesh.shape)
     return None
 
 
+def _sharding(variable: Any) -> Any:
+    return getattr(variable.aval, "sharding", None)
+
+
 def sharding_of(variable: Any) -> ArraySharding:
-    sharding = getattr(variable.aval, "sharding", None)
+    sharding = _sharding(variable)
     return ArraySharding(()) if sharding is None else ArraySharding.of(sharding.spec, variable.aval.ndim)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from jax.extend import core
 
 from axon.axes.specs import mesh_axes_of
+from axon.plan.flops import bodies_of
 from axon.plan.memory import gib
 from axon.train.step import Program
 
@@ -35,10 +36,7 @@ def largest_traced(jaxpr: core.Jaxpr, count: int = 5) -> list[str]:
 
 def _equations(jaxpr: core.Jaxpr) -> Iterator[Any]:
     for equation in jaxpr.eqns:
-        bodies = [b for value in equation.params.values() for b in (value if isinstance(value, tuple) else (value,))]
-        inner = [body for b in bodies if isinstance(body := getattr(b, "jaxpr", b), core.Jaxpr)]
-        if equation.primitive.name == "pallas_call":
-            inner = []
+        inner = [] if equation.primitive.name == "pallas_call" else list(bodies_of(equation.params))
         yield from (found for body in inner for found in _equations(body))
         if not inner:
             yield equation

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def data_account(folder: RunFolder, corpus: Prepared, source: Any) -> dict[str, 
 def _contents(part: Any, path: str) -> dict[str, str]:
     """The digests of small files that fields of `part`, and of objects below it, name."""
     found: dict[str, str] = {}
-    for name, value in vars(part).items() if hasattr(part, "__dataclass_fields__") else ():
+    for name, value in vars(part).items() if is_dataclass(part) else ():
         inner = f"{path}.{name}".removeprefix(".")
         if path_fields(type(part)).get(name) is FilePath and isinstance(value, str):
             found |= {f"the content of {inner}": _file_digest(Path(value))}

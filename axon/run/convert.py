@@ -22,6 +22,7 @@ from axon.data import Data, TokenizerFile
 from axon.disk import atomic_folder, check_new, named
 from axon.errors import UserError
 from axon.foreign_json import object_of, one_of, read_json
+from axon.model_config import vocab_of
 from axon.nn.hugging_face import Architecture
 from axon.observe.record import run_record
 from axon.run.folder import RunFolder
@@ -80,7 +81,7 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
     tokenizer = trained.tokenizer if isinstance(train.data, Data) else None
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
-    pieces = pieces_of(table, runtime.module, getattr(train.model, "vocab", None))
+    pieces = pieces_of(table, runtime.module, vocab_of(train.model))
     dtypes = read_json(kept / DTYPES, object_of(one_of(*STORED))) if (kept / DTYPES).is_file() else {}
     entries = [Entry(name, dtypes.get(name, "F32"), shape) for name, shape in pieces.shapes.items()]
     with atomic_folder(out, "the target") as part:
@@ -100,9 +101,10 @@ def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
         changed = changed_fields(table, read_config(table, before), train.model)
         return rewritten(table, before, train.model) if changed else before, table
     table = table_for(train.model)
-    own = hasattr(train.model, "positions") or not isinstance(train.data, Data)
+    written = write_config(table, train.model)
+    own = "n_positions" in written or not isinstance(train.data, Data)
     positions = {} if own else {"max_position_embeddings": train.seq}
-    return positions | write_config(table, train.model) | {"dtype": "float32"}, table
+    return positions | written | {"dtype": "float32"}, table
 
 
 def _write_tokenizer(out: Path, file: TokenizerFile, train: Train, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from axon.disk import atomic_folder, check_new, named
+from axon.model_config import vocab_of
 from axon.run.trained import open_trained
 from axon.runtime import Runtime, flattened
 from axon.serve.export import check_dtypes, check_request, write_export
@@ -42,7 +43,7 @@ def export_model(
     values, variables = trained.restore(runtime, train.model, report)
     loaded = tokenizer.load()
     about: dict[str, Any] = {"model": type(train.model).__name__, "source": str(source)}
-    about |= {"vocab": getattr(train.model, "vocab", loaded.vocab), "batch": sizes.batch, "length": sizes.length}
+    about |= {"vocab": vocab_of(train.model) or loaded.vocab, "batch": sizes.batch, "length": sizes.length}
     about["tokenizer"] = {"file": TOKENIZER, "bos": loaded.bos, "ends": sorted(loaded.ends)}
     with atomic_folder(out, "OUT") as part:
         shutil.copyfile(tokenizer.path, part / TOKENIZER)

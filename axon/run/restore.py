@@ -10,6 +10,7 @@ import numpy as np
 
 from axon.checkpoint import CheckpointError, Reader, Restorable
 from axon.errors import UserError
+from axon.fields import field_values
 from axon.nn import parameters
 from axon.runtime import Runtime, flattened, nested
 from axon.train.optimizers import Averaging
@@ -52,7 +53,7 @@ def restore_state(reader: Restorable, program: Program, step: int | None = None)
     if extra.get(IN_FLIGHT, "") == program.in_flight:
         return reader.restore(abstract, step, specs)
     names = [field.name for field in fields(State) if field.name != "in_flight"]
-    parts, of_parts = ({name: getattr(tree, name) for name in names} for tree in (abstract, specs))
+    parts, of_parts = (field_values(tree, names) for tree in (abstract, specs))
     found = reader.restore_parts(parts, step, of_parts)
     return program.with_nothing_in_flight(State(**found)), extra
 

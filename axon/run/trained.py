@@ -18,6 +18,7 @@ from axon.data import Data, Images, Letters, TokenizerFile
 from axon.data.records import fingerprint
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.model_config import ImageConfig, PaddedConfig, vocab_of
 from axon.nn import parameters
 from axon.run.folder import RunFolder
 from axon.run.hub_objective import text_objective
@@ -114,12 +115,13 @@ class TrainedRun:
     @property
     def tokenizer(self) -> TokenizerFile:
         """The one that the run was trained with, even if its sources have changed since."""
-        _check_text(self.train, self.folder.path)
+        data = _text_data(self.train, self.folder.path)
         if not self.folder.tokenizer.is_file():
             raise UserError(f"there is no file {self.folder.tokenizer}: `axon train` on this run writes it again")
-        trained_with, path = getattr(self.train.data, "tokenizer", None), str(self.folder.tokenizer)
-        given = isinstance(trained_with, TokenizerFile)
-        return replace(trained_with, path=path) if given else _fitting(TokenizerFile(path), self.train.model)
+        path = str(self.folder.tokenizer)
+        if isinstance(data.tokenizer, TokenizerFile):
+            return replace(data.tokenizer, path=path)
+        return _fitting(TokenizerFile(path), self.train.model)
 
     @property
     def companions(self) -> Path | None:
@@ -191,7 +193,7 @@ class TrainedHub:
 
     @property
     def tokenizer(self) -> TokenizerFile:
-        _check_text(self.train, self.hub.name)
+        _text_data(self.train, self.hub.name)
         return tokenizer_of(self.hub.folder)
 
     @property
@@ -201,7 +203,7 @@ class TrainedHub:
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         for line in self._differences(model):
             report(line)
-        values, variables = self.hub.load(runtime, getattr(model, "vocab", None), each)
+        values, variables = self.hub.load(runtime, vocab_of(model), each)
         report(f"parameters of {self.hub.name}, {_on(runtime)}")
         return values, variables
 
@@ -209,10 +211,10 @@ class TrainedHub:
         return self._differences(model) if whole or type(model) is type(self.hub.model) else []
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        mine = self.hub.model
-        vocab = getattr(mine, "vocab", None)
-        multiple = getattr(model, "vocab_multiple", 1) if vocab == getattr(model, "vocab", None) else 1
-        module = (replace(mine, vocab_multiple=multiple) if hasattr(mine, "vocab_multiple") else mine).build()
+        mine, vocab = self.hub.model, vocab_of(self.hub.model)
+        multiple = model.vocab_multiple if isinstance(model, PaddedConfig) and model.vocab == vocab else 1
+        padding = {"vocab_multiple": multiple} if isinstance(mine, PaddedConfig) else {}
+        module = replace(self.hub.model, **padding).build()
         self.hub.pieces(module, vocab)  # compares its files with it
         return {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in parameters(module).items()}
 
@@ -261,7 +263,8 @@ def run_of(hub: HubModel, tokenizer: Path | None = None, folder: str | None = No
 
     `tokenizer`: a copy of its tokenizer.json, to name instead.
     """
-    data, objective = _images_of(hub.model) if hasattr(hub.model, "image") else _text_of(hub, tokenizer)
+    is_image = isinstance(hub.model, ImageConfig)
+    data, objective = _images_of(hub.model) if is_image else _text_of(hub, tokenizer)
     return Train(
         model=hub.model,
         data=data,
@@ -288,9 +291,10 @@ def _images_of(model: Any) -> tuple[Images, Objective]:
     return Images(batch=8, source=letters), Classification(model.image, model.image, model.channels)
 
 
-def _check_text(train: Train, name: str | Path) -> None:
+def _text_data(train: Train, name: str | Path) -> Data:
     if not isinstance(train.data, Data):
         raise UserError(f"{name} is a model of images: it has no tokenizer, and neither reads nor writes text")
+    return train.data
 
 
 def _fitting(file: TokenizerFile, model: Any) -> TokenizerFile:

@@ -18,6 +18,7 @@ from axon.chips import xla_options
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn import Param, ParamSpec, Variable, initialise, parameters, variables
+from axon.nn.capabilities import ReportsMetrics
 from axon.nn.param import initialise_parameters, initialise_variables, variable_updates
 from axon.nn.quantized import is_quantized, quantize_blocks
 from axon.nn.stored_layers import pad_layers
@@ -88,10 +89,10 @@ class Runtime:
         if self.matrices:
             self.choices["weights"] = _weights_text(self.parameters, weights)
         self.updates = variable_updates(self.module)
-        self._reporters: dict[str, Any] = {
+        self._reporters = {
             "/".join(map(str, path)): module
             for path, module in nnx.iter_modules(self.module)
-            if hasattr(module, "step_metrics")
+            if isinstance(module, ReportsMetrics)
         }
         self._graph, *states, foreign = nnx.split(self.module, Param, Variable, ...)
         _refuse_foreign(type(model).__name__, foreign)

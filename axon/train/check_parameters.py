@@ -44,6 +44,6 @@ def check_parameters(
 def _by_path(values: Mapping[str, Any]) -> dict[str, Any]:
     leaves = jax.tree_util.tree_flatten_with_path(values)[0]
     return {
-        "/".join(str(getattr(key, "key", key)) for key in path): leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf if hasattr(leaf, "shape") else np.asarray(leaf)
         for path, leaf in leaves
     }

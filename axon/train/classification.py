@@ -1,7 +1,8 @@
 """The objective of a classifier of images."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,21 @@ from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.train.objective import Batch, Sums, sequences_of
+from axon.train.objective import Batch, Objective, Sums, sequences_of
 
 IMAGE = ("batch", "height", "width", "channels")
 
 
+@runtime_checkable
+class Classifies(Protocol):
+    """A module that this objective trains; `image_shape`: height, width and channels."""
+
+    image_shape: tuple[int, int, int]
+    classify: Callable[..., Any]
+
+
 @dataclass(frozen=True)
-class Classification:
+class Classification(Objective):
     """The negative log-likelihood of an image's class, in nats; the metric `accuracy` is the share of images whose
     likeliest class is theirs.
 
@@ -46,7 +55,7 @@ class Classification:
         return {"image": image, "label": label, "weights": weights}
 
     def check(self, module: Any) -> None:
-        if not hasattr(module, "classify"):
+        if not isinstance(module, Classifies):
             raise UserError(
                 "Classification needs a model with classify, as models.vit.ViT builds one; build() returns a "
                 f"{type(module).__name__}"

@@ -15,11 +15,12 @@ from axon import axes
 from axon.axes import ArraySpec, axes_used, parse_names
 from axon.errors import UserError
 from axon.layout import validate
+from axon.nn.capabilities import HasDims
 from axon.nn.language_model import RESIDUAL
 from axon.parallel.pipeline.execute import PIPE
 from axon.runtime import Runtime, nested
 from axon.train import feed
-from axon.train.objective import SEQUENCES, TOKEN, Batch, Objective, Sums
+from axon.train.objective import SEQUENCES, Batch, Objective, Sums
 from axon.train.pipelined import Pipeline
 
 BATCH = ("batch", "seq")
@@ -37,13 +38,13 @@ class Evaluator:
     @property
     def unit(self) -> str:
         """What the objective's loss is a mean over, see `Objective`."""
-        return getattr(self.objective, "unit", TOKEN)
+        return self.objective.unit
 
     def check_layout(self) -> None:
         """Raise `LayoutError` unless the runtime's layout can shard the parameters and batches of this shape, and the
         stream between blocks of a module that has one, whose width is `dims["embed"]`."""
         runtime, shape = self.runtime, (self.batch, self.seq)
-        width = getattr(runtime.module, "dims", {}).get("embed")
+        width = runtime.module.dims.get("embed") if isinstance(runtime.module, HasDims) else None
         residual = None if width is None else ArraySpec(parse_names(RESIDUAL), (*shape, width))
         validate(runtime.placement, runtime.parameters, ArraySpec(BATCH, shape), residual, self.axes_used)
 
@@ -76,10 +77,9 @@ class Evaluator:
         return self.runtime.jit(evaluate)
 
     def drawn(self, batch: Batch, key: Array) -> Batch:
-        """A batch with the numbers of its sequences, and with what the objective draws of it, if it draws anything."""
+        """A batch with the numbers of its sequences, and with what the objective draws of it."""
         batch = {**batch, SEQUENCES: axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")}
-        draw = getattr(self.objective, "draw", None)
-        return batch if draw is None else draw(self.runtime.module, batch, key)
+        return self.objective.draw(self.runtime.module, batch, key)
 
     def _sums(self, parameters: Any, variables: Any, batch: Batch) -> Sums:
         if self.pipeline is not None:

@@ -1,24 +1,31 @@
 """The objective of BERT: tokens that are masked, predicted from those around them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from axon import axes
-from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
-from axon.train.objective import Batch, NextToken, Sums
+from axon.train.objective import Batch, NextToken, Objective, Sums
 from axon.train.random_words import random_words
 
 NAMES = ("masked_token", "loss")
 
 
+@runtime_checkable
+class MasksTokens(Protocol):
+    """A module that this objective trains: it gives `batch places vocab` of hidden states `batch places embed`."""
+
+    masked_logits: Callable[[Array], Array]
+
+
 @dataclass(frozen=True)
-class MaskedToken:
+class MaskedToken(Objective):
     """The negative log-likelihood of masked tokens, in nats (Devlin et al., arXiv:1810.04805, section 3.1).
 
     Of each sequence the share `rate` of its real tokens is drawn, anew in each step: of these `masked` become the mask
@@ -45,20 +52,19 @@ class MaskedToken:
         if self.masked + self.replaced > 1:
             raise UserError(f"MaskedToken: masked {self.masked} and replaced {self.replaced} add up to more than 1")
 
-    def specs(self, batch: int, seq: int) -> Specs:
-        """As of `NextToken`, whose targets are not looked at."""
-        return NextToken().specs(batch, seq)
-
     def check(self, module: Any) -> None:
-        if not hasattr(module, "masked_logits"):
+        if not isinstance(module, MasksTokens):
             raise UserError(
                 "MaskedToken needs a model with masked_logits, as models.bert.Bert with head = True; build() returns a "
                 f"{type(module).__name__}"
             )
 
     def reserved_ids(self, seq: int) -> int:
-        """How many ids at the end of the vocabulary no token of a text may be."""
         return int(self.mask_id is None)
+
+    def check_vocab(self, vocab: int, seq: int) -> None:
+        if self.mask_id is not None and self.mask_id >= vocab:
+            raise UserError(f"MaskedToken.mask_id is {self.mask_id}, and the model's vocab {vocab}: must be below that")
 
     def draw(self, module: Any, batch: Batch, key: Array) -> Batch:
         """The batch with masked `tokens`; and of each sequence `places`, their `targets`, and whether they are
@@ -82,7 +88,7 @@ class MaskedToken:
         return jnp.where(share < self.masked, mask, jnp.where(share < self.masked + self.replaced, other, tokens))
 
     def counts(self, batch: Batch) -> dict[str, Array]:
-        return {"tokens": jnp.sum(batch["weights"])} | dict.fromkeys(NAMES, jnp.sum(batch["counted"]))
+        return super().counts(batch) | dict.fromkeys(NAMES, jnp.sum(batch["counted"]))
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         x, auxiliary = module.hidden(NextToken().inputs(batch, key))

@@ -1,8 +1,9 @@
 """Objectives: frozen dataclasses that declare a batch in axes, and compute their terms as sums and counts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,9 @@ SEQUENCES = "sequences"
 
 TOKEN = "token"
 """The unit of an objective whose loss is a mean over every real token."""
+
+TEXT = dict.fromkeys(("tokens", "targets", "positions", "documents"), jnp.int32) | {"weights": jnp.float32}
+"""The arrays of a batch of text, each `batch seq`, and their dtypes."""
 
 Batch = Mapping[str, Array]
 
@@ -41,35 +45,48 @@ class Sums:
     statistics: dict[str, Array] = field(default_factory=dict)
 
 
-class Objective(Protocol):
-    """What a step minimises; implemented by `NextToken`.
-
-    One that is random in its batch has besides a method `draw(module, batch, key)`: of a global batch and its
-    `SEQUENCES`, the batch that `counts` and `sums` are given parts of, each array's first axis `batch` (see
-    `axon.train.masked`). `key` follows from the run's seed and the step; in evaluation it is always the same.
-
-    One whose `loss` is a mean over other things than every real token says which, for messages and plots, as `unit`: a
-    word in the singular, as "image".
+class Objective(ABC):
+    """What a step minimises: the base of frozen dataclasses as `NextToken`. By default it is of text.
 
     Sums and counts are added up over microbatches and devices before one is divided by the other, so that the mean is
     that over the *global* batch, whatever the layout, the number of microbatches and the padding.
     """
 
+    unit: ClassVar[str] = TOKEN
+    """What `loss` is a mean over, for messages and plots: a word in the singular, as "image"."""
+
     def specs(self, batch: int, seq: int) -> Specs:
-        """The arrays of a global batch of `batch` sequences of `seq` positions; the first axis of each is `batch`."""
-        ...
+        """The arrays of a global batch of `batch` sequences of `seq` positions; the first axis of each is `batch`.
+
+        By default `tokens`, `targets`, `positions` in the document, `documents` of the sequence, and `weights`, 0 for
+        padding; each `batch seq`."""
+        return {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in TEXT.items()}
 
     def check(self, module: Any) -> None:
         """Raise `UserError` for an unsupported module."""
-        ...
+        return
+
+    def reserved_ids(self, seq: int) -> int:
+        """How many ids at the end of the vocabulary no token of a text may be."""
+        return 0
+
+    def check_vocab(self, vocab: int, seq: int) -> None:
+        """Raise `UserError` for ids of the objective's own that a vocabulary of this size lacks."""
+        return
+
+    def draw(self, module: Any, batch: Batch, key: Array) -> Batch:
+        """Of a global batch and its `SEQUENCES`, the batch that `counts` and `sums` are given parts of, each array's
+        first axis `batch`. `key` follows from the run's seed and the step; in evaluation it is always the same."""
+        return batch
 
     def counts(self, batch: Batch) -> dict[str, Array]:
         """By name of a sum, the count that divides it, of a part of a batch; a function of the data alone.
 
         "tokens" is the count that a run reports, and the default for names that are missing.
         """
-        ...
+        return {"tokens": jnp.sum(batch["weights"])}
 
+    @abstractmethod
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         """The sums of a part of a batch. With a `key` the module is in training: dropout is drawn from it and
         `batch["sequences"]`."""
@@ -88,7 +105,7 @@ def sequences_of(batch: Batch, key: Array | None) -> Array | None:
 
 
 @dataclass(frozen=True)
-class NextToken:
+class NextToken(Objective):
     """The next token's negative log-likelihood, in nats, over the real tokens of the batch.
 
     Args:
@@ -100,12 +117,6 @@ class NextToken:
     def __post_init__(self):
         check_range(self, "[0, inf)", "z_loss")
 
-    def specs(self, batch: int, seq: int) -> Specs:
-        """`tokens`, `targets`, `positions` in the document, `documents` of the sequence, and `weights`, 0 for padding;
-        each `batch seq`."""
-        dtypes = dict.fromkeys(("tokens", "targets", "positions", "documents"), jnp.int32) | {"weights": jnp.float32}
-        return {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in dtypes.items()}
-
     def check(self, module: Any) -> None:
         _check_language_model(module, "NextToken")
         if module.has_mtp:
@@ -114,9 +125,6 @@ class NextToken:
                 "mtp/…): set Train.objective = @MultiToken(), or build the model without it, as DeepSeek with "
                 "multi_token = False"
             )
-
-    def counts(self, batch: Batch) -> dict[str, Array]:
-        return {"tokens": jnp.sum(batch["weights"])}
 
     def inputs(self, batch: Batch, key: Array | None = None) -> Inputs:
         """A language model's inputs, of a batch; in training, with a `key`."""
@@ -131,7 +139,7 @@ class NextToken:
 
 
 @dataclass(frozen=True)
-class MultiToken:
+class MultiToken(Objective):
     """The next token's negative log-likelihood, and with it that of the token after it (DeepSeek-V3's multi-token
     prediction, arXiv:2412.19437, section 2.2, at depth 1), for models with `LanguageModel.mtp`.
 
@@ -148,10 +156,6 @@ class MultiToken:
     def __post_init__(self):
         check_range(self, "[0, inf)", "weight", "z_loss")
 
-    def specs(self, batch: int, seq: int) -> Specs:
-        """As of `NextToken`."""
-        return self._next_token.specs(batch, seq)
-
     def check(self, module: Any) -> None:
         _check_language_model(module, "MultiToken")
         if not module.has_mtp:
@@ -161,10 +165,10 @@ class MultiToken:
             )
 
     def counts(self, batch: Batch) -> dict[str, Array]:
-        return self._next_token.counts(batch) | {"mtp_loss": jnp.sum(_second_targets(batch)[1])}
+        return super().counts(batch) | {"mtp_loss": jnp.sum(_second_targets(batch)[1])}
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
-        inputs = self._next_token.inputs(batch, key)
+        inputs = NextToken().inputs(batch, key)
         x, _, auxiliary = module.hidden(inputs)
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
         x, _, own = module.mtp_hidden(x, inputs, batch["targets"])
@@ -173,10 +177,6 @@ class MultiToken:
         reported = {"loss": nll, "mtp_loss": second_nll} | jax.lax.stop_gradient(auxiliary.losses)
         minimised = {"next_token": loss, "mtp_loss": self.weight * second_loss} | auxiliary.losses
         return Sums(minimised, reported, auxiliary.statistics)
-
-    @property
-    def _next_token(self) -> NextToken:
-        return NextToken(self.z_loss)
 
 
 def _check_language_model(module: Any, objective: str) -> None:

@@ -1,7 +1,8 @@
 """The objective of T5: spans that are left out of a sequence, written by the decoder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -9,16 +10,24 @@ import numpy as np
 from jax import Array
 
 from axon import axes
-from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.nn import Inputs, cross_entropy
-from axon.train.objective import SEQUENCES, Batch, NextToken, Sums, sequences_of
+from axon.train.objective import SEQUENCES, Batch, Objective, Sums, sequences_of
 from axon.train.random_words import random_words
 
 
+@runtime_checkable
+class WritesSpans(Protocol):
+    """A module that this objective trains, an encoder–decoder; `start_id`: what its decoder is given first."""
+
+    start_id: int
+    encode: Callable[..., Any]
+    decode: Callable[..., Any]
+
+
 @dataclass(frozen=True)
-class SpanCorruption:
+class SpanCorruption(Objective):
     """The negative log-likelihood of spans of tokens that are left out, in nats (Raffel et al., arXiv:1910.10683,
     section 3.1.4).
 
@@ -49,20 +58,22 @@ class SpanCorruption:
         check_range(self, "[1, 2**31)", "multiple")
         check_range(self, "[0, 2**31)", "sentinel_id")
 
-    def specs(self, batch: int, seq: int) -> Specs:
-        """As of `NextToken`, whose targets, positions and documents are not looked at."""
-        return NextToken().specs(batch, seq)
-
     def check(self, module: Any) -> None:
-        if not all(hasattr(module, name) for name in ("encode", "decode", "start_id")):
+        if not isinstance(module, WritesSpans):
             raise UserError(
                 "SpanCorruption needs a model with encode, decode and start_id, what its decoder is given first, as "
                 f"models.t5.T5 builds one; build() returns a {type(module).__name__}"
             )
 
     def reserved_ids(self, seq: int) -> int:
-        """How many ids at the end of the vocabulary no token of a text may be: the sentinels of a sequence."""
         return self.sentinels(seq) if self.sentinel_id is None else 0
+
+    def check_vocab(self, vocab: int, seq: int) -> None:
+        if self.sentinel_id is not None and not (count := self.sentinels(seq)) - 1 <= self.sentinel_id < vocab:
+            raise UserError(
+                f"SpanCorruption.sentinel_id is {self.sentinel_id}; must be in [{count - 1}, {vocab}), for the {count} "
+                f"sentinels of {seq} tokens go backwards from it, and the model's vocab is {vocab}"
+            )
 
     def sentinels(self, seq: int) -> int:
         """How many a sequence has. Raises as `sizes`."""

@@ -11,6 +11,7 @@ import pytest
 
 from axon.data import Bpe, Data, Folder, Synthetic, TokenizerFile, tokens
 from axon.errors import UserError
+from axon.train.objective import NextToken
 
 SMALL = Bpe(vocab=300)
 
@@ -296,16 +297,16 @@ def test_a_text_may_have_no_id_beyond_the_model(corpus):
     class Model:
         vocab = 300
 
-    corpus.check_fits(Model, object(), 32)
+    corpus.check_fits(Model, NextToken(), 32)
     Model.vocab = 299
     largest = max(int(max(batch["tokens"].max(), batch["targets"].max())) for batch in corpus.held_out())
     Model.vocab = max(found["largest"] for splits in corpus.describe().values() for found in splits.values()) + 1
     assert Model.vocab > largest
-    corpus.check_fits(Model, object(), 32)
+    corpus.check_fits(Model, NextToken(), 32)
     Model.vocab -= 1
     text = corpus.tokenizer.decode([Model.vocab])
     with pytest.raises(UserError) as caught:
-        corpus.check_fits(Model, object(), 32)
+        corpus.check_fits(Model, NextToken(), 32)
     assert f"has {Model.vocab} ({text!r}): set type.vocab to at least 300" in str(caught.value)
 
 

@@ -116,12 +116,12 @@ def test_folders_of_processes_that_were_killed_are_deleted_and_no_others(tmp_pat
 
 
 def test_a_folder_that_is_missing_is_not_created(tmp_path):
-    with pytest.raises(UserError, match=r"Layout.disk\['optimizer'\]: there is no folder .*/mnt"):
+    with pytest.raises(UserError, match=r"Execution.disk\['optimizer'\]: there is no folder .*/mnt"):
         scratch(tmp_path / "mnt").claim()
 
 
 def test_a_folder_that_cannot_be_written_is_refused():
-    with pytest.raises(UserError, match=r"cannot write /proc.* Set Layout.disk\['optimizer'\] to a folder"):
+    with pytest.raises(UserError, match=r"cannot write /proc.* Set Execution.disk\['optimizer'\] to a folder"):
         scratch("/proc").claim()
 
 

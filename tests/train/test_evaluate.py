@@ -13,7 +13,7 @@ from axon.layout import Layout, LayoutError
 from axon.nn import Param
 from axon.runtime import Runtime
 from axon.train.evaluate import Evaluator
-from axon.train.objective import Sums
+from axon.train.objective import Objective, Sums
 
 
 class Line(nnx.Module):
@@ -44,7 +44,7 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Squares:
+class Squares(Objective):
     """The mean square of what a module makes of `x`."""
 
     unit = "point"

@@ -13,7 +13,7 @@ from axon.errors import UserError
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Auxiliary, Depth, LanguageModel, RMSNorm, Segment, Variable, token_nll
 from axon.train.gradients import total_counts
-from axon.train.objective import MultiToken, NextToken, Sums
+from axon.train.objective import MultiToken, NextToken, Objective, Sums
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.deepseek import DeepSeek
@@ -62,14 +62,8 @@ class PenalisedLlama:
 
 
 @dataclass(frozen=True)
-class Preference:
+class Preference(Objective):
     """An objective with a cotangent of its own for every token, and a second term with another count."""
-
-    def specs(self, batch, seq):
-        return NextToken().specs(batch, seq)
-
-    def check(self, module):
-        pass
 
     def counts(self, batch):
         return {"tokens": jnp.sum(batch["weights"]), "sequences": jnp.sum(jnp.max(batch["weights"], axis=1))}

@@ -19,6 +19,7 @@ from axon.checkpoint.huggingface.tables import table_of
 from axon.checkpoint.huggingface.weights import Weights
 from axon.errors import UserError
 from axon.foreign_json import read_json
+from axon.model_config import vocab_of
 from axon.nn import parameters, variables
 from axon.nn.hugging_face import Architecture
 from axon.runtime import Runtime, flattened, nested
@@ -63,11 +64,11 @@ class HubModel:
 
         `abstract`: their shapes with any padding, dtypes and shardings.
         """
-        return load(self.weights, self.pieces(self.model.build(), getattr(self.model, "vocab", None)), abstract)
+        return load(self.weights, self.pieces(self.model.build(), vocab_of(self.model)), abstract)
 
     def lazy(self, module: nnx.Module) -> tuple[dict[str, Any], dict[str, Any]]:
         """The same as arrays that are read when they are saved, block by block."""
-        pieces = self.pieces(module, getattr(self.model, "vocab", None))
+        pieces = self.pieces(module, vocab_of(self.model))
 
         def array(path: str, spec: ArraySpec) -> Any:
             if path in pieces.of:

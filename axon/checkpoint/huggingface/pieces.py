@@ -12,7 +12,7 @@ from flax import nnx
 from axon.axes.patterns import Names, PatternError, base
 from axon.checkpoint.huggingface.form import Form, parse_form
 from axon.errors import did_you_mean
-from axon.nn import Param, Variable
+from axon.nn import LanguageModel, Param, Variable
 from axon.nn.hugging_face import AFTER, Architecture, Row
 
 LAYER = "layer"
@@ -77,7 +77,7 @@ def pieces_of(architecture: Architecture, module: nnx.Module, vocab: int | None)
 
 def numbered(name: str, module: nnx.Module) -> str:
     """A name of theirs, or a pattern, with the number of the layer after the last."""
-    return name.replace(AFTER, str(getattr(module, "num_layers", "")))
+    return name.replace(AFTER, str(module.num_layers if isinstance(module, LanguageModel) else ""))
 
 
 def declared(module: nnx.Module) -> dict[str, Declared]:

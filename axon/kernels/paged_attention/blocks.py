@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from einops import rearrange
 from jax import Array
 
+from axon.fields import field_values
 from axon.kernels.paged_attention.ragged import AttentionInputs, Places
 
 
@@ -53,8 +54,8 @@ class Blocks:
 
     def take(self, some: Array) -> "Blocks":
         """These blocks, in this order."""
-        chosen = {name: getattr(self, name)[some] for name in ("sequences", "rows", "positions", "sizes")}
-        return replace(self, in_order=False, **chosen)
+        arrays = field_values(self, ("sequences", "rows", "positions", "sizes"))
+        return replace(self, in_order=False, **{name: array[some] for name, array in arrays.items()})
 
 
 def blocks(

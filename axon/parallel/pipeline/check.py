@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from axon.errors import UserError
+from axon.fields import field_values
 from axon.parallel.pipeline.chunks import PLACEMENTS
 from axon.parallel.pipeline.periodic import ages
 from axon.parallel.pipeline.replay import replay
@@ -40,8 +41,8 @@ def _check_arrays(table: Table) -> None:
             f"got {chunks.stages}, {chunks.virtual}, {table.microbatches}"
         )
     limits = {"action": len(Action), "microbatch": table.microbatches, "chunk": chunks.virtual}
-    for name, limit in limits.items():
-        array = getattr(table, name)
+    for name, array in field_values(table, limits).items():
+        limit = limits[name]
         if array.dtype.kind != "i" or array.ndim != 2 or array.shape != (len(table.action), chunks.stages):
             raise UserError(
                 f"the schedule's array {name!r} is {array.dtype} {list(array.shape)}; must be of integers, "

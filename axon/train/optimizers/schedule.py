@@ -1,7 +1,7 @@
 """Learning rates, as data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax import Array
 
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import field_values
 
 
 class Schedule(Protocol):
@@ -111,12 +112,11 @@ def _ending_at(floor: float, steps: int, fall: optax.Schedule) -> optax.Schedule
 
 def _check(schedule: Any) -> None:
     check_range(schedule, "[0, inf)", "peak", "warmup")
-    if hasattr(schedule, "floor"):
-        check_range(schedule, "[0, 1]", "floor")
 
 
 def _check_steps(schedule: Any, used: int) -> None:
     _check(schedule)
+    check_range(schedule, "[0, 1]", "floor")
     if schedule.steps <= used:
         name = type(schedule).__name__
         raise UserError(f"{name}.steps is {schedule.steps}, and warm-up and decay alone take {used}; raise steps")
@@ -135,8 +135,8 @@ def _schedules(config: Any) -> Iterator[Any]:
     if isinstance(config, AnySchedule):
         yield config
     elif is_dataclass(config):
-        for field in fields(config):
-            yield from _schedules(getattr(config, field.name))
+        for value in field_values(config).values():
+            yield from _schedules(value)
 
 
 def _notice(schedule: Any, steps: int) -> str:

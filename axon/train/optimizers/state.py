@@ -38,7 +38,7 @@ def _state(optimizer: Optimizer, parameters: Parameters) -> Any:
 
 def owner(path: Sequence[Any], parameters: Parameters) -> str | None:
     """The parameter that a leaf of the state is of, by its key path in the tree; None for what all parameters share."""
-    return next((key.key for key in path if getattr(key, "key", None) in parameters), None)
+    return next((key.key for key in path if isinstance(key, jax.tree_util.DictKey) and key.key in parameters), None)
 
 
 def _spec(path: Sequence[Any], leaf: Any, logical: Any, parameters: Parameters) -> ArraySpec:

@@ -1,0 +1,32 @@
+"""What the configuration of a model declares: of text, or of images."""
+
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class TextConfig(Protocol):
+    """A model of text; `vocab`: how many ids it has."""
+
+    vocab: int
+
+
+@runtime_checkable
+class PaddedConfig(TextConfig, Protocol):
+    """One whose embedding and head may be padded to a multiple of ids."""
+
+    vocab_multiple: int
+
+
+@runtime_checkable
+class ImageConfig(Protocol):
+    """A model of images: of height and width `image`, each `seq` positions, in one of `classes`."""
+
+    seq: int
+    image: int
+    channels: int
+    classes: int
+
+
+def vocab_of(model: object) -> int | None:
+    """How many ids a model of text has; None for one of images."""
+    return model.vocab if isinstance(model, TextConfig) else None

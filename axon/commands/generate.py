@@ -35,10 +35,10 @@ def generate(
     ] = None,
     tokens: Annotated[int, typer.Option(min=1, help="How many tokens to generate.")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="Divides the logits; 0 is greedy.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k likeliest tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample from the k most likely tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the smallest set with this probability.")] = None,
     min_p: Annotated[
-        float | None, typer.Option(help="Sample tokens with this fraction of the likeliest one's probability.")
+        float | None, typer.Option(help="Sample tokens with this fraction of the most likely one's probability.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
     weights: Weights = None,

@@ -21,7 +21,7 @@ class HeldOutLoss:
     Attributes:
         unit: what the loss is the mean over, see `axon.train.objective.Objective`. count: how many of them there were.
         bits_per_byte: of the text; None for images, and where not every token is predicted.
-        accuracy: the share of images whose likeliest class is theirs; None where the objective does not report it.
+        accuracy: the share of images whose most likely class is theirs; None where the objective does not report it.
     """
 
     loss: float

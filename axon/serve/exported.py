@@ -78,7 +78,7 @@ class DecoderOnly(Model):
         return {n: jnp.zeros(s["shape"], s["dtype"], device=self.device) for n, s in specs.items()}
 
     def generate(self, prompt, count):
-        """`count` likeliest ids after `prompt`, the same in each sequence of the batch."""
+        """`count` most likely ids after `prompt`, the same in each sequence of the batch."""
         length = self.manifest["length"]
         if not prompt or len(prompt) + count > length:
             raise ValueError(f"a prompt of {len(prompt)} ids and {count} more; expected 1 to {length} in all")
@@ -105,7 +105,7 @@ class EncoderDecoder(Model):
         return self._run["encode"](self.weights, tokens, -padding.astype(np.int32))
 
     def generate(self, prompt, count):
-        """The `count` likeliest ids of an answer to `prompt`, the same in each sequence of the batch."""
+        """The `count` most likely ids of an answer to `prompt`, the same in each sequence of the batch."""
         length, batch = self.manifest["length"], self.manifest["batch"]
         if not 1 <= len(prompt) <= length or not 1 <= count <= length:
             raise ValueError(f"a prompt of {len(prompt)} ids and {count} of an answer; expected 1 to {length} of each")
@@ -120,7 +120,7 @@ class EncoderDecoder(Model):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="The likeliest ids after a prompt of ids.")
+    parser = argparse.ArgumentParser(description="The most likely ids after a prompt of ids.")
     parser.add_argument("prompt", type=int, nargs="+")
     parser.add_argument("--tokens", type=int, default=8)
     arguments = parser.parse_args()

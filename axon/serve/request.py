@@ -27,13 +27,13 @@ class Sampling:
 
     Args:
         tokens: how many to generate, at most. temperature: divides the logits; 0 is greedy. top_k: sample from the
-            k likeliest only. top_p: of these, sample from the smallest set with this fraction of their probability
-            (arXiv:1904.09751). min_p: sample only tokens with at least this fraction of the likeliest token's
+            k most likely only. top_p: of these, sample from the smallest set with this fraction of their probability
+            (arXiv:1904.09751). min_p: sample only tokens with at least this fraction of the most likely token's
             probability (arXiv:2407.01082). seed: of the samples; a request's are the same whatever runs beside it.
         repetition_penalty: divides the positive logits of the tokens that prompt and text have had, and multiplies the
             negative ones (arXiv:1909.05858). presence_penalty, frequency_penalty: what is subtracted from the logit
             of a token that the text has had, once and each time. logit_bias: id → what is added to its logit.
-        logprobs: of the token drawn and of so many likeliest the log-probabilities, in nats, of the distribution that
+        logprobs: of the token drawn and of so many most likely the log-probabilities, in nats, of the distribution that
             the model gives: before the temperature, penalties and filters. None: none.
         stop: texts at the first of which generation ends, and which are left out. stop_ids: ids, likewise.
         min_tokens: so many tokens are drawn before an id or a stop text may end the text. ignore_eos: the tokenizer's
@@ -151,7 +151,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """In nats, of a token and of the likeliest ones in its place, the likeliest first."""
+    """In nats, of a token and of the most likely ones in its place, the most likely first."""
 
     token: int
     logprob: float

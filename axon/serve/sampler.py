@@ -61,7 +61,7 @@ class SampleOutput:
     Args:
         ids: int32 `rows`. valid: `rows`, False where the logits have a NaN or allow no token: the id means nothing.
         logprobs: float32 `rows`, of `ids`. given: float32 `rows`, of the rows' `given`.
-        top_ids, top_logprobs: `rows likeliest`, the likeliest ids, the likeliest first, of those alike the first.
+        top_ids, top_logprobs: `rows top`, the most likely ids, the most likely first, of those alike the first.
     """
 
     ids: Any
@@ -77,7 +77,7 @@ def draw(logits: Array, draws: SampleParams) -> SampleOutput:
 
     A row's noise is of the key fold_in(key(seed), position). Its logits are changed in the order of vLLM: penalties,
     bias, mask, then temperature and filters as in `axon.kernels.sampling.sample`. At temperature 0 it takes the first
-    of the likeliest.
+    of the most likely.
     """
     whole = PartitionSpec()
     return axes.per_device(_draw, (whole, jax.tree.map(lambda _: whole, draws)), whole)(logits, draws)
@@ -130,7 +130,7 @@ def _bits(mask: Array, vocab: int) -> Array:
 
 
 def _logprobs(logits: Array, ids: Array, rules: Mapping[str, Array]) -> tuple[Array, ...]:
-    """Of the drawn tokens, the given and the likeliest; no work that no row asks for."""
+    """Of the drawn tokens, the given and the most likely; no work that no row asks for."""
     rows, most = len(logits), min(LIKELIEST, logits.shape[1])
     wanted, given = rules["logprobs"], rules["given"]
 
@@ -140,12 +140,12 @@ def _logprobs(logits: Array, ids: Array, rules: Mapping[str, Array]) -> tuple[Ar
     def measured() -> tuple[Array, ...]:
         normalizer = jax.nn.logsumexp(logits, axis=1)[:, None]
 
-        def likeliest() -> tuple[Array, Array]:
+        def top() -> tuple[Array, Array]:
             top, places = lax.top_k(logits, most)
             return places.astype(jnp.int32), top - normalizer
 
         two = jnp.take_along_axis(logits, jnp.stack([ids, jnp.maximum(given, 0)], axis=1), axis=1) - normalizer
-        return two[:, 0], two[:, 1], *lax.cond(jnp.any(wanted > 0), likeliest, none)
+        return two[:, 0], two[:, 1], *lax.cond(jnp.any(wanted > 0), top, none)
 
     zeros = jnp.zeros(rows)
     return lax.cond(jnp.any(wanted >= 0), measured, lambda: (zeros, zeros, *none()))

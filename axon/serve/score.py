@@ -23,7 +23,7 @@ SEQUENCES = 8
 
 @dataclass(frozen=True)
 class Score:
-    """Of a continuation: the sum of its tokens' log-probabilities in nats, and whether each was the likeliest."""
+    """Of a continuation: the sum of its tokens' log-probabilities in nats, and whether each was the most likely."""
 
     log_likelihood: float
     is_greedy: bool
@@ -70,7 +70,7 @@ class Scorer:
                 yield place, Score(-float(nll[row]), bool(taken[row]))
 
     def _score(self, parameters: Any, variables: Any, batch: dict[str, Array], greedy: bool) -> tuple[Array, Array]:
-        """Of each sequence the negative log-likelihood of the tokens that count, and whether all are the likeliest."""
+        """Of each sequence the negative log-likelihood of the tokens that count, and whether all are the top ones."""
         batch = {name: axes.shard(value, "batch seq") for name, value in batch.items()}
         model = self.runtime.bind(parameters, variables)
         hidden = self._forced.hidden(model, batch)
@@ -78,5 +78,5 @@ class Scorer:
         total, real = jnp.sum(nll * batch["weights"], axis=1), batch["weights"] > 0
         if not greedy:
             return total, jnp.zeros(total.shape, bool)
-        likeliest = jnp.argmax(axes.shard(model.output.logits(hidden), "batch seq vocab.whole"), axis=-1)
-        return total, jnp.all((likeliest == batch["targets"]) | ~real, axis=1)
+        top = jnp.argmax(axes.shard(model.output.logits(hidden), "batch seq vocab.whole"), axis=-1)
+        return total, jnp.all((top == batch["targets"]) | ~real, axis=1)

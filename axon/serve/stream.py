@@ -159,8 +159,8 @@ class Stream:
 
     def _logprob(self, drawn: SampleOutput, row: int, token: int, of: Sequence[float]) -> TokenLogprob:
         most = self.request.sampling.logprobs or 0
-        likeliest = zip(drawn.top_ids[row][:most].tolist(), drawn.top_logprobs[row][:most].tolist(), strict=True)
-        return TokenLogprob(token, float(of[row]), tuple(likeliest))
+        top = zip(drawn.top_ids[row][:most].tolist(), drawn.top_logprobs[row][:most].tolist(), strict=True)
+        return TokenLogprob(token, float(of[row]), tuple(top))
 
 
 def _bits_without(ids: frozenset[int], vocab: int) -> np.ndarray:

@@ -29,7 +29,7 @@ class Classifies(Protocol):
 @dataclass(frozen=True)
 class Classification(Objective):
     """The negative log-likelihood of an image's class, in nats; the metric `accuracy` is the share of images whose
-    likeliest class is theirs.
+    most likely class is theirs.
 
     Args:
         height, width, channels: of an image, as the model's.

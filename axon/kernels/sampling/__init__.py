@@ -36,14 +36,15 @@ def sample(
         logits: `batch vocab`, the whole vocabulary; read as float32. A token of −inf is never drawn.
         keys: `batch`, one JAX key a request. A request's draw is that of its key: it depends neither on the row that
             the request is in, nor on the other rows.
-        temperature: `batch`, divides the logits; at 0 the first of the likeliest tokens is taken.
-        top_k: `batch`, integers: keep the k likeliest tokens. Below 1, or as large as the vocabulary: all.
-        top_p: `batch`: of these, keep the likeliest, as few as have this fraction of their probability (nucleus
+        temperature: `batch`, divides the logits; at 0 the first of the most likely tokens is taken.
+        top_k: `batch`, integers: keep the k most likely tokens. Below 1, or as large as the vocabulary: all.
+        top_p: `batch`: of these, keep the most likely, as few as have this fraction of their probability (nucleus
             sampling, Holtzman et al., arXiv:1904.09751). From 1 on: all.
-        min_p: `batch`: keep those with at least this fraction of the likeliest token's probability (Nguyen et al.,
+        min_p: `batch`: keep those with at least this fraction of the most likely token's probability (Nguyen et al.,
             arXiv:2407.01082). 0: all.
 
-    Tokens of the same logit are kept or dropped together, so top-k may keep more than k. The likeliest is always kept.
+    Tokens of the same logit are kept or dropped together, so top-k may keep more than k.
+    The most likely is always kept.
 
     Returns: `batch` ids, int32. Raises `UserError` where the shapes do not fit each other.
     """

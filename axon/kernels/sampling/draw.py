@@ -20,10 +20,10 @@ def draw(logits: Array, least: Array, keys: Array, rules: Rules) -> Array:
         scores = jnp.where(logits >= least[:, None], scaled + gumbel(bits), -jnp.inf)
         return jnp.argmax(jnp.where(rules.temperature[:, None] < GREEDY, logits, scores), axis=1).astype(jnp.int32)
 
-    def likeliest():
+    def top():
         return jnp.argmax(logits, axis=1).astype(jnp.int32)
 
-    return lax.cond(jnp.any(rules.temperature >= GREEDY), drawn, likeliest)
+    return lax.cond(jnp.any(rules.temperature >= GREEDY), drawn, top)
 
 
 def gumbel(bits: Array) -> Array:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array
 
 GREEDY = float(jnp.finfo(jnp.float32).tiny)
-"""Temperatures below take the likeliest token: a TPU, or a CPU in XLA's hands, may count them as 0."""
+"""Temperatures below take the most likely token: a TPU, or a CPU in XLA's hands, may count them as 0."""
 
 
 class Rules(NamedTuple):
@@ -28,7 +28,7 @@ class Rules(NamedTuple):
         top_k = jnp.zeros(batch, jnp.int32) if top_k is None else top_k
         top_p = jnp.ones(batch) if top_p is None else top_p
         min_p = jnp.zeros(batch) if min_p is None else min_p
-        greedy = temperature < GREEDY  # what takes the likeliest token needs no search
+        greedy = temperature < GREEDY  # what takes the most likely token needs no search
         return Rules(
             temperature.astype(jnp.float32),
             jnp.where(greedy | (top_k < 1) | (top_k > vocab), vocab, top_k).astype(jnp.int32),
@@ -39,7 +39,7 @@ class Rules(NamedTuple):
 
     @property
     def divisor(self) -> Array:
-        """The temperature, 1 where the likeliest token is taken."""
+        """The temperature, 1 where the most likely token is taken."""
         return jnp.where(self.temperature < GREEDY, 1, self.temperature)
 
     def powers(self, logits: Array) -> Array:

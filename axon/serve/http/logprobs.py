@@ -106,7 +106,7 @@ class CompletionLogprobs:
         return self._texts.take_special(name) if is_named else self._texts.take(token, is_last)
 
     def _others(self, one: TokenLogprob, is_last: bool) -> dict[str, float]:
-        """The likeliest but the token itself, whose text is no other's: one that reads the same, or is no whole
+        """The most likely but the token itself, whose text is no other's: one that reads the same, or is no whole
         character, goes by its id, and a special one by its name."""
         found: dict[str, float] = {}
         for token, logprob in one.top:

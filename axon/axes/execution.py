@@ -1,7 +1,7 @@
 """How a program is carried out: all that changes a result by no more than rounding."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,15 +127,15 @@ def _check_policies(remat: RematByKind) -> None:
         raise UserError(
             "Execution.remat = {} names nothing: write 'none' to recompute nothing, or 'full' to recompute all"
         )
+    known = (*POLICIES, *ACTIONS) if isinstance(remat, Mapping) else POLICIES
     for policy in policies(remat):
-        _check_policy(policy)
+        _check_policy(policy, known)
 
 
-def _check_policy(policy: Remat) -> None:
+def _check_policy(policy: Remat, known: Collection[str]) -> None:
     if isinstance(policy, str) and policy not in POLICIES:
         raise UserError(
-            f"Execution.remat: unknown remat policy {policy!r}.{suggest(policy, (*POLICIES, *ACTIONS))} Or "
-            "give a tuple of names"
+            f"Execution.remat: unknown remat policy {policy!r}.{suggest(policy, known)} Or give a tuple of names"
         )
     if not isinstance(policy, Mapping):
         return

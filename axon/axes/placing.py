@@ -31,7 +31,7 @@ def reshard(x: Array, spec: PartitionSpec) -> Array:
         return lax.with_sharding_constraint(x, spec)
     scope, spec = current(), of_rank(spec, x.ndim)
     if scope and scope.placement.platform == "tpu" and jax.typeof(x).sharding.spec.unreduced:
-        x = scatter_sum(x, spec, scope.placement.chip)
+        x = scatter_sum(x, spec, scope.placement.splits_tiled_scatters)
     x = gather_in_stages(x, spec, scope.placement.torus_ring_size) if scope else x
     return x if jax.typeof(x).sharding.spec == spec else jax.sharding.reshard(x, spec)
 

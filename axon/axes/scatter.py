@@ -5,31 +5,26 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon.axes.specs import extra_axes
-from axon.chips import V5E
-
-BY_KEPT_DIMENSION = V5E.kinds
-"""XLA for this chip takes a reduce-scatter apart, to overlap it with the product before it, if it is by a dimension of
-which each device keeps a part. XLA for v5p makes an all-reduce and a slice of some such ones (of a head with 128,256 or
-32,000 columns; of most weights over 2,048 of 4,096 devices), but of no matrix by a dimension of its own, of as many as
-there are devices. Stacks of matrices, as experts are, it copies for that (libtpu 0.0.50.1)."""
 
 
-def scatter_sum(x: Array, spec: PartitionSpec, chip: str) -> Array:
+def scatter_sum(x: Array, spec: PartitionSpec, tiled: bool) -> Array:
     """`x`, a partial sum on an Explicit mesh, summed over those mesh axes by which `spec` splits it further.
 
     What else `spec` asks for is left to whoever moves the result on; `x` itself comes back where `spec` only splits
     it over mesh axes over which it is not unreduced.
 
     The reduce-scatter is written out: a `reshard` becomes an all-reduce and a slice, which the TPU's compiler does
-    not take apart and overlap with the product that makes `x` (see `axon.chips`). `chip`: the mesh's
-    `jax.Device.device_kind`, by which it is written.
+    not take apart and overlap with the product that makes `x` (see `axon.chips`). `tiled`: by a dimension of which each
+    device keeps a part; else a matrix is scattered by a dimension of its own, of as many as there are devices: of
+    others XLA for v5p makes an all-reduce and a slice where they are large (a head with 128,256 or 32,000 columns; most
+    weights over 2,048 of 4,096 devices). Stacks of matrices, as experts are, it would copy for that (libtpu 0.0.50.1).
     """
     current = jax.typeof(x).sharding.spec
     parts = [extra_axes(old, new) for old, new in zip(current.partitions, spec.partitions, strict=True)]
     summed = {axis for axes in parts for axis in axes or ()}
     if None in parts or not summed or not summed <= current.unreduced:
         return x
-    scattered = _untiled if x.ndim == 2 and chip not in BY_KEPT_DIMENSION else _tiled
+    scattered = _tiled if tiled or x.ndim != 2 else _untiled
 
     def local(part):
         for dimension, axes in enumerate(parts):

@@ -20,6 +20,7 @@ class _Listener:
     explicit = False
     platform = "cpu"
     chip = ""
+    splits_tiled_scatters = False
     has_host_memory = True
     overlap: Names = ()
     ring: Names = ()

@@ -1,6 +1,9 @@
 """Chips: one value each, all that is known of it in one place. What is not known of a chip is said, never guessed."""
 
+import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 from axon.chips.chip import Chip, Option
@@ -18,6 +21,7 @@ __all__ = [
     "Chip",
     "Option",
     "chip_of",
+    "chips",
     "known",
     "part",
     "xla_options",
@@ -29,18 +33,45 @@ CHIPS: Mapping[str, Chip] = {chip.name: chip for chip in (*TPUS, *GPUS)}
 KERNEL_CHIPS: Mapping[str, Chip] = {name: CHIPS[name] for name in ("v5e", "v5p", "v6e", "tpu7x")}
 """The TPUs that every kernel is compiled for, and its bundles recorded."""
 
-_BY_KIND = {kind: chip for chip in CHIPS.values() for kind in chip.kinds}
+OWN = "CHIPS"
+"""What a module of a person's own calls its chips, a tuple."""
+
+ENTRY_POINTS = "axon.chips"
+"""The group of entry points by which an installed package names modules that have chips."""
+
+
+def chips() -> Mapping[str, Chip]:
+    """Name → chip: those here, those of modules that installed packages name, and of those that are imported, as a
+    person's own by a config file, which come before the others."""
+    return _chips(len(sys.modules))
 
 
 def chip_of(kind: str) -> Chip | None:
     """The chip that `jax.Device.device_kind` calls `kind`; None where it is not known."""
-    return _BY_KIND.get(kind)
+    return next((chip for chip in reversed([*chips().values()]) if kind in chip.kinds), None)
+
+
+@cache
+def _chips(modules: int) -> Mapping[str, Chip]:
+    """`modules`: how many are imported; more may have chips."""
+    imported = [module for module in sys.modules.copy().values() if module is not None]
+    found = (vars(module).get(OWN) for module in (*_installed(), *imported))
+    own = [chip for chips in found if isinstance(chips, tuple) for chip in chips if isinstance(chip, Chip)]
+    return {**CHIPS, **{chip.name: chip for chip in own}}
+
+
+@cache
+def _installed() -> tuple[Any, ...]:
+    return tuple(one.load() for one in entry_points(group=ENTRY_POINTS))
 
 
 def known(kind: str) -> Chip:
     """`chip_of`, where the chip is needed. Raises `UserError` for one that is not known."""
     if (chip := chip_of(kind)) is None:
-        raise UserError(f"nothing is known of the chip {kind!r}: add its value to axon/chips, with where it is from")
+        raise UserError(
+            f"nothing is known of the chip {kind!r}: add its value to axon/chips, with where it is from, or to {OWN} "
+            "of a module that the config file imports"
+        )
     return chip
 
 

@@ -25,6 +25,8 @@ class Chip:
         torus: how many dimensions the links between chips have; 0 where they are no torus.
         topology: the smallest that has it, to compile for one of its devices; empty where none can be described.
         target: of a GPU, XLA's `GpuTargetConfig` as text.
+        splits_tiled_scatters: whether its compiler takes a reduce-scatter by a dimension of which each device keeps a
+            part apart, and overlaps it with the product before it.
         options: of XLA, with which `axon.runtime` compiles; none where none have been measured.
     """
 
@@ -38,6 +40,7 @@ class Chip:
     torus: int = 0
     topology: str = ""
     target: str = ""
+    splits_tiled_scatters: bool = False
     options: tuple[Option, ...] = ()
 
     @property

@@ -1,8 +1,8 @@
 """GPUs, a value each.
 
-Sources: of peaks NVIDIA's data sheet of each product, its figures "with sparsity" halved. Of memory and bandwidth XLA's
-own description of the device (`xla/backends/gpu/target_config/specs`), which says what a program can have; where it has
-none, the data sheet, whose GB are 10^9 bytes.
+Sources: of peaks the maker's data sheet of each product, its figures "with sparsity" halved. Of memory and bandwidth
+XLA's own description of the device (`xla/backends/gpu/target_config/specs`), which says what a program can have; where
+it has none, the data sheet, whose GB are 10^9 bytes.
 """
 
 from axon.chips.chip import Chip
@@ -55,4 +55,5 @@ GPUS = (
     _on_sheet("gh200", "NVIDIA GH200 480GB", 989.4e12, 96e9, 4e12),
     _on_sheet("b200", "NVIDIA B200", 2250e12, 191514411008, 7.67232e12),
     _on_sheet("gb200", "NVIDIA GB200", 2500e12, 197897748480, 7.928064e12),
+    _on_sheet("mi300x", "AMD Instinct MI300X", 1307.4e12, 192 * 2**30, 5.3e12),
 )

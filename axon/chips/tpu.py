@@ -42,6 +42,7 @@ V5E = Chip(
     clock=1.5e9,
     torus=2,
     topology="v5e:2x2",
+    splits_tiled_scatters=True,
     options=(
         Option(
             "xla_tpu_scoped_vmem_limit_kib",

@@ -80,6 +80,12 @@ class Placement:
         return str(self.devices[0].device_kind) if self.devices else ""
 
     @property
+    def splits_tiled_scatters(self) -> bool:
+        """As of `axon.chips.Chip`; False for a chip that is not known."""
+        chip = chip_of(self.chip)
+        return chip is not None and chip.splits_tiled_scatters
+
+    @property
     def devices(self) -> list[Any]:
         """The mesh's devices, in its order; none on an abstract mesh."""
         return list(self.mesh.devices.flat) if isinstance(self.mesh, Mesh) else []

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from axon.chips import CHIPS, known, part
+from axon.chips import chips, known, part
 from axon.errors import UserError, suggest
 
 LIBTPU = {
@@ -37,7 +37,7 @@ def devices(name: str) -> list[Any]:
     Raises `UserError` for a name that does not exist, or where the compiler is not installed.
     """
     kind, _, shape = name.partition(":")
-    targets = {chip.name: chip.target for chip in CHIPS.values() if chip.topology}
+    targets = {chip.name: chip.target for chip in chips().values() if chip.topology}
     if kind not in targets:
         raise UserError(f"topology {name!r} (--on): no chip is called {kind!r}.{suggest(kind, targets)}")
     return _gpus(name, targets[kind], shape) if targets[kind] else _tpus(name)

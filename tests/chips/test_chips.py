@@ -1,5 +1,6 @@
 """Chips as values: each of them whole, what is not known said, and options that their compilers know."""
 
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -8,9 +9,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon.chips import CHIPS, GPUS, TPUS, V5E, chip_of, known, part, xla_options
+from axon.config import load
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.observe.mfu import peak
+from axon.plan.report import compile_step
 from axon.plan.topology import device_memory, devices
+from axon.train.optimizers import SGD, Constant
+from axon.train.step import Program
 
 
 def device(kind, platform="tpu", **more):
@@ -72,3 +78,38 @@ def test_a_described_gpu_is_called_as_a_real_one_and_programs_compile_for_it(chi
     stored = NamedSharding(placement.mesh, PartitionSpec("data"))
     array = jax.ShapeDtypeStruct((64, 128), jnp.float32, sharding=stored)
     assert jax.jit(jnp.sin).lower(array).compile() is not None
+
+
+OWN = """
+from dataclasses import replace
+
+from axon.chips import CHIPS as KNOWN, Option
+
+H100, = KNOWN["h100"].kinds
+CHIPS = (
+    replace(
+        KNOWN["h100"], name="mine", kinds=("NVIDIA Mine",), peak=1e15, topology="mine:1",
+        target=KNOWN["h100"].target.replace(H100, "NVIDIA Mine"),
+        options=(Option("xla_gpu_enable_latency_hiding_scheduler", True, "to try", "not measured"),),
+    ),
+)
+"""
+
+
+def test_a_chip_of_ones_own_is_one_entry_for_which_programs_compile(tmp_path, monkeypatch, request):
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
+    with pytest.raises(UserError, match="no chip is called 'mine'"):
+        devices("mine:2")
+    (tmp_path / "my_chip.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    request.addfinalizer(lambda: sys.modules.pop("my_chip", None))
+    (tmp_path / "run.gin").write_text(
+        "import my_chip\nfrom models.llama import Llama\nServe.model = @Llama()\nLlama.vocab = 64\nLlama.embed = 64\n"
+        "Llama.layers = 1\nLlama.heads = 2\nLlama.kv_heads = 2\nLlama.mlp = 64\n"
+    )
+    tree, own = load(tmp_path / "run.gin", root="Serve").tree, devices("mine:2")
+    made = Program(tree.model, Layout({"data": 2}), SGD(Constant(0.1)), batch=2, seq=8, devices=own)
+    report, _ = compile_step(made, "mine:2")
+    assert report.options == {"xla_gpu_enable_latency_hiding_scheduler": True}
+    assert report.memory["available"] == device_memory(own[0]) == CHIPS["h100"].memory
+    assert peak(own).flops == 2e15

@@ -13,6 +13,7 @@ Data.seq = 16
 Data.batch = 8
 """  # five lines: what a test adds begins at line 6
 
+MOVED = "How a run is carried out is said by Execution"
 CASES = {
     "unknown name": ("Layuot.zero = 1", "6: Layuot.zero: unknown name 'Layuot'. Did you mean 'Layout'?"),
     "no name like it": ("Zyx.zero = 1", "6: Zyx.zero: unknown name 'Zyx'. Import it above: from MODULE import Zyx"),
@@ -20,6 +21,8 @@ CASES = {
     "unknown reference": ("Train.layout = @Layuot()", "6: Train.layout: unknown name 'Layuot'. Did you mean"),
     "unknown field": ("Layout.msh = {}", "6: Layout.msh: Layout has no field 'msh'. Did you mean 'mesh'?"),
     "field in a block": ("Layout:\n  zero = 1\n  atuo = True", "8: Layout.atuo: Layout has no field 'atuo'."),
+    "moved from a model": ("Net.margin = 2.0", f"6: Net.margin: Net has no field 'margin'. {MOVED}.capacity_factor"),
+    "moved from Layout": ("Layout.host = ()", f"6: Layout.host: Layout has no field 'host'. {MOVED}.host"),
     "property": ("Cosine.end = 0.1", "6: Cosine.end: Cosine has no field 'end'. Always 0."),
     "path of fields": ("Train.model.layers = 3", "6: Train.model.layers: unknown name 'Train.model'."),
     "bool for int": ("Train.steps = True", "6: Train.steps: expected int, got True."),

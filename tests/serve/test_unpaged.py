@@ -130,7 +130,7 @@ def test_what_is_asked_of_draws_is_followed(answering, rng):
     texts = [written(answering, prompt, Sampling(20, 5.0, seed=s))[0] for s in (seed, seed, seed % 2**32, seed + 1)]
     assert texts[0] == texts[1]
     assert len({tuple(text) for text in texts}) == 3
-    fresh, _ = written(answering, prompt, Sampling(20, temperature=0, repetition_penalty=1e9, logit_bias={3: -100}))
+    fresh, _ = written(answering, prompt, Sampling(20, temperature=0, repetition_penalty=1e6, logit_bias={3: -100}))
     assert len({*fresh, 3}) == 21
     ids, last = written(answering, prompt, Sampling(10, temperature=0, stop_ids=(greedy[2],)))
     assert ids == greedy[: greedy.index(greedy[2]) + 1]

@@ -6,6 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from axon.axes import Execution
+from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.precision import Precision
 from axon.run.tree import Model
@@ -34,6 +35,12 @@ class Serve:
     capacity: Capacity = Capacity()
     draft: Literal["mtp"] | None = None
     execution: Execution = Execution()
+
+    def __post_init__(self):
+        if tiers := self.execution.composition:
+            raise UserError(
+                f"Serve.execution: {tiers[0].name} is of training alone, and serving has no such tier; leave it out"
+            )
 
 
 def serving_program(serve: Serve, placement: Placement | None = None) -> ServingProgram:

@@ -6,6 +6,7 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import Execution, Layout
+from axon.run import Serve
 from axon.runtime import Runtime
 from models.bert import Bert
 from models.llama import Llama
@@ -51,6 +52,12 @@ def test_what_no_run_can_be_is_refused(fields, message):
 def test_what_this_model_cannot_be_is_refused_before_anything_is_traced(fields, message):
     with pytest.raises(UserError, match=re.escape(f"Execution.{message}")):
         Runtime(LLAMA, Layout({"data": 1}), execution=Execution(**fields))
+
+
+@pytest.mark.parametrize("fields", [{"host": ("params",)}, {"disk": {"optimizer": "scratch"}}], ids=str)
+def test_tiers_of_training_are_refused_in_serving(fields):
+    with pytest.raises(UserError, match=rf"Execution\.{next(iter(fields))} = .* is of training alone"):
+        Serve(LLAMA, execution=Execution(**fields))
 
 
 def test_options_of_the_compiler_are_over_the_chips():

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -51,9 +52,16 @@ def launch(
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
         compiler_params=plgpu.CompilerParams(approx_math=approx_math, lowering_semantics=plgpu.LoweringSemantics.Lane),
-        cost_estimate=pl.CostEstimate(flops=cost.flops, bytes_accessed=cost.bytes, transcendentals=0),
         interpret=interpret,
+        **estimate(cost),
     )
+
+
+def estimate(cost: Cost) -> dict[str, Any]:
+    """A cost as an argument of `plgpu.kernel` that tells XLA; jax 0.11 has none, and counts no FLOPs of a kernel."""
+    if jax.__version_info__ < (0, 12):
+        return {}
+    return {"cost_estimate": pl.CostEstimate(flops=cost.flops, bytes_accessed=cost.bytes, transcendentals=0)}
 
 
 def specialise(

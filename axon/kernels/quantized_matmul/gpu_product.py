@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axon.kernels.case import Cost
 from axon.kernels.quantized_matmul.gpu_support import PIECE, STEP
-from axon.kernels.warpgroups import CONSUMERS, ROWS, free_barriers, full_barriers, release, specialise, stream
+from axon.kernels.warpgroups import CONSUMERS, ROWS, free_barriers, full_barriers, launch, release, specialise, stream
 from axon.kernels.wgmma import COLUMN, ROW, along_columns, along_rows, multiply, shared, sum_dtype, zeros
 
 NEIGHBOURS = 8
@@ -93,23 +93,11 @@ class Product:
     def run(self, operands: Operands) -> Array:
         """`rows out`."""
 
-        def axon_quantized_matmul(*refs):
-            self.block(*refs)
-
         rows, columns = self.tiles(operands)
-        call = plgpu.kernel(
-            axon_quantized_matmul,
-            out_type=jax.ShapeDtypeStruct((operands.x.shape[0] * ROWS, operands.w.shape[0] * PIECE), self.dtype),
-            scratch_types=(self.buffers(operands.x.dtype),),
-            grid=(min(self.blocks, rows * columns),),
-            grid_names=("block",),
-            num_threads=CONSUMERS + 1,
-            thread_name="warpgroup",
-            compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane),
-            cost_estimate=pl.CostEstimate(flops=self.cost.flops, bytes_accessed=self.cost.bytes, transcendentals=0),
-            interpret=self.interpret,
-        )
-        return call(operands)
+        out_type = jax.ShapeDtypeStruct((operands.x.shape[0] * ROWS, operands.w.shape[0] * PIECE), self.dtype)
+        grid = {"block": min(self.blocks, rows * columns)}
+        buffers = self.buffers(operands.x.dtype)
+        return launch("axon_quantized_matmul", self.block, out_type, buffers, grid, self.cost, self.interpret)(operands)
 
     def tiles(self, operands: Operands) -> tuple[int, int]:
         """How many of rows and of columns."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from axon.axes import ArraySpec, shard
+from axon.axes import shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import field_values
@@ -34,6 +34,7 @@ from axon.nn import (
     check_activation,
     gated,
 )
+from axon.nn.cache import CacheSpec
 from axon.nn.flops import paths_in
 from axon.nn.hugging_face import (
     EPS,
@@ -261,7 +262,7 @@ class Block(nnx.Module):
         mlp = self.mlp if self.gated else self.relu_mlp
         return x + self.dropouts["mlp"](mlp(self.mlp_norm(x, RESIDUAL)), inputs), new, Auxiliary()
 
-    def cache_specs(self, batch: int, length: int) -> dict[str, ArraySpec]:
+    def cache_specs(self, batch: int, length: int) -> dict[str, CacheSpec]:
         return self.attention.cache_specs(batch, length)
 
 

@@ -3,6 +3,7 @@
 from axon.nn.activations import ACTIVATIONS, ClampedSwiGLU, check_activation, exact_gelu, gated, geglu, gelu, swiglu
 from axon.nn.attention import Attention
 from axon.nn.auxiliary import Auxiliary
+from axon.nn.cache import CacheSpec
 from axon.nn.cross_attention import CrossAttention
 from axon.nn.depth import Depth, Segment
 from axon.nn.dropout import Dropout
@@ -40,12 +41,14 @@ from axon.nn.rope_scaling import (
     YarnScaling,
 )
 from axon.nn.router import Routing
+from axon.nn.sequence_rows import SequenceRows
 
 __all__ = [
     "ACTIVATIONS",
     "MLP",
     "Attention",
     "Auxiliary",
+    "CacheSpec",
     "ClampedSwiGLU",
     "CrossAttention",
     "Depth",
@@ -73,6 +76,7 @@ __all__ = [
     "Rope",
     "Routing",
     "Segment",
+    "SequenceRows",
     "Variable",
     "YarnScaling",
     "check_activation",

@@ -9,10 +9,11 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from axon import axes
-from axon.axes import ArraySpec, add, einsum
+from axon.axes import add, einsum
 from axon.axes.specs import entries, num_shards
 from axon.kernels.attention import AttentionConfig, Mask, mean_keys
 from axon.nn.attend import attend
+from axon.nn.cache import CacheSpec
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
 from axon.nn.kv_cache import KVCache, PagedSizes, cached_attention, kv_cache_specs, paged_sizes
@@ -102,7 +103,7 @@ class Attention(nnx.Module):
         """The (rope, head_dim) whose angles it uses."""
         return () if self.rope is None else ((self.rope, self.head_dim),)
 
-    def cache_specs(self, batch: int, length: int) -> dict[str, ArraySpec]:
+    def cache_specs(self, batch: int, length: int) -> dict[str, CacheSpec]:
         """A cache of the keys and values of `length` tokens a sequence."""
         return kv_cache_specs(batch, length, self.kv_heads, self.head_dim)
 

@@ -6,8 +6,8 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from axon.axes import ArraySpec
 from axon.nn.auxiliary import Auxiliary
+from axon.nn.cache import CacheSpec
 from axon.nn.inputs import Inputs
 
 RESIDUAL = "batch seq.residual embed"
@@ -23,7 +23,7 @@ class Block(nnx.Module):
     remat_names = ("residual",)
     """The activations that can be kept by name for the backward: the stream after attention."""
 
-    def cache_specs(self, batch: int, length: int) -> dict[str, ArraySpec]:
+    def cache_specs(self, batch: int, length: int) -> dict[str, CacheSpec]:
         return self.attention.cache_specs(batch, length)
 
 

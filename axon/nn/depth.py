@@ -13,10 +13,10 @@ from axon import axes
 from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.nn.auxiliary import Auxiliary, over_layers
+from axon.nn.cache import CacheSpec, page_names, split_cache
 from axon.nn.capabilities import HasPages, Rotates
 from axon.nn.flops import forward_flops, is_trained, paths_in, training_flops
 from axon.nn.inputs import Inputs
-from axon.nn.kv_cache import joined, paged, stacked
 from axon.nn.mean_square import mean_square_taken, take_mean_square
 from axon.nn.norm import RMSNorm
 from axon.nn.remat import describe, remat_of, with_remat
@@ -126,17 +126,32 @@ class Depth(nnx.Module):
             auxiliaries |= own
         return x, over_layers(auxiliaries)
 
-    def cache_specs(self, batch: int, length: int) -> dict[str, dict[str, ArraySpec]]:
-        """Kind → what its blocks remember of `length` tokens a sequence.
+    def cache_specs(self, batch: int, length: int) -> dict[str, dict[str, CacheSpec]]:
+        """Kind → what its blocks remember of `length` tokens a sequence. Raises `UserError` for what is no `CacheSpec`.
 
         The layers are not split: what has a cache is outside of a pipeline, where every stage runs all of them.
         """
-        blocks: dict[str, Any] = self.blocks
         return {
-            kind: {name: _of_layers(spec, span.times) for name, spec in blocks[kind].cache_specs(batch, length).items()}
+            kind: {name: _of_layers(spec, span.times) for name, spec in self._cache_specs(kind, batch, length).items()}
             for span in self.spans
             for kind in span.kinds
         }
+
+    def _cache_specs(self, kind: str, batch: int, length: int) -> dict[str, CacheSpec]:
+        """One layer's."""
+        block: Any = self.blocks[kind]
+        specs = block.cache_specs(batch, length)
+        for name, spec in specs.items():
+            if not isinstance(spec, CacheSpec):
+                raise UserError(
+                    f"{type(block).__name__} ({written_at(type(block))}), the block of kind {kind!r}: {name!r} of its "
+                    f"cache_specs is of type {type(spec).__name__}; expected axon.nn.CacheSpec, with a cache_kind of "
+                    "'pages' or 'state'"
+                )
+        return specs
+
+    def _page_names(self, kind: str, has_cache: bool) -> frozenset[str]:
+        return page_names(self._cache_specs(kind, 1, 1)) if has_cache else frozenset()
 
     def cache(self, batch: int, length: int) -> dict[str, dict[str, Array]]:
         """An empty one, as `cache_specs` declares it."""
@@ -178,20 +193,25 @@ class Depth(nnx.Module):
         reads = cache is not None and axes.current() is not None and not on_stages()
         values = {kind: LayerValues(self.blocks[kind], reads) for kind in span.kinds}
         caches = {kind: None if cache is None else cache[kind] for kind in span.kinds}
-        parts = {kind: (values[kind].cut, stacked(caches[kind]), numbers[kind]) for kind in span.kinds}
+        paged = {kind: self._page_names(kind, cache is not None) for kind in span.kinds}
+        states, pages = {}, {}
+        for kind in span.kinds:
+            states[kind], pages[kind] = split_cache(caches[kind], paged[kind])
+        parts = {kind: (values[kind].cut, states[kind], numbers[kind]) for kind in span.kinds}
 
         def period(carry, part):
             (x, mean, pools), (place, parts), own, auxiliaries = carry, part, {}, {}
             for kind, layer in layers.items():
                 cut, mine, number = parts[kind]
                 weights = values[kind].of_layer(cut, place)
-                given = weights, joined(mine, pools[kind]), number, place, mean
+                given = weights, None if mine is None else {**mine, **pools[kind]}, number, place, mean
                 (x, mean), new, auxiliaries[kind] = layer(x, given)
-                pools, own[kind] = {**pools, kind: paged(new)}, stacked(new)
+                own[kind], pool = split_cache(new, paged[kind])
+                pools = {**pools, kind: pool}
             return (x, mean, pools), (own, auxiliaries)
 
         mean = take_mean_square(x) if self._hands_on(span, cache is not None) else None
-        carry = x, mean, {kind: paged(own) for kind, own in caches.items()}
+        carry = x, mean, pages
         each = None if cache is None else jnp.arange(times), parts
         run, each = (period, each) if present is None else (_if_present(period), (each, present))
         if on_stages():
@@ -200,7 +220,7 @@ class Depth(nnx.Module):
             (x, _, pools), (own, auxiliaries) = lax.scan(run, carry, each)
         else:
             (x, _, pools), (own, auxiliaries) = _unrolled_scan(run, carry, each, times)
-        return x, ({kind: joined(own[kind], pools[kind]) for kind in span.kinds}, auxiliaries)
+        return x, ({kind: {**(own[kind] or {}), **pools[kind]} for kind in span.kinds}, auxiliaries)
 
     def _from_stages(self, period: Callable[..., Any], carry: Any, parts: Any, times: int, in_scan: bool) -> Any:
         """The same outside of a pipeline, whose stages store the layers."""
@@ -282,7 +302,7 @@ def _spans(segments: tuple[Segment, ...]) -> tuple[_Span, ...]:
     return tuple(spans)
 
 
-def _of_layers(spec: ArraySpec, layers: int) -> ArraySpec:
+def _of_layers(spec: CacheSpec, layers: int) -> CacheSpec:
     """One layer's, for all that share it: along its own axis `_layers`, or stacked."""
     if "_layers" not in spec.axes:
         return replace(spec, axes=("_layers", *spec.axes), shape=(layers, *spec.shape))

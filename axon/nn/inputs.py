@@ -9,6 +9,7 @@ from jax import Array
 
 from axon.nn.kv_cache import PagedSizes, PagedStep, Ragged, paged_step
 from axon.nn.rope import Angles, Rope
+from axon.nn.sequence_rows import SequenceRows
 
 
 @jax.tree_util.register_dataclass
@@ -20,7 +21,8 @@ class Inputs:
         tokens: ids, `batch seq` int32. positions: place within the document, `batch seq` int32.
         documents: which document of the sequence, `batch seq` int32; None where sequences hold one each.
         start: index of the first token in the cache of keys and values; or whose the tokens are, where one row has
-            those of many sequences; None without a cache.
+            those of many sequences; None without a cache. count: how many tokens of each row are real, the first ones,
+            where those after them pad it to write to a cache; None: all.
         last: of each token the last position of its sequence, `batch seq` int32, where that is not the row's: by which
             LongRoPE chooses frequencies.
         key, sequences: the key from which dropout follows, and the number of each sequence in the global batch,
@@ -39,6 +41,7 @@ class Inputs:
     positions: Array
     documents: Array | None = None
     start: Array | Ragged | None = None
+    count: Array | None = None
     last: Array | None = None
     key: Array | None = None
     sequences: Array | None = None
@@ -57,6 +60,19 @@ class Inputs:
         if self.key is None and place is self.place:
             return self
         return replace(self, key=None if self.key is None else jax.random.fold_in(self.key, layer), place=place)
+
+    @property
+    def rows(self) -> SequenceRows:
+        """Whose the new tokens are, for a block that has a state of each sequence. Raises `ValueError` without `start`:
+        no cache has a state."""
+        if isinstance(self.start, Ragged):
+            counts = jnp.diff(self.start.bounds)
+            return SequenceRows(self.start.bounds[:-1], counts, (self.start.lens == counts) & (counts > 0))
+        if self.start is None:
+            raise ValueError("Inputs: a state needs Inputs.start, which says whether its sequence begins")
+        batch, seq = self.tokens.shape
+        counts = jnp.full(batch, seq if self.count is None else self.count, jnp.int32)
+        return SequenceRows(seq * jnp.arange(batch, dtype=jnp.int32), counts, jnp.full(batch, self.start == 0))
 
     def real_where(self, condition: Array | bool) -> "Inputs":
         """The same where `condition`, one for all, holds; else padding alone, if `documents` can say so."""

@@ -15,20 +15,17 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import ArraySpec
 from axon.axes.patterns import parse_names
 from axon.axes.specs import entries, num_shards
 from axon.kernels.attention import AttentionConfig, causal_window
 from axon.kernels.paged_attention import Cache, Tables, paged_attention, paged_attention_tables
+from axon.nn.cache import CacheSpec
 
 KVCache = dict[str, Array]
 """`key` and `value`, each `batch _layers pages kv_heads page_size head_dim`, and if they are quantised `key_scale` and
 `value_scale`, `batch _layers pages kv_heads page_size`; or, of latent attention, `latent`, `batch _layers pages
 page_size key_latent`. Of a decoder that attends to what an encoder read also `cross_key` and `cross_value`, each `batch
 kv_seq heads head_dim`, which are made once."""
-
-PAGED = ("key", "value", "key_scale", "value_scale", "latent")
-"""The arrays that all layers of a kind share; of any other each layer has its own, and they are stacked."""
 
 PAGE = 128
 """Tokens a page: on a TPU a row of lanes, along which the tokens of narrow heads and the scales of all lie."""
@@ -39,27 +36,13 @@ LATENT_PAGES = "batch _layers pages page_size key_latent.whole"
 QUERIES = "batch seq heads head_dim"
 
 
-def kv_cache_specs(batch: int, length: int, kv_heads: int, head_dim: int) -> dict[str, ArraySpec]:
+def kv_cache_specs(batch: int, length: int, kv_heads: int, head_dim: int) -> dict[str, CacheSpec]:
     """Room for `length` tokens of each sequence, in the compute dtype."""
     scope = axes.current()
     shape = (batch, 1, 1 + -(-length // PAGE), kv_heads, PAGE, head_dim)
-    spec = ArraySpec(parse_names(PAGES), shape, jnp.float32 if scope is None else scope.compute)
+    dtype = jnp.float32 if scope is None else scope.compute
+    spec = CacheSpec(parse_names(PAGES), shape, dtype, cache_kind="pages")
     return {"key": spec, "value": spec}
-
-
-def paged(cache: Any) -> dict[str, Array]:
-    """What all layers share of a kind's cache, which may be of any form, or None."""
-    return {name: cache[name] for name in PAGED if name in cache} if isinstance(cache, dict) else {}
-
-
-def stacked(cache: Any) -> Any:
-    """The rest of it."""
-    return {name: cache[name] for name in cache if name not in PAGED} if isinstance(cache, dict) else cache
-
-
-def joined(rest: Any, shared: dict[str, Array]) -> Any:
-    """A cache of its two parts."""
-    return {**rest, **shared} if isinstance(rest, dict) else rest
 
 
 def positions_of(cache: KVCache) -> int:
@@ -206,11 +189,12 @@ def _named(pages: Cache) -> KVCache:
     return {name: array for name, array in named.items() if array is not None}
 
 
-def latent_cache_specs(batch: int, length: int, width: int) -> dict[str, ArraySpec]:
+def latent_cache_specs(batch: int, length: int, width: int) -> dict[str, CacheSpec]:
     """Room for `length` latents of each sequence, of `width` numbers, in the compute dtype."""
     scope = axes.current()
     shape = (batch, 1, 1 + -(-length // PAGE), PAGE, width)
-    return {"latent": ArraySpec(parse_names(LATENT_PAGES), shape, jnp.float32 if scope is None else scope.compute)}
+    dtype = jnp.float32 if scope is None else scope.compute
+    return {"latent": CacheSpec(parse_names(LATENT_PAGES), shape, dtype, cache_kind="pages")}
 
 
 def cached_latent_attention(

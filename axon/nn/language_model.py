@@ -103,7 +103,7 @@ class LanguageModel(nnx.Module):
         batch, seq = tokens.shape
         start, cache = jnp.zeros((), jnp.int32), self.cache(batch, seq + room)
         positions = jnp.minimum(jnp.arange(seq, dtype=jnp.int32)[None], length - 1)
-        hidden, cache, _ = self.hidden(_cached_inputs(tokens, positions, start), cache)
+        hidden, cache, _ = self.hidden(_cached_inputs(tokens, positions, start, length), cache)
         return lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1), (cache, length)
 
     def advance(self, ids: Array, state: Any) -> tuple[Array, Any]:
@@ -142,7 +142,7 @@ class LanguageModel(nnx.Module):
         return {"layers": self.layers.flops(seq), "head": head, "mtp": mtp}
 
 
-def _cached_inputs(tokens: Array, positions: Array, start: Array) -> Inputs:
-    """Of `tokens[batch seq]` at `positions[1 seq]`, which a cache gets from `start` on."""
+def _cached_inputs(tokens: Array, positions: Array, start: Array, count: Array | None = None) -> Inputs:
+    """Of `tokens[batch seq]` at `positions[1 seq]`, which a cache gets from `start` on; `count` of them real."""
     positions = jnp.broadcast_to(positions, tokens.shape)
-    return Inputs(shard(tokens, "batch seq"), shard(positions, "batch seq"), start=start)
+    return Inputs(shard(tokens, "batch seq"), shard(positions, "batch seq"), start=start, count=count)

@@ -6,9 +6,10 @@ from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from axon.axes import ArraySpec, einsum, shard
+from axon.axes import einsum, shard
 from axon.kernels.attention import AttentionConfig, Mask, mean_keys
 from axon.nn.attend import attend
+from axon.nn.cache import CacheSpec
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
 from axon.nn.kv_cache import KVCache, PagedSizes, PagedStep, cached_latent_attention, latent_cache_specs, paged_sizes
@@ -95,7 +96,7 @@ class LatentAttention(nnx.Module):
         """The (rope, width) whose angles it uses."""
         return ((self.rope, self.dims["rope_dim"]),)
 
-    def cache_specs(self, batch: int, length: int) -> dict[str, ArraySpec]:
+    def cache_specs(self, batch: int, length: int) -> dict[str, CacheSpec]:
         """A cache of the latents of `length` tokens a sequence: kv_latent + rope_dim numbers each."""
         return latent_cache_specs(batch, length, self.dims["kv_latent"] + self.dims["rope_dim"])
 

@@ -8,9 +8,8 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import ArraySpec
 from axon.errors import UserError
-from axon.nn import LanguageModel
+from axon.nn import CacheSpec, LanguageModel
 from axon.serve.pages import PagePool
 from axon.serve.step import Step, StepInputs, logits_of, model_inputs, pool_specs, window_of
 
@@ -47,7 +46,7 @@ class MultiTokenStep:
         """How many programs there are."""
         return sum(program._cache_size() for program in (self.forward, self.mtp, self.guess))
 
-    def cache_specs(self, pools: Mapping[int | None, PagePool], dtype: Any = None) -> dict[str, ArraySpec]:
+    def cache_specs(self, pools: Mapping[int | None, PagePool], dtype: Any = None) -> dict[str, CacheSpec]:
         """Of the block's pages, as many as the layers have that see as far back: see `Step.cache_specs`."""
         with self.step.tracing():
             specs = self.step.runtime.module.mtp.block.cache_specs(1, 1)

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
+from axon.nn import CacheSpec
 from axon.runtime import Runtime
 from axon.serve.batch import Size
 from axon.serve.capacity import Capacity
@@ -50,12 +51,12 @@ class ServingProgram:
         return self.step.cache_specs(self.pools, self.capacity.cache_dtype)
 
     @cached_property
-    def block_cache(self) -> dict[str, ArraySpec]:
+    def block_cache(self) -> dict[str, CacheSpec]:
         """Of the multi-token block's own pages; empty where it does not guess."""
         return self.block.cache_specs(self.pools, self.capacity.cache_dtype) if self.block else {}
 
     @property
-    def caches(self) -> list[tuple[Mapping[str, ArraySpec], int | None]]:
+    def caches(self) -> list[tuple[Mapping[str, CacheSpec], int | None]]:
         """Of each kind of block, the multi-token one among them, the specs of its pages and the keys that it sees."""
         windows = windows_by_kind(self.runtime.module)
         own = [(specs, windows[kind]) for kind, specs in self.cache.items()]

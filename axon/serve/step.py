@@ -16,11 +16,11 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon import axes
-from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.kernels.attention import causal_window
 from axon.kernels.paged_attention.cache import quantised
 from axon.nn import Inputs, LanguageModel, Rope
+from axon.nn.cache import SCALE, CacheSpec
 from axon.nn.kv_cache import SCALES, Ragged
 from axon.runtime import Runtime
 from axon.serve.pages import PagePool
@@ -161,11 +161,11 @@ def model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, .
     return Inputs(tokens, positions, start=ragged, last=last)
 
 
-def pool_specs(specs: Mapping[str, ArraySpec], pool: PagePool, dtype: Any) -> dict[str, ArraySpec]:
+def pool_specs(specs: Mapping[str, CacheSpec], pool: PagePool, dtype: Any) -> dict[str, CacheSpec]:
     """A block's cache with as many pages, and tokens a page, as a pool has."""
     found, sizes = {}, {"pages": pool.count, "page_size": pool.size}
     for name, spec in specs.items():
-        if "pages" not in spec.axes:
+        if spec.cache_kind != "pages":
             raise UserError(
                 f"this model remembers {name!r} as {' '.join(spec.axes[1:])}, which is not in pages: the engine cannot "
                 "serve it"
@@ -178,7 +178,7 @@ def pool_specs(specs: Mapping[str, ArraySpec], pool: PagePool, dtype: Any) -> di
                     f"a cache of {jnp.dtype(dtype).name} is for keys and values, and this model's has {name}s"
                 )
             scales = replace(spec, axes=tuple(SCALES.split()), shape=shape[:-1], dtype=jnp.float32)
-            found[f"{name}_scale"] = scales
+            found[SCALE.format(name)] = scales
     return found
 
 
@@ -188,7 +188,7 @@ def keeps_pages(runtime: Runtime) -> bool:
         return False
     with runtime.tracing():
         kinds = runtime.module.layers.cache_specs(1, 1).values()
-    return all("pages" in spec.axes for specs in kinds for spec in specs.values())
+    return all(spec.cache_kind == "pages" for specs in kinds for spec in specs.values())
 
 
 def windows_by_kind(module: Any) -> dict[str, int | None]:

@@ -12,10 +12,10 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from axon import axes
-from axon.axes import ArraySpec, einsum, shard
+from axon.axes import einsum, shard
 from axon.errors import UserError
 from axon.kernels.attention import Causal
-from axon.nn import Attention, Auxiliary, Depth, Dropout, Inputs, Param, Rope, Segment
+from axon.nn import Attention, Auxiliary, CacheSpec, Depth, Dropout, Inputs, Param, Rope, Segment
 from axon.runtime.execution import check_execution
 from models.gpt2 import GPT2
 from models.llama import Llama
@@ -40,7 +40,7 @@ class Block(nnx.Module):
         return x, cache, Auxiliary({"size": jnp.sum(h**2)}, {"load/bias": jnp.sum(h, axis=(0, 1))})
 
     def cache_specs(self, batch, length):
-        return {"count": ArraySpec(("batch",), (batch,))}
+        return {"count": CacheSpec(("batch",), (batch,), cache_kind="state")}
 
 
 def plain_depth(rate=0.0):
@@ -179,7 +179,10 @@ def test_no_two_layers_drop_the_same_elements(seed, executed):
             self.scale, self.dropout = Param("embed", {"embed": 8}), Dropout(0.5, "here")
 
         def __call__(self, x, inputs, cache=None):
-            return x, self.dropout(jnp.ones((2, 4, 8)), inputs), Auxiliary()
+            return x, {"dropped": self.dropout(jnp.ones((2, 4, 8)), inputs)}, Auxiliary()
+
+        def cache_specs(self, batch, length):
+            return {"dropped": CacheSpec(("batch",), (batch,), cache_kind="state")}
 
     depth = Depth(Segment(2, one=Drop(), other=Drop()))
     values = {kind: {"scale": jnp.ones((2, 8))} for kind in depth.blocks}
@@ -187,9 +190,9 @@ def test_no_two_layers_drop_the_same_elements(seed, executed):
     inputs = Inputs(ids, ids, key=jax.random.key(seed), sequences=jnp.arange(2, dtype=jnp.int32))
     with executed(unroll=False):
         _, dropped, _ = nnx.merge(nnx.graphdef(depth), values)(
-            jnp.ones(()), inputs, {"one": jnp.zeros(2), "other": jnp.zeros(2)}
+            jnp.ones(()), inputs, {kind: {"dropped": jnp.zeros(2)} for kind in depth.blocks}
         )
-    masks = np.concatenate([dropped["one"], dropped["other"]]).reshape(4, -1)
+    masks = np.concatenate([dropped[kind]["dropped"] for kind in depth.blocks]).reshape(4, -1)
     assert len(np.unique(masks, axis=0)) == 4
 
 

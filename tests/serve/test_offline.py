@@ -5,14 +5,13 @@ import math
 from itertools import islice
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_engine import TIGHT
 
-from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel, tensor_3d
+from axon.nn import CacheSpec
 from axon.runtime import Runtime, nested
 from axon.serve import Capacity, Engine, Finish, Request, Sampling, answers, offline
 from axon.serve.offline import capacity_for, write
@@ -164,7 +163,7 @@ def unpaged(cache_specs):
     """`cache_specs` of blocks that remember a state, too."""
 
     def specs(self, batch, length):
-        state = ArraySpec(("_layers", "batch", "mlp"), (1, batch, 48), jnp.float32)
+        state = CacheSpec(("_layers", "batch", "mlp"), (1, batch, 48), cache_kind="state")
         return {kind: {"state": state, **own} for kind, own in cache_specs(self, batch, length).items()}
 
     return specs

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from axon.axes import ArraySpec
 from axon.errors import UserError
 from axon.layout import Execution, Layout
-from axon.nn import Auxiliary, Depth, Inputs, LanguageModel, RMSNorm, Segment
+from axon.nn import Auxiliary, CacheSpec, Depth, Inputs, LanguageModel, RMSNorm, Segment
 from axon.runtime import Runtime
 from axon.serve.request import Finish, Request, Sampling
 from axon.serve.unpaged import UnpagedWriter
@@ -205,7 +204,7 @@ class Decay(nnx.Module):
         return jnp.stack(states, axis=1), None if cache is None else {"state": state}, Auxiliary()
 
     def cache_specs(self, batch, length):
-        return {"state": ArraySpec(("batch", "embed"), (batch, self.embed), jnp.float32)}
+        return {"state": CacheSpec(("batch", "embed"), (batch, self.embed), cache_kind="state")}
 
 
 def test_no_padding_enters_the_state_of_a_recurrent_block(seed, rng):

@@ -11,6 +11,7 @@ STAGES = "stages of a pipeline"
 REPLICAS, ONE_BIT, AVERAGES = "replicas with a state of their own", "compressed momentum", "averaged parameters"
 ACROSS_LAYERS = "an update across layers"
 HOST = "arrays in the host's memory"
+SEQUENCE_STATES = "states of sequences"
 SKIPS, ROLLS_BACK, REPLAYS = "skipped updates", "rollbacks", "replayed steps"
 
 

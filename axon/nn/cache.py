@@ -42,9 +42,14 @@ class CacheSpec(ArraySpec):
             )
 
 
+def of_cache_kind(specs: Mapping[str, CacheSpec], kind: CacheKind) -> dict[str, CacheSpec]:
+    """Those that are pages, or those that are states."""
+    return {name: spec for name, spec in specs.items() if spec.cache_kind == kind}
+
+
 def page_names(specs: Mapping[str, CacheSpec]) -> frozenset[str]:
     """Names of the arrays that all layers of a kind share: pages, and their scales where they are quantised."""
-    paged = [name for name, spec in specs.items() if spec.cache_kind == "pages"]
+    paged = of_cache_kind(specs, "pages")
     return frozenset((*paged, *map(SCALE.format, paged)))
 
 

@@ -35,7 +35,7 @@ class AttentionTime:
 def attention_time(program: ServingProgram, chip: str) -> AttentionTime:
     """Of a decode step in which all requests are at half their length, on one of the program's devices, a `chip`."""
     parts = [_of_kind(program, chip, specs, window) for specs, window in program.caches]
-    compute, memory, write = (sum(values) for values in zip(*parts, strict=True))
+    compute, memory, write = (sum(values) for values in zip((0.0, 0.0, 0.0), *parts, strict=True))
     return AttentionTime(compute, memory, write, sum(max(part[:2]) + part[2] for part in parts))
 
 

@@ -12,10 +12,11 @@ from axon.serve.sequence import Sequence
 
 
 class BlockTables:
-    """`pools`: window (None: full attention) → the pool of the layers with it, all with pages of the same size."""
+    """`pools`: window (None: full attention) → the pool of the layers with it, all with pages of the same size.
+    `reuses_prefixes`: whether a sequence may begin with known pages: not where it has states, which no page has."""
 
-    def __init__(self, pools: Mapping[int | None, PagePool]):
-        self.pools = dict(pools)
+    def __init__(self, pools: Mapping[int | None, PagePool], reuses_prefixes: bool = True):
+        self.pools, self.reuses_prefixes = dict(pools), reuses_prefixes
         self.size = next(iter(self.pools.values())).size
         self._windowed = [(window, pool) for window, pool in self.pools.items() if window is not None]
         assert all(pool.size == self.size and pool.window == window for window, pool in self.pools.items())
@@ -41,7 +42,7 @@ class BlockTables:
 
         Of full attention all of these pages, of a window those that the first query after them sees.
         """
-        if sequence.scores:
+        if sequence.scores or not self.reuses_prefixes:
             return 0
         hashes, best = sequence.hash_pages(self.size), 0
         unbroken = dict.fromkeys(self.pools, 0)
@@ -58,7 +59,7 @@ class BlockTables:
     def is_coming(self, sequence: Sequence, prefix: int, running: Iterable[Sequence]) -> bool:
         """Whether one that runs will soon have cached the page after the prefix: then it is worth waiting for."""
         index = prefix // self.size
-        if sequence.scores or (index + 1) * self.size >= sequence.length:
+        if sequence.scores or not self.reuses_prefixes or (index + 1) * self.size >= sequence.length:
             return False
         digest = sequence.hashes[index]
         return any(

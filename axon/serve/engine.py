@@ -20,6 +20,7 @@ from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.speculation import Drafter
 from axon.serve.stats import Counts, Stats
+from axon.serve.step import check_drafts
 from axon.serve.stream import Stream
 from axon.serve.weights import as_stored
 
@@ -56,7 +57,9 @@ class Engine:
         capacity: Capacity = Capacity(),
         drafter: Drafter | None = None,
     ):
-        """Raises `UserError` for a module that is no `LanguageModel`."""
+        """Raises `UserError` for a module that is no `LanguageModel`, and for guesses about one with states."""
+        if drafter is not None:
+            check_drafts(f"Engine.drafter = {type(drafter).__name__}", runtime)
         self.runtime, self.tokenizer = runtime, tokenizer
         self._runner = Runner(runtime, parameters, variables, capacity)
         self._scheduler, self.max_length = self._runner.scheduler, self._runner.max_length

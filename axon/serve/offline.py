@@ -7,12 +7,12 @@ from itertools import islice
 from typing import Any
 
 from axon.data.tokenizer import Tokenizer
+from axon.nn import LanguageModel
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.replicas import Replicas
 from axon.serve.request import Finish, Request, TokenLogprob, Update
-from axon.serve.step import keeps_pages
 from axon.serve.unpaged import UnpagedWriter, check_request
 
 AHEAD = 1024
@@ -69,12 +69,11 @@ def write(
 ) -> Iterator[Answer]:
     """The answers of any model that writes text, as of `answers`: by an engine that is as large as they need.
 
-    Models that do not remember in pages, as encoder–decoders, answer one request after the other. Raises as
-    `check_request` before anything runs.
+    Encoder–decoders answer one request after the other. Raises as `check_request` before anything runs.
     """
     for request in requests:
         check_request(runtime.module, request, tokenizer)
-    if keeps_pages(runtime):
+    if isinstance(runtime.module, LanguageModel):
         capacity = capacity_for(requests, runtime.module.max_length)
         return answers(Engine(runtime, parameters, variables, tokenizer=tokenizer, capacity=capacity), requests)
     writer = UnpagedWriter(runtime, parameters, variables, tokenizer=tokenizer)

@@ -1,7 +1,6 @@
 """The steps of an engine that is only described: traced and compiled with no array of it made."""
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.nn import CacheSpec
+from axon.nn.cache import of_cache_kind
 from axon.runtime import Runtime
 from axon.serve.batch import Size
 from axon.serve.capacity import Capacity
@@ -47,8 +47,8 @@ class ServingProgram:
 
     @cached_property
     def cache(self) -> Any:
-        """The specs of the pages."""
-        return self.step.cache_specs(self.pools, self.capacity.cache_dtype)
+        """The specs of pages and states."""
+        return self.step.cache_specs(self.pools, self.capacity.requests, self.capacity.cache_dtype)
 
     @cached_property
     def block_cache(self) -> dict[str, CacheSpec]:
@@ -56,10 +56,10 @@ class ServingProgram:
         return self.block.cache_specs(self.pools, self.capacity.cache_dtype) if self.block else {}
 
     @property
-    def caches(self) -> list[tuple[Mapping[str, CacheSpec], int | None]]:
+    def caches(self) -> list[tuple[dict[str, CacheSpec], int | None]]:
         """Of each kind of block, the multi-token one among them, the specs of its pages and the keys that it sees."""
         windows = windows_by_kind(self.runtime.module)
-        own = [(specs, windows[kind]) for kind, specs in self.cache.items()]
+        own = [(of_cache_kind(self.cache[kind], "pages"), window) for kind, window in windows.items()]
         return own if self.block is None else [*own, (self.block_cache, self.block.window)]
 
     @property
@@ -128,10 +128,16 @@ class ServingProgram:
         return read - mtp if self.block is None else read + head
 
     def cached_bytes(self) -> int:
-        """Of each device, the pages of all requests at half their length, as far as there are so many."""
-        tokens = self.capacity.requests * self.length // 2
+        """Of each device, the states, and the pages of all requests at half their length, as far as there are so
+        many."""
+        tokens, states = self.capacity.requests * self.length // 2, self.state_bytes()
         room = max((pool.count - 1) * pool.size for pool in self.pools.values())
-        return math.ceil(self.cache_bytes() * min(1, tokens / room))
+        return states + math.ceil((self.cache_bytes() - states) * min(1, tokens / room))
+
+    def state_bytes(self) -> int:
+        """Of each device, the states of all running sequences."""
+        states = (of_cache_kind(specs, "state") for specs in self.cache.values())
+        return sum(self.step.placement.bytes_per_device(spec) for own in states for spec in own.values())
 
     @property
     def _variables(self) -> Any:

@@ -18,7 +18,7 @@ from axon.serve.policy import Row, draws
 from axon.serve.sampler import SampleOutput
 from axon.serve.scheduler import Scheduled, Scheduler
 from axon.serve.sequence import Sequence as Running
-from axon.serve.step import Step, StepInputs, changes_at, windows_of
+from axon.serve.step import Step, StepInputs, changes_at, has_states, windows_of
 from axon.serve.weights import placed
 
 LONG = "long"
@@ -57,9 +57,15 @@ class Runner:
         page_size = capacity.page_size_on(runtime.placement.platform)
         self.pools = capacity.pools(self._step.windows, page_size, self.max_length)
         budget, rows = sizes[-1].tokens, sizes[-1].rows
-        self.scheduler = Scheduler(self.pools, budget=budget, max_running=capacity.requests, max_rows_drawn=rows)
+        self.scheduler = Scheduler(
+            self.pools,
+            budget=budget,
+            max_running=capacity.requests,
+            max_rows_drawn=rows,
+            reuses_prefixes=not has_states(runtime),
+        )
         self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
-        specs = self._step.cache_specs(self.pools, capacity.cache_dtype)
+        specs = self._step.cache_specs(self.pools, capacity.requests, capacity.cache_dtype)
         _check_memory(specs, runtime.placement)
         self._cache = self._step.empty_cache(specs)
         self._last = self._step.no_draws(capacity.requests)

@@ -69,6 +69,7 @@ class Scheduler:
     Args:
         budget: tokens a step. max_running: sequences that have pages at once. max_rows_drawn: rows of logits a step.
         max_prefilling: sequences that prefill at once, unless all of their tokens fit into the budget.
+        reuses_prefixes: whether a sequence begins with the known pages of its prefix.
 
     The caller launches each plan before it asks for the next, in order, and says what each draws, `accepted`, in order.
     """
@@ -81,6 +82,7 @@ class Scheduler:
         max_running: int,
         max_rows_drawn: int,
         max_prefilling: int = 8,
+        reuses_prefixes: bool = True,
     ):
         """Raises `UserError` unless each running sequence can have a token and a row of a step."""
         for name, value in (("budget", budget), ("max_rows_drawn", max_rows_drawn)):
@@ -88,7 +90,7 @@ class Scheduler:
                 raise UserError(
                     f"{name} is {value}, and max_running is {max_running}; must be at least as many, and 1 or more"
                 )
-        self.groups, self.budget, self.max_running = BlockTables(pools), budget, max_running
+        self.groups, self.budget, self.max_running = BlockTables(pools, reuses_prefixes), budget, max_running
         self.max_rows_drawn, self.max_prefilling = max_rows_drawn, max_prefilling
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []

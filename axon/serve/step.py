@@ -16,11 +16,13 @@ from jax import Array
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon import axes
+from axon.composition import SEQUENCE_STATES, Part, check_composition
 from axon.errors import UserError
 from axon.kernels.attention import causal_window
 from axon.kernels.paged_attention.cache import quantised
 from axon.nn import Inputs, LanguageModel, Rope
-from axon.nn.cache import SCALE, CacheSpec
+from axon.nn.cache import SCALE, CacheSpec, of_cache_kind
+from axon.nn.capabilities import HasPages
 from axon.nn.kv_cache import SCALES, Ragged
 from axon.runtime import Runtime
 from axon.serve.pages import PagePool
@@ -98,13 +100,15 @@ class Step:
         """How many programs there are."""
         return self._forward._cache_size() + self._draw._cache_size()
 
-    def cache_specs(self, pools: Mapping[int | None, PagePool], dtype: Any = None) -> Any:
-        """By kind of block the cache of all pages of its window's pool; `dtype`: in which it is kept, the compute dtype
-        by default. Raises `UserError` for a quantised one of latents, and for what is not in pages."""
-        with self.tracing():
-            specs = self.runtime.module.layers.cache_specs(1, 1)
-        windows = windows_by_kind(self.runtime.module)
-        return {kind: pool_specs(own, pools[windows[kind]], dtype) for kind, own in specs.items()}
+    def cache_specs(self, pools: Mapping[int | None, PagePool], slots: int, dtype: Any = None) -> Any:
+        """By kind of block its cache: all pages of its window's pool, and a state for each of the `slots` of running
+        sequences; `dtype`: in which pages are kept, the compute dtype by default. Raises `UserError` for quantised
+        latents."""
+        windows, found = windows_by_kind(self.runtime.module), {}
+        for kind, specs in declared_caches(self.runtime).items():
+            pages = pool_specs(specs, pools[windows[kind]], dtype) if kind in windows else {}
+            found[kind] = pages | state_specs(specs, slots)
+        return found
 
     def empty_cache(self, specs: Any) -> Any:
         """One of zeros."""
@@ -162,14 +166,9 @@ def model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, .
 
 
 def pool_specs(specs: Mapping[str, CacheSpec], pool: PagePool, dtype: Any) -> dict[str, CacheSpec]:
-    """A block's cache with as many pages, and tokens a page, as a pool has."""
+    """The pages of a block's cache, as many, and with as many tokens each, as a pool has."""
     found, sizes = {}, {"pages": pool.count, "page_size": pool.size}
-    for name, spec in specs.items():
-        if spec.cache_kind != "pages":
-            raise UserError(
-                f"this model remembers {name!r} as {' '.join(spec.axes[1:])}, which is not in pages: the engine cannot "
-                "serve it"
-            )
+    for name, spec in of_cache_kind(specs, "pages").items():
         shape = tuple(sizes.get(axis, size) for axis, size in zip(spec.axes, spec.shape, strict=True))
         found[name] = replace(spec, shape=shape, dtype=spec.dtype if dtype is None else dtype)
         if dtype is not None and quantised(dtype):
@@ -182,30 +181,55 @@ def pool_specs(specs: Mapping[str, CacheSpec], pool: PagePool, dtype: Any) -> di
     return found
 
 
-def keeps_pages(runtime: Runtime) -> bool:
-    """Whether its module is one of those that the engine serves: decoders whose blocks all remember in pages."""
-    if not isinstance(runtime.module, LanguageModel):
-        return False
+def state_specs(specs: Mapping[str, CacheSpec], slots: int) -> dict[str, CacheSpec]:
+    """The states of a block's cache, one for each of so many sequences."""
+
+    def of_slots(spec: CacheSpec) -> CacheSpec:
+        shape = tuple(slots if axis == "batch" else size for axis, size in zip(spec.axes, spec.shape, strict=True))
+        return replace(spec, shape=shape)
+
+    return {name: of_slots(spec) for name, spec in of_cache_kind(specs, "state").items()}
+
+
+def declared_caches(runtime: Runtime) -> dict[str, dict[str, CacheSpec]]:
+    """Kind of block → what it declares of its cache, of all its layers and one sequence."""
     with runtime.tracing():
-        kinds = runtime.module.layers.cache_specs(1, 1).values()
-    return all(spec.cache_kind == "pages" for specs in kinds for spec in specs.values())
+        return runtime.module.layers.cache_specs(1, 1)
+
+
+def has_states(runtime: Runtime) -> bool:
+    """Whether a block of its module keeps a state of each sequence."""
+    return any(of_cache_kind(specs, "state") for specs in declared_caches(runtime).values())
+
+
+def check_drafts(drafter: str, runtime: Runtime) -> None:
+    """Raise `UserError` for guesses about a module with states: a rejected one would stay in them."""
+    why = {SEQUENCE_STATES: "a rejected guess cannot be taken out of a state"}
+    parts = [Part(drafter, "leave it out", excludes=why)]
+    if has_states(runtime):
+        name, remedy = "a model whose blocks keep states of sequences", "serve one whose caches are pages alone"
+        parts.append(Part(name, remedy, frozenset({SEQUENCE_STATES})))
+    check_composition(parts)
 
 
 def windows_by_kind(module: Any) -> dict[str, int | None]:
-    """Of each kind of block, how many keys its attention sees; None: all."""
-    return {kind: window_of(block) for kind, block in module.layers.blocks.items()}
+    """Of each kind of block with pages, how many keys its attention sees; None: all."""
+    return {kind: window_of(block) for kind, block in module.layers.blocks.items() if _paged_modules(block)}
 
 
 def window_of(block: Any) -> int | None:
     """How many keys its attention sees, the largest of several; None: all."""
-    attentions: list[Any] = [part for _, part in nnx.iter_modules(block) if hasattr(part, "paged_sizes")]
-    found = [causal_window(attention.config.mask) for attention in attentions]
+    found = [causal_window(attention.config.mask) for attention in _paged_modules(block)]
     return max((size for size in found if size is not None), default=None) if None not in found else None
 
 
+def _paged_modules(block: Any) -> list[Any]:
+    return [part for _, part in nnx.iter_modules(block) if isinstance(part, HasPages)]
+
+
 def windows_of(module: Any) -> tuple[int | None, ...]:
-    """Those of its blocks, the full one first."""
-    return tuple(sorted(set(windows_by_kind(module).values()), key=lambda size: size or 0))
+    """Those of its blocks, the full one first. Of a model of states alone the full one: its pages only count tokens."""
+    return tuple(sorted(set(windows_by_kind(module).values()), key=lambda size: size or 0)) or (None,)
 
 
 def changes_at(module: Any) -> int | None:

@@ -11,11 +11,9 @@ from test_engine import TIGHT
 
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel, tensor_3d
-from axon.nn import CacheSpec
 from axon.runtime import Runtime, nested
 from axon.serve import Capacity, Engine, Finish, Request, Sampling, answers, offline
 from axon.serve.offline import capacity_for, write
-from axon.serve.step import keeps_pages
 from models.bert import Bert
 from models.gpt2 import GPT2
 from models.llama import Llama
@@ -142,31 +140,6 @@ def test_a_text_may_have_as_many_tokens_as_there_are_positions_and_no_more(seed,
         more = 71 - len(prompt)
         with pytest.raises(UserError, match=rf"a prompt of {len(prompt)} tokens and {more} more need 71 positions"):
             write(*parts, None, [*fitting, Request(prompt, Sampling(more))])
-
-
-@pytest.mark.full
-def test_a_model_that_remembers_otherwise_than_in_pages_writes_all_the_same(small, seed, rng, monkeypatch):
-    requests = requests_of(rng, 2, temperature=0)
-    paged = [answer.ids for answer in write(*small, None, requests)]
-    assert keeps_pages(small[0])
-    runtime, *weights = made(LLAMA, 0)
-    monkeypatch.setattr(type(runtime.module.layers), "cache_specs", unpaged(type(runtime.module.layers).cache_specs))
-    assert not keeps_pages(runtime)
-    with pytest.raises(UserError, match=r"remembers 'state' as batch mlp, which is not in pages: the engine cannot"):
-        Engine(runtime, *weights)
-    monkeypatch.undo()
-    monkeypatch.setattr(offline, "keeps_pages", lambda runtime: False)
-    assert [answer.ids for answer in write(*small, None, requests)] == paged
-
-
-def unpaged(cache_specs):
-    """`cache_specs` of blocks that remember a state, too."""
-
-    def specs(self, batch, length):
-        state = CacheSpec(("_layers", "batch", "mlp"), (1, batch, 48), cache_kind="state")
-        return {kind: {"state": state, **own} for kind, own in cache_specs(self, batch, length).items()}
-
-    return specs
 
 
 def test_what_cannot_be_written_is_refused_before_anything_runs(small):

@@ -9,6 +9,7 @@ from axon.errors import UserError
 
 STAGES = "stages of a pipeline"
 REPLICAS, ONE_BIT, AVERAGES = "replicas with a state of their own", "compressed momentum", "averaged parameters"
+FREEZES = "frozen weights"
 ACROSS_LAYERS = "an update across layers"
 HOST = "arrays in the host's memory"
 SEQUENCE_STATES = "states of sequences"

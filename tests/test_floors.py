@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS = [
     {
         *("errors", "checks", "composition", "disk", "fields", "object_store", "own_code"),
-        *("signed_json", "foreign_json", "model_config"),
+        *("signed_json", "foreign_json", "model_config", "path_patterns"),
     },
     {"axes", "chips"},
     {"layout"},

@@ -17,7 +17,7 @@ from axon.axes.gradients import like_operand, of_type
 from axon.axes.memory import is_on_host, to_device
 from axon.axes.patterns import Contraction, Names, PatternError
 from axon.axes.placing import current_explicit, reshard
-from axon.axes.scope import Scope
+from axon.axes.scope import Scope, current
 from axon.axes.specs import entries, extra_axes
 
 
@@ -42,15 +42,6 @@ class CompositeWeight(Protocol):
 
     def contract(self, contraction: Contraction, x: Array) -> Array:
         """`x`, whose axes are `contraction.left`, contracted with this weight to `contraction.out`."""
-        ...
-
-
-@runtime_checkable
-class GroupedWeight(CompositeWeight, Protocol):
-    """A composite weight that experts' matrices can be."""
-
-    def grouped(self, bias: Any) -> Any:
-        """The arrays of experts' matrices, with those of their biases or None: an `axon.parallel.expert.Matrix`."""
         ...
 
 
@@ -247,3 +238,24 @@ def use_weight(scope: Scope, operation: Operation, weight: Stored, *operands: Ar
 
     use.defvjp(forward, backward, symbolic_zeros=True)
     return use((value, *place), *operands)
+
+
+def gathered(weight: Weight) -> Array:
+    """A parameter's array as activations with its axes lie, in the compute dtype; a gradient reaches the parameter."""
+    value, scope = stored_array(weight, "gathered"), current()
+    if scope is None:
+        return value
+    return use_weight(scope, _Gather(scope.placement.spec(weight.axes)), value)
+
+
+@dataclass(frozen=True)
+class _Gather(Operation):
+    """The weight itself under `spec`."""
+
+    spec: PartitionSpec
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, None]:
+        return weight.gathered(self.spec), None
+
+    def backward(self, weight: StoredWeight, saved: None, cotangent: Array) -> tuple[Array | None]:
+        return (cotangent if weight.trained else None,)

@@ -17,6 +17,8 @@ AXON = (
     "axon.run",
     "axon.layout",
     "axon.data",
+    "axon.nn.lora",
+    "axon.nn.quantized",
     "axon.parallel.outer",
     "axon.parallel.pipeline.schedules",
     "axon.train.optimizers",

@@ -46,6 +46,7 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "pages": (),
     "page_size": (),
     "mlp": ("tensor",),
+    "rank": (),
     "vocab": ("tensor", "pipe"),
     "positions": (),
     "types": (),

@@ -7,29 +7,36 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon import axes
-from axon.axes import Scope, StoredWeight
+from axon.axes import Names, Scope, StoredWeight
 from axon.axes.specs import entries, mesh_axes_of, num_shards, partial_spec, without
 from axon.nn.param import Dims, Param, normal
+from axon.nn.weight_transform import Operand, Weight
 
 
 class Embedding(nnx.Module):
     """A table of vectors, one for each value of `axis`: `vocab` for tokens, `positions` for learned positions."""
 
     def __init__(self, axis: str, dims: Dims, stddev: float):
-        self.table = Param(f"{axis} embed", dims, normal(stddev))
+        self.table: Weight = Param(f"{axis} embed", dims, normal(stddev))
 
     @jax.named_scope("embedding")
     def __call__(self, ids: Array) -> Array:
         """`ids[batch seq]` → `batch seq.residual embed`, in the compute dtype."""
-        table = axes.stored_array(self.table, "Embedding")
-        scope = axes.current()
-        if scope is None:
-            return table[ids]
-        return axes.use_weight(scope, _LookUp(scope, self.table.axes[0], table.shape[0], ids.size), table, ids)
+        return _looked_up(self.table, ids)
 
     def flops(self, seq: int) -> int:
         """None: a look-up multiplies nothing."""
         return 0
+
+
+def _looked_up(table: Weight, ids: Array) -> Array:
+    """The rows of a table, which may be an operand that a transform made."""
+    if isinstance(table, Operand):
+        return table.looked_up(ids, _looked_up)
+    value, scope = axes.stored_array(table, "Embedding"), axes.current()
+    if scope is None:
+        return value[ids]
+    return axes.use_weight(scope, _LookUp(scope, table.axes, value.shape[0], ids.size), value, ids)
 
 
 class _LookUp(axes.Operation):
@@ -42,17 +49,17 @@ class _LookUp(axes.Operation):
     The gradient of the table is a sum over tokens: partial on each device until it is needed.
 
     Args:
-        rows: the name of the table's first axis; size: of it. tokens: how many are looked up, on all devices.
+        table: the names of the table's axes; size: of the first. tokens: how many are looked up, on all devices.
     """
 
-    def __init__(self, scope: Scope, rows: str, size: int, tokens: int):
-        self.scope = scope
-        self.out = scope.placement.spec(("batch", "seq", "embed"))
-        self.residual = scope.placement.spec(("batch", "seq.residual", "embed"))
+    def __init__(self, scope: Scope, table: Names, size: int, tokens: int):
+        self.scope, (rows, columns) = scope, table
+        self.out = scope.placement.spec(("batch", "seq", columns))
+        self.residual = scope.placement.spec(("batch", "seq.residual", columns))
         of_tokens = mesh_axes_of(self.out)
         self.row_axes = tuple(a for a in scope.placement.mesh_axes(rows) if a not in of_tokens)
         self.rows = size // num_shards(self.row_axes)
-        apart = axes.zero3_mesh_axes(scope.placement, "embed", of_tokens)
+        apart = axes.zero3_mesh_axes(scope.placement, columns, of_tokens)
         self.apart = apart if tokens // num_shards(of_tokens) < size else ()
         self.ids = PartitionSpec(*(without(entry, self.apart) for entry in self.out[:2]))
         self.table = PartitionSpec(self.row_axes or None, self.apart or self.out[2])

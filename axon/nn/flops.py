@@ -27,6 +27,11 @@ def matmul_flops(module: nnx.Module) -> int:
     return sum(_own_matrices(module).values())
 
 
+def weight_flops(weight: Any) -> int:
+    """FLOPs of one token's product with a weight: of one that a transform made, with all of its parts."""
+    return sum(_of_weight("", weight).values())
+
+
 def training_flops(module: Any, seq: int, frozen: Collection[str] = (), below: bool = True) -> int:
     """FLOPs of one token's forward and backward passes through `module`.
 
@@ -67,9 +72,15 @@ def _own_matrices(module: Any) -> dict[str, int]:
     """Name → FLOPs of one token's products with it; of `experts` matrices those that a token chooses."""
     flops = {}
     for name, value in vars(module).items():
-        if isinstance(value, Param) and value.decay:
-            flops[name] = 2 * math.prod(value.get_value().shape[len(value.stack) :])
-        elif isinstance(value, CompositeWeight) and isinstance(value, nnx.Module):
-            flops[name] = matmul_flops(value)
+        flops |= _of_weight(name, value)
     chosen, experts = module.chosen_experts if isinstance(module, ChoosesExperts) else (1, 1)
     return {name: value * chosen // experts for name, value in flops.items()}
+
+
+def _of_weight(name: str, value: Any) -> dict[str, int]:
+    """Path → FLOPs of one token's products with each matrix that a weight is made of; none of what is no weight."""
+    if isinstance(value, Param):
+        return {name: 2 * math.prod(value.get_value().shape[len(value.stack) :])} if value.decay else {}
+    if isinstance(value, CompositeWeight) and isinstance(value, nnx.Module):
+        return {f"{name}/{path}": flops for path, flops in _own_matrices(value).items()}
+    return {}

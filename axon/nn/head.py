@@ -1,13 +1,14 @@
 """The head of a language model: what makes logits of the last hidden state."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from axon.axes import einsum, shard
+from axon.axes import einsum, shard, stored_array
 from axon.checks import check_range
-from axon.nn.param import Param
+from axon.nn.weight_transform import Operand, Weight
 
 
 @dataclass(frozen=True)
@@ -20,12 +21,16 @@ class Head:
         soft_cap: c of c·tanh(logit / c) (Gemma 2, arXiv:2408.00118); None for none.
     """
 
-    matrix: Param
+    matrix: Weight
     vocab: int | None = None
     soft_cap: float | None = None
 
     def __post_init__(self):
         check_range(self, "(0, inf)", "soft_cap")
+
+    def array(self, user: str) -> Any:
+        """The matrix as it is stored, or as a transform makes it, for an operation that needs it whole."""
+        return self.matrix.whole() if isinstance(self.matrix, Operand) else stored_array(self.matrix, user)
 
     def logits(self, x: Array) -> Array:
         """`batch seq vocab` of `x[batch seq embed]`, all at once: for generation."""

@@ -1,6 +1,5 @@
 """A decoder-only language model: embedding, depth, norm, head."""
 
-import math
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ from axon.nn.auxiliary import Auxiliary
 from axon.nn.block import RESIDUAL
 from axon.nn.depth import Depth
 from axon.nn.embedding import Embedding
-from axon.nn.flops import forward_flops, is_trained, paths_in, training_flops
+from axon.nn.flops import forward_flops, is_trained, paths_in, training_flops, weight_flops
 from axon.nn.head import Head
 from axon.nn.inputs import Inputs
 from axon.nn.multi_token import MultiTokenBlock
@@ -137,7 +136,7 @@ class LanguageModel(nnx.Module):
 
     def flops_by_part(self, seq: int) -> dict[str, int]:
         """Those of one token's forward: of the `layers`, of the `head`, and of the block `mtp`, without its head."""
-        head = 2 * math.prod(self.output.matrix.get_value().shape)
+        head = weight_flops(self.output.matrix)
         mtp = forward_flops(self.mtp, seq) if self.has_mtp else 0
         return {"layers": self.layers.flops(seq), "head": head, "mtp": mtp}
 

@@ -30,7 +30,7 @@ def cross_entropy(x: Array, head: Head, targets: Array, weights: Array, z_loss: 
     The second has none: differentiating it raises `UserError`, as does differentiating for weights. Logits exist for
     one block of tokens at a time, each device's own tokens and its own columns of the vocabulary.
     """
-    matrix, scope = axes.stored_array(head.matrix, "cross_entropy"), axes.current()
+    matrix, scope = head.array("cross_entropy"), axes.current()
     if scope is None:
         flat = _flat(x, matrix, head, targets, weights)
         return kernel.cross_entropy_reference(*flat, z_loss=z_loss, vocab=head.vocab, soft_cap=head.soft_cap)
@@ -38,7 +38,7 @@ def cross_entropy(x: Array, head: Head, targets: Array, weights: Array, z_loss: 
     weights = axes.refuse_gradient(
         weights, f"cross_entropy: a gradient is asked for its weights, and it makes none. {_INSTEAD}"
     )
-    operation = _CrossEntropy(SplitVocab(scope, head, targets.size), z_loss)
+    operation = _CrossEntropy(SplitVocab(scope, head, matrix.shape, targets.size), z_loss)
     objective, nll = axes.use_weight(scope, operation, matrix, x, targets, weights)
     return objective, axes.refuse_gradient(
         nll, f"cross_entropy: its second result, nll, has no gradient, and one is asked of it. {_INSTEAD}"
@@ -56,13 +56,13 @@ def token_nll(x: Array, head: Head, targets: Array) -> tuple[Array, Array]:
     and its own columns of the vocabulary; the backward makes them again, so that nothing but `x`, the stored head and
     `lse` is kept for it.
     """
-    matrix, scope = axes.stored_array(head.matrix, "token_nll"), axes.current()
+    matrix, scope = head.array("token_nll"), axes.current()
     if scope is None:
         flat = _flat(x, matrix, head, targets)
         found = kernel.token_nll_reference(*flat, vocab=head.vocab, soft_cap=head.soft_cap)
         return found[0].reshape(targets.shape), found[1].reshape(targets.shape)
     choose("cross_entropy", {"xla": None}, "token by token, in blocks of tokens")
-    return axes.use_weight(scope, _TokenNLL(SplitVocab(scope, head, targets.size)), matrix, x, targets)
+    return axes.use_weight(scope, _TokenNLL(SplitVocab(scope, head, matrix.shape, targets.size)), matrix, x, targets)
 
 
 class _CrossEntropy(axes.Operation):

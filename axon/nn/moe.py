@@ -11,7 +11,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from axon import axes
-from axon.axes import CompositeWeight, GroupedWeight, Scope, add, einsum, shard, stored_array
+from axon.axes import Scope, add, einsum, shard, stored_array
 from axon.errors import UserError
 from axon.nn.activations import Activation, swiglu
 from axon.nn.auxiliary import Auxiliary
@@ -19,12 +19,11 @@ from axon.nn.inputs import Inputs
 from axon.nn.mlp import GatedMLP
 from axon.nn.param import Dims, Param, constant, fan_in
 from axon.nn.router import Routed, Router, Routing
+from axon.nn.weight_transform import Operand, Weight
 from axon.parallel.expert import ExpertMesh, Local, Matrix, Padded, Products, Ragged, through_experts
 
 TOKENS = "batch.expert seq.expert"
 RESIDUAL = "batch seq.residual embed"
-
-Weight = Param | CompositeWeight
 
 DISPATCHERS = {"local": Local, "padded": Padded, "ragged": Ragged}
 
@@ -153,7 +152,7 @@ def _copies(mesh: ExpertMesh, routed: Routed) -> int:
 def _matrix(weight: Weight, bias: Param | None) -> Matrix:
     """A matrix as it is stored, with its bias."""
     of_bias = None if bias is None else stored_array(bias, "MoE")
-    if isinstance(weight, GroupedWeight):
+    if isinstance(weight, Operand):
         return weight.grouped(of_bias)
     return Matrix(stored_array(weight, "MoE"), bias=of_bias)
 

@@ -34,12 +34,13 @@ class ParamSpec(ArraySpec):
 
     Args:
         stack: how many of its axes come first and count copies (`layers`). inputs: its own axes that a contraction
-            sums over; the others are outputs. decay: whether weight decay pulls at it.
+            sums over; the others are outputs. decay: whether weight decay pulls at it. trained: whether it changes.
     """
 
     stack: int = 0
     inputs: Names = ()
     decay: bool = False
+    trained: bool = True
 
     @property
     def own(self) -> Names:
@@ -52,7 +53,8 @@ class Param(nnx.Param):
 
     `decay` says whether weight decay pulls at it: matrices, unless they are biases that happen to have two axes.
     `in_stack`: over a cache its value is an `axon.axes.LayerWeight`, for an operation that reads one layer's in the
-    stack of all.
+    stack of all. A transform (`axon.nn.weight_transform`) says whether it is `trained`, and under which path its
+    initial values are drawn (`drawn_as`), where that is not its own.
 
     Until `initialise` makes it, it holds only its specification, a `jax.ShapeDtypeStruct`. Stacked along a depth, the
     array has the leading axes `stack` besides its own, and `layers` are the logical numbers of the layers there. It may
@@ -65,6 +67,8 @@ class Param(nnx.Param):
     init: Initializer
     decay: bool
     in_stack: bool
+    trained: bool
+    drawn_as: str | None
 
     def __init__(
         self,
@@ -75,12 +79,14 @@ class Param(nnx.Param):
         decay: bool | None = None,
         dtype: Any = jnp.float32,
         in_stack: bool = False,
+        trained: bool = True,
     ):
         names = parse_names(axes)
         spec = _abstract("Param", axes, names, dims, dtype)
         init = fan_in(names[0]) if init is None else init
         decay = len(names) > 1 if decay is None else decay
-        super().__init__(spec, axes=names, stack=(), layers=(), init=init, decay=decay, in_stack=in_stack)
+        own = {"init": init, "decay": decay, "in_stack": in_stack, "trained": trained, "drawn_as": None}
+        super().__init__(spec, axes=names, stack=(), layers=(), **own)
 
 
 class Variable(nnx.Variable):
@@ -200,6 +206,7 @@ def _param_spec(param: Param) -> ParamSpec:
         len(param.stack),
         inputs,
         param.decay,
+        param.trained,
         unpadded=_unpadded(param),
     )
 
@@ -239,18 +246,22 @@ def _initialise(
 ) -> list[dict[str, Any]]:
     """Of each kind the arrays with the paths `wanted`, with the layout's rows for the kind of array that it is."""
     found = [
-        [
-            _drawn(path, v, placement.sharding(v.stack + v.axes, rows))
+        {
+            path: _drawn(_drawn_as(path, v), v, placement.sharding(v.stack + v.axes, rows))
             for path, v in _declared(model, kind)
             if wanted(path)
-        ]
+        }
         for kind, rows in kinds.items()
     ]
     with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
-        arrays = iter(_program(tuple(chain.from_iterable(found)))(np.int64(seed)))
+        arrays = iter(_program(tuple(one for drawn in found for one in drawn.values()))(np.int64(seed)))
     return [
-        nnx.traversals.unflatten_mapping({tuple(one.path.split("/")): next(arrays) for one in drawn}) for drawn in found
+        nnx.traversals.unflatten_mapping({tuple(path.split("/")): next(arrays) for path in drawn}) for drawn in found
     ]
+
+
+def _drawn_as(path: str, param: Param | Variable) -> str:
+    return param.drawn_as or path if isinstance(param, Param) else path
 
 
 @dataclass(frozen=True)

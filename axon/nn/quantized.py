@@ -1,10 +1,10 @@
 """Weights in 8 bits: the matrices of blocks as int8 or fp8 values, with a scale for each output."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import Array
 
 from axon.axes import Names, base, einsum, strip_roles
@@ -12,15 +12,33 @@ from axon.axes.patterns import Contraction
 from axon.errors import UserError
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul.quantize import rounded, scale_of
-from axon.nn.param import Param, ParamSpec, parameters
-from axon.nn.router import Router
+from axon.nn.param import Param, ParamSpec
+from axon.nn.weight_transform import Operand, Weight, WeightTransform, beside
 from axon.parallel.expert import Matrix
+from axon.path_patterns import Patterns
 
 SCALE_DTYPE = jnp.bfloat16
 """Of scales: those of no more than its bits are exact in every compute dtype."""
 
 
-class QuantizedWeight(nnx.Module):
+@dataclass(frozen=True)
+class EightBit(WeightTransform):
+    """Matrices in 8 bits: a `QuantizedWeight` each. By default embedding and head stay, and routers."""
+
+    dtype: Any
+    paths: Patterns | None = None
+
+    def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
+        if weight is not declared:
+            raise UserError("weights in 8 bits are made of the model's own: put them first in the list of transforms")
+        return QuantizedWeight(declared, spec, self.dtype)
+
+    @property
+    def text(self) -> str:
+        return jnp.dtype(self.dtype).name
+
+
+class QuantizedWeight(Operand):
     """A matrix W = values · scales: 8-bit `values` with W's axes, and `scales` with those that are its outputs.
 
     `x · W` is a product of `x`, in the compute dtype, with the values, which are converted as they are read, and the
@@ -28,13 +46,17 @@ class QuantizedWeight(nnx.Module):
     activations a few are so large that 8 bits hurt (Dettmers et al., arXiv:2208.07339).
 
     Args:
-        weight: the parameter that it is to stand for. inputs: those of its axes that a contraction sums over; it has a
-            scale for each place along the others. dtype: of the values, int8 or float8_e4m3fn.
+        weight: the parameter that it is to stand for. spec: of it; there is a scale for each place along the axes that
+            are not its inputs. dtype: of the values, int8 or float8_e4m3fn.
     """
 
-    def __init__(self, weight: Param, inputs: Names, dtype: Any):
-        self.values = _like(weight, weight.axes, dtype, decay=True, in_stack=weight.in_stack)
-        self.scales = _like(weight, tuple(name for name in weight.axes if name not in inputs), SCALE_DTYPE, decay=False)
+    def __init__(self, weight: Param, spec: ParamSpec, dtype: Any):
+        self.dtype = jnp.dtype(dtype)
+        self.summed = tuple(i for i, name in enumerate(spec.axes) if i >= spec.stack and name in spec.inputs)
+        outputs = tuple(name for name in weight.axes if name not in spec.inputs)
+        untrained = {"trained": False}
+        self.values = beside(weight, weight.axes, _not_drawn, dtype, decay=True, in_stack=weight.in_stack, **untrained)
+        self.scales = beside(weight, outputs, _not_drawn, SCALE_DTYPE, decay=False, **untrained)
 
     @property
     def axes(self) -> Names:
@@ -56,8 +78,13 @@ class QuantizedWeight(nnx.Module):
         return jnp.sum(y, axis=tuple(range(len(kept))))
 
     def grouped(self, bias: Any) -> Matrix:
-        """See `axon.axes.GroupedWeight`."""
         return Matrix(self.values.get_value(), self.scales.get_value(), bias)
+
+    def derived(self, value: Array) -> dict[str, Array]:
+        return quantized(value, self.summed, self.dtype)
+
+    def merged(self, values: Mapping[str, Array]) -> Array:
+        return values["values"].astype(jnp.float32) * jnp.expand_dims(values["scales"], self.summed)
 
     def _scaled(self, names: Names, scales: Names, x: Array) -> Array:
         of_x = " ".join(names)
@@ -69,42 +96,13 @@ def is_quantized(dtype: Any) -> bool:
     return dtype is not None and jnp.dtype(dtype) in map(jnp.dtype, EIGHT_BITS)
 
 
-def quantize_blocks(module: nnx.Module, dtype: Any) -> dict[str, ParamSpec]:
-    """Put a `QuantizedWeight` in place of each matrix of the blocks of `module`. Returns: path → what was declared.
-
-    Routers stay, as their choice turns on small differences; so do norms and biases, and what is outside of the
-    blocks, embedding and head.
-    """
-    owners = {"/".join(map(str, path)): owner for path, owner in nnx.iter_modules(module)}
-    found = {}
-    for path, spec in parameters(module).items():
-        where, _, name = path.rpartition("/")
-        owner = owners[where]
-        if spec.stack > 0 and len(spec.own) > 1 and spec.decay and not isinstance(owner, Router):
-            found[path] = spec
-            setattr(owner, name, QuantizedWeight(getattr(owner, name), spec.inputs, dtype))
-    return found
-
-
-def quantized(value: Array, spec: ParamSpec, dtype: Any) -> dict[str, Array]:
-    """The `values` and `scales` of a `QuantizedWeight` for an array that `spec` declares."""
-    over = tuple(i for i, name in enumerate(spec.axes) if i >= spec.stack and name in spec.inputs)
+def quantized(value: Array, over: tuple[int, ...], dtype: Any) -> dict[str, Array]:
+    """The `values` and `scales` of a `QuantizedWeight` for an array with the dimensions `over` summed."""
     wide = value.astype(jnp.float32)
     exact = scale_of(jnp.max(jnp.abs(wide), axis=over, keepdims=True), dtype)
     scales = (exact * (1 + 2**-8)).astype(SCALE_DTYPE)  # at least the exact one: rounding takes off 2⁻⁹ at most
     values = rounded(wide / scales.astype(jnp.float32), dtype)
     return {"values": values, "scales": jnp.squeeze(scales, over)}
-
-
-def _like(weight: Param, axes: Names, dtype: Any, *, decay: bool, in_stack: bool = False) -> Param:
-    """A parameter with some of a weight's axes, stacked as it is."""
-    stacked, stack = tuple(weight.get_value().shape), len(weight.stack)
-    sizes = dict(zip(map(base, weight.axes), stacked[stack:], strict=True))
-    param = Param(" ".join(axes), sizes, _not_drawn, decay=decay, dtype=dtype, in_stack=in_stack)
-    shape = (*stacked[:stack], *param.get_value().shape)
-    param.set_value(jax.ShapeDtypeStruct(shape, dtype))
-    param.set_metadata(stack=weight.stack, layers=weight.layers)
-    return param
 
 
 def _not_drawn(key: Array, axes: Names, shape: tuple[int, ...]) -> Array:

@@ -22,15 +22,15 @@ class SplitVocab:
     are gathered.
 
     Args:
-        tokens: how many there are, on all devices.
+        shape: of the head's matrix. tokens: how many there are, on all devices.
     """
 
-    def __init__(self, scope: Scope, head: Head, tokens: int):
+    def __init__(self, scope: Scope, head: Head, shape: tuple[int, ...], tokens: int):
         matrix, placement = head.matrix, scope.placement
         self.scope, self.transposed = scope, matrix.axes[0] == "vocab"
         self.by_token = placement.spec(("batch", "seq"))
         apart = axes.zero3_mesh_axes(placement, "embed", mesh_axes_of(self.by_token))
-        columns = matrix.get_value().shape[matrix.axes.index("vocab")]
+        columns = shape[matrix.axes.index("vocab")]
         own = tuple(a for a in placement.mesh_axes("vocab") if a not in mesh_axes_of(self.by_token))
         together = tokens // num_shards(a for a in mesh_axes_of(self.by_token) if a not in apart)
         if together >= columns or columns % num_shards((*own, *apart)):

@@ -23,4 +23,5 @@ def program(train: Train, placement: Placement | None = None) -> Program:
         execution=train.execution,
         placement=placement,
         faults=train.faults,
+        transforms=train.transforms,
     )

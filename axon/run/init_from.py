@@ -9,8 +9,8 @@ from axon.checks import check_range
 from axon.disk import check_paths
 from axon.errors import UserError, suggest
 from axon.fields import Location
+from axon.path_patterns import Patterns, check_patterns, listed, matches
 from axon.train.check_parameters import check_parameters
-from axon.train.path_patterns import Patterns, check_patterns, listed, matches
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class InitialValues:
         for line in source.compared(train.model, init_from.whole):
             report(line)
         offered = source.offered(train.model)
-        taken = init_from.taken(offered, runtime.parameters, init_from.cast or source.always_cast)
+        taken = init_from.taken(offered, runtime.declared, init_from.cast or source.always_cast)
         return cls(init_from, source, taken)
 
     def check_same_tokens(self, tokenizer: str, runtime: Runtime) -> None:
@@ -49,12 +49,14 @@ class InitialValues:
         return self.source.digest()
 
     def _has_tokens(self, runtime: Runtime) -> bool:
-        return any(base(axis) == "vocab" for path in self.taken for axis in runtime.parameters[path].axes)
+        return any(base(axis) == "vocab" for path in self.taken for axis in runtime.declared[path].axes)
 
     def read(self, runtime: Runtime, seed: int, report: Report) -> dict[str, Any]:
         """All parameters, nested by path: those that are taken read straight into their shards, the others drawn."""
-        rest = [path for path in runtime.parameters if path not in self.taken]
-        values = self.source.read(runtime, self.taken) | flattened(runtime.initialise_parameters(seed, rest))
+        read = self.source.read(runtime, self.taken)
+        values = flattened(nested({path: runtime.derived(path, read.pop(path)) for path in tuple(read)}))
+        rest = [path for path in runtime.parameters if path not in values]
+        values |= flattened(runtime.initialise_parameters(seed, rest))
         report(f"parameters from {self.init_from.source}{_rest_text(rest, len(values))}")
         return nested({path: values[path] for path in runtime.parameters})
 

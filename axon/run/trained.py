@@ -129,7 +129,7 @@ class TrainedRun:
 
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
         reader = self.reader()
-        values, variables = restore_evaluated(reader, runtime, self.train.optimizer)
+        values, variables = self._evaluated(reader, runtime)
         report(f"parameters of step {reader.latest()}, {_on(runtime)}")
         flat = flattened(values)
         del values  # so that an array of which `each` makes others goes as soon as they are there
@@ -139,13 +139,16 @@ class TrainedRun:
         return []
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        return self.reader().offered(PARAMETERS)
+        if not self.train.transforms:
+            return self.reader().offered(PARAMETERS)
+        declared = parameters(self.train.model.build())
+        return {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in declared.items()}
 
     def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
         reader = self.reader()
-        if isinstance(self.train.optimizer, Averaging):
-            return self._averages(reader, runtime, taken)
-        abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
+        if isinstance(self.train.optimizer, Averaging) or self.train.transforms:
+            return self._converted(reader, runtime, taken)
+        abstract = runtime.abstract({path: runtime.declared[path] for path in taken})
         found = reader.restore_arrays(PARAMETERS, {taken[path]: leaf for path, leaf in abstract.items()})
         values = {path: found[theirs] for path, theirs in taken.items()}
         check_finite(reader, runtime, nested(values))
@@ -162,11 +165,27 @@ class TrainedRun:
             )
         return reader
 
-    def _averages(self, reader: Reader, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
+    def _evaluated(self, reader: Reader, runtime: Runtime) -> tuple[Any, Any]:
+        """Parameters to evaluate, of a runtime of the run's model: those of a run with transforms are merged."""
+        if not self.train.transforms:
+            return restore_evaluated(reader, runtime, self.train.optimizer)
+        own = Runtime(
+            self.train.model,
+            runtime.layout,
+            execution=runtime.execution,
+            placement=runtime.placement,
+            transforms=self.train.transforms,
+        )
+        values, variables = restore_evaluated(reader, own, self.train.optimizer)
+        merged = own.merged(flattened(values))
+        cast = {path: value.astype(runtime.parameters[path].dtype) for path, value in merged.items()}
+        return nested(cast), variables
+
+    def _converted(self, reader: Reader, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
         """`read` where the parameters to evaluate follow from all of the state: it is restored on this layout first."""
         whole = Runtime(self.train.model, runtime.layout, execution=runtime.execution, placement=runtime.placement)
-        found = flattened(restore_evaluated(reader, whole, self.train.optimizer)[0])
-        abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
+        found = flattened(self._evaluated(reader, whole)[0])
+        abstract = runtime.abstract({path: runtime.declared[path] for path in taken})
         cast = {path: found[theirs].astype(abstract[path].dtype) for path, theirs in taken.items()}
         return jax.device_put(cast, {path: leaf.sharding for path, leaf in abstract.items()})
 
@@ -219,7 +238,7 @@ class TrainedHub:
         return {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in parameters(module).items()}
 
     def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
-        abstract = runtime.abstract({path: runtime.parameters[path] for path in taken})
+        abstract = runtime.abstract({path: runtime.declared[path] for path in taken})
         found = self.hub.load_arrays({taken[path]: leaf for path, leaf in abstract.items()})
         return {path: found[theirs] for path, theirs in taken.items()}
 

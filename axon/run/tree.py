@@ -16,6 +16,7 @@ from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, Location
 from axon.layout import Layout
+from axon.nn.weight_transform import WeightTransform
 from axon.object_store import is_url
 from axon.observe.trackers import TrackerConfig
 from axon.parallel.outer import DiLoCo, SlowMo
@@ -71,6 +72,7 @@ class Train:
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
         execution: how it is carried out: remat, kernels, buffers, host and disk tiers, compiler options.
+        transforms: what becomes of weights of the model, one after the other, as `(LoRA(rank=16),)`.
         outer: lets replicas across a slow link train separately between outer steps, as `DiLoCo(every=50)`; or None.
         evaluation: loss on held-out data; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
@@ -88,6 +90,7 @@ class Train:
     objective: Objective = NextToken()
     layout: Layout = field(default=Layout(), metadata=RESUMABLE)
     execution: Execution = field(default=Execution(), metadata=RESUMABLE)
+    transforms: tuple[WeightTransform, ...] = ()
     outer: DiLoCo | SlowMo | None = None
     precision: Precision = Precision()
     evaluation: Evaluation | None = field(default=Evaluation(), metadata=RESUMABLE)

@@ -1,11 +1,9 @@
 """Restoring a trained model in the dtype in which a runtime stores its weights."""
 
-from functools import partial
 from typing import Any
 
 from axon.run.trained import Report, Trained
 from axon.runtime import Runtime
-from axon.serve.weights import stored
 
 
 def restore_as_stored(trained: Trained, runtime: Runtime, report: Report, larger: Any = None) -> tuple[Any, Any]:
@@ -16,7 +14,7 @@ def restore_as_stored(trained: Trained, runtime: Runtime, report: Report, larger
     before.
     """
     model = trained.train.model
-    if not runtime.matrices:
+    if not runtime.operands:
         return trained.restore(runtime, model, report)
     report(f"weights: {runtime.choices['weights']}")
     wide = Runtime(
@@ -26,4 +24,4 @@ def restore_as_stored(trained: Trained, runtime: Runtime, report: Report, larger
         placement=runtime.placement,
         weights=runtime.compute_dtype,
     )
-    return trained.restore(wide, model, report, partial(stored, runtime))
+    return trained.restore(wide, model, report, runtime.derived)

@@ -20,8 +20,9 @@ from axon.layout import Layout, Placement
 from axon.nn import Param, ParamSpec, Variable, initialise, parameters, variables
 from axon.nn.capabilities import ReportsMetrics
 from axon.nn.param import initialise_parameters, initialise_variables, variable_updates
-from axon.nn.quantized import is_quantized, quantize_blocks
+from axon.nn.quantized import EightBit, is_quantized
 from axon.nn.stored_layers import pad_layers
+from axon.nn.weight_transform import WeightTransform, transform_weights, transforms_text
 from axon.own_code import written_at
 from axon.precision import Precision
 from axon.runtime.cached import leave_out_cached_programs
@@ -49,9 +50,11 @@ class Runtime:
         seq: positions of the sequences of training, for which a `Layout.context` of None is chosen.
         weights: the dtype in which parameters are stored and restored where nothing trains them; by default their own.
             int8 and float8_e4m3fn: of the blocks' matrices (`axon.nn.quantized`), and the compute dtype of the others.
+        transforms: what becomes of weights (`axon.nn.weight_transform`), in this order.
 
-    `parameters` and `variables` are the module's, path → specification; `matrices` those parameters of the model that
-    it has in 8 bits, as they would be otherwise; `choices` collects what was chosen while tracing.
+    `declared` are the model's parameters, path → specification; `parameters` and `variables` the module's, after the
+    transforms, which made `operands` of some of the declared, by their paths; `choices` collects what was chosen while
+    tracing.
     """
 
     def __init__(
@@ -65,6 +68,7 @@ class Runtime:
         placement: Placement | None = None,
         seq: int | None = None,
         weights: Any = None,
+        transforms: Sequence[WeightTransform] = (),
     ):
         self.module: Any = _built(model)
         self.precision, self.execution = precision, execution
@@ -81,13 +85,15 @@ class Runtime:
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
         self.weights = weights = None if weights is None else jnp.dtype(weights)
-        self.matrices = quantize_blocks(self.module, weights) if is_quantized(weights) else {}
+        self.declared = parameters(self.module)
+        self.transforms = (*([EightBit(weights)] if is_quantized(weights) else []), *transforms)
+        self.operands = transform_weights(self.module, self.transforms) if self.transforms else {}
         self.parameters, self.variables = parameters(self.module), variables(self.module)
         if weights is not None:
             others = self.compute_dtype if is_quantized(weights) else weights
-            self.parameters = {p: _stored(p, spec, self.matrices, others) for p, spec in self.parameters.items()}
-        if self.matrices:
-            self.choices["weights"] = _weights_text(self.parameters, weights)
+            self.parameters = {p: _stored(p, spec, self.operands, others) for p, spec in self.parameters.items()}
+        if self.transforms:
+            self.choices["weights"] = "; ".join(transforms_text(self.transforms, self.declared, self.parameters))
         self.updates = variable_updates(self.module)
         self._reporters = {
             "/".join(map(str, path)): module
@@ -107,6 +113,39 @@ class Runtime:
     def compute_dtype(self) -> Any:
         """The dtype of a contraction's operands on this mesh's platform."""
         return self.precision.compute_dtype(self.placement.platform)
+
+    def derived(self, path: str, value: Any) -> Any:
+        """What is stored of the value of a declared parameter: itself, or of an operand what follows from it, nested by
+        path within it.
+
+        Each device makes those of its own shard; where that is a part of what is summed over, they agree on scales.
+        Raises `UserError` for a value of another shape.
+        """
+        if path not in self.operands:
+            return value
+        spec = self.declared[path]
+        if tuple(value.shape) != spec.shape:
+            raise UserError(f"{path} has the shape {tuple(value.shape)}, and must have {spec.shape} here")
+        operand = self.operands[path]
+        names = jax.eval_shape(operand.derived, jax.ShapeDtypeStruct(spec.shape, value.dtype))
+        places = {name: self._place(self.parameters[f"{path}/{name}"]) for name in names}
+        with self.tracing():
+            run = jax.jit(operand.derived, out_shardings=places)
+            return nested(run(jax.device_put(value, self._place(spec))))
+
+    def merged(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Path → each declared parameter, of the module's by path: of an operand the weight that it stands for."""
+        return {path: self._merged(path, values) if path in self.operands else values[path] for path in self.declared}
+
+    def _merged(self, path: str, values: Mapping[str, Any]) -> Any:
+        own = {name.removeprefix(f"{path}/"): x for name, x in values.items() if name.startswith(f"{path}/")}
+        spec, operand = self.declared[path], self.operands[path]
+        with self.tracing():
+            run = jax.jit(lambda own: operand.merged(own).astype(spec.dtype), out_shardings=self._place(spec))
+            return run(own)
+
+    def _place(self, spec: ArraySpec) -> Any:
+        return self.placement.sharding(spec.axes, spec.kind)
 
     def initialise(self, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Parameters and variables with initial values, nested by path, made sharded: the same bits on every layout."""
@@ -255,17 +294,9 @@ def _first_choices(placement: Placement, options: Mapping[str, Any], without: st
     return choices
 
 
-def _stored(path: str, spec: ParamSpec, matrices: Collection[str], dtype: Any) -> ParamSpec:
-    """A parameter in `dtype`, unless it is of a matrix in 8 bits."""
-    return spec if path.rpartition("/")[0] in matrices else replace(spec, dtype=dtype)
-
-
-def _weights_text(specs: Mapping[str, ParamSpec], dtype: Any) -> str:
-    """What is in 8 bits, and what is not, of matrices."""
-    wide = [path for path, spec in specs.items() if spec.dtype != dtype and len(spec.own) > 1 and spec.decay]
-    share = sum(spec.nbytes for spec in specs.values() if spec.dtype == dtype) / sum(s.nbytes for s in specs.values())
-    others = f"; {', '.join(wide)} stay" if wide else ""
-    return f"{jnp.dtype(dtype).name}, {share:.0%} of the bytes, with a scale for each output{others}"
+def _stored(path: str, spec: ParamSpec, operands: Collection[str], dtype: Any) -> ParamSpec:
+    """A parameter in `dtype`, unless it is of an operand, which says so itself."""
+    return spec if any(path.startswith(f"{one}/") for one in operands) else replace(spec, dtype=dtype)
 
 
 def _padding_text(layers: int, stored: int) -> str:

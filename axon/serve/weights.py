@@ -1,15 +1,12 @@
 """How the weights of a model that is served are stored: in which dtype, and how they lie in memory."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import jax
 
 from axon.axes import ArraySpec, base
 from axon.axes.memory_order import ordered
-from axon.errors import UserError
-from axon.nn.quantized import quantized
 from axon.runtime import Runtime, flattened, nested
 
 HEADS = ("heads", "kv_heads")
@@ -27,29 +24,11 @@ def placed(runtime: Runtime, parameters: Mapping[str, Any]) -> Any:
 
 
 def as_stored(runtime: Runtime, parameters: Mapping[str, Any]) -> Any:
-    """Parameters, nested by path, of the runtime's module or of the model: what it has in 8 bits is quantised. Raises
-    as `stored`."""
-    if not runtime.matrices:
+    """Parameters, nested by path, of the runtime's module or of the model: what transforms make operands of is made
+    them. Raises as `Runtime.derived`."""
+    if not runtime.operands:
         return parameters
-    return nested({path: stored(runtime, path, value) for path, value in flattened(parameters).items()})
-
-
-def stored(runtime: Runtime, path: str, value: Any) -> Any:
-    """A parameter of the model as the runtime has it: of a matrix in 8 bits two arrays, by name.
-
-    Each device quantises its own shard; where that is a part of what is summed over, they agree on the scales. Raises
-    `UserError` for a matrix of another shape.
-    """
-    if path not in runtime.matrices:
-        return value
-    spec, placement = runtime.matrices[path], runtime.placement
-    if tuple(value.shape) != spec.shape:
-        raise UserError(f"{path} has the shape {tuple(value.shape)}, and must have {spec.shape} here")
-    own = {name: runtime.parameters[f"{path}/{name}"] for name in ("values", "scales")}
-    places = {name: placement.sharding(part.axes, part.kind) for name, part in own.items()}
-    with runtime.tracing():
-        run = jax.jit(partial(quantized, spec=spec, dtype=runtime.weights), out_shardings=places)
-        return run(jax.device_put(value, placement.sharding(spec.axes, spec.kind)))
+    return nested({path: runtime.derived(path, value) for path, value in flattened(parameters).items()})
 
 
 def abstract(runtime: Runtime) -> Any:

@@ -16,6 +16,7 @@ from axon.composition import check_composition, parts_of
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn.param import with_zero_padding
+from axon.nn.weight_transform import WeightTransform
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.execute import PIPE
 from axon.precision import Precision
@@ -43,7 +44,8 @@ class Program:
         model: a config that builds the module, as `models.llama.Llama`. layout: where each named axis lives.
         optimizer: how parameters are updated. outer: lets replicas train separately between outer steps; or None.
         batch, seq: shape of the global batch, in sequences and positions. objective: what is minimised.
-        precision, execution, devices, placement: see `axon.runtime.Runtime`. seed: of initial values and dropout.
+        precision, execution, devices, placement, transforms: see `axon.runtime.Runtime`. seed: of initial values and
+            dropout.
         faults: where one is to be skipped, the step takes `Limits`, and applies no update where they are exceeded or a
             number is not finite.
 
@@ -67,16 +69,16 @@ class Program:
         devices: Sequence[Any] | None = None,
         placement: Placement | None = None,
         faults: Faults = Faults(),
+        transforms: Sequence[WeightTransform] = (),
     ):
-        self.runtime = Runtime(
-            model, layout, precision=precision, execution=execution, devices=devices, placement=placement, seq=seq
-        )
+        mesh = {"devices": devices, "placement": placement, "seq": seq}
+        self.runtime = Runtime(model, layout, precision=precision, execution=execution, transforms=transforms, **mesh)
         objective.check(self.runtime.module)
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
         self.evaluator = Evaluator(self.runtime, objective, batch, seq)
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)
-        own = parts_of(self.evaluator.pipeline, execution, outer, faults)
+        own = parts_of(self.evaluator.pipeline, execution, outer, faults, *transforms)
         check_composition([*own, *optimizer_parts(optimizer)])
         self.update = self._delayed(_update(self.runtime, optimizer, outer))
         self.can_skip = faults.can_skip

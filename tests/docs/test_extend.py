@@ -21,8 +21,9 @@ from axon.run.export import export_model
 from axon.run.inspect import generate_text
 from axon.run.trained import open_trained
 from axon.serve import Capacity, Request, Sampling, answers
-from axon.train.optimizers import AdamW, Constant, Group
+from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from models.llama import Llama
 
 PAGE = Path(__file__).parents[2] / "docs" / "extend.md"
 ALONE = Layout({"data": 1}, rows={"taps": None})
@@ -135,37 +136,76 @@ def test_a_variable_follows_the_global_batch(folder, rng, packed_batch):
 
 
 @pytest.mark.full
-def test_adapters_are_trained_alike_on_every_layout_and_their_matrices_not_at_all(folder, rng, packed_batch):
-    model = runpy.run_path("lora.py")["LoraLlama"](vocab=32, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
-    optimizer = AdamW(Constant(1e-2), groups=(Group("*/base", frozen=True),))
+def test_a_transform_of_ones_own_trains_alike_on_every_layout_and_its_weights_not_at_all(folder, rng, packed_batch):
+    transforms, model = (runpy.run_path("ia3.py")["IA3"](),), Llama(32, 16, 2, 2, kv_heads=2, mlp=16)
     batch, found = packed_batch(rng, 4, 8, 32), []
     for layout in (Layout({"data": 1}), Layout({"data": 2, "tensor": 2}, zero=3)):
-        layout = replace(layout, rows={"rank": None})
         devices = jax.devices()[: int(np.prod(list(layout.mesh.values())))]
-        made = Program(model, layout, optimizer, batch=4, seq=8, devices=devices)
+        optimizer = AdamW(Constant(1e-2))
+        made = Program(model, layout, optimizer, batch=4, seq=8, devices=devices, transforms=transforms)
         state = made.init()
-        before = jax.device_get(state.parameters["layers"]["block"]["mlp"])
+        before = jax.device_get(state.parameters["layers"]["block"])
         for _ in range(3):
             state, metrics = made.step(state, made.place(batch))
-        after = jax.device_get(state.parameters["layers"]["block"]["mlp"])
-        for name in ("gate", "up", "down"):
-            np.testing.assert_array_equal(after[name]["base"], before[name]["base"])
-            assert not before[name]["up"].any()
-            assert after[name]["up"].any()
+        after = jax.device_get(state.parameters["layers"]["block"])
+        for part, name in (("attention", "key"), ("attention", "value"), ("mlp", "up")):
+            np.testing.assert_array_equal(after[part][name]["base"], before[part][name]["base"])
+            assert (before[part][name]["factor"] == 1).all()
+            assert (after[part][name]["factor"] != 1).all()
+        np.testing.assert_array_equal(after["mlp"]["down"], before["mlp"]["down"])
         found.append(jax.device_get((metrics["loss"], after)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), *found)
 
 
+LOW = '''"""Llama whose MLPs go through an axis of their own."""
+
+from dataclasses import dataclass
+
+from flax import nnx
+
+from axon.axes import einsum
+from axon.nn import Depth, LanguageModel, Param, RMSNorm, Segment
+from models import llama
+
+
+class LowMLP(nnx.Module):
+    def __init__(self, dims):
+        self.down, self.up = Param("embed low", dims), Param("low embed", dims)
+
+    def __call__(self, x):
+        low = einsum("batch seq embed, embed low -> batch seq low", x, self.down)
+        return einsum("batch seq low, low embed -> batch seq embed", low, self.up)
+
+
+class Block(llama.Block):
+    def __init__(self, config):
+        super().__init__(config)
+        self.mlp = LowMLP(config.dims)
+
+
+@dataclass(frozen=True)
+class LowLlama(llama.Llama):
+    @property
+    def dims(self):
+        return super().dims | {"low": 4}
+
+    def build(self):
+        norm = RMSNorm("embed", self.dims, self.norm_eps)
+        return LanguageModel(self.dims, Depth(Segment(self.layers, block=Block(self))), norm, tied=True)
+'''
+
+
 @pytest.mark.full
-def test_adapters_are_served_by_layouts_with_no_row_for_their_axis_or_another(folder, train, tmp_path):
-    model = import_module("lora").LoraLlama(vocab=320, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
-    layout = Layout({"data": 2, "tensor": 2}, rows={"rank": None})
+def test_a_model_is_served_by_layouts_with_no_row_for_its_own_axis_or_another(folder, train, tmp_path):
+    (folder / "low.py").write_text(LOW)
+    model = import_module("low").LowLlama(vocab=320, embed=16, layers=2, heads=2, kv_heads=2, mlp=16)
+    layout = Layout({"data": 2, "tensor": 2}, rows={"low": None})
     mine = replace(train, model=model, layout=layout, execution=Execution(), run_dir=str(tmp_path / "run"))
     run(mine, steps=2, report=silent)
     trained, split, sampling = open_trained(mine.run_dir), tmp_path / "split.gin", Sampling(8, temperature=0)
     tokenizer, capacity = trained.tokenizer.load(), Capacity(requests=1, length=64)
     request, texts = Request(tuple(tokenizer.prompt("def ")), sampling), set()
-    split.write_text("Layout.mesh = {'tensor': 2}\nLayout.rows = {'rank': 'tensor', 'mlp': None}\n")
+    split.write_text("Layout.mesh = {'tensor': 2}\nLayout.rows = {'low': 'tensor', 'mlp': None}\n")
     for file in (None, split):
         (answer,) = answers(engine_of(trained, file, None, capacity, tokenizer, silent), [request])
         texts.add("def " + answer.text)

@@ -140,11 +140,11 @@ def test_a_mesh_axis_of_ones_own_has_its_place_in_the_order():
 
 def test_rows_of_a_models_own_axes_go_with_it_under_those_of_another_layout():
     run = Layout(
-        rows={"rank": ("x", "tensor"), "state": None, "embed": "tensor"},
+        rows={"low": ("x", "tensor"), "state": None, "embed": "tensor"},
         params={"state": "data"},
         order=("data", "tensor", "x"),
     )
     served = Layout(rows={"state": "tensor"}, mesh={"tensor": 2}).with_axes_of(run)
-    assert served.rows == {"rank": ("tensor",), "state": "tensor"}
+    assert served.rows == {"low": ("tensor",), "state": "tensor"}
     assert served.params == {"state": ("data",)}
     assert served.with_axes_of(run) == served

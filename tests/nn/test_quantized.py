@@ -9,7 +9,8 @@ from axon.axes import base, einsum
 from axon.layout import Layout
 from axon.nn import Routing
 from axon.nn.param import parameters
-from axon.nn.quantized import quantize_blocks, quantized
+from axon.nn.quantized import EightBit, quantized
+from axon.nn.weight_transform import transform_weights
 from axon.runtime import Runtime
 from models.deepseek import DeepSeek
 from models.llama import Llama
@@ -24,7 +25,8 @@ DEEPSEEK = DeepSeek(
 
 def in_8_bits(w, spec, dtype):
     """The parts of a weight, as NumPy's arrays."""
-    return jax.device_get(jax.jit(lambda w: quantized(w, spec, jnp.dtype(dtype)))(np.float32(w)))
+    over = tuple(i for i, name in enumerate(spec.axes) if i >= spec.stack and name in spec.inputs)
+    return jax.device_get(jax.jit(lambda w: quantized(w, over, jnp.dtype(dtype)))(np.float32(w)))
 
 
 def dequantized(parts, spec):
@@ -59,9 +61,9 @@ def test_an_element_is_within_half_a_step_of_what_it_stands_for_and_each_output_
 )
 def test_a_product_is_that_of_values_times_scales_over_inputs_and_over_outputs(pattern, rng):
     module = DEEPSEEK.build()
-    matrices = quantize_blocks(module, jnp.int8)
-    path = "layers/dense/attention/key"
-    spec, weight = matrices[path], module.layers.dense.attention.key
+    spec = parameters(module)["layers/dense/attention/key"]
+    transform_weights(module, [EightBit("int8")])
+    weight = module.layers.dense.attention.key
     parts = in_8_bits(rng.normal(size=spec.shape), spec, "int8")
     weight.values.set_value(jnp.asarray(parts["values"][0]))
     weight.scales.set_value(jnp.asarray(np.float32(parts["scales"][0])))
@@ -79,7 +81,7 @@ def test_a_product_is_that_of_values_times_scales_over_inputs_and_over_outputs(p
 
 def test_all_matrices_of_blocks_are_in_8_bits_but_routers():
     module = DEEPSEEK.build()
-    before, found = parameters(module), quantize_blocks(module, jnp.int8)
+    before, found = parameters(module), transform_weights(module, [EightBit("int8")])
     kept = {path for path in before if path not in found}
     assert all(path.partition("/")[0] != "layers" or "norm" in path or "/moe/" in path for path in kept)
     assert {p.rpartition("/")[2] for p in kept if "/moe/" in p} == {"matrix"}
@@ -91,9 +93,9 @@ def test_all_matrices_of_blocks_are_in_8_bits_but_routers():
 def test_a_runtime_in_8_bits_declares_values_and_scales_and_counts_the_same_flops(model):
     wide, narrow = (Runtime(model, Layout(), weights=dtype) for dtype in (jnp.bfloat16, jnp.int8))
     assert narrow.module.flops_per_token(32) == wide.module.flops_per_token(32)
-    for path, spec in narrow.matrices.items():
+    for path, spec in ((path, narrow.declared[path]) for path in narrow.operands):
         values, scales = (narrow.parameters[f"{path}/{name}"] for name in ("values", "scales"))
         assert (values.axes, values.shape, values.dtype) == (spec.axes, spec.shape, jnp.int8)
         assert scales.axes == tuple(name for name in spec.axes if name not in spec.inputs)
-    assert "int8, " in narrow.choices["weights"]
+    assert "int8: " in narrow.choices["weights"]
     assert "embedding/table, head" in narrow.choices["weights"]

@@ -26,7 +26,8 @@ from mechanisms import HostLayout
 
 from axon.layout import KINDS, Execution, Layout
 from axon.nn import router
-from axon.runtime import flattened
+from axon.nn.weight_transform import WeightTransform
+from axon.runtime import flattened, nested
 from axon.train.objective import NextToken
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
@@ -51,6 +52,7 @@ class Problem:
     steps: int = 10
     microbatches: int = 1
     execution: Execution = Execution()
+    transforms: tuple[WeightTransform, ...] = ()
 
     def program(self, layout: Layout, seed: int = 0) -> Program:
         """The step on a layout's devices."""
@@ -64,6 +66,7 @@ class Problem:
             seed=seed,
             execution=replace(self.execution, host=layout.host if isinstance(layout, HostLayout) else ()),
             devices=devices(layout),
+            transforms=self.transforms,
         )
 
     def batches(self, rng: np.random.Generator, packed_batch: Callable[..., Any]) -> list[Any]:
@@ -117,7 +120,7 @@ def on_one_device(problem: Problem, packed_batch: Callable[..., Any]) -> Expecte
     seed = secrets.randbits(31)
     rng = np.random.default_rng(seed)
     one = problem.program(Layout({"data": 1}, microbatches=problem.microbatches), seed)
-    parameters = jax.device_get(one.init().parameters)
+    parameters = _with_adapters(rng, jax.device_get(one.init().parameters))
     with router_margins() as margins:
         while True:
             margins.clear()
@@ -126,6 +129,15 @@ def on_one_device(problem: Problem, packed_batch: Callable[..., Any]) -> Expecte
             jax.effects_barrier()
             if min(margins, default=math.inf) > MARGIN:
                 return Expected(problem, seed, parameters, batches, trained)
+
+
+def _with_adapters(rng: np.random.Generator, parameters: Any) -> Any:
+    """Parameters, those that LoRA begins with 0 drawn: of zeros the other factors would have no gradient."""
+
+    def drawn(path: str, x: np.ndarray) -> np.ndarray:
+        return rng.normal(0, 0.1, x.shape).astype(x.dtype) if path.endswith("/b") else x
+
+    return nested({path: drawn(path, x) for path, x in flattened(parameters).items()})
 
 
 def once_each(problems: Mapping[str, Problem], packed_batch: Callable[..., Any]) -> Callable[[str], Expected]:

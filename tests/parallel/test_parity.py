@@ -14,6 +14,7 @@ from parity import Problem, check, check_in_a_process, num_devices, once_each
 
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Rope, Routing
+from axon.nn.lora import LoRA
 from axon.train.masked import MaskedToken
 from axon.train.objective import MultiToken
 from axon.train.spans import SpanCorruption
@@ -40,8 +41,13 @@ SCANNED = Execution(unroll=False)
 ROUNDS = Execution(remat=("dispatched",), unroll=False, capacity_factor=1.0)
 """So that there are overflow rounds."""
 
+LORA = LoRA(("layers/*", "embedding/*"), rank=4, others=("norm/*",))
+DENSE_MODEL = Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)
+
 PROBLEMS = {
-    "dense": Problem(Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)),
+    "dense": Problem(DENSE_MODEL),
+    "adapted": Problem(DENSE_MODEL, transforms=(LORA,), steps=3),
+    "adapted experts": Problem(EXPERTS, transforms=(LORA,), steps=3, execution=ROUNDS),
     "experts": Problem(EXPERTS, steps=3, execution=ROUNDS),
     "dropped": Problem(replace(EXPERTS, routing=replace(ROUTING, capacity=1.0)), steps=1, execution=ROUNDS),
     "kinds of block": Problem(
@@ -187,8 +193,15 @@ OF_FAMILIES: list[Case] = [
 ]
 AUTO: list[Case] = [("zero 3", "tensor", "auto"), ("replica", "sequence", "microbatches", "auto")]
 
-DEFAULT = of("dense", COMPOSITIONS[1])
+DEFAULT = [*of("dense", COMPOSITIONS[1]), *of("adapted", COMPOSITIONS[1])]
 FULL = [
+    *of(
+        "adapted",
+        ("zero 3", "tensor"),
+        ("pipeline", "zero 3", "overlap"),
+        ("zero 2", "three-dimensional", "microbatches"),
+    ),
+    *of("adapted experts", *OF_SEVERAL_KINDS),
     *of("dense", *alone(*DENSE), *AUTO, COMPOSITIONS[0], COMPOSITIONS[-1]),
     *of("experts", *OF_SEVERAL_KINDS),
     *of("kinds of block", ("zero 3", "sequence", "context")),
@@ -199,6 +212,8 @@ FULL = [
     *of("gpt-oss", *OF_FAMILIES[-1:]),
 ]
 SLOW = [
+    *of("adapted", *alone(*DENSE), *COMPOSITIONS),
+    *of("adapted experts", *alone(*OF_EXPERTS), *MORE_OF_SEVERAL_KINDS[1:]),  # the first: XLA's CPU compiler aborts
     *of("dense", *COMPOSITIONS, *pairs(DENSE)),
     *of("dropped", ("expert", "ring")),
     *of("kinds of block", ("zero 3", "tensor")),

@@ -82,10 +82,10 @@ def dequantized(runtime, stored):
     flat, found = flattened(stored), {}
     for path, value in flat.items():
         matrix, _, name = path.rpartition("/")
-        if matrix not in runtime.matrices:
+        if matrix not in runtime.operands:
             found[path] = value
         elif name == "values":
-            spec = runtime.matrices[matrix]
+            spec = runtime.declared[matrix]
             over = tuple(i for i, n in enumerate(spec.axes) if i >= spec.stack and n in spec.inputs)
             found[matrix] = np.asarray(value, np.float32) * np.expand_dims(flat[f"{matrix}/scales"], over)
     return nested(found)
@@ -113,7 +113,7 @@ def test_logits_are_those_of_the_weights_stood_for_and_within_the_bound_of_the_m
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout["mesh"]))
 def test_experts_with_biases_are_those_of_the_weights_stood_for_on_any_layout(layout, dtype, seed, rng):
     on = runtime_of(dtype, EXPERTS, math.prod(layout["mesh"].values()), **layout)
-    assert "layers/full/moe/up" in on.matrices
+    assert "layers/full/moe/up" in on.operands
     stored = as_stored(on, drawn(seed, EXPERTS))
     tokens = rng.integers(0, VOCAB, (4, 20), dtype=np.int32)
     same = logits(runtime_of(None, EXPERTS), dequantized(on, stored), tokens)

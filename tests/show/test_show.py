@@ -83,7 +83,7 @@ def test_of_a_serving_configuration_each_weights_sharding_the_cache_and_the_engi
     assert rows["cache"] == [3 * 2 * pages * 16 * 2 * 2 * 8 * 4, 2 * pages * 16 * 2 * 2 * 8 * 4 // 2]
     assert "3 engines, one for each place along data, which share the requests, on 2 devices each" in out
     assert "up to 4 requests of 128 tokens at once, in steps of 16 tokens" in out
-    assert "weights: int8, " in out
+    assert "weights: int8: " in out
     assert (tmp_path / "mesh.png").is_file()
 
 

@@ -1,18 +1,29 @@
 """Experts' matrices, scales and biases, each with the rows of its own expert."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon.axes import Names, Operation, Stored, StoredWeight, per_device, reshard, use_weight
-from axon.axes.specs import partial_spec
+from axon.axes.specs import mesh_axes_of, partial_spec
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.devices import ExpertMesh
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LowRank:
+    """Two factors of each expert, whose product times `scale` is added to its matrix."""
+
+    a: Stored  # experts inputs rank
+    b: Stored  # experts rank outputs
+    scale: float = field(metadata={"static": True})
 
 
 class Matrix(NamedTuple):
@@ -21,6 +32,7 @@ class Matrix(NamedTuple):
     values: Stored  # experts inputs outputs
     scales: Stored | None = None  # experts outputs
     bias: Stored | None = None  # experts outputs
+    low: LowRank | None = None
 
 
 @dataclass(frozen=True)
@@ -47,12 +59,17 @@ class Products:
         return self._through(product, matrix, rows, weights)
 
     def _through(self, product: "_Product", matrix: Matrix, rows: Array, *weights: Array) -> Array:
-        """The product with its scales, plus the bias, times the rows' weights if there are any."""
-        experts, _, columns = product.weight
+        """The product with its scales, that of low rank, and the bias times the rows' weights, if there are any."""
+        experts, inputs, columns = product.weight
         outputs = PartitionSpec(experts, columns)
         out = self._use(product, matrix.values, rows)
         if matrix.scales is not None:
             out = self._use(_Scaled(self.mesh, product.out, outputs), matrix.scales, out)
+        if matrix.low is not None:
+            to_rank = _Product(self.mesh, product.rows, PartitionSpec(experts, inputs, None), self.mesh.wide)
+            from_rank = _Product(self.mesh, self.mesh.wide, PartitionSpec(experts, None, columns), product.out)
+            narrow = self._use(to_rank, matrix.low.a, rows)
+            out += (matrix.low.scale * self._use(from_rank, matrix.low.b, narrow)).astype(out.dtype)
         if matrix.bias is not None:
             out = self._use(_Sum(self.mesh, product.out, outputs), matrix.bias, out, *weights)
         return out
@@ -94,12 +111,17 @@ class _Product(Operation):
         experts, inner, out = self.weight
         gradient = PartitionSpec(experts, out, inner) if swapped else self.weight
         inputs = (self.rows, self.weight, self.mesh.rows, self.out)
-        run = per_device(local, inputs, (self.rows, partial_spec(gradient, self.mesh.replicas)))
+        run = per_device(local, inputs, (self.rows, partial_spec(gradient, self._parts)))
         dy = self._placed(cotangent, self.out)
         dx, dw = run(self._placed(rows, self.rows), self._gathered(weight), sizes, dy)
         if not weight.trained:
             return None, dx, None
         return weight.swapped_cotangent(dw) if swapped else dw, dx, None
+
+    @property
+    def _parts(self) -> Names:
+        """The mesh axes over which a gradient is summed: those of `mlp` too, where the weight is not split by them."""
+        return (*self.mesh.replicas, *(a for a in self.mesh.mlp if a not in mesh_axes_of(self.weight)))
 
     def _read(self, weight: StoredWeight) -> tuple[tuple[Array, ...], tuple[PartitionSpec, ...]]:
         """What is multiplied with, and its spec: the layer's matrices; or those of all layers, and which layer's."""

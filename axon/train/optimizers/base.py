@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 import optax
 from jax import Array
 
-from axon.composition import ACROSS_LAYERS, AVERAGES, Part, parts_of
+from axon.composition import ACROSS_LAYERS, AVERAGES, FREEZES, Part, parts_of
 from axon.train.optimizers.descend import descend
 from axon.train.optimizers.groups import Group, Parameters, frozen_in
 from axon.train.optimizers.schedule import AnySchedule, Schedule
@@ -64,6 +64,7 @@ def optimizer_parts(optimizer: Any) -> list[Part]:
         f"Train.optimizer = {type(inner).__name__}",
         "use another optimizer, as AdamW",
         frozenset(trait for trait, has_it in traits.items() if has_it),
+        {} if isinstance(optimizer, Freezing) else {FREEZES: "it updates all parameters"},
     )
     return [own, *parts_of(optimizer)]
 
@@ -96,5 +97,5 @@ def is_by_layer(optimizer: object) -> bool:
 
 
 def frozen_paths(optimizer: object, parameters: Parameters) -> frozenset[str]:
-    """The parameters that `optimizer` freezes."""
+    """The parameters that `optimizer` freezes, and those that a weight transform does."""
     return optimizer.frozen(parameters) if isinstance(optimizer, Freezing) else frozenset()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.nn import ParamSpec
-from axon.train.path_patterns import Patterns, check_patterns, matches
+from axon.path_patterns import Patterns, check_patterns, matches
 
 Parameters = Mapping[str, ParamSpec]
 """Path → specification."""
@@ -41,12 +41,17 @@ class Group:
 REST = Group("*")
 """The parameters that no group matches."""
 
+UNTRAINED = Group("*", frozen=True)
+"""Those that a weight transform freezes (`ParamSpec.trained`): they are in no other."""
+
 
 def group_of_each(parameters: Parameters, groups: Sequence[Group]) -> dict[str, Group]:
     """Path → its group. Raises `UserError` for one that has none of these parameters."""
+    trained = [path for path, spec in parameters.items() if spec.trained]
     for group in groups:
-        check_patterns("Group.paths", group.paths, parameters, "that this optimizer updates")
-    each = {path: next((g for g in groups if matches(path, g.paths)), REST) for path in parameters}
+        check_patterns("Group.paths", group.paths, trained, "that this optimizer updates")
+    found = {path: next((g for g in groups if matches(path, g.paths)), REST) for path in trained}
+    each = {path: found.get(path, UNTRAINED) for path in parameters}
     for group in groups:
         if not any(group is own for own in each.values()):
             raise UserError(

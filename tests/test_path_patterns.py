@@ -3,9 +3,10 @@
 import pytest
 
 from axon.errors import UserError
+from axon.nn import ParamSpec
+from axon.path_patterns import check_patterns, matches
 from axon.run.init_from import InitFrom
 from axon.train.optimizers.groups import Group, group_of_each
-from axon.train.path_patterns import check_patterns, matches
 
 PATHS = ("embedding/table", "layers/mlp/up", "layers/mlp/up/lora_a", "norm/scale")
 
@@ -25,7 +26,7 @@ def test_one_pattern_and_several_and_those_that_leave_out_mean_the_same_everywhe
     assert tuple(path for path in PATHS if matches(path, patterns)) == expected
     assert tuple(path for path in PATHS if InitFrom("runs/x", paths=patterns).takes(path)) == expected
     group = Group(patterns, frozen=True)
-    each = group_of_each(dict.fromkeys(PATHS), [group])
+    each = group_of_each({path: ParamSpec(("embed",), (4,)) for path in PATHS}, [group])
     assert tuple(path for path in PATHS if each[path] is group) == expected
 
 

@@ -1,0 +1,166 @@
+"""Weight transforms: operands that are more than an array, put in the place of the weights of an unmodified model."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from axon.axes import Names, base
+from axon.axes.patterns import Contraction
+from axon.composition import FREEZES, Part
+from axon.errors import UserError
+from axon.nn.param import Initializer, Param, ParamSpec, parameters
+from axon.parallel.expert import Matrix
+from axon.path_patterns import Patterns, check_patterns, matches
+
+ROUTER = "router"
+"""Name of the module in a mixture of experts that no transform takes unasked."""
+
+LookUp = Callable[[Any, Array], Array]
+"""(table, ids) → its rows in the compute dtype."""
+
+
+class Operand(nnx.Module):
+    """What a transform made of a weight: an `axon.axes.CompositeWeight` with parameters of its own.
+
+    It stands for one array, the weight that the model declares, whose values make some of its parameters (`derived`)
+    and follow from them (`merged`).
+    """
+
+    @property
+    @abstractmethod
+    def axes(self) -> Names:
+        """Those of the weight."""
+
+    @abstractmethod
+    def contract(self, contraction: Contraction, x: Array) -> Array:
+        """See `axon.axes.CompositeWeight`."""
+
+    @abstractmethod
+    def derived(self, value: Array) -> dict[str, Array]:
+        """The parameters that follow from the weight's value, by their paths here; the others are drawn."""
+
+    @abstractmethod
+    def merged(self, values: Mapping[str, Array]) -> Array:
+        """The weight that all parameters, by their paths here, stand for; float32 arithmetic."""
+
+    def grouped(self, bias: Any) -> Matrix:
+        """Experts' matrices, with those of their biases or None."""
+        raise self._unusable("experts' matrices")
+
+    def looked_up(self, ids: Array, look_up: LookUp) -> Array:
+        """The rows of a table: `look_up` gives those of one that is a parameter."""
+        raise self._unusable("a table")
+
+    def whole(self) -> Array:
+        """The array itself in the compute dtype, for an operation that needs it: a loss over a head."""
+        raise self._unusable("the head of a loss")
+
+    def _unusable(self, what: str) -> UserError:
+        return UserError(f"{type(self).__name__} of {' '.join(self.axes)} cannot be {what}: leave it out of the paths")
+
+
+Weight = Param | Operand
+
+
+class WeightTransform(ABC):
+    """The base of frozen dataclasses that say which weights become which operand.
+
+    `paths` are patterns of the model's parameters, of which only matrices are taken; by default those of the blocks but
+    for routers, whose choice turns on small differences. `adapts`: whether its operands' own parameters train, and
+    then nothing else does, but what `others` matches.
+    """
+
+    paths: Patterns | None
+    adapts: ClassVar[bool] = False
+    others: Patterns = ()
+
+    @abstractmethod
+    def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
+        """What stands for `weight`: the parameter `declared`, which `spec` describes, or an operand that a transform
+        before made of it."""
+
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        """See `axon.composition`."""
+        name = type(self).__name__
+        return (Part(f"Train.transforms = {name}", f"take {name} out of it", frozenset({FREEZES})),)
+
+    def fits(self, path: str, spec: ParamSpec) -> bool:
+        """Whether it takes the parameter."""
+        if len(spec.own) == 1 or not spec.decay:
+            return False
+        return spec.stack > 0 and ROUTER not in path.split("/") if self.paths is None else matches(path, self.paths)
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """It in a few words, for the log."""
+
+
+def transform_weights(module: nnx.Module, transforms: Sequence[WeightTransform]) -> dict[str, Operand]:
+    """Put what `transforms` make of the weights of `module` in their place, one transform after the other.
+
+    Returns: path of each weight that has become an operand → this. Raises `UserError` for a transform that takes
+    none.
+    """
+    owners = {"/".join(map(str, path)): owner for path, owner in nnx.iter_modules(module)}
+    declared, found = parameters(module), {}
+    whose = {path: (owners[path.rpartition("/")[0]], path.rpartition("/")[2]) for path in declared}
+    weights: dict[str, Param] = {path: getattr(*place) for path, place in whose.items()}
+    for transform in transforms:
+        kind = type(transform).__name__
+        if transform.paths is not None:
+            check_patterns(f"{kind}.paths", transform.paths, declared, "of this model")
+        taken = [path for path, spec in declared.items() if transform.fits(path, spec)]
+        if not taken:
+            raise UserError(f"{kind}.paths = {transform.paths!r} matches no matrix: {kind} takes no vectors and biases")
+        for path in taken:
+            owner, name = whose[path]
+            found[path] = transform.operand(getattr(owner, name), weights[path], declared[path])
+            setattr(owner, name, found[path])
+    for path, weight in weights.items():
+        weight.set_metadata(drawn_as=path, trained=_is_trained(path, transforms, declared))
+    return found
+
+
+def _is_trained(path: str, transforms: Sequence[WeightTransform], declared: Mapping[str, ParamSpec]) -> bool:
+    """Whether a parameter of the model trains: all do where no transform adapts."""
+    adapting = [one for one in transforms if one.adapts]
+    for one in adapting:
+        if one.others:
+            check_patterns(f"{type(one).__name__}.others", one.others, declared, "of this model")
+    taken = any(one.fits(path, declared[path]) for one in adapting)
+    return not adapting or (not taken and any(one.others and matches(path, one.others) for one in adapting))
+
+
+def beside(weight: Param, axes: Names, init: Initializer, dtype: Any, *, rank: int = 0, **options: Any) -> Param:
+    """A parameter with some of a weight's axes, and `rank` if that is one, stacked as the weight is."""
+    stacked, stack = tuple(weight.get_value().shape), len(weight.stack)
+    sizes = dict(zip(map(base, weight.axes), stacked[stack:], strict=True)) | {"rank": rank}
+    param = Param(" ".join(axes), sizes, init, dtype=dtype, **options)
+    param.set_value(jax.ShapeDtypeStruct((*stacked[:stack], *param.get_value().shape), jnp.dtype(dtype)))
+    param.set_metadata(stack=weight.stack, layers=weight.layers)
+    return param
+
+
+def transforms_text(
+    transforms: Sequence[WeightTransform], declared: Mapping[str, ParamSpec], stored: Mapping[str, ParamSpec]
+) -> list[str]:
+    """What each transform takes and what it leaves of matrices, and how much of all is trained, for the log."""
+    lines = []
+    for one in transforms:
+        taken = [path for path, spec in declared.items() if one.fits(path, spec)]
+        left = [p for p, spec in declared.items() if p not in taken and len(spec.own) > 1 and spec.decay]
+        stay = f"; {', '.join(left)} stay" if left else ""
+        lines.append(f"{one.text}: {len(taken)} of {len(declared)} parameters{stay}")
+    trained = sum(math.prod(spec.shape) for spec in stored.values() if spec.trained)
+    if any(one.adapts for one in transforms):
+        total = sum(math.prod(spec.shape) for spec in stored.values())
+        lines.append(f"{trained:,} of {total:,} numbers train ({trained / total:.2%})")
+    return lines

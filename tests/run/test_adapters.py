@@ -1,0 +1,129 @@
+"""A run whose model's weights a transform changes: LoRA by configuration alone, from a run or a folder of the hub's."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from axon.checkpoint import Reader
+from axon.config import dump, load
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.nn.lora import LoRA
+from axon.run import program
+from axon.run.convert import convert
+from axon.run.inspect import evaluate_run, generate_text, logits_of
+from axon.run.trained import open_trained
+from axon.runtime import flattened
+from axon.serve.request import Sampling
+from axon.train.optimizers import AdamW, Constant, Group, OneBitAdam
+
+ADAPT = (LoRA(rank=4, others=("norm/*",)),)
+SPLIT = Layout({"data": 2, "tensor": 2}, zero=3)
+
+
+def silent(line):
+    pass
+
+
+@pytest.fixture(scope="module")
+def hub(trained, few, tmp_path_factory):
+    """A trained run as a folder of the hub's."""
+    folder = tmp_path_factory.mktemp("hub") / "model"
+    with few(1):
+        convert(str(trained.folder), f"hf:{folder}", silent)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapting(trained, hub):
+    """A run that adapts it, an unmodified model."""
+    data = replace(trained.train.data, tokenizer=open_trained(f"hf:{hub}").tokenizer)
+    optimizer = AdamW(Constant(3e-3), groups=(Group("norm/*", rate=0.1),))
+    return replace(
+        trained.train, init_from=f"hf:{hub}", transforms=ADAPT, optimizer=optimizer, data=data, steps=6, sample=None
+    )
+
+
+@pytest.fixture(scope="module")
+def adapted(adapting, do, tmp_path_factory):
+    """It, done on a layout that splits everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AXON_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return do(replace(adapting, layout=SPLIT), tmp_path_factory.mktemp("runs") / "adapted", devices=4)
+
+
+def stored(ran, few, layout=Layout()):
+    """The last checkpoint's parameters, by path."""
+    with few(8):
+        made = program(replace(ran.train, layout=layout))
+        return flattened(
+            Reader(ran.folder / "checkpoints").restore_parts({"parameters": made.abstract_state().parameters})[
+                "parameters"
+            ]
+        ), made
+
+
+def test_its_file_is_the_same_tree(adapted, tmp_path):
+    file = tmp_path / "run.gin"
+    file.write_text(dump(adapted.train))
+    assert load(file).tree == adapted.train
+    assert "LoRA.rank = 4" in file.read_text()
+
+
+def test_the_base_is_the_hubs_bit_for_bit_and_only_adapters_have_a_state(adapted, hub, few):
+    with few(1):
+        begun, made = stored(adapted, few, Layout({"data": 1}))
+        base = open_trained(f"hf:{hub}").read(made.runtime, {path: path for path in made.runtime.declared})
+    moments = flattened(made.abstract_state().optimizer["direction"].mu)
+    assert set(moments) == {p for p in begun if p.endswith(("/a", "/b")) or p.startswith("norm/")}
+    for path, value in base.items():
+        if not path.startswith("norm/"):
+            np.testing.assert_array_equal(begun[f"{path}/base" if path in made.runtime.operands else path], value)
+    assert all(np.any(value) for path, value in begun.items() if path.endswith("/b"))
+    assert np.any(begun["norm/scale"] != base["norm/scale"])
+    assert any("numbers train" in line for line in adapted.lines)
+
+
+def test_a_stopped_run_continues_bit_for_bit(adapted, adapting, do, few, tmp_path):
+    half = replace(adapting, layout=SPLIT)
+    do(half, tmp_path / "run", devices=4, steps=3)
+    ran = do(half, tmp_path / "run", devices=4)
+    for (path, one), other in zip(stored(ran, few)[0].items(), stored(adapted, few)[0].values(), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=path)
+
+
+def test_evaluation_generation_logits_and_the_hubs_form_are_the_merged_model(adapted, few, tmp_path):
+    greedy = Sampling(tokens=12, temperature=0)
+    with few(1):
+        texts = {generate_text(str(adapted.folder), "alpha beta", greedy, silent)}
+        tokens = np.random.default_rng(0).integers(0, 300, (1, 8)).astype(np.int32)
+        ours = logits_of(str(adapted.folder), tokens)
+        convert(str(adapted.folder), f"hf:{tmp_path / 'merged'}", silent)
+        merged = f"hf:{tmp_path / 'merged'}"
+        np.testing.assert_allclose(ours, logits_of(merged, tokens), rtol=1e-5, atol=1e-5)
+        texts.add(generate_text(merged, "alpha beta", greedy, silent))
+        assert len(texts) == 1
+        found = evaluate_run(str(adapted.folder), None, adapted.train.evaluation.batches, silent)
+        narrow = {generate_text(one, "alpha beta", greedy, silent, "int8") for one in (str(adapted.folder), merged)}
+    assert len(narrow) == 1
+    last = json.loads((adapted.folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert found.loss == pytest.approx(last["eval_loss"], rel=1e-5)
+
+
+def test_another_run_starts_from_the_merged_weights(adapted, trained, do, few, tmp_path):
+    changed = {"transforms": (), "steps": 1, "optimizer": AdamW(Constant(1e-9)), "layout": Layout()}
+    mine = replace(adapted.train, init_from=str(adapted.folder), **changed)
+    ran = do(mine, tmp_path / "next")
+    now, _ = stored(ran, few)
+    parts, made = stored(adapted, few, Layout({"data": 1}))
+    for path, value in made.runtime.merged(parts).items():
+        np.testing.assert_allclose(now[path], value, atol=1e-6, err_msg=path)
+
+
+def test_what_cannot_freeze_is_refused_with_both_names(adapting):
+    with pytest.raises(UserError) as found:
+        program(replace(adapting, optimizer=OneBitAdam(Constant(1e-3), 10), layout=Layout({"replica": 2})))
+    assert "OneBitAdam" in str(found.value)
+    assert "Train.transforms = LoRA" in str(found.value)

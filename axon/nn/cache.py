@@ -35,10 +35,11 @@ class CacheSpec(ArraySpec):
         if self.cache_kind not in needed:
             raise UserError(f"CacheSpec.cache_kind is {self.cache_kind!r}; must be 'pages' or 'state'")
         missing = [axis for axis in needed[self.cache_kind] if axis not in self.axes]
-        if missing or (self.cache_kind == "state" and "pages" in self.axes):
+        first = next((axis for axis in self.axes if axis != "_layers"), None)
+        if missing or (self.cache_kind == "state" and (first != "batch" or "pages" in self.axes)):
             raise UserError(
-                f"CacheSpec of {' '.join(self.axes)}: pages have axes `pages` and `page_size`, and a state has `batch` "
-                f"and no pages; change the axes, or cache_kind, {self.cache_kind!r}"
+                f"CacheSpec of {' '.join(self.axes)}: pages have axes `pages` and `page_size`, and a state begins with "
+                f"`batch` and has no pages; change the axes, or cache_kind, {self.cache_kind!r}"
             )
 
 

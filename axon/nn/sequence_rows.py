@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from axon import axes
+from axon.axes.placing import current_explicit
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class SequenceRows:
             return state, jax.tree.map(lambda all_, one: all_.at[place].set(one, mode="drop"), outs, out)
 
         of_one = jax.eval_shape(lambda state, token: step(state, token)[1], state, taken(0))
-        outs = jax.tree.map(lambda x: jnp.zeros((batch * seq, *x.shape[1:]), x.dtype), of_one)
+        outs = jax.tree.map(lambda x: _zeros(batch * seq, x), of_one)
         state, outs = lax.fori_loop(0, jnp.max(self.counts), turn, (state, outs))
         return state, jax.tree.map(lambda x: x.reshape(batch, seq, *x.shape[1:]), outs)
 
@@ -87,6 +90,12 @@ class SequenceRows:
         sequences = jnp.arange(len(self.counts), dtype=jnp.int32)
         after = jnp.stack([at(sequences, self.counts - k) for k in range(n, 0, -1)], axis=1)
         return windows.reshape(batch, seq, *windows.shape[1:]), after.astype(last.dtype)
+
+
+def _zeros(rows: int, one: Any) -> Array:
+    """So many rows in place of those of `one`, split as it is."""
+    zeros = jnp.zeros((rows, *one.shape[1:]), one.dtype)
+    return axes.reshard(zeros, one.sharding.spec) if current_explicit() else zeros
 
 
 def _along(mask: Array, x: Array) -> Array:

@@ -56,7 +56,7 @@ class Batches:
 
     def ordered(self, scheduled: Sequence[Scheduled]) -> list[Scheduled]:
         """In the order of their slots, in which a step has them; a new one gets a slot."""
-        return sorted(scheduled, key=lambda part: self._slot(part.sequence))
+        return sorted(scheduled, key=lambda part: self.slot(part.sequence))
 
     def make(self, scheduled: Sequence[Scheduled], rows: Sequence[Row], size: Size | None = None) -> Batch:
         """That of what is `ordered`; `rows`: how each row is drawn, one part's after the other's.
@@ -93,7 +93,8 @@ class Batches:
     def _size(self, tokens: int, rows: int) -> Size:
         return next(size for size in self.sizes if size.tokens >= tokens and size.rows >= rows)
 
-    def _slot(self, sequence: Running) -> int:
+    def slot(self, sequence: Running) -> int:
+        """Its place in every step; a new one gets one."""
         if sequence.number not in self._taken:
             self._taken[sequence.number] = self._free.pop()
         return self._taken[sequence.number]

@@ -9,14 +9,16 @@ from collections.abc import Iterable, Mapping
 from axon.errors import UserError
 from axon.serve.pages import PADDING, PagePool
 from axon.serve.sequence import Sequence
+from axon.serve.snapshots import Snapshots
 
 
 class BlockTables:
     """`pools`: window (None: full attention) → the pool of the layers with it, all with pages of the same size.
-    `reuses_prefixes`: whether a sequence may begin with known pages: not where it has states, which no page has."""
+    `snapshots`: of the states that a sequence has besides, without which known pages are of no use; None: there are
+    none."""
 
-    def __init__(self, pools: Mapping[int | None, PagePool], reuses_prefixes: bool = True):
-        self.pools, self.reuses_prefixes = dict(pools), reuses_prefixes
+    def __init__(self, pools: Mapping[int | None, PagePool], snapshots: Snapshots | None = None):
+        self.pools, self.snapshots = dict(pools), snapshots
         self.size = next(iter(self.pools.values())).size
         self._windowed = [(window, pool) for window, pool in self.pools.items() if window is not None]
         assert all(pool.size == self.size and pool.window == window for window, pool in self.pools.items())
@@ -40,9 +42,10 @@ class BlockTables:
     def prefix(self, sequence: Sequence) -> int:
         """How many of its first tokens are in known pages: whole pages, and never its last token.
 
-        Of full attention all of these pages, of a window those that the first query after them sees.
+        Of full attention all of these pages, of a window those that the first query after them sees; and where there
+        are states, with a snapshot of these after the pages.
         """
-        if sequence.scores or not self.reuses_prefixes:
+        if sequence.scores:
             return 0
         hashes, best = sequence.hash_pages(self.size), 0
         unbroken = dict.fromkeys(self.pools, 0)
@@ -52,6 +55,8 @@ class BlockTables:
             if None in unbroken and not unbroken[None]:
                 break
             end = index + 1
+            if self.snapshots is not None and not self.snapshots.known(hashes[index]):
+                continue
             if all(n >= end - self.pools[w].first_page(end * self.size) for w, n in unbroken.items()):
                 best = end
         return best * self.size
@@ -59,7 +64,7 @@ class BlockTables:
     def is_coming(self, sequence: Sequence, prefix: int, running: Iterable[Sequence]) -> bool:
         """Whether one that runs will soon have cached the page after the prefix: then it is worth waiting for."""
         index = prefix // self.size
-        if sequence.scores or not self.reuses_prefixes or (index + 1) * self.size >= sequence.length:
+        if sequence.scores or (index + 1) * self.size >= sequence.length:
             return False
         digest = sequence.hashes[index]
         return any(
@@ -84,8 +89,10 @@ class BlockTables:
         return costs
 
     def begin(self, sequence: Sequence, prefix: int) -> None:
-        """Give it the known pages of its prefix."""
+        """Give it the known pages of its prefix, and the snapshot after them."""
         end = prefix // self.size
+        if self.snapshots is not None and end:
+            sequence.snapshot = self.snapshots.hold(sequence.hashes[end - 1])
         for window, pool in self.pools.items():
             first = pool.first_page(prefix)
             shared = self._shared(pool, sequence, first, end)
@@ -121,10 +128,23 @@ class BlockTables:
 
     def release(self, sequence: Sequence) -> None:
         """Release all its pages, the last first: the longer a prefix stays known, the better."""
+        self.drop_snapshot(sequence)
         for window, pool in self.pools.items():
             pages = sequence.pages[window]
             self._release(pool, pages, reversed(range(sequence.first[window], len(pages))))
         sequence.restart()
+
+    def drop_snapshot(self, sequence: Sequence) -> None:
+        """It waits no more for the snapshot of its prefix, if it did."""
+        if self.snapshots is not None and sequence.snapshot is not None:
+            self.snapshots.release(sequence.snapshot)
+            sequence.snapshot = None
+
+    def to_border(self, sequence: Sequence, count: int) -> int:
+        """So many tokens of a step, or as many as end at the last border of a page among them, if there are states: of
+        these there is a snapshot only where a step ends."""
+        more = (sequence.cached + count) // self.size * self.size - sequence.cached
+        return count if self.snapshots is None or more <= 0 else more
 
     def _register(self, sequence: Sequence, full: int) -> None:
         hashes = sequence.hash_pages(self.size)

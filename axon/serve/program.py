@@ -56,6 +56,16 @@ class ServingProgram:
         return self.block.cache_specs(self.pools, self.capacity.cache_dtype) if self.block else {}
 
     @property
+    def cached_arrays(self) -> list[CacheSpec]:
+        """All that an engine keeps of sequences: pages and states, those of the multi-token block, and snapshots."""
+        return jax.tree.leaves((self.cache, self.block_cache, self.snapshots))
+
+    @cached_property
+    def snapshots(self) -> Any:
+        """The specs of the snapshots of states."""
+        return self.step.snapshot_specs(self.capacity.requests)
+
+    @property
     def caches(self) -> list[tuple[dict[str, CacheSpec], int | None]]:
         """Of each kind of block, the multi-token one among them, the specs of its pages and the keys that it sees."""
         windows = windows_by_kind(self.runtime.module)
@@ -109,8 +119,12 @@ class ServingProgram:
         return sum(map(self.runtime.placement.bytes_per_device, self.runtime.parameters.values()))
 
     def cache_bytes(self) -> int:
-        """Of each device, the multi-token block's pages among them."""
-        return self.block_cache_bytes() + sum(map(self.step.placement.bytes_per_device, jax.tree.leaves(self.cache)))
+        """Of each device, the multi-token block's pages and the snapshots of states among them."""
+        return sum(map(self.step.placement.bytes_per_device, self.cached_arrays))
+
+    def snapshot_bytes(self) -> int:
+        """Of each device."""
+        return sum(map(self.step.placement.bytes_per_device, jax.tree.leaves(self.snapshots)))
 
     def block_cache_bytes(self) -> int:
         """Of each device."""
@@ -131,8 +145,9 @@ class ServingProgram:
         """Of each device, the states, and the pages of all requests at half their length, as far as there are so
         many."""
         tokens, states = self.capacity.requests * self.length // 2, self.state_bytes()
+        pages = self.cache_bytes() - states - self.snapshot_bytes()
         room = max((pool.count - 1) * pool.size for pool in self.pools.values())
-        return states + math.ceil((self.cache_bytes() - states) * min(1, tokens / room))
+        return states + math.ceil(pages * min(1, tokens / room))
 
     def state_bytes(self) -> int:
         """Of each device, the states of all running sequences."""

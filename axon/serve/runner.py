@@ -18,7 +18,9 @@ from axon.serve.policy import Row, draws
 from axon.serve.sampler import SampleOutput
 from axon.serve.scheduler import Scheduled, Scheduler
 from axon.serve.sequence import Sequence as Running
-from axon.serve.step import Step, StepInputs, changes_at, has_states, windows_of
+from axon.serve.snapshots import Snapshots
+from axon.serve.state_copies import StateCopies
+from axon.serve.step import Step, StepInputs, changes_at, windows_of
 from axon.serve.weights import placed
 
 LONG = "long"
@@ -57,17 +59,19 @@ class Runner:
         page_size = capacity.page_size_on(runtime.placement.platform)
         self.pools = capacity.pools(self._step.windows, page_size, self.max_length)
         budget, rows = sizes[-1].tokens, sizes[-1].rows
+        kept = self._step.snapshot_specs(capacity.requests)
         self.scheduler = Scheduler(
             self.pools,
             budget=budget,
             max_running=capacity.requests,
             max_rows_drawn=rows,
-            reuses_prefixes=not has_states(runtime),
+            snapshots=Snapshots(capacity.requests) if kept else None,
         )
         self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
         specs = self._step.cache_specs(self.pools, capacity.requests, capacity.cache_dtype)
-        _check_memory(specs, runtime.placement)
+        _check_memory((specs, kept), runtime.placement)
         self._cache = self._step.empty_cache(specs)
+        self._states = StateCopies(self._step, kept, self.scheduler.groups, self._batches.slot)
         self._last = self._step.no_draws(capacity.requests)
         self._watcher: StepObserver | None = None
 
@@ -88,7 +92,7 @@ class Runner:
     @property
     def compiles(self) -> int:
         """How many programs there are."""
-        return self._step.compiles
+        return self._step.compiles + self._states.compiles
 
     def run(
         self, scheduled: Sequence[Scheduled], rows_of: Callable[[Scheduled], list[Row]]
@@ -97,7 +101,9 @@ class Runner:
         `rows_of(part)`: how."""
         parts = tuple(self._batches.ordered(scheduled))
         batch = self._batches.make(parts, [row for part in parts for row in rows_of(part)])
+        self._cache = self._states.restore(self._cache, parts)
         drawn, self._last = self._step.draw(self._logits(batch), self._last, batch.slots, batch.draws)
+        self._states.save(self._cache, parts)
         if self._watcher is not None:
             self._watcher.drawn(parts, batch, drawn)
         return parts, drawn
@@ -111,6 +117,7 @@ class Runner:
 
     def warm_up(self) -> None:
         """Compile the programs of all steps that there can be."""
+        self._cache = self._states.warm_up(self._cache)
         for size in self._batches.sizes:
             empty = self._batches.make((), (), size)
             logits = self._logits(empty)

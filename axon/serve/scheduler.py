@@ -28,6 +28,7 @@ from axon.errors import UserError
 from axon.serve.block_tables import BlockTables
 from axon.serve.pages import PagePool
 from axon.serve.sequence import Sequence
+from axon.serve.snapshots import Snapshots
 
 
 class Scheduled(NamedTuple):
@@ -69,7 +70,7 @@ class Scheduler:
     Args:
         budget: tokens a step. max_running: sequences that have pages at once. max_rows_drawn: rows of logits a step.
         max_prefilling: sequences that prefill at once, unless all of their tokens fit into the budget.
-        reuses_prefixes: whether a sequence begins with the known pages of its prefix.
+        snapshots: of states, where sequences have any.
 
     The caller launches each plan before it asks for the next, in order, and says what each draws, `accepted`, in order.
     """
@@ -82,7 +83,7 @@ class Scheduler:
         max_running: int,
         max_rows_drawn: int,
         max_prefilling: int = 8,
-        reuses_prefixes: bool = True,
+        snapshots: Snapshots | None = None,
     ):
         """Raises `UserError` unless each running sequence can have a token and a row of a step."""
         for name, value in (("budget", budget), ("max_rows_drawn", max_rows_drawn)):
@@ -90,7 +91,7 @@ class Scheduler:
                 raise UserError(
                     f"{name} is {value}, and max_running is {max_running}; must be at least as many, and 1 or more"
                 )
-        self.groups, self.budget, self.max_running = BlockTables(pools, reuses_prefixes), budget, max_running
+        self.groups, self.budget, self.max_running = BlockTables(pools, snapshots), budget, max_running
         self.max_rows_drawn, self.max_prefilling = max_rows_drawn, max_prefilling
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -146,8 +147,8 @@ class Scheduler:
         Running sequences go on with the keys and values that they have.
         """
         self._version += 1
-        for pool in self.groups.pools.values():
-            pool.forget_all()
+        for known in (*self.groups.pools.values(), *([self.groups.snapshots] if self.groups.snapshots else [])):
+            known.forget_all()
 
     def plan(self) -> Plan:
         """The next step, perhaps an empty one. Its tokens count as cached and its draws as pending from now on."""
@@ -162,7 +163,8 @@ class Scheduler:
             if sequence in preempted:  # and so are all after it
                 break
             room = self._preempt_for(sequence, preempted)
-            if count := self._count(sequence, min(shares[sequence.number], room)):
+            most = self.groups.to_border(sequence, min(shares[sequence.number], room))
+            if count := self._count(sequence, most):
                 scheduled.append(self._schedule(sequence, count))
         return Plan(tuple(scheduled), tuple(s for s in admitted if s not in preempted), (*displaced, *preempted))
 

@@ -26,6 +26,7 @@ class Sequence:
             first: window → index of the first that was not.
         hashes: of its full pages; registered: how many of them pools know. version: of the weights that it was admitted
             with.
+        snapshot: the place of that of its prefix, until the step is launched that begins with it.
         finished: it has no pages and gets none.
     """
 
@@ -41,6 +42,7 @@ class Sequence:
         self.first: dict[int | None, int] = {}
         self.hashes: list[bytes] = []
         self.version = -1
+        self.snapshot: int | None = None
         self.finished = False
 
     @property

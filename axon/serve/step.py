@@ -110,6 +110,11 @@ class Step:
             found[kind] = pages | state_specs(specs, slots)
         return found
 
+    def snapshot_specs(self, count: int) -> Any:
+        """By kind of block that has any, so many of its states; empty for a model without."""
+        states = {kind: state_specs(specs, count) for kind, specs in declared_caches(self.runtime).items()}
+        return {kind: specs for kind, specs in states.items() if specs}
+
     def empty_cache(self, specs: Any) -> Any:
         """One of zeros."""
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator
 
-import jax
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +17,7 @@ def serving_totals(program: ServingProgram) -> Table:
     table = Table(title="totals", title_justify="left", box=None)
     for heading in ("kind", "bytes in all", "bytes per device"):
         table.add_column(heading, justify="left" if heading == "kind" else "right")
-    weights, pages = program.parameters.values(), jax.tree.leaves((program.cache, program.block_cache))
+    weights, pages = program.parameters.values(), program.cached_arrays
     table.add_row("weights", f"{_bytes(weights):,}", f"{program.parameter_bytes():,}")
     table.add_row("cache", f"{_engines(program) * _bytes(pages):,}", f"{program.cache_bytes():,}")
     return table

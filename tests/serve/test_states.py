@@ -20,7 +20,9 @@ from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.program import ServingProgram
 from axon.serve.request import Request, Sampling
+from axon.serve.snapshots import Snapshots
 from axon.serve.speculation import NGram
+from axon.serve.step import windows_of
 
 pytestmark = pytest.mark.usefixtures("caches")
 
@@ -175,7 +177,8 @@ def test_many_at_once_in_chunks_and_preempted_write_what_the_full_forward_pass_f
     requests, before = [*long, *drawn_requests(rng, 5, temperature=0)], engine.stats().preemptions
     for request, ids in zip(requests, answers(engine, requests), strict=True):
         assert ids == likeliest(parts, request.prompt, ids)
-    assert engine.stats().preemptions > before
+    releases_pages = windows_of(parts[0].module) != (None,)
+    assert releases_pages or engine.stats().preemptions > before
 
 
 def test_what_is_drawn_does_not_depend_on_what_runs_beside_it(family, rng):
@@ -185,7 +188,6 @@ def test_what_is_drawn_does_not_depend_on_what_runs_beside_it(family, rng):
     assert together == [answers(engine, [request])[0] for request in requests]
 
 
-@pytest.mark.full
 def test_text_does_not_depend_on_the_layout(seed, rng):
     requests = drawn_requests(rng, 4, temperature=0.5)
     one, split = (
@@ -200,10 +202,61 @@ def test_a_plan_counts_the_states_of_all_slots(family):
     program = ServingProgram(runtime, TIGHT)
     heads, width = 2, 8
     assert program.state_bytes() == 2 * TIGHT.requests * heads * width * (1 + width) * 4
-    assert program.cache_bytes() >= program.state_bytes()
+    assert program.snapshot_bytes() == program.state_bytes()
+    pages = sum(spec.nbytes for specs, _ in program.caches for spec in specs.values())
+    assert program.cache_bytes() == pages + 2 * program.state_bytes()
 
 
 def test_guesses_beside_states_are_refused_by_both_names():
     with pytest.raises(UserError) as error:
         Engine(*made(Hybrid(), 0), capacity=TIGHT, drafter=NGram())
     assert all(part in str(error.value) for part in ("Engine.drafter = NGram", "states of sequences"))
+
+
+def test_a_prefix_is_shared_by_its_snapshot_and_changes_no_token(family, rng):
+    parts, engine = family
+    common = rng.integers(0, VOCAB, 17).tolist()
+    requests = [Request((*common, *rng.integers(0, VOCAB, 3).tolist()), Sampling(8, temperature=0)) for _ in range(3)]
+    for expected, request in zip((0, 16, 16), requests, strict=True):
+        hits = engine.stats().prefix_hits
+        (ids,) = answers(engine, [request])
+        assert ids == likeliest(parts, request.prompt, ids)
+        assert engine.stats().prefix_hits - hits == expected
+
+
+def test_where_a_snapshot_is_gone_the_prefix_is_computed_from_the_last_one_that_is_left(rng):
+    snapshots, (a, b, c, d) = Snapshots(2), (bytes([i]) for i in range(4))
+    assert {snapshots.save(a), snapshots.save(b)} == {0, 1}
+    assert snapshots.save(a) is None
+    held = snapshots.hold(b)
+    assert snapshots.save(c) not in (None, held)
+    assert (snapshots.known(a), snapshots.known(b), snapshots.known(c)) == (False, True, True)
+    other = snapshots.hold(c)
+    assert snapshots.save(d) is None
+    snapshots.forget_all()
+    assert not snapshots.known(b)
+    snapshots.release(held)
+    assert snapshots.save(d) == held
+    snapshots.release(other)
+    assert snapshots.save(a) == other
+
+
+def test_other_weights_find_no_snapshot_of_the_ones_before(rng, seed):
+    parts, others = made(Hybrid(), seed), made(Hybrid(), seed + 1)
+    engine = Engine(*parts, capacity=TIGHT)
+    request = Request(tuple(rng.integers(0, VOCAB, 20).tolist()), Sampling(8, temperature=0))
+    answers(engine, [request])
+    engine.swap(others[1])
+    (ids,) = answers(engine, [request])
+    assert ids == likeliest(others, request.prompt, ids)
+
+
+def test_after_the_warm_up_nothing_compiles(rng):
+    engine = Engine(*made(Hybrid(), 0), capacity=TIGHT)
+    engine.warm_up()
+    compiled = engine.stats().compiles
+    common = tuple(rng.integers(0, VOCAB, 18).tolist())
+    for _ in range(2):
+        answers(engine, [Request(common, Sampling(4, temperature=0))])
+    assert engine.stats().prefix_hits
+    assert engine.stats().compiles == compiled

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     print(table(result))
     _write(result, options.json)
-    if device.platform == "gpu":  # last: no GPU has run these kernels, and one that hangs leaves what is above
+    if device.platform == "gpu":  # last: a kernel that hangs leaves what is above
         for name, part in OUR_KERNELS.items():
             result[name] = part.check(device)
             print("\n" + part.table(result[name]))

@@ -1,7 +1,7 @@
 """Flash attention on Hopper GPUs, forward and backward: our own kernels in Pallas Mosaic GPU (arXiv:2407.08608).
 
 Tiles of keys that no query of a tile sees, by the mask's indices and the documents, are neither copied nor computed;
-only tiles that are partly seen are masked. No GPU has run them yet: they run where they are requested by name.
+only tiles that are partly seen are masked. They run where they are requested by name.
 """
 
 from dataclasses import dataclass

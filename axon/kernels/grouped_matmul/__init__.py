@@ -90,7 +90,7 @@ def _products(chosen: str) -> tuple[Product, WeightGradient] | None:
 
 
 def _mosaic() -> Any:
-    """The Hopper kernels, last of the candidates: no GPU has run them yet. Imported where they run."""
+    """The Hopper kernels, last of the candidates: run where they are requested. Imported where they run."""
     return import_module("axon.kernels.grouped_matmul.gpu")
 
 

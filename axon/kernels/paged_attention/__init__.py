@@ -116,7 +116,7 @@ def _candidates(q: Array, cache: Cache, inputs: AttentionInputs) -> Mapping[str,
 
 
 def _mosaic() -> Any:
-    """The Hopper kernel, last of the candidates: no GPU has run it yet. Imported where it runs."""
+    """The Hopper kernel, last of the candidates: run where it is requested. Imported where it runs."""
     return import_module("axon.kernels.paged_attention.gpu")
 
 

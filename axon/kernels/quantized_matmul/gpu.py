@@ -1,6 +1,6 @@
 """The quantised product on Hopper GPUs: our own kernel in Pallas Mosaic GPU.
 
-No GPU has run it yet: it runs where it is requested by name.
+It runs where it is requested by name.
 """
 
 from typing import Any

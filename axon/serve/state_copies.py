@@ -41,7 +41,9 @@ class StateCopies:
     def save(self, cache: Any, parts: Sequence[Scheduled]) -> None:
         """Keep the states of those of the launched step that end at a border, of tokens that the host knows."""
         snapshots = self._tables.snapshots
-        for part in parts if snapshots is not None else ():
+        if snapshots is None:
+            return
+        for part in parts:
             end, size = part.start + part.count, self._tables.size
             if end % size or end > len(part.sequence.tokens):
                 continue

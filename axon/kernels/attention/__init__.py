@@ -169,7 +169,7 @@ def _run(
 
 
 def _mosaic() -> Any:
-    """The Hopper kernels, last of the candidates: run where they are requested. Imported where they run."""
+    """The Hopper kernels, which cuDNN's are as fast as: last of the candidates. Imported where they run."""
     return import_module("axon.kernels.attention.gpu")
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.errors import UserError
-from axon.kernels.choice import choose, off_gpu, with_tpu
+from axon.kernels.choice import choose, off_gpu, with_gpu, with_tpu
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import gpu_support, tpu, tpu_gradient, tpu_product, xla
 from axon.kernels.grouped_matmul.differentiable import Product, WeightGradient
@@ -90,13 +90,13 @@ def _products(chosen: str) -> tuple[Product, WeightGradient] | None:
 
 
 def _mosaic() -> Any:
-    """The Hopper kernels, last of the candidates: run where they are requested. Imported where they run."""
+    """The Hopper kernels, imported where they run."""
     return import_module("axon.kernels.grouped_matmul.gpu")
 
 
 def _chosen(x: Array, w: Array, sizes: Array) -> str:
-    candidates = with_tpu(tpu.unfit(x, w), {"xla": _xla_unfit(x), "reference": None})
-    candidates["mosaic"] = _without_mosaic(x, w)
+    others = with_tpu(tpu.unfit(x, w), {"xla": _xla_unfit(x), "reference": None})
+    candidates = with_gpu({"mosaic": _without_mosaic(x, w)}, others)
     _, embed, out = w.shape
     stored = "" if w.dtype == x.dtype else f" by {w.dtype}"
     detail = f"{x.shape[0]} rows of {embed} by {out} in {sizes.shape[0]} groups, {x.dtype}{stored}"

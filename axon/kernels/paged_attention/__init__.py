@@ -7,7 +7,7 @@ from typing import Any, cast
 from jax import Array
 
 from axon.axes import platform
-from axon.kernels.choice import choose, cores, fitting, off_gpu, with_tpu
+from axon.kernels.choice import choose, cores, fitting, off_gpu, with_gpu, with_tpu
 from axon.kernels.paged_attention import gpu_support
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.check import check
@@ -111,12 +111,12 @@ def paged_attention_tables(
 
 
 def _candidates(q: Array, cache: Cache, inputs: AttentionInputs) -> Mapping[str, str | None]:
-    plain = with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
-    return {**plain, "mosaic": _without_mosaic(q, cache, inputs)}
+    others = with_tpu(unfit(q, cache, inputs), {"xla": None, "reference": None})
+    return with_gpu({"mosaic": _without_mosaic(q, cache, inputs)}, others)
 
 
 def _mosaic() -> Any:
-    """The Hopper kernel, last of the candidates: run where it is requested. Imported where it runs."""
+    """The Hopper kernel, imported where it runs."""
     return import_module("axon.kernels.paged_attention.gpu")
 
 

@@ -91,7 +91,7 @@ def _detail(x: Quantized, w: Quantized) -> str:
 def _candidates(x: Quantized, w: Quantized | KMajor, dtype: Any) -> dict[str, str | None]:
     """Implementation → why it cannot do this product, None if it can; the best first.
 
-    The Hopper kernel is last: it runs where it is requested.
+    The Hopper kernel is last, and runs where it is requested by name.
     """
     without_tpu = "w is stored `out k`, and it reads `k out`" if isinstance(w, KMajor) else tpu.unfit(x, w)
     return {**with_tpu(without_tpu, {"xla": None, "reference": None}), "mosaic": _without_mosaic(x, w, dtype)}

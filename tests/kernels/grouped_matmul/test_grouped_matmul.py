@@ -142,7 +142,7 @@ def test_the_weights_of_some_groups_are_found_among_more(name, dtype, rng, monke
 def test_an_implementation_is_chosen_by_platform_and_said(rng):
     x, w, _ = draw(rng)
     sizes = np.zeros(GROUPS, np.int32)
-    passed = " (not tpu: this program is for a gpu)"
+    passed = " (not mosaic: it is for Hopper GPUs, and this is ; not tpu: this program is for a gpu)"
     for platform, name, why in (("tpu", "tpu", ""), ("gpu", "xla", passed), ("cpu", "xla", "")):
         with axes.activate(axes.Scope(SimpleNamespace(platform=platform, chip=""))) as scope:
             jax.make_jaxpr(lambda x, w: grouped_matmul(x, w, sizes))(x, w)

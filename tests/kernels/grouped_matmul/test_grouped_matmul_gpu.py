@@ -136,11 +136,12 @@ def chosen(requested, platform="gpu", embed=128):
         return str(jax.make_jaxpr(both)(x, w)), scope.choices["grouped_matmul"]
 
 
-def test_they_run_where_they_are_requested_by_name_alone():
-    program, choice = chosen("mosaic")
+def test_they_are_chosen_on_hopper_gpus_where_they_fit():
+    program, choice = chosen(None)
     assert all(name in program for name in KERNELS)
-    assert choice == "mosaic, 8 rows of 128 by 128 in 2 groups, bfloat16 (requested by name)"
-    assert KERNELS[0] not in chosen(None)[0]
+    assert choice == "mosaic, 8 rows of 128 by 128 in 2 groups, bfloat16"
+    assert "not mosaic: " in chosen(None, embed=96)[1]
+    assert KERNELS[0] not in chosen("xla")[0]
     for platform, embed, reason in (("tpu", 128, "a tpu"), ("gpu", 96, "96 and 128")):
         with pytest.raises(UserError, match=f"'mosaic' is unavailable for grouped_matmul: .*{reason}"):
             chosen("mosaic", platform, embed)

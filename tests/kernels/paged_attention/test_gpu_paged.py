@@ -185,11 +185,12 @@ def chosen(requested, chip="NVIDIA H200", **changed):
     return str(program), scope.choices["paged_attention"]
 
 
-def test_it_runs_where_it_is_requested_by_name_alone():
-    program, choice = chosen("mosaic")
+def test_it_is_chosen_on_hopper_gpus_where_it_fits():
+    program, choice = chosen(None)
     assert "axon_paged_attention" in program
-    assert choice == "mosaic, bfloat16 pages of 16 (requested by name)"
-    assert "axon_paged_attention" not in chosen(None)[0]
+    assert choice == "mosaic, bfloat16 pages of 16"
+    assert "axon_paged_attention" not in chosen(None, "NVIDIA B200")[0]
+    assert "axon_paged_attention" not in chosen("xla")[0]
     for reason, more in {"B200": {"chip": "NVIDIA B200"}, "not 96": {"head_dim": 96}}.items():
         with pytest.raises(UserError, match=f"'mosaic' is unavailable for paged_attention: .*{reason}"):
             chosen("mosaic", **more)

@@ -99,7 +99,12 @@ FITTING = {"head_dim": 128, "page_size": 16, "dtype": "bfloat16", "q": "bfloat16
     ("platform", "kernels", "chosen"),
     [
         ("cpu", {}, "xla, bfloat16 pages of 16"),
-        ("gpu", {}, "xla, bfloat16 pages of 16 (not tpu: this program is for a gpu)"),
+        (
+            "gpu",
+            {},
+            "xla, bfloat16 pages of 16 (not mosaic: it is for Hopper GPUs, and this is ; "
+            "not tpu: this program is for a gpu)",
+        ),
         ("tpu", {}, "tpu, bfloat16 pages of 16"),
         ("tpu", {"paged_attention": "xla"}, "xla, bfloat16 pages of 16 (requested by name)"),
         ("cpu", {"paged_attention": "reference"}, "reference, bfloat16 pages of 16 (requested by name)"),

@@ -12,7 +12,11 @@ import os
 import random
 import secrets
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -293,3 +297,58 @@ def tiny(text):
         checkpoints=Checkpoints(every=5),
         sample=None,
     )
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A run that was done: its tree, its folder and the lines it said."""
+
+    train: Any
+    folder: Path
+    lines: list[str]
+
+    def records(self, *names: str) -> list[list[Any]]:
+        """Of each training step: step and the named numbers."""
+        from axon.observe.lines import read_lines
+
+        found = read_lines(self.folder / "metrics.jsonl")
+        return [[record[name] for name in ("step", *names)] for record in found if "loss" in record]
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """Its events of these kinds, in order."""
+        from axon.observe.lines import read_lines
+
+        return [event for event in read_lines(self.folder / "events.jsonl") if event["kind"] in kinds]
+
+
+@contextmanager
+def only(count: int) -> Iterator[None]:
+    """Within, JAX has but the first `count` devices."""
+    import jax
+
+    devices = jax.devices()[:count]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *_: devices)
+        patch.setattr(jax, "device_count", lambda *_: count)
+        yield
+
+
+@pytest.fixture(scope="session")
+def few() -> Callable[[int], Any]:
+    """few(n): a context in which JAX has but the first n devices."""
+    return only
+
+
+@pytest.fixture(scope="session")
+def do(caches) -> Callable[..., Ran]:
+    """do(train, folder, devices=1, **arguments of run): train in `folder` on the first so many devices."""
+    import axon.run
+
+    def run(train: Any, folder: Path, devices: int = 1, **arguments: Any) -> Ran:
+        lines: list[str] = []
+        train = replace(train, run_dir=str(folder))
+        with only(devices):
+            axon.run.run(train, report=lines.append, **arguments)
+        return Ran(train, folder, lines)
+
+    return run

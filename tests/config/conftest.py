@@ -10,8 +10,6 @@ from axon.config import ConfigError, Resolved, load
 
 TOY = "toy_house"
 
-sys.path.append(str(Path(__file__).parent))  # the toy house is imported by its name, as a person's own module is
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:

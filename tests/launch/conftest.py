@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # member.py is imported by its name
-
 
 @pytest.fixture(scope="session")
 def environment(caches) -> Callable[[int], dict[str, str]]:

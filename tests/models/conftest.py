@@ -1,16 +1,11 @@
 """How a model is held against the same mathematics in plain JAX."""
 
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
 
 from axon.layout import Execution
 from axon.nn import Inputs, cross_entropy
-
-sys.path.append(str(Path(__file__).parent))  # reference.py is imported by its name, as fixtures/make.py does
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
 """A run so small that it trains in a second, and one of it that many tests look at."""
 
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-import axon.run
 from axon.checkpoint import Checkpoints, Store
 from axon.layout import Layout
-from axon.run import Sample, Train
+from axon.run import Sample
 from axon.run.folder import RunFolder
 from axon.runtime import Runtime
 from axon.serve.request import Sampling
@@ -26,53 +24,8 @@ def kept(caches) -> None:
     """Most tests of this folder train the same model."""
 
 
-@dataclass(frozen=True)
-class Ran:
-    """A run that was done: its tree, its folder and the lines it said."""
-
-    train: Train
-    folder: Path
-    lines: list[str]
-
-
 @pytest.fixture(scope="session")
-def do() -> Callable[..., Ran]:
-    """do(train, folder, devices=1, **arguments of run): train in `folder` on the first so many devices."""
-
-    def run(train: Train, folder: Path, devices: int = 1, **arguments: Any) -> Ran:
-        lines: list[str] = []
-        train = replace(train, run_dir=str(folder))
-        with only(devices):
-            axon.run.run(train, report=lines.append, **arguments)
-        return Ran(train, folder, lines)
-
-    return run
-
-
-def only(count: int):
-    """A context in which JAX has but the first `count` devices."""
-    patch, devices = pytest.MonkeyPatch.context(), jax.devices()[:count]
-
-    class Few:
-        def __enter__(self):
-            inner = patch.__enter__()
-            inner.setattr(jax, "devices", lambda *_: devices)
-            inner.setattr(jax, "device_count", lambda *_: count)
-
-        def __exit__(self, *error):
-            return patch.__exit__(*error)
-
-    return Few()
-
-
-@pytest.fixture(scope="session")
-def few() -> Callable[[int], Any]:
-    """few(n): a context in which JAX has but the first n devices."""
-    return only
-
-
-@pytest.fixture(scope="session")
-def trained(tiny, do, tmp_path_factory) -> Ran:
+def trained(tiny, do, tmp_path_factory) -> Any:
     """The run with a sample, done whole and never disturbed. To be looked at only: see `copied`."""
     sample = Sample("alpha beta", Sampling(tokens=8))
     return do(replace(tiny, sample=sample), tmp_path_factory.mktemp("runs") / "whole")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from axon.kernels.paged_attention.tpu_stream import Shape, Stream, Work, tiled
+from axon.kernels.paged_attention.tpu_stream import PageStream, Shape, Work, tiled
 
 LANES = 128
 NOTHING, MASKED = -1e30, -2e30
@@ -101,7 +101,7 @@ def attend(shape: Shape, scaled: bool, of_rows: Sequence[bool], *refs: Any) -> N
     of_heads = [next(rest) if there else None for there in of_rows]
     pages, outputs, buffers = (list(islice(rest, count)) for count in (arrays, results, arrays))
     arrived, slot, *running, q = rest
-    stream, sums, rows = Stream(work, shape, pages, buffers, arrived), Running(*running), Rows(q, *of_heads)
+    stream, sums, rows = PageStream(work, shape, pages, buffers, arrived), Running(*running), Rows(q, *of_heads)
     share, part = lax.div(pl.program_id(0), shape.splits), lax.rem(pl.program_id(0), shape.splits)
     block, following = (index * shape.shares + share for index in (pl.program_id(1), pl.program_id(1) + 1))
     first, last = work.steps(block, part, shape)
@@ -167,7 +167,7 @@ def _groups(of_kv_heads: Any, of_heads: Any) -> Iterator[tuple[int, slice]]:
     return ((head, slice(head * heads // count, (head + 1) * heads // count)) for head in range(count))
 
 
-def _attend_step(of_rows: Rows, stream: Stream, slot: Any, block: Any, index: Any, running: Running) -> None:
+def _attend_step(of_rows: Rows, stream: PageStream, slot: Any, block: Any, index: Any, running: Running) -> None:
     """One step's pages, head by head of keys."""
     work, shape, buffers = stream.work, stream.shape, stream.buffers
     start = (work.columns[block] + index * shape.width) * shape.page_size

@@ -77,7 +77,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Stream:
+class PageStream:
     """The copies of pages from HBM to the buffers `2 width kv_heads page_size …`."""
 
     work: Work

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from axon.serve.http.access import Record
 from axon.serve.http.errors import ApiError, overloaded, unavailable
 from axon.serve.http.schema import Generation
-from axon.serve.http.worker import Stream
+from axon.serve.http.worker import UpdateStream
 from axon.serve.request import Finish, TokenLogprob, Update
 
 T = TypeVar("T")
@@ -110,7 +110,7 @@ class Reply(ABC):
         """What events say of what `take` returned, without the index."""
 
 
-async def respond(request: Request, stream: Stream, reply: Reply, queue_seconds: float) -> Response:
+async def respond(request: Request, stream: UpdateStream, reply: Reply, queue_seconds: float) -> Response:
     """The answer to a request, streamed or not; its choices are cancelled if the client goes."""
     try:
         first = await while_connected(request, _first(stream, queue_seconds))
@@ -139,7 +139,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         gone.cancel()
 
 
-async def _first(stream: Stream, seconds: float) -> tuple[int, Update]:
+async def _first(stream: UpdateStream, seconds: float) -> tuple[int, Update]:
     try:
         async with asyncio.timeout(seconds):
             new = await stream.next()
@@ -149,7 +149,9 @@ async def _first(stream: Stream, seconds: float) -> tuple[int, Update]:
     return new
 
 
-async def _parts(stream: Stream, reply: Reply, new: tuple[int, Update] | None) -> AsyncIterator[tuple[int, Choice]]:
+async def _parts(
+    stream: UpdateStream, reply: Reply, new: tuple[int, Update] | None
+) -> AsyncIterator[tuple[int, Choice]]:
     while new is not None:
         yield new[0], reply.take(*new)
         new = await stream.next()
@@ -187,7 +189,7 @@ def _event(value: dict[str, Any]) -> bytes:
 class _Events(StreamingResponse):
     """Closes its stream when it ends, however it ends."""
 
-    def __init__(self, stream: Stream, events: AsyncIterator[bytes]):
+    def __init__(self, stream: UpdateStream, events: AsyncIterator[bytes]):
         super().__init__(events, headers={"Cache-Control": "no-cache"}, media_type="text/event-stream")
         self._stream = stream
 

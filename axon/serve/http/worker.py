@@ -20,13 +20,13 @@ Embeddings = asyncio.Future[Sequence[np.ndarray]]
 FAILED = "The engine has failed and serves no more; the server's log says why"
 
 
-class Stream:
+class UpdateStream:
     """The updates of requests that were asked together, each with its request's place among them.
 
     All methods belong to the event loop. Who opens one closes it: what still runs of it is cancelled then.
     """
 
-    def __init__(self, count: int, unread: int, close: Callable[["Stream"], None]):
+    def __init__(self, count: int, unread: int, close: Callable[["UpdateStream"], None]):
         self.count, self._open, self._unread, self._close = count, count, unread, close
         self._updates: asyncio.Queue[tuple[int, Update]] = asyncio.Queue()
         self._error: ApiError | None = None
@@ -93,14 +93,14 @@ class Worker:
     ):
         self.embedder = embedder
         self.engine, self.limits, self.stats, self._watch = engine, limits, engine.stats(), watch
-        self.streams: set[Stream] = set()
+        self.streams: set[UpdateStream] = set()
         self.draining = self.failed = self._stopped = False
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._embeddings: dict[Embeddings, int] = {}
         """What is not embedded yet, and of how many texts."""
         self._asked: dict[int, Embeddings] = {}
         """Of the thread alone: number of texts → what they become."""
-        self._owners: dict[int, tuple[Stream, int]] = {}
+        self._owners: dict[int, tuple[UpdateStream, int]] = {}
         """Of the thread alone: request's number → its stream, and its place there."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -126,10 +126,10 @@ class Worker:
         self._stopped = True
         self._commands.put(lambda: None)
 
-    def open(self, requests: Sequence[Request]) -> Stream:
+    def open(self, requests: Sequence[Request]) -> UpdateStream:
         """Submit requests together. Raises `ApiError` if they cannot be taken now."""
         self.check(len(requests))
-        stream = Stream(len(requests), self.limits.unread * len(requests), self._close)
+        stream = UpdateStream(len(requests), self.limits.unread * len(requests), self._close)
         self.streams.add(stream)
         self._commands.put(partial(self._submit, requests, stream))
         return stream
@@ -161,7 +161,7 @@ class Worker:
         if open + count > most:
             raise overloaded(f"{open:,} {what} run or wait, of {most:,} that may; ask again later")
 
-    def _close(self, stream: Stream) -> None:
+    def _close(self, stream: UpdateStream) -> None:
         self.streams.discard(stream)
         if not stream.ended:
             self._commands.put(partial(self._cancel, stream))
@@ -178,7 +178,7 @@ class Worker:
         if result.cancelled():
             self._commands.put(partial(self._cancel_texts, result))
 
-    def _deliver(self, updates: Sequence[tuple[Stream, int, Update]]) -> None:
+    def _deliver(self, updates: Sequence[tuple[UpdateStream, int, Update]]) -> None:
         self._watch([update for *_, update in updates])
         for stream, place, update in updates:
             stream.add(place, update)
@@ -221,14 +221,14 @@ class Worker:
         if owned:
             self._tell(self._deliver, owned)
 
-    def _submit(self, requests: Sequence[Request], stream: Stream) -> None:
+    def _submit(self, requests: Sequence[Request], stream: UpdateStream) -> None:
         try:
             for place, request in enumerate(requests):
                 self._owners[self.engine.submit(request)] = stream, place
         except UserError as error:
             self._tell(stream.fail, ApiError(400, str(error)))
 
-    def _cancel(self, stream: Stream) -> None:
+    def _cancel(self, stream: UpdateStream) -> None:
         for number in [number for number, (owner, _) in self._owners.items() if owner is stream]:
             del self._owners[number]
             self.engine.cancel(number)

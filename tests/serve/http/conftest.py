@@ -2,18 +2,13 @@
 
 import json
 import socket
-import sys
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 import pytest
-
-sys.path.append(str(Path(__file__).parent))  # fake.py is imported by its name
-
 from fake import FakeEngine, served
 
 from axon.serve.http.limits import Limits

@@ -66,8 +66,9 @@ class Inputs:
         """Whose the new tokens are, for a block that has a state of each sequence. Raises `ValueError` without `start`:
         no cache has a state."""
         if isinstance(self.start, Ragged):
-            counts = jnp.diff(self.start.bounds)
-            return SequenceRows(self.start.bounds[:-1], counts, (self.start.lens == counts) & (counts > 0))
+            ragged, counts = self.start, jnp.diff(self.start.bounds)
+            begins = (ragged.lens == counts) & (counts > 0)
+            return SequenceRows(ragged.bounds[:-1], counts, begins, ragged.drafts, ragged.versions)
         if self.start is None:
             raise ValueError("Inputs: a state needs Inputs.start, which says whether its sequence begins")
         batch, seq = self.tokens.shape

@@ -51,7 +51,11 @@ def positions_of(cache: KVCache) -> int:
     return (pages - 1) * size
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["lens", "bounds", "tables"], meta_fields=["windows"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["lens", "bounds", "tables", "drafts", "versions"],
+    meta_fields=["windows"],
+)
 @dataclass(frozen=True)
 class Ragged:
     """Whose the tokens of a step are, where one row of `batch` has those of many sequences; and their pages.
@@ -61,12 +65,15 @@ class Ragged:
             each begin in the row: see `axon.kernels.paged_attention`.
         tables: of each of `windows` int32 `sequences pages_per_sequence`. windows: how many keys layers see, each
             with pages of their own, of which those before the window need not be there; None: all keys.
+        drafts, versions: int32 `sequences`, of sequences with states: see `axon.nn.SequenceRows`.
     """
 
     lens: Array
     bounds: Array
     tables: tuple[Array, ...]
     windows: tuple[int | None, ...]
+    drafts: Array | None = None
+    versions: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,12 @@ class Batches:
         """
         size = size or self._size(sum(part.count for part in scheduled), len(rows))
         tokens, positions, last = np.zeros((3, size.tokens), np.int32)
-        counts, lens = np.zeros((2, self.slots), np.int32)
+        counts, lens, drafts, versions = np.zeros((4, self.slots), np.int32)
         places, slots = np.full(size.rows, -1, np.int32), np.full(size.rows, self.slots, np.int32)
         own = [self._taken[part.sequence.number] for part in scheduled]
-        new, first, drawn, ends = _columns(scheduled)
+        new, first, drawn, ends, guessed, version = _columns(scheduled)
         counts[own], lens[own] = new, first + new
+        drafts[own], versions[own] = guessed, version
         found = [token for part, slot in zip(scheduled, own, strict=True) for token in self._tokens(part, slot)]
         after, after_row = np.cumsum(new), np.cumsum(drawn)  # of each part, in the step
         total, total_rows = len(found), int(drawn.sum())
@@ -83,7 +84,7 @@ class Batches:
             self._set_pages(part.sequence, slot)
         bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int32)], dtype=np.int32)
         tables = tuple(table.copy() for table in self._tables.values())
-        inputs = StepInputs(tokens, positions, last, lens, bounds, tables, places)
+        inputs = StepInputs(tokens, positions, last, lens, bounds, tables, places, drafts, versions)
         return Batch(inputs, slots, draws(rows, size.rows, self.vocab))
 
     def draws(self, size: Size) -> list[SampleParams]:
@@ -114,9 +115,13 @@ class Batches:
 
 
 def _columns(scheduled: Sequence[Scheduled]) -> np.ndarray:
-    """Of each part how many tokens, the first one's position, how many rows, and one past its sequence's last token."""
+    """Of each part how many tokens, the first one's position, how many rows, one past its sequence's last token, how
+    many drafts, and the version of its state."""
     columns = [
-        (part.count, part.start, part.rows, max(part.start + part.count, len(part.sequence.tokens)))
+        (
+            *(part.count, part.start, part.rows, max(part.start + part.count, len(part.sequence.tokens))),
+            *(len(part.drafts), part.state_version),
+        )
         for part in scheduled
     ]
-    return np.array(columns, np.int64).reshape(-1, 4).T
+    return np.array(columns, np.int64).reshape(-1, 6).T

@@ -13,7 +13,7 @@ from axon.serve.runner import Runner
 from axon.serve.sampler import SampleOutput, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
-from axon.serve.step import check_drafts
+from axon.serve.step import check_guesses, declared_caches
 from axon.serve.stream import Stream
 
 
@@ -38,7 +38,7 @@ class DraftModel:
 
     def start(self, target: Runner) -> "ModelDrafts":
         """Raises `UserError` for a model with other ids, or one that does not go on with a text."""
-        check_drafts("DraftModel", self.runtime)
+        check_guesses("DraftModel", declared_caches(self.runtime).values())
         positions = self.runtime.module.max_length
         length = target.max_length if positions is None else min(target.max_length, positions)
         runner = Runner(self.runtime, self.parameters, self.variables, replace(target.capacity, length=length))

@@ -20,7 +20,6 @@ from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
 from axon.serve.speculation import Drafter
 from axon.serve.stats import Counts, Stats
-from axon.serve.step import check_drafts
 from axon.serve.stream import Stream
 from axon.serve.weights import as_stored
 
@@ -57,11 +56,9 @@ class Engine:
         capacity: Capacity = Capacity(),
         drafter: Drafter | None = None,
     ):
-        """Raises `UserError` for a module that is no `LanguageModel`, and for guesses about one with states."""
-        if drafter is not None:
-            check_drafts(f"Engine.drafter = {type(drafter).__name__}", runtime)
+        """Raises `UserError` for a module that is no `LanguageModel`."""
         self.runtime, self.tokenizer = runtime, tokenizer
-        self._runner = Runner(runtime, parameters, variables, capacity)
+        self._runner = Runner(runtime, parameters, variables, capacity, 0 if drafter is None else drafter.most)
         self._scheduler, self.max_length = self._runner.scheduler, self._runner.max_length
         self.vocab = self._runner.vocab
         self._drafting = Drafting(None if drafter is None else drafter.start(self._runner))

@@ -27,6 +27,8 @@ class MultiToken:
     guess of the one after, with the same noise, penalties and grammar. It needs no other model, and one block more a
     step."""
 
+    most = 1
+
     def start(self, target: Runner) -> "MultiTokenDrafts":
         """Raises `UserError` for a model without the block."""
         return MultiTokenDrafts(target)
@@ -40,7 +42,7 @@ class MultiTokenDrafts:
     may be the worse for it, and no token is another one.
     """
 
-    most = 1
+    most = MultiToken.most
 
     def __init__(self, target: Runner):
         self._target, self._programs = target, MultiTokenStep(target.step)

@@ -11,7 +11,7 @@ from axon import axes
 from axon.errors import UserError
 from axon.nn import CacheSpec, LanguageModel
 from axon.serve.pages import PagePool
-from axon.serve.step import Step, StepInputs, check_drafts, logits_of, model_inputs, pool_specs, window_of
+from axon.serve.step import Step, StepInputs, check_guesses, logits_of, model_inputs, pool_specs, window_of
 
 WHOLE = PartitionSpec(None, None)
 
@@ -34,7 +34,8 @@ class MultiTokenStep:
                 "the model has no block that predicts the token after the next, as DeepSeek with multi_token = True "
                 "has, and cannot guess with it; --draft ngram needs none"
             )
-        check_drafts("the multi-token block's guesses", step.runtime)
+        with step.tracing():
+            check_guesses("MultiToken", [module.mtp.block.cache_specs(1, 1)])
         self.step, self.window = step, window_of(module.mtp.block)
         if self.window not in step.windows:
             raise UserError(f"the multi-token block sees {self.window} keys, and no layer does: it cannot guess here")

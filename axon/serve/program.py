@@ -15,6 +15,7 @@ from axon.nn.cache import of_cache_kind
 from axon.runtime import Runtime
 from axon.serve.batch import Size
 from axon.serve.capacity import Capacity
+from axon.serve.multi_token import MultiToken
 from axon.serve.multi_token_step import MultiTokenStep
 from axon.serve.runner import check_continues
 from axon.serve.step import Step, StepInputs, windows_by_kind, windows_of
@@ -48,7 +49,8 @@ class ServingProgram:
     @cached_property
     def cache(self) -> Any:
         """The specs of pages and states."""
-        return self.step.cache_specs(self.pools, self.capacity.requests, self.capacity.cache_dtype)
+        states = self.capacity.requests * (1 + (MultiToken.most if self.block else 0))
+        return self.step.cache_specs(self.pools, states, self.capacity.cache_dtype)
 
     @cached_property
     def block_cache(self) -> dict[str, CacheSpec]:
@@ -163,7 +165,8 @@ class ServingProgram:
         tokens = self._replicated(size.tokens)
         tables = tuple(self._replicated(requests, columns) for _ in self.pools)
         places = self._replicated(requests), self._replicated(requests + 1)
-        return StepInputs(tokens, tokens, tokens, *places, tables, self._replicated(size.rows))
+        drafts = versions = self._replicated(requests)
+        return StepInputs(tokens, tokens, tokens, *places, tables, self._replicated(size.rows), drafts, versions)
 
     def _replicated(self, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         """An array that each device has."""

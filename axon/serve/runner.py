@@ -44,10 +44,10 @@ class Runner:
 
     Args:
         runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places.
-        capacity: how much at once.
+        capacity: how much at once. drafts: of a sequence in a step, at most: of its states one more is kept.
     """
 
-    def __init__(self, runtime: Runtime, parameters: Any, variables: Any, capacity: Capacity):
+    def __init__(self, runtime: Runtime, parameters: Any, variables: Any, capacity: Capacity, drafts: int = 0):
         """Raises `UserError` for a module that is no `LanguageModel`."""
         check_continues(runtime.module)
         self.runtime, self.capacity, self.variables = runtime, capacity, variables or {}
@@ -68,10 +68,12 @@ class Runner:
             snapshots=Snapshots(capacity.requests) if kept else None,
         )
         self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
-        specs = self._step.cache_specs(self.pools, capacity.requests, capacity.cache_dtype)
+        specs = self._step.cache_specs(self.pools, capacity.requests * (1 + drafts), capacity.cache_dtype)
         _check_memory((specs, kept), runtime.placement)
         self._cache = self._step.empty_cache(specs)
-        self._states = StateCopies(self._step, kept, self.scheduler.groups, self._batches.slot)
+        self._states = StateCopies(
+            self._step, kept, self.scheduler.groups, lambda sequence: (1 + drafts) * self._batches.slot(sequence)
+        )
         self._last = self._step.no_draws(capacity.requests)
         self._watcher: StepObserver | None = None
 

@@ -39,6 +39,7 @@ class Scheduled(NamedTuple):
             step, `drafts` included, which are the last ones. rows: of how many of them, the last ones, logits are
             needed. draws: whether it reaches the end: the token at the end, and after each draft, is drawn.
         from_device: whether its token (then there is one) was drawn by a step in flight and is not known on the host.
+        state_version: see `Sequence.state_version`, before this step.
     """
 
     sequence: Sequence
@@ -48,6 +49,7 @@ class Scheduled(NamedTuple):
     rows: int
     draws: bool
     from_device: bool
+    state_version: int = 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -196,9 +198,9 @@ class Scheduler:
     def _schedule(self, sequence: Sequence, count: int) -> Scheduled:
         self.groups.extend(sequence, count)
         start, rows, draws = sequence.cached, sequence.rows(count), count >= sequence.remaining
-        from_device = draws and sequence.pending > 0
+        from_device, version = draws and sequence.pending > 0, sequence.state_version
         self._spare_rows -= max(0, rows - 1)
-        return Scheduled(sequence, start, count, sequence.advance(count), rows, draws, from_device)
+        return Scheduled(sequence, start, count, sequence.advance(count), rows, draws, from_device, version)
 
     def _preempt_for(self, sequence: Sequence, preempted: list[Sequence]) -> int:
         """Preempt the last running ones until `sequence` has room for a token or is the last: how many it has."""

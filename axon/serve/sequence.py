@@ -26,6 +26,7 @@ class Sequence:
             first: window → index of the first that was not.
         hashes: of its full pages; registered: how many of them pools know. version: of the weights that it was admitted
             with.
+        state_version: how many of the drafts of its last step were accepted: which of its states counts.
         snapshot: the place of that of its prefix, until the step is launched that begins with it.
         finished: it has no pages and gets none.
     """
@@ -42,6 +43,7 @@ class Sequence:
         self.first: dict[int | None, int] = {}
         self.hashes: list[bytes] = []
         self.version = -1
+        self.state_version = 0
         self.snapshot: int | None = None
         self.finished = False
 
@@ -95,7 +97,7 @@ class Sequence:
     def advance(self, count: int) -> tuple[int, ...]:
         """A step with the next `count` tokens is launched; those past its end are drafts, which it returns."""
         past = count - self.remaining
-        self.cached += count
+        self.cached, self.state_version = self.cached + count, 0
         self.scored = max(self.scored, min(self.cached, self.prompt_length))
         if past < 0:
             return ()
@@ -109,12 +111,13 @@ class Sequence:
         self.tokens += ids
         self.pending -= 1
         if self.verifying:
+            self.state_version = len(ids) - 1
             self.cached -= self.verifying - (len(ids) - 1)
             self.verifying = 0
 
     def restart(self) -> None:
         """Nothing of it is cached any more, and what steps in flight draw still counts."""
-        self.cached = self.verifying = self.registered = 0
+        self.cached = self.verifying = self.registered = self.state_version = 0
         self.pages, self.first = {}, {}
 
     def become(self, adapter: str) -> None:

@@ -51,6 +51,11 @@ class Drafts(Protocol):
 class Drafter(Protocol):
     """How an engine guesses: data, as a config names it."""
 
+    @property
+    def most(self) -> int:
+        """How many tokens of a request are guessed at once, at most."""
+        ...
+
     def start(self, target: Runner) -> Drafts:
         """The guesses of what `target` will draw."""
         ...

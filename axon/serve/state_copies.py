@@ -17,7 +17,8 @@ class StateCopies:
 
     Args:
         specs: of the snapshots, see `Step.snapshot_specs`; empty of a model without states, of which nothing is copied.
-        tables: whose prefixes they are of. slot_of: of a sequence, its place among the states of a cache.
+        tables: whose prefixes they are of. slot_of: of a sequence, the place in a cache of its state that has seen no
+            drafts.
     """
 
     def __init__(self, step: Step, specs: Any, tables: BlockTables, slot_of: Callable[[Running], int]):

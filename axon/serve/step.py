@@ -5,7 +5,7 @@ Two programs follow each other: the model's, of which there is one for each size
 has other shapes for what requests ask of their draws; it is small.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ class StepInputs:
     Args:
         tokens: int32 `tokens`; below 0 the token that was drawn last in slot −1 − token, which the host does not know
             yet. positions: of each, in its sequence. last: of each, the last position of its sequence.
-        lens, bounds, tables: see `axon.nn.kv_cache.Ragged`.
+        lens, bounds, tables, drafts, versions: see `axon.nn.kv_cache.Ragged`.
         rows: int32 `rows`: the tokens from the output of which the next ones are drawn, and −1 after the last of them.
     """
 
@@ -59,6 +59,8 @@ class StepInputs:
     bounds: Any
     tables: tuple[Any, ...]
     rows: Any
+    drafts: Any
+    versions: Any
 
 
 class Step:
@@ -100,14 +102,13 @@ class Step:
         """How many programs there are."""
         return self._forward._cache_size() + self._draw._cache_size()
 
-    def cache_specs(self, pools: Mapping[int | None, PagePool], slots: int, dtype: Any = None) -> Any:
-        """By kind of block its cache: all pages of its window's pool, and a state for each of the `slots` of running
-        sequences; `dtype`: in which pages are kept, the compute dtype by default. Raises `UserError` for quantised
-        latents."""
+    def cache_specs(self, pools: Mapping[int | None, PagePool], states: int, dtype: Any = None) -> Any:
+        """By kind of block its cache: all pages of its window's pool, and so many `states`; `dtype`: in which pages are
+        kept, the compute dtype by default. Raises `UserError` for quantised latents."""
         windows, found = windows_by_kind(self.runtime.module), {}
         for kind, specs in declared_caches(self.runtime).items():
             pages = pool_specs(specs, pools[windows[kind]], dtype) if kind in windows else {}
-            found[kind] = pages | state_specs(specs, slots)
+            found[kind] = pages | state_specs(specs, states)
         return found
 
     def snapshot_specs(self, count: int) -> Any:
@@ -164,7 +165,7 @@ def logits_of(model: LanguageModel, hidden: Array) -> Array:
 
 def model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, ...]) -> Inputs:
     """What the model is given: all sequences' tokens in one row of `batch`."""
-    ragged = Ragged(inputs.lens, inputs.bounds, inputs.tables, windows)
+    ragged = Ragged(inputs.lens, inputs.bounds, inputs.tables, windows, inputs.drafts, inputs.versions)
     in_row = (axes.shard(x[None], "batch seq") for x in (tokens, inputs.positions, inputs.last))
     tokens, positions, last = in_row
     return Inputs(tokens, positions, start=ragged, last=last)
@@ -202,17 +203,11 @@ def declared_caches(runtime: Runtime) -> dict[str, dict[str, CacheSpec]]:
         return runtime.module.layers.cache_specs(1, 1)
 
 
-def has_states(runtime: Runtime) -> bool:
-    """Whether a block of its module keeps a state of each sequence."""
-    return any(of_cache_kind(specs, "state") for specs in declared_caches(runtime).values())
-
-
-def check_drafts(drafter: str, runtime: Runtime) -> None:
-    """Raise `UserError` for guesses about a module with states: a rejected one would stay in them."""
-    why = {SEQUENCE_STATES: "a rejected guess cannot be taken out of a state"}
-    parts = [Part(drafter, "leave it out", excludes=why)]
-    if has_states(runtime):
-        name, remedy = "a model whose blocks keep states of sequences", "serve one whose caches are pages alone"
+def check_guesses(drafter: str, specs: Iterable[Mapping[str, CacheSpec]]) -> None:
+    """Raise `UserError` for a model that guesses with states, which are not undone when it has guessed wrong."""
+    parts = [Part(drafter, "guess by n-grams, --draft ngram", excludes={SEQUENCE_STATES: "its guesses stay in them"})]
+    if any(of_cache_kind(own, "state") for own in specs):
+        name, remedy = "blocks of its model that keep states of sequences", "give one whose caches are pages alone"
         parts.append(Part(name, remedy, frozenset({SEQUENCE_STATES})))
     check_composition(parts)
 

@@ -81,6 +81,27 @@ def test_a_window_reaches_into_the_passes_before_and_not_beyond_the_first_token(
         np.testing.assert_array_equal(last, padded[-(TAPS - 1) :])
 
 
+def test_of_drafts_only_those_that_are_accepted_are_in_the_state_of_the_next_pass(rng):
+    most, scanned, start = 3, [], 0
+    state, last = jnp.zeros((2 * (1 + most), WIDTH)), jnp.zeros((2 * (1 + most), TAPS - 1, WIDTH))
+    version = np.zeros(2, int)
+    for drafts in ((0, 0), (3, 1), (0, 2), (2, 3), (0, 0)):
+        counts = 1 + np.array(drafts)
+        x = jnp.asarray(rng.normal(size=(1, int(counts.sum()) + 2, WIDTH)), jnp.float32)
+        starts, begins = jnp.array([0, counts[0]]), jnp.full(2, start == 0)
+        rows = SequenceRows(starts, jnp.asarray(counts), begins, jnp.array(drafts), jnp.asarray(version))
+        state, (out, _) = jax.jit(lambda rows, x, state: rows.scan(decayed, state, x))(rows, x, state)
+        windows, last = jax.jit(lambda rows, x, last: rows.windows(x, last))(rows, x, last)
+        version = np.array([rng.integers(0, count + 1) for count in drafts])
+        own = slice(0, int(counts[0]))  # of the first sequence
+        kept = [*scanned, *np.asarray(x[0, own])]
+        np.testing.assert_allclose(out[0, own], reference_scan(kept)[0][len(scanned) :], rtol=1e-5, atol=1e-6)
+        padded = np.concatenate([np.zeros((TAPS - 1, WIDTH)), np.array(kept)])
+        expected = [padded[i : i + TAPS] for i in range(len(scanned), len(kept))]
+        np.testing.assert_allclose(windows[0, own], expected)
+        scanned, start = kept[: len(scanned) + 1 + int(version[0])], start + 1
+
+
 def test_rows_that_are_sequences_end_where_their_padding_begins(rng):
     tokens = jnp.zeros((2, 6), jnp.int32)
     rows = Inputs(tokens, tokens, start=jnp.int32(0), count=jnp.int32(4)).rows

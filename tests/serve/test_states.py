@@ -17,6 +17,7 @@ from axon.layout import Layout
 from axon.nn import Attention, Auxiliary, CacheSpec, Depth, Inputs, LanguageModel, Param, RMSNorm, Rope, Segment
 from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
+from axon.serve.draft_model import DraftModel
 from axon.serve.engine import Engine
 from axon.serve.program import ServingProgram
 from axon.serve.request import Request, Sampling
@@ -207,10 +208,29 @@ def test_a_plan_counts_the_states_of_all_slots(family):
     assert program.cache_bytes() == pages + 2 * program.state_bytes()
 
 
-def test_guesses_beside_states_are_refused_by_both_names():
+def test_rejected_guesses_leave_nothing_in_a_state(family, rng):
+    """Of texts that repeat, so that some guesses are right, and some come from elsewhere."""
+    (runtime, *weights), plain = family
+    guessing = Engine(runtime, *weights, capacity=TIGHT, drafter=Repeats())
+    requests = drawn_requests(rng, 6, temperature=0)
+    expected = answers(plain, requests)
+    assert answers(guessing, requests) == expected
+    stats = guessing.stats()
+    assert 0 < stats.accepted < stats.drafted
+
+
+class Repeats(NGram):
+    """Guesses after single tokens, which are often wrong."""
+
+    def __init__(self):
+        super().__init__(longest=1, shortest=1, most=3)
+
+
+def test_a_model_that_guesses_with_states_is_refused_by_both_names(family):
+    (runtime, *weights), _ = family
     with pytest.raises(UserError) as error:
-        Engine(*made(Hybrid(), 0), capacity=TIGHT, drafter=NGram())
-    assert all(part in str(error.value) for part in ("Engine.drafter = NGram", "states of sequences"))
+        Engine(runtime, *weights, capacity=TIGHT, drafter=DraftModel(runtime, *weights))
+    assert all(part in str(error.value) for part in ("DraftModel", "states of sequences"))
 
 
 def test_a_prefix_is_shared_by_its_snapshot_and_changes_no_token(family, rng):

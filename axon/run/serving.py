@@ -41,6 +41,11 @@ class Serve:
             raise UserError(
                 f"Serve.execution: {tiers[0].name} is of training alone, and serving has no such tier; leave it out"
             )
+        if self.execution.remat != "none":
+            raise UserError(
+                f"Serve.execution: Execution.remat = {self.execution.remat!r} is of training alone, and serving has no "
+                "backward; leave it out"
+            )
 
 
 def serving_program(serve: Serve, placement: Placement | None = None) -> ServingProgram:

@@ -54,7 +54,10 @@ def test_what_this_model_cannot_be_is_refused_before_anything_is_traced(fields, 
         Runtime(LLAMA, Layout({"data": 1}), execution=Execution(**fields))
 
 
-@pytest.mark.parametrize("fields", [{"host": ("params",)}, {"disk": {"optimizer": "scratch"}}], ids=str)
+OF_TRAINING = [{"host": ("params",)}, {"disk": {"optimizer": "scratch"}}, {"remat": "full"}]
+
+
+@pytest.mark.parametrize("fields", OF_TRAINING, ids=str)
 def test_tiers_of_training_are_refused_in_serving(fields):
     with pytest.raises(UserError, match=rf"Execution\.{next(iter(fields))} = .* is of training alone"):
         Serve(LLAMA, execution=Execution(**fields))

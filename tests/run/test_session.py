@@ -21,7 +21,7 @@ from axon.data import Folder, TokenizerFile
 from axon.errors import UserError
 from axon.launch.signals import Interrupted
 from axon.layout import Execution, Layout
-from axon.nn import Param
+from axon.nn import Param, Routing
 from axon.observe.metrics import held_out_losses, read_metrics
 from axon.observe.trackers import TensorBoard
 from axon.parallel.pipeline import Interleaved, TwoBW
@@ -33,6 +33,7 @@ from axon.train.loop import Diverged
 from axon.train.objective import NextToken
 from axon.train.optimizers import AdamW, Constant
 from models.gpt2 import GPT2
+from models.mixtral import Mixtral
 
 KEYS = {"step", "loss", "tokens", "tokens_per_second", "step_seconds", "mfu", "grad_norm", "learning_rate"}
 
@@ -237,6 +238,25 @@ def test_a_run_continues_where_a_step_is_computed_in_another_way(tiny, trained, 
     assert f"changed since the last start: {execution}" in other.lines
     np.testing.assert_allclose(records(tmp_path, "loss"), records(trained.folder, "loss")[:8], rtol=1e-5)
     np.testing.assert_allclose(records(tmp_path, "grad_norm"), records(trained.folder, "grad_norm")[:8], rtol=1e-5)
+
+
+@pytest.mark.full
+def test_a_run_of_experts_continues_with_another_dispatcher_margin_tier_and_compiler(tiny, do, tmp_path):
+    shape = {"vocab": 320, "embed": 32, "layers": 1, "heads": 4, "kv_heads": 4, "mlp": 32}
+    experts = replace(tiny, model=Mixtral(**shape, routing=Routing(4, 2)), layout=Layout({"expert": 2}), steps=6)
+    execution = Execution(
+        dispatcher="dense",
+        capacity_factor=2.0,
+        host=("optimizer",),
+        compiler_options={"xla_cpu_enable_fast_math": False},
+    )
+    do(experts, tmp_path / "plain", devices=2)
+    do(experts, tmp_path / "run", devices=2, steps=3)
+    other = do(replace(experts, execution=execution), tmp_path / "run", devices=2)
+    said = next(line for line in other.lines if line.startswith("changed since the last start: "))
+    for field in ("dispatcher", "capacity_factor", "host", "compiler_options"):
+        assert f"execution.{field} " in said
+    np.testing.assert_allclose(records(tmp_path / "run", "loss"), records(tmp_path / "plain", "loss"), rtol=1e-5)
 
 
 def test_a_mesh_of_fewer_devices_than_there_are_is_taken_and_said(tiny, do, tmp_path):

@@ -1,7 +1,7 @@
 """Models whose blocks keep states of sequences, served: what is written is what the full forward pass finds, whatever
 runs beside it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -280,3 +280,29 @@ def test_after_the_warm_up_nothing_compiles(rng):
         answers(engine, [Request(common, Sampling(4, temperature=0))])
     assert engine.stats().prefix_hits
     assert engine.stats().compiles == compiled
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", MODELS)
+def test_priorities_cancellations_shared_prefixes_and_guesses_change_no_token(model, seed, rng):
+    parts = made(MODELS[model], seed)
+    engine = Engine(*parts, capacity=TIGHT, drafter=Repeats())
+    requests = [
+        replace(request, priority=int(rng.integers(0, 3)))
+        for request in [*drawn_requests(rng, 20, temperature=0), *drawn_requests(rng, 20, temperature=0)]
+    ]
+    waiting, running, ids, cancelled = list(requests), {}, {}, set()
+    while waiting or engine.busy:
+        for request in [waiting.pop() for _ in range(min(len(waiting), int(rng.integers(0, 4))))]:
+            running[engine.submit(request)] = request
+        if running and rng.random() < 0.05:
+            cancelled.add(number := int(rng.choice([*running])))
+            engine.cancel(number)
+        for update in engine.step():
+            ids.setdefault(update.request, []).extend(update.ids)
+    stats = engine.stats()
+    assert stats.free_pages == stats.pages
+    assert stats.preemptions or model == "windowed"
+    assert stats.prefix_hits
+    for number in running.keys() - cancelled:
+        assert ids[number] == likeliest(parts, running[number].prompt, ids[number])

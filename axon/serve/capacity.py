@@ -36,6 +36,8 @@ class Capacity:
             many as the model has positions. page_size: tokens a page; by default 16 on a CPU and 128 elsewhere.
         cache_tokens: for how many there are pages; by default for all requests at half the `length`. cache_dtype: of
             keys and values, by default the compute dtype; int8 and float8_e4m3fn have a scale a token and head.
+        snapshots: of states at borders of pages, by which prefixes are shared, of a model whose blocks keep any; by
+            default as many as `requests`.
     """
 
     requests: int = 64
@@ -44,9 +46,10 @@ class Capacity:
     page_size: int | None = None
     cache_tokens: int | None = None
     cache_dtype: str | None = None
+    snapshots: int | None = None
 
     def __post_init__(self):
-        check_range(self, "[1, 2**16]", "requests", "tokens", "page_size")
+        check_range(self, "[1, 2**16]", "requests", "tokens", "page_size", "snapshots")
         check_range(self, "[2, 2**40]", "length", "cache_tokens")
         if self.tokens < self.requests:
             raise UserError(
@@ -74,6 +77,11 @@ class Capacity:
         tokens[-1] = max(SMALLEST, -(-self.tokens // SMALLEST) * SMALLEST)
         most = -(-max(MOST_ROWS, self.requests) // SMALLEST) * SMALLEST
         return [Size(count, min(count, most)) for count in tokens]
+
+    @property
+    def num_snapshots(self) -> int:
+        """How many snapshots of states there are, if a model has states."""
+        return self.snapshots or self.requests
 
     def page_size_on(self, platform: str) -> int:
         """Tokens a page on a platform: `cpu`, `gpu` or `tpu`."""

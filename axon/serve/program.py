@@ -65,7 +65,7 @@ class ServingProgram:
     @cached_property
     def snapshots(self) -> Any:
         """The specs of the snapshots of states."""
-        return self.step.snapshot_specs(self.capacity.requests)
+        return self.step.snapshot_specs(self.capacity.num_snapshots)
 
     @property
     def caches(self) -> list[tuple[dict[str, CacheSpec], int | None]]:

@@ -59,13 +59,13 @@ class Runner:
         page_size = capacity.page_size_on(runtime.placement.platform)
         self.pools = capacity.pools(self._step.windows, page_size, self.max_length)
         budget, rows = sizes[-1].tokens, sizes[-1].rows
-        kept = self._step.snapshot_specs(capacity.requests)
+        kept = self._step.snapshot_specs(capacity.num_snapshots)
         self.scheduler = Scheduler(
             self.pools,
             budget=budget,
             max_running=capacity.requests,
             max_rows_drawn=rows,
-            snapshots=Snapshots(capacity.requests) if kept else None,
+            snapshots=Snapshots(capacity.num_snapshots) if kept else None,
         )
         self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
         specs = self._step.cache_specs(self.pools, capacity.requests * (1 + drafts), capacity.cache_dtype)

@@ -204,6 +204,7 @@ def test_a_plan_counts_the_states_of_all_slots(family):
     heads, width = 2, 8
     assert program.state_bytes() == 2 * TIGHT.requests * heads * width * (1 + width) * 4
     assert program.snapshot_bytes() == program.state_bytes()
+    assert ServingProgram(runtime, replace(TIGHT, snapshots=1)).snapshot_bytes() * 4 == program.state_bytes()
     pages = sum(spec.nbytes for specs, _ in program.caches for spec in specs.values())
     assert program.cache_bytes() == pages + 2 * program.state_bytes()
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from every_optimizer import BY_GROUP, EVERY, RATE
 
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.errors import UserError
@@ -16,37 +17,15 @@ from axon.plan.topology import devices
 from axon.runtime import nested
 from axon.runtime.stored import StoredArray, is_stored
 from axon.train.layer_update import leaves
-from axon.train.optimizers import (
-    EMA,
-    SGD,
-    SOAP,
-    Adafactor,
-    AdamW,
-    Constant,
-    Group,
-    Lion,
-    Muon,
-    ScheduleFreeAdamW,
-)
+from axon.train.optimizers import AdamW, Lion
 from axon.train.step import Program
 from models.gemma import Gemma
 from models.llama import Llama
 
-RATE = Constant(1e-2)
 MODEL = Gemma(vocab=64, embed=16, layers=3, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
 SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
 
-OPTIMIZERS = {
-    "AdamW": AdamW(RATE, groups=(Group("*/mlp/*", rate=0.5), Group("embedding/*", frozen=True))),
-    "Lion": Lion(RATE, momentum_dtype="bfloat16"),
-    "SGD": SGD(RATE),
-    "SGD without momentum": SGD(RATE, momentum=0.0),
-    "Muon": Muon(RATE, AdamW(RATE), separate=("heads",)),
-    "EMA": EMA(AdamW(RATE), decay=0.5),
-    "Adafactor": Adafactor(RATE, b1=0.9),
-    "SOAP": SOAP(RATE, eps=1e-3),  # see test_streamed
-    "schedule-free": ScheduleFreeAdamW(RATE),
-}
+OPTIMIZERS = EVERY | BY_GROUP | {"Lion": Lion(RATE, momentum_dtype="bfloat16")}
 EXACT = ("Lion", "SGD", "SGD without momentum")
 SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from every_optimizer import BY_GROUP, EVERY, RATE
 
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.errors import UserError
@@ -13,37 +14,17 @@ from axon.layout import Execution, Layout, Placement
 from axon.plan.compiled import device_bytes, host_bytes
 from axon.plan.memory import arguments, on_host
 from axon.plan.topology import devices
-from axon.train.optimizers import (
-    EMA,
-    SGD,
-    SOAP,
-    Adafactor,
-    AdamW,
-    Constant,
-    Group,
-    Lion,
-    Muon,
-    ScheduleFreeAdamW,
-)
+from axon.train.optimizers import AdamW
 from axon.train.step import Program
 from models.gemma import Gemma
 from models.llama import Llama
 
-RATE = Constant(1e-2)
 MODEL = Gemma(vocab=64, embed=16, layers=5, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
 """Two periods of two kinds, and a layer of a third."""
 
 SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
 
-OPTIMIZERS = {
-    "AdamW": AdamW(RATE, groups=(Group("*/mlp/*", rate=0.5), Group("embedding/*", frozen=True))),
-    "Muon": Muon(RATE, AdamW(RATE), separate=("heads",)),
-    "EMA of Lion": EMA(Lion(RATE), decay=0.5),
-    "Adafactor": Adafactor(RATE, b1=0.9),
-    "SOAP": SOAP(RATE, eps=1e-3),  # its second step is a sign where eps is small, and of what is near 0 by rounding
-    "schedule-free": ScheduleFreeAdamW(RATE),
-    "SGD": SGD(RATE),
-}
+OPTIMIZERS = EVERY | BY_GROUP
 PIPELINE: dict[str, Any] = {"mesh": {"pipe": 2, "data": 2}, "microbatches": 2}
 SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 

@@ -7,34 +7,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+from every_optimizer import EVERY, RATE
 
-from axon.train.optimizers import (
-    EMA,
-    SGD,
-    SOAP,
-    Adafactor,
-    AdamW,
-    Averaging,
-    Constant,
-    Group,
-    Lion,
-    Muon,
-    Optax,
-    ScheduleFreeAdamW,
-    state_specs,
-)
+from axon.train.optimizers import AdamW, Averaging, Group, Optax, state_specs
 
-RATE = Constant(1e-2)
-REST = AdamW(RATE, weight_decay=0.3)
-OPTIMIZERS = {
+OPTIMIZERS = EVERY | {
     "AdamW": AdamW(RATE, weight_decay=0.3, groups=(Group("layers/up", frozen=True),)),
-    "Muon": Muon(RATE, REST, separate=("heads",)),
-    "SOAP": SOAP(RATE, every=2),
-    "Adafactor": Adafactor(RATE, b1=0.9, weight_decay=0.3),
-    "Lion": Lion(RATE),
-    "SGD": SGD(RATE, weight_decay=0.3, nesterov=True),
-    "schedule-free": ScheduleFreeAdamW(RATE),
-    "EMA": EMA(REST, decay=0.5),
     "Optax": Optax(optax.adabelief, RATE),
 }
 REAL, STORED = 3, 5

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from every_optimizer import EVERY, RATE
 
 from axon.errors import UserError
 from axon.train.optimizers import (
@@ -14,7 +15,6 @@ from axon.train.optimizers import (
     SOAP,
     Adafactor,
     AdamW,
-    Constant,
     Group,
     Lion,
     Muon,
@@ -22,21 +22,7 @@ from axon.train.optimizers import (
     frozen_paths,
 )
 
-RATE = Constant(0.01)
 FROZEN = (Group("layers/up", frozen=True), Group("head", rate=0.5, weight_decay=0.3))
-REST = AdamW(RATE)
-OPTIMIZERS = [
-    AdamW(RATE),
-    Lion(RATE),
-    SGD(RATE),
-    SGD(RATE, momentum=0.0),
-    Adafactor(RATE, b1=0.9),
-    Muon(RATE, REST),
-    Muon(RATE, REST, separate=("heads",), nesterov=False, scale="rms"),
-    EMA(Adafactor(RATE)),
-    ScheduleFreeAdamW(RATE),
-    SOAP(RATE, every=2),
-]
 GROUPED = [
     AdamW(RATE, groups=FROZEN),
     Lion(RATE, groups=FROZEN),
@@ -57,8 +43,8 @@ def drawn(draw, steps=3):
     return draw(), [draw() for _ in range(steps)]
 
 
-@pytest.mark.few(optimizer=OPTIMIZERS[5:6])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=named)
+@pytest.mark.few(optimizer=[EVERY["Muon"]])
+@pytest.mark.parametrize("optimizer", EVERY.values(), ids=EVERY)
 def test_stacked_layers_learn_as_they_would_one_by_one(optimizer, parameters, draw, moved, unstacked):
     values, gradients = drawn(draw)
     stacked = moved(optimizer, parameters, values, gradients)
@@ -67,8 +53,8 @@ def test_stacked_layers_learn_as_they_would_one_by_one(optimizer, parameters, dr
         np.testing.assert_allclose(value, apart.values[path], rtol=1e-5, atol=1e-6, err_msg=path)
 
 
-@pytest.mark.few(optimizer=OPTIMIZERS[5:6])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=named)
+@pytest.mark.few(optimizer=[EVERY["Muon"]])
+@pytest.mark.parametrize("optimizer", EVERY.values(), ids=EVERY)
 def test_parameters_in_bfloat16_are_moved_in_float32_and_cast_once(optimizer, parameters, draw, moved):
     narrow = {path: replace(spec, dtype=jnp.bfloat16) for path, spec in parameters.items()}
     values, gradient = ({path: rounded(v) for path, v in draw().items()} for _ in range(2))

@@ -1,5 +1,4 @@
-"""Texts of models that do not remember in pages, which the engine needs: encoder–decoders, and decoders with blocks of
-their own that remember otherwise. One prompt at a time, with a cache for it alone."""
+"""Texts of models that the engine does not serve, encoder–decoders: one prompt at a time, with a cache for it alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the parts of a run exclude of each other: data on the parts, which one function checks."""
+"""Exclusions between the parts of a run: data on the parts, which one function checks."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -240,7 +240,7 @@ def is_full(error: Any) -> bool:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """What went wrong with a file, in a few words."""
+    """The reason of a file's failure, in a few words."""
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte 0x{error.object[error.start]:02x} at {error.start:,})"
     if not isinstance(error, OSError):

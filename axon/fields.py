@@ -1,4 +1,4 @@
-"""What the fields of a configuration declare: which may change when a run is continued, and which are paths."""
+"""Declarations of a configuration's fields: which may change when a run is continued, and which are paths."""
 
 import dataclasses
 import inspect

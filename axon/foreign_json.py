@@ -93,7 +93,7 @@ COUNT = integer("[0, 2**31)")
 
 
 def read_json(path: Path, kind: Kind = OBJECT) -> Any:
-    """What is in a file, an object if no other `kind` is given. Raises `UserError` for what is none."""
+    """The value in a file, an object if no other `kind` is given. Raises `UserError` for what is none."""
     with reading(path):
         text = path.read_text(encoding="utf-8")
     return parse_json(text, str(path), kind)

@@ -1,4 +1,4 @@
-"""What the configuration of a model declares: of text, or of images."""
+"""Declarations of a model's configuration: of text, or of images."""
 
 from typing import Protocol, runtime_checkable
 

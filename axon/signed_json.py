@@ -15,7 +15,7 @@ def signed(value: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def unsigned(text: str) -> dict[str, Any]:
-    """What was `signed`. Raises `ValueError` if any character of it is another."""
+    """The text that was `signed`. Raises `ValueError` if any character of it is another."""
     body = text.rpartition(_BEFORE)[0]
     if text != body + _ending(body):
         raise ValueError("its own checksum does not match")

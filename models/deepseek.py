@@ -131,7 +131,7 @@ class DeepSeek:
 
 
 def attention(config: DeepSeek) -> LatentAttention:
-    """That of both kinds of block."""
+    """The attention of both kinds of block."""
     return LatentAttention(
         config.dims,
         Causal() & SameDocument(),

@@ -200,7 +200,7 @@ class T5Model(nnx.Module):
 
     @property
     def output(self) -> Head:
-        """What makes logits of `decode`'s result."""
+        """The module that makes logits of `decode`'s result."""
         return Head(
             self.embedding.table if self.tied else self.head, None if self.vocab == self.dims["vocab"] else self.vocab
         )

@@ -29,7 +29,7 @@ class ArraySpec:
 
     @property
     def logical_shape(self) -> tuple[int, ...]:
-        """Its shape without padding."""
+        """The shape without padding."""
         return self.shape if self.unpadded is None else self.unpadded
 
     @property

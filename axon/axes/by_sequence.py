@@ -1,4 +1,4 @@
-"""What is computed of whole sequences, each on its device."""
+"""Computations over whole sequences, each on its device."""
 
 from collections.abc import Callable
 from typing import Any

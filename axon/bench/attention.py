@@ -87,7 +87,7 @@ def check_attention(device: Any, small: bool, seed: int = 0, kernel: str | None 
 
 
 def attention_lines(title: str, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What was found, as lines of a table."""
+    """The findings, as lines of a table."""
     lines = [f"{title:80}{'error':>10}{'of':>8}{'allowed':>10}"]
     for name, one in found.items():
         if "unavailable" in one:

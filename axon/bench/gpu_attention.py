@@ -50,7 +50,7 @@ def speeds(
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """What `check` found, as text."""
+    """The findings of `check`, as text."""
     lines = [*attention_lines("our Hopper attention, against its formula", found["errors"]), ""]
     lines.append(f"{'TFLOP/s, bfloat16':80}{'forward':>10}{'and backward':>14}")
     for name, each in found["speeds"].items():

@@ -91,7 +91,7 @@ def error(problem: Problem, device: Any, kernel: str = OURS, seed: int = 0) -> d
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """What `check` found, as text."""
+    """The findings of `check`, as text."""
     lines = [*attention_lines("our Hopper grouped matmul, against its formula", found["errors"]), ""]
     lines += [f"{name}: another run has other bits" for name, one in found["errors"].items() if not one.get("same", 1)]
     lines.append(f"{'TFLOP/s, bfloat16':80}{'forward':>10}{'and backward':>14}")

@@ -128,7 +128,7 @@ def copy_speed(device: Any, size: int = COPIED, rounds: int = 10) -> float:
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """What `check` found, as text."""
+    """The findings of `check`, as text."""
     lines = [*attention_lines("our Hopper paged attention, against its formula", found["errors"]), ""]
     lines.append(f"{'GB/s of a decode step; a copy has':80}{found['copy']:10.0f}")
     for name, each in found["speeds"].items():

@@ -112,7 +112,7 @@ def speeds(
 
 
 def table(found: Mapping[str, Any]) -> str:
-    """What `check` found, as text."""
+    """The findings of `check`, as text."""
     lines = [f"{'our Hopper quantised product, against its formula':80}{'error':>10}{'allowed':>10}"]
     for name, one in found["errors"].items():
         if "unavailable" in one:

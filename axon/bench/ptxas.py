@@ -1,4 +1,4 @@
-"""What `ptxas` says of each kernel for GPUs, in `ptxas.json`, in this folder.
+"""The report of `ptxas` on each kernel for GPUs, in `ptxas.json`, in this folder.
 
 `axon bench kernels --compile` writes it again, and CI compares.
 """

@@ -1,4 +1,4 @@
-"""What is in a folder of checkpoints: for people who look at, compare and delete them."""
+"""The content of a folder of checkpoints: for people who look at, compare and delete them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -125,7 +125,7 @@ def _compared(path: str, a: np.ndarray, b: np.ndarray) -> Iterator[Difference]:
 
 
 def problems(reader: Reader, step: int) -> list[str]:
-    """What is wrong with the checkpoint of `step`, of which every byte is read; empty if nothing is."""
+    """Faults of the checkpoint of `step`, of which every byte is read; empty if nothing is."""
     if found := reader.damage(step):
         return [str(one) for one in found]
     try:
@@ -164,5 +164,5 @@ def to_prune(reader: Reader, keep: int | None, steps: Sequence[int], run: str | 
 
 
 def describe_extra(reader: Reader, step: int) -> dict[str, Any]:
-    """What is saved besides the arrays, without the text of the configuration."""
+    """All that is saved besides the arrays, without the text of the configuration."""
     return {name: value for name, value in reader.extra(step).items() if name != "config"}

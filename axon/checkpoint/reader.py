@@ -61,7 +61,7 @@ class Reader:
         return max(self.steps(), default=None)
 
     def folder(self, step: int | None = None) -> epath.Path:
-        """That of the checkpoint of `step` (None: the latest). Raises `CheckpointError` if there is none."""
+        """The folder of the checkpoint of `step` (None: the latest). Raises `CheckpointError` if there is none."""
         steps = self.steps()
         if not steps:
             raise CheckpointError(f"no checkpoint in {self.directory}: train first, or give another run directory")
@@ -130,7 +130,7 @@ class Reader:
         return np.asarray(self._load(self._intact(self.folder(step)), {path: abstract}, {path: abstract})[path])
 
     def damage(self, step: int) -> list[Damage] | None:
-        """What differs from what was saved at `step`; None: it was saved without checksums, by an earlier Axon.
+        """Differences from what was saved at `step`; None: it was saved without checksums, by an earlier Axon.
 
         All its files are read, at the first call. Of several processes each reads a share, and all have to call.
         """

@@ -1,4 +1,4 @@
-"""What a run asks of its checkpoints, whether they are in one folder (`Store`) or in two (`Tiers`)."""
+"""The interface of a run to its checkpoints, whether they are in one folder (`Store`) or in two (`Tiers`)."""
 
 from collections.abc import Callable, Mapping
 from types import TracebackType

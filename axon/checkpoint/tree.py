@@ -33,7 +33,7 @@ def unpadded(specs: Any) -> dict[str, tuple[int, ...]]:
 
 
 def subtree(leaves: Mapping[str, Any], name: str) -> Flat:
-    """Those of `leaves` under the top-level `name`, with their full paths."""
+    """The leaves of `leaves` under the top-level `name`, with their full paths."""
     return {path: leaf for path, leaf in leaves.items() if path == name or path.startswith(name + "/")}
 
 

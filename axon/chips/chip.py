@@ -1,4 +1,4 @@
-"""What is known of a chip, as a value."""
+"""The facts of a chip, as a value."""
 
 from dataclasses import dataclass
 from typing import Any

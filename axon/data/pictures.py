@@ -82,7 +82,7 @@ class PictureSource(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The name in messages."""
         ...
 
     def pictures(self) -> Pictures:

@@ -1,4 +1,4 @@
-"""What a run has of its data once that is prepared, be it text or images."""
+"""The data of a run once they are prepared, be it text or images."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ class Prepared(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """That of its text; None if it has none."""
+        """The tokenizer of the text; None if it has none."""
         ...
 
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:

@@ -1,4 +1,4 @@
-"""What sources share: finding files, fingerprinting their content, reading the text of a record."""
+"""Parts that sources share: finding files, fingerprinting their content, reading the text of a record."""
 
 import hashlib
 import json

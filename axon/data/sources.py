@@ -26,7 +26,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in reports and folder names."""
+        """The name in reports and folder names."""
         ...
 
     def key(self) -> str:

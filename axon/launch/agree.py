@@ -1,4 +1,4 @@
-"""What the processes of a run must agree on: which goes first, and whether to stop."""
+"""Agreements between the processes of a run: which goes first, and whether to stop."""
 
 from collections import Counter, deque
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the processes of a run compare before they compile anything: all have to do the same."""
+"""Comparisons between the processes of a run before they compile anything: all have to do the same."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What a layout does to each parameter, as rows of a table."""
+"""The effect of a layout on each parameter, as rows of a table."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -108,7 +108,7 @@ class Attention(nnx.Module):
         return kv_cache_specs(batch, length, self.kv_heads, self.head_dim)
 
     def paged_sizes(self, inputs: Inputs, cache: KVCache) -> PagedSizes:
-        """What its step over such a cache depends on."""
+        """The sizes that a step over such a cache depends on."""
         return paged_sizes(cache, inputs.tokens.shape, self.heads, self.config, self.biased)
 
     def flops(self, seq: int) -> int:

@@ -1,4 +1,4 @@
-"""What a block gives besides its output: losses, and statistics from which a step updates its variables."""
+"""Results of a block besides its output: losses, and statistics from which a step updates its variables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

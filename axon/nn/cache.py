@@ -44,7 +44,7 @@ class CacheSpec(ArraySpec):
 
 
 def of_cache_kind(specs: Mapping[str, CacheSpec], kind: CacheKind) -> dict[str, CacheSpec]:
-    """Those that are pages, or those that are states."""
+    """The caches that are pages, or those that are states."""
     return {name: spec for name, spec in specs.items() if spec.cache_kind == kind}
 
 

@@ -1,4 +1,4 @@
-"""What a module may declare of itself, each asked for with `isinstance`; a module without it has a default."""
+"""Declarations of a module about itself, each asked for with `isinstance`; a module without it has a default."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable

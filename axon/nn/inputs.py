@@ -1,4 +1,4 @@
-"""What a language model is given for each sequence of tokens."""
+"""The inputs of a language model for each sequence of tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

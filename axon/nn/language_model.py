@@ -90,7 +90,7 @@ class LanguageModel(nnx.Module):
 
     @property
     def output(self) -> Head:
-        """What makes logits of `hidden`."""
+        """The module that makes logits of `hidden`."""
         return Head(self.embedding.table if self.tied else self.head, self.vocab, self.soft_cap)
 
     def prefill(self, tokens: Array, length: Array, room: int) -> tuple[Array, Any]:

@@ -101,7 +101,7 @@ class LatentAttention(nnx.Module):
         return latent_cache_specs(batch, length, self.dims["kv_latent"] + self.dims["rope_dim"])
 
     def paged_sizes(self, inputs: Inputs, cache: KVCache) -> PagedSizes:
-        """What its step over such a cache depends on."""
+        """The sizes that a step over such a cache depends on."""
         return paged_sizes(cache, inputs.tokens.shape, self.dims["heads"], self.config)
 
     def flops(self, seq: int) -> int:

@@ -44,7 +44,7 @@ class ParamSpec(ArraySpec):
 
     @property
     def own(self) -> Names:
-        """Its axes without the stacked ones."""
+        """The axes without the stacked ones."""
         return self.axes[self.stack :]
 
 

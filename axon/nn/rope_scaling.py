@@ -17,12 +17,12 @@ class RopeScaling:
 
     @property
     def magnitude(self) -> float:
-        """What cosine and sine are multiplied by."""
+        """The factor of cosine and sine."""
         return 1.0
 
     @property
     def score_scale(self) -> float:
-        """What latent attention multiplies scores by besides."""
+        """The further factor of latent attention's scores."""
         return 1.0
 
     @property

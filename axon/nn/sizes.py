@@ -13,7 +13,7 @@ def padded(size: int, multiple: int) -> int:
 
 
 def head_dim(config: Any) -> int:
-    """That of a model's config: embed / heads where it is None."""
+    """The head_dim of a model's config: embed / heads where it is None."""
     return config.head_dim or config.embed // config.heads
 
 

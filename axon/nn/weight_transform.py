@@ -35,7 +35,7 @@ class Operand(nnx.Module):
     @property
     @abstractmethod
     def axes(self) -> Names:
-        """Those of the weight."""
+        """The axes of the weight."""
 
     @abstractmethod
     def contract(self, contraction: Contraction, x: Array) -> Array:
@@ -100,7 +100,7 @@ class WeightTransform(ABC):
     @property
     @abstractmethod
     def text(self) -> str:
-        """It in a few words, for the log."""
+        """The transform in a few words, for the log."""
 
 
 def transform_weights(module: nnx.Module, transforms: Sequence[WeightTransform]) -> dict[str, Operand]:

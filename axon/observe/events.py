@@ -63,7 +63,7 @@ class Events(Protocol):
 
 
 def events(path: Path) -> Events:
-    """This process's events: process 0 writes, the others do not."""
+    """The events of this process: process 0 writes, the others do not."""
     return FileEvents(path) if jax.process_index() == 0 else NullEvents()
 
 

@@ -1,4 +1,4 @@
-"""What a run records: metrics, trackers, the progress line, and the loss curve at the end."""
+"""The records of a run: metrics, trackers, the progress line, and the loss curve at the end."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -57,7 +57,7 @@ class Journal(Protocol):
 
 
 def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]) -> Journal:
-    """This process's journal: process 0 writes, the others do not. `report`: called with a line on missing metrics."""
+    """The journal of this process: process 0 alone writes. `report`: called with a line on missing metrics."""
     return FileJournal(folder, trackers, until, report) if jax.process_index() == 0 else NullJournal()
 
 

@@ -40,7 +40,7 @@ NOT_TOKEN_MEANS = ("time", "step", "kind", "documents", "memory")
 
 
 class Run(NamedTuple):
-    """What a page shows: the run's name, its records, its configuration as text and its `run.json`."""
+    """The content of a page: the run's name, its records, its configuration as text and its `run.json`."""
 
     name: str
     events: Sequence[Record]

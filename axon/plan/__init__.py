@@ -1,1 +1,1 @@
-"""What a traced and a compiled program says: memory, collectives, FLOPs; and compiling for what is not here."""
+"""Figures of a traced and of a compiled program: memory, collectives, FLOPs; and compiling for what is not here."""

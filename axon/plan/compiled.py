@@ -1,4 +1,4 @@
-"""What a compiled program says of itself: the memory it needs, its work, its kernels and its collectives."""
+"""Figures of a compiled program by itself: the memory it needs, its work, its kernels and its collectives."""
 
 import re
 from collections import Counter

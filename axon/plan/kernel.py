@@ -18,7 +18,7 @@ _VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset
 
 @dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a case on a chip.
+    """The compiler's report of a case on a chip.
 
     Attributes:
         vmem: bytes of VMEM of the hungriest Pallas call; 0 where there is none.

@@ -71,7 +71,7 @@ def available(placement: Placement) -> int | None:
 
 
 def local_devices(placement: Placement) -> list[Any]:
-    """Those of the mesh that are this process's."""
+    """The devices of the mesh that are this process's."""
     return [device for device in placement.devices if device.process_index == jax.process_index()]
 
 

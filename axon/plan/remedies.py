@@ -23,7 +23,7 @@ WORTHWHILE = 2**30 // 100
 
 
 def remedies(program: Program, times: float = 2) -> list[str]:
-    """What to set, a line each; those that change no loss first. `times`: by how much activations are to shrink."""
+    """Fields to set, a line each; those that change no loss first. `times`: by how much activations are to shrink."""
     changes = f"a smaller Data.batch, Data.seq or model, which train differently; or {more(program)}"
     return [*microbatches(program, times), *remat(program), *zero(program), *host(program), changes]
 

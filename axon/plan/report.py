@@ -41,7 +41,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler reports of a step; bytes, FLOPs and cycles are those of one device and one step.
+    """The compiler's report of a step; bytes, FLOPs and cycles are those of one device and one step.
 
     Args:
         memory: `arguments` (of which `parameters`, `optimizer`, `batch` and `cache`, unpadded), `outputs`, `aliased`,

@@ -1,4 +1,4 @@
-"""What the processes of a run must have in common, as field → value, for `check_alike`."""
+"""The common ground of a run's processes, as field → value, for `check_alike`."""
 
 import hashlib
 import os

@@ -36,7 +36,7 @@ SAMPLED = {"do_sample", "temperature", "top_k", "top_p", "min_p"}
 def harness_model(
     runtime: Runtime, parameters: Any, variables: Any, tokenizer: Tokenizer, max_length: int
 ) -> "HarnessModel":
-    """That of a runtime's kind of module."""
+    """The harness's model for a runtime's kind of module."""
     kind = EncoderDecoderHarnessModel if isinstance(runtime.module, EncoderDecoder) else HarnessModel
     return kind(runtime, parameters, variables, tokenizer, max_length)
 
@@ -62,7 +62,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """That which opens every document, and so ends the one before it."""
+        """The token that opens every document, and so ends the one before it."""
         return self._inner.bos
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:

@@ -11,7 +11,7 @@ from axon.train.spans import SpanCorruption
 
 
 def text_objective(hub: HubModel) -> Objective:
-    """That which suits the family's module, with the ids that the model's own tokenizer has for it."""
+    """The objective that suits the family's module, with the ids that the model's own tokenizer has for it."""
     return next((one for one in _candidates(hub) if _suits(one, hub.model.build())), NextToken())
 
 

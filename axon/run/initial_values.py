@@ -24,7 +24,7 @@ class InitialValues:
 
     @classmethod
     def of(cls, train: Train, runtime: Runtime, report: Report) -> "InitialValues":
-        """Those of a run. Reads no array. Raises `UserError` unless they are what the model expects."""
+        """The initial values of a run. Reads no array. Raises `UserError` unless they are what the model expects."""
         given = train.init_from
         assert given is not None
         init_from = InitFrom(given) if isinstance(given, str) else given

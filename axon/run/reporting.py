@@ -1,4 +1,4 @@
-"""What `axon report` says of a run: a summary in lines or JSON, and its page."""
+"""The report of `axon report` on a run: a summary in lines or JSON, and its page."""
 
 from pathlib import Path
 from typing import Any

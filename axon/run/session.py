@@ -297,7 +297,7 @@ def _ignore(line: str) -> None:
 
 
 def request_of(sample: Sample, tokenizer: Tokenizer) -> Request:
-    """What a model is asked for a sample."""
+    """The request for a sample."""
     return Request(tuple(tokenizer.prompt(sample.prompt)), sample.sampling)
 
 

@@ -95,7 +95,7 @@ class Trained(Protocol):
 
 
 def open_trained(name: str | Path) -> Trained:
-    """That of a run's folder, or of `hf:DIR_OR_NAME`. Raises `UserError` if there is none."""
+    """The trained model of a run's folder, or of `hf:DIR_OR_NAME`. Raises `UserError` if there is none."""
     return TrainedHub(open_model(str(name))) if is_hub(name) else TrainedRun(RunFolder.existing(name))
 
 

@@ -1,4 +1,4 @@
-"""What runs a module on a mesh: placement, precision, kernels, and the target's compiler options."""
+"""The runtime of a module on a mesh: placement, precision, kernels, and the target's compiler options."""
 
 from axon.runtime.runtime import IDENTITY_LAYERS, Runtime, flattened, nested
 

@@ -19,7 +19,7 @@ from axon.serve.stream import Stream
 
 @dataclass(frozen=True)
 class DraftModel:
-    """What another model draws with the same noise, penalties and grammar: where both find the same distribution, they
+    """Drafts of another model by the same noise, penalties and grammar: where both find the same distribution, they
     draw the same token (drafter-invariant speculation, arXiv:2408.07978).
 
     Args:

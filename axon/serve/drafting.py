@@ -85,7 +85,7 @@ class Drafting:
             self._controllers[sequence.number].verified(accepted, len(sequence.tokens))
 
     def end(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """Forget a request that has ended."""
         if self._drafts is not None:
             del self._controllers[sequence.number]
             self._drafts.end(sequence.number)

@@ -149,7 +149,7 @@ class Embedder:
         return self._submitted
 
     def cancel(self, number: int) -> None:
-        """What was asked is not wanted any more."""
+        """Drop a request that is not wanted any more."""
         if self._asked.pop(number, None):
             for length, texts in self._waiting.items():
                 self._waiting[length] = deque(text for text in texts if text.asked.number != number)

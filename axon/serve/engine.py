@@ -93,7 +93,7 @@ class Engine:
         return self._scheduler.known(Sequence(Request(prompt), 0, 0, adapter=self._runner.adapter(len(prompt))))
 
     def submit(self, request: Request) -> int:
-        """Its number, by which updates name it. Raises `UserError` for what can never run, or ids that are none."""
+        """The number by which updates name it. Raises `UserError` for what can never run, or ids that are none."""
         length = len(request.prompt)
         if length >= self.max_length:
             raise UserError(

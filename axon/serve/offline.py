@@ -27,7 +27,7 @@ LENGTH_STEP = 128
 
 @dataclass(frozen=True)
 class Answer:
-    """What followed a prompt: see `axon.serve.request.Update`."""
+    """The text that followed a prompt: see `axon.serve.request.Update`."""
 
     ids: tuple[int, ...]
     text: str
@@ -37,7 +37,7 @@ class Answer:
 
 
 def answers(engine: Engine | Replicas, requests: Iterable[Request]) -> Iterator[Answer]:
-    """That of each request, in their order: each as soon as it and those before it are done.
+    """The answer to each request, in their order: each as soon as it and those before it are done.
 
     The engine is asked by no one else meanwhile. Requests that are not done are cancelled where the reader leaves.
     Raises as `Engine.submit`.

@@ -47,7 +47,7 @@ class Pooling:
         raise UserError(f"dimensions is {dimensions}; embeddings have {width}, and {said}")
 
     def cut(self, embedding: np.ndarray, dimensions: int | None) -> np.ndarray:
-        """Its first numbers, normalised anew."""
+        """The first numbers, normalised anew."""
         if dimensions is None or dimensions == len(embedding):
             return embedding
         part = embedding[:dimensions]

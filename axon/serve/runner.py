@@ -28,7 +28,7 @@ LONG = "long"
 
 
 class StepObserver(Protocol):
-    """What computes beside each step of a runner."""
+    """An observer that computes beside each step of a runner."""
 
     def logits(self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs) -> tuple[Array, Any]:
         """As `Step.logits`, in its place."""
@@ -153,11 +153,11 @@ class Runner:
         self._batches.leave(sequence)
 
     def leave(self, sequence: Running) -> None:
-        """It was preempted."""
+        """Drop a sequence that was preempted."""
         self._batches.leave(sequence)
 
     def finish(self, sequence: Running) -> None:
-        """It ends."""
+        """Drop a sequence that ends."""
         self.scheduler.finish(sequence)
         self._batches.leave(sequence)
 

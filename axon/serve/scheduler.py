@@ -111,11 +111,11 @@ class Scheduler:
         return self.groups.prefix(sequence)
 
     def add(self, sequence: Sequence) -> None:
-        """It waits from now on, and has `check_fits` behind it."""
+        """Let a sequence wait from now on, which has `check_fits` behind it."""
         _insert(self.waiting, sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """It ends, whether it waits or runs, and steps in flight with it are of no interest any more."""
+        """End a sequence, whether it waits or runs; steps in flight with it are of no interest any more."""
         if sequence.finished:
             return
         if sequence in self.running:

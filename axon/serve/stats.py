@@ -1,4 +1,4 @@
-"""What an engine counts."""
+"""Counts of an engine."""
 
 from dataclasses import dataclass
 

@@ -122,7 +122,7 @@ class Step:
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self.abstract_cache(specs))
 
     def abstract_cache(self, specs: Any) -> Any:
-        """Its arrays as `jax.ShapeDtypeStruct`s, where they are."""
+        """The arrays as `jax.ShapeDtypeStruct`s, where they are."""
         return self.runtime.abstract(specs, self.placement)
 
     def no_draws(self, slots: int) -> Array:
@@ -130,7 +130,7 @@ class Step:
         return jnp.zeros(slots, jnp.int32, device=NamedSharding(self.placement.mesh, PartitionSpec(None)))
 
     def tracing(self) -> Any:
-        """What its programs are traced within."""
+        """The context in which programs are traced."""
         rows = ROWS_AT_ONCE if self.placement.platform == "cpu" else None
         return self.runtime.tracing(self.placement, row_block=rows)
 

@@ -18,7 +18,7 @@ NO_TOKEN = "the model's logits are not numbers here, or its grammar allows no to
 
 
 class Stream:
-    """What is remembered of a request besides its pages.
+    """The memory of a request besides its pages.
 
     Args:
         sequence: its own. vocab: ids that the model predicts. tokenizer: makes texts of ids, and says which ids end

@@ -47,7 +47,7 @@ class TeacherForcing(Protocol):
 
 
 def teacher_forcing(module: Any) -> TeacherForcing:
-    """That of a module's kind."""
+    """The teacher forcing of a module's kind."""
     return InTwoSequences(module.start_id) if isinstance(module, EncoderDecoder) else InOneSequence()
 
 

@@ -42,7 +42,7 @@ class Generative(Protocol):
 
     @property
     def output(self) -> Head:
-        """What makes logits."""
+        """The module that makes logits."""
         ...
 
     def prefill(self, tokens: Array, length: Array, room: int) -> tuple[Array, Any]:

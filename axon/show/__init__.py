@@ -1,1 +1,1 @@
-"""What is printed for a person: a run's layout, its traffic, its compiled step."""
+"""Printed output for a person: a run's layout, its traffic, its compiled step."""

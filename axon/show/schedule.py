@@ -1,4 +1,4 @@
-"""What `axon show` says and draws of a pipeline: the table that runs, and that of each stage by itself."""
+"""The output of `axon show` on a pipeline: the table that runs, and that of each stage by itself."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `axon show` prints of serving: bytes of weights and cache, engines, and how much each does at once."""
+"""The output of `axon show` on serving: bytes of weights and cache, engines, and how much each does at once."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What `axon show` prints of the collectives of a step."""
+"""The output of `axon show` on the collectives of a step."""
 
 from collections.abc import Sequence
 

@@ -94,7 +94,7 @@ class Evaluator:
         return Pipeline(self.runtime, self.objective, self.seq)
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """This process's sequences of the global batch (`host_sequences`), as sharded global arrays.
+        """The sequences of this process of the global batch (`host_sequences`), as sharded global arrays.
 
         Each is placed by the axes that the objective's `specs` give the array of its name. Positions are in the order
         in which the layout stores them (`Placement.stored_positions`).

@@ -45,7 +45,7 @@ class Spikes:
 
 @dataclass(frozen=True)
 class Faults:
-    """What to do at a step that went wrong.
+    """The policy for a step that went wrong.
 
     'stop' ends the run, with nothing saved after the fault. 'skip' applies no update in that step, on all devices
     alike. 'rollback' restores the last checkpoint and goes on with the same batches in the same order, without those

@@ -46,7 +46,7 @@ class Sums:
 
 
 class Objective(ABC):
-    """What a step minimises: the base of frozen dataclasses as `NextToken`. By default it is of text.
+    """The loss that a step minimises: the base of frozen dataclasses as `NextToken`. By default it is of text.
 
     Sums and counts are added up over microbatches and devices before one is divided by the other, so that the mean is
     that over the *global* batch, whatever the layout, the number of microbatches and the padding.

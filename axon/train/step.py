@@ -191,7 +191,7 @@ class Program:
             return self.update.evaluated(state)
 
     def place(self, batch: Mapping[str, Any]) -> dict[str, Array]:
-        """This process's sequences of the global batch (`host_sequences`), as sharded global arrays."""
+        """The sequences of this process of the global batch (`host_sequences`), as sharded global arrays."""
         return self.evaluator.place(batch)
 
     # ---- without running it ---------------------------------------------------------------------------------------

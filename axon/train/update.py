@@ -35,11 +35,11 @@ class Update(Protocol):
         return {}
 
     def specs(self, parameters: Parameters) -> Any:
-        """Its state in axes: a tree, by name, whose leaves are `ArraySpec`s."""
+        """The state in axes: a tree, by name, whose leaves are `ArraySpec`s."""
         ...
 
     def init(self, values: Any) -> Any:
-        """Its state before the first step, for these parameters, nested by path."""
+        """The state before the first step, for these parameters, nested by path."""
         ...
 
     def step(self, gradients: GradientMethod, state: State, batch: Batch) -> tuple[State, Metrics, Mapping[str, Array]]:
@@ -73,7 +73,7 @@ class Update(Protocol):
     # ---- files, which no compiled program reads or writes ---------------------------------------------------------
 
     def stored(self, optimizer: Any) -> Any:
-        """Its state, of arrays or of their shapes, with what is in files in the places of its own."""
+        """The state, of arrays or of their shapes, with what is in files in the places of its own."""
         return optimizer
 
     def claim_disk(self) -> None:

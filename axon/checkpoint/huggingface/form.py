@@ -153,7 +153,7 @@ class Form:
 
     @property
     def names(self) -> list[str]:
-        """Its axes in their order."""
+        """The axes in their order."""
         return [name for dim in self.dims for name in (*dim.before, *(dim.group or ()), *dim.after)]
 
     def _product(self, names: Names) -> int:

@@ -1,4 +1,4 @@
-"""Their arrays into ours: each shard is read on its own, from the parts of files that it is made of."""
+"""Arrays of the hub into ours: each shard is read on its own, from the parts of files that it is made of."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -28,7 +28,7 @@ from axon.runtime.stored import StoredArray
 
 @dataclass(frozen=True)
 class HubModel:
-    """What is in the folder of a model.
+    """The content of a model's folder.
 
     Args:
         name: `hf:…`, as it was given. config: its config.json. table: of its architecture. model: its config in ours.

@@ -22,7 +22,7 @@ TOKEN = TEXT | Kind(
 
 
 def tokenizer_of(folder: Path, path: Path | None = None) -> TokenizerFile:
-    """That of a model's folder; `path`: of a copy of its tokenizer.json, to name instead.
+    """The tokenizer of a model's folder; `path`: of a copy of its tokenizer.json, to name instead.
 
     Generation ends where that of `transformers` does: at `eos_token_id` of generation_config.json, or of config.json
     where there is none. Raises `UserError` if there is no tokenizer.json.

@@ -1,4 +1,4 @@
-"""What the flash kernels of all platforms share: residuals that have a name, and gradients of what is no operand."""
+"""Parts of the flash kernels of all platforms: residuals that have a name, and gradients of what is no operand."""
 
 from collections.abc import Callable
 

@@ -71,7 +71,7 @@ def _seen(grid: Grid, mask: Mask, start: int | None) -> tuple[np.ndarray, np.nda
 
 
 class Tables(NamedTuple):
-    """What the backward looks up in scalar memory.
+    """Tables that the backward looks up in scalar memory.
 
     Attributes:
         reach: of the whole attention.

@@ -1,4 +1,4 @@
-"""What both Hopper kernels do: blocks that stay and take unit after unit, sums in registers, results in chunks."""
+"""The work of both Hopper kernels: blocks that stay and take unit after unit, sums in registers, results in chunks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

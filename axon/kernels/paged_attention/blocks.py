@@ -53,7 +53,7 @@ class Blocks:
         return jnp.zeros_like(self.positions) if window is None else jnp.maximum(self.positions - window + 1, 0)
 
     def take(self, some: Array) -> "Blocks":
-        """These blocks, in this order."""
+        """The blocks of these numbers, in this order."""
         arrays = field_values(self, ("sequences", "rows", "positions", "sizes"))
         return replace(self, in_order=False, **{name: array[some] for name, array in arrays.items()})
 

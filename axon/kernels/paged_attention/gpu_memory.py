@@ -1,4 +1,4 @@
-"""What a block of threads of the Hopper kernel has in global and in shared memory."""
+"""Arrays of a block of threads of the Hopper kernel in global and in shared memory."""
 
 from typing import Any, NamedTuple
 

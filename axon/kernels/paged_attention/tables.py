@@ -1,4 +1,4 @@
-"""What a step looks up of its ragged batch: made once, for it is the same in every layer."""
+"""Tables that a step looks up of its ragged batch: made once, for it is the same in every layer."""
 
 from dataclasses import dataclass, replace
 

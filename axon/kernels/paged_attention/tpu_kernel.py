@@ -30,7 +30,7 @@ class Running:
     sums: Any
 
     def first(self, rows: int) -> "Running":
-        """Those of the first rows."""
+        """The accumulators of the first rows."""
         return Running(*(ref.at[:, pl.ds(0, rows)] for ref in (self.top, self.total, self.sums)))
 
     def clear(self) -> None:

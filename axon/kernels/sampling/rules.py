@@ -1,4 +1,4 @@
-"""What each request of a batch is drawn by."""
+"""The rules by which each request of a batch is drawn."""
 
 from typing import NamedTuple
 

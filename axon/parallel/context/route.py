@@ -24,7 +24,7 @@ LOW, HIGH = 0, 1
 
 @dataclass(frozen=True)
 class Problem:
-    """What a step computes, as constants of the program.
+    """The work of a step, as constants of the program.
 
     Args:
         mask: of each of its products of a chunk of queries and a chunk of keys.

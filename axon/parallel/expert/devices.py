@@ -32,7 +32,7 @@ class ExpertMesh:
 
     @classmethod
     def of(cls, scope: Scope, count: int) -> "ExpertMesh":
-        """That of the layout in `scope`, seen from outside of the regions in which each device works by itself."""
+        """The division by the layout in `scope`, seen from outside of regions in which each device works alone."""
         tokens = scope.placement.spec(("batch.expert", "seq.expert"))
         experts = scope.placement.mesh_axes("experts", "params")
         used = {*mesh_axes_of(tokens), *experts}

@@ -1,4 +1,4 @@
-"""What goes from tick to tick: its shapes, where it lies, and what it is before the first tick."""
+"""The carry from tick to tick: its shapes, where it lies, and what it is before the first tick."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from axon.parallel.pipeline.stage import Stage, entry
 
 
 class Carry(NamedTuple):
-    """What goes from tick to tick: what waits, and all that is added up.
+    """The carry from tick to tick: what waits, and all that is added up.
 
     Attributes:
         trained, statistics: of each segment, with an axis `layers` in front; where batches of two ages are computed,

@@ -76,7 +76,7 @@ def _read(arrives: np.ndarray, read: np.ndarray, slots: int) -> bool:
 
 
 def get(pool: Any, slot: Any) -> Any:
-    """What is in a slot of a stage's pool, `[1, slots, …]`."""
+    """The content of a slot of a stage's pool, `[1, slots, …]`."""
     return jax.tree.map(lambda x: lax.squeeze(lax.dynamic_index_in_dim(x, slot, 1), (0, 1)), pool)
 
 

@@ -1,4 +1,4 @@
-"""What a schedule costs: its time for given costs of the actions, its bubble, and how much each stage keeps."""
+"""Costs of a schedule: its time for given costs of the actions, its bubble, and how much each stage keeps."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a pipeline runs: a model and its objective, parted at the model's depth."""
+"""The parts that a pipeline runs: a model and its objective, parted at the model's depth."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ BACKWARDS = (Action.BACKWARD, Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)
 
 
 class Rows(NamedTuple):
-    """What each stage does in each tick, `[tick, stage]` unless it says otherwise.
+    """The work of each stage in each tick, `[tick, stage]` unless it says otherwise.
 
     A slot in which nothing is to be written or read is the last of its pool, which nobody needs: so that every stage
     writes and reads in every tick, and none has a branch of its own.

@@ -1,4 +1,4 @@
-"""What a stage does in a tick, in a region that is manual over `pipe`."""
+"""The work of a stage in a tick, in a region that is manual over `pipe`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

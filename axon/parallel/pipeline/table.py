@@ -11,7 +11,7 @@ from axon.parallel.pipeline.chunks import Chunks
 
 
 class Action(IntEnum):
-    """What a stage does in a tick."""
+    """The work of a stage in a tick."""
 
     IDLE = 0
     FORWARD = 1
@@ -106,7 +106,7 @@ class Table:
             yield Cell(tick, stage, self.work(tick, stage))
 
     def orders(self) -> list[list[Work]]:
-        """What each stage does, one after the other."""
+        """The work of each stage, one after the other."""
         orders: list[list[Work]] = [[] for _ in range(self.stages)]
         for cell in self.cells():
             orders[cell.stage].append(cell.work)

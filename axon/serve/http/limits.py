@@ -1,4 +1,4 @@
-"""What a client may ask of the server, and for how long."""
+"""Limits of what a client may ask of the server, and for how long."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from axon.errors import UserError
 
 
 def keys_in(path: Path) -> tuple[str, ...]:
-    """Those of a file: one a line, empty lines left out. Raises `UserError` for a file without any."""
+    """The keys of a file: one a line, empty lines left out. Raises `UserError` for a file without any."""
     with reading(path):
         lines = path.read_text(encoding="utf-8").splitlines()
     if not (keys := tuple(key for line in lines if (key := line.strip()))):

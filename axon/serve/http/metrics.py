@@ -1,4 +1,4 @@
-"""What the server counts: for Prometheus at `/metrics`, and for its page at `/state`."""
+"""Counts of the server: for Prometheus at `/metrics`, and for its page at `/state`."""
 
 import time
 from collections import deque

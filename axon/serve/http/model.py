@@ -29,7 +29,7 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: Request) -> int:
-        """Its number. Raises `UserError` for what it cannot serve."""
+        """The request's number. Raises `UserError` for what it cannot serve."""
         ...
 
     def step(self) -> Sequence[Update]: ...
@@ -111,7 +111,7 @@ class Pooling(Protocol):
         ...
 
     def cut(self, embedding: np.ndarray, dimensions: int | None) -> np.ndarray:
-        """Its first numbers; None: all."""
+        """The first numbers; None: all."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What the server says of itself at `/openapi.json`."""
+"""The server's description of itself at `/openapi.json`."""
 
 from collections.abc import Mapping
 from functools import cache

@@ -130,7 +130,7 @@ Format = Annotated[TextFormat | JsonFormat | SchemaFormat | RegexFormat | Gramma
 
 
 class Generation(Body):
-    """What a completion and a chat have in common."""
+    """Fields that a completion and a chat have in common."""
 
     model: str
     n: int = Field(1, ge=1, le=128)

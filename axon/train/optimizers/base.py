@@ -34,7 +34,7 @@ class Freezing(Optimizer, Protocol):
     """An optimizer that freezes some parameters: their gradients are not computed."""
 
     def frozen(self, parameters: Parameters) -> frozenset[str]:
-        """Their paths."""
+        """The paths of frozen parameters."""
         ...
 
 

@@ -72,14 +72,14 @@ class Row(NamedTuple):
     Args:
         policy: its request's. position: its place in the text, of which its noise is. drafts: tokens of the text that
             the policy was not told of. mask: of `Grammar.allowed`; None: all ids.
-        given: an id whose log-probability is wanted, and nothing is drawn; −1: none.
+        scored_token: an id whose log-probability is wanted, and nothing is drawn; −1: none.
     """
 
     policy: Policy
     position: int
     drafts: Sequence[int] = ()
     mask: np.ndarray | None = None
-    given: int = -1
+    scored_token: int = -1
 
 
 def draws(rows: Sequence[Row], size: int, vocab: int) -> SampleParams:
@@ -87,11 +87,11 @@ def draws(rows: Sequence[Row], size: int, vocab: int) -> SampleParams:
     rules = _empty_rules(size)
     rules[: len(rows)] = np.frombuffer(b"".join([row.policy.rule for row in rows]), RULE)
     rules["position"][: len(rows)] = [row.position for row in rows]
-    rules["given"][: len(rows)] = [row.given for row in rows]
-    looked_at = rules["given"] >= 0
+    rules["scored_token"][: len(rows)] = [row.scored_token for row in rows]
+    looked_at = rules["scored_token"] >= 0
     rules["temperature"][looked_at] = 0
     rules["logprobs"][looked_at] = np.maximum(rules["logprobs"][looked_at], 0)
-    changing = any((row.policy.changes_logits or row.mask is not None) and row.given < 0 for row in rows)
+    changing = any((row.policy.changes_logits or row.mask is not None) and row.scored_token < 0 for row in rows)
     changes = (_entries(rows, size), _mask(rows, size, vocab)) if changing else (None, None)
     return SampleParams(_bits(rules), *changes)
 
@@ -148,7 +148,7 @@ def check_bias(sampling: Sampling, vocab: int) -> None:
 
 def _entries(rows: Sequence[Row], size: int) -> np.ndarray:
     """The changed logits of all rows, padded."""
-    found = [row.policy.entries(row.drafts) if row.given < 0 else _entries_of(()) for row in rows]
+    found = [row.policy.entries(row.drafts) if row.scored_token < 0 else _entries_of(()) for row in rows]
     counts = [len(own) for own in found]
     room, total = SMALLEST, sum(counts)
     while room < total:
@@ -170,7 +170,7 @@ def _mask(rows: Sequence[Row], size: int, vocab: int) -> np.ndarray:
     """Bits `rows words`. Ids past the end of a row's own are not allowed."""
     mask = np.full((size, -(-vocab // 32)), 0xFFFFFFFF, np.uint32)
     for bits, row in zip(mask, rows, strict=False):
-        if row.mask is not None and row.given < 0:
+        if row.mask is not None and row.scored_token < 0:
             known = row.mask[: len(bits)]
             bits[: len(known)], bits[len(known) :] = known, 0
     return mask
@@ -179,7 +179,7 @@ def _mask(rows: Sequence[Row], size: int, vocab: int) -> np.ndarray:
 def _empty_rules(size: int) -> np.ndarray:
     """Of padding: greedy."""
     rules = np.zeros(size, RULE)
-    rules["logprobs"] = rules["given"] = -1
+    rules["logprobs"] = rules["scored_token"] = -1
     return rules
 
 

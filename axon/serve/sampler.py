@@ -27,10 +27,10 @@ RULE = np.dtype(
         *(("seed_high", "u4"), ("seed_low", "u4"), ("position", "i4"), ("temperature", "f4")),
         *(("top_k", "i4"), ("top_p", "f4"), ("min_p", "f4")),
         *(("repetition", "f4"), ("presence", "f4"), ("frequency", "f4")),
-        *(("logprobs", "i4"), ("given", "i4")),
+        *(("logprobs", "i4"), ("scored_token", "i4")),
     ]
 )
-"""What a row is drawn by: see `Sampling`. `logprobs`: −1 for none. `given`: see `Row`."""
+"""What a row is drawn by: see `Sampling`. `logprobs`: −1 for none. `scored_token`: see `Row`."""
 
 ENTRY = ("row", "id", "bias", "count", "seen")
 """A logit that is changed: what is added to it (float32), how often the text has had the token, and 1 if prompt or text
@@ -60,14 +60,14 @@ class SampleOutput:
 
     Args:
         ids: int32 `rows`. valid: `rows`, False where the logits have a NaN or allow no token: the id means nothing.
-        logprobs: float32 `rows`, of `ids`. given: float32 `rows`, of the rows' `given`.
+        logprobs: float32 `rows`, of `ids`. scored_logprobs: float32 `rows`, of the rows' `scored_token`.
         top_ids, top_logprobs: `rows top`, the most likely ids, the most likely first, of those alike the first.
     """
 
     ids: Any
     valid: Any
     logprobs: Any
-    given: Any
+    scored_logprobs: Any
     top_ids: Any
     top_logprobs: Any
 
@@ -130,9 +130,9 @@ def _bits(mask: Array, vocab: int) -> Array:
 
 
 def _logprobs(logits: Array, ids: Array, rules: Mapping[str, Array]) -> tuple[Array, ...]:
-    """Of the drawn tokens, the given and the most likely; no work that no row asks for."""
+    """Of the drawn tokens, the scored and the most likely; no work that no row asks for."""
     rows, most = len(logits), min(LIKELIEST, logits.shape[1])
-    wanted, given = rules["logprobs"], rules["given"]
+    wanted, scored = rules["logprobs"], rules["scored_token"]
 
     def none() -> tuple[Array, Array]:
         return jnp.zeros((rows, most), jnp.int32), jnp.zeros((rows, most))
@@ -144,7 +144,7 @@ def _logprobs(logits: Array, ids: Array, rules: Mapping[str, Array]) -> tuple[Ar
             top, places = lax.top_k(logits, most)
             return places.astype(jnp.int32), top - normalizer
 
-        two = jnp.take_along_axis(logits, jnp.stack([ids, jnp.maximum(given, 0)], axis=1), axis=1) - normalizer
+        two = jnp.take_along_axis(logits, jnp.stack([ids, jnp.maximum(scored, 0)], axis=1), axis=1) - normalizer
         return two[:, 0], two[:, 1], *lax.cond(jnp.any(wanted > 0), top, none)
 
     zeros = jnp.zeros(rows)

@@ -78,7 +78,7 @@ class Stream:
         for place in range(after, after + part.rows):
             known = len(drafts) - (after + part.rows - 1 - place)
             if place < len(prompt):
-                rows.append(Row(self._policy, place - len(prompt), given=prompt[place]))
+                rows.append(Row(self._policy, place - len(prompt), scored_token=prompt[place]))
                 continue
             if grammar is not None and known > 0:
                 grammar.accept(drafts[known - 1 : known])
@@ -97,7 +97,7 @@ class Stream:
         scored = part.rows - (1 + len(part.drafts) if part.draws else 0)
         for row in range(first, first + scored):
             token = self.request.prompt[len(self._prompt_logprobs) + 1]
-            self._prompt_logprobs.append(self._logprob(drawn, row, token, drawn.given))
+            self._prompt_logprobs.append(self._logprob(drawn, row, token, drawn.scored_logprobs))
         return self._make_update(ids, drawn, first + scored) if part.draws else None
 
     def ended(self, finish: Finish, error: str | None = None) -> Update:

@@ -192,12 +192,12 @@ def test_a_grammar_of_fewer_ids_than_the_model_has_allows_none_of_the_rest(rng):
 def test_log_probabilities_are_of_the_logits_before_anything_changes_them(rng):
     rows, _ = random_rows(rng, SIZE)
     rows[0] = rows[0]._replace(policy=Policy(Sampling(logprobs=20), [0], VOCAB))
-    rows[1] = rows[1]._replace(given=42)
+    rows[1] = rows[1]._replace(scored_token=42)
     logits = (rng.normal(size=(SIZE, VOCAB)) * 4).astype(np.float32)
     found, exact = of(rows, logits), logits.astype(np.float64)
     exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
     np.testing.assert_allclose(found.logprobs, exact[np.arange(SIZE), found.ids], atol=1e-4)
-    np.testing.assert_allclose(found.given[1], exact[1, 42], atol=1e-4)
+    np.testing.assert_allclose(found.scored_logprobs[1], exact[1, 42], atol=1e-4)
     np.testing.assert_array_equal(found.top_ids, np.argsort(-logits, axis=1, kind="stable")[:, :20])
     np.testing.assert_allclose(found.top_logprobs, -np.sort(-exact, axis=1)[:, :20], atol=1e-4)
 
@@ -209,19 +209,19 @@ def test_what_is_not_asked_is_not_computed(rng):
     assert "cond" in always
     assert not always & {"scatter", "top_k", "sort", "random_bits"}
     found = of([Row(one, 0)], rng.normal(size=(1, VOCAB)))
-    assert not any(np.any(x) for x in (found.logprobs, found.given, found.top_ids, found.top_logprobs))
+    assert not any(np.any(x) for x in (found.logprobs, found.scored_logprobs, found.top_ids, found.top_logprobs))
 
 
 def test_a_row_that_is_only_looked_at_asks_for_no_draw(rng):
     policy = Policy(Sampling(repetition_penalty=2.0, logit_bias={3: 100.0}, temperature=9.0), [1, 2], VOCAB)
-    row = Row(policy, 0, given=8, mask=mask_of(np.zeros(VOCAB, bool)))
+    row = Row(policy, 0, scored_token=8, mask=mask_of(np.zeros(VOCAB, bool)))
     step = draws([row], SIZE, VOCAB)
     assert step.entries is None
     assert step.mask is None
     logits = rng.normal(size=(1, VOCAB)).astype(np.float32)
     found = of([row], logits)
     assert found.ids == logits.argmax()
-    np.testing.assert_allclose(found.given, jax.nn.log_softmax(logits)[0, 8], atol=1e-5)
+    np.testing.assert_allclose(found.scored_logprobs, jax.nn.log_softmax(logits)[0, 8], atol=1e-5)
 
 
 def test_temperature_0_takes_the_first_of_the_likeliest(rng):

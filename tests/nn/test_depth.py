@@ -268,18 +268,18 @@ class Drawn(nnx.Module):
 
 
 def test_segments_that_cannot_be_are_refused():
-    with pytest.raises(UserError, match="two segments have a kind named 'block'"):
+    with pytest.raises(UserError, match=r"two .*'block'"):
         Depth(Segment(1, block=Block()), Segment(1, block=Block()))
-    with pytest.raises(UserError, match="a kind of block cannot be named 'part'"):
+    with pytest.raises(UserError, match="named 'part'"):
         Depth(Segment(1, part=Block()))
     with pytest.raises(UserError, match="1 kinds of block, 0 times"):
         Segment(0, block=Block())
-    with pytest.raises(UserError, match=r"1 kinds of block, 1000000000 times; .* at most 65536 times"):
+    with pytest.raises(UserError, match=r"1000000000 times; .* 65536"):
         Segment(10**9, block=Block())
     with pytest.raises(UserError, match="no segments"):
         Depth()
     shared = Block()
-    with pytest.raises(UserError, match="this Block stands elsewhere already"):
+    with pytest.raises(UserError, match=r"Block .*elsewhere"):
         Depth(Segment(2, one=shared, other=shared))
 
 

@@ -405,9 +405,9 @@ def test_a_cache_that_does_not_fit_the_memory_is_refused_before_it_is_made(monke
 
 
 def test_what_cannot_run_is_refused_with_its_reason(engine, small):
-    with pytest.raises(UserError, match=r"the prompt has 60 tokens, and a request has room for 60, its text included"):
+    with pytest.raises(UserError, match=r"prompt .*60 tokens.* room for 60"):
         engine.submit(Request((1,) * 60))
-    with pytest.raises(UserError, match=r"the prompt has the id 64; this model's are from 0 to 63"):
+    with pytest.raises(UserError, match=r"id 64.* 0 to 63"):
         engine.submit(Request((1, 64)))
     with pytest.raises(UserError, match=r"Request\.prompt has no tokens"):
         Request(())
@@ -415,14 +415,12 @@ def test_what_cannot_run_is_refused_with_its_reason(engine, small):
         Capacity(tokens=4)
     with pytest.raises(UserError, match=r"must be one of .*Did you mean 'int8'"):
         Capacity(cache_dtype="int4")
-    with pytest.raises(
-        UserError, match=r"Capacity\.length is 200, and this model has 128 positions; must be at most that"
-    ):
+    with pytest.raises(UserError, match=r"Capacity\.length is 200.* 128"):
         Engine(*made(MODELS["gpt2"], 0), capacity=Capacity(length=200))
     for absurd in [Capacity(length=2**40), Capacity(cache_tokens=2**40), Capacity(length=10**9)]:
         with pytest.raises(
             UserError, match=r"the cache would have [\d,]+ pages .*--length.*--requests, or --cache-tokens"
         ):
             Engine(*made(MODELS["llama"], 0), capacity=absurd)
-    with pytest.raises(UserError, match=r"a BertModel cannot be served: expected an axon\.nn.LanguageModel"):
+    with pytest.raises(UserError, match=r"BertModel .*axon\.nn.LanguageModel"):
         Engine(Runtime(Bert(VOCAB, 32, 1, 4, 48, 64), Layout()), {})

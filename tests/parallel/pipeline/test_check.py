@@ -213,9 +213,7 @@ def test_work_that_reads_another_slot_is_refused():
     memory = slots(PLAIN)
     at = find(PLAIN, 0, "B2")
     memory.input[at] = (memory.input[at] + 1) % memory.inputs[0]
-    with pytest.raises(
-        UserError, match=rf"tick {at[0]}, stage 0: B2 reads the input of microbatch 2 of logical chunk 0 from"
-    ):
+    with pytest.raises(UserError, match=rf"tick {at[0]}, stage 0: B2 .*microbatch 2 of logical chunk 0"):
         check(PLAIN, memory)
 
 
@@ -223,7 +221,7 @@ def test_a_gradient_from_another_slot_is_refused():
     memory = slots(HALVES)
     at = find(HALVES, 1, "W2")
     memory.gradient[at] += 1
-    with pytest.raises(UserError, match="stage 1: W2 reads the gradient of microbatch 2 of logical chunk 1 from slot"):
+    with pytest.raises(UserError, match=r"stage 1: W2 .*gradient of microbatch 2 of logical chunk 1"):
         check(HALVES, memory)
 
 
@@ -232,9 +230,7 @@ def test_a_slot_that_is_written_while_it_is_needed_is_refused(pool, rng):
     memory = slots(HALVES)
     arrives = getattr(memory, pool)
     arrives[arrives != NONE] = 0
-    with pytest.raises(
-        UserError, match=r"tick \d+, stage \d: the \w+ of microbatch \d of logical chunk \d overwrites that of"
-    ):
+    with pytest.raises(UserError, match=r"tick \d+, stage \d: .* overwrites"):
         check(HALVES, memory)
 
 

@@ -72,13 +72,11 @@ def test_the_docstrings_schedule_is_right():
 
 def test_a_file_is_for_its_own_numbers(file):
     schedule = FromFile(file(MINE))
-    with pytest.raises(
-        UserError, match=r"mine\.txt is a schedule for 2 stages, and the mesh axis 'pipe' is 4\. Set that to 2"
-    ):
+    with pytest.raises(UserError, match=r"mine\.txt .*2 stages.*'pipe' is 4\. Set that to 2"):
         schedule.table(4, 2)
     with pytest.raises(
         UserError,
-        match=r"mine\.txt is a schedule for 2 microbatches, and Layout\.microbatches is 8\. Set that to 2, or",
+        match=r"mine\.txt .*Layout\.microbatches is 8\. Set that to 2, or",
     ):
         schedule.table(2, 8)
 

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.patterns import base
-from axon.errors import suggest
 from axon.layout.context import context_problems
 from axon.layout.placement import Placement, check_once
 from axon.layout.table import KINDS, LayoutError
@@ -16,14 +16,16 @@ def validate(
     placement: Placement,
     parameters: Mapping[str, ArraySpec],
     batch: ArraySpec,
-    residual: ArraySpec | None = None,
+    activations: Mapping[str, ArraySpec] = MappingProxyType({}),
     axes_used: Callable[[], Collection[str]] = tuple,
 ) -> None:
     """Raise one `LayoutError` with all mistakes.
 
     Args:
         parameters: path → axes and shape, stacked axes included.
-        batch: the axes and the shape of the *global* batch of tokens; residual: of the stream between blocks.
+        batch: the axes and the shape of the *global* batch of tokens.
+        activations: other arrays under the rows of `activations`, by what a message calls them: the stream between
+            blocks, the arrays of an objective's batch.
         axes_used: returns all axes that the model names, `seq.residual` among them; called only where a row or a mesh
             axis has no effect on the arrays above.
     """
@@ -31,13 +33,13 @@ def validate(
     arrays = {**{f"parameter {path}": spec for path, spec in parameters.items()}, "the batch": batch}
     found = [(problem, where) for where, spec in arrays.items() for problem in _array_problems(placement, spec)]
     known = {problem for problem, _ in found}
-    streams = _array_problems(placement, residual, KINDS[:1]) if residual else ()
-    found += [(problem, "the residual stream") for problem in streams if problem not in known]
+    streams = [(p, where) for where, spec in activations.items() for p in _array_problems(placement, spec, KINDS[:1])]
+    found += [(problem, where) for problem, where in streams if problem not in known]
     problems = [_line(problem, [w for p, w in found if p == problem]) for problem in dict.fromkeys(p for p, _ in found)]
     problems += list(_batch_problems(placement, batch, microbatches))
     problems += context_problems(placement, parameters, batch.shape[batch.axes.index("seq")])
-    activations = {*batch.axes, *(residual.axes if residual else ())}
-    problems += without_effect(placement, {n for s in parameters.values() for n in s.axes}, activations, axes_used)
+    split = {n for spec in (batch, *activations.values()) for n in spec.axes}
+    problems += without_effect(placement, {n for s in parameters.values() for n in s.axes}, split, axes_used)
     if problems:
         raise LayoutError("\n".join(problems))
 
@@ -51,11 +53,6 @@ def _line(problem: str, where: list[str]) -> str:
 def _array_problems(placement: Placement, spec: ArraySpec, kinds: Sequence[str] = KINDS) -> Iterator[str]:
     reported: set[str] = set()
     for kind in kinds:
-        table = placement.tables[kind]
-        unknown = [n for n in spec.axes if n not in table and n.partition(".")[0] not in table]
-        if unknown:
-            yield f"axis {unknown[0]!r} is not in the layout's table.{suggest(unknown[0], table)}".rstrip(".")
-            return
         try:
             check_once(spec.axes, [placement.row(n, kind) for n in spec.axes], "it")
         except LayoutError as error:

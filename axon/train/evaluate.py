@@ -41,12 +41,14 @@ class Evaluator:
         return self.objective.unit
 
     def check_layout(self) -> None:
-        """Raise `LayoutError` unless the runtime's layout can shard the parameters and batches of this shape, and the
+        """Raise `LayoutError` unless the runtime's layout can shard the parameters, the arrays of a batch, and the
         stream between blocks of a module that has one, whose width is `dims["embed"]`."""
         runtime, shape = self.runtime, (self.batch, self.seq)
         width = runtime.module.dims.get("embed") if isinstance(runtime.module, HasDims) else None
-        residual = None if width is None else ArraySpec(parse_names(RESIDUAL), (*shape, width))
-        validate(runtime.placement, runtime.parameters, ArraySpec(BATCH, shape), residual, self.axes_used)
+        activations = {f"the batch's {name}": spec for name, spec in self.specs.items()}
+        if width is not None:
+            activations["the residual stream"] = ArraySpec(parse_names(RESIDUAL), (*shape, width))
+        validate(runtime.placement, runtime.parameters, ArraySpec(BATCH, shape), activations, self.axes_used)
 
     def axes_used(self) -> frozenset[str]:
         """The axes of parameters and batch, and all that the module's patterns name: it is traced to see them."""

@@ -12,7 +12,7 @@ ROLE = {"order": ("data", "tensor", "mine"), "rows": {"mlp.inner": "mine"}}
 
 def check(placement, *used, parameters=UP):
     """Validated for a model that names the axes `used` besides those of its parameters."""
-    validate(placement, parameters, BATCH, STREAM, lambda: used)
+    validate(placement, parameters, BATCH, {"the residual stream": STREAM}, lambda: used)
 
 
 def problems(placement, *used):
@@ -75,4 +75,4 @@ def test_a_model_is_traced_only_where_its_parameters_leave_a_doubt(placed):
         raise AssertionError
 
     for layout in ({}, {"zero": 3}, {"rows": {"seq.residual": ("context", "tensor"), "experts": None}}):
-        validate(placed({"data": 2, "tensor": 2}, **layout), UP, BATCH, STREAM, never)
+        validate(placed({"data": 2, "tensor": 2}, **layout), UP, BATCH, {"the residual stream": STREAM}, never)

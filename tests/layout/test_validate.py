@@ -103,18 +103,18 @@ def test_the_stream_between_blocks_has_to_be_divisible_too(placed):
     residual = ArraySpec(("batch", "seq.residual", "embed"), (16, 30, 32))
     placement = placed({"tensor": 4}, rows={"seq.residual": "tensor"})
     with pytest.raises(LayoutError) as caught:
-        validate(placement, UP, BATCH, residual)
+        validate(placement, UP, BATCH, {"the residual stream": residual})
     (message,) = str(caught.value).splitlines()
     assert "the residual stream: axis 'seq.residual' of size 30 is not divisible by 4" in message
     assert "Layout.rows = {'seq.residual': None}" in message
-    validate(placement, UP, BATCH, ArraySpec(residual.axes, (16, 32, 32)))
+    validate(placement, UP, BATCH, {"the residual stream": ArraySpec(residual.axes, (16, 32, 32))})
 
 
 def test_a_stream_that_one_mesh_axis_would_split_twice_is_refused(placed):
     residual = ArraySpec(("batch", "seq.residual", "embed"), (16, 32, 32))
     placement = placed({"tensor": 2}, rows={"seq.residual": "tensor", "embed": "tensor"}, params={"embed": None})
     with pytest.raises(LayoutError, match=r"split twice over mesh axis 'tensor': by 'seq\.residual' and by 'embed'"):
-        validate(placement, UP, BATCH, residual)
+        validate(placement, UP, BATCH, {"the residual stream": residual})
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,27 @@ def test_its_parameters_are_still_checked():
     )
     with pytest.raises(LayoutError, match="parameter weight: axis 'heads' of size 3"):
         Evaluator(runtime, Squares(), 2, 5).check_layout()
+
+
+@dataclass(frozen=True)
+class OwnAxis(Squares):
+    """Whose batch has an array with an axis that no parameter has, of size 7."""
+
+    axis: str
+
+    def specs(self, batch, seq):
+        return super().specs(batch, seq) | {"y": ArraySpec(("batch", self.axis), (batch, 7), jnp.float32)}
+
+
+def test_an_axis_of_the_batch_alone_needs_a_row_unless_it_is_never_split():
+    runtime = Runtime(Config(Line), Layout(rows={"mlp": None}), devices=jax.devices()[:1], seq=5)
+    with pytest.raises(LayoutError, match=r"the batch's y: axis 'points' .* Layout\.rows = \{'points': None\}"):
+        Evaluator(runtime, OwnAxis("points"), 2, 5).check_layout()
+    Evaluator(runtime, OwnAxis("_points"), 2, 5).check_layout()
+
+
+def test_an_array_of_the_batch_that_does_not_divide_is_refused_by_name_before_anything_is_traced():
+    layout = Layout(mesh={"tensor": 2}, rows={"mlp": None, "width": "tensor"})
+    runtime = Runtime(Config(Line), layout, devices=jax.devices()[:2], seq=5)
+    with pytest.raises(LayoutError, match=r"the batch's y: axis 'width' of size 7 .* Layout\.rows = \{'width': None\}"):
+        Evaluator(runtime, OwnAxis("width"), 2, 5).check_layout()

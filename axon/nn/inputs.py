@@ -86,7 +86,7 @@ class Inputs:
         return replace(self, angles=tuple(self.angles_of(*one) for one in dict.fromkeys(ropes)))
 
     def angles_of(self, rope: Rope, head_dim: int) -> Angles:
-        """Those of `angles`, or computed here."""
+        """The angles for such heads: of `angles`, or computed here."""
         found = (a for a in self.angles if (a.rope, a.head_dim) == (rope, head_dim))
         return next(found, None) or rope.angles(self.positions, head_dim, self.last)
 

@@ -1,4 +1,4 @@
-"""What one equation of a traced program sends over the mesh, by the shardings in its types."""
+"""Transfers of one equation of a traced program over the mesh, by the shardings in its types."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What is largest, on one device: of a model's parameters, and of the arrays of a traced program."""
+"""The largest arrays on one device: of a model's parameters, and of the arrays of a traced program."""
 
 import math
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What training keeps on each device from step to step, by its declarations; and how much memory a device has."""
+"""Memory kept on each device from step to step, by its declarations; and how much memory a device has."""
 
 from collections.abc import Iterable
 from dataclasses import replace

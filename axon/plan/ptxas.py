@@ -41,7 +41,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class CompiledForGPU:
-    """What the compiler says of a case: its kernels, or the reason why it refuses."""
+    """The compiler's report of a case: its kernels, or the reason why it refuses."""
 
     kernels: tuple[KernelReport, ...] = ()
     refused: str | None = None

@@ -23,7 +23,7 @@ from axon.serve.program import ServingProgram
 
 @dataclass(frozen=True)
 class Reading:
-    """What a decode step reads of each device's memory, and how long that takes.
+    """The bytes that a decode step reads of each device's memory, and how long that takes.
 
     Args:
         bytes: see `ServingProgram.read_bytes`. least_seconds: at the bandwidth of the memory. seconds: predicted, the

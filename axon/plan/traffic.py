@@ -55,7 +55,7 @@ def _group(mesh_axes: Names, kind: str, what: str, group: Sequence[Transfer]) ->
 
 
 def content(one: Transfer) -> str:
-    """What a transfer carries, and in which phase of the step."""
+    """The content of a transfer, and its phase of the step."""
     moment = phase(one.stack)
     if one.source == WEIGHTS:
         return f"weights, {'backward' if moment == 'recomputed' else moment or 'after the update'}"

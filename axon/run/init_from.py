@@ -1,4 +1,4 @@
-"""What a run starts from: which parameters of another model are taken, and under which names."""
+"""The start of a run: which parameters of another model are taken, and under which names."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ def load(folder, platform=None):
 
 
 class Model:
-    """What both kinds of model have: weights, programs, and a decode step."""
+    """Parts that both kinds of model have: weights, programs, and a decode step."""
 
     def __init__(self, folder, manifest, platform):
         self.manifest, self.programs, self.device = manifest, manifest["programs"][platform], jax.devices(platform)[0]

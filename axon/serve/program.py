@@ -23,7 +23,7 @@ from axon.serve.weights import abstract
 
 
 class ServingProgram:
-    """What an `Engine` of these runs.
+    """The programs that an `Engine` runs.
 
     Args:
         runtime: whose module is served, perhaps on devices that are not here. capacity: how much at once.

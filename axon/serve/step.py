@@ -164,7 +164,7 @@ def logits_of(model: LanguageModel, hidden: Array) -> Array:
 
 
 def model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, ...]) -> Inputs:
-    """What the model is given: all sequences' tokens in one row of `batch`."""
+    """The model's inputs: all sequences' tokens in one row of `batch`."""
     ragged = Ragged(inputs.lens, inputs.bounds, inputs.tables, windows, inputs.drafts, inputs.versions)
     in_row = (axes.shard(x[None], "batch seq") for x in (tokens, inputs.positions, inputs.last))
     tokens, positions, last = in_row

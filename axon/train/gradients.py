@@ -22,7 +22,7 @@ class GradientMethod(Protocol):
     """A way to make gradients. The ones there are: `Gradients`, and `axon.train.pipelined.PipelinedGradients`."""
 
     def counts(self, batch: Batch) -> Counts:
-        """What the sums over this batch are divided by: added up over its microbatches."""
+        """The divisors of the sums over this batch: added up over its microbatches."""
         ...
 
     def __call__(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str] = ()) -> tuple[Any, Sums]:
@@ -101,7 +101,7 @@ def _weight(stored: Array, differentiated: Array) -> Array | axes.HostWeight:
 
 
 def total_counts(objective: Objective, batch: Batch, number: int) -> Counts:
-    """What the sums over a batch are divided by, added up over its `number` of microbatches.
+    """The divisors of the sums over a batch, added up over its `number` of microbatches.
 
     Not in a loop: XLA's CPU runtime does not order the all-reduces in a loop with other collectives that do not depend
     on it, and devices that take them in different orders wait for each other for ever (seen with jaxlib 0.12.0.1).

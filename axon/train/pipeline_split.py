@@ -42,7 +42,7 @@ class PipelineSplit:
         return x
 
     def inputs(self, outer: Mapping[str, Array]) -> Inputs:
-        """What the blocks are given, of every microbatch."""
+        """The blocks' inputs, of every microbatch."""
 
         def of_microbatch(part: Batch) -> Inputs:
             module = self._bound({**outer, **self.fixed})

@@ -138,7 +138,7 @@ class Pipeline:
         return microbatches(batch, self.runtime.layout.microbatches)
 
     def counts(self, batch: Batch) -> Counts:
-        """What the sums over a batch are divided by, added up over its microbatches."""
+        """The divisors of the sums over a batch, added up over its microbatches."""
         return total_counts(self.objective, batch, self.runtime.layout.microbatches)
 
     def sums(self, parameters: Any, variables: Any, batch: Batch) -> Sums:

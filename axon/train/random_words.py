@@ -1,4 +1,4 @@
-"""What is random of a batch, by objectives that draw it: the same on every layout."""
+"""Random parts of a batch, by objectives that draw it: the same on every layout."""
 
 import zlib
 

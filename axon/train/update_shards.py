@@ -1,4 +1,4 @@
-"""What of an optimizer's state is read from files, updated and written at once."""
+"""Shards of an optimizer's state that are read from files, updated and written at once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What the blocks of the Hopper kernels do, one unit of work after the other: computed from the sizes, at run time.
+"""The work of the Hopper kernels' blocks, one unit of work after the other: computed from the sizes, at run time.
 
 A group's tiles of rows begin with the 8 rows in which the group does, so that only its first and its last have rows of
 others. (Shared memory is in tiles of 8 rows. TMA that begins between two fills the rest with zeros; the interpreter

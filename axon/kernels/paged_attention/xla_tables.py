@@ -37,7 +37,7 @@ class XlaTables:
 
 
 def tables_xla(tokens: int, inputs: AttentionInputs) -> XlaTables:
-    """Those of so many rows."""
+    """The tables of so many rows."""
     where = places(inputs, tokens)
     if tokens <= inputs.sequences:
         plan, rows = _longest_first(blocks(inputs, tokens, 1), where, inputs)

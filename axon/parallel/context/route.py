@@ -60,7 +60,7 @@ class Route(Protocol):
         ...
 
     def problem(self, step: int) -> Problem:
-        """What is computed in a step, from 1 on."""
+        """The problem of a step, from 1 on."""
         ...
 
     def pairs(self, problem: Problem, step: Any) -> Sequence[Pair]:

@@ -31,7 +31,7 @@ class Region:
 
     @property
     def batch_only_axes(self) -> Names:
-        """Those of them that split the batch, and not the stages."""
+        """The axes that split the batch, and not the stages."""
         return self.manual[1:]
 
     def __call__(self, fn: Callable[..., Any], outputs: Any) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
 
     def body(self) -> dict[str, Any]:
-        """What a response, or an event of a stream, says of it."""
+        """The error as a response, or an event of a stream, says it."""
         kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 

@@ -78,7 +78,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
-    """What lm-eval asks, so as to need no tokenizer of its own."""
+    """The facts that lm-eval asks for, so as to need no tokenizer of its own."""
     tokenizer = service.tokenizer
     ends = sorted(tokenizer.ends)
     names = {"bos_token": tokenizer.decode([tokenizer.bos]), "eos_token": tokenizer.decode(ends[:1])}

@@ -1,5 +1,6 @@
 """LoRA: low-rank adapters beside frozen weights (Hu et al., arXiv:2106.09685)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,6 +14,7 @@ from axon.axes import Names, base, einsum, strip_roles
 from axon.axes.contraction import contract
 from axon.axes.patterns import Contraction
 from axon.checks import check_range
+from axon.errors import UserError
 from axon.nn.param import Param, ParamSpec, constant, fan_in
 from axon.nn.weight_transform import LookUp, Operand, Weight, WeightTransform, beside
 from axon.parallel.expert import LowRank, Matrix
@@ -56,6 +58,14 @@ class LoRA(WeightTransform):
         return self.alpha / (self.rank**0.5 if self.rank_stabilized else self.rank)
 
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
+        sizes = dict(zip(spec.axes, spec.shape, strict=True))
+        inputs = math.prod(sizes[name] for name in spec.inputs)
+        outputs = math.prod(size for name, size in sizes.items() if name in _outputs(spec.own, spec.inputs))
+        if self.rank > min(inputs, outputs):
+            raise UserError(
+                f"LoRA.rank is {self.rank}, and a weight of {' '.join(spec.own)} is {inputs} × {outputs}: lower it, or "
+                "leave the weight out of LoRA.paths"
+            )
         if self.base is not None:
             declared.set_value(jax.ShapeDtypeStruct(declared.get_value().shape, jnp.dtype(self.base)))
         return AdaptedWeight(weight, declared, spec.inputs, self.rank, self.scale)
@@ -71,7 +81,7 @@ class AdaptedWeight(Operand):
     def __init__(self, weight: Weight, declared: Param, inputs: Names, rank: int, scale: float):
         self.base, self.scale = weight, scale
         groups = tuple(name for name in declared.axes if base(name) in GROUPS)
-        outputs = tuple(name for name in declared.axes if name not in (*groups, *inputs))
+        outputs = _outputs(declared.axes, inputs)
         drawn = fan_in(" ".join(inputs))
         self.a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, rank=rank)
         self.b = beside(declared, (*groups, "rank", *outputs), constant(0.0), jnp.float32, rank=rank, decay=True)
@@ -130,6 +140,10 @@ class AdaptedWeight(Operand):
         narrow = einsum(_product(contraction.left, names, middle), x, factor)
         names, factor = last
         return einsum(_product(middle, names, contraction.out), narrow, factor)
+
+
+def _outputs(axes: Names, inputs: Names) -> Names:
+    return tuple(name for name in axes if base(name) not in GROUPS and name not in inputs)
 
 
 def _product(left: Names, right: Names, out: Names) -> str:

@@ -1,5 +1,6 @@
 """LoRA: an adapted weight is W + scale · A·B wherever the model uses it, and nothing else of the model trains."""
 
+import math
 from dataclasses import replace
 
 import jax
@@ -149,6 +150,7 @@ def test_only_the_adapters_train_and_what_is_said_to():
         ((LoRA("*norm*"),), "LoRA.paths", "no matrix"),
         ((LoRA(others="nrm/*"),), "LoRA.others", "norm/scale"),
         ((LoRA(), EightBit("int8")), "8 bits", "put them first"),
+        ((LoRA("*/key", rank=17),), "LoRA.rank is 17", "16 × 8"),
     ],
 )
 def test_a_transform_that_takes_nothing_or_comes_too_late_is_refused(transforms, field, remedy):
@@ -156,6 +158,23 @@ def test_a_transform_that_takes_nothing_or_comes_too_late_is_refused(transforms,
         transform_weights(LLAMA.build(), transforms)
     assert field in str(found.value)
     assert remedy in str(found.value)
+
+
+def test_no_flops_are_counted_for_gradients_of_the_base():
+    seq, plain = 16, Runtime(LLAMA, Layout({"data": 1}), devices=jax.devices()[:1])
+    runtime = Runtime(LLAMA, Layout({"data": 1}), transforms=(LoRA(rank=2),), devices=jax.devices()[:1])
+    frozen = {path for path, spec in runtime.parameters.items() if not spec.trained}
+    forward = sum(plain.module.flops_by_part(seq).values())
+
+    def flops(*endings):
+        return sum(2 * math.prod(s.shape) for p, s in runtime.parameters.items() if p.endswith(endings))
+
+    adapters, base_, head = flops("/a", "/b"), flops("/base"), flops("head")
+    attention = forward - base_ - head
+    found = runtime.module.flops_per_token(seq, frozenset(frozen)) - 3 * adapters
+    assert plain.module.flops_per_token(seq) == 3 * forward
+    most = 2 * (base_ + head) + 3 * attention  # the first layer's own inputs need no gradient
+    assert most - base_ // LLAMA.layers <= found <= most
 
 
 def test_a_base_in_bfloat16_takes_half_the_bytes():

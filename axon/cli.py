@@ -295,7 +295,10 @@ def bench(
     Example: `axon bench train --json`
     """
     import json
+    from importlib.util import find_spec
 
+    if find_spec("axon.bench") is None:
+        raise UserError("axon bench: an installed package has no benchmarks: run it in a clone of the repository")
     from axon import bench
 
     if (static or compile_ or bundles or search) and name != "kernels":

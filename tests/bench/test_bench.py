@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from axon import bench
+from axon import bench, cli
 from axon.bench import checkpoint, importing, overhead, serve, serve_host, train
 from axon.bench import compile as compile_bench
 from axon.bench import data as data_bench
@@ -124,3 +124,11 @@ def test_less_than_four_hundredths_of_the_cache_are_slots_without_a_token():
     waste = serve_host.page_waste(requests=60, tokens=8192)
     assert 0 < waste["of_cache"] <= waste["of_used"] < 0.04
     assert waste["used"] <= 1
+
+
+def test_an_installed_package_says_that_it_has_no_benchmarks(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError) as found:
+        cli.bench("train")
+    assert "axon bench" in str(found.value)
+    assert "clone" in str(found.value)

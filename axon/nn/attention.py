@@ -35,6 +35,7 @@ class Attention(nnx.Module):
             al., arXiv:2309.17453).
         bias: of queries, keys and values (Qwen2), out_bias: of the output (GPT-2).
         biased: whether `Inputs.score_bias` is added to the scores (T5).
+        gated: whether each head's output is multiplied by the sigmoid of a projection of its own (Qwen3-Next).
         qk_norm: makes, of "heads" and of "kv_heads", the norm of queries and that of keys (Henry et al.,
             arXiv:2010.04245): over the "head_dim" of each head (Qwen3), or over all "heads head_dim" (OLMo-2).
         query_scale, out_scale: of the initial values of the projections of queries and of the output.
@@ -55,6 +56,7 @@ class Attention(nnx.Module):
         bias: bool = False,
         out_bias: bool = False,
         biased: bool = False,
+        gated: bool = False,
         qk_norm: Callable[[str], RMSNorm] | None = None,
         query_scale: float = 1.0,
         out_scale: float = 1.0,
@@ -65,6 +67,8 @@ class Attention(nnx.Module):
         self.key = Param("embed kv_heads head_dim", dims)
         self.value = Param("embed kv_heads head_dim", dims)
         self.out = Param("heads head_dim embed", dims, fan_in("heads head_dim", out_scale))
+        if gated:
+            self.gate = Param("embed heads head_dim", dims)
         if sinks:
             self.sinks = Param("heads", dims, constant(0.0))
         if bias:
@@ -76,7 +80,7 @@ class Attention(nnx.Module):
         if qk_norm is not None:
             self.query_norm, self.key_norm = qk_norm("heads"), qk_norm("kv_heads")
         self.bias, self.has_out_bias, self.qk_norm, self.has_sinks = bias, out_bias, qk_norm is not None, sinks
-        self.biased = biased
+        self.biased, self.gated = biased, gated
 
     @jax.named_scope("attention")
     def __call__(self, x: Array, inputs: Inputs, cache: KVCache | None = None) -> tuple[Array, KVCache | None]:
@@ -93,6 +97,9 @@ class Attention(nnx.Module):
         else:
             step = inputs.step_of(self.paged_sizes(inputs, cache))
             out, cache = cached_attention(q, k, v, self.config, cache, step, sinks, bias)
+        if self.gated:
+            gate = einsum("batch seq embed, embed heads head_dim -> batch seq heads head_dim", x, self.gate)
+            out = out * jax.nn.sigmoid(gate.astype(jnp.float32)).astype(out.dtype)
         out = einsum("batch seq heads head_dim, heads head_dim embed -> batch seq.residual embed", out, self.out)
         if self.has_out_bias:
             out = add("batch seq.residual embed, embed -> batch seq.residual embed", out, self.out_bias)

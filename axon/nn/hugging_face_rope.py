@@ -107,10 +107,10 @@ class RopeRules:
             kind of layer: Gemma 3 reads it from `rope_local_base_freq`, OLMo-3 from nowhere. positions: likewise,
             `max_position_embeddings`. default: `rope_parameters`.
         layered: whether it knows layers of several kinds, all with the same frequencies. phi: whether it has heads that
-            are rotated in part, and of the scalings LongRoPE alone. latent: whether scores are scaled by
-            `mscale_all_dim`. width: of a head, for the scalings that transformers computes from `head_dim` alone: where
-            that is absent or null, it is "filled" in; "sizes" say it where it is absent, not where it is null; nothing
-            else than "head_dim" does.
+            are rotated in part, by default this `fraction`, and of the scalings LongRoPE alone. latent: whether scores
+            are scaled by `mscale_all_dim`. width: of a head, for the scalings that transformers computes from
+            `head_dim` alone: where that is absent or null, it is "filled" in; "sizes" say it where it is absent, not
+            where it is null; nothing else than "head_dim" does.
     """
 
     theta: float = 10_000.0
@@ -119,6 +119,7 @@ class RopeRules:
     default: Mapping[str, Any] = field(default_factory=dict)
     layered: bool = False
     phi: bool = False
+    fraction: float = 1.0
     latent: bool = False
     width: Literal["filled", "sizes", "head_dim"] = "sizes"
 
@@ -233,7 +234,7 @@ def _rope(rules: RopeRules, config: Mapping[str, Any], where: str, described: Ma
     _check_width(rules, config, kind)
     theta, fraction = float(read_field(where, described, "rope_theta", POSITIVE)), 1.0
     if rules.phi:
-        fraction = read_field(where, described, FRACTION, number("(0, 1]"), 1.0)
+        fraction = read_field(where, described, FRACTION, number("(0, 1]"), rules.fraction)
     elif kind not in ("default", "proportional") and read_field(where, described, FRACTION, POSITIVE, 1.0) != 1:
         raise UserError(
             f"{where}: {FRACTION} is {shown(described[FRACTION])}; with rope_type {kind} this architecture rotates all"

@@ -34,7 +34,8 @@ class MoE(nnx.Module):
     Args:
         dims: sizes of embed, experts and of each expert's mlp.
         routing: how experts are chosen. shared: width of an MLP that all tokens go through (DeepSeekMoE, Dai et al.,
-            arXiv:2401.06066), 0 for none.
+            arXiv:2401.06066), 0 for none. gated_shared: whether what it gives is multiplied by the sigmoid of a
+            projection of the token (Qwen3-Next).
         activation, out_scale: as of `GatedMLP`. bias: whether the router and the experts' products have biases.
     """
 
@@ -47,12 +48,13 @@ class MoE(nnx.Module):
         routing: Routing,
         *,
         shared: int = 0,
+        gated_shared: bool = False,
         activation: Activation = swiglu,
         bias: bool = False,
         out_scale: float = 1.0,
     ):
         self.routing, self.activation = routing, activation
-        self.has_shared, self.has_bias = shared > 0, bias
+        self.has_shared, self.gated_shared, self.has_bias = shared > 0, gated_shared, bias
         self.router = Router(dims, routing, bias=bias)
         up, down = "experts embed.expert mlp.expert", "experts mlp.expert embed.expert"
         self.gate: Weight = Param(up, dims, fan_in("embed.expert"), in_stack=True)
@@ -64,6 +66,8 @@ class MoE(nnx.Module):
                 for width in ("mlp.expert", "mlp.expert", "embed.expert")
             )
         if shared:
+            if gated_shared:
+                self.shared_gate = Param("embed", dims, fan_in("embed"))
             self.shared = GatedMLP({**dims, "mlp": shared}, activation=activation, out_scale=out_scale)
 
     @jax.named_scope("moe")
@@ -73,12 +77,19 @@ class MoE(nnx.Module):
         is_real = jnp.ones(x.shape[:2], bool) if documents is None else documents >= 0
         routed, auxiliary = self.router(x, is_real)
         y = self._experts(x, routed)
-        return y + self.shared(x) if self.has_shared else y, auxiliary.within("router")
+        return y + self._shared(x) if self.has_shared else y, auxiliary.within("router")
 
     @property
     def chosen_experts(self) -> tuple[int, int]:
         """How many experts multiply a token, and how many there are, see `axon.nn.flops`."""
         return self.routing.top_k, self.routing.experts
+
+    def _shared(self, x: Array) -> Array:
+        y = self.shared(x)
+        if not self.gated_shared:
+            return y
+        gate = einsum("batch seq.residual embed, embed -> batch seq.residual", x, self.shared_gate)
+        return y * jax.nn.sigmoid(gate.astype(jnp.float32))[..., None].astype(y.dtype)
 
     @jax.named_scope("experts")
     def _experts(self, x: Array, routed: Routed) -> Array:

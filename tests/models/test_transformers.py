@@ -44,6 +44,7 @@ FAMILIES = (
     "gemma3",
     "mixtral",
     "qwen3_moe",
+    "qwen3_next",
     "gpt_oss",
     "deepseek_v2",
     "deepseek_v2_lite",

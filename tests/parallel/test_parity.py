@@ -25,6 +25,7 @@ from models.gpt_oss import GptOss
 from models.llama import Llama
 from models.mixtral import Mixtral
 from models.olmo import Olmo
+from models.qwen3_next import Qwen3Next
 from models.t5 import T5
 
 SIZES: dict[str, Any] = {"vocab": 61, "vocab_multiple": 64, "embed": 32, "heads": 8}
@@ -135,6 +136,23 @@ PROBLEMS = {
     ),
 }
 
+QWEN3_NEXT = Qwen3Next(
+    **SIZES,
+    layers=4,
+    kv_heads=4,
+    mlp=16,
+    head_dim=8,
+    shared=16,
+    full_every=2,
+    delta_heads=4,
+    per_head=2,
+    key_dim=8,
+    value_dim=6,
+    routing=ROUTING,
+    norm_eps=1e-3,
+)
+PROBLEMS["Qwen3-Next"] = Problem(QWEN3_NEXT, steps=2)
+
 Case = tuple[str, ...]
 """A problem and mechanisms."""
 
@@ -210,6 +228,7 @@ FULL = [
     *of("latents", ("zero 3", "tensor")),
     *of("DeepSeek", *OF_FAMILIES[-1:]),
     *of("gpt-oss", *OF_FAMILIES[-1:]),
+    *of("Qwen3-Next", ("zero 3", "tensor", "sequence"), ("zero 3", "sequence", "ring"), ("expert", "pipeline")),
 ]
 SLOW = [
     *of("adapted", *alone(*DENSE), *COMPOSITIONS),
@@ -222,6 +241,7 @@ SLOW = [
     *of("latents", *COMPOSITIONS[:2], ("zero 3", "three-dimensional"), COMPOSITIONS[12]),
     *of("DeepSeek", *OF_FAMILIES),
     *of("gpt-oss", *OF_FAMILIES),
+    *of("Qwen3-Next", *OF_FAMILIES, *COMPOSITIONS[:8], ("expert", "zero 3", "tensor", "auto")),
 ]
 
 HOST = ("params", "optimizer")

@@ -14,7 +14,19 @@ from axon.axes import einsum
 from axon.errors import UserError
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.layout import Layout
-from axon.nn import Attention, Auxiliary, CacheSpec, Depth, Inputs, LanguageModel, Param, RMSNorm, Rope, Segment
+from axon.nn import (
+    Attention,
+    Auxiliary,
+    CacheSpec,
+    Depth,
+    Inputs,
+    LanguageModel,
+    Param,
+    RMSNorm,
+    Rope,
+    Routing,
+    Segment,
+)
 from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
 from axon.serve.draft_model import DraftModel
@@ -24,6 +36,7 @@ from axon.serve.request import Request, Sampling
 from axon.serve.snapshots import Snapshots
 from axon.serve.speculation import NGram
 from axon.serve.step import windows_of
+from models.qwen3_next import Qwen3Next
 
 pytestmark = pytest.mark.usefixtures("caches")
 
@@ -307,3 +320,19 @@ def test_priorities_cancellations_shared_prefixes_and_guesses_change_no_token(mo
     assert stats.prefix_hits
     for number in running.keys() - cancelled:
         assert ids[number] == likeliest(parts, running[number].prompt, ids[number])
+
+
+QWEN3_NEXT = Qwen3Next(
+    VOCAB, 32, 4, 4, kv_heads=2, mlp=16, shared=16, delta_heads=2, per_head=3, key_dim=8, value_dim=6, full_every=2,
+    head_dim=8, routing=Routing(4, 4), norm_eps=1e-3,
+)  # fmt: skip
+"""All of its experts, of which rounding could change the choice."""
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_qwen3_next_writes_what_the_full_forward_pass_finds(devices, seed, rng):
+    mesh, draft = ({"tensor": devices}, NGram(3)) if devices > 1 else (None, None)
+    parts = made(QWEN3_NEXT, seed, devices, mesh)
+    engine, requests = Engine(*parts, capacity=TIGHT, drafter=draft), drawn_requests(rng, 6, temperature=0)
+    for request, ids in zip(requests, answers(engine, requests), strict=True):
+        assert ids == likeliest(parts, request.prompt, ids)

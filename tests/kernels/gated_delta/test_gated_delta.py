@@ -1,0 +1,46 @@
+"""The gated delta rule in chunks is the loop over tokens, its gradients included, whatever the documents."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from axon.kernels.gated_delta import gated_delta, gated_delta_reference
+
+
+def drawn(rng, seq, batch=2, heads=2, per_head=3, key_dim=5, value_dim=4):
+    """q, k, v, log_decay and beta as a model has them, and documents of random lengths, padding at the end."""
+    normal = lambda *shape: rng.normal(size=(batch, seq, heads, *shape)).astype(np.float32)  # noqa: E731
+    k = normal(key_dim)
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    log_decay = -np.exp(rng.uniform(-4, 2, (batch, seq, heads, per_head))).astype(np.float32)
+    beta = rng.uniform(0, 1, (batch, seq, heads, per_head)).astype(np.float32)
+    documents = np.sort(rng.integers(0, 4, (batch, seq)), axis=1).astype(np.int32)
+    documents[0, seq - seq // 5 :] = -1
+    return (normal(key_dim), k, normal(per_head, value_dim), log_decay, beta), documents
+
+
+@pytest.mark.parametrize("seq", [1, 7, 64, 150])
+def test_outputs_and_gradients_are_those_of_the_loop(seq, rng):
+    operands, documents = drawn(rng, seq)
+    ct = rng.normal(size=(*documents.shape, 2, 3, 4)).astype(np.float32)
+    with jax.default_matmul_precision("highest"):
+        results = [
+            jax.jit(lambda *x, rule=rule: jax.vjp(lambda *y: rule(*y, documents), *x)[0])(*operands)
+            for rule in (gated_delta, gated_delta_reference)
+        ]
+        gradients = [
+            jax.jit(lambda *x, rule=rule: jax.vjp(lambda *y: rule(*y, documents), *x)[1](jnp.asarray(ct)))(*operands)
+            for rule in (gated_delta, gated_delta_reference)
+        ]
+    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
+    for ours, exact in zip(*gradients, strict=True):
+        assert np.linalg.norm(ours - exact) <= 1e-5 * np.linalg.norm(exact) + 1e-6
+
+
+def test_a_document_is_what_it_is_alone(rng):
+    operands, _ = drawn(rng, 90, batch=1)
+    together = gated_delta(*operands, np.repeat(np.int32([[0, 1]]), [50, 40], axis=1))
+    alone = [gated_delta(*(x[:, cut] for x in operands), np.zeros((1, 1), np.int32).repeat(n, 1))
+             for cut, n in ((slice(50), 50), (slice(50, None), 40))]  # fmt: skip
+    np.testing.assert_allclose(together, np.concatenate(alone, axis=1), rtol=1e-4, atol=2e-5)

@@ -7,6 +7,7 @@ from typing import Any
 
 from axon.checks import check_range
 from axon.errors import UserError
+from axon.fields import field_values
 from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, SameDocument
 from axon.nn import Attention, Depth, LanguageModel, LayerPattern, MoE, RMSNorm, Rope, Routing
@@ -78,7 +79,7 @@ class Qwen3Next:
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        delta = {name: getattr(self, name) for name in ("delta_heads", "per_head", "key_dim", "value_dim", "conv_taps")}
+        delta = field_values(self, ("delta_heads", "per_head", "key_dim", "value_dim", "conv_taps"))
         return decoder_dims(self) | {"experts": self.routing.experts} | delta
 
     def build(self) -> LanguageModel:

@@ -161,7 +161,9 @@ def _whole(fn: Callable[..., Array], arrays: tuple[Array, ...], names: axes.Name
     placement, seq = scope.placement, arrays[0].shape[1]
     order = placement.stored_positions(seq)
     stored = np.array_equal(order, np.arange(seq))
-    batch, heads = placement.spec(("batch", "delta_heads"))
+    batch, positions, heads = placement.spec(("batch", "seq", "delta_heads"))
+    if positions:
+        axes.log_choice("gated delta", f"positions gathered over {positions}: each device computes whole sequences")
 
     def local(*arrays: Array) -> Array:
         if stored:

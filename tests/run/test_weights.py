@@ -35,4 +35,4 @@ def test_a_run_and_its_copy_as_a_model_of_the_hub_write_the_same_served_and_gene
     (model,) = served
     (answer,) = answers(model.engine, [Request(tuple(model.engine.tokenizer.prompt("x")), GREEDY)])
     assert of_run == of_hub == "x" + answer.text
-    assert any(line.startswith(f"weights: {weights}, ") for line in said)
+    assert any(line.startswith(f"weights: {weights}: ") for line in said)

@@ -9,9 +9,8 @@ CHUNK = 64
 """Tokens of a chunk."""
 
 
-def gated_delta(
-    q: Array, k: Array, v: Array, log_decay: Array, beta: Array, documents: Array, chunk: int = CHUNK
-) -> Array:
+@jax.default_matmul_precision("highest")
+def gated_delta(q: Array, k: Array, v: Array, log_decay: Array, beta: Array, documents: Array) -> Array:
     """The outputs of the gated delta rule, whose state is 0 before each document, float32.
 
     In a chunk the corrections of all tokens, u, solve the triangular system (I + L)·u = β·(v − e^c·k·S), where L_ij =
@@ -25,10 +24,10 @@ def gated_delta(
     Returns: `batch seq heads per_head value_dim`.
     """
     seq = q.shape[1]
-    missing = -seq % chunk
+    missing = -seq % CHUNK
     padded = (jnp.pad(x, ((0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2))) for x in (q, k, v, log_decay, beta))
-    q, k, v, log_decay, beta = (_in_chunks(x.astype(jnp.float32), chunk) for x in padded)
-    documents = _in_chunks(jnp.pad(documents, ((0, 0), (0, missing)), mode="edge"), chunk)
+    q, k, v, log_decay, beta = (_in_chunks(x.astype(jnp.float32)) for x in padded)
+    documents = _in_chunks(jnp.pad(documents, ((0, 0), (0, missing)), mode="edge"))
     batch, heads, per_head = v.shape[1], *v.shape[3:5]
     begun = jnp.zeros((batch, heads, per_head, k.shape[-1], v.shape[-1]), jnp.float32), documents[0, :, 0]
 
@@ -40,9 +39,9 @@ def gated_delta(
     return jnp.moveaxis(out, 0, 1).reshape(batch, seq + missing, *out.shape[3:])[:, :seq]
 
 
-def _in_chunks(x: Array, chunk: int) -> Array:
+def _in_chunks(x: Array) -> Array:
     """`batch seq …` as `chunks batch chunk …`."""
-    return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:]), 1, 0)
 
 
 def _chunk(
@@ -61,7 +60,7 @@ def _chunk(
     from_before = jnp.exp(decay) * (documents == last[:, None])[:, None, None]
     known = jnp.einsum("bihk,bhrkv->bhriv", k, state) * from_before[..., None]
     wanted = gain[..., None] * (jnp.moveaxis(v, 1, 3) - known)
-    news = solve_triangular(jnp.tril(system, -1), wanted, lower=True, unit_diagonal=True)
+    news = solve_triangular(jnp.where(after, system, 0), wanted, lower=True, unit_diagonal=True)
     read = jnp.einsum("bihk,bjhk->bhij", q, k)[:, :, None] * fade
     out = jnp.einsum("bhrij,bhrjv->bihrv", read, news)
     out = out + jnp.einsum("bihk,bhrkv,bhri->bihrv", q, state, from_before)

@@ -1,9 +1,11 @@
 """The gated delta rule, token by token."""
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 
+@jax.default_matmul_precision("highest")
 def delta_step(state: Array, q: Array, k: Array, v: Array, log_decay: Array, beta: Array) -> tuple[Array, Array]:
     """The state after a token, and its output; float32.
 

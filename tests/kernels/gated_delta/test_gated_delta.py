@@ -1,5 +1,7 @@
 """The gated delta rule in chunks is the loop over tokens, its gradients included, whatever the documents."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,18 +26,24 @@ def drawn(rng, seq, batch=2, heads=2, per_head=3, key_dim=5, value_dim=4):
 def test_outputs_and_gradients_are_those_of_the_loop(seq, rng):
     operands, documents = drawn(rng, seq)
     ct = rng.normal(size=(*documents.shape, 2, 3, 4)).astype(np.float32)
-    with jax.default_matmul_precision("highest"):
-        results = [
-            jax.jit(lambda *x, rule=rule: jax.vjp(lambda *y: rule(*y, documents), *x)[0])(*operands)
-            for rule in (gated_delta, gated_delta_reference)
-        ]
-        gradients = [
-            jax.jit(lambda *x, rule=rule: jax.vjp(lambda *y: rule(*y, documents), *x)[1](jnp.asarray(ct)))(*operands)
-            for rule in (gated_delta, gated_delta_reference)
-        ]
-    np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
-    for ours, exact in zip(*gradients, strict=True):
-        assert np.linalg.norm(ours - exact) <= 1e-5 * np.linalg.norm(exact) + 1e-6
+
+    def both(rule, *operands):
+        out, back = jax.vjp(lambda *x: rule(*x, documents), *operands)
+        return out, *back(jnp.asarray(ct))
+
+    ours, exact = (jax.jit(partial(both, rule))(*operands) for rule in (gated_delta, gated_delta_reference))
+    np.testing.assert_allclose(ours[0], exact[0], rtol=1e-4, atol=1e-5)
+    for one, other in zip(ours, exact, strict=True):
+        assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other) + 1e-6
+
+
+def test_keys_that_are_all_alike_and_never_forgotten_are_as_exact(rng):
+    """Powers of the triangular system, by which it could be inverted, grow to 10¹⁸ there before they vanish."""
+    (q, k, v, log_decay, beta), documents = drawn(rng, 64)
+    k[:], log_decay[:], beta[:] = k[0, 0, 0], 0, 1
+    operands = q, k, v, log_decay, beta, np.zeros_like(documents)
+    found, exact = (rule(*operands) for rule in (gated_delta, gated_delta_reference))
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
 
 
 def test_a_document_is_what_it_is_alone(rng):

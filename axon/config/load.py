@@ -23,6 +23,7 @@ AXON = (
     "axon.parallel.pipeline.schedules",
     "axon.train.optimizers",
     "axon.train.objective",
+    "axon.train.distillation",
     "axon.train.masked",
     "axon.train.spans",
     "axon.train.classification",

@@ -38,8 +38,12 @@ class SplitVocab:
         self.columns = Columns(head.vocab, head.soft_cap, (*own, *apart))
         self.ids = PartitionSpec(*(without(entry, apart) for entry in self.by_token))
         self.x = PartitionSpec(*self.ids, None)
+        self.head = self.head_spec(head)
+
+    def head_spec(self, head: Head) -> PartitionSpec:
+        """Where the matrix of a head lies whose vocabulary is split as this one's."""
         split = self.columns.mesh_axes or None
-        self.head = PartitionSpec(*(split if name == "vocab" else None for name in matrix.axes))
+        return PartitionSpec(*(split if name == "vocab" else None for name in head.matrix.axes))
 
     def sums(self, x: Array, w: StoredWeight, targets: Array, weights: Array, z_loss: float) -> Any:
         """`kernel.Sums` over all tokens."""
@@ -56,9 +60,9 @@ class SplitVocab:
             sums, dx, dw = kernel.cross_entropy_and_gradients(
                 *self._flat(x, w, *by_token), z_loss=z_loss, columns=self.columns, accumulate=self.scope.reduce
             )
-            return *self._totals(sums), dx.reshape(x.shape), self._stored(dw)
+            return *self._totals(sums), dx.reshape(x.shape), self.stored(dw)
 
-        return self._run(local, (PartitionSpec(), PartitionSpec(), *self._gradients), x, w, targets, weights)
+        return self._run(local, (PartitionSpec(), PartitionSpec(), *self.gradients), x, w, targets, weights)
 
     def token_nll(self, x: Array, w: StoredWeight, targets: Array) -> tuple[Array, Array]:
         """`(nll, lse)` of each token."""
@@ -77,12 +81,13 @@ class SplitVocab:
             dx, dw = kernel.token_nll_gradients(
                 *self._flat(x, w, *by_token), columns=self.columns, accumulate=self.scope.reduce
             )
-            return dx.reshape(x.shape), self._stored(dw)
+            return dx.reshape(x.shape), self.stored(dw)
 
-        return self._run(local, self._gradients, x, w, *by_token)
+        return self._run(local, self.gradients, x, w, *by_token)
 
     @property
-    def _gradients(self) -> tuple[PartitionSpec, PartitionSpec]:
+    def gradients(self) -> tuple[PartitionSpec, PartitionSpec]:
+        """Where those for `x` and the head lie, partial sums."""
         return partial_spec(self.x, self.columns.mesh_axes), partial_spec(self.head, mesh_axes_of(self.ids))
 
     def _run(
@@ -97,7 +102,7 @@ class SplitVocab:
         """Tokens in one dimension, and the head as `embed vocab`."""
         return x.reshape(-1, x.shape[-1]), w.T if self.transposed else w, *(value.reshape(-1) for value in by_token)
 
-    def _stored(self, dw: Array) -> Array:
+    def stored(self, dw: Array) -> Array:
         """`embed vocab` as the head is stored."""
         return dw.T if self.transposed else dw
 

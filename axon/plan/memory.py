@@ -12,6 +12,9 @@ from axon.layout import Placement
 from axon.train.optimizers import frozen_paths
 from axon.train.step import Program
 
+FROZEN = "frozen models"
+"""Name of the part of a step's arguments that no step changes: the models beside the one that is trained."""
+
 
 def arguments(program: Program, placement: Placement | None = None) -> dict[str, int]:
     """Bytes of a step's arguments on each device, by what they are, without the compiler's padding.
@@ -27,7 +30,9 @@ def arguments(program: Program, placement: Placement | None = None) -> dict[str,
     parts = {"parameters": state.parameters, "optimizer": state.optimizer, "variables": state.variables}
     parts |= {"in flight": state.in_flight, "batch": batch}
     used = {name: jax.tree.leaves(tree) for name, tree in parts.items()}
-    return {name: _bytes(specs, placement) for name, specs in used.items() if specs}
+    found = {name: _bytes(specs, placement) for name, specs in used.items() if specs}
+    frozen = jax.tree.leaves(program.references.specs)  # never elsewhere than on the devices
+    return found | ({FROZEN: _bytes(frozen, replace(placement, host=(), disk={}))} if frozen else {})
 
 
 def on_host(program: Program) -> int:

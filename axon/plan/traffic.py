@@ -76,6 +76,7 @@ def step_communication(program: Program) -> Communication:
     state = jax.tree_util.tree_leaves_with_path(program.abstract_state())
     labels = [WEIGHTS if jax.tree_util.GetAttrKey("parameters") in path[:2] else STATE for path, _ in state]
     inputs = labels + [BATCH] * len(program.evaluator.abstract_batch)
+    inputs += [WEIGHTS] * len(jax.tree.leaves(program.references.abstract))
     constants = [""] * (len(jaxpr.invars) - len(inputs))  # which tracing puts first
     metrics = [""] * (len(jaxpr.outvars) - len(labels))
     return communication(jaxpr, constants + inputs, labels + metrics)

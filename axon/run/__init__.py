@@ -4,13 +4,14 @@ from axon.run.build import program
 from axon.run.init_from import InitFrom
 from axon.run.serving import Serve, serving_program
 from axon.run.session import run
-from axon.run.tree import Evaluation, Sample, Train
+from axon.run.tree import Evaluation, Reference, Sample, Train
 from axon.train.faults import Faults, Spikes
 
 __all__ = [
     "Evaluation",
     "Faults",
     "InitFrom",
+    "Reference",
     "Sample",
     "Serve",
     "Spikes",

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,9 @@ def account_of(train: Train, **options: Any) -> dict[str, str]:
     return software | leaves(train, differs_by_machine) | _contents(train, "") | asked
 
 
-def data_account(folder: RunFolder, corpus: Prepared, source: Any) -> dict[str, str]:
-    """Of what a process has found: its data, and the run that it continues, or begins with: `source`."""
+def data_account(folder: RunFolder, corpus: Prepared, source: Any, frozen: Mapping[str, str]) -> dict[str, str]:
+    """Of what a process has found: its data, and the run that it continues, or begins with: `source`;
+    `frozen`: of each frozen model a digest."""
     identity, reader = corpus.identity(), Reader(folder.checkpoints)
     latest = reader.latest()
     data = {f"the digest of data.sources[{n}]": digest for n, digest in enumerate(identity.pop("digests"))}
@@ -52,6 +54,7 @@ def data_account(folder: RunFolder, corpus: Prepared, source: Any) -> dict[str, 
     identifier = folder.id.read_text("utf-8") if folder.id.is_file() else ABSENT
     if source is not None:
         data |= {"the checkpoint of init_from": source.digest()}
+    data |= {f"the checkpoint of references[{name!r}]": digest for name, digest in frozen.items()}
     return data | {"the run in run_dir": identifier, "the latest checkpoint in run_dir": saved or ABSENT}
 
 

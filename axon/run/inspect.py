@@ -14,6 +14,7 @@ from axon.errors import UserError
 from axon.layout import Layout, LayoutError, first_devices
 from axon.nn.quantized import is_quantized
 from axon.run.held_out import HeldOutLoss, held_out_loss
+from axon.run.references import read_references, sources_of
 from axon.run.session import sample_text
 from axon.run.trained import open_trained
 from axon.run.tree import Sample, Train
@@ -23,6 +24,7 @@ from axon.serve.export_programs import one_device
 from axon.serve.logits import logits
 from axon.serve.request import Sampling
 from axon.train.evaluate import Evaluator
+from axon.train.references import References
 
 Report = Callable[[str], None]
 
@@ -48,7 +50,10 @@ def evaluate_run(path: str | Path, source: str | None, batches: int | None, repo
     corpus.check_fits(train.model, train.objective, train.seq)
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
-    evaluator = Evaluator(runtime, train.objective, data.batch, train.seq)
+    references = _references(train, runtime)
+    text = None if corpus.tokenizer is None else corpus.tokenizer.to_json()
+    read_references(references, sources_of(train, references, report), text, report)
+    evaluator = Evaluator(runtime, train.objective, data.batch, train.seq, references)
     return held_out_loss(evaluator, corpus, values, variables, batches)
 
 
@@ -82,6 +87,11 @@ def runtime_of(train: Train, report: Report = print, weights: str | None = None)
         return _on(train, one_device(train.layout), jax.devices()[:1], weights)
 
 
+def _references(train: Train, runtime: Runtime) -> References:
+    models = {name: reference.model for name, reference in train.references.items()}
+    return References.of(train.objective, models, runtime, train.seq)
+
+
 def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | None) -> Runtime:
     batch, seq = train.data.batch, train.seq
     if is_quantized(weights):  # XLA's CPU compiler aborts on a layer's scales out of a stack that is split
@@ -89,5 +99,5 @@ def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | Non
     options = {"precision": train.precision, "execution": train.execution, "devices": devices, "seq": seq}
     runtime = Runtime(train.model, layout, weights=weights, **options)
     train.objective.check(runtime.module)
-    Evaluator(runtime, train.objective, batch, seq).check_layout()
+    Evaluator(runtime, train.objective, batch, seq, _references(train, runtime)).check_layout()
     return runtime

@@ -31,6 +31,7 @@ from axon.run.held_out import held_out_loss
 from axon.run.init_from import InitFrom
 from axon.run.initial_values import InitialValues
 from axon.run.mirrored import copying, fetched
+from axon.run.references import REFERENCES, check_same_references, read_references, sources_of
 from axon.run.restore import IN_FLIGHT, check_finite, check_same_mesh, lost_in_flight, restore_state
 from axon.run.saves import Saves
 from axon.run.start_record import changes, changes_text, described, script_notices
@@ -90,13 +91,15 @@ class Session:
                 mirrored = fetched(self.train, self.folder, self.report) if self.first else None
                 check_not_lost(self.train, self.folder)
                 source = self._source()  # a mistake is reported now, not when the data is ready
+                frozen = sources_of(self.train, self.program.references, self.report)
+                self.frozen = {name: one.digest() for name, one in frozen.items()}
                 corpus = self._corpus()
                 if corpus.tokenizer is not None:
                     self._check_tokens(source, corpus.tokenizer)
                 if self.first:
                     stack.enter_context(self.folder.locked())
                 record = self._claim_folder(corpus, source)
-            check_alike("data", lambda: data_account(self.folder, corpus, source))
+            check_alike("data", lambda: data_account(self.folder, corpus, source, self.frozen))
             self.events = stack.enter_context(events(self.folder.events))
             self.interrupts = stack.enter_context(Interrupts())
             self.stop = AgreedStop(self.interrupts)
@@ -115,6 +118,8 @@ class Session:
             self.journal = stack.enter_context(journal(self.folder, self.train.trackers, until, self.report))
             stack.enter_context(memory_explained(self.program))
             state, start, tokens = self._begin(source)
+            text = None if corpus.tokenizer is None else corpus.tokenizer.to_json()
+            read_references(self.program.references, frozen, text, self.report)
             if start:
                 self._make_durable(state, start)
             self._leave_if_asked()
@@ -185,6 +190,7 @@ class Session:
             for line in self.store.notices:
                 self.report(line)
             self.store.notices.clear()
+            check_same_references(extra.get(REFERENCES, {}), self.frozen)
             check_finite(self.store, program.runtime, state.parameters)
             self.report(f"resumed from step {int(state.step)}")
         elif isinstance(source, Branch):
@@ -229,6 +235,7 @@ class Session:
             report=self.report,
             begin=lambda: Position(*self._begin(source)),
             parent=self.extra.get(PARENT),
+            frozen=self.frozen,
             evaluate=lambda state: self._evaluate(corpus, state),
             evaluate_if_missing=lambda state: self._evaluate_if_missing(corpus, state),
             profile=self.folder.path / "profile" if profile and self.first else None,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from axon.observe.memory import memory_use
 from axon.observe.mfu import FORMULA, mfu, peak
 from axon.plan.out_of_memory import check_step
 from axon.run.branch import PARENT
+from axon.run.references import REFERENCES
 from axon.run.restore import IN_FLIGHT
 from axon.run.saves import Saves
 from axon.run.tree import Train
@@ -52,7 +53,7 @@ class Training:
     Args:
         begin: restores the position to go on from. evaluate: evaluates a state. evaluate_if_missing: the same, unless
             the metrics have it. profile: the folder for a profile of the first steps; None for none. parent: see
-            `axon.run.branch`.
+            `axon.run.branch`. frozen: see `axon.run.references.REFERENCES`.
     """
 
     train: Train
@@ -71,6 +72,7 @@ class Training:
     evaluate_if_missing: Callable[[State], None]
     profile: Path | None = None
     parent: Mapping[str, Any] | None = None
+    frozen: Mapping[str, str] = field(default_factory=dict)
 
     def __call__(self, position: Position, until: int) -> State:
         """Train up to step `until`; the state after it."""
@@ -182,6 +184,7 @@ class Training:
             if durable or checkpoints.due_locally(at.step):
                 extra = {"tokens": at.tokens, "seed": self.train.seed, "mesh": self.program.update.mesh}
                 extra |= {IN_FLIGHT: self.program.in_flight} if self.program.in_flight else {}
+                extra |= {REFERENCES: dict(self.frozen)} if self.frozen else {}
                 extra |= {MONITOR: saved} if (saved := monitor.saved()) else {}
                 extra |= {"config": dump(self.train)} | ({PARENT: self.parent} if self.parent else {})
                 self.saves.save(at.step, at.state, extra, self.program.specs, durable)

@@ -1,6 +1,7 @@
 """The configuration of a training run: the same object from a .gin file, a script and a notebook."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -64,6 +65,24 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """A frozen model that an objective needs beside the one that is trained, as a teacher.
+
+    It is placed by the run's layout as parameters are, is in no checkpoint, and must not change while the run lasts.
+
+    Args:
+        model: its config, as `Llama(…)`. source: its parameters: the folder of a run or its mirror's URL, or
+            `hf:DIR_OR_NAME`.
+    """
+
+    model: Model
+    source: Location
+
+    def __post_init__(self):
+        check_paths(self)
+
+
+@dataclass(frozen=True)
 class Train:
     """A training run, as data: `axon.run.run` carries it out, `axon.run.program` compiles its functions.
 
@@ -73,6 +92,8 @@ class Train:
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
         execution: how it is carried out: remat, kernels, buffers, host and disk tiers, compiler options.
         transforms: what becomes of weights of the model, one after the other, as `(LoRA(rank=16),)`.
+        references: name → a frozen model beside it: an objective uses those that it names, as `Distillation` does its
+            "teacher".
         outer: lets replicas across a slow link train separately between outer steps, as `DiLoCo(every=50)`; or None.
         evaluation: loss on held-out data; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
@@ -91,6 +112,7 @@ class Train:
     layout: Layout = field(default=Layout(), metadata=RESUMABLE)
     execution: Execution = field(default=Execution(), metadata=RESUMABLE)
     transforms: tuple[WeightTransform, ...] = ()
+    references: Mapping[str, Reference] = field(default_factory=dict)
     outer: DiLoCo | SlowMo | None = None
     precision: Precision = Precision()
     evaluation: Evaluation | None = field(default=Evaluation(), metadata=RESUMABLE)

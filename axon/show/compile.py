@@ -77,7 +77,7 @@ def _show(console: Console, report: Report) -> None:
 def _memory(report: Report) -> Table:
     table = _table("memory of a device", "part", "GiB")
     memory = report.memory
-    for name in ("parameters", "optimizer", "batch", "cache"):
+    for name in ("parameters", "optimizer", "frozen models", "batch", "cache"):
         if name in memory:
             table.add_row(f"  {name}", _gib(memory[name]))
     for name in ("arguments", "outputs", "aliased", "temporaries", "code", "total", "available"):

@@ -12,6 +12,7 @@ from rich.table import Table
 from axon.config import load, root_of
 from axon.errors import UserError
 from axon.layout import KINDS, ParameterRow, Placement, explain
+from axon.plan.memory import FROZEN
 from axon.plan.topology import devices
 from axon.run import Serve, Train, program, serving_program
 from axon.runtime import IDENTITY_LAYERS
@@ -105,7 +106,7 @@ def _totals(compiled: Program) -> Table:
     placement, state = compiled.placement, compiled.specs
     gradients = [replace(spec, kind="grads") for spec in compiled.parameters.values()]
     parts = {"params": state.parameters, "grads": gradients, "optimizer": state.optimizer, "variables": state.variables}
-    parts |= {"in flight": state.in_flight}
+    parts |= {"in flight": state.in_flight, FROZEN: compiled.references.specs}
     elsewhere = {"bytes on the host for each": placement.on_host} if placement.host else {}
     elsewhere |= {"bytes on disk for each": placement.on_disk} if placement.disk else {}
     table = Table(title="totals", title_justify="left", box=None)
@@ -113,7 +114,9 @@ def _totals(compiled: Program) -> Table:
         table.add_column(heading, justify="left" if heading == "kind" else "right")
     for kind, tree in parts.items():
         if specs := jax.tree.leaves(tree):
-            apart = [[s for s in specs if is_there(s.axes, s.kind)] for is_there in elsewhere.values()]
+            apart = [
+                [s for s in specs if kind != FROZEN and is_there(s.axes, s.kind)] for is_there in elsewhere.values()
+            ]
             sizes = [sum(map(placement.bytes_per_device, stored)) for stored in (specs, *apart)]
             on_device = sizes[0] - sum(sizes[1:])
             sizes = [sum(spec.nbytes for spec in specs), on_device, *sizes[1:]]

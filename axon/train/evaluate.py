@@ -1,7 +1,7 @@
 """Evaluation of an objective: its sums over a batch, without gradients and without an optimizer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from axon.runtime import Runtime, nested
 from axon.train import feed
 from axon.train.objective import SEQUENCES, Batch, Objective, Sums
 from axon.train.pipelined import Pipeline
+from axon.train.references import References, Values
 
 BATCH = ("batch", "seq")
 
@@ -34,6 +35,7 @@ class Evaluator:
     objective: Objective
     batch: int
     seq: int
+    references: References = field(default_factory=References)
 
     @property
     def unit(self) -> str:
@@ -48,31 +50,37 @@ class Evaluator:
         activations = {f"the batch's {name}": spec for name, spec in self.specs.items()}
         if width is not None:
             activations["the residual stream"] = ArraySpec(parse_names(RESIDUAL), (*shape, width))
+        modules = {name: one.module for name, one in self.references.runtimes.items()}
+        self.objective.check_references(runtime.module, modules)
+        for one in self.references.runtimes.values():
+            validate(one.placement, one.parameters, ArraySpec(BATCH, shape), {}, self.axes_used)
         validate(runtime.placement, runtime.parameters, ArraySpec(BATCH, shape), activations, self.axes_used)
 
     def axes_used(self) -> frozenset[str]:
         """The axes of parameters and batch, and all that the module's patterns name: it is traced to see them."""
         runtime = self.runtime
 
-        def sums(values: Any, variables: Any, batch: Batch) -> Any:
-            key = jax.random.key(0)
-            return self.objective.sums(runtime.bind(values, variables), self.drawn(batch, key), key)
+        def sums(values: Any, variables: Any, batch: Batch, references: Values) -> Any:
+            key, module = jax.random.key(0), runtime.bind(values, variables)
+            return self.objective.sums(module, self.drawn(batch, key), key, **self.references.bound(references))
 
-        declared = [*runtime.parameters.values(), *runtime.variables.values()]
-        parts = nested(runtime.parameters), nested(runtime.variables), self.specs
+        parts = nested(runtime.parameters), nested(runtime.variables), self.specs, self.references.specs
+        declared = jax.tree.leaves((*parts[:2], parts[3]))
         abstract = jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.logical_shape, spec.dtype), parts)
         return axes_used(sums, *abstract) | {name for spec in declared for name in spec.axes} | set(BATCH)
 
     def __call__(self, parameters: Any, batch: Batch, variables: Any = None) -> dict[str, tuple[Array, Array]]:
         """Name of each metric → (sum, count) over a batch: `loss` in nats, and its tokens."""
         with self.runtime.tracing():
-            return self._compiled(parameters, variables or {}, batch)
+            return self._compiled(parameters, variables or {}, batch, self.references.given)
 
     @cached_property
     def _compiled(self) -> Any:
-        def evaluate(parameters: Any, variables: Any, batch: Batch) -> dict[str, tuple[Array, Array]]:
+        def evaluate(
+            parameters: Any, variables: Any, batch: Batch, references: Values
+        ) -> dict[str, tuple[Array, Array]]:
             batch = self.drawn(batch, jax.random.key(0))
-            sums = self._sums(parameters, variables, batch)
+            sums = self._sums(parameters, variables, batch, references)
             counts = self.objective.counts(batch)
             return {name: (value, counts.get(name, counts["tokens"])) for name, value in sums.metrics.items()}
 
@@ -83,10 +91,11 @@ class Evaluator:
         batch = {**batch, SEQUENCES: axes.shard(jnp.arange(self.batch, dtype=jnp.int32), "batch")}
         return self.objective.draw(self.runtime.module, batch, key)
 
-    def _sums(self, parameters: Any, variables: Any, batch: Batch) -> Sums:
+    def _sums(self, parameters: Any, variables: Any, batch: Batch, references: Values) -> Sums:
         if self.pipeline is not None:
             return self.pipeline.sums(parameters, variables, batch)
-        return self.objective.sums(self.runtime.bind(parameters, variables), batch)
+        module = self.runtime.bind(parameters, variables)
+        return self.objective.sums(module, batch, **self.references.bound(references))
 
     @cached_property
     def pipeline(self) -> Pipeline | None:

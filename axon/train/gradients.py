@@ -1,7 +1,7 @@
 """Gradients of an objective on a layout: accumulated over microbatches, reduced once."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
@@ -37,12 +37,14 @@ class GradientMethod(Protocol):
 class Gradients:
     """Gradients of `objective` on the runtime's layout, which has the number of microbatches.
 
-    `seed` is the run's: the key of dropout is folded from it and the step's number.
+    `seed` is the run's: the key of dropout is folded from it and the step's number. `references`: the frozen modules
+    that the objective names.
     """
 
     runtime: Runtime
     objective: Objective
     seed: int
+    references: Mapping[str, Any] = field(default_factory=dict)
 
     def counts(self, batch: Batch) -> Counts:
         """The counts by which the sums over this batch are divided, added up over its microbatches."""
@@ -62,7 +64,8 @@ class Gradients:
 
         def mean(values: Any, part: Batch) -> tuple[Array, Sums]:
             weights = {path: _weight(stored[path], value) for path, value in (values | still).items()}
-            sums = self.objective.sums(self.runtime.bind(nested(weights), state.variables), part, key)
+            module = self.runtime.bind(nested(weights), state.variables)
+            sums = self.objective.sums(module, part, key, **self.references)
             return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
 
         differentiated = jax.value_and_grad(mean, has_aux=True)

@@ -55,6 +55,9 @@ class Objective(ABC):
     unit: ClassVar[str] = TOKEN
     """What `loss` is a mean over, for messages and plots: a word in the singular, as "image"."""
 
+    references: ClassVar[frozenset[str]] = frozenset()
+    """Names of the frozen models that it needs, of `Train.references`: `sums` is given each as a keyword."""
+
     def specs(self, batch: int, seq: int) -> Specs:
         """The arrays of a global batch of `batch` sequences of `seq` positions; the first axis of each is `batch`.
 
@@ -64,6 +67,10 @@ class Objective(ABC):
 
     def check(self, module: Any) -> None:
         """Raise `UserError` for an unsupported module."""
+        return
+
+    def check_references(self, module: Any, references: Mapping[str, Any]) -> None:
+        """Raise `UserError` for frozen models, by name, that cannot go with the module."""
         return
 
     def reserved_ids(self, seq: int) -> int:

@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -32,6 +33,7 @@ from axon.train.onebit import OneBit
 from axon.train.optimizers import OneBitAdam, Optimizer, frozen_paths, optimizer_parts
 from axon.train.outer import Outer
 from axon.train.pipelined import PipelinedGradients
+from axon.train.references import References, Values
 from axon.train.skipping import unless_faulty
 from axon.train.state import State
 from axon.train.update import Descent, Metrics, Update
@@ -48,6 +50,8 @@ class Program:
             dropout.
         faults: where one is to be skipped, the step takes `Limits`, and applies no update where they are exceeded or a
             number is not finite.
+        references: name → the config of a frozen model; those that the objective names get their arrays by
+            `references.give`, before the first step.
 
     Raises `LayoutError`, before anything is traced, if the layout cannot shard the model, and `UserError` for parts
     that cannot be combined.
@@ -70,25 +74,27 @@ class Program:
         placement: Placement | None = None,
         faults: Faults = Faults(),
         transforms: Sequence[WeightTransform] = (),
+        references: Mapping[str, Any] = MappingProxyType({}),
     ):
         mesh = {"devices": devices, "placement": placement, "seq": seq}
         self.runtime = Runtime(model, layout, precision=precision, execution=execution, transforms=transforms, **mesh)
         objective.check(self.runtime.module)
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
-        self.evaluator = Evaluator(self.runtime, objective, batch, seq)
+        self.references = References.of(objective, references, self.runtime, seq)
+        self.evaluator = Evaluator(self.runtime, objective, batch, seq, self.references)
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)
-        own = parts_of(self.evaluator.pipeline, execution, outer, faults, *transforms)
+        own = parts_of(self.references, self.evaluator.pipeline, execution, outer, faults, *transforms)
         check_composition([*own, *optimizer_parts(optimizer)])
         self.update = self._delayed(_update(self.runtime, optimizer, outer))
         self.can_skip = faults.can_skip
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
-    def _train(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+    def _train(self, state: State, batch: Batch, references: Values = MappingProxyType({})) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         drawn = self.evaluator.drawn(batch, jax.random.fold_in(key, zlib.crc32(b"batch")))
-        new, metrics, statistics = self.update.step(self.gradients, state, drawn)
+        new, metrics, statistics = self.update.step(self._beside(references), state, drawn)
         variables = flattened(state.variables)
         for path, statistic in statistics.items():
             updated = self.runtime.updates[path](variables[path], statistic)
@@ -97,8 +103,20 @@ class Program:
         metrics = metrics | self.runtime.step_metrics(statistics)
         return self.update.commit(state, replace(new, variables=nested(variables))), metrics
 
-    def _train_or_skip(self, state: State, batch: Batch, limits: Limits) -> tuple[State, Metrics]:
-        return unless_faulty(state, *self._train(state, batch), limits)
+    def _train_or_skip(
+        self, state: State, batch: Batch, limits: Limits, references: Values = MappingProxyType({})
+    ) -> tuple[State, Metrics]:
+        return unless_faulty(state, *self._train(state, batch, references), limits)
+
+    def _beside(self, references: Values) -> GradientMethod:
+        """The way to make gradients, with the frozen models."""
+        if not isinstance(self.gradients, Gradients):
+            return self.gradients  # a pipeline's, which cannot be combined with any
+        return replace(self.gradients, references=self.references.bound(references))
+
+    def _more(self, limits: Limits, references: Values) -> list[Any]:
+        """The compiled step's arguments after state and batch."""
+        return [*([limits] if self.can_skip else []), *([references] if references else [])]
 
     def _delayed(self, update: Update) -> Update:
         """Where the pipeline has no flush, an update by the gradients of the batch before."""
@@ -157,14 +175,15 @@ class Program:
         before: see `Delayed`.
         """
         with self.runtime.tracing():
-            state, metrics = self._step(state, batch, *([limits] if self.can_skip else []))
+            state, metrics = self._step(state, batch, *self._more(limits, self.references.given))
         return self._finished(state), metrics
 
     def executed(self, compiled: Any) -> Callable[..., tuple[State, Metrics]]:
         """`step` by the compiled program that `lower().compile()` gives."""
 
         def step(state: State, batch: Batch, *limits: Limits) -> tuple[State, Metrics]:
-            state, metrics = compiled(state, batch, *limits)
+            frozen = [self.references.given] if self.references.runtimes else []
+            state, metrics = compiled(state, batch, *limits, *frozen)
             return self._finished(state), metrics
 
         return step
@@ -204,7 +223,7 @@ class Program:
         """The step, traced for abstract arguments; FLOPs are counted from its `.jaxpr`."""
         state, batch = self.abstract_state(), self.evaluator.abstract_batch
         with self.runtime.tracing():
-            return self._step.trace(state, batch, *([NO_LIMITS] if self.can_skip else []))
+            return self._step.trace(state, batch, *self._more(NO_LIMITS, self.references.abstract))
 
     def lower(self) -> Any:
         """The step, traced and lowered for abstract arguments: `.compile()` it for the mesh's devices."""

@@ -136,6 +136,24 @@ def test_a_variable_follows_the_global_batch(folder, rng, packed_batch):
 
 
 @pytest.mark.full
+def test_an_objective_beside_a_frozen_model_is_the_same_on_every_layout(folder, rng, packed_batch):
+    model = Llama(32, 16, 2, 2, kv_heads=2, mlp=16)
+    options = {"objective": runpy.run_path("hints.py")["Hints"](), "references": {"teacher": replace(model, layers=1)}}
+    batch, found = packed_batch(rng, 4, 8, 32), []
+    for layout in (Layout({"data": 1}), Layout({"data": 2, "tensor": 2}, zero=3)):
+        devices = jax.devices()[: int(np.prod(list(layout.mesh.values())))]
+        made = Program(model, layout, AdamW(Constant(1e-2)), batch=4, seq=8, devices=devices, **options)
+        made.references.give("teacher", made.references.runtimes["teacher"].initialise(1)[0])
+        state, steps = made.init(), []
+        for _ in range(2):
+            state, metrics = made.step(state, made.place(batch))
+            steps.append((metrics["loss"], metrics["apart"]))
+        found.append(jax.device_get(steps))
+    np.testing.assert_allclose(*found, rtol=2e-5)
+    assert found[0][1][1] < found[0][0][1]
+
+
+@pytest.mark.full
 def test_a_transform_of_ones_own_trains_alike_on_every_layout_and_its_weights_not_at_all(folder, rng, packed_batch):
     transforms, model = (runpy.run_path("ia3.py")["IA3"](),), Llama(32, 16, 2, 2, kv_heads=2, mlp=16)
     batch, found = packed_batch(rng, 4, 8, 32), []

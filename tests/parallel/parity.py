@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,11 @@ class Problem:
     microbatches: int = 1
     execution: Execution = Execution()
     transforms: tuple[WeightTransform, ...] = ()
+    references: Mapping[str, Any] = field(default_factory=dict)
 
     def program(self, layout: Layout, seed: int = 0) -> Program:
         """The step on a layout's devices."""
-        return Program(
+        program = Program(
             self.model,
             layout,
             self.optimizer,
@@ -67,7 +68,11 @@ class Problem:
             execution=replace(self.execution, host=layout.host if isinstance(layout, HostLayout) else ()),
             devices=devices(layout),
             transforms=self.transforms,
+            references=self.references,
         )
+        for name, runtime in program.references.runtimes.items():
+            program.references.give(name, *runtime.initialise(seed + 1))
+        return program
 
     def batches(self, rng: np.random.Generator, packed_batch: Callable[..., Any]) -> list[Any]:
         return [packed_batch(rng, self.sequences, self.seq, self.model.vocab) for _ in range(self.steps)]

@@ -15,6 +15,7 @@ from parity import Problem, check, check_in_a_process, num_devices, once_each
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Rope, Routing
 from axon.nn.lora import LoRA
+from axon.train.distillation import Distillation
 from axon.train.masked import MaskedToken
 from axon.train.objective import MultiToken
 from axon.train.spans import SpanCorruption
@@ -44,10 +45,14 @@ ROUNDS = Execution(remat=("dispatched",), unroll=False, capacity_factor=1.0)
 
 LORA = LoRA(("layers/*", "embedding/*"), rank=4, others=("norm/*",))
 DENSE_MODEL = Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)
+TEACHER = Llama(**SIZES | {"embed": 48}, layers=1, kv_heads=4, mlp=64)
 
 PROBLEMS = {
     "dense": Problem(DENSE_MODEL),
     "adapted": Problem(DENSE_MODEL, transforms=(LORA,), steps=3),
+    "distilled": Problem(
+        DENSE_MODEL, Distillation(2.0, "reverse", next_token=0.5), steps=3, references={"teacher": TEACHER}
+    ),
     "adapted experts": Problem(EXPERTS, transforms=(LORA,), steps=3, execution=ROUNDS),
     "experts": Problem(EXPERTS, steps=3, execution=ROUNDS),
     "dropped": Problem(replace(EXPERTS, routing=replace(ROUTING, capacity=1.0)), steps=1, execution=ROUNDS),
@@ -211,7 +216,11 @@ OF_FAMILIES: list[Case] = [
 ]
 AUTO: list[Case] = [("zero 3", "tensor", "auto"), ("replica", "sequence", "microbatches", "auto")]
 
-DEFAULT = [*of("dense", COMPOSITIONS[1]), *of("adapted", COMPOSITIONS[1])]
+DEFAULT = [
+    *of("dense", COMPOSITIONS[1]),
+    *of("adapted", COMPOSITIONS[1]),
+    *of("distilled", ("zero 3", "tensor", "microbatches")),
+]
 FULL = [
     *of(
         "adapted",
@@ -220,6 +229,7 @@ FULL = [
         ("zero 2", "three-dimensional", "microbatches"),
     ),
     *of("adapted experts", *OF_SEVERAL_KINDS),
+    *of("distilled", COMPOSITIONS[1], ("context", "microbatches")),
     *of("dense", *alone(*DENSE), *AUTO, COMPOSITIONS[0], COMPOSITIONS[-1]),
     *of("experts", *OF_SEVERAL_KINDS),
     *of("kinds of block", ("zero 3", "sequence", "context")),

@@ -11,6 +11,7 @@ from axon.errors import UserError
 from axon.layout import Execution, Layout
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.schedules import OneFOneB, TwoBW
+from axon.train.distillation import Distillation
 from axon.train.faults import Faults
 from axon.train.optimizers import EMA, AdamW, Constant, OneBitAdam
 from axon.train.step import Program
@@ -50,6 +51,9 @@ PARTS = {
     "DiLoCo": Change("Train.outer = DiLoCo", mesh=REPLICAS, options={"outer": DiLoCo(every=2)}),
     "SlowMo": Change("Train.outer = SlowMo", mesh=REPLICAS, options={"outer": SlowMo(every=2)}),
     "1-bit": Change("OneBitAdam", mesh=REPLICAS, options={"optimizer": OneBitAdam(Constant(1e-3), warmup=1)}),
+    "frozen models": Change(
+        "Train.references", options={"objective": Distillation(), "references": {"teacher": MODEL}}
+    ),
     "averages": Change("Train.optimizer = ", options={"optimizer": EMA(ADAM)}),
     "across layers": Change("Train.optimizer = ", options={"optimizer": AcrossLayers(Constant(1e-3))}),
     "skips": Change("Faults.not_finite = 'skip'", options={"faults": Faults(not_finite="skip")}),
@@ -61,7 +65,8 @@ REFUSED = {
     *(("stages", other) for other in (*TIERS[1:], *OUTER, "1-bit")),
     *(("no flush", other) for other in (*TIERS, *OUTER, "1-bit", "rolls back")),
     *((tier, other) for tier in TIERS for other in (*OUTER, "1-bit", "across layers", "skips", "replays")),
-    *((method, other) for method in OUTER for other in ("1-bit", "averages")),
+    *((method, other) for method in OUTER for other in ("1-bit", "averages", "frozen models")),
+    *((one, "frozen models") for one in ("stages", "no flush", "1-bit")),
 }
 SAME_FIELD = (
     *({"stages", "no flush"}, {"optimizer on the host", "all on the host"}, {"DiLoCo", "SlowMo"}),

@@ -1,0 +1,109 @@
+"""Divergence of a linear head's distributions from a teacher's, in blocks of tokens, with its gradients.
+
+Of each token, with p = softmax(teacher's logits / T) and q = softmax(logits / T), it is KL(p‖q) = Σ p·(log p − log q)
+(Hinton et al., arXiv:1503.02531, without the factor T²), or, reversed, KL(q‖p) (Gu et al., arXiv:2306.08543). As of
+`token_nll` the logits live for one block of tokens at a time, and the backward makes them again.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axon.kernels.cross_entropy.blocks import cut, join
+from axon.kernels.cross_entropy.columns import Columns
+from axon.kernels.cross_entropy.products import add_gradients
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Which divergence: `temperature` divides both models' logits; `reverse`: KL(q‖p) instead of KL(p‖q)."""
+
+    temperature: float = 1.0
+    reverse: bool = False
+
+
+class Side(NamedTuple):
+    """One of the two models: its `x[tokens embed]`, its `head[embed vocab]`, and how they become logits."""
+
+    x: Array
+    head: Array
+    columns: Columns
+
+
+class Found(NamedTuple):
+    """Of each token, float32: the divergence in nats, and the log-partitions of both models' logits / T."""
+
+    divergence: Array
+    lse: Array
+    teacher_lse: Array
+
+
+def token_divergence(student: Side, teacher: Side, kind: Divergence) -> Found:
+    """The divergence of each token; the columns of both heads are of the same ids, on the same devices."""
+
+    def each(_, part):
+        z, t = (_scaled(side._replace(x=x), kind) for side, x in zip((student, teacher), part, strict=True))
+        lse, teacher_lse = (_log_partition(logits, student.columns) for logits in (z, t))
+        log_q, log_p = z - lse[:, None], t - teacher_lse[:, None]
+        terms = jnp.exp(log_q) * (log_q - log_p) if kind.reverse else jnp.exp(log_p) * (log_p - log_q)
+        return None, Found(student.columns.over(lax.psum, jnp.sum(terms, axis=1)), lse, teacher_lse)
+
+    found = lax.scan(each, None, cut(student.head.shape[1], student.x, teacher.x))[1]
+    return Found(*(join(value, student.x.shape[0]) for value in found))
+
+
+def token_divergence_gradients(
+    student: Side, teacher: Side, kind: Divergence, found: Found, cotangent: Array, accumulate: Any = jnp.float32
+) -> tuple[Array, Array]:
+    """The gradients for the student's `x` and `head` of a function of the divergences, as `token_nll_gradients` makes
+    them; `cotangent[tokens]`: the function's gradient for them."""
+    columns = student.columns
+    of_x = columns.partial_dtype(student.x.dtype, accumulate)
+
+    def add(dhead, part):
+        x, teacher_x, divergence, lse, teacher_lse, cotangent = part
+        logits = columns.logits(x, student.head)
+        log_q = _tempered(logits, student, kind) - lse[:, None]
+        log_p = _scaled(teacher._replace(x=teacher_x), kind) - teacher_lse[:, None]
+        q = jnp.exp(log_q)
+        found = q * (log_q - log_p - divergence[:, None]) if kind.reverse else q - jnp.exp(log_p)
+        dlogits = columns.slope(logits, found * (cotangent / kind.temperature)[:, None])
+        return add_gradients(dhead, x, student.head, dlogits, of_x)
+
+    parts = cut(student.head.shape[1], student.x, teacher.x, *found, cotangent)
+    dhead, dx = lax.scan(add, jnp.zeros(student.head.shape, accumulate), parts)
+    return join(dx, student.x.shape[0]), dhead
+
+
+def token_divergence_reference(student: Side, teacher: Side, kind: Divergence) -> Array:
+    """The divergence of each token by its formula, of heads that have all columns."""
+
+    def log_probabilities(side: Side) -> Array:
+        logits = (side.x @ side.head)[:, : side.columns.vocab].astype(jnp.promote_types(side.x.dtype, jnp.float32))
+        if (cap := side.columns.soft_cap) is not None:
+            logits = cap * jnp.tanh(logits / cap)
+        return jax.nn.log_softmax(logits / kind.temperature, axis=-1)
+
+    log_q, log_p = log_probabilities(student), log_probabilities(teacher)
+    one, other = (log_q, log_p) if kind.reverse else (log_p, log_q)
+    return jnp.sum(jnp.exp(one) * (one - other), axis=-1)
+
+
+def _scaled(side: Side, kind: Divergence) -> Array:
+    return _tempered(side.columns.logits(side.x, side.head), side, kind)
+
+
+def _tempered(logits: Array, side: Side, kind: Divergence) -> Array:
+    """`logits / T`, and the least number still where a column stands for no id: divided by T < 1 it would be −∞."""
+    if side.columns.vocab is None:
+        return logits / kind.temperature
+    real = side.columns.ids(side.head) < side.columns.vocab
+    return jnp.where(real, logits / kind.temperature, jnp.finfo(jnp.float32).min)
+
+
+def _log_partition(logits: Array, columns: Columns) -> Array:
+    top = columns.over(lax.pmax, jnp.max(logits, axis=1))
+    return top + jnp.log(columns.over(lax.psum, jnp.sum(jnp.exp(logits - top[:, None]), axis=1)))

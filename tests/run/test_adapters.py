@@ -11,6 +11,7 @@ from axon.config import dump, load
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn.lora import LoRA
+from axon.nn.quantized import EightBit
 from axon.run import program
 from axon.run.convert import convert
 from axon.run.inspect import evaluate_run, generate_text, logits_of
@@ -127,3 +128,29 @@ def test_what_cannot_freeze_is_refused_with_both_names(adapting):
         program(replace(adapting, optimizer=OneBitAdam(Constant(1e-3), 10), layout=Layout({"replica": 2})))
     assert "OneBitAdam" in str(found.value)
     assert "Train.transforms = LoRA" in str(found.value)
+
+
+@pytest.mark.full
+def test_a_base_in_8_bits_is_made_of_the_source_and_its_adapters_train(adapting, adapted, hub, do, few, tmp_path):
+    mine = replace(adapting, transforms=(EightBit("int8"), *ADAPT), layout=SPLIT)
+    file = tmp_path / "run.gin"
+    file.write_text(dump(mine))
+    assert load(file).tree == mine
+    do(mine, tmp_path / "run", devices=4, steps=3)
+    ran = do(mine, tmp_path / "run", devices=4)
+    now, made = stored(ran, few)
+    base = open_trained(f"hf:{hub}").read(made.runtime, {path: path for path in made.runtime.declared})
+    path = "layers/block/mlp/up"
+    whole = {name: now[f"{path}/base/{name}"] for name in ("values", "scales")}
+    assert whole["values"].dtype == np.int8
+    exact = made.runtime.operands[path].base.derived(base[path])
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, exact[name])
+    assert np.any(now[f"{path}/b"])
+    losses = [
+        json.loads((one.folder / "metrics.jsonl").read_text().splitlines()[-1])["eval_loss"] for one in (ran, adapted)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    with few(1):
+        merged = evaluate_run(str(ran.folder), None, ran.train.evaluation.batches, silent)
+    assert merged.loss == pytest.approx(losses[0], rel=1e-5)

@@ -52,7 +52,7 @@ def evaluate_run(path: str | Path, source: str | None, batches: int | None, repo
     values, variables = trained.restore(runtime, train.model, report)
     references = _references(train, runtime)
     text = None if corpus.tokenizer is None else corpus.tokenizer.to_json()
-    read_references(references, sources_of(train, references, report), text, report)
+    read_references(train, references, sources_of(train, references, report), text, report)
     evaluator = Evaluator(runtime, train.objective, data.batch, train.seq, references)
     return held_out_loss(evaluator, corpus, values, variables, batches)
 

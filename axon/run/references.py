@@ -25,9 +25,9 @@ def sources_of(train: Train, references: References, report: Report) -> dict[str
 
 
 def read_references(
-    references: References, sources: Mapping[str, InitialValues], tokenizer: str | None, report: Report
+    train: Train, references: References, sources: Mapping[str, InitialValues], tokenizer: str | None, report: Report
 ) -> None:
-    """Give the frozen models their arrays, read straight into their shards.
+    """Give the frozen models their arrays, variables too, read straight into their shards.
 
     Raises `UserError` for a model of other tokens than those of `tokenizer`, a tokenizer.json's text.
     """
@@ -35,7 +35,7 @@ def read_references(
         runtime = references.runtimes[name]
         if tokenizer is not None:
             source.check_same_tokens(tokenizer, runtime)
-        references.give(name, source.read(runtime, 0, report))
+        references.give(name, *source.source.restore(runtime, train.references[name].model, report))
 
 
 def check_same_references(saved: Mapping[str, str], here: Mapping[str, str]) -> None:

@@ -119,7 +119,7 @@ class Session:
             stack.enter_context(memory_explained(self.program))
             state, start, tokens = self._begin(source)
             text = None if corpus.tokenizer is None else corpus.tokenizer.to_json()
-            read_references(self.program.references, frozen, text, self.report)
+            read_references(self.train, self.program.references, frozen, text, self.report)
             if start:
                 self._make_durable(state, start)
             self._leave_if_asked()

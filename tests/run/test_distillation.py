@@ -10,13 +10,16 @@ from axon.checkpoint import Reader
 from axon.config import dump, load
 from axon.errors import UserError
 from axon.layout import Layout
+from axon.nn import Routing
 from axon.plan.memory import arguments
 from axon.run import Reference, program
 from axon.run.folder import RunFolder
 from axon.run.inspect import evaluate_run
-from axon.runtime import flattened
+from axon.run.references import read_references, sources_of
+from axon.runtime import flattened, nested
 from axon.train.distillation import Distillation
 from axon.train.objective import NextToken
+from models.mixtral import Mixtral
 
 SPLIT = Layout({"data": 2, "tensor": 2}, zero=3)
 
@@ -102,3 +105,22 @@ def test_a_missing_teacher_and_another_vocabulary_are_refused_by_name(student, f
         other = replace(reference, model=replace(reference.model, vocab=reference.model.vocab + 1))
         with pytest.raises(UserError, match=r"Train\.model .*Train\.references\['teacher'\].*vocab_multiple"):
             program(replace(student, references={"teacher": other}))
+
+
+@pytest.mark.full
+def test_a_teacher_of_experts_routes_by_the_biases_that_it_was_trained_to(trained, do, few, tmp_path):
+    shape = {"vocab": 320, "embed": 32, "layers": 1, "heads": 4, "kv_heads": 4, "mlp": 32}
+    experts = Mixtral(**shape, routing=Routing(4, 2, bias_rate=0.1))
+    teacher = do(replace(trained.train, model=experts, steps=3, sample=None), tmp_path / "teacher")
+    beside = {"teacher": Reference(experts, str(teacher.folder))}
+    student = replace(trained.train, objective=Distillation(), references=beside)
+    with few(1):
+        references = program(student).references
+        read_references(student, references, sources_of(student, references, silent), None, silent)
+        runtime = references.runtimes["teacher"]
+        abstract = runtime.abstract({"variables": nested(runtime.variables)})
+        saved = Reader(teacher.folder / "checkpoints").restore_parts(abstract)
+    found, exact = (flattened(one) for one in (references.given["teacher"]["variables"], saved["variables"]))
+    for path, value in exact.items():
+        np.testing.assert_array_equal(found[path], value, err_msg=path)
+    assert np.any(found["layers/block/moe/router/bias"])

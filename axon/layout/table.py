@@ -38,10 +38,6 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "nope_dim": (),
     "rope_dim": (),
     "value_dim": (),
-    "delta_heads": ("tensor",),
-    "per_head": (),
-    "key_dim": (),
-    "conv_taps": (),
     "q_latent": (),
     "q_latent.up": (),
     "kv_latent": (),
@@ -63,6 +59,10 @@ DEFAULT_ROWS: dict[str, tuple[str, ...]] = {
     "buckets": (),
     "layers": ("pipe",),
     "experts": (),
+    "delta_heads": ("tensor",),
+    "per_head": (),
+    "key_dim": (),
+    "conv_taps": (),
 }
 
 ZERO_AXES = ("embed", "q_latent.up", "kv_latent.up")

@@ -112,7 +112,7 @@ def transform_weights(module: nnx.Module, transforms: Sequence[WeightTransform])
     owners = {"/".join(map(str, path)): owner for path, owner in nnx.iter_modules(module)}
     declared, found = parameters(module), {}
     whose = {path: (owners[path.rpartition("/")[0]], path.rpartition("/")[2]) for path in declared}
-    weights: dict[str, Param] = {path: getattr(*place) for path, place in whose.items()}
+    weights: dict[str, Param] = {path: vars(owner)[name] for path, (owner, name) in whose.items()}
     for transform in transforms:
         kind = type(transform).__name__
         if transform.paths is not None:
@@ -122,7 +122,7 @@ def transform_weights(module: nnx.Module, transforms: Sequence[WeightTransform])
             raise UserError(f"{kind}.paths = {transform.paths!r} matches no matrix: {kind} takes no vectors and biases")
         for path in taken:
             owner, name = whose[path]
-            found[path] = transform.operand(getattr(owner, name), weights[path], declared[path])
+            found[path] = transform.operand(vars(owner)[name], weights[path], declared[path])
             setattr(owner, name, found[path])
     for path, weight in weights.items():
         weight.set_metadata(drawn_as=path, trained=_is_trained(path, transforms, declared))

@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from axon.fields import field_values
 from axon.serve.http.access import Record
 from axon.serve.request import Update
 from axon.serve.stats import Stats
@@ -58,11 +59,12 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """The engine's counts, for the registry."""
         stats = self._stats()
+        counts = field_values(stats)
         for name, about in GAUGES.items():
-            yield GaugeMetricFamily(f"axon_{name}", about, getattr(stats, name))
+            yield GaugeMetricFamily(f"axon_{name}", about, counts[name])
         yield GaugeMetricFamily("axon_used_pages", "pages of the cache in use", stats.pages - stats.free_pages)
         for name, about in COUNTERS.items():
-            yield CounterMetricFamily(f"axon_{name}", about, getattr(stats, name))
+            yield CounterMetricFamily(f"axon_{name}", about, counts[name])
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
@@ -88,7 +90,7 @@ class Metrics:
         """What a person wants to see of it; seconds are medians of the last requests, None before there was one."""
         self._forget()
         stats, uptime = self._stats(), time.monotonic() - self._began
-        counts = {name: getattr(stats, name) for name in (*GAUGES, *COUNTERS)}
+        counts = field_values(stats, (*GAUGES, *COUNTERS))
         first, after = ([times[k] for times in self._recent] for k in range(2))
         return {
             **counts,

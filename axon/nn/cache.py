@@ -1,4 +1,4 @@
-"""What blocks keep of a sequence while its text is generated: pages, which grow with it, and states, which do not."""
+"""Caches of blocks while a sequence's text is generated: pages, which grow with it, and states, which do not."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -75,8 +75,7 @@ class GatedDeltaNet(nnx.Module):
         if cache is None:
             out = _over_documents(operands, inputs)
         else:
-            step = lambda state, token: delta_step(state, *token)  # noqa: E731
-            state, out = inputs.rows.scan(step, cache["state"], operands)
+            state, out = inputs.rows.scan(_step, cache["state"], operands)
             cache = cache | {"state": state}
         gate = einsum(f"batch seq embed, embed {VALUE} -> batch seq {VALUE}", x, self.gate)
         out = checkpoint_name(self.norm(out.astype(x.dtype), f"batch seq {VALUE}"), "delta")
@@ -124,6 +123,10 @@ class GatedDeltaNet(nnx.Module):
         look_back = partial(_window, self.taps)
         names = ("batch", "seq", "conv_taps", "delta_heads")
         return {name: _whole(look_back, (x, inputs.positions), names) for name, x in projected.items()}, None
+
+
+def _step(state: Array, token: tuple[Array, ...]) -> tuple[Array, Array]:
+    return delta_step(state, *token)
 
 
 def _mixed(window: Array, taps: Param) -> Array:

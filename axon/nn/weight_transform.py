@@ -26,7 +26,7 @@ LookUp = Callable[[Any, Array], Array]
 
 
 class Operand(nnx.Module):
-    """What a transform made of a weight: an `axon.axes.CompositeWeight` with parameters of its own.
+    """A weight as a transform made it: an `axon.axes.CompositeWeight` with parameters of its own.
 
     It stands for one array, the weight that the model declares, whose values make some of its parameters (`derived`)
     and follow from them (`merged`).
@@ -82,7 +82,7 @@ class WeightTransform(ABC):
 
     @abstractmethod
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
-        """What stands for `weight`: the parameter `declared`, which `spec` describes, or an operand that a transform
+        """The operand for `weight`: the parameter `declared`, which `spec` describes, or an operand that a transform
         before made of it."""
 
     @property
@@ -124,19 +124,22 @@ def transform_weights(module: nnx.Module, transforms: Sequence[WeightTransform])
             owner, name = whose[path]
             found[path] = transform.operand(vars(owner)[name], weights[path], declared[path])
             setattr(owner, name, found[path])
+    trained = _trained(transforms, declared)
     for path, weight in weights.items():
-        weight.set_metadata(drawn_as=path, trained=_is_trained(path, transforms, declared))
+        weight.set_metadata(drawn_as=path, trained=path in trained)
     return found
 
 
-def _is_trained(path: str, transforms: Sequence[WeightTransform], declared: Mapping[str, ParamSpec]) -> bool:
-    """Whether a parameter of the model trains: all do where no transform adapts."""
+def _trained(transforms: Sequence[WeightTransform], declared: Mapping[str, ParamSpec]) -> set[str]:
+    """The parameters of the model that train: all do where no transform adapts."""
     adapting = [one for one in transforms if one.adapts]
-    for one in adapting:
-        if one.others:
-            check_patterns(f"{type(one).__name__}.others", one.others, declared, "of this model")
-    taken = any(one.fits(path, declared[path]) for one in adapting)
-    return not adapting or (not taken and any(one.others and matches(path, one.others) for one in adapting))
+    if not adapting:
+        return set(declared)
+    others = [one for one in adapting if one.others]
+    for one in others:
+        check_patterns(f"{type(one).__name__}.others", one.others, declared, "of this model")
+    taken = {path for path, spec in declared.items() if any(one.fits(path, spec) for one in adapting)}
+    return {path for path in declared if any(matches(path, one.others) for one in others)} - taken
 
 
 def beside(weight: Param, axes: Names, init: Initializer, dtype: Any, *, rank: int = 0, **options: Any) -> Param:
@@ -152,7 +155,7 @@ def beside(weight: Param, axes: Names, init: Initializer, dtype: Any, *, rank: i
 def transforms_text(
     transforms: Sequence[WeightTransform], declared: Mapping[str, ParamSpec], stored: Mapping[str, ParamSpec]
 ) -> list[str]:
-    """What each transform takes and what it leaves of matrices, and how much of all is trained, for the log."""
+    """Lines for the log: the matrices that each transform takes and leaves, and how much of all is trained."""
     lines = []
     for one in transforms:
         taken = [path for path, spec in declared.items() if one.fits(path, spec)]

@@ -12,6 +12,7 @@ import pytest
 from axon.checkpoint import Checkpoints, Store
 from axon.layout import Layout
 from axon.run import Sample
+from axon.run.convert import convert
 from axon.run.folder import RunFolder
 from axon.runtime import Runtime
 from axon.serve.request import Sampling
@@ -29,6 +30,15 @@ def trained(tiny, do, tmp_path_factory) -> Any:
     """The run with a sample, done whole and never disturbed. To be looked at only: see `copied`."""
     sample = Sample("alpha beta", Sampling(tokens=8))
     return do(replace(tiny, sample=sample), tmp_path_factory.mktemp("runs") / "whole")
+
+
+@pytest.fixture(scope="session")
+def hub(trained, few, tmp_path_factory) -> Path:
+    """The trained run as a folder of the hub's. To be looked at only."""
+    folder = tmp_path_factory.mktemp("hub") / "model"
+    with few(1):
+        convert(str(trained.folder), f"hf:{folder}", lambda line: None)
+    return folder
 
 
 @pytest.fixture

@@ -29,15 +29,6 @@ def silent(line):
 
 
 @pytest.fixture(scope="module")
-def hub(trained, few, tmp_path_factory):
-    """A trained run as a folder of the hub's."""
-    folder = tmp_path_factory.mktemp("hub") / "model"
-    with few(1):
-        convert(str(trained.folder), f"hf:{folder}", silent)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def adapting(trained, hub):
     """A run that adapts it, an unmodified model."""
     data = replace(trained.train.data, tokenizer=open_trained(f"hf:{hub}").tokenizer)

@@ -31,15 +31,6 @@ def silent(line):
 
 
 @pytest.fixture(scope="module")
-def hub(trained, few, tmp_path_factory):
-    """A trained run as a folder of the hub's."""
-    folder = tmp_path_factory.mktemp("hub") / "model"
-    with few(1):
-        convert(str(trained.folder), f"hf:{folder}", silent)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def imported(hub, few, tmp_path_factory):
     """That folder as a run."""
     folder = tmp_path_factory.mktemp("imported") / "run"

@@ -34,7 +34,7 @@ class Side(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Of each token, float32: the divergence in nats, and the log-partitions of both models' logits / T."""
+    """The divergence of each token in nats, and the log-partitions of both models' logits / T, float32."""
 
     divergence: Array
     lse: Array

@@ -1,7 +1,6 @@
 """Grouped matmul on Hopper GPUs, by two kernels of our own in Pallas Mosaic GPU: a product and the weights' gradient.
 
-The product does the forward and, with the weights transposed, dx. They run where they are requested
-by name.
+The product does the forward and, with the weights transposed, dx.
 """
 
 from functools import partial

@@ -2,7 +2,6 @@
 
 After FlashAttention-3 (Shah et al., arXiv:2407.08608) over PagedAttention's cache (Kwon et al., arXiv:2309.06180); of
 few and long sequences the pages are split into parts, as FlashDecoding does, which merge exactly by their log-sum-exp.
-It runs where it is requested by name.
 """
 
 from typing import Any

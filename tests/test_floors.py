@@ -22,6 +22,7 @@ FLOORS = [
     {"models", "runtime"},
     {"train", "checkpoint", "data"},
     {"plan", "serve", "launch", "observe"},
+    {"tune"},
     {"config", "run", "show", "bench"},
     {"commands"},
     {"cli"},

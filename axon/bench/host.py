@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from axon.data import Data
+from axon.data import Data, Feed
 from axon.data.batches import Batches, TokenSequences, token_batches, training_order
 from axon.data.store import Root
 from axon.data.tokens import TokenWriter, open_tokens
@@ -40,7 +39,7 @@ def host_seconds(program: Program, state: State, steps: int) -> float:
         MetricsFile(Path(folder, "metrics.jsonl")) as metrics,
     ):
         shown = Progress(WARMUP + steps, io.StringIO())
-        loop = _loop(program, lambda: program.place(next(batches)), metrics, shown)
+        loop = _loop(program, batches, metrics, shown)
         state, step = loop.advance(state, 0, WARMUP)
         begun = perf_counter()
         loop.advance(state, step, WARMUP + steps)
@@ -61,7 +60,7 @@ def no_op(program: Program) -> Callable[[State, Mapping[str, Array]], tuple[Stat
         return jax.jit(step, donate_argnums=0).lower(state, batch).compile()
 
 
-def _loop(program: Program, feed: Callable[[], Any], metrics: MetricsFile, progress: Progress) -> Loop:
+def _loop(program: Program, feed: Feed, metrics: MetricsFile, progress: Progress) -> Loop:
     def log(record: Record) -> None:
         record = record | {"mfu": 0.0}
         metrics.append(record)

@@ -29,6 +29,7 @@ AXON = (
     "axon.train.classification",
     "axon.serve.capacity",
     "axon.serve.request",
+    "axon.tune",
     "axon.observe.trackers",
     "axon.checkpoint",
     "axon.precision",

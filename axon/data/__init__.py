@@ -3,6 +3,8 @@
 from axon.data.batches import Batches, throughput
 from axon.data.columns import HuggingFace, Parquet
 from axon.data.corpus import Corpus, Data
+from axon.data.feed import Feed, FeedContext
+from axon.data.feed_config import FedCorpus, FeedConfig
 from axon.data.gallery import Gallery, Images
 from axon.data.pictures import ArrayFiles, Letters, Pictures, PictureSource
 from axon.data.prepared import Prepared
@@ -15,6 +17,10 @@ __all__ = [
     "Bpe",
     "Corpus",
     "Data",
+    "FedCorpus",
+    "Feed",
+    "FeedConfig",
+    "FeedContext",
     "Folder",
     "Gallery",
     "HuggingFace",

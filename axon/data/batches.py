@@ -4,17 +4,14 @@ import hashlib
 import itertools
 import time
 from collections.abc import Iterator, Sequence, Sized
-from typing import Any
 
 import grain
 import numpy as np
 
+from axon.data.feed import Batch, Feed, SequenceNumbers
 from axon.data.tokens import Tokens
+from axon.train.state import State
 
-Batch = dict[str, np.ndarray]
-SequenceNumbers = slice | np.ndarray
-"""Sequences of a global batch, as a slice or as ascending numbers."""
-ALL = slice(None)
 PADDING = -1
 TOGETHER = 8
 """Batches that a thread hands over at once, at most: waking another thread costs as much as reading a small batch."""
@@ -144,7 +141,7 @@ def held_out_order(items: Sized, batch: int) -> grain.MapDataset:
     return grain.MapDataset.range(len(items)).seed(0).shuffle().batch(batch, drop_remainder=False, batch_fn=np.asarray)
 
 
-class Batches(Iterator[Batch]):
+class Batches(Iterator[Batch], Feed):
     """Batches read ahead in threads. `close` stops them; the end of a finite iterator closes it.
 
     Each element of `groups` is a list of batches that are read together.
@@ -163,16 +160,13 @@ class Batches(Iterator[Batch]):
             self.close()
             raise
 
+    def draw(self, state: State) -> Batch:
+        return next(self)
+
     def close(self) -> None:
         """Stops reading ahead, and drops what was prefetched. Safe to call twice."""
         self._inner.close()
         self._each = itertools.chain.from_iterable(self._inner)
-
-    def __enter__(self) -> "Batches":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.close()
 
 
 def token_batches(

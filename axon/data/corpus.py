@@ -1,6 +1,6 @@
 """`Data`, what a person writes, and `Corpus`, what it prepares: text of any source as batches of packed tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from math import isfinite
@@ -9,19 +9,10 @@ from typing import Any
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import (
-    ALL,
-    Batch,
-    Batches,
-    SequenceNumbers,
-    TokenSequences,
-    held_out_order,
-    token_batches,
-    training_order,
-    without,
-)
+from axon.data.batches import Batches, TokenSequences, held_out_order, token_batches, training_order, without
 from axon.data.documents import documents_of
 from axon.data.enough import check_sequences, check_vocab, label, use_text
+from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
 from axon.data.records import Files
 from axon.data.sources import Source, Stdlib
@@ -31,6 +22,9 @@ from axon.data.tokens import open_tokens
 from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, StoreLocation
+
+TEXT_ARRAYS: Mapping[str, str] = dict.fromkeys(("tokens", "targets", "positions", "documents", "weights"), "batch seq")
+"""Name → axes of the arrays of a batch of text."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class Data:
         check_paths(self)
         if self.held_out == 1 and isinstance(self.tokenizer, Bpe):
             raise UserError("Data.held_out = 1 leaves no text to train a Bpe on: lower it, or give a TokenizerFile.")
-        _check_sources(self.sources)
+        check_sources(self.sources, "Data.sources")
         _check_weights(self.weights, len(self.sources))
 
     def prepare(self, report: Callable[[str], None] = print) -> "Corpus":
@@ -99,6 +93,11 @@ class Data:
         check_sequences(self, tokenizer, sequences, stored)
         return Corpus(self, tokenizer, stored, sequences)
 
+    @property
+    def text(self) -> "Data":
+        """The text that a run is evaluated on, and its tokenizer: this."""
+        return self
+
     def seq_of(self, model: Any) -> int:
         """Positions of a sequence: as the text is cut, whatever the model."""
         return self.seq
@@ -124,6 +123,11 @@ class Corpus:
     _stored: list[Stored] = field(repr=False)
     _sequences: dict[str, TokenSequences] = field(repr=False)
 
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        """Name → axes of the arrays of a batch."""
+        return TEXT_ARRAYS
+
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:
         """Raise `UserError` unless `model` has an id for every token of the text, and then as many as are the
         objective's own: its tokenizer may have more."""
@@ -142,6 +146,10 @@ class Corpus:
         self._need("train")
         order = without(self._order(seed), left_out)
         return self._batches("train", order[start:], sequences)
+
+    def feed(self, context: FeedContext) -> Batches:
+        """As of `Prepared`: `train`."""
+        return self.train(context.seed, context.start, context.sequences, context.left_out)
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> Batches:
         """The first `batches` (None: all) of the held-out split, in a fixed order; the last is padded with weight 0."""
@@ -212,12 +220,13 @@ def _shown(numbers: np.ndarray) -> str:
     return first + (", …" if len(numbers) > 16 else "")
 
 
-def _check_sources(sources: tuple[Source, ...]) -> None:
+def check_sources(sources: tuple[Source, ...], field: str) -> None:
+    """Raise `UserError` unless the field has a tuple of at least one source."""
     if not isinstance(sources, (tuple, list)) or not sources:
-        raise UserError(f"Data.sources = {sources!r}: expected a tuple of at least one source, as (Stdlib(),).")
+        raise UserError(f"{field} = {sources!r}: expected a tuple of at least one source, as (Stdlib(),).")
     for source in sources:
         if isinstance(source, type) or not isinstance(source, Source):
-            raise UserError(f"Data.sources has {source!r}, which is not a source: expected one such as Stdlib().")
+            raise UserError(f"{field} has {source!r}, which is not a source: expected one such as Stdlib().")
 
 
 def _check_weights(weights: tuple[float, ...] | None, sources: int) -> None:

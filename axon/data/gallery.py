@@ -1,7 +1,7 @@
 """`Images`, what a person writes, and `Gallery`, what it prepares: pictures and their classes as batches."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,7 +10,8 @@ import grain
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import ALL, PADDING, Batch, Batches, SequenceNumbers, held_out_order, shuffled_order, without
+from axon.data.batches import PADDING, Batches, held_out_order, shuffled_order, without
+from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
 from axon.data.pictures import Letters, Pictures, PictureSource
 from axon.errors import UserError
 from axon.fields import RESUMABLE
@@ -57,6 +58,10 @@ class Images:
         report(f"{self.source.name}: {count:,} pictures of {shape}, {held_out:,} held out ({seconds:.1f} s)")
         return gallery
 
+    @property
+    def text(self) -> None:
+        """Images have none."""
+
     def seq_of(self, model: Any) -> int:
         """Positions that `model` makes of an image. Raises `UserError` for one that takes no images."""
         if not isinstance(model, ImageConfig):
@@ -84,6 +89,11 @@ class Gallery:
     @property
     def tokenizer(self) -> None:
         """Images have none."""
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        """Name → axes of the arrays of a batch."""
+        return {"image": "batch height width channels", "label": "batch", "weights": "batch"}
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -116,6 +126,10 @@ class Gallery:
         """Training batches from global step `start` on, without end: NumPy arrays `image`, float32 `batch height width
         channels`, `label`, int32 `batch`, and `weights`, float32 `batch`. Arguments are as of `Corpus.train`."""
         return self._batches("train", without(self._order(seed), left_out)[start:], sequences)
+
+    def feed(self, context: FeedContext) -> Batches:
+        """As of `Prepared`: `train`."""
+        return self.train(context.seed, context.start, context.sequences, context.left_out)
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> Batches:
         """The first `batches` (None: all) of the held-out split, in a fixed order; the last is padded with weight 0."""

@@ -1,12 +1,12 @@
 """The data of a run once they are prepared, be it text or images."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
-from axon.data.batches import ALL, Batch, SequenceNumbers
+from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
 from axon.data.tokenizer import Tokenizer
 
 
@@ -15,7 +15,13 @@ class BatchReader(Iterator[Batch], AbstractContextManager[Any], Protocol):
 
 
 class Prepared(Protocol):
-    """Batches of two splits, in an order that a seed gives, and where each is from: `Corpus` or `Gallery`."""
+    """Batches of two splits, in an order that a seed gives, and where each is from: `Corpus`, `Gallery`, or a corpus
+    beside a feed of another kind."""
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        """Name → axes of the arrays of a training batch."""
+        ...
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -26,14 +32,8 @@ class Prepared(Protocol):
         """Raise `UserError` unless `model` and `objective` take these batches, of `seq` positions."""
         ...
 
-    def train(
-        self, seed: int, start: int = 0, sequences: SequenceNumbers = ALL, left_out: Sequence[int] = ()
-    ) -> BatchReader:
-        """Training batches from global step `start` on, without end. Batch k depends on (seed, k) alone.
-
-        `sequences`: which of the global batch to read, as a host's share. `left_out`: numbers of batches that are left
-        out of the order; step `start` is counted without them.
-        """
+    def feed(self, context: FeedContext) -> Feed:
+        """Training batches, without end. Batch k depends on the seed and k alone, unless the feed sees the state."""
         ...
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:

@@ -18,7 +18,7 @@ from axon.checkpoint.huggingface.save import SHARD, Entry, Theirs, fetch_from, w
 from axon.checkpoint.huggingface.tables import table_for, table_of
 from axon.checkpoint.huggingface.tokenizer import FILE, SETTINGS
 from axon.checkpoint.huggingface.weights import DTYPES as STORED
-from axon.data import Data, TokenizerFile
+from axon.data import TokenizerFile
 from axon.disk import atomic_folder, check_new, named
 from axon.errors import UserError
 from axon.foreign_json import object_of, one_of, read_json
@@ -61,7 +61,7 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
     with atomic_folder(out, "the target") as part:
         folder = RunFolder(part)
         folder.write(train, run_record() | {"from": hub.name})
-        if isinstance(train.data, Data):
+        if train.data.text is not None:
             shutil.copyfile(hub.folder / FILE, folder.tokenizer)
         folder.companions.mkdir()
         copy_companions(hub.folder, folder.companions)
@@ -69,7 +69,7 @@ def _import(hub: HubModel, out: Path, report: Report) -> None:
         _write_json(folder.companions / DTYPES, hub.weights.dtypes)
         with Store(folder.checkpoints, Checkpoints(), folder.identifier()) as store:
             store.save(0, {"parameters": values, "variables": variables}, {"tokens": 0, "seed": train.seed})
-    use = f"axon generate {out} --prompt …, or " if isinstance(train.data, Data) else ""
+    use = f"axon generate {out} --prompt …, or " if train.data.text is not None else ""
     report(f"{hub.name} is a run in {out}: {use}Train.init_from = {str(out)!r}")
 
 
@@ -78,7 +78,7 @@ def _export(folder: RunFolder, out: Path, report: Report, shard: int) -> None:
     trained = TrainedRun(folder)
     train, kept = trained.train, folder.companions
     config, table = _config(train, kept)
-    tokenizer = trained.tokenizer if isinstance(train.data, Data) else None
+    tokenizer = trained.tokenizer if train.data.text is not None else None
     runtime = runtime_of(train, report)
     values, variables = trained.restore(runtime, train.model, report)
     pieces = pieces_of(table, runtime.module, vocab_of(train.model))
@@ -102,7 +102,7 @@ def _config(train: Train, kept: Path) -> tuple[dict[str, Any], Architecture]:
         return rewritten(table, before, train.model) if changed else before, table
     table = table_for(train.model)
     written = write_config(table, train.model)
-    own = "n_positions" in written or not isinstance(train.data, Data)
+    own = "n_positions" in written or train.data.text is None
     positions = {} if own else {"max_position_embeddings": train.seq}
     return positions | written | {"dtype": "float32"}, table
 

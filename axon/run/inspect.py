@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from axon.data import Data, parse_source
+from axon.data import parse_source
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError, first_devices
 from axon.nn.quantized import is_quantized
@@ -36,14 +36,14 @@ def evaluate_run(path: str | Path, source: str | None, batches: int | None, repo
     """
     trained = open_trained(path)
     train, data = trained.train, trained.train.data
-    if isinstance(data, Data):
-        data = replace(data, tokenizer=trained.tokenizer)
+    if data.text is not None:
+        data = replace(data.text, tokenizer=trained.tokenizer)
+        if source is not None:
+            data = replace(data, sources=(parse_source(source),), weights=None, held_out=1.0)
     elif source is not None:
         raise UserError(f"{path} is a model of images, which --source has not: it is evaluated on those of its run")
-    if source is not None:
-        data = replace(data, sources=(parse_source(source),), weights=None, held_out=1.0)
-    elif not trained.has_text:
-        if not isinstance(data, Data):
+    if source is None and not trained.has_text:
+        if data.text is None:
             raise UserError(f"{path} has no images of its own to evaluate on: `axon convert` it, and set Train.data")
         raise UserError(f"{path} has no text of its own to evaluate on: give --source, as --source README.md")
     corpus = data.prepare(report)

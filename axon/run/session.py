@@ -143,6 +143,7 @@ class Session:
 
     def _corpus(self) -> Prepared:
         corpus = self.train.data.prepare(self.report)
+        self.program.evaluator.check_arrays(corpus.arrays)
         corpus.check_fits(self.train.model, self.train.objective, self.train.seq)
         return corpus
 

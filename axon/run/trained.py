@@ -311,9 +311,9 @@ def _images_of(model: Any) -> tuple[Images, Objective]:
 
 
 def _text_data(train: Train, name: str | Path) -> Data:
-    if not isinstance(train.data, Data):
+    if train.data.text is None:
         raise UserError(f"{name} is a model of images: it has no tokenizer, and neither reads nor writes text")
-    return train.data
+    return train.data.text
 
 
 def _fitting(file: TokenizerFile, model: Any) -> TokenizerFile:

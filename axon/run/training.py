@@ -11,7 +11,7 @@ import jax
 
 from axon.checkpoint import RunStore
 from axon.config import dump
-from axon.data import Prepared
+from axon.data import Feed, FeedContext, Prepared
 from axon.data.batches import numbered_without
 from axon.launch.agree import AgreedStop
 from axon.launch.signals import Interrupts, compile_interruptibly
@@ -33,8 +33,8 @@ from axon.train.state import State
 from axon.train.step import Program
 
 PROFILED_STEPS = 5
-MONITOR = "faults"
-"""Name in `extra` of what a checkpoint keeps of faults before it."""
+MONITOR, FEED = "faults", "feed"
+"""Names in `extra` of what a checkpoint keeps of faults before it, and for the feed."""
 
 
 @dataclass(frozen=True)
@@ -109,21 +109,26 @@ class Training:
         return self.program.executed(execute)
 
     def _monitor(self, step: int) -> Monitor:
-        saved = self.store.extra(step).get(MONITOR, {}) if step and self.store.latest() is not None else {}
-        monitor = Monitor.restored(self.train.faults, saved)
+        monitor = Monitor.restored(self.train.faults, self._kept(step, MONITOR))
         if monitor.left_out:
             self.report(f"left out since rollbacks: batches {', '.join(map(str, monitor.left_out))}")
         return monitor
+
+    def _kept(self, step: int, name: str) -> Mapping[str, Any]:
+        """What the checkpoint of a step keeps by this name."""
+        return self.store.extra(step).get(name, {}) if step and self.store.latest() is not None else {}
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 
     def _trained(self, start: Position, until: int, replay: Replay, log: Any, monitor: Monitor) -> State:
         program, seed, left_out = self.program, self.train.seed, monitor.left_out
-        with self.corpus.train(seed, start.step, program.host_sequences, left_out) as batches:
+        saved = self._kept(start.step, FEED)
+        context = FeedContext(seed, program.runtime, start.step, program.host_sequences, left_out, saved)
+        with self.corpus.feed(context) as feed:
             loop = Loop(
                 program,
                 replay.execute,
-                lambda: program.place(next(batches)),
+                feed,
                 log,
                 lambda step: self.corpus.position(seed, self._batch(step, left_out)),
                 self.stop.ask,
@@ -138,7 +143,7 @@ class Training:
                 profiled = self.profile if step == start.step else None
                 with self._profiled(step, end) if profiled else nullcontext():
                     state, step = self._segment(loop, state, step, end)
-                self._save(Position(state, step, loop.tokens), until, monitor)
+                self._save(Position(state, step, loop.tokens), until, monitor, feed)
                 self.stop.check()
                 if self._evaluation_due(step) and step < until:
                     self.evaluate(state)
@@ -176,7 +181,7 @@ class Training:
     def _evaluation_due(self, step: int) -> bool:
         return self.train.evaluation is not None and step % self.train.evaluation.every == 0
 
-    def _save(self, at: Position, until: int, monitor: Monitor) -> None:
+    def _save(self, at: Position, until: int, monitor: Monitor, feed: Feed) -> None:
         asked = self.stop.requested
         with self.watchdog.during("save", at.step):
             checkpoints = self.train.checkpoints
@@ -186,6 +191,7 @@ class Training:
                 extra |= {IN_FLIGHT: self.program.in_flight} if self.program.in_flight else {}
                 extra |= {REFERENCES: dict(self.frozen)} if self.frozen else {}
                 extra |= {MONITOR: saved} if (saved := monitor.saved()) else {}
+                extra |= {FEED: saved} if (saved := feed.saved()) else {}
                 extra |= {"config": dump(self.train)} | ({PARENT: self.parent} if self.parent else {})
                 self.saves.save(at.step, at.state, extra, self.program.specs, durable)
             if asked is not None:

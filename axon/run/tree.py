@@ -12,7 +12,7 @@ from axon.axes import Execution
 from axon.checkpoint import Checkpoints
 from axon.checkpoint.remote import working_folder
 from axon.checks import check_range
-from axon.data import Data, Images
+from axon.data import Data, FeedConfig, Images
 from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, Location
@@ -87,7 +87,8 @@ class Train:
     """A training run, as data: `axon.run.run` carries it out, `axon.run.program` compiles its functions.
 
     Args:
-        model: what is trained, as `Llama(…)`. data: what it is trained on. optimizer: how parameters are updated.
+        model: what is trained, as `Llama(…)`. data: what it is trained on: a corpus, images, or batches drawn of the
+            model as it is, as `Rollouts(…)`. optimizer: how parameters are updated.
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
         execution: how it is carried out: remat, kernels, buffers, host and disk tiers, compiler options.
@@ -104,7 +105,7 @@ class Train:
     """
 
     model: Model
-    data: Data | Images
+    data: Data | Images | FeedConfig
     optimizer: Optimizer | OneBitAdam
     steps: int = field(metadata=RESUMABLE)
     seed: int = 0
@@ -138,10 +139,10 @@ class Train:
         if self.data.held_out == 1:
             raise UserError("Train.data: Data.held_out is 1, which leaves no text to train on; must be in [0, 1)")
         if self.evaluation is not None and self.data.held_out == 0:
-            data = type(self.data).__name__
+            data = type(self.data.text or self.data).__name__
             raise UserError(f"Train.evaluation needs {data}.held_out above 0: set it, or Train.evaluation to None")
         self._check_best()
-        if isinstance(self.data, Images) and self.sample is not None:
+        if self.data.text is None and self.sample is not None:
             raise UserError("Train.sample is text to continue, and Train.data are images: set Train.sample to None")
 
     def _check_best(self) -> None:

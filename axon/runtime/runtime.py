@@ -52,9 +52,9 @@ class Runtime:
             int8 and float8_e4m3fn: of the blocks' matrices (`axon.nn.quantized`), and the compute dtype of the others.
         transforms: what becomes of weights (`axon.nn.weight_transform`), in this order.
 
-    `declared` are the model's parameters, path → specification; `parameters` and `variables` the module's, after the
-    transforms, which made `operands` of some of the declared, by their paths; `choices` collects what was chosen while
-    tracing.
+    `model` is that config, `module` what it built. `declared` are the model's parameters, path → specification;
+    `parameters` and `variables` the module's, after the transforms, which made `operands` of some of the declared, by
+    their paths; `choices` collects what was chosen while tracing.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Runtime:
         weights: Any = None,
         transforms: Sequence[WeightTransform] = (),
     ):
+        self.model = model
         self.module: Any = _built(model)
         self.precision, self.execution = precision, execution
         check_execution(execution, self.module)

@@ -1,6 +1,6 @@
 """Evaluation of an objective: its sums over a batch, without gradients and without an optimizer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -111,16 +111,30 @@ class Evaluator:
         in which the layout stores them (`Placement.stored_positions`).
         """
         placement, specs = self.runtime.placement, self.specs
-        if strange := sorted(batch.keys() - specs.keys()):
-            raise UserError(
-                f"{type(self.objective).__name__} has no use for {', '.join(strange)}: its batch is of "
-                f"{', '.join(specs)}. Set Train.objective to one for this data"
-            )
+        self._check_used(batch)
         if placement.ring:
             stored = placement.stored_positions(self.seq)
             batch = {n: value[:, stored] if specs[n].axes[:2] == BATCH else value for n, value in batch.items()}
         shardings = {name: self._shardings[name] for name in batch}
         return feed.place(shardings, dict(batch), self.host_sequences, self.batch)
+
+    def check_arrays(self, arrays: Mapping[str, str]) -> None:
+        """Raise `UserError` unless batches of these arrays, name → axes, are the objective's."""
+        self._check_used(arrays)
+        axes = {name: " ".join(spec.axes) for name, spec in self.specs.items()}
+        if wrong := next((name for name in axes if arrays.get(name) != axes[name]), None):
+            has = f"has it as '{arrays[wrong]}'" if wrong in arrays else f"has {', '.join(arrays)} alone"
+            raise UserError(
+                f"{type(self.objective).__name__} needs the array {wrong!r} of a batch, as '{axes[wrong]}', and "
+                f"Train.data {has}: set Train.data to a feed that makes it, or Train.objective to one for this data"
+            )
+
+    def _check_used(self, names: Iterable[str]) -> None:
+        if strange := sorted(set(names) - self.specs.keys()):
+            raise UserError(
+                f"{type(self.objective).__name__} has no use for {', '.join(strange)}: its batch is of "
+                f"{', '.join(self.specs)}. Set Train.objective to one for this data"
+            )
 
     @cached_property
     def _shardings(self) -> dict[str, NamedSharding]:

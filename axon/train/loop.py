@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from axon.data.feed import Feed
 from axon.errors import UserError
 from axon.train.faults import Fault, Monitor
 from axon.train.replay import Replay
@@ -43,7 +44,7 @@ class Loop:
     Args:
         execute: the compiled step, `(state, batch) -> (state, metrics)`; with `Limits` after the batch where it may
             skip its update.
-        feed: the next batch, placed on the mesh.
+        feed: where batches come from, each of this process's sequences.
         log: called with the record of each step, as soon as its metrics are read.
         position: where batch k comes from, for messages.
         stop: called after each step, with how many steps late its answer may be; True ends the segment.
@@ -56,7 +57,7 @@ class Loop:
 
     program: Program
     execute: Callable[..., tuple[State, Mapping[str, Any]]]
-    feed: Callable[[], Mapping[str, Any]]
+    feed: Feed
     log: Callable[[Record], None]
     position: Callable[[int], str]
     stop: Callable[[int], bool]
@@ -74,34 +75,38 @@ class Loop:
         the step was skipped. Raises `Diverged` or `RollBack` at a fault, by the monitor's policies.
 
         Metrics, and the processes' agreement on stopping, are read one step late, while the next step runs: reading
-        them at once would leave the devices idle. Not on CPU, whose collectives cannot be queued.
+        them at once would leave the devices idle. Not on CPU, whose collectives cannot be queued, nor where a batch
+        waits for the state.
         """
-        behind = 0 if self.program.placement.platform == "cpu" else 1
+        ahead = not self.feed.sees_state
+        behind = 0 if self.program.placement.platform == "cpu" or not ahead else 1
         waiting: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._since = perf_counter()
-        step, batch = first, self._batch(first + 1)
+        step, batch = first, self._batch(first + 1, state)
         while step < last:
             step += 1
             self.enter("step", step)
             state, metrics = self._stepped(state, batch, step)
-            waiting.append((step, metrics))
+            waiting.append((step, {**metrics, **self.feed.metrics}))
             for name in _scalars(metrics) if behind else ():
                 metrics[name].copy_to_host_async()
-            if step < last:
-                batch = self._batch(step + 1)
+            if ahead and step < last:
+                batch = self._batch(step + 1, state)
                 self.enter("step", step)
             if len(waiting) > behind:
                 self._read(*waiting.popleft())
             if self.stop(behind):
                 break
+            if not ahead and step < last:
+                batch = self._batch(step + 1, state)
         while waiting:
             self._read(*waiting.popleft())
         return state, step
 
-    def _batch(self, step: int) -> Mapping[str, Any]:
+    def _batch(self, step: int, state: State) -> Mapping[str, Any]:
         self.enter("batch", step)
         began = perf_counter()
-        batch = self.feed()
+        batch = self.program.place(self.feed.draw(state))
         self.waited += perf_counter() - began
         return batch
 

@@ -6,9 +6,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from axon.data import Feed
 from axon.train.loop import Diverged, Loop
 
 PATHS = ("first", "second/deep", "third")
+
+
+class Counting(Feed):
+    """A feed of numbers; notes of which step's state each is drawn, where it sees one."""
+
+    def __init__(self, first, sees_state, events):
+        self.number, self.sees_state, self.events = first - 1, sees_state, events
+
+    def draw(self, state):
+        self.number += 1
+        if self.sees_state:
+            self.events.append(f"draw of {state}")
+        return self.number
+
+    @property
+    def metrics(self):
+        return {"drawn": float(self.number)} if self.sees_state else {}
 
 
 class Pretended:
@@ -29,8 +47,11 @@ class Pretended:
         assert batch == step - 1, "each step has the batch of its own number"
         return step, {name: jnp.asarray(value) for name, value in metrics.items()}
 
-    def loop(self, tokens=0, first=0):
-        feed = iter(range(first, 1000))
+    def place(self, batch):
+        return batch
+
+    def loop(self, tokens=0, first=0, sees_state=False):
+        feed = Counting(first, sees_state, self.events)
         self.records, self.late = [], []
 
         def log(record):
@@ -41,7 +62,7 @@ class Pretended:
             self.late.append(behind)
             return self.stop_after is not None and f"run {self.stop_after}" in self.events
 
-        return Loop(self, self.execute, lambda: next(feed), log, lambda step: f"place {step}", stop, tokens)  # pyright: ignore
+        return Loop(self, self.execute, feed, log, lambda step: f"place {step}", stop, tokens)  # pyright: ignore
 
 
 def test_every_step_gets_its_batch_and_its_record():
@@ -70,6 +91,18 @@ def test_metrics_are_read_while_the_next_step_runs_except_on_cpu(platform, event
     pretended.loop().advance(0, 0, 3)  # pyright: ignore
     assert pretended.events == events
     assert pretended.late == [0 if platform == "cpu" else 1] * 3  # of the answer to whether to stop
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_a_batch_of_a_feed_that_sees_the_state_is_drawn_of_the_state_it_is_trained_on_and_none_in_vain(platform):
+    pretended = Pretended(platform, stop_after=3)
+    loop = pretended.loop(sees_state=True)
+    assert loop.advance(0, 0, 2) == (2, 2)  # pyright: ignore
+    assert loop.advance(2, 2, 9) == (3, 3)  # pyright: ignore
+    steps = [(f"draw of {step - 1}", f"run {step}", f"read {step}") for step in (1, 2, 3)]
+    assert pretended.events == [event for step in steps for event in step]
+    assert [record["drawn"] for record in pretended.records] == [0, 1, 2]
+    assert pretended.late == [0, 0, 0]
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

@@ -1,0 +1,90 @@
+"""Feeds beside a corpus: the base of what `Train.data` names where batches are not the corpus' own."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from axon.data.corpus import TEXT_ARRAYS, Corpus, Data
+from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
+from axon.data.prepared import BatchReader, Prepared
+from axon.data.tokenizer import Tokenizer
+from axon.fields import leaves
+
+
+@dataclass(frozen=True)
+class FeedConfig(ABC):
+    """Training batches by a feed of their own, beside a corpus: the base of frozen dataclasses as `Rollouts`.
+
+    Args:
+        data: the corpus, which has the tokenizer, the shape of a batch and the held-out text.
+    """
+
+    arrays: ClassVar[Mapping[str, str]] = TEXT_ARRAYS
+    """Name → axes of the arrays of a batch; by default those of text."""
+
+    data: Data
+
+    @property
+    def batch(self) -> int:
+        """Sequences in the global batch."""
+        return self.data.batch
+
+    @property
+    def held_out(self) -> float:
+        """See `Data`."""
+        return self.data.held_out
+
+    @property
+    def text(self) -> Data:
+        """The text that the run is evaluated on, and its tokenizer."""
+        return self.data
+
+    def seq_of(self, model: Any) -> int:
+        """Positions of a sequence."""
+        return self.data.seq_of(model)
+
+    @abstractmethod
+    def prepare(self, report: Callable[[str], None] = print) -> "FedCorpus":
+        """Prepares the corpus, as `Data.prepare`, and what else the feed needs that is the same in every step."""
+        ...
+
+
+@dataclass(frozen=True)
+class FedCorpus(Prepared, ABC):
+    """A prepared corpus, all but its training batches: the base of what `FeedConfig.prepare` returns."""
+
+    config: FeedConfig
+    corpus: Corpus
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        return self.config.arrays
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.corpus.tokenizer
+
+    def check_fits(self, model: Any, objective: Any, seq: int) -> None:
+        self.corpus.check_fits(model, objective, seq)
+
+    @abstractmethod
+    def feed(self, context: FeedContext) -> Feed: ...
+
+    def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
+        return self.corpus.held_out(batches, sequences)
+
+    def text_bytes(self, batch: Batch) -> np.ndarray:
+        return self.corpus.text_bytes(batch)
+
+    def identity(self) -> dict[str, Any]:
+        return self.corpus.identity() | {"feed": leaves(self.config)}
+
+    def position(self, seed: int, step: int) -> str:
+        return f"batch {step} of seed {seed}, by {type(self.config).__name__}"
+
+    def documents(self, seed: int, step: int) -> list[dict[str, Any]]:
+        """None: they are the feed's own."""
+        return []

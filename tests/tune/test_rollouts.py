@@ -1,0 +1,225 @@
+"""Batches of answers that the model writes itself: what is in them, by which weights, and after a resume the same."""
+
+import json
+from dataclasses import replace
+
+import jax
+import likes
+import numpy as np
+import pytest
+
+from axon.checkpoint import Reader
+from axon.config import dump, load
+from axon.data import FeedContext, JsonLines
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.run import program
+from axon.serve import Answer, Capacity, Engine, Finish, Request, Sampling, answers
+from axon.tune import Rollouts
+from axon.tune.policy_engine import PolicyEngine
+from axon.tune.rollouts import Prompt, Scored, batch_of, best_of
+
+WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
+
+
+def file_of(folder, *texts):
+    path = folder / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return JsonLines(str(path))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    return file_of(tmp_path_factory.mktemp("prompts"), *WORDS)
+
+
+@pytest.fixture(scope="module")
+def rolling(tiny, prompts):
+    """A run on its own answers."""
+    data = Rollouts(tiny.data, (prompts,), likes.short, samples=3, kept=2, sampling=Sampling(tokens=5, temperature=1.0))
+    return replace(tiny, data=data, steps=4, evaluation=None)
+
+
+@pytest.fixture(scope="module")
+def prepared(rolling, caches):
+    return rolling.data.prepare(silent)
+
+
+def silent(line):
+    pass
+
+
+SPLIT = Layout({"data": 2}, zero=3)
+
+
+def stored(ran, few):
+    """The last checkpoint's parameters and optimizer state, by path."""
+    with few(ran.train.layout.mesh["data"]):
+        abstract = program(ran.train).abstract_state()
+    parts = {"parameters": abstract.parameters, "optimizer": abstract.optimizer}
+    return jax.tree.leaves_with_path(Reader(ran.folder / "checkpoints").restore_parts(parts))
+
+
+@pytest.mark.few(devices=(1,))
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, rolling, do, few, tmp_path):
+    rolling = replace(rolling, layout=Layout({"data": devices}, zero=3 if devices > 1 else 0))
+    whole = do(rolling, tmp_path / "whole", devices)
+    do(rolling, tmp_path / "stopped", devices, steps=2)
+    ran = do(rolling, tmp_path / "stopped", devices)
+    names = ("loss", "grad_norm", "tokens", "rollout_score", "rollout_kept", "rollout_tokens")
+    assert ran.records(*names) == whole.records(*names)
+    assert len({score for _, score in whole.records("rollout_score")}) > 1
+    for (path, one), (_, other) in zip(stored(ran, few), stored(whole, few), strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
+
+
+def test_its_file_is_the_same_tree(rolling, tmp_path):
+    file = tmp_path / "run.gin"
+    file.write_text(dump(rolling))
+    assert load(file).tree == rolling
+
+
+@pytest.fixture(scope="module")
+def one(rolling, few):
+    """The run's program on one device."""
+    with few(1):
+        return program(rolling)
+
+
+def test_each_batch_is_of_the_weights_that_it_is_drawn_with(one, prepared, begun, rng):
+    """Of two states in turn, the batch's answers are those of an engine that never had other weights."""
+    states, config = [begun(one, rng) for _ in range(2)], prepared.config
+    with prepared.feed(FeedContext(7, one.runtime, start=3)) as feed:
+        drawn = [feed.draw(state) for state in states]
+    for number, (batch, state) in enumerate(zip(drawn, states, strict=True), 3):
+        with prepared.feed(FeedContext(7, one.runtime, start=number)) as feed:
+            for name, array in feed.draw(state).items():
+                np.testing.assert_array_equal(array, batch[name], err_msg=name)
+        texts = [prompt.text for prompt in prepared.drawn(7, number)]
+        for row, (tokens, weights) in enumerate(zip(batch["tokens"], batch["weights"], strict=True)):
+            before = tokens[: np.flatnonzero(weights)[0] + 1]
+            assert prepared.tokenizer.visible(before) == texts[row // config.kept]
+    with prepared.feed(FeedContext(7, one.runtime, start=3)) as feed:
+        assert any((feed.draw(states[1])[name] != drawn[0][name]).any() for name in drawn[0])
+
+
+def test_a_process_is_given_its_own_sequences_and_left_out_batches_are_not_drawn(one, prepared, begun, rng):
+    state, mine = begun(one, rng), np.array([1, 4, 5])
+    with prepared.feed(FeedContext(7, one.runtime, start=2)) as feed:
+        whole = feed.draw(state)
+    with prepared.feed(FeedContext(7, one.runtime, start=1, sequences=mine, left_out=(0,))) as feed:
+        part = feed.draw(state)
+    for name, array in whole.items():
+        np.testing.assert_array_equal(part[name], array[mine], err_msg=name)
+
+
+def test_an_engine_on_the_layout_of_training_has_the_same_arrays(one, prepared, begun, rng):
+    engine, state = PolicyEngine(one.runtime, None, prepared.tokenizer, Capacity(2, length=16)), begun(one, rng)
+    parameters, _ = engine.weights(state)
+    assert all(a is b for a, b in zip(jax.tree.leaves(parameters), jax.tree.leaves(state.parameters), strict=True))
+
+
+def test_weights_are_moved_to_another_layout_and_answer_as_before(rolling, prepared, few, begun, rng):
+    requests = [Request(prompt.ids, Sampling(6, temperature=0)) for prompt in prepared.prompts]
+    capacity, serving = Capacity(4, length=32), Layout({"tensor": 2})
+    with few(2):
+        made = program(replace(rolling, layout=SPLIT))
+    state = begun(made, rng)
+    engine = PolicyEngine(made.runtime, serving, prepared.tokenizer, capacity)
+    own = Engine(made.runtime, state.parameters, state.variables, tokenizer=prepared.tokenizer, capacity=capacity)
+    assert [one.ids for one in engine.answers(state, requests)] == [one.ids for one in answers(own, requests)]
+    gate = engine.weights(state)[0]["layers"]["block"]["mlp"]["gate"]
+    assert dict(gate.sharding.mesh.shape)["tensor"] == 2
+    assert gate.addressable_shards[0].data.shape[-1] == gate.shape[-1] // 2
+
+
+def test_no_two_answers_have_the_same_noise(one, prepared):
+    with prepared.feed(FeedContext(7, one.runtime)) as feed:
+        seeds = [one.seed for number in range(4) for row in range(4) for one in feed._samplings(number, row)]
+    assert len(set(seeds)) == len(seeds) == 48
+
+
+def scored(prompt, ids, score, is_kept=True):
+    return Scored(Prompt("file", 0, "", prompt), Answer(ids, "", Finish.STOP), score, is_kept)
+
+
+def test_a_sequence_is_a_prompt_with_its_answer_and_weights_are_on_the_answer_alone():
+    batch = batch_of([scored((5, 6, 7), (8, 9), 0.0), None], seq=6)
+    expected = {
+        "tokens": [5, 6, 7, 8, 0, 0],
+        "targets": [6, 7, 8, 9, 0, 0],
+        "positions": [0, 1, 2, 3, 0, 0],
+        "documents": [0, 0, 0, 0, -1, -1],
+        "weights": [0, 0, 1, 1, 0, 0],
+    }
+    for name, row in expected.items():
+        assert batch[name].tolist() == [row, [-1 if name == "documents" else 0] * 6], name
+
+
+def test_the_best_are_kept_the_earlier_of_equals_and_none_that_was_refused():
+    group = [
+        scored((1,), (number,), score, kept)
+        for number, (score, kept) in enumerate([(1.0, True), (3.0, True), (9.0, False), (3.0, True)])
+    ]
+    assert best_of(group, 3) == [group[1], group[3], group[0]]
+    assert best_of(group[2:], 3) == [group[3], None, None]
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(likes.never, 0), (likes.short, 1)])
+def test_answers_that_are_refused_leave_padding(keep, kept, one, prepared, begun, rng):
+    config = replace(prepared.config, keep=keep)
+    with replace(prepared, config=config).feed(FeedContext(7, one.runtime)) as feed:
+        batch = feed.draw(begun(one, rng))
+        assert feed.metrics["rollout_kept"] == kept
+    assert (batch["weights"].sum(axis=1) > 0).all() == (batch["documents"][:, 0] == 0).all() == bool(kept)
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"keep": likes.one_argument}, ("Rollouts.keep", "likes.py", "keep(prompt, answer)")),
+        ({"kept": 3}, ("Data.batch is 8", "Rollouts.kept 3", "Data.batch to 9")),
+        ({"samples": 1}, ("Rollouts.kept is 2", "Rollouts.samples to at least 2")),
+        ({"sampling": Sampling(temperature=0)}, ("Sampling.temperature is 0", "Rollouts.samples to 1")),
+        ({"prompts": ()}, ("Rollouts.prompts",)),
+        ({"prompts": ("prompts.txt",)}, ("Rollouts.prompts", "'prompts.txt'", "source")),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_a_mistake_is_told_by_field_and_remedy(change, said, rolling):
+    with pytest.raises(UserError) as error:
+        replace(rolling.data, **change)
+    assert all(part in str(error.value) for part in said), error.value
+
+
+def test_a_prompt_that_leaves_no_room_for_its_answer_is_named(rolling, caches, tmp_path):
+    longer = file_of(tmp_path, "alpha", "beta " * 200)
+    with pytest.raises(UserError) as error:
+        replace(rolling.data, prompts=(longer,)).prepare(silent)
+    message = str(error.value)
+    assert "document 1 of prompts" in message
+    assert "Data.seq + 1, which is 33" in message
+    assert "Set Data.seq to at least" in message
+    with pytest.raises(UserError, match="has no documents"):
+        replace(rolling.data, prompts=(file_of(tmp_path),)).prepare(silent)
+
+
+@pytest.mark.parametrize("keep", [likes.text, likes.undefined])
+def test_what_is_no_score_is_shown_with_the_answer(keep):
+    with pytest.raises(UserError) as error:
+        Scored.of(keep, Prompt("file", 4, "", (1,)), Answer((2,), "an answer", Finish.STOP))
+    assert all(part in str(error.value) for part in ("Rollouts.keep", "likes.py", "'an answer'", "document 4 of file"))
+
+
+def test_an_objective_that_needs_other_arrays_is_refused_by_name(one, prepared):
+    one.evaluator.check_arrays(prepared.arrays)
+    with pytest.raises(UserError, match=r"NextToken needs the array 'weights' .* Train\.data"):
+        one.evaluator.check_arrays({name: axes for name, axes in prepared.arrays.items() if name != "weights"})
+    with pytest.raises(UserError, match="NextToken has no use for rewards"):
+        one.evaluator.check_arrays(prepared.arrays | {"rewards": "batch"})
+    with pytest.raises(UserError, match=r"'targets' of a batch, as 'batch seq', .* as 'batch'"):
+        one.evaluator.check_arrays(prepared.arrays | {"targets": "batch"})

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from axon.axes import shard
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.fields import field_values
@@ -35,7 +34,7 @@ from axon.nn import (
     gated,
 )
 from axon.nn.cache import CacheSpec
-from axon.nn.flops import paths_in
+from axon.nn.flops import paths_in, weight_flops
 from axon.nn.hugging_face import (
     EPS,
     LAYERS,
@@ -136,6 +135,7 @@ class T5Model(nnx.Module):
 
     max_length: int | None = None
     """See `axon.nn.LanguageModel`: there is room for any number of positions."""
+    has_mtp = False
 
     def __init__(self, config: T5):
         dims = config.dims
@@ -157,46 +157,25 @@ class T5Model(nnx.Module):
 
         `encoded`: by `encode`, of sequences of any length; `documents`: which document each of its positions is of.
         """
-        x, _, auxiliary = self._decode(replace(inputs, encoded=encoded, encoded_documents=documents))
+        x, _, auxiliary = self.hidden(replace(inputs, encoded=encoded, encoded_documents=documents))
         return x, auxiliary
 
-    def prefill(self, tokens: Array, length: Array, room: int) -> tuple[Array, Any]:
-        """As of `axon.nn.LanguageModel`, for what `begin` goes on from."""
-        at_their_places = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-        documents = shard(jnp.where(at_their_places < length, 0, -1), "batch seq")
-        encoded, _ = self.encode(Inputs(shard(tokens, "batch seq"), shard(at_their_places, "batch seq"), documents))
-        return self.begin(encoded, documents, room)
+    def encoded_states(self, encoded: Array, lens: Array) -> dict[str, dict[str, Array]]:
+        """By kind of block what a cache has of `encoded`, by `encode`: each layer's keys and values; the first
+        `lens[batch]` positions of each sequence are real."""
+        states = self.layers.each_layer("decoder", lambda block: block.cross.encoded_states(encoded, lens))
+        return {"decoder": states}
 
-    def begin(self, encoded: Array, documents: Array, room: int) -> tuple[Array, Any]:
-        """What `output` predicts the first id of each answer from, `batch 1 embed`, and what `advance` goes on from: a
-        cache with each layer's keys and values of `encoded` and `room` for so many ids, `documents`, and the place of
-        the next id.
-
-        `encoded`: by `encode`; `documents[batch seq]`: 0 where it is of a token, -1 where of padding.
-        """
-        first, cache = jnp.full((documents.shape[0], 1), self.start_id, jnp.int32), self.decoder.layers.cache
-        return self._written(first, cache(documents.shape[0], 1 + room), documents, jnp.int32(0), encoded)
-
-    def advance(self, ids: Array, state: Any) -> tuple[Array, Any]:
-        """As of `axon.nn.LanguageModel`."""
-        return self._written(ids, *state)
-
-    def _written(
-        self, ids: Array, cache: Any, documents: Array, at: Array, encoded: Array | None = None
-    ) -> tuple[Array, Any]:
-        """What `output` predicts the ids from that follow `ids[batch 1]`, the decoder's `at`, and the state after them:
-        cache, `documents` of what the encoder read, and place. `encoded`: where the cache lacks its keys and values."""
-        ids, at_their_places = shard(ids, "batch seq"), shard(jnp.broadcast_to(at, ids.shape), "batch seq")
-        own = jnp.zeros_like(ids)  # all are of document 0, as what was read and is no padding
-        inputs = Inputs(ids, at_their_places, own, start=at, encoded=encoded, encoded_documents=documents)
-        x, cache, _ = self._decode(inputs, cache)
-        return x, (cache, documents, at + 1)
-
-    def _decode(self, inputs: Inputs, cache: Any = None) -> tuple[Array, Any, Auxiliary]:
-        """As `decode`, and the cache."""
+    def hidden(self, inputs: Inputs, cache: Any = None) -> tuple[Array, Any, Auxiliary]:
+        """As `decode`, of a text that `inputs` or `cache` has, which comes back with the tokens of `inputs` in it."""
         x, cache, auxiliary = self.decoder(self.embedding(inputs.tokens), inputs, cache)
         scale = self.dims["embed"] ** -0.5 if self.scaled else 1.0
         return x * jnp.asarray(scale, x.dtype), cache, auxiliary.within("decoder")
+
+    @property
+    def layers(self) -> Depth:
+        """The decoder's, which have a cache."""
+        return self.decoder.layers
 
     @property
     def output(self) -> Head:
@@ -211,6 +190,11 @@ class T5Model(nnx.Module):
         below = any(path.startswith(("embedding/", "encoder/bias")) and path not in frozen for path in parameters(self))
         return self.encoder.layers.training_flops(seq, paths_in("encoder/layers", frozen), below)[0]
 
+    def flops_by_part(self, seq: int) -> dict[str, int]:
+        """As of `axon.nn.LanguageModel`, of a token that the decoder writes; of the `encoder` of one that it reads."""
+        head, encoder = weight_flops(self.output.matrix), self.encoder.layers.flops(seq)
+        return {"layers": self.layers.flops(seq), "head": head, "mtp": 0, "encoder": encoder}
+
 
 class _Stack(nnx.Module):
     """The encoder or the decoder: blocks that share a bias, and a norm."""
@@ -224,7 +208,7 @@ class _Stack(nnx.Module):
         self.dropout, self.last_dropout = (Dropout(config.dropout, f"{kind} {place}") for place in ("first", "last"))
 
     def __call__(self, x: Array, inputs: Inputs, cache: Any = None) -> tuple[Array, Any, Auxiliary]:
-        keys = x.shape[1] if cache is None else positions_of(cache[self.kind])
+        keys = x.shape[1] if cache is None else positions_of(cache[self.kind], inputs.start)
         inputs = replace(inputs, score_bias=self.bias(keys))
         x, new, auxiliary = self.layers(self.dropout(x, inputs), inputs, cache)
         if cache is not None:
@@ -236,7 +220,7 @@ class Block(nnx.Module):
     """Attention, in the decoder attention to the encoder's output too, and an MLP, each on the normalised residual
     stream and added to it. Scores are not divided by √head_dim: the initial values are.
 
-    Of a cache comes back what is new: the keys and values of `Inputs.encoded` stay as they are once made."""
+    Of a cache comes back what changes: the keys and values of what the encoder read do not."""
 
     def __init__(self, config: T5, mask: Mask, layers: int, crosses: bool):
         dims, small, scale = config.dims, config.head_dim**-0.5, (2 * layers) ** -0.5
@@ -254,16 +238,17 @@ class Block(nnx.Module):
         self.crosses, self.gated = crosses, config.gated
 
     def __call__(self, x, inputs, cache=None):  # batch seq.residual embed
-        out, new = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
+        out, pages = self.attention(self.attention_norm(x, RESIDUAL), inputs, cache)
         x = x + self.dropouts["attention"](out, inputs)
         if self.crosses:
-            out, of_encoded = self.cross(self.cross_norm(x, RESIDUAL), inputs, cache)
-            x, new = x + self.dropouts["cross"](out, inputs), new and new | of_encoded
+            out = self.cross(self.cross_norm(x, RESIDUAL), inputs, cache)
+            x = x + self.dropouts["cross"](out, inputs)
         mlp = self.mlp if self.gated else self.relu_mlp
-        return x + self.dropouts["mlp"](mlp(self.mlp_norm(x, RESIDUAL)), inputs), new, Auxiliary()
+        return x + self.dropouts["mlp"](mlp(self.mlp_norm(x, RESIDUAL)), inputs), pages, Auxiliary()
 
     def cache_specs(self, batch: int, length: int) -> dict[str, CacheSpec]:
-        return self.attention.cache_specs(batch, length)
+        own = self.attention.cache_specs(batch, length)
+        return own | self.cross.cache_specs(batch, length) if self.crosses else own
 
 
 def _attention(theirs: str, ours: str, keys: str) -> tuple[Row, ...]:

@@ -25,8 +25,8 @@ MODEL = Llama(vocab=64, embed=8, layers=1, heads=1, kv_heads=1, mlp=8)
 class EmptyStep(Step):
     """One with the arguments, results and donation of the model's, which computes nothing."""
 
-    def __init__(self, runtime: Runtime, windows: tuple[int | None, ...]):
-        super().__init__(runtime, windows)
+    def __init__(self, runtime: Runtime, length: int):
+        super().__init__(runtime, length)
         self._draw = runtime.jit(_nothing_drawn, donate_argnames="last")
 
     def _logits(self, parameters: Any, variables: Any, cache: Any, last: Any, inputs: Any) -> tuple[jax.Array, Any]:
@@ -44,7 +44,7 @@ def host_milliseconds(running: int = 64, steps: int = 400, rounds: int = 5) -> d
     runtime = Runtime(MODEL, Layout(), devices=jax.devices("cpu")[:1])
     capacity = Capacity(requests=running, length=4096, cache_tokens=running * 1024)
     engine = Engine(runtime, *runtime.initialise(0), capacity=capacity)
-    engine._runner._step = EmptyStep(runtime, engine._runner._step.windows)
+    engine._runner._step = EmptyStep(runtime, engine.max_length)
     engine.warm_up()
     rng, found = np.random.default_rng(0), []
     for _ in range(rounds):

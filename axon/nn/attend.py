@@ -51,13 +51,14 @@ def attend(
     return work(q, k, v, documents, sinks, bias)
 
 
-def attend_across(q: Array, k: Array, v: Array, config: AttentionConfig, inputs: Inputs) -> Array:
+def attend_across(
+    q: Array, k: Array, v: Array, config: AttentionConfig, documents: Array | None, of_keys: Array | None
+) -> Array:
     """Attention to the tokens of another sequence, which all are on each device, by a mask without positions.
 
-    `q[batch seq heads head_dim]`, `k, v[batch kv_seq heads head_dim]` → `batch seq heads head_dim`; the documents of
-    the keys are `inputs.encoded_documents`.
+    `q[batch seq heads head_dim]`, `k, v[batch kv_seq heads head_dim]` → `batch seq heads head_dim`; `documents[batch
+    seq]` of the queries and `of_keys[batch kv_seq]`.
     """
-    documents, of_keys = inputs.documents, inputs.encoded_documents
 
     def local(q, k, v, documents, of_keys):
         pairs = None if documents is None or of_keys is None else (documents, of_keys)

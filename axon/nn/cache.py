@@ -24,11 +24,14 @@ class CacheSpec(ArraySpec):
         cache_kind: "pages": it grows with the text, by axes `pages` and `page_size`, and sequences with the same prefix
             share it; all layers of a kind of block share one array. "state": one value of a fixed size for each
             sequence, along `batch`: a recurrence's, a convolution's last tokens; zeros before the first token.
+        constant: of a state, whether it is made before the first token and stays as it is, as the keys and values of
+            what an encoder read: it has no snapshots, and is one also where drafts are verified.
 
-    Raises `UserError` for axes that do not fit the kind.
+    Raises `UserError` for axes that do not fit the kind, and for constant pages.
     """
 
     cache_kind: CacheKind = field(kw_only=True)
+    constant: bool = field(default=False, kw_only=True)
 
     def __post_init__(self):
         needed = {"pages": ("pages", "page_size"), "state": ("batch",)}
@@ -41,6 +44,8 @@ class CacheSpec(ArraySpec):
                 f"CacheSpec of {' '.join(self.axes)}: pages have axes `pages` and `page_size`, and a state begins with "
                 f"`batch` and has no pages; change the axes, or cache_kind, {self.cache_kind!r}"
             )
+        if self.constant and self.cache_kind == "pages":
+            raise UserError("CacheSpec.constant is of a state, and cache_kind is 'pages'; leave constant out")
 
 
 def of_cache_kind(specs: Mapping[str, CacheSpec], kind: CacheKind) -> dict[str, CacheSpec]:

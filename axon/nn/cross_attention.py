@@ -1,19 +1,23 @@
 """Attention of a decoder to what an encoder made of another sequence."""
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from axon import axes
 from axon.axes import einsum
+from axon.axes.patterns import parse_names
 from axon.kernels.attention import AttentionConfig, Everything, SameDocument
 from axon.nn.attend import attend_across
+from axon.nn.cache import CacheSpec
 from axon.nn.flops import matmul_flops
 from axon.nn.inputs import Inputs
-from axon.nn.kv_cache import KVCache
 from axon.nn.param import Dims, Param, fan_in
 
 QUERY = "batch seq heads head_dim"
+CACHED = "batch kv_seq heads head_dim.whole"
 
 
 class CrossAttention(nnx.Module):
@@ -37,30 +41,52 @@ class CrossAttention(nnx.Module):
         self.out = Param("heads head_dim embed", dims, fan_in("heads head_dim", out_scale))
 
     @jax.named_scope("cross_attention")
-    def __call__(self, x: Array, inputs: Inputs, cache: KVCache | None = None) -> tuple[Array, KVCache]:
-        """`x[batch seq embed]` → `batch seq.residual embed`, and what a cache is to keep of `Inputs.encoded`: its
-        `cross_key` and `cross_value`, each `batch seq heads head_dim`. Without `encoded` they are those of `cache`, and
-        there is nothing more to keep."""
-        new = self._keys_and_values(inputs.encoded)
-        found = new or cache or {}
-        if "cross_key" not in found:
-            raise ValueError(
-                "CrossAttention: Inputs.encoded, what it attends to, is missing, and no cache has its keys"
-            )
+    def __call__(self, x: Array, inputs: Inputs, cache: dict[str, Array] | None = None) -> Array:
+        """`x[batch seq embed]` → `batch seq.residual embed`. `cache`: as `encoded_states` made it, which stays as it
+        is; None: it attends to `Inputs.encoded`."""
         q = checkpoint_name(self._project(x, self.query), "query")
-        out = attend_across(q, found["cross_key"], found["cross_value"], self.config, inputs)
-        return einsum(f"{QUERY}, heads head_dim embed -> batch seq.residual embed", out, self.out), new
+        if cache is not None:
+            out = self._attend_cached(q, inputs, cache)
+        elif inputs.encoded is not None:
+            k, v = self._keys_and_values(inputs.encoded)
+            out = attend_across(q, k, v, self.config, inputs.documents, inputs.encoded_documents)
+        else:
+            raise ValueError("CrossAttention: Inputs.encoded, what it attends to, is missing, and there is no cache")
+        return einsum(f"{QUERY}, heads head_dim embed -> batch seq.residual embed", out, self.out)
+
+    def cache_specs(self, batch: int, length: int) -> dict[str, CacheSpec]:
+        """Keys and values of a text that an encoder read for each sequence, of `length` tokens at most, and how many
+        these are."""
+        scope = axes.current()
+        dtype, shape = jnp.float32 if scope is None else scope.compute, (batch, length, self.heads, self.head_dim)
+        one = CacheSpec(parse_names(CACHED), shape, dtype, cache_kind="state", constant=True)
+        lens = CacheSpec(("batch",), (batch,), jnp.int32, cache_kind="state", constant=True)
+        return {"cross_key": one, "cross_value": one, "cross_len": lens}
+
+    def encoded_states(self, encoded: Array, lens: Array) -> dict[str, Array]:
+        """What `cache_specs` declares, of `encoded[batch seq.residual embed]`, the first `lens[batch]` of each real."""
+        k, v = (axes.shard(x, CACHED) for x in self._keys_and_values(encoded))
+        return {"cross_key": k, "cross_value": v, "cross_len": lens}
 
     def flops(self, seq: int) -> int:
         """Forward FLOPs of one token: its projections, and two products with as many keys as the encoder has tokens,
         taken as `seq`."""
         return matmul_flops(self) + 4 * self.heads * self.head_dim * seq
 
-    def _keys_and_values(self, encoded: Array | None) -> KVCache:
-        if encoded is None:
-            return {}
+    def _attend_cached(self, q: Array, inputs: Inputs, cache: dict[str, Array]) -> Array:
+        """Attention of new tokens to the text of their sequence, a token of every sequence at once."""
+        k, v, places = cache["cross_key"], cache["cross_value"], jnp.arange(cache["cross_key"].shape[1])
+        of_keys = jnp.where(places < cache["cross_len"][:, None], 0, -1)
+        own = jnp.zeros_like(of_keys, shape=(len(of_keys), 1))
+
+        def one(state: tuple[()], q: Array) -> tuple[tuple[()], Array]:
+            return state, attend_across(q[:, None], k, v, self.config, own, of_keys)[:, 0]
+
+        return inputs.rows.scan(one, (), q)[1]
+
+    def _keys_and_values(self, encoded: Array) -> tuple[Array, Array]:
         k, v = self._project(encoded, self.key), self._project(encoded, self.value)
-        return {"cross_key": checkpoint_name(k, "key"), "cross_value": checkpoint_name(v, "value")}
+        return checkpoint_name(k, "key"), checkpoint_name(v, "value")
 
     def _project(self, x: Array, weight: Param) -> Array:
         return einsum(f"batch seq embed, embed heads head_dim -> {QUERY}", x, weight)

@@ -126,6 +126,17 @@ class Depth(nnx.Module):
             auxiliaries |= own
         return x, over_layers(auxiliaries)
 
+    def each_layer(self, kind: str, fn: Callable[[Any], Any]) -> Any:
+        """What `fn` makes of the block of each layer of a kind, stacked along a leading axis `layers`; outside of a
+        pipeline."""
+        graph = nnx.graphdef(self.blocks[kind])
+
+        def layer(carry: None, parameters: Any) -> tuple[None, Any]:
+            with axes.in_block(kind):
+                return carry, fn(nnx.merge(graph, parameters))
+
+        return lax.scan(layer, None, LayerValues(self.blocks[kind], reads=False).cut)[1]
+
     def cache_specs(self, batch: int, length: int) -> dict[str, dict[str, CacheSpec]]:
         """Kind → what its blocks remember of `length` tokens a sequence. Raises `UserError` for what is no `CacheSpec`.
 

@@ -21,8 +21,7 @@ class Inputs:
         tokens: ids, `batch seq` int32. positions: place within the document, `batch seq` int32.
         documents: which document of the sequence, `batch seq` int32; None where sequences hold one each.
         start: index of the first token in the cache of keys and values; or whose the tokens are, where one row has
-            those of many sequences; None without a cache. count: how many tokens of each row are real, the first ones,
-            where those after them pad it to write to a cache; None: all.
+            those of many sequences; None without a cache.
         last: of each token the last position of its sequence, `batch seq` int32, where that is not the row's: by which
             LongRoPE chooses frequencies.
         key, sequences: the key from which dropout follows, and the number of each sequence in the global batch,
@@ -30,8 +29,7 @@ class Inputs:
         score_bias: `batch seq heads _distances`, which attention that is `biased` adds to its scores: see
             `axon.nn.relative_bias`.
         encoded, encoded_documents: what an encoder made of another sequence, `batch seq.residual embed`, and its
-            documents, `batch seq`; None where there is no encoder. With a cache that has the keys and values of
-            `encoded`, it is None too.
+            documents, `batch seq`; None where there is no encoder, and with a cache, which has what it made of them.
         place: of the layer among those of its kind, by which it finds its pages in the cache.
         angles, steps: those of the positions, and of the new tokens in pages, that were computed before the layers,
             once for all.
@@ -41,7 +39,6 @@ class Inputs:
     positions: Array
     documents: Array | None = None
     start: Array | Ragged | None = None
-    count: Array | None = None
     last: Array | None = None
     key: Array | None = None
     sequences: Array | None = None
@@ -72,7 +69,7 @@ class Inputs:
         if self.start is None:
             raise ValueError("Inputs: a state needs Inputs.start, which says whether its sequence begins")
         batch, seq = self.tokens.shape
-        counts = jnp.full(batch, seq if self.count is None else self.count, jnp.int32)
+        counts = jnp.full(batch, seq, jnp.int32)
         return SequenceRows(seq * jnp.arange(batch, dtype=jnp.int32), counts, jnp.full(batch, self.start == 0))
 
     def real_where(self, condition: Array | bool) -> "Inputs":

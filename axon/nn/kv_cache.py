@@ -24,8 +24,7 @@ from axon.nn.cache import CacheSpec
 KVCache = dict[str, Array]
 """`key` and `value`, each `batch _layers pages kv_heads page_size head_dim`, and if they are quantised `key_scale` and
 `value_scale`, `batch _layers pages kv_heads page_size`; or, of latent attention, `latent`, `batch _layers pages
-page_size key_latent`. Of a decoder that attends to what an encoder read also `cross_key` and `cross_value`, each `batch
-kv_seq heads head_dim`, which are made once."""
+page_size key_latent`."""
 
 PAGE = 128
 """Tokens a page: on a TPU a row of lanes, along which the tokens of narrow heads and the scales of all lie."""
@@ -43,12 +42,6 @@ def kv_cache_specs(batch: int, length: int, kv_heads: int, head_dim: int) -> dic
     dtype = jnp.float32 if scope is None else scope.compute
     spec = CacheSpec(parse_names(PAGES), shape, dtype, cache_kind="pages")
     return {"key": spec, "value": spec}
-
-
-def positions_of(cache: KVCache) -> int:
-    """For how many tokens of a sequence a cache of keys and values has room."""
-    pages, _, size, _ = cache["key"].shape[-4:]
-    return (pages - 1) * size
 
 
 @partial(
@@ -74,6 +67,12 @@ class Ragged:
     windows: tuple[int | None, ...]
     drafts: Array | None = None
     versions: Array | None = None
+
+
+def positions_of(cache: KVCache, start: Array | Ragged | None) -> int:
+    """For how many tokens of a sequence a cache of keys and values has room; `start`: see `axon.nn.Inputs`."""
+    pages, _, size, _ = cache["key"].shape[-4:]
+    return size * (start.tables[0].shape[1] if isinstance(start, Ragged) else pages - 1)
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ def cached_attention(
         config: its mask is causal, and perhaps has a window; a sequence is one document.
         step: of `paged_sizes(cache, …)`.
         sinks: `batch seq heads`, all alike along `batch` and `seq`, whatever the sizes of these.
-        bias: by distance, likewise, with a last axis `_distances`, for as many keys as `positions_of(cache)`.
+        bias: by distance, likewise, with a last axis `_distances`, for as many keys as `positions_of` says.
 
     Returns: `batch seq heads head_dim`, and the cache. Raises `UserError` for another mask.
     """

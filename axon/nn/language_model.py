@@ -4,11 +4,9 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import Array
 
-from axon.axes import shard
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.block import RESIDUAL
 from axon.nn.depth import Depth
@@ -37,7 +35,7 @@ class LanguageModel(nnx.Module):
     """How many positions a sequence may have, a prompt and the text after it; None for any number."""
 
     start_id: int | None = None
-    """What its text begins with; None: it goes on from the prompt."""
+    """What a text begins with that answers a prompt; None: it goes on from the prompt."""
 
     def __init__(
         self,
@@ -93,24 +91,6 @@ class LanguageModel(nnx.Module):
         """The module that makes logits of `hidden`."""
         return Head(self.embedding.table if self.tied else self.head, self.vocab, self.soft_cap)
 
-    def prefill(self, tokens: Array, length: Array, room: int) -> tuple[Array, Any]:
-        """What `output` predicts the first new id of each sequence from, `batch 1 embed`, and what `advance` goes on
-        from.
-
-        `tokens[batch seq]`: prompts, the first `length` of each real, the others padding. `room`: for how many new ids.
-        """
-        batch, seq = tokens.shape
-        start, cache = jnp.zeros((), jnp.int32), self.cache(batch, seq + room)
-        positions = jnp.minimum(jnp.arange(seq, dtype=jnp.int32)[None], length - 1)
-        hidden, cache, _ = self.hidden(_cached_inputs(tokens, positions, start, length), cache)
-        return lax.dynamic_slice_in_dim(hidden, length - 1, 1, axis=1), (cache, length)
-
-    def advance(self, ids: Array, state: Any) -> tuple[Array, Any]:
-        """The same after one more id of each sequence, `ids[batch 1]`."""
-        cache, at = state
-        hidden, cache, _ = self.hidden(_cached_inputs(ids, at[None, None], at), cache)
-        return hidden, (cache, at + 1)
-
     def cache(self, batch: int, length: int) -> dict[str, dict[str, Array]]:
         """An empty cache for `length` tokens of each sequence: of each kind of block, what its blocks declare."""
         return self.layers.cache(batch, length)
@@ -139,9 +119,3 @@ class LanguageModel(nnx.Module):
         head = weight_flops(self.output.matrix)
         mtp = forward_flops(self.mtp, seq) if self.has_mtp else 0
         return {"layers": self.layers.flops(seq), "head": head, "mtp": mtp}
-
-
-def _cached_inputs(tokens: Array, positions: Array, start: Array, count: Array | None = None) -> Inputs:
-    """Of `tokens[batch seq]` at `positions[1 seq]`, which a cache gets from `start` on; `count` of them real."""
-    positions = jnp.broadcast_to(positions, tokens.shape)
-    return Inputs(shard(tokens, "batch seq"), shard(positions, "batch seq"), start=start, count=count)

@@ -67,14 +67,14 @@ class SequenceRows:
 
         Args:
             step: (state, token) → (state, output), of arrays with a leading axis `sequences`.
-            state: arrays as the cache has them. tokens: arrays `batch seq …`.
+            state: arrays as the cache has them; none of what only reads a constant one. tokens: arrays `batch seq …`.
 
         Returns: the states, and the outputs, `batch seq …`: 0 of padding.
         """
         batch, seq = jax.tree.leaves(tokens)[0].shape[:2]
         flat = jax.tree.map(lambda x: x.reshape(batch * seq, *x.shape[2:]), tokens)
         cached, state = state, self.before(state)
-        keeps = self._keeps(jax.tree.leaves(cached)[0])
+        keeps = max(map(self._keeps, jax.tree.leaves(cached)), default=1)
 
         def taken(i: Array | int) -> Any:
             return jax.tree.map(lambda x: x.at[self.starts + i].get(mode="clip"), flat)

@@ -47,13 +47,15 @@ class Reading:
 @dataclass(frozen=True)
 class ServingReport:
     """Of the step in which every request gets a token, and of the largest one; `tokens`: of each. `guess`: where the
-    model's own multi-token block guesses, of the programs that follow the first."""
+    model's own multi-token block guesses, of the programs that follow the first. `encoder`: of an encoder–decoder, of
+    the encoder with the longest text."""
 
     decode: Report
     prefill: Report
     tokens: tuple[int, int]
     reading: Reading
     guess: tuple[Report, ...] = ()
+    encoder: tuple[Report, ...] = ()
 
     def json(self) -> dict[str, Any]:
         """As plain dicts, lists, numbers and strings."""
@@ -66,7 +68,11 @@ def compile_serving(program: ServingProgram, target: str) -> tuple[ServingReport
     (decode, text), *guess = _compiled(program, program.decode, target)
     (prefill, _), *_ = _compiled(program, program.prefill, target)
     tokens, guess = (program.decode.tokens, program.prefill.tokens), tuple(report for report, _ in guess)
-    return ServingReport(decode, prefill, tokens, _reading(program, (decode, *guess)), guess), text
+    encoder = tuple(
+        _one(program, traced, flops, program.prefill, target)[0]
+        for traced, flops in zip(program.traced_encoder(), program.encoder_flops, strict=True)
+    )
+    return ServingReport(decode, prefill, tokens, _reading(program, (decode, *guess)), guess, encoder), text
 
 
 def _compiled(program: ServingProgram, size: Size, target: str) -> list[tuple[Report, str]]:

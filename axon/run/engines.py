@@ -20,9 +20,9 @@ from axon.serve.embedder import TextEncoder
 from axon.serve.engine import Engine
 from axon.serve.multi_token import MultiToken
 from axon.serve.replicas import Replicas, check_serves, copied, shares
-from axon.serve.runner import check_continues
 from axon.serve.sentence_transformers import Sentences
 from axon.serve.speculation import Drafter, NGram
+from axon.serve.text_model import EncoderDecoder, check_writes
 
 MULTI_TOKEN = "mtp"
 """What `draft` is where the model's own multi-token block guesses, as others call it."""
@@ -41,9 +41,9 @@ def engine_of(
     report: Report,
     weights: str | None = None,
 ) -> Engine | Replicas:
-    """See `axon.run.serve_run.serve_run`. `capacity`: of each engine. Raises `UserError` for a model that goes on with
-    no text, and for a draft model of another tokenizer."""
-    check_continues(trained.train.model.build())
+    """See `axon.run.serve_run.serve_run`. `capacity`: of each engine. Raises `UserError` for a model that writes no
+    text, and for a draft model of another tokenizer."""
+    check_writes(trained.train.model.build())
     own = _shares(trained, layout, report)
     models = _copies(trained, own, weights, report, _with_block(trained) if draft == MULTI_TOKEN else None)
     drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, weights, report)
@@ -67,8 +67,13 @@ def encoders_of(
 
 
 def decoders_as_encoders(engine: Engine | Replicas, sentences: Sentences) -> list[TextEncoder]:
-    """Of the decoders of these engines, with the same arrays."""
+    """Of the decoders of these engines, with the same arrays. Raises `UserError` for encoder–decoders."""
     engines = engine.engines if isinstance(engine, Replicas) else (engine,)
+    if isinstance(module := engines[0].runtime.module, EncoderDecoder):
+        name = type(module).__name__
+        raise UserError(
+            f"--embeddings: a {name} is an encoder–decoder, and texts are embedded by an encoder or a decoder"
+        )
     most = min(one for one in (sentences.length, engine.max_length) if one is not None)
     return [TextEncoder(one.runtime, one.parameters, one.variables, sentences.pooling, most) for one in engines]
 
@@ -116,7 +121,7 @@ def _with_block(trained: Trained) -> Any:
     of_hub = isinstance(trained, TrainedHub) and trained.hub.config.get("num_nextn_predict_layers")
     if of_hub and getattr(model, "multi_token", None) is False:
         return replace(model, multi_token=True)
-    if getattr(model.build(), "has_mtp", False):
+    if model.build().has_mtp:
         return model
     raise UserError(
         f"--draft {MULTI_TOKEN}: the model has no block that predicts the token after the next, as DeepSeek-V3 has "
@@ -134,5 +139,5 @@ def _drafters(
     trained = open_trained(draft)
     if trained.tokenizer.load().to_json() != tokenizer.to_json():
         raise UserError(f"--draft {draft} has another tokenizer than the model: guesses need one that has the same ids")
-    check_continues(trained.train.model.build())
+    check_writes(trained.train.model.build())
     return [DraftModel(*model) for model in _copies(trained, own, weights, report)]

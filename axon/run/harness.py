@@ -17,12 +17,11 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.runtime import Runtime
-from axon.serve.encoder_decoder import EncoderDecoder
 from axon.serve.offline import write
 from axon.serve.request import Request, Sampling, check_ids
 from axon.serve.score import Scorer
 from axon.serve.teacher_forcing import Continuation
-from axon.serve.unpaged import vocab_of
+from axon.serve.text_model import EncoderDecoder, vocab_of
 
 Report = Callable[[str], None]
 

@@ -18,7 +18,7 @@ from axon.run.tree import Sample
 from axon.run.weights import restore_as_stored
 from axon.serve.offline import Answer, write
 from axon.serve.request import Request, Sampling
-from axon.serve.unpaged import check_request
+from axon.serve.text_model import check_request
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -40,7 +40,7 @@ from axon.run.tree import Sample, Train
 from axon.runtime import Runtime
 from axon.serve.offline import write
 from axon.serve.request import Request
-from axon.serve.unpaged import check_request
+from axon.serve.text_model import check_request
 from axon.train.loop import Record
 from axon.train.optimizers import schedule_notices
 from axon.train.state import State

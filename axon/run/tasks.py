@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from axon.errors import UserError, suggest
-from axon.nn import LanguageModel
 from axon.run.inspect import runtime_of
 from axon.run.trained import Trained, open_trained
-from axon.serve.encoder_decoder import EncoderDecoder
+from axon.serve.text_model import TextModel
 
 Report = Callable[[str], None]
 
@@ -48,7 +47,7 @@ def evaluate_tasks(
     train = trained.train
     # Before its runtime, which names the objective: that of a model that writes no text has another.
     module = train.model.build()
-    if not isinstance(module, LanguageModel | EncoderDecoder):
+    if not isinstance(module, TextModel):
         raise UserError(f"--tasks: {path} is a {type(train.model).__name__}; expected a model that writes texts")
     positions = sequence_positions(max_length, trained, module)
     runtime, tokenizer = runtime_of(train, report), trained.tokenizer.load()
@@ -83,7 +82,7 @@ def _evaluate(model: Any, names: Sequence[str], tasks: Any, limit: int | None) -
         ) from error
 
 
-def sequence_positions(wanted: int | None, trained: Trained, module: LanguageModel | EncoderDecoder) -> int:
+def sequence_positions(wanted: int | None, trained: Trained, module: TextModel) -> int:
     """Positions of a task's sequences: `wanted`, or where that is None those of `trained.train`.
 
     Raises `UserError` for more than `module` has, or than `trained` was trained on.

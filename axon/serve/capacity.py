@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from axon.checks import check_range
 from axon.errors import UserError, suggest
-from axon.nn import LanguageModel
 from axon.serve.batch import Size
 from axon.serve.pages import PagePool
+from axon.serve.text_model import TextModel
 
 __all__ = ["Capacity"]
 
@@ -33,7 +33,8 @@ class Capacity:
 
     Args:
         requests: that run at once. tokens: of a step, at most. length: tokens of a request with its text; by default as
-            many as the model has positions. page_size: tokens a page; by default 16 on a CPU and 128 elsewhere.
+            many as the model has positions; of an encoder–decoder so many are read, and as many written.
+        page_size: tokens a page; by default 16 on a CPU and 128 elsewhere.
         cache_tokens: for how many there are pages; by default for all requests at half the `length`. cache_dtype: of
             keys and values, by default the compute dtype; int8 and float8_e4m3fn have a scale a token and head.
         snapshots: of states at borders of pages, by which prefixes are shared, of a model whose blocks keep any; by
@@ -60,7 +61,7 @@ class Capacity:
             hint = suggest(self.cache_dtype, CACHE_DTYPES)
             raise UserError(f"Capacity.cache_dtype is {self.cache_dtype!r}; must be one of {CACHE_DTYPES}.{hint}")
 
-    def length_of(self, module: LanguageModel) -> int:
+    def length_of(self, module: TextModel) -> int:
         """Tokens of a request with its text. Raises `UserError` for more than the model has positions."""
         most = module.max_length
         if self.length is not None and most is not None and self.length > most:

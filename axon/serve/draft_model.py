@@ -38,7 +38,7 @@ class DraftModel:
 
     def start(self, target: Runner) -> "ModelDrafts":
         """Raises `UserError` for a model with other ids, or one that does not go on with a text."""
-        check_guesses("DraftModel", declared_caches(self.runtime).values())
+        check_guesses("DraftModel", declared_caches(self.runtime, 1).values())
         positions = self.runtime.module.max_length
         length = target.max_length if positions is None else min(target.max_length, positions)
         runner = Runner(self.runtime, self.parameters, self.variables, replace(target.capacity, length=length))

@@ -18,10 +18,11 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.errors import UserError
-from axon.nn import Inputs, LanguageModel
+from axon.nn import Inputs
 from axon.runtime import Runtime
 from axon.serve.pooling import Pooling
 from axon.serve.request import check_ids
+from axon.serve.text_model import TextModel
 from axon.serve.unsplit import unsplit
 
 SHORTEST = 32
@@ -33,7 +34,7 @@ MOST_TOKENS, MOST_TEXTS = 4096, 32
 
 def is_encoder(module: Any) -> bool:
     """Whether it reads a whole text, and writes none: its `hidden` is that of each token in all of its text."""
-    return hasattr(module, "hidden") and not isinstance(module, LanguageModel)
+    return hasattr(module, "hidden") and not isinstance(module, TextModel)
 
 
 @dataclass

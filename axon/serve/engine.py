@@ -21,6 +21,7 @@ from axon.serve.sequence import Sequence
 from axon.serve.speculation import Drafter
 from axon.serve.stats import Counts, Stats
 from axon.serve.stream import Stream
+from axon.serve.text_model import room
 from axon.serve.weights import as_stored
 
 
@@ -39,8 +40,8 @@ class Engine:
     runs beside it.
 
     Args:
-        runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places; of what the
-            runtime has in 8 bits also the model's own.
+        runtime: of an `axon.nn.LanguageModel`, or an encoder–decoder. parameters, variables: nested by path, in their
+            places; of what the runtime has in 8 bits also the model's own.
         tokenizer: for texts, and for the ids that end them; without one updates have ids alone.
         capacity: how much at once. drafter: guesses tokens, of which a step then verifies several: `NGram`,
             `DraftModel`, `MultiToken`.
@@ -56,7 +57,7 @@ class Engine:
         capacity: Capacity = Capacity(),
         drafter: Drafter | None = None,
     ):
-        """Raises `UserError` for a module that is no `LanguageModel`."""
+        """Raises `UserError` for a module that writes no text."""
         self.runtime, self.tokenizer = runtime, tokenizer
         self._runner = Runner(runtime, parameters, variables, capacity, 0 if drafter is None else drafter.most)
         self._scheduler, self.max_length = self._runner.scheduler, self._runner.max_length
@@ -90,21 +91,24 @@ class Engine:
 
     def known(self, prompt: tuple[int, ...]) -> int:
         """How many of a prompt's first tokens are in pages already."""
-        return self._scheduler.known(Sequence(Request(prompt), 0, 0, adapter=self._runner.adapter(len(prompt))))
+        return self._scheduler.known(self._runner.sequence(Request(prompt), 0, 0))
+
+    def room(self, prompt: int) -> int:
+        """How many tokens may follow a prompt of so many; below 1, none."""
+        return room(self.runtime.module, prompt, self.max_length)
 
     def submit(self, request: Request) -> int:
         """The number by which updates name it. Raises `UserError` for what can never run, or ids that are none."""
         length = len(request.prompt)
-        if length >= self.max_length:
+        if (most := self.room(length)) < 1:
             raise UserError(
-                f"the prompt has {length} tokens, and a request has room for {self.max_length}, its text included; "
-                "shorten the prompt"
+                f"the prompt has {length} tokens, which leaves no room for a text: sequences have {self.max_length} "
+                "positions; shorten the prompt"
             )
         check_ids(request.prompt, self.vocab, self.tokenizer, "the prompt")
-        tokens = min(request.sampling.tokens, self.max_length - length)
-        self._scheduler.check_fits(length, tokens)
-        number = self._submitted + 1
-        sequence = Sequence(request, number, number, length + tokens, self._runner.adapter(length))
+        tokens, number = min(request.sampling.tokens, most), self._submitted + 1
+        sequence = self._runner.sequence(request, number, tokens)
+        self._scheduler.check_fits(sequence.prompt_length, tokens)
         self._streams[number] = Stream(sequence, self.vocab, self.tokenizer)
         self._drafting.begin(sequence)
         self._scheduler.add(sequence)

@@ -15,9 +15,8 @@ from axon.checkpoint.huggingface.save import Entry, fetch_from, write_weights
 from axon.checkpoint.huggingface.weights import DTYPES
 from axon.disk import writing
 from axon.errors import UserError
-from axon.nn import LanguageModel
-from axon.serve.encoder_decoder import EncoderDecoder
 from axon.serve.export_programs import PLATFORMS, ExportedProgram, Flat, Sizes
+from axon.serve.text_model import TextModel
 
 STORED = {jnp.dtype(dtype): name for name, dtype in DTYPES.items()}
 """Dtype → its name in safetensors."""
@@ -36,7 +35,7 @@ def check_request(module: Any, platforms: Sequence[str], sizes: Sizes) -> None:
             raise UserError(f"--platforms: unknown platform {platform!r}; expected some of {', '.join(PLATFORMS)}")
     if not platforms or len(set(platforms)) < len(platforms):
         raise UserError(f"--platforms is {','.join(platforms)!r}; expected each of {', '.join(PLATFORMS)} at most once")
-    if not isinstance(module, LanguageModel | EncoderDecoder):
+    if not isinstance(module, TextModel):
         raise UserError(
             f"{type(module).__name__} cannot be exported: it writes no text. Expected a decoder-only model, an "
             "axon.nn.LanguageModel, or an encoder–decoder as models.t5.T5 builds one"

@@ -15,24 +15,15 @@ from jax import Array, export
 
 from axon import axes
 from axon.axes import ArraySpec
-from axon.axes.patterns import parse_names
 from axon.errors import UserError
 from axon.layout import Layout, Placement
-from axon.nn import Inputs
-from axon.nn.kv_cache import PAGES
+from axon.nn import CacheSpec, Inputs
 from axon.precision import Precision
 from axon.runtime import Runtime, flattened, nested
-from axon.serve.encoder_decoder import EncoderDecoder
+from axon.serve.text_model import EncoderDecoder, TextModel, encoder_inputs
 
 PLATFORMS = {"cpu": "cpu", "cuda": "gpu", "tpu": "tpu"}
 """What `jax.export` calls a platform → what a layout does."""
-
-CROSS = "_layers batch kv_seq heads head_dim"
-CACHED = {"key": PAGES, "value": PAGES, "cross_key": CROSS, "cross_value": CROSS}
-"""Name of an array in an encoder–decoder's cache → its axes."""
-
-READ = "documents"
-"""In an exported cache of an encoder–decoder: 0 where the encoder read a token, -1 where padding."""
 
 Flat = Mapping[str, Any]
 """Arrays, or what describes them, by path: `layers/block/mlp/up`."""
@@ -73,23 +64,25 @@ def export_programs(
     """
     placement = Placement.described(layout, 1, PLATFORMS[platform])
     runtime = Runtime(model, layout, precision=precision, placement=placement)
-    programs = _encoder_decoder if isinstance(runtime.module, EncoderDecoder) else _decoder_only
-    return programs(runtime, platform, sizes), dict(runtime.choices)
+    return _programs(runtime, platform, sizes), dict(runtime.choices)
 
 
-# ---- a decoder-only model ---------------------------------------------------------------------------------------
-
-
-def _decoder_only(runtime: Runtime, platform: str, sizes: Sizes) -> list[ExportedProgram]:
+def _programs(runtime: Runtime, platform: str, sizes: Sizes) -> list[ExportedProgram]:
     operands = _Operands(runtime, sizes)
     with runtime.tracing():
         cache = flattened(runtime.module.layers.cache_specs(sizes.batch, sizes.length))
-    logits = replace(operands.last, axes=("batch", "seq", "vocab"), shape=(*operands.tokens.shape, operands.vocab))
-    forward = {"weights": operands.weights, "tokens": operands.tokens, "positions": operands.tokens}
-    return [
-        _program("forward", runtime, platform, _forward(runtime), forward, {"logits": logits}),
-        _program("decode", runtime, platform, _decode(runtime), *operands.of_decode(cache)),
-    ]
+    inputs = {"weights": operands.weights, "tokens": operands.tokens}
+    if isinstance(runtime.module, EncoderDecoder):
+        width = runtime.module.dims["embed"]
+        encoded = ArraySpec(("batch", "seq", "embed"), (*operands.tokens.shape, width), jnp.float32)
+        lens = ArraySpec(("batch",), (sizes.batch,), jnp.int32)
+        read = inputs | {"lens": lens}, {"encoded": encoded, "logits": operands.last, "cache": cache}
+        first = _program("encode", runtime, platform, _encode(runtime, cache), *read)
+    else:
+        logits = replace(operands.last, axes=("batch", "seq", "vocab"), shape=(*operands.tokens.shape, operands.vocab))
+        read = inputs | {"positions": operands.tokens}, {"logits": logits}
+        first = _program("forward", runtime, platform, _forward(runtime), *read)
+    return [first, _program("decode", runtime, platform, _decode(runtime), *operands.of_decode(cache))]
 
 
 def _forward(runtime: Runtime) -> Callable[..., Array]:
@@ -103,62 +96,31 @@ def _forward(runtime: Runtime) -> Callable[..., Array]:
 
 def _decode(runtime: Runtime) -> Callable[..., tuple[Array, Flat]]:
     def decode(weights: Flat, cache: Flat, tokens: Array, start: Array) -> tuple[Array, Flat]:
-        model = runtime.bind(weights)
-        positions = jnp.broadcast_to(start, tokens.shape)
-        inputs = Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq"), start=start)
-        hidden, filled, _ = model.hidden(inputs, nested(cache))
-        return _last_logits(model, hidden), flattened(filled)
+        return _next_logits(runtime.bind(weights), cache, tokens, start)
 
     return decode
 
 
-# ---- an encoder–decoder -----------------------------------------------------------------------------------------
+def _encode(runtime: Runtime, cache: Mapping[str, CacheSpec]) -> Callable[..., tuple[Array, Array, Flat]]:
+    """The encoder, and the first step of the decoder, after which it goes on as `_decode`."""
 
-
-def _encoder_decoder(runtime: Runtime, platform: str, sizes: Sizes) -> list[ExportedProgram]:
-    operands, encode = _Operands(runtime, sizes), _encode(runtime, sizes.length)
-    inputs = {"weights": operands.weights, "tokens": operands.tokens, READ: operands.tokens}
-    with runtime.tracing():
-        encoded, _, cache = jax.eval_shape(jax.jit(encode), *_abstract(inputs))
-    outputs = {
-        "encoded": ArraySpec(("batch", "seq", "embed"), encoded.shape, encoded.dtype),
-        "logits": operands.last,
-        "cache": {path: ArraySpec(_cached_axes(path), array.shape, array.dtype) for path, array in cache.items()},
-    }
-    return [
-        _program("encode", runtime, platform, encode, inputs, outputs),
-        _program("decode", runtime, platform, _decode_answer(runtime), *operands.of_decode(outputs["cache"])),
-    ]
-
-
-def _encode(runtime: Runtime, length: int) -> Callable[..., tuple[Array, Array, Flat]]:
-    def encode(weights: Flat, tokens: Array, documents: Array) -> tuple[Array, Array, Flat]:
-        model, documents = runtime.bind(weights), axes.shard(documents, "batch seq")
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
-        inputs = Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq"), documents)
-        encoded, _ = model.encode(inputs)
-        hidden, (cache, *_) = model.begin(encoded, documents, length - 1)
-        return encoded.astype(jnp.float32), _last_logits(model, hidden), {READ: documents, **flattened(cache)}
+    def encode(weights: Flat, tokens: Array, lens: Array) -> tuple[Array, Array, Flat]:
+        model: EncoderDecoder = runtime.bind(weights)
+        encoded, _ = model.encode(encoder_inputs(tokens, lens))
+        empty = {path: jnp.zeros(spec.shape, spec.dtype) for path, spec in cache.items()}
+        first = jnp.full((len(tokens), 1), model.start_id, jnp.int32)
+        filled = empty | flattened(model.encoded_states(encoded, lens))
+        return encoded.astype(jnp.float32), *_next_logits(model, filled, first, jnp.int32(0))
 
     return encode
 
 
-def _decode_answer(runtime: Runtime) -> Callable[..., tuple[Array, Flat]]:
-    def decode(weights: Flat, cache: Flat, tokens: Array, start: Array) -> tuple[Array, Flat]:
-        model, own = runtime.bind(weights), {path: array for path, array in cache.items() if path != READ}
-        documents = axes.shard(cache[READ], "batch seq")
-        hidden, (filled, *_) = model.advance(tokens, (nested(own), documents, start))
-        return _last_logits(model, hidden), {READ: documents, **flattened(filled)}
-
-    return decode
-
-
-def _cached_axes(path: str) -> tuple[str, ...]:
-    """`batch kv_seq` of `READ`; of others as their name says."""
-    return parse_names("batch kv_seq" if path == READ else CACHED[path.rpartition("/")[2]])
-
-
-# ---- of both ----------------------------------------------------------------------------------------------------
+def _next_logits(model: TextModel, cache: Flat, tokens: Array, start: Array) -> tuple[Array, Flat]:
+    """Logits `batch vocab` of what follows `tokens[batch 1]` at `start`, and the cache with these in it."""
+    positions = jnp.broadcast_to(start, tokens.shape)
+    inputs = Inputs(axes.shard(tokens, "batch seq"), axes.shard(positions, "batch seq"), start=start)
+    hidden, filled, _ = model.hidden(inputs, nested(cache))
+    return model.output.logits(hidden)[:, 0].astype(jnp.float32), flattened(filled)
 
 
 @dataclass(frozen=True)
@@ -190,11 +152,6 @@ class _Operands:
         token, start = replace(self.tokens, shape=(self.sizes.batch, 1)), ArraySpec((), (), jnp.int32)
         inputs = {"weights": self.weights, "cache": cache, "tokens": token, "start": start}
         return inputs, {"logits": self.last, "cache": cache}
-
-
-def _last_logits(model: Any, hidden: Array) -> Array:
-    """`batch vocab` of `hidden[batch 1 embed]`."""
-    return model.output.logits(hidden)[:, 0].astype(jnp.float32)
 
 
 def _abstract(inputs: Mapping[str, Any]) -> list[Any]:

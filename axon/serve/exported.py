@@ -101,8 +101,7 @@ class EncoderDecoder(Model):
         tokens, lengths = self._ids(tokens), np.asarray(lengths)
         if np.any((lengths < 1) | (lengths > tokens.shape[1])):
             raise ValueError(f"lengths must be in [1, {tokens.shape[1]}]")
-        padding = np.arange(tokens.shape[1]) >= lengths[:, None]
-        return self._run["encode"](self.weights, tokens, -padding.astype(np.int32))
+        return self._run["encode"](self.weights, tokens, lengths.astype(np.int32))
 
     def generate(self, prompt, count):
         """The `count` most likely ids of an answer to `prompt`, the same in each sequence of the batch."""

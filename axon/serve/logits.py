@@ -14,7 +14,7 @@ from axon.errors import UserError
 from axon.layout import Placement
 from axon.nn import Inputs, LanguageModel
 from axon.runtime import Runtime
-from axon.serve.unpaged import vocab_of
+from axon.serve.text_model import vocab_of
 from axon.serve.unsplit import unsplit
 
 

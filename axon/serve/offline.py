@@ -7,13 +7,12 @@ from itertools import islice
 from typing import Any
 
 from axon.data.tokenizer import Tokenizer
-from axon.nn import LanguageModel
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.replicas import Replicas
 from axon.serve.request import Finish, Request, TokenLogprob, Update
-from axon.serve.unpaged import UnpagedWriter, check_request
+from axon.serve.text_model import TextModel, check_request, positions
 
 AHEAD = 1024
 """Requests that an engine has at once, at most: those that it runs, and those that wait."""
@@ -69,22 +68,19 @@ def write(
 ) -> Iterator[Answer]:
     """The answers of any model that writes text, as of `answers`: by an engine that is as large as they need.
 
-    Encoder–decoders answer one request after the other. Raises as `check_request` before anything runs.
+    Raises as `check_request` before anything runs.
     """
     for request in requests:
         check_request(runtime.module, request, tokenizer)
-    if isinstance(runtime.module, LanguageModel):
-        capacity = capacity_for(requests, runtime.module.max_length)
-        return answers(Engine(runtime, parameters, variables, tokenizer=tokenizer, capacity=capacity), requests)
-    writer = UnpagedWriter(runtime, parameters, variables, tokenizer=tokenizer)
-    return (_answer(list(writer.stream(request))) for request in requests)
+    capacity = capacity_for(runtime.module, requests)
+    return answers(Engine(runtime, parameters, variables, tokenizer=tokenizer, capacity=capacity), requests)
 
 
-def capacity_for(requests: Sequence[Request], positions: int | None) -> Capacity:
-    """That of an engine for these requests alone, of a model with so many positions; None: any number."""
-    longest = max(len(request.prompt) + request.sampling.tokens for request in requests)
+def capacity_for(model: TextModel, requests: Sequence[Request]) -> Capacity:
+    """That of an engine for these requests alone."""
+    longest = max(positions(model, request) for request in requests)
     length = -(-longest // LENGTH_STEP) * LENGTH_STEP
-    return Capacity(requests=min(len(requests), AT_ONCE), length=min(length, positions or length))
+    return Capacity(requests=min(len(requests), AT_ONCE), length=min(length, model.max_length or length))
 
 
 def _answer(updates: Sequence[Update]) -> Answer:

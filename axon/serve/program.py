@@ -15,10 +15,11 @@ from axon.nn.cache import of_cache_kind
 from axon.runtime import Runtime
 from axon.serve.batch import Size
 from axon.serve.capacity import Capacity
+from axon.serve.encoder_step import EncoderStep
 from axon.serve.multi_token import MultiToken
 from axon.serve.multi_token_step import MultiTokenStep
-from axon.serve.runner import check_continues
-from axon.serve.step import Step, StepInputs, windows_by_kind, windows_of
+from axon.serve.step import Step, StepInputs, windows_by_kind
+from axon.serve.text_model import check_writes
 from axon.serve.weights import abstract
 
 
@@ -29,15 +30,15 @@ class ServingProgram:
         runtime: whose module is served, perhaps on devices that are not here. capacity: how much at once.
         multi_token: whether the model's own multi-token block guesses, see `axon.serve.multi_token.MultiToken`.
 
-    Raises `UserError` for a module that is no `LanguageModel`, and for one without the block that is to guess.
+    Raises `UserError` for a module that writes no text, and for one without the block that is to guess.
     """
 
     def __init__(self, runtime: Runtime, capacity: Capacity, multi_token: bool = False):
-        check_continues(runtime.module)
+        check_writes(runtime.module)
         self.runtime, self.capacity = runtime, capacity
         self.length = capacity.length_of(runtime.module)
-        self.step = Step(runtime, windows_of(runtime.module))
-        self.block = MultiTokenStep(self.step) if multi_token else None
+        self.step = Step(runtime, self.length)
+        self.block, self.encoder = MultiTokenStep(self.step) if multi_token else None, EncoderStep(self.step)
         self.page_size = capacity.page_size_on(runtime.placement.platform)
         self.pools = capacity.pools(self.step.windows, self.page_size, self.length)
 
@@ -49,8 +50,8 @@ class ServingProgram:
     @cached_property
     def cache(self) -> Any:
         """The specs of pages and states."""
-        states = self.capacity.requests * (1 + (MultiToken.most if self.block else 0))
-        return self.step.cache_specs(self.pools, states, self.capacity.cache_dtype)
+        versions = 1 + (MultiToken.most if self.block else 0)
+        return self.step.cache_specs(self.pools, self.capacity.requests, versions, self.capacity.cache_dtype)
 
     @cached_property
     def block_cache(self) -> dict[str, CacheSpec]:
@@ -110,11 +111,23 @@ class ServingProgram:
                 self.block.guess.trace(parameters, variables, rows, ids),
             ]
 
+    def traced_encoder(self) -> list[Any]:
+        """Of an encoder–decoder the encoder with the longest text."""
+        if not self.encoder.lengths:
+            return []
+        cache, tokens = self.step.abstract_cache(self.cache), self._replicated(1, self.encoder.lengths[-1])
+        return [self.encoder.traced(abstract(self.runtime), self._variables, cache, tokens, self._replicated())]
+
     def flops(self, size: Size) -> list[int]:
         """Model FLOPs of a step of this size, and of each program of `traced_guess`."""
         parts = self.runtime.module.flops_by_part(self.length)  # whose queries see half of that on average
         step = size.tokens * (parts["layers"] + parts["head"])
         return [step] if self.block is None else [step, size.tokens * parts["mtp"], size.rows * parts["head"]]
+
+    @property
+    def encoder_flops(self) -> list[int]:
+        """Model FLOPs of each program of `traced_encoder`."""
+        return [length * self.runtime.module.flops_by_part(length)["encoder"] for length in self.encoder.lengths[-1:]]
 
     def parameter_bytes(self) -> int:
         """Of each device."""
@@ -134,13 +147,16 @@ class ServingProgram:
 
     def read_bytes(self) -> int:
         """What a decode step has to read of each device's memory: the weights, but of a table of embeddings the rows of
-        its tokens alone; of a multi-token block that guesses also the head's once more, of one that does not, none; and
-        `cached_bytes`."""
+        its tokens alone; of a multi-token block that guesses also the head's once more, of one that does not, none; of
+        an encoder none; and `cached_bytes`."""
         size, parameters = self.runtime.placement.bytes_per_device, self.runtime.parameters
         table, tied = size(parameters["embedding/table"]), self.runtime.module.tied
-        mtp = sum(size(spec) for path, spec in parameters.items() if path.startswith("mtp/"))
+        mtp, encoder = (
+            sum(size(spec) for path, spec in parameters.items() if path.startswith(f"{part}/"))
+            for part in ("mtp", "encoder")
+        )
         head = table if tied else size(parameters["head"])
-        read = self.parameter_bytes() + self.cached_bytes() - (0 if tied else table)
+        read = self.parameter_bytes() + self.cached_bytes() - encoder - (0 if tied else table)
         return read - mtp if self.block is None else read + head
 
     def cached_bytes(self) -> int:

@@ -46,6 +46,10 @@ class Replicas:
         """As `Engine.busy`."""
         return any(engine.busy for engine in self.engines)
 
+    def room(self, prompt: int) -> int:
+        """As `Engine.room`."""
+        return self.engines[0].room(prompt)
+
     def submit(self, request: Request) -> int:
         """As `Engine.submit`."""
         number = min(range(len(self.engines)), key=lambda each: self._work(self.engines[each], request))

@@ -9,18 +9,21 @@ from jax import Array
 
 from axon.errors import UserError
 from axon.layout import Placement
-from axon.nn import LanguageModel
 from axon.plan.memory import available, gib
 from axon.runtime import Runtime
 from axon.serve.batch import Batch, Batches
 from axon.serve.capacity import ROOM, Capacity
+from axon.serve.encoder_step import EncoderStep
+from axon.serve.pages import page_hash
 from axon.serve.policy import Row, draws
+from axon.serve.request import Request
 from axon.serve.sampler import SampleOutput
 from axon.serve.scheduler import Scheduled, Scheduler
 from axon.serve.sequence import Sequence as Running
 from axon.serve.snapshots import Snapshots
 from axon.serve.state_copies import StateCopies
-from axon.serve.step import Step, StepInputs, changes_at, windows_of
+from axon.serve.step import Step, StepInputs, changes_at
+from axon.serve.text_model import as_decoded, check_writes, vocab_of
 from axon.serve.weights import placed
 
 LONG = "long"
@@ -43,19 +46,19 @@ class Runner:
     """One model's pools of pages, its scheduler, and its compiled step.
 
     Args:
-        runtime: of an `axon.nn.LanguageModel`. parameters, variables: nested by path, in their places.
+        runtime: of a `TextModel`. parameters, variables: nested by path, in their places.
         capacity: how much at once. drafts: of a sequence in a step, at most: of its states one more is kept.
     """
 
     def __init__(self, runtime: Runtime, parameters: Any, variables: Any, capacity: Capacity, drafts: int = 0):
-        """Raises `UserError` for a module that is no `LanguageModel`."""
-        check_continues(runtime.module)
+        """Raises `UserError` for a module that writes no text."""
+        check_writes(runtime.module)
         self.runtime, self.capacity, self.variables = runtime, capacity, variables or {}
         self.parameters = placed(runtime, parameters)
         self.max_length = capacity.length_of(runtime.module)
-        self.vocab: int = runtime.module.vocab or runtime.module.dims["vocab"]
+        self.vocab = vocab_of(runtime.module)
         self._changes_at = changes_at(runtime.module)
-        self._step, sizes = Step(runtime, windows_of(runtime.module)), capacity.sizes()
+        self._step, sizes = Step(runtime, self.max_length), capacity.sizes()
         page_size = capacity.page_size_on(runtime.placement.platform)
         self.pools = capacity.pools(self._step.windows, page_size, self.max_length)
         budget, rows = sizes[-1].tokens, sizes[-1].rows
@@ -68,12 +71,13 @@ class Runner:
             snapshots=Snapshots(capacity.num_snapshots) if kept else None,
         )
         self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
-        specs = self._step.cache_specs(self.pools, capacity.requests * (1 + drafts), capacity.cache_dtype)
+        specs = self._step.cache_specs(self.pools, capacity.requests, 1 + drafts, capacity.cache_dtype)
         _check_memory((specs, kept), runtime.placement)
         self._cache = self._step.empty_cache(specs)
         self._states = StateCopies(
             self._step, kept, self.scheduler.groups, lambda sequence: (1 + drafts) * self._batches.slot(sequence)
         )
+        self._encoder = EncoderStep(self._step)
         self._last = self._step.no_draws(capacity.requests)
         self._watcher: StepObserver | None = None
 
@@ -94,7 +98,7 @@ class Runner:
     @property
     def compiles(self) -> int:
         """How many programs there are."""
-        return self._step.compiles + self._states.compiles
+        return self._step.compiles + self._states.compiles + self._encoder.compiles
 
     def run(
         self, scheduled: Sequence[Scheduled], rows_of: Callable[[Scheduled], list[Row]]
@@ -104,6 +108,8 @@ class Runner:
         parts = tuple(self._batches.ordered(scheduled))
         batch = self._batches.make(parts, [row for part in parts for row in rows_of(part)])
         self._cache = self._states.restore(self._cache, parts)
+        weights = self.parameters, self.variables
+        self._cache = self._encoder.write(*weights, self._cache, parts, self._batches.slot)
         drawn, self._last = self._step.draw(self._logits(batch), self._last, batch.slots, batch.draws)
         self._states.save(self._cache, parts)
         if self._watcher is not None:
@@ -120,6 +126,7 @@ class Runner:
     def warm_up(self) -> None:
         """Compile the programs of all steps that there can be."""
         self._cache = self._states.warm_up(self._cache)
+        self._cache = self._encoder.warm_up(self.parameters, self.variables, self._cache)
         for size in self._batches.sizes:
             empty = self._batches.make((), (), size)
             logits = self._logits(empty)
@@ -128,6 +135,13 @@ class Runner:
                 jax.block_until_ready(drawn)
             if self._watcher is not None:
                 self._watcher.drawn((), empty, drawn)
+
+    def sequence(self, request: Request, number: int, tokens: int) -> Running:
+        """The sequence of a request, with room for so many tokens of text."""
+        own, source = as_decoded(self.runtime.module, request)
+        prompt = len(own.prompt)
+        adapter = page_hash(b"", source).hex() if source else self.adapter(prompt)
+        return Running(own, number, number, prompt + tokens, adapter, source)
 
     def adapter(self, prompt: int) -> str:
         """By what name a prompt of so many tokens is cached."""
@@ -165,14 +179,6 @@ class Runner:
         forward = (self._watcher or self._step).logits
         logits, self._cache = forward(self.parameters, self.variables, self._cache, self._last, batch.inputs)
         return logits
-
-
-def check_continues(module: Any) -> None:
-    """Raise `UserError` for a module that does not go on with a text."""
-    if not isinstance(module, LanguageModel):
-        raise UserError(
-            f"a {type(module).__name__} cannot be served: expected an axon.nn.LanguageModel, which goes on with a text"
-        )
 
 
 def _check_memory(specs: Any, placement: Placement) -> None:

@@ -52,6 +52,11 @@ class Scheduled(NamedTuple):
     state_version: int = 0
 
     @property
+    def begins(self) -> bool:
+        """Whether it is the first since its sequence was admitted."""
+        return self.start == self.sequence.reused
+
+    @property
     def prompt_tokens(self) -> int:
         """How many of its tokens are the prompt's."""
         return max(0, min(self.start + self.count, self.sequence.prompt_length) - self.start)

@@ -11,7 +11,8 @@ class Sequence:
 
     Args:
         request: what was asked. number: its own. arrival: its place among requests of the same priority.
-        limit: how many tokens prompt and text may have; by default as many as were asked for. adapter: of the weights.
+        limit: how many tokens prompt and text may have; by default as many as were asked for. adapter: what, besides
+            its tokens and the weights, keys and values depend on. source: ids that an encoder reads before.
 
     Attributes:
         tokens: prompt and text, as far as the host knows them. prompt_length: of the prompt alone.
@@ -31,8 +32,17 @@ class Sequence:
         finished: it has no pages and gets none.
     """
 
-    def __init__(self, request: Request, number: int, arrival: float, limit: int | None = None, adapter: str = ""):
+    def __init__(
+        self,
+        request: Request,
+        number: int,
+        arrival: float,
+        limit: int | None = None,
+        adapter: str = "",
+        source: tuple[int, ...] = (),
+    ):
         self.request, self.number, self.arrival, self.adapter = request, number, arrival, adapter
+        self.source = source
         self.limit = len(request.prompt) + request.sampling.tokens if limit is None else limit
         self.tokens, self.prompt_length = list(request.prompt), len(request.prompt)
         self.pending = self.cached = self.verifying = self.reused = self.scored = self.registered = 0

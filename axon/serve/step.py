@@ -20,13 +20,14 @@ from axon.composition import SEQUENCE_STATES, Part, check_composition
 from axon.errors import UserError
 from axon.kernels.attention import causal_window
 from axon.kernels.paged_attention.cache import quantised
-from axon.nn import Inputs, LanguageModel, Rope
+from axon.nn import Inputs, Rope
 from axon.nn.cache import SCALE, CacheSpec, of_cache_kind
 from axon.nn.capabilities import HasPages
 from axon.nn.kv_cache import SCALES, Ragged
 from axon.runtime import Runtime
 from axon.serve.pages import PagePool
 from axon.serve.sampler import SampleOutput, SampleParams, draw
+from axon.serve.text_model import TextModel
 from axon.serve.unsplit import unsplit
 
 ROWS_AT_ONCE = 16
@@ -67,11 +68,14 @@ class Step:
     """A runtime's module over one pool of pages a window, compiled for a few sizes of a step.
 
     Args:
+        length: positions of a sequence, at most.
+
+    Attributes:
         windows: how many keys the layers see, each with a pool of its own; of `windows_of`.
     """
 
-    def __init__(self, runtime: Runtime, windows: tuple[int | None, ...]):
-        self.runtime, self.windows = runtime, windows
+    def __init__(self, runtime: Runtime, length: int):
+        self.runtime, self.length, self.windows = runtime, length, windows_of(runtime.module)
         self.placement = unsplit(runtime.placement, "batch", "seq")
         self._forward = self.jit(self._logits, donate_argnames="cache")
         self._draw = self.jit(_drawn, donate_argnames="last")
@@ -102,19 +106,25 @@ class Step:
         """How many programs there are."""
         return self._forward._cache_size() + self._draw._cache_size()
 
-    def cache_specs(self, pools: Mapping[int | None, PagePool], states: int, dtype: Any = None) -> Any:
-        """By kind of block its cache: all pages of its window's pool, and so many `states`; `dtype`: in which pages are
-        kept, the compute dtype by default. Raises `UserError` for quantised latents."""
+    def cache_specs(
+        self, pools: Mapping[int | None, PagePool], slots: int, versions: int, dtype: Any = None
+    ) -> dict[str, dict[str, CacheSpec]]:
+        """By kind of block its cache: all pages of its window's pool, and the states of so many sequences, `versions`
+        of each that is not constant; `dtype`: in which pages are kept, the compute dtype by default. Raises `UserError`
+        for quantised latents."""
         windows, found = windows_by_kind(self.runtime.module), {}
-        for kind, specs in declared_caches(self.runtime).items():
+        for kind, specs in declared_caches(self.runtime, self.length).items():
             pages = pool_specs(specs, pools[windows[kind]], dtype) if kind in windows else {}
-            found[kind] = pages | state_specs(specs, states)
+            found[kind] = pages | state_specs(specs, slots, versions)
         return found
 
-    def snapshot_specs(self, count: int) -> Any:
-        """By kind of block that has any, so many of its states; empty for a model without."""
-        states = {kind: state_specs(specs, count) for kind, specs in declared_caches(self.runtime).items()}
-        return {kind: specs for kind, specs in states.items() if specs}
+    def snapshot_specs(self, count: int) -> dict[str, dict[str, CacheSpec]]:
+        """By kind of block that has any, so many of its states that are not constant; empty for a model without."""
+        found = {}
+        for kind, specs in declared_caches(self.runtime, self.length).items():
+            states = state_specs(specs, count, 1)
+            found[kind] = {name: spec for name, spec in states.items() if not spec.constant}
+        return {kind: specs for kind, specs in found.items() if specs}
 
     def empty_cache(self, specs: Any) -> Any:
         """One of zeros."""
@@ -143,7 +153,7 @@ class Step:
         self, parameters: Any, variables: Any, cache: Any, last: Array, inputs: StepInputs
     ) -> tuple[Array, Any, Array]:
         """What `logits` gives, and of all tokens of the step the last layer's output, `batch seq embed`."""
-        model: LanguageModel = self.runtime.bind(parameters, variables)
+        model: TextModel = self.runtime.bind(parameters, variables)
         known = inputs.tokens >= 0
         tokens = jnp.where(known, inputs.tokens, last[jnp.where(known, 0, -1 - inputs.tokens)])
         with axes.valid_rows(inputs.bounds[-1]):
@@ -158,7 +168,7 @@ def _drawn(logits: Array, last: Array, slots: Array, draws: SampleParams) -> tup
     return found, last.at[slots].set(found.ids, mode="drop")
 
 
-def logits_of(model: LanguageModel, hidden: Array) -> Array:
+def logits_of(model: TextModel, hidden: Array) -> Array:
     """float32 `rows vocab` of `hidden[batch rows embed]`, in one row of `batch`."""
     return axes.shard(model.output.logits(hidden), "batch seq vocab.whole")[0].astype(jnp.float32)
 
@@ -187,20 +197,21 @@ def pool_specs(specs: Mapping[str, CacheSpec], pool: PagePool, dtype: Any) -> di
     return found
 
 
-def state_specs(specs: Mapping[str, CacheSpec], slots: int) -> dict[str, CacheSpec]:
-    """The states of a block's cache, one for each of so many sequences."""
+def state_specs(specs: Mapping[str, CacheSpec], slots: int, versions: int) -> dict[str, CacheSpec]:
+    """The states of a block's cache, for each of so many sequences one that is constant and `versions` of others."""
 
     def of_slots(spec: CacheSpec) -> CacheSpec:
-        shape = tuple(slots if axis == "batch" else size for axis, size in zip(spec.axes, spec.shape, strict=True))
+        count = slots if spec.constant else slots * versions
+        shape = tuple(count if axis == "batch" else size for axis, size in zip(spec.axes, spec.shape, strict=True))
         return replace(spec, shape=shape)
 
     return {name: of_slots(spec) for name, spec in of_cache_kind(specs, "state").items()}
 
 
-def declared_caches(runtime: Runtime) -> dict[str, dict[str, CacheSpec]]:
-    """Kind of block → what it declares of its cache, of all its layers and one sequence."""
+def declared_caches(runtime: Runtime, length: int) -> dict[str, dict[str, CacheSpec]]:
+    """Kind of block → what it declares of its cache, of all its layers and one sequence of so many positions."""
     with runtime.tracing():
-        return runtime.module.layers.cache_specs(1, 1)
+        return runtime.module.layers.cache_specs(1, length)
 
 
 def check_guesses(drafter: str, specs: Iterable[Mapping[str, CacheSpec]]) -> None:

@@ -11,7 +11,7 @@ from jax import Array
 
 from axon import axes
 from axon.nn import Inputs
-from axon.serve.encoder_decoder import EncoderDecoder
+from axon.serve.text_model import EncoderDecoder
 
 SHORTEST = 64
 """Sequences are padded to this length, or to it times a power of two: few lengths, so that few programs compile."""

@@ -49,6 +49,9 @@ def show_report(report: Report | ServingReport) -> None:
     for name, step in zip(("multi-token block", "logits of its guesses"), report.guess, strict=False):
         console.print(f"decode: {name}", style="bold")
         _show(console, step)
+    for step in report.encoder:
+        console.print("encoder, the longest text", style="bold")
+        _show(console, step)
     console.print("\n".join(_reading(report.reading)), markup=False, soft_wrap=True)
 
 

@@ -102,16 +102,25 @@ def test_of_drafts_only_those_that_are_accepted_are_in_the_state_of_the_next_pas
         scanned, start = kept[: len(scanned) + 1 + int(version[0])], start + 1
 
 
-def test_rows_that_are_sequences_end_where_their_padding_begins(rng):
+def test_rows_may_be_a_sequence_each(rng):
     tokens = jnp.zeros((2, 6), jnp.int32)
-    rows = Inputs(tokens, tokens, start=jnp.int32(0), count=jnp.int32(4)).rows
+    rows = Inputs(tokens, tokens, start=jnp.int32(0)).rows
     x = jnp.asarray(rng.normal(size=(2, 6, WIDTH)), jnp.float32)
     states, (out, _) = rows.scan(decayed, jnp.ones((2, WIDTH)), x)
     for row in range(2):
-        expected, last = reference_scan(x[row, :4])
-        np.testing.assert_allclose(out[row, :4], expected, rtol=1e-5, atol=1e-6)
+        expected, last = reference_scan(x[row])
+        np.testing.assert_allclose(out[row], expected, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(states[row], last, rtol=1e-5, atol=1e-6)
-        assert not np.any(out[row, 4:])
+
+
+def test_each_new_token_meets_what_its_own_sequence_has(rng):
+    counts, constant = np.array([2, 0, 3]), jnp.asarray(rng.normal(size=(3, WIDTH)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(1, 7, WIDTH)), jnp.float32)
+    rows = SequenceRows(jnp.array([0, 2, 2]), jnp.asarray(counts), jnp.zeros(3, bool))
+    state, out = rows.scan(lambda state, token: (state, token * constant), (), x)
+    assert state == ()
+    np.testing.assert_array_equal(out[0, :5], x[0, :5] * jnp.repeat(constant, counts, axis=0))
+    assert not np.any(out[0, 5:])
 
 
 def test_a_sequence_of_a_step_begins_where_it_has_no_tokens_before(rng):

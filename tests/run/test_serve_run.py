@@ -68,6 +68,17 @@ def test_a_run_answers_as_it_generates_on_one_device_or_split_as_a_file_says(mes
     assert model.chat.ids([{"role": "user", "content": "hello"}], [])
 
 
+def test_an_encoder_decoder_answers_as_it_generates_and_embeds_nothing(answering, served, few):
+    capacity = Capacity(requests=1, tokens=16, length=128)
+    with few(1):
+        assert serve_run(answering, None, None, capacity, Limits(), "127.0.0.1", 0, silent)
+        with pytest.raises(UserError, match="--embeddings"):
+            serve_run(answering, None, None, capacity, Limits(), "127.0.0.1", 0, silent, embeddings=True)
+    tokenizer, sampling = served[0].engine.tokenizer, Sampling(8, temperature=0)
+    (answer,) = answers(served[0].engine, [Request(tuple(tokenizer.prompt("alpha")), sampling)])
+    assert answer.text == generate_text(answering, "alpha", sampling, silent)
+
+
 @pytest.mark.full
 def test_drafts_of_the_text_or_of_a_model_change_no_text(trained, served, few):
     for draft in (None, "ngram", str(trained.folder)):

@@ -405,7 +405,7 @@ def test_a_cache_that_does_not_fit_the_memory_is_refused_before_it_is_made(monke
 
 
 def test_what_cannot_run_is_refused_with_its_reason(engine, small):
-    with pytest.raises(UserError, match=r"prompt .*60 tokens.* room for 60"):
+    with pytest.raises(UserError, match=r"prompt .*60 tokens.* 60 positions"):
         engine.submit(Request((1,) * 60))
     with pytest.raises(UserError, match=r"id 64.* 0 to 63"):
         engine.submit(Request((1, 64)))

@@ -23,10 +23,8 @@ pytestmark = pytest.mark.usefixtures("caches")
 
 VOCAB = 64
 LLAMA = Llama(VOCAB, 32, 1, 4, 2, 48)
-MODELS = {
-    "continues": LLAMA,
-    "answers": T5(VOCAB, 32, 1, 2, heads=4, head_dim=8, mlp=48, buckets=8, max_distance=20, start_id=5),
-}
+T5_MODEL = T5(VOCAB, 32, 1, 2, heads=4, head_dim=8, mlp=48, buckets=8, max_distance=20, start_id=5)
+MODELS = {"continues": LLAMA, "answers": T5_MODEL}
 
 
 def made(model, seed, devices=1, **layout):
@@ -101,11 +99,13 @@ def test_who_stops_reading_leaves_nothing_running(engine, rng):
 
 
 def test_an_engine_is_as_large_as_its_requests_need(rng):
+    continues, bounded, answering = (config.build() for config in (LLAMA, GPT2(VOCAB, 32, 1, 4, 48, 50), T5_MODEL))
     (one,) = requests_of(rng, 1)
-    assert capacity_for([one], None) == Capacity(requests=1, length=128)
-    assert capacity_for([one] * 100, 50) == Capacity(requests=64, length=50)
+    assert capacity_for(continues, [one]) == Capacity(requests=1, length=128)
+    assert capacity_for(bounded, [one] * 100) == Capacity(requests=64, length=50)
     longer = dataclasses.replace(one, sampling=Sampling(129 - len(one.prompt)))
-    assert capacity_for([one, longer], 1000) == Capacity(requests=2, length=256)
+    assert capacity_for(continues, [one, longer]) == Capacity(requests=2, length=256)
+    assert capacity_for(answering, [one, longer]) == Capacity(requests=2, length=128)
 
 
 LAYOUTS = {

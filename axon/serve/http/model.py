@@ -23,6 +23,10 @@ class Engine(Protocol):
         """Positions of prompt and text, at most."""
         ...
 
+    def room(self, prompt: int) -> int:
+        """How many tokens may follow a prompt of so many, whichever thread asks; below 1, none."""
+        ...
+
     @property
     def busy(self) -> bool:
         """Whether a request is running or waiting."""
@@ -154,6 +158,9 @@ class NoEngine:
     tokenizer: Tokenizer
     max_length: int
     busy = False
+
+    def room(self, prompt: int) -> int:
+        return self.max_length - prompt
 
     def submit(self, request: Request) -> int:
         raise UserError("this model embeds texts, and writes none")

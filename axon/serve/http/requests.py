@@ -74,7 +74,7 @@ def token_limit(
 
     Raises `ApiError` where more than the limit are asked for.
     """
-    room = service.model.engine.max_length - len(prompt)
+    room = service.model.engine.room(len(prompt))
     most = room if service.limits.tokens is None else service.limits.tokens
     if asked is not None and service.limits.tokens is not None and asked > most:
         raise ApiError(400, f"{param} is {asked:,}; at most {most:,} are generated here", param=param)

@@ -69,8 +69,9 @@ class Service:
     def _check_fits(self, tokens: int, most: int | None) -> None:
         if most is not None and tokens > most:
             message = f"The text has {tokens:,} tokens or more; it may have {most:,}"
-        elif most is None and tokens >= (room := self.model.engine.max_length):
-            message = f"The prompt has {tokens:,} tokens or more; it and its answer may have {room:,}"
+        elif most is None and self.model.engine.room(tokens) < 1:
+            longest = self.model.engine.max_length
+            message = f"The prompt has {tokens:,} tokens or more; it and its answer may have {longest:,}"
         else:
             return
         raise ApiError(400, message, code="context_length_exceeded")

@@ -64,8 +64,11 @@ class FakeEngine:
     def busy(self) -> bool:
         return bool(self.requests)
 
+    def room(self, prompt: int) -> int:
+        return self.max_length - prompt
+
     def submit(self, request: Request) -> int:
-        if len(request.prompt) >= self.max_length:
+        if self.room(len(request.prompt)) < 1:
             raise UserError(f"the prompt has {len(request.prompt)} tokens, of {self.max_length}")
         self.submitted += 1
         self.prompts += len(request.prompt)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence, Sized
 import grain
 import numpy as np
 
-from axon.data.feed import Batch, Feed, SequenceNumbers
+from axon.data.feed import Batch, Feed, SequenceNumbers, numbered_without
 from axon.data.tokens import Tokens
 from axon.train.state import State
 
@@ -111,13 +111,6 @@ def _shuffled(first: int, end: int, seed: int, stream: str) -> grain.MapDataset:
     digest = hashlib.blake2b(f"{seed}/data/{stream}".encode(), digest_size=4).digest()
     far_apart = int.from_bytes(digest)  # of neighbouring seeds: grain shuffles epoch e by seed + e
     return grain.MapDataset.range(first, end).shuffle(seed=far_apart).repeat(1 + LENGTH // (end - first))
-
-
-def numbered_without(position: int, left_out: Sequence[int]) -> int:
-    """The number of the batch at `position` of the order without the batches numbered `left_out`."""
-    for number in sorted(left_out):
-        position += number <= position
-    return position
 
 
 def without(order: grain.MapDataset, left_out: Sequence[int]) -> grain.MapDataset:

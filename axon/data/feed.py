@@ -1,9 +1,10 @@
 """Where batch `k` of a run comes from: a function of seed and `k`, or something that sees the state at step `k`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,6 +16,13 @@ Batch = dict[str, np.ndarray]
 SequenceNumbers = slice | np.ndarray
 """Sequences of a global batch, as a slice or as ascending numbers."""
 ALL = slice(None)
+
+
+def numbered_without(position: int, left_out: Sequence[int]) -> int:
+    """The number of the batch at `position` of the order without the batches numbered `left_out`."""
+    for number in sorted(left_out):
+        position += number <= position
+    return position
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,10 @@ class FeedContext:
     sequences: SequenceNumbers = ALL
     left_out: Sequence[int] = ()
     saved: Mapping[str, Any] = field(default_factory=dict)
+
+    def numbers(self) -> Iterator[int]:
+        """The numbers of the batches that the feed is to draw, in order, without end."""
+        return (numbered_without(position, self.left_out) for position in count(self.start))
 
 
 class Feed(AbstractContextManager[Any], ABC):

@@ -12,7 +12,7 @@ import jax
 from axon.checkpoint import RunStore
 from axon.config import dump
 from axon.data import Feed, FeedContext, Prepared
-from axon.data.batches import numbered_without
+from axon.data.feed import numbered_without
 from axon.launch.agree import AgreedStop
 from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.launch.watchdog import Watchdog

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import PADDING, numbered_without, shuffled_order
+from axon.data.batches import PADDING, shuffled_order
 from axon.data.corpus import check_sources
 from axon.data.feed import Batch, Feed, FeedContext
 from axon.data.feed_config import FedCorpus, FeedConfig
@@ -164,7 +164,7 @@ class RolloutFeed(Feed):
     def __init__(self, prepared: PreparedRollouts, context: FeedContext):
         config = prepared.config
         self._prepared, self._context, self._config = prepared, context, config
-        self._count, self._metrics = context.start, {}
+        self._numbers, self._metrics = context.numbers(), {}
         groups, longest = config.batch // config.kept, max(prepared.prompts, key=lambda prompt: len(prompt.ids))
         most = [Request(longest.ids, config.sampling)] * (groups * config.samples)
         capacity = capacity_for(most, context.runtime.module.max_length)
@@ -177,8 +177,7 @@ class RolloutFeed(Feed):
         return self._metrics
 
     def draw(self, state: State) -> Batch:
-        number = numbered_without(self._count, self._context.left_out)
-        self._count += 1
+        number = next(self._numbers)
         prompts, samples = self._prepared.drawn(self._context.seed, number), self._config.samples
         requests = [
             Request(prompt.ids, sampling)

@@ -15,6 +15,7 @@ from jax import lax
 from axon.config import load
 from axon.layout import Execution, Layout, Placement
 from axon.nn import Inputs
+from axon.observe.metrics import read_metrics
 from axon.run import program, run
 from axon.run.engines import engine_of
 from axon.run.export import export_model
@@ -97,6 +98,29 @@ def test_a_run_of_the_config_file_is_that_of_one_device_in_python(folder, train)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert expected[-1] < expected[0]
     assert any(line.startswith("layers: 2 × local + full") for line in lines)
+
+
+@pytest.mark.few(metric=("hardest",))
+@pytest.mark.parametrize("metric", ["hardest", "rollout_score"])
+def test_a_run_of_a_feed_that_sees_the_state_continues_bit_for_bit(metric, folder, train, tmp_path):
+    mine = load("rollouts.gin").tree
+    if metric == "hardest":
+        mine = replace(train, data=import_module("hardest").Hardest(train.data, tries=2))
+    model, found = replace(train.model, layers=2), []
+    mine = replace(mine, model=model, layout=ALONE, steps=4, evaluation=None, sample=None, trackers=())
+    for stops in ((4,), (2, 4)):
+        own = replace(mine, run_dir=str(tmp_path / str(len(stops))))
+        for steps in stops:
+            run(own, steps=steps, report=silent)
+        found.append(
+            [
+                [one[name] for name in ("loss", "grad_norm", metric)]
+                for one in read_metrics(own.folder / "metrics.jsonl")
+            ]
+        )
+    assert found[0] == found[1]
+    if metric == "hardest":
+        assert [loss for loss, _, _ in found[0]] == pytest.approx([worst for _, _, worst in found[0]], rel=1e-3)
 
 
 def test_tokens_that_come_one_by_one_are_mixed_as_they_are_at_once(train, bind, random_parameters, rng):

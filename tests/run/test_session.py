@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
+from remembering import Remembering
 
 from axon.checkpoint import Checkpoints, Reader
 from axon.config import load
@@ -126,6 +127,15 @@ def test_a_run_that_was_stopped_and_continued_is_bit_identical(tiny, trained, do
     assert records(tmp_path, *numbers) == records(trained.folder, *numbers)
     for one, other in zip(parameters(trained), parameters(continued), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_feed_goes_on_with_what_the_checkpoint_keeps_for_it(tiny, do, tmp_path):
+    tiny = replace(tiny, data=Remembering(tiny.data), steps=6, checkpoints=Checkpoints(every=3), evaluation=None)
+    whole = do(tiny, tmp_path / "whole")
+    ran = do(tiny, tmp_path / "run", steps=4)
+    shutil.rmtree(ran.folder / "checkpoints" / "4")  # as if killed before the fourth step was saved
+    do(tiny, tmp_path / "run")
+    assert records(ran.folder, "loss", "grad_norm") == records(whole.folder, "loss", "grad_norm")
 
 
 def test_what_was_written_after_the_last_checkpoint_is_cut_back_and_a_torn_line_tolerated(trained, do, copied):

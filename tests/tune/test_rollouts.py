@@ -12,7 +12,8 @@ from axon.checkpoint import Reader
 from axon.config import dump, load
 from axon.data import FeedContext, JsonLines
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
+from axon.parallel.pipeline.schedules import OneFOneB
 from axon.run import program
 from axon.serve import Answer, Capacity, Engine, Finish, Request, Sampling, answers
 from axon.tune import Rollouts
@@ -72,6 +73,26 @@ def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, rolling,
     assert len({score for _, score in whole.records("rollout_score")}) > 1
     for (path, one), (_, other) in zip(stored(ran, few), stored(whole, few), strict=True):
         np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layout": SPLIT},
+        {"layout": Layout({"tensor": 2})},
+        {"layout": Layout({"context": 2})},
+        {"layout": Layout({"pipe": 2}, schedule=OneFOneB(), microbatches=2)},
+        {"layout": Layout({"data": 2}), "execution": Execution(host=("params", "optimizer"))},
+    ],
+    ids=("zero", "tensor", "context", "pipe", "host"),
+)
+def test_every_layout_writes_and_trains_alike(change, rolling, do, tmp_path):
+    rolling = replace(rolling, model=replace(rolling.model, layers=2), steps=3)
+    names = ("loss", "grad_norm", "rollout_score", "rollout_tokens")
+    expected = do(rolling, tmp_path / "one").records(*names)
+    found = do(replace(rolling, **change), tmp_path / "split", devices=2).records(*names)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_its_file_is_the_same_tree(rolling, tmp_path):

@@ -23,7 +23,7 @@ from axon.model_config import vocab_of
 from axon.own_code import written_at
 from axon.serve.offline import Answer, capacity_for
 from axon.serve.request import Request, Sampling, check_ids
-from axon.serve.runner import check_continues
+from axon.serve.text_model import check_writes
 from axon.train.state import State
 from axon.tune.policy_engine import PolicyEngine
 
@@ -129,7 +129,12 @@ class PreparedRollouts(FedCorpus):
 
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:
         super().check_fits(model, objective, seq)
-        check_continues(model.build())
+        check_writes(module := model.build())
+        if module.start_id is not None:
+            raise UserError(
+                f"Rollouts: a {type(module).__name__} writes no answer in the sequence of its prompt; "
+                "train a model that goes on with a prompt, an axon.nn.LanguageModel"
+            )
         vocab = vocab_of(model)
         assert vocab is not None, "the corpus fits"
         for prompt in self.prompts:
@@ -167,7 +172,7 @@ class RolloutFeed(Feed):
         self._numbers, self._metrics = context.numbers(), {}
         groups, longest = config.batch // config.kept, max(prepared.prompts, key=lambda prompt: len(prompt.ids))
         most = [Request(longest.ids, config.sampling)] * (groups * config.samples)
-        capacity = capacity_for(most, context.runtime.module.max_length)
+        capacity = capacity_for(context.runtime.module, most)
         self._engine = PolicyEngine(context.runtime, config.layout, prepared.tokenizer, capacity)
 
     @property

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 
-from axon.axes import Execution
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout
@@ -14,67 +13,87 @@ from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.offline import Answer, answers
-from axon.serve.replicas import check_serves
+from axon.serve.replicas import Replicas, check_serves, shares
 from axon.serve.request import Request
 from axon.train.state import State
+
+Values = tuple[Any, Any]
+"""Parameters and variables, nested by path."""
 
 
 class PolicyEngine:
     """Answers of the model that a state has, on the devices of the run.
 
+    As in serving, there are several engines where the mesh has axes that split the batch and no weight, within one
+    process; and one that computes the same on all of their devices in a run of several.
+
     Args:
         trained: the run's runtime. layout: where each axis lives while it answers. None: as it is trained, so that the
-            engine reads the same arrays; otherwise they are moved there by one program.
+            engines read the same arrays; otherwise they are moved there by one program.
         tokenizer, capacity: see `Engine`.
     """
 
     def __init__(self, trained: Runtime, layout: Layout | None, tokenizer: Tokenizer, capacity: Capacity):
         """Raises `UserError` for a layout that cannot serve."""
-        self.runtime = trained if layout is None else _serving(trained, layout)
-        self._is_shared, self._tokenizer, self._capacity = layout is None, tokenizer, capacity
-        self._engine: Engine | None = None
+        self.runtime = trained if layout is None else _like(trained, layout, trained.placement.devices)
+        if layout is not None:
+            check_serves(layout, self.runtime.placement)
+        self._trained, self._shared = trained, {"tokenizer": tokenizer, "capacity": capacity}
+        self._engines: list[Engine] = []
 
     def answers(self, state: State, requests: Sequence[Request]) -> list[Answer]:
         """The answer to each request by the state's weights, in their order. Raises `UserError` where they give no
         numbers, and as `Engine.submit`."""
-        found = list(answers(self._with(*self.weights(state)), requests))
+        weights = self.weights(state)
+        if not self._engines:
+            pairs = zip(self.runtimes, weights, strict=True)
+            self._engines = [Engine(runtime, *values, **self._shared) for runtime, values in pairs]
+        else:
+            for engine, values in zip(self._engines, weights, strict=True):
+                engine.swap(*values)
+        asked = self._engines[0] if len(self._engines) == 1 else Replicas(self._engines)
+        found = list(answers(asked, requests))
         if error := next((answer.error for answer in found if answer.error is not None), None):
             raise UserError(f"the model cannot answer with the weights of step {int(state.step)}: {error}")
         return found
 
-    def weights(self, state: State) -> tuple[Any, Any]:
-        """The state's parameters and variables, nested by path, where the engine reads them."""
+    def weights(self, state: State) -> list[Values]:
+        """The state's parameters and variables, where each engine reads them."""
         values = state.parameters, state.variables
-        return values if self._is_shared else self._moved(values)
+        values = values if self.runtime is self._trained else self._moved(values)
+        if len(self.runtimes) == 1:
+            return [values]
+        return [jax.tree.map(_on_devices, values, _places(runtime)) for runtime in self.runtimes]
+
+    @cached_property
+    def runtimes(self) -> list[Runtime]:
+        """One for each engine."""
+        own = shares(self.runtime) if jax.process_count() == 1 else []
+        return [_like(self.runtime, *share) for share in own] if len(own) > 1 else [self.runtime]
 
     def close(self) -> None:
-        """Give its memory back."""
-        self._engine = None
-
-    def _with(self, parameters: Any, variables: Any) -> Engine:
-        if self._engine is None:
-            shared = {"tokenizer": self._tokenizer, "capacity": self._capacity}
-            self._engine = Engine(self.runtime, parameters, variables, **shared)
-        else:
-            self._engine.swap(parameters, variables)
-        return self._engine
+        """Give the engines' memory back."""
+        self._engines = []
 
     @cached_property
     def _moved(self) -> Any:
-        specs = nested(self.runtime.parameters), nested(self.runtime.variables)
-        places = jax.tree.map(lambda leaf: leaf.sharding, self.runtime.abstract(specs))
-        return jax.jit(lambda values: values, out_shardings=places)
+        return jax.jit(lambda values: values, out_shardings=_places(self.runtime))
 
 
-def _serving(trained: Runtime, layout: Layout) -> Runtime:
-    """The run's model on the same devices, split as `layout` says."""
-    runtime = Runtime(
-        trained.model,
-        layout.with_axes_of(trained.layout),
-        precision=trained.precision,
-        execution=Execution(),
-        devices=trained.placement.devices,
-        transforms=trained.transforms,
-    )
-    check_serves(layout, runtime.placement)
-    return runtime
+def _like(runtime: Runtime, layout: Layout, devices: Sequence[Any]) -> Runtime:
+    """The same model on these devices, split as `layout` says."""
+    layout = layout.with_axes_of(runtime.layout)
+    shared = {"precision": runtime.precision, "transforms": runtime.transforms}
+    return Runtime(runtime.model, layout, devices=devices, **shared)
+
+
+def _places(runtime: Runtime) -> Any:
+    """The shardings of a runtime's `Values`."""
+    specs = nested(runtime.parameters), nested(runtime.variables)
+    return jax.tree.map(lambda leaf: leaf.sharding, runtime.abstract(specs))
+
+
+def _on_devices(x: jax.Array, place: Any) -> jax.Array:
+    """Of an array that each of several groups of devices has whole, that of the group `place`: its shards."""
+    shards = {shard.device: shard.data for shard in x.addressable_shards}
+    return jax.make_array_from_single_device_arrays(x.shape, place, [shards[one] for one in place.mesh.devices.flat])

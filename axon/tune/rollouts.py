@@ -20,10 +20,10 @@ from axon.errors import UserError
 from axon.fields import RESUMABLE
 from axon.layout import Layout
 from axon.model_config import vocab_of
+from axon.nn import LanguageModel
 from axon.own_code import written_at
 from axon.serve.offline import Answer, capacity_for
 from axon.serve.request import Request, Sampling, check_ids
-from axon.serve.text_model import check_writes
 from axon.train.state import State
 from axon.tune.policy_engine import PolicyEngine
 
@@ -129,11 +129,11 @@ class PreparedRollouts(FedCorpus):
 
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:
         super().check_fits(model, objective, seq)
-        check_writes(module := model.build())
-        if module.start_id is not None:
+        module = model.build()
+        if not isinstance(module, LanguageModel):
             raise UserError(
-                f"Rollouts: a {type(module).__name__} writes no answer in the sequence of its prompt; "
-                "train a model that goes on with a prompt, an axon.nn.LanguageModel"
+                f"Train.data = Rollouts(…) is for an axon.nn.LanguageModel, which continues its prompt; "
+                f"{type(model).__name__}.build() gives a {type(module).__name__}: set Train.data to @Data()"
             )
         vocab = vocab_of(model)
         assert vocab is not None, "the corpus fits"

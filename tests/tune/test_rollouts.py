@@ -80,12 +80,13 @@ def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, rolling,
     "change",
     [
         {"layout": SPLIT},
+        {"layout": Layout({"data": 2})},
         {"layout": Layout({"tensor": 2})},
         {"layout": Layout({"context": 2})},
         {"layout": Layout({"pipe": 2}, schedule=OneFOneB(), microbatches=2)},
         {"layout": Layout({"data": 2}), "execution": Execution(host=("params", "optimizer"))},
     ],
-    ids=("zero", "tensor", "context", "pipe", "host"),
+    ids=("zero", "data", "tensor", "context", "pipe", "host"),
 )
 def test_every_layout_writes_and_trains_alike(change, rolling, do, tmp_path):
     rolling = replace(rolling, model=replace(rolling.model, layers=2), steps=3)
@@ -137,8 +138,21 @@ def test_a_process_is_given_its_own_sequences_and_left_out_batches_are_not_drawn
 
 def test_an_engine_on_the_layout_of_training_has_the_same_arrays(one, prepared, begun, rng):
     engine, state = PolicyEngine(one.runtime, None, prepared.tokenizer, Capacity(2, length=16)), begun(one, rng)
-    parameters, _ = engine.weights(state)
+    ((parameters, _),) = engine.weights(state)
     assert all(a is b for a, b in zip(jax.tree.leaves(parameters), jax.tree.leaves(state.parameters), strict=True))
+
+
+def test_engines_that_share_the_requests_have_the_same_arrays(rolling, prepared, few, begun, rng):
+    with few(2):
+        made = program(replace(rolling, layout=Layout({"data": 2})))
+    state, tokenizer = begun(made, rng), prepared.tokenizer
+    engine, own = PolicyEngine(made.runtime, None, tokenizer, Capacity(2, length=16)), state.parameters
+    for number, (parameters, _) in enumerate(engine.weights(state)):
+        for copy, array in zip(jax.tree.leaves(parameters), jax.tree.leaves(own), strict=True):
+            assert copy.devices() == {jax.devices()[number]}
+            shard = array.addressable_shards[number].data
+            assert copy.addressable_shards[0].data.unsafe_buffer_pointer() == shard.unsafe_buffer_pointer()
+    assert len(engine.weights(state)) == 2
 
 
 def test_weights_are_moved_to_another_layout_and_answer_as_before(rolling, prepared, few, begun, rng):
@@ -150,7 +164,7 @@ def test_weights_are_moved_to_another_layout_and_answer_as_before(rolling, prepa
     engine = PolicyEngine(made.runtime, serving, prepared.tokenizer, capacity)
     own = Engine(made.runtime, state.parameters, state.variables, tokenizer=prepared.tokenizer, capacity=capacity)
     assert [one.ids for one in engine.answers(state, requests)] == [one.ids for one in answers(own, requests)]
-    gate = engine.weights(state)[0]["layers"]["block"]["mlp"]["gate"]
+    gate = engine.weights(state)[0][0]["layers"]["block"]["mlp"]["gate"]
     assert dict(gate.sharding.mesh.shape)["tensor"] == 2
     assert gate.addressable_shards[0].data.shape[-1] == gate.shape[-1] // 2
 

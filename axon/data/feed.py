@@ -39,7 +39,7 @@ class FeedContext:
     seed: int
     runtime: Runtime
     start: int = 0
-    sequences: SequenceNumbers = ALL
+    sequences: SequenceNumbers = field(default_factory=lambda: ALL)
     left_out: Sequence[int] = ()
     saved: Mapping[str, Any] = field(default_factory=dict)
 

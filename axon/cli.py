@@ -295,17 +295,15 @@ def bench(
     Example: `axon bench train --json`
     """
     import json
-    from importlib.util import find_spec
 
-    if find_spec("axon.bench") is None:
-        raise UserError("axon bench: an installed package has no benchmarks: run it in a clone of the repository")
-    from axon import bench
+    _find_benchmarks(Path(__file__).parents[1])
+    from scripts import bench
 
     if (static or compile_ or bundles or search) and name != "kernels":
         only = "--static, --compile, --bundles and --search are for `axon bench kernels` only"
         raise UserError(f"axon bench {name}: {only}")
     if search:
-        from axon.bench.tiles import search_here
+        from scripts.bench.tiles import search_here
 
         typer.echo(search_here())
         return
@@ -319,11 +317,20 @@ def bench(
         bench.show(name, result)
 
 
+def _find_benchmarks(root: Path) -> None:
+    """Make `scripts.bench`, beside the package in a clone, importable. Raises `UserError` where it is not there."""
+    folder = root / "scripts" / "bench"
+    if not folder.is_dir():
+        repository = "benchmarks are in the repository, not in the installed package"
+        raise UserError(f"axon bench: no folder {folder}: {repository}. In a clone of it: pip install -e .")
+    sys.path.insert(0, str(root))
+
+
 def _kernels_compiled(again: bool, bundles: bool, as_json: bool) -> None:
     import json
 
-    from axon.bench import bundles as counted
-    from axon.bench import kernel_costs, ptxas
+    from scripts.bench import bundles as counted
+    from scripts.bench import kernel_costs, ptxas
 
     if again:
         kernel_costs.record()

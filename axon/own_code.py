@@ -15,7 +15,8 @@ from typing import Any
 
 _AXON = Path(__file__).parent
 _PYTHON = ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
-_NOT_OWN = (_AXON, _AXON.parent / "models", *(Path(sysconfig.get_path(name)) for name in _PYTHON))
+_BESIDE = (_AXON.parent / "models", _AXON.parent / "scripts")
+_NOT_OWN = (_AXON, *_BESIDE, *(Path(sysconfig.get_path(name)) for name in _PYTHON))
 """Folders of Axon's own code, of Python's and of what is installed."""
 
 HINTS = {

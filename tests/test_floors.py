@@ -44,7 +44,7 @@ NEEDED = {"jax", "jaxlib", "flax", "optax", "einops", "numpy", "axon"}
 
 def modules():
     """Name of each module → its file."""
-    files = [*ROOT.glob("axon/**/*.py"), *ROOT.glob("models/*.py")]
+    files = [*ROOT.glob("axon/**/*.py"), *ROOT.glob("models/*.py"), *ROOT.glob("scripts/bench/*.py")]
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 
 
@@ -65,7 +65,7 @@ OWN = {name: {other for other in found if other in MODULES and other != name} fo
 
 
 def floor(module: str) -> int:
-    room = module.removeprefix("axon.").split(".")[0]
+    room = module.removeprefix("axon.").removeprefix("scripts.").split(".")[0]
     return next(level for level, rooms in enumerate(FLOORS) if room in rooms)
 
 

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from axon.bench.accelerator import SMALL, table
-from axon.bench.numerics import difference, first_step
-from axon.bench.speed import largest
+from scripts.bench.accelerator import SMALL, table
+from scripts.bench.numerics import difference, first_step
+from scripts.bench.speed import largest
 
 ROOT = Path(__file__).parents[2]
 NOT_THERE = ("gin", "grain", "matplotlib", "typer", "tokenizers", "datasets", "torch")

@@ -3,10 +3,10 @@
 import jax
 import pytest
 
-from axon.bench import attention as check
-from axon.bench.attention import TOLERANCE, attention_lines, check_attention, problems
 from axon.kernels import attention
 from axon.kernels.attention import Causal, Window
+from scripts.bench import attention as check
+from scripts.bench.attention import TOLERANCE, attention_lines, check_attention, problems
 
 
 @pytest.mark.full

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from axon.bench.bare import bare_state, make_step
-from axon.bench.reference import MODEL, random_batch
 from axon.layout import Layout
 from axon.train.optimizers import AdamW, Cosine
 from axon.train.step import Program
+from scripts.bench.bare import bare_state, make_step
+from scripts.bench.reference import MODEL, random_batch
 
 TINY = replace(MODEL, vocab=96, embed=48, layers=3, heads=6, kv_heads=6, mlp=80)
 BATCH, SEQ = 4, 96

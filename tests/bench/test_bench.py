@@ -7,15 +7,16 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from axon import bench, cli
-from axon.bench import checkpoint, importing, overhead, serve, serve_host, train
-from axon.bench import compile as compile_bench
-from axon.bench import data as data_bench
-from axon.bench.reference import MODEL
-from axon.bench.timing import alternate, median_error
+from axon import cli
 from axon.data import Bpe, Data, Synthetic
 from axon.errors import UserError
 from axon.layout import Layout
+from scripts import bench
+from scripts.bench import checkpoint, importing, overhead, serve, serve_host, train
+from scripts.bench import compile as compile_bench
+from scripts.bench import data as data_bench
+from scripts.bench.reference import MODEL
+from scripts.bench.timing import alternate, median_error
 
 TINY = replace(MODEL, vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
 
@@ -126,9 +127,9 @@ def test_less_than_four_hundredths_of_the_cache_are_slots_without_a_token():
     assert waste["used"] <= 1
 
 
-def test_an_installed_package_says_that_it_has_no_benchmarks(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+def test_an_installed_package_says_where_benchmarks_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "axon" / "cli.py"))
     with pytest.raises(UserError) as found:
         cli.bench("train")
-    assert "axon bench" in str(found.value)
+    assert str(tmp_path / "scripts" / "bench") in str(found.value)
     assert "clone" in str(found.value)

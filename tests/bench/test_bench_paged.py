@@ -1,6 +1,6 @@
 """measure_decode(): what a decode step over a paged cache is said to take, at a tiny size."""
 
-from axon.bench import paged
+from scripts.bench import paged
 
 
 def test_each_shape_has_both_times_and_their_ratio(monkeypatch):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from axon.bench.cross_entropy import measure
+from scripts.bench.cross_entropy import measure
 
 
 def test_both_forms_are_measured_against_each_other():

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from axon.bench.attention import check_attention
-from axon.bench.gpu_attention import SHAPES, Shape, speeds, table
 from axon.kernels.attention import Causal
+from scripts.bench.attention import check_attention
+from scripts.bench.gpu_attention import SHAPES, Shape, speeds, table
 
 
 @pytest.fixture

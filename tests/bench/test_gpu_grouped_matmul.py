@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from axon.bench.gpu_grouped_matmul import Problem, check, error, table
+from scripts.bench.gpu_grouped_matmul import Problem, check, error, table
 
 TINY = Problem(40, 16, 24, 3, "float16", empty=5)
 

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
-from axon.bench.attention import TOLERANCE
-from axon.bench.gpu_paged import DECODES, Problem, copy_speed, error, problems, speeds, table
 from axon.errors import UserError
+from scripts.bench.attention import TOLERANCE
+from scripts.bench.gpu_paged import DECODES, Problem, copy_speed, error, problems, speeds, table
 
 
 @pytest.fixture

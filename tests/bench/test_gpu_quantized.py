@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from axon.bench.gpu_quantized import PAIRS, Problem, error, problems, speeds, table
+from scripts.bench.gpu_quantized import PAIRS, Problem, error, problems, speeds, table
 
 
 @pytest.fixture

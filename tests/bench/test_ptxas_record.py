@@ -1,6 +1,6 @@
 """The record of what `ptxas` says of our kernels."""
 
-from axon.bench.ptxas import all_gpu_cases, recorded
+from scripts.bench.ptxas import all_gpu_cases, recorded
 
 
 def test_what_is_recorded_is_of_every_configuration():

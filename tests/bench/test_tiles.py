@@ -5,10 +5,10 @@ import json
 import jax
 import pytest
 
-from axon.bench import tiles as bench
 from axon.errors import UserError
 from axon.kernels.attention import tiles as table
 from axon.kernels.attention.tiles import Tiles, tiles_for
+from scripts.bench import tiles as bench
 
 
 def test_the_fastest_of_all_sizes_is_found_forward_then_backward(rng):

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from axon.bench.reference import MODEL, random_batch
 from axon.layout import Layout
 from axon.nn import Llama3Scaling, Rope
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
+from scripts.bench.reference import MODEL, random_batch
 
 torch = pytest.importorskip("torch", reason="torch is not installed: its CPU build is torch==2.13.0 on Python 3.11")
 
@@ -25,7 +25,7 @@ CASES = {
 
 @pytest.mark.parametrize("model", CASES.values(), ids=CASES.keys())
 def test_torch_has_the_same_losses_and_gradient_norms(model, seed):
-    from axon.bench.torch_llama import TorchStep
+    from scripts.bench.torch_llama import TorchStep
 
     optimizer = AdamW(Constant(1e-3), clip=0.5)
     program = Program(

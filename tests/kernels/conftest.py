@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from axon.bench.ptxas import figures, recorded
 from axon.plan.ptxas import compile_for_gpu
+from scripts.bench.ptxas import figures, recorded
 
 
 @pytest.fixture(scope="session")

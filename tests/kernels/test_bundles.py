@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from axon.bench import bundles
 from axon.chips import KERNEL_CHIPS
 from axon.cli import app
+from scripts.bench import bundles
 
 PARTS = bundles.all_parts()
 NOISE = 0.03

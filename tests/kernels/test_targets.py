@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from axon.bench.kernel_costs import all_cases, lines, recorded, rows
 from axon.chips import KERNEL_CHIPS
 from axon.kernels.attention import cases as attention
 from axon.plan.kernel import compile_case
+from scripts.bench.kernel_costs import all_cases, lines, recorded, rows
 
 SLOW = re.compile("Mixtral 8x7B|DeepSeek-V2-Lite|Llama 3 8B, (with )?gradients|decode, .*, pages of (16|128)")
 """Cases that are like another and take long; those of attention are shortened instead. All of them, whole, are slow."""

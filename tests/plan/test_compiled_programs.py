@@ -10,11 +10,11 @@ from dataclasses import replace
 import jax
 import pytest
 
-from axon.bench.reference import LLAMA3_8B, OPTIMIZER
 from axon.layout import Execution, Layout
 from axon.plan.compiled import collectives, count_instructions, device_bytes
 from axon.plan.topology import devices
 from axon.train.step import Program
+from scripts.bench.reference import LLAMA3_8B, OPTIMIZER
 
 TOKENS = 16 * 2048
 V5E_MEMORY = 16 * 2**30

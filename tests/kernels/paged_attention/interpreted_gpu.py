@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from axon.bench.gpu_paged import Problem, drawn
 from axon.kernels.paged_attention import gpu_work
 from axon.kernels.paged_attention.gpu import paged_attention_gpu
 from axon.kernels.paged_attention.reference import paged_attention_reference
+from scripts.bench.gpu_paged import Problem, drawn
 
 
 def main(seed: int, padding: int, splits: bool, **case) -> float:

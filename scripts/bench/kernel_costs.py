@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from axon.bench.timing import progress
 from axon.chips import KERNEL_CHIPS
 from axon.kernels.case import Case
 from axon.kernels.choice import OPERATIONS
 from axon.plan.kernel import compile_case
+from scripts.bench.timing import progress
 
 RECORD = Path(__file__).with_name("vmem.json")
 

@@ -7,13 +7,13 @@ import jax
 import numpy as np
 
 from axon.axes import Execution
-from axon.bench.reference import OPTIMIZER, random_batch
-from axon.bench.timing import alternate
 from axon.layout import Layout
 from axon.observe.mfu import mfu, peak
 from axon.precision import Precision
 from axon.train.step import Program
 from models.llama import Llama
+from scripts.bench.reference import OPTIMIZER, random_batch
+from scripts.bench.timing import alternate
 
 Figures = dict[str, Any]
 
@@ -50,7 +50,7 @@ def torch_speed(model: Llama, batches: Sequence[int], seq: int, rounds: int) -> 
     """The same of `torch.compile` with torch's own attention, on the GPU if torch sees one."""
     import torch  # pyright: ignore[reportMissingImports]
 
-    from axon.bench.torch_llama import TorchStep
+    from scripts.bench.torch_llama import TorchStep
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")

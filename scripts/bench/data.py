@@ -4,12 +4,12 @@ from typing import Any
 
 import jax
 
-from axon.bench import reference
-from axon.bench.timing import alternate, progress
 from axon.data import Data, throughput
 from axon.layout import Layout
 from axon.train.step import Program
 from models.llama import Llama
+from scripts.bench import reference
+from scripts.bench.timing import alternate, progress
 
 
 def run(

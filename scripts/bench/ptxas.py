@@ -6,7 +6,6 @@
 import json
 from pathlib import Path
 
-from axon.bench.timing import progress
 from axon.errors import UserError
 from axon.kernels.attention import gpu_cases as attention
 from axon.kernels.case import Case
@@ -14,6 +13,7 @@ from axon.kernels.grouped_matmul import gpu_cases as grouped_matmul
 from axon.kernels.paged_attention import gpu_cases as paged_attention
 from axon.kernels.quantized_matmul import gpu_cases as quantized_matmul
 from axon.plan.ptxas import CompiledForGPU, compile_for_gpu
+from scripts.bench.timing import progress
 
 RECORD = Path(__file__).with_name("ptxas.json")
 

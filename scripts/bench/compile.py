@@ -9,14 +9,14 @@ from typing import Any
 import jax
 
 from axon.axes import Execution
-from axon.bench.reference import LLAMA3_8B
-from axon.bench.timing import progress
 from axon.layout import Layout
 from axon.plan.compiled import count_instructions, device_bytes
 from axon.plan.topology import devices
 from axon.train.optimizers import AdamW, Cosine
 from axon.train.step import Program
 from models.llama import Llama
+from scripts.bench.reference import LLAMA3_8B
+from scripts.bench.timing import progress
 
 TOPOLOGY = "v5e:4x4"
 LAYOUT = Layout(mesh={"data": 16}, zero=3)

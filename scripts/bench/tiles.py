@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axon.bench.timing import alternate, progress
 from axon.errors import UserError
 from axon.kernels.attention import AttentionConfig, Causal
 from axon.kernels.attention.tiles import TABLE, Tiles, tiles_for
 from axon.kernels.attention.tpu import attention_tpu
+from scripts.bench.timing import alternate, progress
 
 SIZES = (256, 512, 1024, 2048)
 BATCH, SEQ, HEADS, KV_HEADS, HEAD_DIM = 1, 8192, 32, 8, 128

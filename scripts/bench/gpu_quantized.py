@@ -12,8 +12,6 @@ import numpy as np
 from jax import Array
 
 from axon import axes
-from axon.bench.attention import attempt
-from axon.bench.timing import alternate, progress
 from axon.kernels.quantized_matmul import (
     BLOCK,
     COLUMN,
@@ -29,6 +27,8 @@ from axon.kernels.quantized_matmul import (
     quantized_matmul_reference,
 )
 from axon.layout import Layout, Placement
+from scripts.bench.attention import attempt
+from scripts.bench.timing import alternate, progress
 
 OURS, RIVAL, BFLOAT16 = "mosaic", "xla", "bfloat16"
 

@@ -13,11 +13,11 @@ import numpy as np
 from jax import Array, lax
 
 from axon import axes
-from axon.bench.attention import TOLERANCE, attempt, attention_lines
-from axon.bench.timing import alternate, progress
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_reference
 from axon.kernels.grouped_matmul.cases import MODELS
 from axon.layout import Layout, Placement
+from scripts.bench.attention import TOLERANCE, attempt, attention_lines
+from scripts.bench.timing import alternate, progress
 
 OURS = "mosaic"
 

@@ -24,14 +24,14 @@ class Benchmark:
 
 
 BENCHMARKS = {
-    "train": Benchmark("axon.bench.train", "one training step on CPU, against torch's", of_training=True),
-    "overhead": Benchmark("axon.bench.overhead", "the framework's step against bare JAX's", of_training=True),
-    "data": Benchmark("axon.bench.data", "tokens through the whole data pipeline"),
-    "compile": Benchmark("axon.bench.compile", "tracing and compiling llama3_8b for TPUs, by depth"),
-    "checkpoint": Benchmark("axon.bench.checkpoint", "saving and restoring, against the disk"),
-    "import": Benchmark("axon.bench.importing", "a model of Hugging Face's onto a device, and into a checkpoint"),
-    "serve": Benchmark("axon.bench.serve", "many requests at once, against transformers", of_training=True),
-    "kernels": Benchmark("axon.bench.kernels", "our kernels on this CPU against plain JAX"),
+    "train": Benchmark("scripts.bench.train", "one training step on CPU, against torch's", of_training=True),
+    "overhead": Benchmark("scripts.bench.overhead", "the framework's step against bare JAX's", of_training=True),
+    "data": Benchmark("scripts.bench.data", "tokens through the whole data pipeline"),
+    "compile": Benchmark("scripts.bench.compile", "tracing and compiling llama3_8b for TPUs, by depth"),
+    "checkpoint": Benchmark("scripts.bench.checkpoint", "saving and restoring, against the disk"),
+    "import": Benchmark("scripts.bench.importing", "a model of Hugging Face's onto a device, and into a checkpoint"),
+    "serve": Benchmark("scripts.bench.serve", "many requests at once, against transformers", of_training=True),
+    "kernels": Benchmark("scripts.bench.kernels", "our kernels on this CPU against plain JAX"),
 }
 
 

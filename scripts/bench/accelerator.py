@@ -22,13 +22,13 @@ from typing import Any
 import jax
 
 from axon.axes import Execution
-from axon.bench import gpu_attention, gpu_grouped_matmul, gpu_paged, gpu_quantized, reference
-from axon.bench.attention import attention_lines, check_attention
-from axon.bench.numerics import Compute, difference, first_step
-from axon.bench.speed import axon_speed, torch_speed
-from axon.bench.timing import progress
 from axon.launch.host import has_accelerator
 from models.llama import Llama
+from scripts.bench import gpu_attention, gpu_grouped_matmul, gpu_paged, gpu_quantized, reference
+from scripts.bench.attention import attention_lines, check_attention
+from scripts.bench.numerics import Compute, difference, first_step
+from scripts.bench.speed import axon_speed, torch_speed
+from scripts.bench.timing import progress
 
 TOLERANCES: Mapping[Compute, float] = {"float32": 1e-4, "bfloat16": 3e-2}
 """Largest relative difference of a loss or a gradient norm. Functions such as exp differ by some float32 units in the

@@ -14,11 +14,11 @@ import numpy as np
 from etils import epath
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from axon.bench.disk import drop_cached
-from axon.bench.timing import progress
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.checkpoint.checksums import checksums, files_below
 from axon.errors import UserError
+from scripts.bench.disk import drop_cached
+from scripts.bench.timing import progress
 
 DEVICES = 8
 ARRAYS = 8

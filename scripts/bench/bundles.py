@@ -17,12 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from axon.bench.timing import progress
 from axon.chips import KERNEL_CHIPS
 from axon.errors import UserError
 from axon.plan.bundles import RECORD, all_parts, recorded
 from axon.plan.kernel import lowered
+from scripts.bench.timing import progress
 
+_ROOT = Path(__file__).parents[2]
 _FLAGS = "--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
 _NAME = r"\d+-(?:(?:jvp|transpose)_)*{call}_*(?:\.\d+)?-\d+-final_bundles\.txt"
 _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|\d+)\s+(?P<label>[A-Z]{2})?\s*:")
@@ -44,9 +45,9 @@ def count(name: str, chip: str) -> int:
     """The bundles of a part on a chip, by a compiler in a process of its own: its dump is asked for as it starts."""
     with TemporaryDirectory(prefix="axon-bundles.") as folder:
         flags = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {_FLAGS.format(folder=folder)}".strip()
-        command = [sys.executable, "-m", "axon.bench.bundles", name, chip]
+        command = [sys.executable, "-m", "scripts.bench.bundles", name, chip]
         environment = os.environ | {"LIBTPU_INIT_ARGS": flags, "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        done = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True)
         if done.returncode:
             raise UserError(f"{name} does not compile for {chip}: {(done.stderr.strip() or '?').splitlines()[-1]}")
         named = re.compile(_NAME.format(call=all_parts()[name].call))

@@ -13,8 +13,6 @@ import jax
 import numpy as np
 import tokenizers
 
-from axon.bench.disk import drop_cached
-from axon.bench.timing import progress
 from axon.checkpoint.huggingface.config import write_config
 from axon.checkpoint.huggingface.hub import CONFIG, PREFIX
 from axon.checkpoint.huggingface.model import open_model
@@ -26,6 +24,8 @@ from axon.layout import Layout
 from axon.run.convert import convert
 from axon.runtime import Runtime, flattened
 from models.llama import Llama
+from scripts.bench.disk import drop_cached
+from scripts.bench.timing import progress
 
 MODEL = Llama(vocab=32_000, embed=2048, layers=7, heads=16, kv_heads=16, mlp=5632)
 """981 MB in bfloat16."""

@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from axon.bench import reference
-from axon.bench.serve_host import host_milliseconds, page_waste
-from axon.bench.timing import progress
 from axon.layout import Layout
 from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.request import Request, Sampling
 from models.llama import Llama
+from scripts.bench import reference
+from scripts.bench.serve_host import host_milliseconds, page_waste
+from scripts.bench.timing import progress
 
 PROMPTS, TEXTS = (16, 256), (8, 128)
 """Tokens, from and to, uniform in the logarithm."""
@@ -41,7 +41,7 @@ def run(
     `concurrent` padded to their longest prompt and text, whose padding does not count (`padded`); and where they can be
     imported, of transformers' generate with the same weights, one after the other and in padded batches.
     `ratios`, `ratios_processor`: the engine's ÷ each other's. `first_token`: seconds to the first token of a prompt of
-    `prefix` tokens, `uncached` and `cached`. `host`, `waste`: see `axon.bench.serve_host`. `compiles`: after the
+    `prefix` tokens, `uncached` and `cached`. `host`, `waste`: see `scripts.bench.serve_host`. `compiles`: after the
     warm-up.
     """
     runtime = Runtime(model, Layout(), devices=jax.devices("cpu")[:1])
@@ -56,7 +56,7 @@ def run(
         "padded": (lambda asked: _padded(engine, asked, concurrent), asked),
     }
     if find_spec("transformers") and find_spec("torch"):
-        from axon.bench.serve_theirs import Theirs
+        from scripts.bench.serve_theirs import Theirs
 
         theirs = Theirs(model, parameters)
         _compare(engine, theirs, asked[:alone])

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from axon.bench import reference
-from axon.bench.timing import alternate, progress
 from axon.layout import Layout
 from axon.train.optimizers import AdamW
 from axon.train.step import Program
 from models.llama import Llama
+from scripts.bench import reference
+from scripts.bench.timing import alternate, progress
 
 COMPARED = 3
 """Steps whose losses are compared before any is timed."""
@@ -88,7 +88,7 @@ def _torch_steps(program: Program, model: Llama, optimizer: AdamW) -> dict[str, 
         return {}
     import torch  # pyright: ignore[reportMissingImports]
 
-    from axon.bench.torch_llama import TorchStep
+    from scripts.bench.torch_llama import TorchStep
 
     torch.set_num_threads(_threads())
     parameters = program.init().parameters

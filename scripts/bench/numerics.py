@@ -6,11 +6,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from axon.bench.reference import OPTIMIZER, random_batch
 from axon.layout import Layout
 from axon.precision import Precision
 from axon.train.step import Program
 from models.llama import Llama
+from scripts.bench.reference import OPTIMIZER, random_batch
 
 Compute = Literal["float32", "bfloat16"]
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axon.bench import reference
-from axon.bench.timing import alternate, median_error
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.reference import paged_attention_reference
 from axon.kernels.paged_attention.xla import paged_attention_xla
+from scripts.bench import reference
+from scripts.bench.timing import alternate, median_error
 
 HEAD_DIM = 64
 HEADS = ((reference.MODEL.heads, reference.MODEL.kv_heads), (8, 4), (8, 2))

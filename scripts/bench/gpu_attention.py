@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from axon import axes
-from axon.bench.attention import attempt, attention_lines, check_attention
-from axon.bench.timing import alternate, progress
 from axon.kernels.attention import AttentionConfig, AttentionInputs, Causal, Mask, attention_and_lse
 from axon.kernels.attention.cost import backward_cost, forward_cost
 from axon.layout import Layout, Placement
+from scripts.bench.attention import attempt, attention_lines, check_attention
+from scripts.bench.timing import alternate, progress
 
 OURS, RIVAL = "mosaic", "cudnn"
 

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axon.bench import reference
-from axon.bench.bare import bare_state, make_step
-from axon.bench.host import host_seconds
-from axon.bench.timing import alternate, median_error, progress
 from axon.layout import Layout
 from axon.plan.compiled import count_instructions
 from axon.plan.flops import count_jaxpr
 from axon.train.optimizers import AdamW
 from axon.train.step import Program, State
 from models.llama import Llama
+from scripts.bench import reference
+from scripts.bench.bare import bare_state, make_step
+from scripts.bench.host import host_seconds
+from scripts.bench.timing import alternate, median_error, progress
 
 Batch = dict[str, jax.Array]
 
@@ -34,7 +34,7 @@ def run(
     `ratio`: the median of the rounds' time ratios, framework ÷ bare. `spread`: how far from 1 that median may be by
     chance, measured on the bare step against a second compiled copy of itself in the same rounds: the distance of
     its median ratio from 1, plus twice that median's standard error. `flops_ratio`: matmul FLOPs of the two.
-    `operations`: HLO instructions of the two optimised programs. `host_ms`: see `axon.bench.host`.
+    `operations`: HLO instructions of the two optimised programs. `host_ms`: see `scripts.bench.host`.
     """
     program = Program(model, Layout(mesh={"data": 1}), optimizer, batch=batch, seq=seq, devices=jax.devices("cpu")[:1])
     state, placed = program.init(), program.place(reference.random_batch(0, batch, seq, model.vocab))

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from axon.bench import Result, cross_entropy, paged, reference
-from axon.bench.timing import alternate, median_error
 from axon.kernels.attention import Causal, attention
+from scripts.bench import Result, cross_entropy, paged, reference
+from scripts.bench.timing import alternate, median_error
 
 
 def run() -> Result:

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from axon.bench.timing import alternate, progress
 from axon.kernels.cross_entropy import cross_entropy_and_gradients, cross_entropy_reference
+from scripts.bench.timing import alternate, progress
 
 
 def measure(tokens: int = 1024, embed: int = 256, vocab: int = 131072, rounds: int = 7) -> dict[str, Any]:

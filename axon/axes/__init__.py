@@ -8,7 +8,7 @@ declarations of parameters; what a name means on the device mesh is said by the 
 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.by_sequence import at_places, by_sequence
-from axon.axes.einsum import add, einsum
+from axon.axes.einsum import add, einsum, reporting_einsum
 from axon.axes.execution import Execution
 from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
 from axon.axes.memory import is_on_host, to_device, to_host
@@ -29,6 +29,7 @@ from axon.axes.scope import (
     valid_rows,
 )
 from axon.axes.sequences import over_positions
+from axon.axes.statistics import MAX, SUM, Reduction, Report, Reporting
 from axon.axes.used import axes_used
 from axon.axes.weight import (
     CompositeWeight,
@@ -45,6 +46,8 @@ from axon.axes.weight import (
 )
 
 __all__ = [
+    "MAX",
+    "SUM",
     "ArraySpec",
     "CompositeWeight",
     "Execution",
@@ -54,6 +57,9 @@ __all__ = [
     "Operation",
     "PatternError",
     "Placement",
+    "Reduction",
+    "Report",
+    "Reporting",
     "Scope",
     "Stored",
     "StoredWeight",
@@ -84,6 +90,7 @@ __all__ = [
     "platform",
     "reduce_gradient",
     "refuse_gradient",
+    "reporting_einsum",
     "reshard",
     "row_major",
     "row_major_in_training",

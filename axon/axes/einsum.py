@@ -14,6 +14,7 @@ from axon.axes.placing import check_rank, current_explicit, reshard, supports_un
 from axon.axes.scope import Placement, Scope, current
 from axon.axes.sharded_contraction import Operand, contract_in_place, sharded_contract
 from axon.axes.specs import entries, mesh_axes_of, partial_spec, without
+from axon.axes.statistics import OperandStatistic, Report, device_report
 from axon.axes.weight import CompositeWeight, Operation, StoredWeight, Weight, is_weight, stored_array, use_weight
 
 
@@ -43,6 +44,17 @@ def einsum(pattern: str, x: Array, y: Array | Weight | CompositeWeight) -> Array
         scope, a, strip_roles(parsed.left), b, strip_roles(parsed.right), strip_roles(parsed.out), out
     )
     return reshard(result, scope.placement.spec(parsed.out))
+
+
+def reporting_einsum(contraction: Contraction, x: Array, weight: Weight, report: Report) -> Array:
+    """`einsum` of `x` with a parameter, which reports a statistic of the `OPERANDS`.
+
+    `x` and the cotangent `dy` are seen in the compute dtype, the parameter as it is stored.
+    """
+    scope, value = current(), stored_array(weight, "reporting_einsum")
+    assert scope is not None  # nothing is reported but in a step
+    product = _Product(scope, contraction, *_specs(contraction, scope.placement))
+    return use_weight(scope, _Reporting(product, report.statistic), value, x, report.array)
 
 
 def add(pattern: str, x: Array, bias: Weight) -> Array:
@@ -89,6 +101,26 @@ class _Product(Operation):
         left, right, _ = _bare(self.parsed)
         a = Operand(x.astype(self.scope.compute), left, self.left)
         return a, Operand(weight.gathered(self.right), right, self.right)
+
+
+@dataclass(frozen=True)
+class _Reporting(Operation):
+    """A product that reports a statistic of its operands."""
+
+    product: _Product
+    statistic: OperandStatistic
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Array]:
+        x, _ = operands
+        return self.product.forward(weight, x)
+
+    def backward(self, weight: StoredWeight, saved: Array, cotangent: Array) -> tuple[Array | None, ...]:
+        product, compute = self.product, self.product.scope.compute
+        operands = saved.astype(compute), weight.stored(), cotangent.astype(compute)
+        stored = product.scope.placement.spec(product.parsed.right, "params")
+        specs = tuple(map(_spec_of, operands, (product.left, stored, product.out)))
+        report = device_report(lambda *parts: [self.statistic(part) for part in parts], specs)
+        return *product.backward(weight, saved, cotangent), report(*operands)
 
 
 @dataclass(frozen=True)

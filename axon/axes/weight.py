@@ -135,9 +135,13 @@ class StoredWeight:
         One in the host's memory is brought to the device first, each device's own shard.
         """
         compute = jax.numpy.dtype(self.scope.compute)
-        value = to_device(self.value.cut_out() if isinstance(self.value, LayerWeight) else self.value)
+        value = self.stored()
         narrow = value.dtype.itemsize < compute.itemsize
         return reshard(value if narrow else value.astype(compute), spec)
+
+    def stored(self) -> Array:
+        """The weight as it is stored, on the device."""
+        return to_device(self.value.cut_out() if isinstance(self.value, LayerWeight) else self.value)
 
     def in_stack(self, spec: PartitionSpec) -> LayerWeight | None:
         """The weight in its stack, if it has one, and lies there under `spec` already."""

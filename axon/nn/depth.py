@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -352,11 +353,19 @@ def _if_present(period: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(carry: Any, part: tuple[Any, Array]) -> tuple[Any, Any]:
         parts, present = part
+        parts = jax.tree.map(partial(_reports_if, present), parts, is_leaf=lambda x: isinstance(x, axes.Reporting))
         after, (caches, auxiliaries) = period(carry, parts)
         kept = jax.tree.map(lambda value: jnp.where(present, value, jnp.zeros_like(value)), auxiliaries)
         return jax.tree.map(lambda y, x: jnp.where(present, y, x), after, carry), (caches, kept)
 
     return run
+
+
+def _reports_if(present: Array, value: Any) -> Any:
+    """What a layer is given, a report only where the layer is there."""
+    if not isinstance(value, axes.Reporting):
+        return value
+    return replace(value, report=jnp.where(present, value.report, jnp.zeros_like(value.report)))
 
 
 def _unrolled_scan(period: Callable[..., Any], carry: Any, parts: Any, times: int) -> tuple[Any, Any]:

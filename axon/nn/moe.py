@@ -98,7 +98,9 @@ class MoE(nnx.Module):
             return self._dense(x, routed)
         mesh = ExpertMesh.of(scope, self.routing.experts)
         dispatcher = DISPATCHERS[_dispatcher(scope, mesh)](mesh, _copies(mesh, routed), scope.execution.capacity_factor)
-        arrays, tree = jax.tree.flatten(self._matrices(), is_leaf=lambda leaf: isinstance(leaf, axes.Stored))
+        arrays, tree = jax.tree.flatten(
+            self._matrices(), is_leaf=lambda leaf: isinstance(leaf, axes.Stored | axes.Report)
+        )
         out = scope.placement.spec(("batch", "seq.residual", "embed"))
         return through_experts(mesh, dispatcher, partial(self._on_rows, tree), arrays, x, *routed, out)
 
@@ -109,7 +111,7 @@ class MoE(nnx.Module):
         return gate, up, down
 
     def _on_rows(
-        self, tree: Any, products: Products, arrays: Sequence[axes.Stored], rows: Array, weights: Array
+        self, tree: Any, products: Products, arrays: Sequence[axes.Stored | axes.Report], rows: Array, weights: Array
     ) -> Array:
         """Each row through its expert. Weighted before the last product, so that what comes back is only added up."""
         gate, up, down = jax.tree.unflatten(tree, arrays)
@@ -166,6 +168,10 @@ def _matrix(weight: Weight, bias: Param | None) -> Matrix:
     if isinstance(weight, Operand):
         return weight.grouped(of_bias)
     return Matrix(stored_array(weight, "MoE"), bias=of_bias)
+
+
+def _is_operand(leaf: Any) -> bool:
+    return isinstance(leaf, axes.Stored | axes.Report)
 
 
 def _weighted(h: Array, weights: Array) -> Array:

@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from statistics import NormalDist
@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.patterns import Names, PatternError, base, parse_names
+from axon.axes.statistics import MAX, SUM, Reduction
 from axon.errors import UserError, suggest
 from axon.layout import Placement
 
@@ -89,31 +90,52 @@ class Param(nnx.Param):
         super().__init__(spec, axes=names, stack=(), layers=(), **own)
 
 
+Updated = Callable[[Array, Array], Array]
+"""(value, statistic of the global batch) → the value after a step; of all layers at once."""
+
+
+@dataclass(frozen=True)
+class VariableSpec(ArraySpec):
+    """A variable before it exists: see `Variable`. `stack`: how many of its axes come first and count copies."""
+
+    update: Updated = field(kw_only=True)
+    reduction: Reduction = field(kw_only=True)
+    reported: tuple[int, ...] | None = field(kw_only=True)
+    stack: int = field(kw_only=True)
+
+
 class Variable(nnx.Variable):
     """State of a module that a step updates without a gradient: a router's bias, the range of an FP8 operand.
 
-    Declared as a `Param` is. After a step it becomes `update(value, statistic)`, where `statistic` is what the module
-    reported under its path in `Auxiliary.statistics`, summed over the global batch; it stays where nothing was.
+    Declared as a `Param` is. After a step it becomes `update(value, statistic)`; it stays where there was none. The
+    statistic is what the module gave under its path in `Auxiliary.statistics`, reduced over the global batch: a sum, or
+    with `reduction=MAX` a maximum of values that are not negative. Or, where its shape is `reported`, operations report
+    it in the backward (`axon.axes.reporting_einsum`), and it is a maximum.
     """
 
     axes: Names
     stack: Names
     layers: tuple[int, ...]
     init: Initializer
-    update: Callable[[Array, Array], Array]
+    update: Updated
+    reduction: Reduction
+    reported: tuple[int, ...] | None
 
     def __init__(
         self,
         axes: str,
         dims: Dims,
-        update: Callable[[Array, Array], Array],
+        update: Updated,
         init: Initializer | None = None,
         *,
         dtype: Any = jnp.float32,
+        reduction: Reduction = SUM,
+        reported: tuple[int, ...] | None = None,
     ):
         names = parse_names(axes)
         spec = _abstract("Variable", axes, names, dims, dtype)
-        super().__init__(spec, axes=names, stack=(), layers=(), init=init or constant(0.0), update=update)
+        own = {"update": update, "reduction": MAX if reported is not None else reduction, "reported": reported}
+        super().__init__(spec, axes=names, stack=(), layers=(), init=init or constant(0.0), **own)
 
 
 def _abstract(kind: str, axes: str, names: Names, dims: Dims, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -177,17 +199,23 @@ def parameters(model: nnx.Module) -> dict[str, ParamSpec]:
     return {path: _param_spec(param) for path, param in _declared(model, Param)}
 
 
-def variables(model: nnx.Module) -> dict[str, ArraySpec]:
+def variables(model: nnx.Module) -> dict[str, VariableSpec]:
     """Path → specification of every `Variable`, in a fixed order."""
-    return {
-        path: ArraySpec(v.stack + v.axes, tuple(v.get_value().shape), v.get_value().dtype, unpadded=_unpadded(v))
-        for path, v in _declared(model, Variable)
-    }
+    return {path: _variable_spec(variable) for path, variable in _declared(model, Variable)}
 
 
-def variable_updates(model: nnx.Module) -> dict[str, Callable[[Array, Array], Array]]:
-    """Path → `update` of every `Variable`."""
-    return {path: variable.update for path, variable in _declared(model, Variable)}
+def _variable_spec(variable: Variable) -> VariableSpec:
+    value = variable.get_value()
+    return VariableSpec(
+        variable.stack + variable.axes,
+        tuple(value.shape),
+        value.dtype,
+        unpadded=_unpadded(variable),
+        update=variable.update,
+        reduction=variable.reduction,
+        reported=variable.reported,
+        stack=len(variable.stack),
+    )
 
 
 def _declared(model: nnx.Module, kind: type[Param] | type[Variable]) -> Iterator[tuple[str, Any]]:

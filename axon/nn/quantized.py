@@ -13,7 +13,7 @@ from axon.errors import UserError
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul.quantize import rounded, scale_of
 from axon.nn.param import Param, ParamSpec
-from axon.nn.weight_transform import Operand, Weight, WeightTransform, beside
+from axon.nn.weight_transform import Operand, Weight, WeightTransform, beside, untransformed
 from axon.parallel.expert import Matrix
 from axon.path_patterns import Patterns
 
@@ -29,9 +29,7 @@ class EightBit(WeightTransform):
     paths: Patterns | None = None
 
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
-        if weight is not declared:
-            raise UserError("weights in 8 bits are made of the model's own: put them first in the list of transforms")
-        return QuantizedWeight(declared, spec, self.dtype)
+        return QuantizedWeight(untransformed(weight, declared, self), spec, self.dtype)
 
     @property
     def text(self) -> str:

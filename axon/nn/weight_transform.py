@@ -3,10 +3,9 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -14,7 +13,7 @@ from axon.axes import Names, base
 from axon.axes.patterns import Contraction
 from axon.composition import FREEZES, Part
 from axon.errors import UserError
-from axon.nn.param import Initializer, Param, ParamSpec, parameters
+from axon.nn.param import Initializer, Param, ParamSpec, Variable, parameters
 from axon.parallel.expert import Matrix
 from axon.path_patterns import Patterns, check_patterns, matches
 
@@ -66,6 +65,7 @@ class Operand(nnx.Module):
 
 
 Weight = Param | Operand
+Declared = TypeVar("Declared", Param, Variable)
 
 
 class WeightTransform(ABC):
@@ -73,11 +73,12 @@ class WeightTransform(ABC):
 
     `paths` are patterns of the model's parameters, of which only matrices are taken; by default those of the blocks but
     for routers, whose choice turns on small differences. `adapts`: whether its operands' own parameters train, and
-    then nothing else does, but what `others` matches.
+    then nothing else does, but what `others` matches. `freezes`: whether some of the model's weights do not.
     """
 
     paths: Patterns | None
     adapts: ClassVar[bool] = False
+    freezes: ClassVar[bool] = True
     others: Patterns = ()
 
     @abstractmethod
@@ -89,7 +90,11 @@ class WeightTransform(ABC):
     def composition(self) -> tuple[Part, ...]:
         """See `axon.composition`."""
         name = type(self).__name__
-        return (Part(f"Train.transforms = {name}", f"take {name} out of it", frozenset({FREEZES})),)
+        return (
+            ()
+            if not self.freezes
+            else (Part(f"Train.transforms = {name}", f"take {name} out of it", frozenset({FREEZES})),)
+        )
 
     def fits(self, path: str, spec: ParamSpec) -> bool:
         """Whether it takes the parameter."""
@@ -144,12 +149,29 @@ def _trained(transforms: Sequence[WeightTransform], declared: Mapping[str, Param
 
 def beside(weight: Param, axes: Names, init: Initializer, dtype: Any, *, rank: int = 0, **options: Any) -> Param:
     """A parameter with some of a weight's axes, and `rank` if that is one, stacked as the weight is."""
-    stacked, stack = tuple(weight.get_value().shape), len(weight.stack)
-    sizes = dict(zip(map(base, weight.axes), stacked[stack:], strict=True)) | {"rank": rank}
-    param = Param(" ".join(axes), sizes, init, dtype=dtype, **options)
-    param.set_value(jax.ShapeDtypeStruct((*stacked[:stack], *param.get_value().shape), jnp.dtype(dtype)))
-    param.set_metadata(stack=weight.stack, layers=weight.layers)
-    return param
+    own = weight.get_value().shape[len(weight.stack) :]
+    sizes = dict(zip(map(base, weight.axes), own, strict=True)) | {"rank": rank}
+    return stacked_as(weight, Param(" ".join(axes), sizes, init, dtype=dtype, **options))
+
+
+def stacked_as(weight: Param, declared: Declared) -> Declared:
+    """What is declared of one layer, once for each layer that a weight has."""
+    own = declared.get_value()
+    stack = weight.get_value().shape[: len(weight.stack)]
+    declared.set_value(jax.ShapeDtypeStruct((*stack, *own.shape), own.dtype))
+    declared.set_metadata(stack=weight.stack, layers=weight.layers)
+    return declared
+
+
+def untransformed(weight: Weight, declared: Param, transform: WeightTransform) -> Param:
+    """The model's own parameter. Raises `UserError` where a transform before `transform` has made something of it."""
+    if weight is not declared:
+        name = type(transform).__name__
+        raise UserError(
+            f"{name} is of the model's own weights, and a {type(weight).__name__} of {' '.join(weight.axes)} stands in "
+            f"the place of one: put {name} before what made it, in the list of transforms"
+        )
+    return declared
 
 
 def transforms_text(

@@ -19,7 +19,7 @@ from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn import Param, ParamSpec, Variable, initialise, parameters, variables
 from axon.nn.capabilities import ReportsMetrics
-from axon.nn.param import initialise_parameters, initialise_variables, variable_updates
+from axon.nn.param import initialise_parameters, initialise_variables
 from axon.nn.quantized import EightBit, is_quantized
 from axon.nn.stored_layers import pad_layers
 from axon.nn.weight_transform import WeightTransform, transform_weights, transforms_text
@@ -95,7 +95,6 @@ class Runtime:
             self.parameters = {p: _stored(p, spec, self.operands, others) for p, spec in self.parameters.items()}
         if self.transforms:
             self.choices["weights"] = "; ".join(transforms_text(self.transforms, self.declared, self.parameters))
-        self.updates = variable_updates(self.module)
         self._reporters = {
             "/".join(map(str, path)): module
             for path, module in nnx.iter_modules(self.module)

@@ -22,7 +22,7 @@ from axon.parallel.pipeline.text import write
 from axon.runtime import Runtime, flattened, nested
 from axon.train.evaluate import BATCH, Evaluator
 from axon.train.gradients import GradientMethod, log_idle_overlap
-from axon.train.objective import SEQUENCES, Batch, Sums
+from axon.train.objective import SEQUENCES, Batch, Sums, paired
 from axon.train.optimizers import Parameters
 from axon.train.pipeline_split import LAYERS, joined
 from axon.train.pipelined import PipelinedGradients
@@ -84,8 +84,8 @@ class Delayed(Update):
     def in_flight(self) -> InFlight:
         """What is in flight in axes: an `ArraySpec` at each leaf."""
         parameters, variables = self._trained(self.runtime.parameters), self.runtime.variables
-        memory, sums, statistics = self._shapes
-        sums = replace(sums, statistics=sums.statistics | joined(statistics))
+        memory, sums, statistics, reports = self._shapes
+        sums = replace(sums, statistics=sums.statistics | joined(statistics) | joined(reports))
         return InFlight(
             pending=ArraySpec((), (), jnp.int32),
             batch=self._batch,
@@ -132,8 +132,8 @@ class Delayed(Update):
         return ArraySpec((*known, *_unnamed(shape.shape[len(known) :])), shape.shape, shape.dtype)
 
     @cached_property
-    def _shapes(self) -> tuple[Any, Any, Any]:
-        """Memory, sums, and statistics of the blocks of each segment."""
+    def _shapes(self) -> tuple[Any, Any, Any, Any]:
+        """Memory, sums, and statistics and reports of the blocks of each segment."""
         runtime = self.runtime
         specs = nested(runtime.parameters), nested(runtime.variables), self._batch
 
@@ -194,7 +194,8 @@ class Delayed(Update):
             sums=first_sums,
             memory=memory,
         )
-        return nested(last | rest), jax.tree.map(jnp.add, last_sums, before.sums), self._placed(left)
+        sums = paired(self.runtime.variables, last_sums, before.sums)
+        return nested(last | rest), sums, self._placed(left)
 
     def _placed(self, left: InFlight) -> InFlight:
         placement = self.runtime.placement

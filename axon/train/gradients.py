@@ -1,7 +1,7 @@
 """Gradients of an objective on a layout: accumulated over microbatches, reduced once."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
@@ -11,8 +11,11 @@ from jax.sharding import PartitionSpec
 
 from axon import axes
 from axon.axes.specs import mesh_axes_of
+from axon.axes.statistics import combined_devices, empty_report
+from axon.layout import Placement
+from axon.nn.param import VariableSpec
 from axon.runtime import Runtime, flattened, nested
-from axon.train.objective import Batch, Objective, Sums, means
+from axon.train.objective import Batch, Objective, Sums, means, reduced
 from axon.train.state import State
 
 Counts = Mapping[str, Array]
@@ -61,18 +64,24 @@ class Gradients:
         values = flattened(with_deferred_gradients(self.runtime, nested(_differentiated(stored))))
         still = {path: values.pop(path) for path in frozen}
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        empty = empty_reports(self.runtime.variables, self.runtime.placement)
 
-        def mean(values: Any, part: Batch) -> tuple[Array, Sums]:
+        def mean(values: Any, reports: Mapping[str, Array], part: Batch) -> tuple[Array, Sums]:
             weights = {path: _weight(stored[path], value) for path, value in (values | still).items()}
-            module = self.runtime.bind(nested(weights), state.variables)
+            module = self.runtime.bind(nested(weights), nested(reporting(flattened(state.variables), reports)))
             sums = self.objective.sums(module, part, key, **self.references)
             return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
 
-        differentiated = jax.value_and_grad(mean, has_aux=True)
+        def differentiated(values: Any, part: Batch) -> tuple[Any, Sums]:
+            run = jax.value_and_grad(mean, argnums=(0, 1), has_aux=True)
+            (_, sums), (gradients, reports) = run(values, empty, part)
+            return gradients, replace(sums, statistics=sums.statistics | reports)
+
         if self.runtime.layout.microbatches == 1:
-            (_, sums), gradients = differentiated(values, batch)
+            gradients, sums = differentiated(values, batch)
         else:
             gradients, sums = self._accumulated(differentiated, values, batch)
+        sums = with_combined_reports(sums, self.runtime.variables)
         log_idle_overlap(self.runtime)
         zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
         return self.runtime.reshard(nested(gradients | zeros), "grads", axes.reduce_gradient), sums
@@ -81,12 +90,12 @@ class Gradients:
         """Gradients and sums, added up over the microbatches of `batch`."""
 
         def accumulate(total: Any, part: Batch) -> tuple[Any, Sums]:
-            (_, sums), gradients = differentiated(values, part)
+            gradients, sums = differentiated(values, part)
             return jax.tree.map(jnp.add, total, gradients), sums
 
         zeros = jax.tree.map(lambda v: axes.as_cotangent(jnp.zeros(v.shape, v.dtype), v), values)
         gradients, sums = jax.lax.scan(accumulate, zeros, microbatches(batch, self.runtime.layout.microbatches))
-        return gradients, jax.tree.map(lambda s: jnp.sum(s, axis=0), sums)
+        return gradients, reduced(self.runtime.variables, lambda by, x: by.over(x, axis=0), sums)
 
 
 def _differentiated(values: Mapping[str, Array]) -> dict[str, Array]:
@@ -101,6 +110,29 @@ def _zeros_on_device(x: Array) -> Array:
 
 def _weight(stored: Array, differentiated: Array) -> Array | axes.HostWeight:
     return axes.HostWeight(stored, differentiated) if axes.is_on_host(stored) else differentiated
+
+
+def empty_reports(variables: Mapping[str, VariableSpec], placement: Placement) -> dict[str, Array]:
+    """Path → an empty report, of each variable whose statistic operations report (`axon.axes.statistics`)."""
+    return {
+        path: empty_report(spec.shape[: spec.stack], placement.spec(spec.axes[: spec.stack]), spec.reported)
+        for path, spec in variables.items()
+        if spec.reported is not None
+    }
+
+
+def reporting(variables: Mapping[str, Any], reports: Mapping[str, Array]) -> dict[str, Any]:
+    """Path → a variable's value, with its report if it has one."""
+    return {path: axes.Reporting(x, reports[path]) if path in reports else x for path, x in variables.items()}
+
+
+def with_combined_reports(sums: Sums, variables: Mapping[str, VariableSpec]) -> Sums:
+    """The sums, of each report one value for all devices."""
+
+    def combined(spec: VariableSpec, statistic: Array) -> Array:
+        return statistic if spec.reported is None else combined_devices(statistic, spec.reported, spec.stack)
+
+    return replace(sums, statistics={path: combined(variables[path], x) for path, x in sums.statistics.items()})
 
 
 def total_counts(objective: Objective, batch: Batch, number: int) -> Counts:

@@ -1,8 +1,9 @@
 """Objectives: frozen dataclasses that declare a batch in axes, and compute their terms as sums and counts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -10,11 +11,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon import axes
-from axon.axes import ArraySpec
+from axon.axes import SUM, ArraySpec
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.nn import Inputs, LanguageModel, cross_entropy
+from axon.nn.param import VariableSpec
 
 SEQUENCES = "sequences"
 """Key of a batch inside a step: the number of each of its sequences in the global batch, `batch` int32."""
@@ -43,6 +45,20 @@ class Sums:
     minimised: dict[str, Array]
     metrics: dict[str, Array] = field(default_factory=dict)
     statistics: dict[str, Array] = field(default_factory=dict)
+
+
+def reduced(variables: Mapping[str, VariableSpec], how: Callable[..., Array], *parts: Sums) -> Sums:
+    """`how(reduction, …)` of each value of some sums: the reduction is SUM, or of a statistic that of its variable."""
+    statistics = {
+        path: how(variables[path].reduction, *(part.statistics[path] for part in parts)) for path in parts[0].statistics
+    }
+    others = jax.tree.map(partial(how, SUM), *(replace(part, statistics={}) for part in parts))
+    return replace(others, statistics=statistics)
+
+
+def paired(variables: Mapping[str, VariableSpec], one: Sums, other: Sums) -> Sums:
+    """The sums of two parts of a batch as those of both."""
+    return reduced(variables, lambda by, x, y: by.pair(x, y), one, other)
 
 
 class Objective(ABC):

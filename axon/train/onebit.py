@@ -21,7 +21,7 @@ from axon.runtime import Runtime, flattened, nested
 from axon.train.gradients import GradientMethod
 from axon.train.objective import Batch, Sums
 from axon.train.optimizers import OneBitAdam, Parameters
-from axon.train.outer import replicated_spec
+from axon.train.outer import over_replicas, replicated_spec
 from axon.train.state import State
 from axon.train.update import Metrics, Update, clipped, metrics
 
@@ -107,7 +107,7 @@ class OneBit(Update):
         def local(shared: Any, _: Any, batch: Batch) -> tuple[Any, Sums]:
             step, parameters, variables, share = shared
             own, sums = gradients(State(step, parameters, None, variables), batch, share)
-            return own, jax.tree.map(lambda x: lax.psum(x, REPLICA), sums)
+            return own, over_replicas(self.runtime.variables, sums)
 
         share = {name: count / self.replicas for name, count in counts.items()}
         return per_replica(local)((state.step, state.parameters, state.variables, share), {}, batch)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from axon.axes import ArraySpec
+from axon.nn.param import VariableSpec
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.replicas import (
     REPLICA,
@@ -21,7 +22,7 @@ from axon.parallel.replicas import (
 )
 from axon.runtime import Runtime, nested
 from axon.train.gradients import GradientMethod
-from axon.train.objective import Batch
+from axon.train.objective import Batch, Sums, reduced
 from axon.train.optimizers import Optimizer, Parameters
 from axon.train.state import State
 from axon.train.update import Descent, Metrics, Update, metrics
@@ -82,7 +83,8 @@ class Outer(Update):
             step, variables = shared
             before = State(step, own["parameters"], own["optimizer"], variables)
             after, (rate, sums, counts, norms) = self._inner.updated(gradients, before, batch)
-            common = rate, *lax.psum((sums, counts), REPLICA), lax.pmean(norms, REPLICA)
+            sums = over_replicas(self.runtime.variables, sums)
+            common = rate, sums, lax.psum(counts, REPLICA), lax.pmean(norms, REPLICA)
             return {"parameters": after.parameters, "optimizer": after.optimizer}, common
 
         own = {name: state.optimizer[name] for name in ("parameters", "optimizer")}
@@ -120,6 +122,11 @@ class Outer(Update):
         schedule = self.optimizer.schedule.function()
         rates = jax.vmap(lambda s: jnp.asarray(schedule(s), jnp.float32))(steps)
         return jnp.maximum(jnp.mean(rates), jnp.finfo(jnp.float32).tiny)
+
+
+def over_replicas(variables: Mapping[str, VariableSpec], sums: Sums) -> Sums:
+    """The sums of all replicas, where `replica` is manual."""
+    return reduced(variables, lambda by, x: by.over_mesh_axis(x, REPLICA), sums)
 
 
 def replicated_spec(spec: ArraySpec, replicas: int) -> ArraySpec:

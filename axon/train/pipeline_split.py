@@ -13,7 +13,7 @@ from axon.nn import Auxiliary, Inputs
 from axon.parallel.pipeline.execute import PIPE
 from axon.parallel.pipeline.partition import NOTHING, Partition, padding
 from axon.runtime import Runtime, nested
-from axon.train.gradients import Counts
+from axon.train.gradients import Counts, reporting
 from axon.train.objective import Batch, Objective, Sums, means
 
 LAYERS = "layers/"
@@ -62,6 +62,7 @@ class PipelineSplit:
         self,
         trained: Sequence[Mapping[str, Array]],
         fixed: Sequence[Mapping[str, Array]],
+        reports: Sequence[Mapping[str, Array]],
         periods: Sequence[Array],
         x: Array,
         inputs: Inputs,
@@ -69,7 +70,7 @@ class PipelineSplit:
     ) -> tuple[Array, Any, Any]:
         """Some blocks, their auxiliary losses and their statistics. A stage that is idle has padding alone: of what
         lies in its memory a router would choose any experts, and their load would keep the other stages waiting."""
-        module = self._bound({**joined(trained), **joined(fixed)})
+        module = self._bound({**joined(trained), **reporting(joined(fixed), joined(reports))})
         present = [
             one != NOTHING if padding(of_segment) else None
             for one, of_segment in zip(periods, self.partition, strict=True)

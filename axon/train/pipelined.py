@@ -1,8 +1,9 @@
 """An objective on a pipeline: the blocks on the stages, what is around them shared by all stages."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from axon.parallel.pipeline.execute import PIPE, Parts, Results, evaluate, execu
 from axon.parallel.pipeline.partition import Partition, padding, partition, width
 from axon.runtime import Runtime, flattened, nested
 from axon.train.gradients import Counts, log_idle_overlap, microbatches, total_counts, with_deferred_gradients
-from axon.train.objective import Batch, Objective, Sums
+from axon.train.objective import Batch, Objective, Sums, paired
 from axon.train.pipeline_split import LAYERS, PipelineSplit, joined, parted
 from axon.train.state import State
 
@@ -61,7 +62,7 @@ class Pipeline:
                 f"Layout.auto = True: a pipeline needs explicit mesh axes. Set it to False, or take {PIPE!r} out of "
                 "Layout.mesh"
             )
-        _ = self.partition
+        _ = self.partition, self.reports
 
     @property
     def composition(self) -> tuple[Part, ...]:
@@ -151,8 +152,27 @@ class Pipeline:
         self.log("forwards", table)
         return evaluate(table, self.parts(cut, {}, blocks, outer))
 
-    def parts(self, cut: PipelineSplit, trained: Mapping[str, Any], fixed: Mapping[str, Any], outer: Any) -> Parts:
-        """What an executor runs: gradients are made for what is `trained` and `outer`, by path."""
+    @cached_property
+    def reports(self) -> dict[str, tuple[int, ...]]:
+        """Path → shape, of each variable of the blocks whose statistic operations report."""
+        variables = self.runtime.variables.items()
+        reported = {path: spec.reported for path, spec in variables if spec.reported is not None}
+        if around := [path for path in reported if not path.startswith(LAYERS)]:
+            raise UserError(
+                f"{around[0]} records what an operation outside of the blocks reports, and a pipeline has the reports "
+                f"of its stages alone. Take it out of Train.transforms, or {PIPE!r} out of Layout.mesh"
+            )
+        return reported
+
+    def parts(
+        self,
+        cut: PipelineSplit,
+        trained: Mapping[str, Any],
+        fixed: Mapping[str, Any],
+        outer: Any,
+        reports: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> Parts:
+        """What an executor runs: gradients are made for what is `trained` and `outer`, by path, and `reports`."""
         return Parts(
             first=cut.first,
             chunk=cut.chunk,
@@ -162,7 +182,18 @@ class Pipeline:
             outer=outer,
             inputs=cut.inputs(outer),
             partition=self.partition,
+            reports=cut.by_segment(reports),
+            pair=self._pair,
+            pair_sums=partial(paired, self.runtime.variables),
         )
+
+    def _pair(self, one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> Any:
+        """Two microbatches' statistics of the blocks of each segment, as one."""
+        variables = self.runtime.variables
+        return [
+            {path: variables[path].reduction.pair(x, new[path]) for path, x in old.items()}
+            for old, new in zip(one, other, strict=True)
+        ]
 
     def log(self, topic: str, table: Table) -> None:
         """Leave word of what runs."""
@@ -215,12 +246,13 @@ class PipelinedGradients:
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         parts = pipeline.microbatches(batch)
         cut = PipelineSplit(runtime, pipeline.objective, pipeline.partition, parts, counts, key, around)
-        return pipeline.parts(cut, trained, fixed, with_deferred_gradients(runtime, outer))
+        return pipeline.parts(cut, trained, fixed, with_deferred_gradients(runtime, outer), pipeline.reports)
 
     def found(self, results: Results, parameters: Any, frozen: Collection[str]) -> tuple[Any, Sums]:
         """An executor's results as gradients of the `parameters`, nested by path, under the `grads` rows; and sums."""
         values = flattened(parameters)
         zeros = {path: jnp.zeros(values[path].shape, values[path].dtype) for path in frozen}
         gradients = nested(joined(results.trained) | results.outer | zeros)
-        sums = replace(results.sums, statistics=results.sums.statistics | joined(results.statistics))
+        of_blocks = joined(results.statistics) | joined(results.reports)
+        sums = replace(results.sums, statistics=results.sums.statistics | of_blocks)
         return self.pipeline.runtime.reshard(gradients, "grads", axes.reduce_gradient), sums

@@ -97,9 +97,9 @@ class Program:
         new, metrics, statistics = self.update.step(self._beside(references), state, drawn)
         variables = flattened(state.variables)
         for path, statistic in statistics.items():
-            updated = self.runtime.updates[path](variables[path], statistic)
-            unpadded = self.runtime.variables[path].unpadded
-            variables[path] = updated if unpadded is None else with_zero_padding(updated, unpadded[0])
+            spec = self.runtime.variables[path]
+            updated = spec.update(variables[path], statistic)
+            variables[path] = updated if spec.unpadded is None else with_zero_padding(updated, spec.unpadded[0])
         metrics = metrics | self.runtime.step_metrics(statistics)
         return self.update.commit(state, replace(new, variables=nested(variables))), metrics
 

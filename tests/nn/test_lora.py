@@ -149,7 +149,7 @@ def test_only_the_adapters_train_and_what_is_said_to():
         ((LoRA("layers/*/gat"),), "LoRA.paths", "layers/block/mlp/gate"),
         ((LoRA("*norm*"),), "LoRA.paths", "no matrix"),
         ((LoRA(others="nrm/*"),), "LoRA.others", "norm/scale"),
-        ((LoRA(), EightBit("int8")), "8 bits", "put them first"),
+        ((LoRA(), EightBit("int8")), "EightBit", "put EightBit before"),
         ((LoRA("*/key", rank=17),), "LoRA.rank is 17", "16 × 8"),
     ],
 )

@@ -104,7 +104,7 @@ def delayed(program: Program, state: State, batches: list[Any]):
             return state.variables
         (path,) = statistics
         now = state.variables["layers"]["block"]["seen"]
-        return {"layers": {"block": {"seen": program.runtime.updates[path](now, statistics[path])}}}
+        return {"layers": {"block": {"seen": program.runtime.variables[path].update(now, statistics[path])}}}
 
     shardings = jax.tree.map(lambda a: a.sharding, program.abstract_state())
     began = jax.device_put([state, replace(state, step=state.step + 1)], [shardings] * 2)  # the first step: no update

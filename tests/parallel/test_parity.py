@@ -14,6 +14,7 @@ from parity import Problem, check, check_in_a_process, num_devices, once_each
 
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Rope, Routing
+from axon.nn.amax import RecordAmax
 from axon.nn.lora import LoRA
 from axon.train.distillation import Distillation
 from axon.train.masked import MaskedToken
@@ -50,6 +51,8 @@ TEACHER = Llama(**SIZES | {"embed": 48}, layers=1, kv_heads=4, mlp=64)
 PROBLEMS = {
     "dense": Problem(DENSE_MODEL),
     "adapted": Problem(DENSE_MODEL, transforms=(LORA,), steps=3),
+    "recorded": Problem(DENSE_MODEL, transforms=(RecordAmax(history=2),), steps=3),
+    "recorded experts": Problem(EXPERTS, transforms=(RecordAmax(),), steps=3, execution=ROUNDS),
     "distilled": Problem(
         DENSE_MODEL, Distillation(2.0, "reverse", next_token=0.5), steps=3, references={"teacher": TEACHER}
     ),
@@ -219,6 +222,7 @@ AUTO: list[Case] = [("zero 3", "tensor", "auto"), ("replica", "sequence", "micro
 DEFAULT = [
     *of("dense", COMPOSITIONS[1]),
     *of("adapted", COMPOSITIONS[1]),
+    *of("recorded", ("pipeline", "zero 3", "overlap")),
     *of("distilled", ("zero 3", "tensor", "microbatches")),
 ]
 FULL = [
@@ -229,6 +233,8 @@ FULL = [
         ("zero 2", "three-dimensional", "microbatches"),
     ),
     *of("adapted experts", *OF_SEVERAL_KINDS),
+    *of("recorded", ("zero 3", "sequence", "ring"), ("zero 2", "three-dimensional", "microbatches")),
+    *of("recorded experts", *OF_SEVERAL_KINDS[:5]),
     *of("distilled", COMPOSITIONS[1], ("context", "microbatches")),
     *of("dense", *alone(*DENSE), *AUTO, COMPOSITIONS[0], COMPOSITIONS[-1]),
     *of("experts", *OF_SEVERAL_KINDS),
@@ -242,6 +248,8 @@ FULL = [
 ]
 SLOW = [
     *of("adapted", *alone(*DENSE), *COMPOSITIONS),
+    *of("recorded", *alone(*DENSE), *COMPOSITIONS),
+    *of("recorded experts", *alone(*OF_EXPERTS), *OF_SEVERAL_KINDS, *MORE_OF_SEVERAL_KINDS[1:]),
     *of("adapted experts", *alone(*OF_EXPERTS), *MORE_OF_SEVERAL_KINDS[1:]),  # the first: XLA's CPU compiler aborts
     *of("dense", *COMPOSITIONS, *pairs(DENSE)),
     *of("dropped", ("expert", "ring")),

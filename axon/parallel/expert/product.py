@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import Names, Operation, Stored, StoredWeight, per_device, reshard, use_weight
+from axon.axes import Names, Operation, Report, Stored, StoredWeight, current_explicit, per_device, reshard, use_weight
 from axon.axes.specs import mesh_axes_of, partial_spec
+from axon.axes.statistics import OperandStatistic, device_report
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.devices import ExpertMesh
@@ -27,12 +28,14 @@ class LowRank:
 
 
 class Matrix(NamedTuple):
-    """A matrix of each expert: `values`, times a scale for each of its outputs where it is in 8 bits; and a bias."""
+    """A matrix of each expert: `values`, times a scale for each of its outputs where it is in 8 bits; and a bias. Its
+    products report to `report`."""
 
     values: Stored  # experts inputs outputs
     scales: Stored | None = None  # experts outputs
     bias: Stored | None = None  # experts outputs
     low: LowRank | None = None
+    report: Report | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,10 @@ class Products:
         """The product with its scales, that of low rank, and the bias times the rows' weights, if there are any."""
         experts, inputs, columns = product.weight
         outputs = PartitionSpec(experts, columns)
-        out = self._use(product, matrix.values, rows)
+        if matrix.report is None:
+            out = self._use(product, matrix.values, rows)
+        else:
+            out = self._use(_Reporting(product, matrix.report.statistic), matrix.values, rows, matrix.report.array)
         if matrix.scales is not None:
             out = self._use(_Scaled(self.mesh, product.out, outputs), matrix.scales, out)
         if matrix.low is not None:
@@ -74,8 +80,8 @@ class Products:
             out = self._use(_Sum(self.mesh, product.out, outputs), matrix.bias, out, *weights)
         return out
 
-    def _use(self, operation: Operation, weight: Stored, rows: Array, *weights: Array) -> Array:
-        return use_weight(self.mesh.scope, operation, weight, rows, self.sizes, *weights)
+    def _use(self, operation: Operation, weight: Stored, rows: Array, *others: Array) -> Array:
+        return use_weight(self.mesh.scope, operation, weight, rows, self.sizes, *others)
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class _Product(Operation):
 
         weights, specs = self._read(weight)
         run = per_device(local, (self.rows, self.mesh.rows, *specs), self.out)
-        return run(self._placed(rows, self.rows), sizes, *weights), (rows, sizes)
+        return run(self.placed(rows, self.rows), sizes, *weights), (rows, sizes)
 
     def backward(self, weight: StoredWeight, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array | None, ...]:
         rows, sizes = saved
@@ -112,8 +118,8 @@ class _Product(Operation):
         gradient = PartitionSpec(experts, out, inner) if swapped else self.weight
         inputs = (self.rows, self.weight, self.mesh.rows, self.out)
         run = per_device(local, inputs, (self.rows, partial_spec(gradient, self._parts)))
-        dy = self._placed(cotangent, self.out)
-        dx, dw = run(self._placed(rows, self.rows), self._gathered(weight), sizes, dy)
+        dy = self.placed(cotangent, self.out)
+        dx, dw = run(self.placed(rows, self.rows), self._gathered(weight), sizes, dy)
         if not weight.trained:
             return None, dx, None
         return weight.swapped_cotangent(dw) if swapped else dw, dx, None
@@ -135,8 +141,34 @@ class _Product(Operation):
         is_narrow = weight.value.dtype in EIGHT_BITS
         return weight.moved(self.weight) if is_narrow else weight.gathered(self.weight)
 
-    def _placed(self, rows: Array, spec: PartitionSpec) -> Array:
+    def placed(self, rows: Array, spec: PartitionSpec) -> Array:
         return reshard(rows.astype(self.mesh.scope.compute), spec)
+
+
+@dataclass(frozen=True)
+class _Reporting(Operation):
+    """A product that reports a statistic of its operands: of the rows those that are of an expert."""
+
+    product: _Product
+    statistic: OperandStatistic
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Any]:
+        rows, sizes, _ = operands
+        return self.product.forward(weight, rows, sizes)
+
+    def backward(self, weight: StoredWeight, saved: Any, cotangent: Array) -> tuple[Array | None, ...]:
+        (rows, sizes), product = saved, self.product
+
+        def values(rows: Array, w: Array, dy: Array, sizes: Array) -> list[Array]:
+            is_used = (jnp.arange(rows.shape[-2]) < jnp.sum(sizes))[:, None]
+            used = jnp.where(is_used, rows, 0), w, jnp.where(is_used, dy, 0)
+            return [self.statistic(part) for part in used]
+
+        w = weight.stored()
+        stored = jax.typeof(w).sharding.spec if current_explicit() else product.weight
+        report = device_report(values, (product.rows, stored, product.out, product.mesh.rows))
+        placed = product.placed(rows, product.rows), w, product.placed(cotangent, product.out), sizes
+        return *product.backward(weight, saved, cotangent), report(*placed)
 
 
 @dataclass(frozen=True)

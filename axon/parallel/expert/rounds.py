@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import HostWeight, Stored, as_cotangent, like_operand, per_device, reshard
+from axon.axes import MAX, HostWeight, Report, Stored, as_cotangent, like_operand, per_device, reshard
 from axon.parallel.expert.devices import ExpertMesh
 from axon.parallel.expert.exchange import Exchange
 from axon.parallel.expert.local import Local
@@ -20,7 +20,7 @@ from axon.parallel.pipeline.region import PIPE, in_stage
 FURTHER_ROUNDS = "overflow_rounds"
 """The named scope of the loop that a load within capacity never enters: `axon.plan` counts it as nothing."""
 
-Experts = Callable[[Products, Sequence[Stored], Array, Array], Array]
+Experts = Callable[[Products, Sequence[Stored | Report], Array, Array], Array]
 """(products, matrices and biases, `copies rows embed`, each row's weight) → `copies rows embed`."""
 
 
@@ -28,7 +28,7 @@ def through_experts(
     mesh: ExpertMesh,
     way: Local | Padded | Ragged,
     experts: Experts,
-    matrices: Sequence[Stored],
+    matrices: Sequence[Stored | Report],
     x: Array,
     chosen: Array,
     weights: Array,
@@ -49,12 +49,13 @@ def through_experts(
         rows, of_rows = exchange.dispatch(x.astype(mesh.scope.compute), weights)
         return exchange.combine(experts(Products(mesh, exchange.plan.sizes), matrices, rows, of_rows), out)
 
-    y = round(jnp.zeros((), jnp.int32), x, chosen, weights, matrices)
+    first, others = zip(*(m.forked() if isinstance(m, Report) else (m, m) for m in matrices), strict=True)
+    y = round(jnp.zeros((), jnp.int32), x, chosen, weights, first)
     if way.most_rounds == 1:
         return y
 
     rounds = num_rounds(mesh, way, chosen)
-    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, matrices)
+    return y + _further(round, lambda: reshard(jnp.zeros(y.shape, y.dtype), out), rounds, chosen, x, weights, others)
 
 
 def num_rounds(mesh: ExpertMesh, way: Local | Padded | Ragged, chosen: Array) -> Array:
@@ -93,7 +94,7 @@ def _further(
     def repeat(rounds: Array, body: Callable[[Array], Any], total: Any) -> Any:
         def step(carry: tuple[Array, Any]) -> tuple[Array, Any]:
             number, total = carry
-            return number + 1, jax.tree.map(jnp.add, total, body(number))
+            return number + 1, jax.tree.map(_joined, total, body(number), is_leaf=_is_report)
 
         return lax.while_loop(lambda carry: carry[0] < rounds, step, (jnp.ones((), jnp.int32), total))[1]
 
@@ -112,8 +113,17 @@ def _further(
             return pullback(dy)
 
         empty = [like_operand(jnp.zeros(t.shape, t.dtype), t) for t in types]
-        empty_weights = [as_cotangent(jnp.zeros(w.shape, w.dtype), w) for w in trained[-1]]
+        empty_weights = jax.tree.map(lambda w: as_cotangent(jnp.zeros(w.shape, w.dtype), w), trained[-1])
         return None, None, None, *repeat(rounds, gradients, (*empty, empty_weights))
 
     overflow.defvjp(forward, backward)
     return overflow(rounds, chosen, hosted, x, weights, places)
+
+
+def _is_report(leaf: Any) -> bool:
+    return isinstance(leaf, Report)
+
+
+def _joined(total: Any, new: Any) -> Any:
+    """The gradients, or the reports, of two rounds as one."""
+    return jax.tree.map(MAX.pair if _is_report(total) else jnp.add, total, new)

@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon.axes import as_cotangent, reshard
+from axon.axes.statistics import empty_report
 from axon.parallel.pipeline.delivery import Memory
 from axon.parallel.pipeline.parts import Parts
 from axon.parallel.pipeline.region import PIPE, Region, spec_of
@@ -23,12 +24,13 @@ class Carry(NamedTuple):
     """The carry from tick to tick: what waits, and all that is added up.
 
     Attributes:
-        trained, statistics: of each segment, with an axis `layers` in front; where batches of two ages are computed,
-            each stage has the layers of both in a row. outer, sums: one for each age.
+        trained, reports, statistics: of each segment, with an axis `layers` in front; where batches of two ages are
+            computed, each stage has the layers of both in a row. outer, sums: one for each age.
     """
 
     memory: Memory
     trained: Any
+    reports: Any
     statistics: Any
     outer: tuple[Any, ...]
     sums: tuple[Any, ...]
@@ -73,9 +75,10 @@ class Carried:
 
     @cached_property
     def gradients(self) -> Any:
-        """Specs of each device's sums of gradients: an axis for the devices comes second."""
-        trained = list(self.versions[0].trained)
-        return jax.tree.map(lambda _: PartitionSpec(PIPE, self.region.batch_only_axes or None), trained)
+        """Specs of each device's sums of gradients, and of its reports: an axis for the devices comes second."""
+        parts = self.versions[0]
+        found = [list(parts.trained), [dict.fromkeys(of, 0) for of in parts.reports]]
+        return jax.tree.map(lambda _: PartitionSpec(PIPE, self.region.batch_only_axes or None), found)
 
     def nothing(self) -> tuple[Array, Any]:
         """Zeros in place of what goes from chunk to chunk."""
@@ -93,7 +96,11 @@ class Carried:
         ]
         statistics = jax.tree.map(lambda s: reshard(jnp.zeros(s.shape, s.dtype), spec_of(s)), self.statistics)
         outer = tuple(_cotangents(parts.outer) if with_gradients else None for parts in self.versions)
-        return Carry(memory, trained, statistics, outer, tuple(map(self._sums, self.versions)))
+        reports = [
+            {path: self._of_devices(ages * storage.runs, shape) for path, shape in of.items()}
+            for storage, of in zip(self.stage.storage, self.versions[0].reports, strict=False)
+        ]
+        return Carry(memory, trained, reports, statistics, outer, tuple(map(self._sums, self.versions)))
 
     def _waiting(self, *slots: int) -> Any:
         def empty(x: Any, spec: PartitionSpec) -> Array:
@@ -101,6 +108,12 @@ class Carried:
             return reshard(zeros, PartitionSpec(PIPE, *[None] * len(slots), *spec))
 
         return empty(self.x, spec_of(self.x)), jax.tree.map(lambda s: empty(s, PartitionSpec()), self.extras)
+
+    def _of_devices(self, places: int, shape: tuple[int, ...]) -> Array:
+        """Empty reports of a stage's layers, with an axis for the devices in second place as of `gradients`."""
+        mesh, batch_only_axes = jax.sharding.get_abstract_mesh(), self.region.batch_only_axes
+        stack = self.stage.table.stages * places, math.prod(mesh.shape[a] for a in batch_only_axes)
+        return empty_report(stack, PartitionSpec(PIPE, batch_only_axes or None), shape, self.region.manual)
 
     def _of_layers(self, value: Array, places: int) -> Array:
         mesh, batch_only_axes = jax.sharding.get_abstract_mesh(), self.region.batch_only_axes

@@ -17,9 +17,10 @@ from jax.sharding import PartitionSpec
 
 from axon.axes import reshard
 from axon.axes.patterns import Names
+from axon.axes.statistics import combined_devices
 from axon.parallel.pipeline.carry import Carry, carried
 from axon.parallel.pipeline.delivery import Memory, put_of_stage
-from axon.parallel.pipeline.parts import Parts
+from axon.parallel.pipeline.parts import Parts, added
 from axon.parallel.pipeline.phases import phases
 from axon.parallel.pipeline.region import PIPE, spec_of
 from axon.parallel.pipeline.rows import Rows, rows
@@ -34,12 +35,13 @@ FORWARD_TICK, BACKWARD_TICK = "forward tick", "backward tick"
 
 class Results(NamedTuple):
     """What was added up over a batch's microbatches: gradients of `Parts.trained` and `Parts.outer`, sums, and
-    statistics."""
+    statistics; and of each report the largest value."""
 
     trained: Any
     outer: Any
     sums: Any
     statistics: Any
+    reports: Any
 
 
 def execute(table: Table, parts: Parts, batch_only_axes: Names = ()) -> Results:
@@ -74,11 +76,11 @@ def execute_period(
     return first, second, memory
 
 
-def in_flight(table: Table, parts: Parts) -> tuple[Memory, Any, Any]:
-    """What is in flight after a period, but for gradients, before the first one: memory, sums and statistics."""
+def in_flight(table: Table, parts: Parts) -> tuple[Memory, Any, Any, Any]:
+    """What is in flight after a period, but for gradients, before the first one: memory, sums, statistics, reports."""
     executor = _Executor(table, [parts, parts], ())
     carry = executor.carried.zeros(with_gradients=False)
-    return carry.memory, carry.sums[0], executor.statistics(carry, 0)
+    return carry.memory, carry.sums[0], executor.statistics(carry, 0), executor.reports(carry, 0)
 
 
 def evaluate(table: Table, parts: Parts) -> Any:
@@ -93,7 +95,7 @@ class _Executor:
         self.table, self.versions = table, versions
         self.rows, pools = rows(table)
         storage = [Storage(of_segment, table.chunks, PIPE) for of_segment in versions[0].partition]
-        self.stage = Stage(table, pools, versions[0].chunk, storage)
+        self.stage = Stage(table, pools, versions[0], storage)
         self.carried = carried(versions, self.stage, pools, batch_only_axes)
         self.region = self.carried.region
 
@@ -143,7 +145,7 @@ class _Executor:
         parts = self.versions[age]
 
         def sums(microbatch: Array) -> Any:
-            return jax.tree.map(jnp.add, carry.sums[age], parts.last(parts.outer, y[0], y[1], microbatch)[1])
+            return parts.pair_sums(carry.sums[age], parts.last(parts.outer, y[0], y[1], microbatch)[1])
 
         if not self._backwards:
             total = self._where(of_phase.leaving, row.leaving, sums, carry.sums[age])
@@ -152,7 +154,7 @@ class _Executor:
         def loss(microbatch: Array) -> Any:
             differentiated = jax.value_and_grad(parts.last, argnums=(0, 1, 2), has_aux=True)
             (_, found), (outer, *dy) = differentiated(parts.outer, *y, microbatch)
-            return jax.tree.map(jnp.add, (carry.outer[age], carry.sums[age]), (outer, found)), tuple(dy)
+            return (added(carry.outer[age], outer), parts.pair_sums(carry.sums[age], found)), tuple(dy)
 
         unchanged = (carry.outer[age], carry.sums[age]), jax.tree.map(jnp.zeros_like, y)
         (outer, total), dy = self._where(of_phase.leaving, row.leaving, loss, unchanged)
@@ -166,8 +168,9 @@ class _Executor:
     def _backward(self, of_phase: Rows, action: Action, carry: Carry, row: Any) -> Carry:
         specs = self.carried.memory, self.carried.gradients, self.carried.value[0]
         of_stage = self.region(self.stage.backward(action, of_phase), specs)
-        memory, trained, dx = of_stage(carry.memory, carry.trained, self.layers, self.inputs, row)
-        carry = carry._replace(memory=memory, trained=trained)
+        total = [carry.trained, carry.reports]
+        memory, (trained, reports), dx = of_stage(carry.memory, total, self.layers, self.inputs, row)
+        carry = carry._replace(memory=memory, trained=trained, reports=reports)
         if np.all(of_phase.beginning == NONE):
             return carry
         age = self._age(of_phase, 0)
@@ -175,7 +178,7 @@ class _Executor:
 
         def embedding(microbatch: Array) -> Any:
             _, pull = jax.vjp(lambda outer: parts.first(outer, microbatch), parts.outer)
-            return jax.tree.map(jnp.add, carry.outer[age], pull(dx)[0])
+            return added(carry.outer[age], pull(dx)[0])
 
         outer = self._where(of_phase.beginning, row.beginning, embedding, carry.outer[age])
         return carry._replace(outer=_replaced(carry.outer, age, outer))
@@ -203,7 +206,17 @@ class _Executor:
     def _results(self, carry: Carry, age: int) -> Results:
         trained = self._stored(carry.trained, age)
         trained = jax.tree.map(self._unreduced, trained, list(self.versions[0].trained))
-        return Results(trained, carry.outer[age], carry.sums[age], self.statistics(carry, age))
+        return Results(
+            trained, carry.outer[age], carry.sums[age], self.statistics(carry, age), self.reports(carry, age)
+        )
+
+    def reports(self, carry: Carry, age: int) -> Any:
+        """Of each segment, by path, the statistics that operations reported, of all devices."""
+        reports = self._stored(carry.reports, age)
+        return [
+            {path: combined_devices(reports[i][path], shape, 1) for path, shape in of.items()}
+            for i, of in enumerate(self.versions[0].reports)
+        ]
 
     def statistics(self, carry: Carry, age: int) -> Any:
         return self._stored(carry.statistics, age)

@@ -7,8 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec
 
+from axon.axes.statistics import empty_report
 from axon.parallel.pipeline.delivery import Delivery, Memory, after, begun, get, put
+from axon.parallel.pipeline.parts import Parts, added, largest
 from axon.parallel.pipeline.region import PIPE
 from axon.parallel.pipeline.rows import Pools, Rows
 from axon.parallel.pipeline.storage import Storage
@@ -18,17 +21,22 @@ Layers = Sequence[tuple[Any, Any]]
 """What a stage has of its layers, `trained` and `fixed`, with which a batch of each age is computed (see `ages`)."""
 
 
+_WHOLE = PartitionSpec(None)
+"""Of the layers of a stage, which has all of its own."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """The work of a stage.
 
     Args:
-        chunk: as of `Parts`. storage: of each segment of the model.
+        parts: of which the functions and shapes are those of a batch of every age. storage: of each segment of the
+            model.
     """
 
     table: Table
     pools: Pools
-    chunk: Callable[..., Any]
+    parts: Parts
     storage: Sequence[Storage]
 
     def forward(self, of_phase: Rows) -> Callable[..., Any]:
@@ -44,13 +52,15 @@ class Stage:
             chunk, of_chunk = self.of_tick(layers, own.chunk, own.age, own.active)
             y, more, statistics = chunk(of_chunk, x, _of_microbatch(inputs, own))
             y = y, jax.tree.map(jnp.add, extras, more)
-            total = self._add(total, jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics), own)
+            statistics = jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics)
+            total = self._paired(self.parts.pair, total, statistics, own)
             return delivery.after(memory, own)._replace(output=_lifted(y)), total, _of_one_stage(y, own.leaves)
 
         return forward
 
     def backward(self, action: Action, of_phase: Rows) -> Callable[..., Any]:
-        """A backward of a chunk: its memory, gradients added to those before, and what begins the first chunk's."""
+        """A backward of a chunk: its memory, gradients and reports with those before, and what begins the first
+        chunk's."""
         delivery = Delivery(of_phase, self.pools, self.table.stages)
 
         def backward(memory: Memory, total: Any, layers: Layers, inputs: Any, row: Rows) -> Any:
@@ -60,11 +70,15 @@ class Stage:
             needed = get(memory.inputs, own.input), get(memory.gradients, own.gradient)
             ((x, _), dy), memory = after(needed, memory)
             chunk, of_chunk = self.of_tick(layers, own.chunk, own.age, own.active)
-            _, pull = jax.vjp(lambda trained, x: chunk(trained, x, _of_microbatch(inputs, own))[:2], of_chunk, x)
-            gradient, dx = pull(dy)
+
+            def outputs(trained: Any, reports: Any, x: Array) -> Any:
+                return chunk(trained, x, _of_microbatch(inputs, own), reports)[:2]
+
+            _, pull = jax.vjp(outputs, of_chunk, self._empty_reports(), x)
+            *found, dx = pull(dy)
             if action != Action.BACKWARD_INPUT:
-                gradient = jax.tree.map(lambda d: jnp.where(own.active, d, 0)[:, None], gradient)
-                total = self._add(total, gradient, own)
+                found = jax.tree.map(lambda d: jnp.where(own.active, d, 0)[:, None], found)
+                total = [self._paired(*each, own) for each in zip((added, largest), total, found, strict=True)]
             memory = delivery.after(memory, own)
             if action == Action.BACKWARD_WEIGHT:
                 return memory, total, jnp.zeros_like(dx)
@@ -73,12 +87,13 @@ class Stage:
         return backward
 
     def of_tick(self, layers: Layers, chunk: Any, age: Any, active: Any) -> tuple[Callable[..., Any], Any]:
-        """`(trained, x, inputs) → …`, one of the stage's chunks for a batch of this age; and its trained arrays."""
+        """`(trained, x, inputs, reports) → …`, one of the stage's chunks for a batch of this age; and its trained
+        arrays."""
         trained, fixed = _of_age([self._of_chunk(one, chunk) for one in layers], age)
         numbers = self._of_chunk(self._numbers(), chunk)
 
-        def run(trained: Any, x: Array, inputs: Any) -> Any:
-            return self.chunk(trained, fixed, numbers, x, inputs, active)
+        def run(trained: Any, x: Array, inputs: Any, reports: Any = ()) -> Any:
+            return self.parts.chunk(trained, fixed, reports, numbers, x, inputs, active)
 
         return run, trained
 
@@ -98,18 +113,27 @@ class Stage:
 
         return jax.tree.map(of_chunk, layers)
 
-    def _add(self, total: Any, gradient: Any, own: Any) -> Any:
-        """Sums with an axis `layers` in front, those of a chunk's layers added to: of each age its own, in a row."""
+    def _empty_reports(self) -> Any:
+        """Of each segment those of one chunk's layers."""
+        return [
+            {path: empty_report((one.runs // self.table.chunks.virtual,), _WHOLE, shape) for path, shape in of.items()}
+            for one, of in zip(self.storage, self.parts.reports, strict=False)
+        ]
 
-        def added(total: Array, gradient: Array) -> Array:
-            each = gradient.shape[0]
-            if each == total.shape[0]:
-                return total + gradient
-            start = (own.age * self.table.chunks.virtual + own.chunk) * each
-            old = lax.dynamic_slice_in_dim(total, start, each)
-            return lax.dynamic_update_slice_in_dim(total, old + gradient, start, 0)
+    def _paired(self, pair: Callable[[Any, Any], Any], total: Any, new: Any, own: Any) -> Any:
+        """What was found of layers, with an axis `layers` in front, each chunk's own paired with what is new: of each
+        age in a row."""
 
-        return jax.tree.map(added, total, gradient)
+        def start(new: Array) -> Any:
+            return (own.age * self.table.chunks.virtual + own.chunk) * new.shape[0]
+
+        def before(total: Array, new: Array) -> Array:
+            return total if new.shape == total.shape else lax.dynamic_slice_in_dim(total, start(new), new.shape[0])
+
+        def after(total: Array, both: Array) -> Array:
+            return both if both.shape == total.shape else lax.dynamic_update_slice_in_dim(total, both, start(both), 0)
+
+        return jax.tree.map(after, total, pair(jax.tree.map(before, total, new), new))
 
 
 def _own(row: Rows) -> Any:

@@ -24,6 +24,7 @@ from axon.nn.remat import describe, remat_of, with_remat
 from axon.nn.rope import Rope
 from axon.nn.stored_layers import LayerValues, on_stages, stored_layer
 from axon.own_code import written_at
+from axon.parallel.pipeline.region import in_stage
 
 MOST_LAYERS = 2**16
 """Periods of a segment at most: each layer has its number."""
@@ -228,8 +229,9 @@ class Depth(nnx.Module):
         run, each = (period, each) if present is None else (_if_present(period), (each, present))
         if on_stages():
             (x, _, pools), (own, auxiliaries) = self._from_stages(run, carry, each, times, in_scan)
-        elif in_scan:
-            (x, _, pools), (own, auxiliaries) = lax.scan(run, carry, each)
+        elif in_scan or in_stage():
+            # Also unrolled, so that the backward has the stacked weights themselves, and no copies, which would wait.
+            (x, _, pools), (own, auxiliaries) = lax.scan(run, carry, each, unroll=1 if in_scan else times)
         else:
             (x, _, pools), (own, auxiliaries) = _unrolled_scan(run, carry, each, times)
         return x, ({kind: {**(own[kind] or {}), **pools[kind]} for kind in span.kinds}, auxiliaries)

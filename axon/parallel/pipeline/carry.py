@@ -16,8 +16,9 @@ from axon.axes.statistics import empty_report
 from axon.parallel.pipeline.delivery import Memory
 from axon.parallel.pipeline.parts import Parts
 from axon.parallel.pipeline.region import PIPE, Region, spec_of
+from axon.parallel.pipeline.residuals import Residuals
 from axon.parallel.pipeline.rows import Pools
-from axon.parallel.pipeline.stage import Stage, entry
+from axon.parallel.pipeline.stage import Chunk, Stage, entry
 
 
 class Carry(NamedTuple):
@@ -43,6 +44,7 @@ class Carried:
     Args:
         versions: with what a batch of each age is computed. x, extras, statistics: shapes of a chunk's output, of what
             it gives besides, and of the statistics of all layers, of all ages, where they run.
+        residuals: as of `Stage`.
     """
 
     versions: Sequence[Parts]
@@ -52,6 +54,12 @@ class Carried:
     x: Any
     extras: Any
     statistics: Any
+    residuals: Residuals | None = None
+
+    @property
+    def _kept(self) -> Sequence[Any]:
+        """The types of what a forward leaves for its backward, on its stage."""
+        return () if self.residuals is None else self.residuals.types
 
     @cached_property
     def value(self) -> Any:
@@ -66,7 +74,8 @@ class Carried:
     @cached_property
     def memory(self) -> Memory:
         made = jax.tree.map(lambda spec: PartitionSpec(PIPE, *spec), self.value)
-        return Memory(self.pool, self.pool, made, made)
+        residual = PartitionSpec(PIPE, None, self.region.batch_only_axes or None)
+        return Memory(self.pool, [residual for _ in self._kept], self.pool, made, made)
 
     @cached_property
     def of_layers(self) -> Any:
@@ -89,7 +98,8 @@ class Carried:
         """The carry before the first tick."""
         ages = len(self.versions)
         made = self._waiting()
-        memory = Memory(self._waiting(self.pools.inputs), self._waiting(self.pools.gradients), made, made)
+        inputs, gradients = self._waiting(self.pools.inputs), self._waiting(self.pools.gradients)
+        memory = Memory(inputs, list(map(self._residual, self._kept)), gradients, made, made)
         trained = [
             jax.tree.map(partial(self._of_layers, places=ages * storage.runs), of)
             for storage, of in zip(self.stage.storage, self.versions[0].trained, strict=True)
@@ -98,7 +108,7 @@ class Carried:
         outer = tuple(_cotangents(parts.outer) if with_gradients else None for parts in self.versions)
         reports = [
             {path: self._of_devices(ages * storage.runs, shape) for path, shape in of.items()}
-            for storage, of in zip(self.stage.storage, self.versions[0].reports, strict=False)
+            for storage, of in zip(self.stage.storage, self.versions[0].reports, strict=True)
         ]
         return Carry(memory, trained, reports, statistics, outer, tuple(map(self._sums, self.versions)))
 
@@ -108,6 +118,13 @@ class Carried:
             return reshard(zeros, PartitionSpec(PIPE, *[None] * len(slots), *spec))
 
         return empty(self.x, spec_of(self.x)), jax.tree.map(lambda s: empty(s, PartitionSpec()), self.extras)
+
+    def _residual(self, kept: Any) -> Array:
+        """Slots for a residual, with an axis for the devices in third place as of `gradients`."""
+        mesh, batch_only_axes = jax.sharding.get_abstract_mesh(), self.region.batch_only_axes
+        devices = math.prod(mesh.shape[a] for a in batch_only_axes)
+        zeros = jnp.zeros((self.stage.table.stages, self.pools.inputs, devices, *kept.shape), kept.dtype)
+        return reshard(zeros, PartitionSpec(PIPE, None, batch_only_axes or None, *kept.sharding.spec))
 
     def _of_devices(self, places: int, shape: tuple[int, ...]) -> Array:
         """Empty reports of a stage's layers, with an axis for the devices in second place as of `gradients`."""
@@ -130,25 +147,43 @@ def _cotangents(outer: Any) -> Any:
     return jax.tree.map(lambda v: as_cotangent(jnp.zeros(v.shape, v.dtype), v), outer)
 
 
-def carried(versions: Sequence[Parts], stage: Stage, pools: Pools, batch_only_axes: tuple[str, ...]) -> Carried:
+def carried(
+    versions: Sequence[Parts], stage: Stage, pools: Pools, batch_only_axes: tuple[str, ...], keeps: bool
+) -> Carried:
     """The shapes of a carry, of which only `stage` and what it runs are known.
 
     Args:
         batch_only_axes: mesh axes over which each device has a sum of gradients of its own, unless chunks give
-            extras or statistics, which may be of the whole batch.
+            extras or statistics, which may be of the whole batch. keeps: whether forwards leave residuals.
     """
     parts = versions[0]
     x = jax.eval_shape(parts.first, parts.outer, jnp.int32(0))
+    residuals = []
 
-    def besides(trained: Any, fixed: Any, x: Array, inputs: Any) -> Any:
-        layers = [[one.to_stages(of) for one, of in zip(stage.storage, part, strict=True)] for part in (trained, fixed)]
-        chunk, of_chunk = stage.of_tick([(layers[0], layers[1])], 0, 0, True)
-        _, extras, statistics = chunk(of_chunk, x, entry(inputs, 0))
+    def chunk_of(layers: Any, x: Array, inputs: Any, tick: Any) -> tuple[Chunk, Any]:
+        trained, fixed = [[one.to_stages(of) for one, of in zip(stage.storage, part, strict=True)] for part in layers]
+        number, active = tick
+        chunk = stage.of_tick([(trained, fixed)], number, number, active)
+        return chunk, ((*chunk.differentiated, x), entry(inputs, number))
+
+    def besides(*given: Any) -> Any:
+        chunk, arguments = chunk_of(*given)
+        _, extras, statistics = chunk.run(*arguments)
         places = stage.table.chunks.virtual * len(versions)
         return extras, jax.tree.map(lambda s: jnp.concatenate([s] * places), statistics)
 
+    def backward(*given: Any) -> tuple[()]:
+        chunk, arguments = chunk_of(*given)
+        _, pull, _ = chunk.pullback(*arguments)
+        residuals.append(Residuals.of(pull, chunk.at_hand(*arguments)))
+        return ()
+
     of_stage = Region((PIPE,))(besides, (PartitionSpec(), PartitionSpec(PIPE)))
     no_x = reshard(jnp.zeros(x.shape, x.dtype), spec_of(x))
-    extras, statistics = jax.eval_shape(of_stage, parts.trained, parts.fixed, no_x, parts.inputs)
+    # A tick's numbers are arguments as they are when it runs: of constants, a backward may keep less.
+    arguments = (parts.trained, parts.fixed), no_x, parts.inputs, (jnp.int32(0), jnp.bool_(True))
+    extras, statistics = jax.eval_shape(of_stage, *arguments)
     region = Region((PIPE,) if jax.tree.leaves((extras, statistics)) else (PIPE, *batch_only_axes))
-    return Carried(versions, stage, pools, region, x, extras, statistics)
+    if keeps:
+        jax.eval_shape(region(backward, ()), *arguments)
+    return Carried(versions, stage, pools, region, x, extras, statistics, residuals[0] if keeps else None)

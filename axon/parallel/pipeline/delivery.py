@@ -14,9 +14,11 @@ from axon.parallel.pipeline.slots import SHIFTS
 
 
 class Memory(NamedTuple):
-    """What waits on a stage: slots of chunks' inputs and of outputs' gradients, and what was made last of both."""
+    """What waits on a stage: slots of chunks' inputs, of residuals, by the same numbers, and of outputs' gradients; and
+    what was made last of inputs and gradients."""
 
     inputs: Any
+    residuals: Any
     gradients: Any
     output: Any
     gradient: Any

@@ -6,6 +6,7 @@ over `pipe`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -95,8 +96,9 @@ class _Executor:
         self.table, self.versions = table, versions
         self.rows, pools = rows(table)
         storage = [Storage(of_segment, table.chunks, PIPE) for of_segment in versions[0].partition]
-        self.stage = Stage(table, pools, versions[0], storage)
-        self.carried = carried(versions, self.stage, pools, batch_only_axes)
+        stage, keeps = Stage(table, pools, versions[0], storage), table.flush and self._backwards
+        self.carried = carried(versions, stage, pools, batch_only_axes, keeps)
+        self.stage = replace(stage, residuals=self.carried.residuals)
         self.region = self.carried.region
 
     def run(self, memory: Memory | None = None) -> tuple[list[Results], Memory]:

@@ -50,6 +50,6 @@ class Parts:
     outer: Any
     inputs: Any
     partition: Sequence[Partition]
-    reports: Sequence[Mapping[str, tuple[int, ...]]] = ()
+    reports: Sequence[Mapping[str, tuple[int, ...]]]
     pair: Callable[[Any, Any], Any] = added
     pair_sums: Callable[[Any, Any], Any] = added

@@ -13,12 +13,52 @@ from axon.axes.statistics import empty_report
 from axon.parallel.pipeline.delivery import Delivery, Memory, after, begun, get, put
 from axon.parallel.pipeline.parts import Parts, added, largest
 from axon.parallel.pipeline.region import PIPE
+from axon.parallel.pipeline.residuals import Pullback, Residuals
 from axon.parallel.pipeline.rows import Pools, Rows
 from axon.parallel.pipeline.storage import Storage
 from axon.parallel.pipeline.table import Action, Table
 
 Layers = Sequence[tuple[Any, Any]]
 """What a stage has of its layers, `trained` and `fixed`, with which a batch of each age is computed (see `ages`)."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk of the model as a stage runs it in a tick.
+
+    Args:
+        chunk: as of `Parts`, and so are the others; `reports` are empty.
+    """
+
+    chunk: Callable[..., Any]
+    trained: Any
+    fixed: Any
+    reports: Any
+    numbers: Any
+    active: Any
+
+    @property
+    def differentiated(self) -> tuple[Any, Any]:
+        """What a gradient, or a report, is made for, besides the input."""
+        return self.trained, self.reports
+
+    def run(self, differentiated: tuple[Any, Any, Array], inputs: Any) -> tuple[Array, Any, Any]:
+        """The output for `(trained, reports, x)`, its extras and its statistics."""
+        trained, reports, x = differentiated
+        return self.chunk(trained, self.fixed, reports, self.numbers, x, inputs, self.active)
+
+    def pullback(self, differentiated: tuple[Any, Any, Array], inputs: Any) -> tuple[Any, Pullback, Any]:
+        """Output and extras, their backward, and the statistics."""
+
+        def outputs(*differentiated: Any) -> tuple[Any, Any]:
+            y, extras, statistics = self.run(differentiated, inputs)
+            return (y, extras), statistics
+
+        return jax.vjp(outputs, *differentiated, has_aux=True)
+
+    def at_hand(self, differentiated: tuple[Any, Any, Array], inputs: Any) -> Any:
+        """What a stage has in the forward and in the backward of a microbatch: see `Residuals`."""
+        return differentiated, self.fixed, inputs, self.numbers, self.active
 
 
 _WHOLE = PartitionSpec(None)
@@ -31,13 +71,14 @@ class Stage:
 
     Args:
         parts: of which the functions and shapes are those of a batch of every age. storage: of each segment of the
-            model.
+            model. residuals: what a forward leaves for its backward; None: nothing, the backward runs its chunk again.
     """
 
     table: Table
     pools: Pools
     parts: Parts
     storage: Sequence[Storage]
+    residuals: Residuals | None = None
 
     def forward(self, of_phase: Rows) -> Callable[..., Any]:
         """The forward of a chunk: its memory, statistics added to those before, and what leaves the last chunk."""
@@ -49,8 +90,14 @@ class Stage:
             memory = delivery.before(memory, own)
             memory = memory._replace(inputs=put(memory.inputs, entering, own.enters))
             (x, extras), memory = after(get(memory.inputs, own.input), memory)
-            chunk, of_chunk = self.of_tick(layers, own.chunk, own.age, own.active)
-            y, more, statistics = chunk(of_chunk, x, _of_microbatch(inputs, own))
+            chunk = self.of_tick(layers, own.chunk, own.age, own.active)
+            arguments = (*chunk.differentiated, x), _of_microbatch(inputs, own)
+            if self.residuals is None:
+                y, more, statistics = chunk.run(*arguments)
+            else:
+                (y, more), pull, statistics = chunk.pullback(*arguments)
+                kept = jax.tree.map(lambda leaf: leaf[None], self.residuals.kept(pull))
+                memory = memory._replace(residuals=put(memory.residuals, kept, own.input))
             y = y, jax.tree.map(jnp.add, extras, more)
             statistics = jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics)
             total = self._paired(self.parts.pair, total, statistics, own)
@@ -69,12 +116,13 @@ class Stage:
             memory = delivery.before(memory, own)
             needed = get(memory.inputs, own.input), get(memory.gradients, own.gradient)
             ((x, _), dy), memory = after(needed, memory)
-            chunk, of_chunk = self.of_tick(layers, own.chunk, own.age, own.active)
-
-            def outputs(trained: Any, reports: Any, x: Array) -> Any:
-                return chunk(trained, x, _of_microbatch(inputs, own), reports)[:2]
-
-            _, pull = jax.vjp(outputs, of_chunk, self._empty_reports(), x)
+            chunk = self.of_tick(layers, own.chunk, own.age, own.active)
+            arguments = (*chunk.differentiated, x), _of_microbatch(inputs, own)
+            if self.residuals is None:
+                _, pull, _ = chunk.pullback(*arguments)
+            else:
+                kept = [lax.squeeze(leaf, (0,)) for leaf in get(memory.residuals, own.input)]
+                pull = self.residuals.pullback(kept, chunk.at_hand(*arguments))
             *found, dx = pull(dy)
             if action != Action.BACKWARD_INPUT:
                 found = jax.tree.map(lambda d: jnp.where(own.active, d, 0)[:, None], found)
@@ -86,16 +134,11 @@ class Stage:
 
         return backward
 
-    def of_tick(self, layers: Layers, chunk: Any, age: Any, active: Any) -> tuple[Callable[..., Any], Any]:
-        """`(trained, x, inputs, reports) → …`, one of the stage's chunks for a batch of this age; and its trained
-        arrays."""
+    def of_tick(self, layers: Layers, chunk: Any, age: Any, active: Any) -> "Chunk":
+        """One of the stage's chunks for a batch of this age."""
         trained, fixed = _of_age([self._of_chunk(one, chunk) for one in layers], age)
         numbers = self._of_chunk(self._numbers(), chunk)
-
-        def run(trained: Any, x: Array, inputs: Any, reports: Any = ()) -> Any:
-            return self.parts.chunk(trained, fixed, reports, numbers, x, inputs, active)
-
-        return run, trained
+        return Chunk(self.parts.chunk, trained, fixed, self._empty_reports(), numbers, active)
 
     def _numbers(self) -> list[Array]:
         """Of each segment the numbers of the periods that this stage runs."""
@@ -117,7 +160,7 @@ class Stage:
         """Of each segment those of one chunk's layers."""
         return [
             {path: empty_report((one.runs // self.table.chunks.virtual,), _WHOLE, shape) for path, shape in of.items()}
-            for one, of in zip(self.storage, self.parts.reports, strict=False)
+            for one, of in zip(self.storage, self.parts.reports, strict=True)
         ]
 
     def _paired(self, pair: Callable[[Any, Any], Any], total: Any, new: Any, own: Any) -> Any:

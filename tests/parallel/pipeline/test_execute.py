@@ -72,12 +72,12 @@ def parts(trained, fixed, first, last, x, factors, extras):
         loss = jnp.sum(logits**2) * (1 + number) + 0.1 * sum(more.values(), jnp.zeros(()))
         return loss, {"loss": loss}
 
-    def run(trained, fixed, numbers, x, inputs, active):
+    def run(trained, fixed, reports, numbers, x, inputs, active):
         (trained,), (fixed,), (numbers,) = trained, fixed, numbers
         y, more, statistics = chunk(trained, fixed, numbers, x, inputs, extras)
         return jnp.where(active, y, jnp.nan), more, [statistics]  # what an idle stage makes is for nobody
 
-    return Parts(before, run, after, [trained], [fixed], (first, last), factors, [])
+    return Parts(before, run, after, [trained], [fixed], (first, last), factors, [], [{}])
 
 
 @partial(jax.jit, static_argnames="extras")
@@ -90,7 +90,7 @@ def whole(trained, fixed, first, last, x, factors, extras):
         def of_microbatch(number):
             numbers = np.arange(len(trained))
             x_of_first = of.first(outer, number)
-            y, more, statistics = of.chunk([trained], [fixed], [numbers], x_of_first, factors[number], True)
+            y, more, statistics = of.chunk([trained], [fixed], [{}], [numbers], x_of_first, factors[number], True)
             return of.last(outer, y, more, number)[0], statistics
 
         losses, found = lax.map(of_microbatch, jnp.arange(len(x)))
@@ -117,7 +117,7 @@ def compare(schedule, stages, microbatches, rng, data=1, extras=False, missing=0
         first, last = (reshard(v, PartitionSpec(reduced=frozenset(apart))) for v in (first, last))
         of = parts(trained, fixed, first, last, x, factors, extras)
         of = replace(of, partition=partition([layers], [1.0], table.chunks.total))
-        (found,), outer, sums, (statistics,) = execute(table, of, apart)
+        (found,), outer, sums, (statistics,), _ = execute(table, of, apart)
         found, statistics = reshard((found, statistics), PartitionSpec("pipe"))
         found, statistics = jax.tree.map(lambda v: reshard(v, PartitionSpec())[:layers], (found, statistics))
         return found, jax.tree.map(lambda g: reshard(g, PartitionSpec()), outer), sums["loss"], statistics
@@ -186,11 +186,11 @@ def test_without_a_flush_a_batch_is_finished_in_the_next_period_with_the_weights
         return execute_period(table, of(*begun), of(*before), memory)
 
     def results(found):
-        (trained,), outer, sums, (statistics,) = found
+        (trained,), outer, sums, (statistics,), _ = found
         return trained, outer, sums["loss"], statistics
 
     with jax.set_mesh(placement.mesh), axes.activate(axes.Scope(placement)):
-        memory, _, _ = jax.jit(lambda given: in_flight(table, of(*given)))(batches[0])
+        memory, *_ = jax.jit(lambda given: in_flight(table, of(*given)))(batches[0])
         before, finished = jax.tree.map(lambda x: np.full_like(x, np.nan), batches[0]), []
         for begun in (*batches, batches[0]):
             first, last, memory = period(begun, before, memory)

@@ -44,7 +44,7 @@ NEEDED = {"jax", "jaxlib", "flax", "optax", "einops", "numpy", "axon"}
 
 def modules():
     """Name of each module → its file."""
-    files = [*ROOT.glob("axon/**/*.py"), *ROOT.glob("models/*.py"), *ROOT.glob("scripts/bench/*.py")]
+    files = [*ROOT.glob("axon/**/*.py"), *ROOT.glob("models/*.py"), *ROOT.glob("scripts/bench/**/*.py")]
     return {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f for f in files}
 
 

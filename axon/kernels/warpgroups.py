@@ -8,7 +8,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 
 ROWS = 64
 """Rows of a consumer warpgroup's tile: those of one `wgmma`."""

@@ -14,12 +14,10 @@ are counted like them.
 import json
 import re
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
+from typing import TypedDict
 
 from axon.chips import KERNEL_CHIPS, chip_of
-from axon.kernels.case import Part
-from axon.kernels.choice import OPERATIONS
 from axon.layout import Placement
 from axon.plan.compiled import pallas_calls
 from axon.plan.hlo import Module
@@ -28,14 +26,19 @@ RECORD = Path(__file__).with_name("bundles.json")
 _COST = re.compile(r'"?cost_estimate"?:\{"?flops"?:"?(\d+)[^}]*?"?bytes_accessed"?:"?(\d+)')
 
 
-def all_parts() -> dict[str, Part]:
-    """Every part of every operation's kernels, by name."""
-    rooms = [import_module(f"axon.kernels.{name}.cases") for name in OPERATIONS]
-    return {str(part): part for room in rooms if hasattr(room, "parts") for part in room.parts()}
+class RecordedPart(TypedDict):
+    """What a Pallas kernel does over and over: the longest stretch of its program without a branch.
+
+    `call`: the Pallas call's name. `flops`: of the part, where it is most of what a call does. `bundles`: by chip.
+    """
+
+    call: str
+    flops: int | None
+    bundles: dict[str, int]
 
 
-def recorded() -> dict[str, dict[str, int]]:
-    """Part → chip → bundles."""
+def recorded() -> dict[str, RecordedPart]:
+    """Every part whose bundles are recorded, by its operation and name."""
     return json.loads(RECORD.read_text())
 
 
@@ -47,12 +50,15 @@ def recorded_chip(placement: Placement) -> str | None:
 
 def flops_per_cycle(chip: str) -> dict[str, float]:
     """Call → FLOPs that it does in a cycle of a device, of a chip in `KERNEL_CHIPS` whose clock is known."""
-    device, known = KERNEL_CHIPS[chip], recorded()
+    device = KERNEL_CHIPS[chip]
     if device.clock is None:
         return {}
     peak = device.peak / device.clock
-    tiles = {part.call: (name, part.flops) for name, part in all_parts().items() if part.flops is not None}
-    return {call: min(peak, device.cores * flops / known[name][chip]) for call, (name, flops) in tiles.items()}
+    return {
+        part["call"]: min(peak, device.cores * part["flops"] / part["bundles"][chip])
+        for part in recorded().values()
+        if part["flops"] is not None
+    }
 
 
 def kernel_cycles(module: Module, chip: str) -> dict[str, int]:

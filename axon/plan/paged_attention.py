@@ -74,4 +74,4 @@ def _clock(chip: Chip) -> float:
 
 def _recorded(chip: str) -> int:
     """Bundles of the products and the softmax of a step."""
-    return recorded()["paged_attention: decode, block of pages"][chip]
+    return recorded()["paged_attention: decode, block of pages"]["bundles"][chip]

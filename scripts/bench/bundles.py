@@ -19,8 +19,10 @@ from typing import Any
 
 from axon.chips import KERNEL_CHIPS
 from axon.errors import UserError
-from axon.plan.bundles import RECORD, all_parts, recorded
-from axon.plan.kernel import lowered
+from axon.plan.bundles import RECORD, RecordedPart, recorded
+from scripts.bench.case import Part
+from scripts.bench.cases import attention, grouped_matmul, paged_attention, quantized_matmul, sampling
+from scripts.bench.compiled import lowered
 from scripts.bench.timing import progress
 
 _ROOT = Path(__file__).parents[2]
@@ -30,15 +32,22 @@ _BUNDLE = re.compile(r"\s*(0x[0-9a-f]+|\d+)\s+(?P<label>[A-Z]{2})?\s*:")
 _BRANCH = "sbr.rel"
 
 
+def all_parts() -> dict[str, Part]:
+    """Every part of every operation's Pallas kernels for TPUs, by name."""
+    rooms = (attention, paged_attention, grouped_matmul, quantized_matmul, sampling)
+    return {str(part): part for room in rooms for part in room.parts()}
+
+
 def record() -> None:
     """Compile every part for every chip, two at a time, and record the bundles; minutes on two cores."""
-    wanted = [(name, chip) for name in all_parts() for chip in KERNEL_CHIPS]
-    found: dict[str, dict[str, int]] = {}
+    parts = all_parts()
+    programs = [(name, chip) for name in parts for chip in KERNEL_CHIPS]
+    results = {name: RecordedPart(call=part.call, flops=part.flops, bundles={}) for name, part in parts.items()}
     with ThreadPool(2) as pool:
-        for (name, chip), bundles in zip(wanted, pool.imap(lambda one: count(*one), wanted), strict=True):
+        for (name, chip), bundles in zip(programs, pool.imap(lambda one: count(*one), programs), strict=True):
             progress(f"{name}, {chip}: {bundles:,} bundles")
-            found.setdefault(name, {})[chip] = bundles
-    RECORD.write_text(json.dumps(found, indent=1) + "\n")
+            results[name]["bundles"][chip] = bundles
+    RECORD.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def count(name: str, chip: str) -> int:
@@ -75,8 +84,8 @@ def rows() -> list[dict[str, Any]]:
     parts = all_parts()
     return [
         {"kernel": parts[name].operation, "part": parts[name].name, "chip": chip, "bundles": bundles}
-        for name, chips in recorded().items()
-        for chip, bundles in chips.items()
+        for name, part in recorded().items()
+        for chip, bundles in part["bundles"].items()
     ]
 
 

@@ -14,9 +14,9 @@ from jax import Array, lax
 
 from axon import axes
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_reference
-from axon.kernels.grouped_matmul.cases import MODELS
 from axon.layout import Layout, Placement
 from scripts.bench.attention import TOLERANCE, attempt, attention_lines
+from scripts.bench.cases.grouped_matmul import MODELS
 from scripts.bench.timing import alternate, progress
 
 OURS = "mosaic"

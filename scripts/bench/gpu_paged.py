@@ -14,11 +14,11 @@ from jax import Array, lax
 from axon import axes
 from axon.kernels.paged_attention import Cache, paged_attention
 from axon.kernels.paged_attention.cache import new_tokens
-from axon.kernels.paged_attention.cases import cost
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.reference import paged_attention_reference
 from axon.layout import Layout, Placement
 from scripts.bench.attention import TOLERANCE, attempt, attention_lines
+from scripts.bench.cases.paged_attention import cost
 from scripts.bench.timing import alternate, progress
 
 OURS, RIVAL = "mosaic", "xla"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from axon.chips import KERNEL_CHIPS
-from axon.kernels.case import Case
 from axon.kernels.choice import OPERATIONS
-from axon.plan.kernel import compile_case
+from scripts.bench.case import Case
+from scripts.bench.compiled import compile_case
 from scripts.bench.timing import progress
 
 RECORD = Path(__file__).with_name("vmem.json")
@@ -21,7 +21,7 @@ RECORD = Path(__file__).with_name("vmem.json")
 
 def all_cases() -> list[Case]:
     """Every case of every operation."""
-    return [case for name in OPERATIONS for case in import_module(f"axon.kernels.{name}.cases").cases()]
+    return [case for name in OPERATIONS for case in import_module(f"scripts.bench.cases.{name}").cases()]
 
 
 def recorded() -> dict[str, dict[str, Any]]:
@@ -33,11 +33,8 @@ def record() -> None:
     """Compile every case for every chip, and record the results; minutes on two cores."""
     results = {}
     for case in all_cases():
-        results[str(case)] = {}
-        for chip in KERNEL_CHIPS:
-            if chip not in dict(case.lacking):
-                found = compile_case(case, KERNEL_CHIPS[chip])
-                results[str(case)][chip] = found.refused or found.vmem
+        made = {name: compile_case(case, chip) for name, chip in KERNEL_CHIPS.items()}
+        results[str(case)] = {name: found.refused or found.vmem for name, found in made.items()}
         progress(f"{case}: {results[str(case)]}")
     RECORD.write_text(json.dumps(results, indent=1) + "\n")
 
@@ -59,8 +56,6 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _on(case: Case, name: str, result: int | str | None) -> dict[str, Any]:
-    if reason := dict(case.lacking).get(name):
-        return {"fallback": reason}
     chip = KERNEL_CHIPS[name]
     limit = "compute" if case.cost.intensity > chip.ridge else "memory"
     least = max(case.cost.flops / chip.peak, case.cost.bytes / chip.bandwidth)
@@ -82,8 +77,6 @@ def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _text(found: dict[str, Any]) -> str:
-    if "fallback" in found:
-        return f"not compiled, falls back: {found['fallback']}"
     roof = f"{found['limit']} is the limit (ridge {found['ridge']:.0f} FLOP/byte), at least {found['least_ms']:.3f} ms"
     if "compiled" in found:
         return f"{roof}; {found['compiled']}"

@@ -7,12 +7,9 @@ import json
 from pathlib import Path
 
 from axon.errors import UserError
-from axon.kernels.attention import gpu_cases as attention
-from axon.kernels.case import Case
-from axon.kernels.grouped_matmul import gpu_cases as grouped_matmul
-from axon.kernels.paged_attention import gpu_cases as paged_attention
-from axon.kernels.quantized_matmul import gpu_cases as quantized_matmul
-from axon.plan.ptxas import CompiledForGPU, compile_for_gpu
+from scripts.bench.case import Case
+from scripts.bench.gpu_cases import attention, grouped_matmul, paged_attention, quantized_matmul
+from scripts.bench.ptxas_report import CompiledForGPU, compile_for_gpu
 from scripts.bench.timing import progress
 
 RECORD = Path(__file__).with_name("ptxas.json")

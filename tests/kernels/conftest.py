@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from axon.plan.ptxas import compile_for_gpu
 from scripts.bench.ptxas import figures, recorded
+from scripts.bench.ptxas_report import compile_for_gpu
 
 
 @pytest.fixture(scope="session")

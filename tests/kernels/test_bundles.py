@@ -26,13 +26,16 @@ def marked(name: str, chip: str):
 
 @pytest.mark.parametrize(("name", "chip"), [marked(name, chip) for chip in KERNEL_CHIPS for name in PARTS])
 def test_a_part_takes_the_bundles_that_are_recorded(name, chip):
-    found, known = bundles.count(name, chip), bundles.recorded()[name][chip]
+    found, known = bundles.count(name, chip), bundles.recorded()[name]["bundles"][chip]
     assert found == pytest.approx(known, rel=NOISE), "right? Then record it: axon bench kernels --compile"
 
 
 def test_every_part_has_a_record_for_every_chip_and_it_is_shown():
-    assert bundles.recorded().keys() == PARTS.keys()
-    assert all(chips.keys() == KERNEL_CHIPS.keys() for chips in bundles.recorded().values())
+    recorded = bundles.recorded()
+    assert {name: (part["call"], part["flops"]) for name, part in recorded.items()} == {
+        name: (part.call, part.flops) for name, part in PARTS.items()
+    }
+    assert all(part["bundles"].keys() == KERNEL_CHIPS.keys() for part in recorded.values())
     shown = CliRunner().invoke(app, ["bench", "kernels", "--bundles", "--json"])
     rows = json.loads(shown.stdout)
     assert len(rows) == len(PARTS) * len(KERNEL_CHIPS)

@@ -129,6 +129,6 @@ def test_an_operation_that_does_not_exist_is_refused_before_anything_is_traced()
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_operation_has_a_folder_and_cases(operation):
-    cases = import_module(f"axon.kernels.{operation}.cases").cases()
+    cases = import_module(f"scripts.bench.cases.{operation}").cases()
     assert cases
     assert {case.operation for case in cases} == {operation}

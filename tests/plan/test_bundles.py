@@ -40,7 +40,7 @@ def test_a_call_takes_its_tiles_cycles_as_often_as_it_runs(chip, rng):
     recorded, cores = bundles.recorded(), KERNEL_CHIPS[chip].cores
     for name, flops, times, keys, products in (("forward", forward, 1, 1024, 2), ("backward", backward, 5, 512, 5)):
         tile = 2 * products * 1024 * keys * 128
-        issued = recorded[f"attention: {name}, whole tile"][chip]
+        issued = recorded[f"attention: {name}, whole tile"]["bundles"][chip]
         busy = tile / (KERNEL_CHIPS[chip].peak / (KERNEL_CHIPS[chip].clock or 1) / cores)
         assert found.pop(f"axon_attention_{name}") == pytest.approx(
             times * flops / tile * max(issued, busy) / cores, rel=1e-6, abs=times

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from axon.kernels.attention.mask import Mask
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 
 Shaped = jax.Array | jax.ShapeDtypeStruct
 

@@ -19,7 +19,7 @@ from axon.kernels.attention.gpu_support import SIZES
 from axon.kernels.attention.gpu_tiles import Meeting, Operands, meeting, table
 from axon.kernels.attention.mask import Documents
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 from axon.kernels.warpgroups import CONSUMERS, ROWS
 from axon.kernels.wgmma_softmax import LOG2E
 

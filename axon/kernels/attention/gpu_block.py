@@ -9,7 +9,7 @@ from jax import Array, lax
 
 from axon.kernels.attention.gpu_support import Sizes
 from axon.kernels.attention.problem import AttentionConfig
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 from axon.kernels.warpgroups import launch
 
 FIRST, STOP, WHOLE, WHOLE_STOP, START = range(5)

@@ -26,7 +26,7 @@ from axon.kernels.attention.tpu_backward_grid import Places, Spans, Step, Tables
 from axon.kernels.attention.tpu_backward_scores import Part, column, part_masked, part_scores
 from axon.kernels.attention.tpu_forward import Operands, estimate
 from axon.kernels.attention.tpu_scores import Pair, PerRow, matmul, sees_all
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 
 
 def backward(

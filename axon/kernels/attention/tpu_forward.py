@@ -21,7 +21,7 @@ from axon.kernels.attention.problem import AttentionConfig
 from axon.kernels.attention.tiles import Reach
 from axon.kernels.attention.tpu_scores import Pair, PerRow, sees_all, table_row
 from axon.kernels.attention.tpu_softmax import Columns, Keys, State, begin, column_shapes, finish, meet, state_shapes
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 
 
 class Operands(NamedTuple):

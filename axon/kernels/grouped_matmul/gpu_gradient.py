@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 from axon.kernels.grouped_matmul.gpu_block import DEPTH, Buffers, Kernel, store
 from axon.kernels.grouped_matmul.gpu_support import sizes_for
 from axon.kernels.grouped_matmul.gpu_units import ALIGNED, padded

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 from axon.kernels.paged_attention.blocks import Blocks, blocks, join, of_rows, split
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.gpu_kernel import Kernel, Operands

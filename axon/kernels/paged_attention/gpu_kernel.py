@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 from axon.kernels.paged_attention.gpu_memory import Buffers, Operands, buffers, feeds
 from axon.kernels.paged_attention.gpu_output import Output
 from axon.kernels.paged_attention.gpu_stream import produce

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 from axon.kernels.hopper import multiprocessors
 from axon.kernels.quantized_matmul.gpu_product import Operands, Product
 from axon.kernels.quantized_matmul.gpu_support import PIECE, STEP

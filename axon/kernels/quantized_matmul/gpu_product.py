@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from axon.kernels.case import Cost
+from axon.kernels.cost import Cost
 from axon.kernels.quantized_matmul.gpu_support import PIECE, STEP
 from axon.kernels.warpgroups import CONSUMERS, ROWS, free_barriers, full_barriers, launch, release, specialise, stream
 from axon.kernels.wgmma import COLUMN, ROW, along_columns, along_rows, multiply, shared, sum_dtype, zeros

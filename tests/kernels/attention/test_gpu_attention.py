@@ -24,12 +24,13 @@ from axon.kernels.attention import (
 )
 from axon.kernels.attention.cost import pairs
 from axon.kernels.attention.gpu import attention_gpu
-from axon.kernels.attention.gpu_cases import MASKS, gpu_cases
 from axon.kernels.attention.gpu_support import SIZES, Sizes, unsupported
 from axon.kernels.attention.gpu_tiles import Operands, meeting, table
-from axon.kernels.case import Case, Cost
+from axon.kernels.cost import Cost
 from axon.plan.flops import count_flops
-from axon.plan.ptxas import compile_for_gpu
+from scripts.bench.case import Case
+from scripts.bench.gpu_cases.attention import MASKS, gpu_cases
+from scripts.bench.ptxas_report import compile_for_gpu
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need jax 0.11")
 

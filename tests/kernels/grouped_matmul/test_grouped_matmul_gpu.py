@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from axon import axes
 from axon.errors import UserError
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
-from axon.kernels.grouped_matmul.gpu_cases import gpu_cases
 from axon.kernels.grouped_matmul.gpu_support import sizes_for, unsupported
 from axon.kernels.grouped_matmul.gpu_units import most_tiles, product_units
 from axon.layout import Execution, Layout
@@ -25,6 +24,7 @@ from axon.plan.topology import devices
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.mixtral import Mixtral
+from scripts.bench.gpu_cases.grouped_matmul import gpu_cases
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernels need jax 0.11")
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.grouped_matmul.cases import cases
 from axon.kernels.grouped_matmul.pieces import cover
 from axon.kernels.grouped_matmul.tiling import (
     ROWS,
@@ -26,6 +25,7 @@ from axon.kernels.grouped_matmul.tpu_gradient import weight_gradient
 from axon.kernels.grouped_matmul.tpu_product import product
 from axon.kernels.grouped_matmul.visits import group_visits, most_group_visits, most_visits, row_visits
 from axon.plan.flops import count_flops
+from scripts.bench.cases.grouped_matmul import cases
 
 TILES = Tiles(128, 128, 128)
 SIZES = ([100, 0, 30, 150], [0, 0, 0, 0], [128, 128, 0, 1])

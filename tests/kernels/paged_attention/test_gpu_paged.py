@@ -15,11 +15,11 @@ from axon import axes
 from axon.errors import UserError
 from axon.kernels.paged_attention import Cache, paged_attention
 from axon.kernels.paged_attention.blocks import blocks
-from axon.kernels.paged_attention.gpu_cases import gpu_cases
 from axon.kernels.paged_attention.gpu_support import SIZES, unsupported
 from axon.kernels.paged_attention.gpu_work import Shape, queries_of_block, row_positions, shape_of, table
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.plan.topology import devices
+from scripts.bench.gpu_cases.paged_attention import gpu_cases
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs jax 0.11")
 

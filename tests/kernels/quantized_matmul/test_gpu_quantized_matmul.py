@@ -24,9 +24,9 @@ from axon.kernels.quantized_matmul import (
     quantize,
     quantized_matmul,
 )
-from axon.kernels.quantized_matmul.gpu_cases import gpu_cases
 from axon.kernels.quantized_matmul.gpu_support import unsupported
 from axon.plan.flops import count_flops
+from scripts.bench.gpu_cases.quantized_matmul import gpu_cases
 
 pytestmark = pytest.mark.skipif(jax.__version_info__ < (0, 11), reason="the kernel needs jax 0.11")
 

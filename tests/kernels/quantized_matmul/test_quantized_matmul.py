@@ -27,9 +27,9 @@ from axon.kernels.quantized_matmul import (
     quantized_matmul_tpu,
     quantized_matmul_xla,
 )
-from axon.kernels.quantized_matmul.cases import cases
 from axon.kernels.quantized_matmul.tiling import Tiles, tiles_of
 from axon.plan.flops import count_flops
+from scripts.bench.cases.quantized_matmul import cases
 
 FP8 = jnp.float8_e4m3fn
 

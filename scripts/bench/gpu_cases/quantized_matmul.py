@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Case
 from axon.kernels.quantized_matmul.gpu import cost, quantized_matmul_gpu
 from axon.kernels.quantized_matmul.quantize import KMajor, Quantized
+from scripts.bench.case import Case
 
 FP8 = jnp.float8_e4m3fn
 

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Case, Cost, Part
+from axon.kernels.cost import Cost
 from axon.kernels.paged_attention.cache import Cache
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.tpu import paged_attention_tpu
+from scripts.bench.case import Case, Part
 
 LLAMA, GPT_OSS = (32, 8, 128), (64, 8, 64)
 """Heads, kv_heads and head_dim of Llama 3 8B, and of gpt-oss."""

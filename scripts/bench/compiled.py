@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from axon.chips import Chip
-from axon.kernels.case import Case, Part
 from axon.plan.topology import devices
+from scripts.bench.case import Case, Part
 
 _VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"0","size":"(\d+)"\}')
 

@@ -6,18 +6,7 @@ from typing import Any
 
 import jax
 
-
-@dataclass(frozen=True)
-class Cost:
-    """A kernel's cost, counted from its shapes: floating-point (or integer) operations, and bytes of HBM moved."""
-
-    flops: int
-    bytes: int
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs a byte; above a chip's ridge (its peak ÷ its bandwidth) the arithmetic is the limit."""
-        return self.flops / self.bytes
+from axon.kernels.cost import Cost
 
 
 @dataclass(frozen=True)
@@ -27,7 +16,6 @@ class Case:
     Args:
         operation: the folder's name. name: of the configuration, as shown.
         function: of `operands`, to be traced abstractly. cost: of one call.
-        lacking: chip, as `axon.chips` calls it, → why it takes another implementation there.
     """
 
     operation: str
@@ -35,7 +23,6 @@ class Case:
     function: Callable[..., Any]
     operands: tuple[jax.ShapeDtypeStruct, ...]
     cost: Cost
-    lacking: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.operation}: {self.name}"
@@ -49,7 +36,7 @@ class Part:
         operation: the folder's name. name: of the part, as shown.
         call: the name of the Pallas call.
         function: of `operands`, to be traced abstractly: a program in which that stretch is this part.
-        flops: of the part, where it is most of what a call does: `axon.plan.bundles` counts calls by it.
+        flops: of the part, where it is most of what a call does: `axon.plan.bundles` counts by it.
     """
 
     operation: str

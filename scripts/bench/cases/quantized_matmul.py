@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Case, Cost, Part
+from axon.kernels.cost import Cost
 from axon.kernels.quantized_matmul.quantize import Quantized
 from axon.kernels.quantized_matmul.tiling import bytes_moved, tiles_of
 from axon.kernels.quantized_matmul.tpu import quantized_matmul_tpu
+from scripts.bench.case import Case, Part
 
 
 def cases() -> list[Case]:

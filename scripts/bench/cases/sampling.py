@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from axon.kernels.case import Case, Cost, Part
+from axon.kernels.cost import Cost
 from axon.kernels.sampling.rules import Rules
 from axon.kernels.sampling.search import STEPS
 from axon.kernels.sampling.tpu import least_kept_tpu
+from scripts.bench.case import Case, Part
 
 SHAPES = (("Llama 3", 64, 128256), ("Gemma, one request", 1, 262144), ("GPT-2, neither divides", 13, 50257))
 

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 import jax
 
 from axon.errors import UserError
-from axon.kernels.case import Case
-from axon.plan.kernel import lowered
+from scripts.bench.case import Case
+from scripts.bench.compiled import lowered
 
 _NAME = re.compile(r"Compiling entry function '(\w+?)(?:_mosaic_gpu)?(?:_kernel)?'")
 _REGISTERS = re.compile(r"Used (\d+) registers")

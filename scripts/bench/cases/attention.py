@@ -8,7 +8,8 @@ from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDo
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
 from axon.kernels.attention.tiles import Tiles
 from axon.kernels.attention.tpu import attention_tpu
-from axon.kernels.case import Case, Cost, Part
+from axon.kernels.cost import Cost
+from scripts.bench.case import Case, Part
 
 
 def cases(shorter: int = 1) -> list[Case]:

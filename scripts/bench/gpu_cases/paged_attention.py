@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from axon.kernels.case import Case
-from axon.kernels.paged_attention.cases import GPT_OSS, LLAMA, case
 from axon.kernels.paged_attention.gpu import paged_attention_gpu
 from axon.kernels.paged_attention.ragged import AttentionConfig
+from scripts.bench.case import Case
+from scripts.bench.cases.paged_attention import GPT_OSS, LLAMA, case
 
 DECODE = {"sequences": 64, "queries": 1, "length": 2048}
 PREFILL = {"sequences": 4, "queries": 1024, "length": 1024}

@@ -10,7 +10,8 @@ from axon.kernels.attention.gpu import attention_gpu
 from axon.kernels.attention.gpu_support import SIZES
 from axon.kernels.attention.mask import Causal, Everything, Mask, Prefix, SameDocument, Window
 from axon.kernels.attention.problem import AttentionConfig, AttentionInputs
-from axon.kernels.case import Case, Cost
+from axon.kernels.cost import Cost
+from scripts.bench.case import Case
 
 MASKS = (
     Everything(),

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Case, Cost
-from axon.kernels.grouped_matmul.cases import MODELS
+from axon.kernels.cost import Cost
 from axon.kernels.grouped_matmul.gpu import product, weight_gradient
+from scripts.bench.case import Case
+from scripts.bench.cases.grouped_matmul import MODELS
 
 CONFIGURATIONS = (
     ("Mixtral 8x7B", "bfloat16"),

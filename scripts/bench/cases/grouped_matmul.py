@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.case import Case, Cost, Part
+from axon.kernels.cost import Cost
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul.tiling import (
     Problem,
@@ -16,6 +16,7 @@ from axon.kernels.grouped_matmul.tiling import (
     product_tiles,
 )
 from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
+from scripts.bench.case import Case, Part
 
 MODELS = {"Mixtral 8x7B": (8192, 4096, 14336, 8), "DeepSeek-V2-Lite": (8192, 2048, 1408, 64)}
 """Name → rows, embed, out and groups."""

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from axon.kernels.case import Case, Cost
+from axon.kernels.cost import Cost
 from axon.kernels.cross_entropy.xla import cross_entropy, cross_entropy_and_gradients, token_nll_gradients
+from scripts.bench.case import Case
 
 TOKENS, EMBED, VOCAB = 2048, 4096, 128256
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from axon.plan.ptxas import KernelReport, parse_report
+from scripts.bench.ptxas_report import KernelReport, parse_report
 
 REPORT = """
 ptxas info    : 0 bytes gmem

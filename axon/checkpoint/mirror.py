@@ -21,7 +21,7 @@ from axon.checkpoint.keep import steps_to_keep
 from axon.checkpoint.ownership import STATE
 from axon.checkpoint.reader import Reader, listed
 from axon.checkpoint.remote import Copy, Remote, copy_of
-from axon.checkpoint.run_store import RunStore
+from axon.checkpoint.tiers import RunStore
 from axon.checkpoint.verify import Unverified, damage_here
 from axon.errors import UserError
 

@@ -12,7 +12,6 @@ from etils import epath
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.keep import Checkpoints
 from axon.checkpoint.reader import Reader
-from axon.checkpoint.run_store import RunStore
 from axon.checkpoint.set_aside import latest_of, newest_intact
 from axon.checkpoint.store import Store
 from axon.disk import locked, writing
@@ -23,7 +22,7 @@ _ERROR_BYTES = 1024
 """Of an error of process 0, so many reach the others."""
 
 
-def open_store(directory: epath.PathLike, checkpoints: Checkpoints, place: str, run: str | None = None) -> RunStore:
+def open_store(directory: epath.PathLike, checkpoints: Checkpoints, place: str, run: str | None = None) -> "RunStore":
     """The store in `directory`; with `Checkpoints.local_folder` both, the local one in a folder named `place` in that.
 
     Args:
@@ -135,6 +134,12 @@ class Tiers:
         if step is None:
             return latest_of(self._stores)
         return self._local if step not in self._durable.steps() and step in self._local.steps() else self._durable
+
+
+RunStore = Store | Tiers
+"""The checkpoints of the run that saves them, in one folder or in two."""
+Restorable = Reader | Tiers
+"""Checkpoints to restore from."""
 
 
 def _local(folder: str, run: str) -> epath.Path:

@@ -23,7 +23,7 @@ end: a process ends: `outcome` (done, interrupted, failed), `seconds`, `error`
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import jax
 
@@ -44,27 +44,26 @@ FIELDS = (
 """Those that Axon itself reads."""
 
 
-class Events(Protocol):
-    """The events of one call of `axon train`. A context manager, whose end is the last of them."""
+class Events:
+    """The events of one call of `axon train`, in a process that writes none: a context manager."""
 
     def record(self, kind: str, step: int | None = None, **values: Any) -> None:
         """Appends an event. Raises `UserError` if it cannot be written."""
-        ...
 
     def last(self, kind: str) -> Record | None:
         """The latest event of this kind, of any call. None in processes that do not write."""
-        ...
+        return None
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        pass
 
 
 def events(path: Path) -> Events:
     """The events of this process: process 0 writes, the others do not."""
-    return FileEvents(path) if jax.process_index() == 0 else NullEvents()
+    return FileEvents(path) if jax.process_index() == 0 else Events()
 
 
 def read_events(path: Path) -> list[Record]:
@@ -82,8 +81,8 @@ def _event(kind: str, step: int | None, values: Record) -> Record:
     return {"time": round(time.time(), 3), "step": step, "kind": kind, **values}
 
 
-class FileEvents:
-    """Appends to `events.jsonl`. See `Events`."""
+class FileEvents(Events):
+    """Appends to `events.jsonl`, and the end of the context as the last of them."""
 
     def __init__(self, path: Path):
         self._file = LinesFile(path)
@@ -95,9 +94,6 @@ class FileEvents:
     def last(self, kind: str) -> Record | None:
         return next((event for event in reversed(read_events(self._file.path)) if event["kind"] == kind), None)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         with self._file:
             values: Record = {} if error is None else {"error": _first_line(error)}
@@ -107,22 +103,6 @@ class FileEvents:
             except UserError:
                 if error is None:
                     raise  # else what ended the run is the news
-
-
-class NullEvents:
-    """For all processes but 0, which writes for them. See `Events`."""
-
-    def record(self, kind: str, step: int | None = None, **values: Any) -> None:
-        pass
-
-    def last(self, kind: str) -> Record | None:
-        return None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        pass
 
 
 def _outcome(error: BaseException | None) -> str:

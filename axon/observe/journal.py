@@ -22,47 +22,44 @@ class Folder(Protocol):
     plot: Path
 
 
-class Journal(Protocol):
-    """The log of one call of `axon train`. A context manager."""
+class Journal:
+    """The log of one call of `axon train`, in a process that writes none: a context manager."""
 
     def begin(self, info: Mapping[str, Any], start: int) -> list[Record]:
         """Continues from step `start`: records of later steps are dropped, and returned."""
-        ...
+        return []
 
     def roll_back(self, step: int) -> list[Record]:
         """Drops the records of steps after `step`, and returns them: they are done again."""
-        ...
+        return []
 
     def stepped(self, record: Record) -> None:
         """Logs a training step's metrics."""
-        ...
 
     def evaluated(self, record: Record) -> None:
         """Logs an evaluation's metrics."""
-        ...
 
     def has_evaluation(self, step: int) -> bool:
         """Whether step `step` has been evaluated, now or in an earlier call. False in processes that do not write."""
-        ...
+        return False
 
     def plot(self, unit: str) -> None:
         """Draws the loss curve, in nats per `unit`."""
-        ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        pass
 
 
 def journal(folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]) -> Journal:
     """The journal of this process: process 0 alone writes. `report`: called with a line on missing metrics."""
-    return FileJournal(folder, trackers, until, report) if jax.process_index() == 0 else NullJournal()
+    return FileJournal(folder, trackers, until, report) if jax.process_index() == 0 else Journal()
 
 
-class FileJournal:
-    """Writes to the run's folder, its trackers and the terminal. See `Journal`."""
+class FileJournal(Journal):
+    """Writes to the run's folder, its trackers and the terminal."""
 
     def __init__(self, folder: Folder, trackers: Sequence[TrackerConfig], until: int, report: Callable[[str], None]):
         self._folder, self._until, self._report = folder, until, report
@@ -114,31 +111,3 @@ class FileJournal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
         self._open.__exit__(kind, error, trace)
-
-
-class NullJournal:
-    """For all processes but 0, which writes for them. See `Journal`."""
-
-    def begin(self, info: Mapping[str, Any], start: int) -> list[Record]:
-        return []
-
-    def roll_back(self, step: int) -> list[Record]:
-        return []
-
-    def stepped(self, record: Record) -> None:
-        pass
-
-    def evaluated(self, record: Record) -> None:
-        pass
-
-    def has_evaluation(self, step: int) -> bool:
-        return False
-
-    def plot(self, unit: str) -> None:
-        pass
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
-        pass

@@ -11,11 +11,12 @@ from starlette.responses import Response
 
 from axon.data.tokenizer import Tokenizer
 from axon.errors import suggest
+from axon.serve.calls import CallReader, ToolCall
 from axon.serve.http.access import Record
 from axon.serve.http.body import parse
+from axon.serve.http.conversations import Conversations
 from axon.serve.http.errors import ApiError
 from axon.serve.http.logprobs import ChatLogprobs
-from axon.serve.http.model import Chat, Reader, ToolCall
 from axon.serve.http.reply import Choice, Reply, respond
 from axon.serve.http.requests import check_ids, format_grammar, requests_for, token_limit, with_defaults
 from axon.serve.http.schema import ChatBody, Message, NamedTool, Rendering
@@ -49,7 +50,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     return await respond(request, service.worker.open(requests), reply, service.limits.queue_seconds)
 
 
-def chat_of(service: Service) -> Chat:
+def chat_of(service: Service) -> Conversations:
     """Raises `ApiError` for a model that takes no conversations."""
     if service.model.chat is None:
         message = f"{service.model.name} has no chat template: ask /v1/completions to continue a text"
@@ -100,7 +101,7 @@ def _tools(body: ChatBody) -> Tools:
     return [] if body.tool_choice == "none" else tools
 
 
-async def _grammar(service: Service, chat: Chat, body: ChatBody, tools: Tools) -> Grammar | None:
+async def _grammar(service: Service, chat: Conversations, body: ChatBody, tools: Tools) -> Grammar | None:
     """What holds an answer to a format, or to the call of a tool, if one is demanded."""
     demanded = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
     wanted = await format_grammar(service, body.response_format)
@@ -114,7 +115,7 @@ class ChatReply(Reply):
     """`readers` read calls of tools out of the choices; none, where none may be called."""
 
     body: ChatBody
-    readers: Sequence[Reader] = ()
+    readers: Sequence[CallReader] = ()
 
     def __init__(self, body: ChatBody, record: Record, prompt: Sequence[int], tokenizer: Tokenizer):
         kind = "chat.completion.chunk" if body.stream else "chat.completion"

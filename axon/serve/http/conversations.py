@@ -13,7 +13,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 class Conversations:
-    """See `axon.serve.http.model.Chat`."""
+    """A model's own form of conversations, with OpenAI's messages and tools. Raises `UserError` for what it refuses."""
 
     def __init__(self, chat: Chat, grammars: Grammars):
         self._chat, self._grammars, self._form = chat, grammars, form_of(chat.template(tools=True).source)
@@ -27,6 +27,7 @@ class Conversations:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
+        """See `axon.serve.chat.Chat.ids`."""
         return self._chat.ids(
             messages,
             tools or None,
@@ -36,7 +37,9 @@ class Conversations:
         )
 
     def reader(self, tools: Tools) -> CallReader:
+        """Of an answer that may call these."""
         return CallReader(self._form, tool_names(tools))
 
     def grammar(self, tools: Tools, many: bool) -> Matcher:
+        """Of an answer that calls one of these, or, if `many`, one or several."""
         return call_grammar(self._grammars, self._form, tools, many=many)

@@ -10,9 +10,10 @@ from functools import partial
 import numpy as np
 
 from axon.errors import UserError
+from axon.serve.embedder import Embedder
 from axon.serve.http.errors import ApiError, overloaded, unavailable
 from axon.serve.http.limits import Limits
-from axon.serve.http.model import Embedder, Engine
+from axon.serve.http.model import AnyEngine
 from axon.serve.request import Request, Update
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class Worker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         limits: Limits,
         watch: Callable[[Sequence[Update]], None] = lambda _: None,
         embedder: Embedder | None = None,

@@ -13,6 +13,7 @@ from axon.serve.runner import Runner
 from axon.serve.sampler import SampleOutput, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
+from axon.serve.speculation import Drafts
 from axon.serve.step import check_guesses, declared_caches
 from axon.serve.stream import Stream
 
@@ -89,9 +90,10 @@ class Mirror(Sequence):
         self.limit = self.length
 
 
-class ModelDrafts:
+class ModelDrafts(Drafts):
     """The guesses of a `DraftModel`: an engine in small, which takes `most` steps each time, whatever there is to
-    compute: of a long prompt as much as these steps have room for, and the rest the next time."""
+    compute: of a long prompt as much as these steps have room for, and the rest the next time. What was right, a mirror
+    sees in the target's text."""
 
     def __init__(self, runner: Runner, most: int):
         self.runner, self.most = runner, most
@@ -120,9 +122,6 @@ class ModelDrafts:
         for mirror in mirrors:
             mirror.rest()
         return {mirror.number: mirror.guesses for mirror in mirrors}
-
-    def verified(self, number: int, accepted: int) -> None:
-        """Nothing: a mirror sees in the target's text what was right."""
 
     def end(self, number: int) -> None:
         mirror = self._mirrors.pop(number, None)

@@ -35,34 +35,33 @@ class DraftController:
 
 
 class Drafting:
-    """Guesses for the requests of an engine: `drafts` says what, their `DraftController` for whom. None: for none.
+    """Guesses for the requests of an engine: `drafts` says what, their `DraftController` for whom.
 
     Attributes:
         drafted: tokens that were guessed and verified. accepted: those of them that were right.
     """
 
-    def __init__(self, drafts: Drafts | None):
+    def __init__(self, drafts: Drafts):
         self._drafts, self.drafted, self.accepted = drafts, 0, 0
         self._controllers: dict[int, DraftController] = {}
 
     @property
     def compiles(self) -> int:
-        return 0 if self._drafts is None else self._drafts.compiles
+        return self._drafts.compiles
 
     def warm_up(self) -> None:
         """Compile all programs."""
-        if self._drafts is not None:
-            self._drafts.warm_up()
+        self._drafts.warm_up()
 
     def begin(self, sequence: Sequence) -> None:
         """A new one, for which there may be guesses from now on."""
-        if self._drafts is not None:
+        if self._drafts.most:
             self._controllers[sequence.number], sequence.drafting = DraftController(), True
 
     def propose(self, running: Iterable[tuple[Stream, int | None]]) -> None:
         """Guess for those that decode, and of which the last token is known. Streams, each with the position at which
         and after which there must be no guess."""
-        if self._drafts is None:
+        if not self._drafts.most:
             return
         wanted = {}
         for stream, until in running:
@@ -79,13 +78,11 @@ class Drafting:
     def verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """A step drew for it: so many guesses were verified, and so many right."""
         self.drafted, self.accepted = self.drafted + drafted, self.accepted + accepted
-        if self._drafts is not None:
-            self._drafts.verified(sequence.number, accepted)
+        self._drafts.verified(sequence.number, accepted)
         if sequence.drafting:
             self._controllers[sequence.number].verified(accepted, len(sequence.tokens))
 
     def end(self, sequence: Sequence) -> None:
         """Forget a request that has ended."""
-        if self._drafts is not None:
-            del self._controllers[sequence.number]
-            self._drafts.end(sequence.number)
+        self._controllers.pop(sequence.number, None)
+        self._drafts.end(sequence.number)

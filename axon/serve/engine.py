@@ -18,7 +18,7 @@ from axon.serve.runner import Runner
 from axon.serve.sampler import SampleOutput, on_host
 from axon.serve.scheduler import Scheduled
 from axon.serve.sequence import Sequence
-from axon.serve.speculation import Drafter
+from axon.serve.speculation import Drafter, Drafts
 from axon.serve.stats import Counts, Stats
 from axon.serve.stream import Stream
 from axon.serve.text_model import room
@@ -62,7 +62,7 @@ class Engine:
         self._runner = Runner(runtime, parameters, variables, capacity, 0 if drafter is None else drafter.most)
         self._scheduler, self.max_length = self._runner.scheduler, self._runner.max_length
         self.vocab = self._runner.vocab
-        self._drafting = Drafting(None if drafter is None else drafter.start(self._runner))
+        self._drafting = Drafting(Drafts() if drafter is None else drafter.start(self._runner))
         self._flights: deque[_Flight] = deque()
         self._streams: dict[int, Stream] = {}
         self._kept: list[Update] = []

@@ -16,6 +16,7 @@ from axon.serve.multi_token_step import WHOLE, MultiTokenStep
 from axon.serve.runner import Runner
 from axon.serve.sampler import SampleOutput, on_host
 from axon.serve.scheduler import Scheduled
+from axon.serve.speculation import Drafts
 from axon.serve.step import StepInputs
 from axon.serve.stream import Stream
 
@@ -34,7 +35,7 @@ class MultiToken:
         return MultiTokenDrafts(target)
 
 
-class MultiTokenDrafts:
+class MultiTokenDrafts(Drafts):
     """The guesses of `MultiToken`. After each step of the target the block runs over the step's tokens, and its keys
     and values are in pages of its own with the target's numbers: what becomes of those becomes of these.
 

@@ -17,35 +17,30 @@ REMEMBERED = 2**13
 """Tokens of a request in which `NGram` looks, at least: those before twice as many are forgotten."""
 
 
-class Drafts(Protocol):
-    """The guesses of one engine."""
+class Drafts:
+    """The guesses of one engine; by default none, by no program, and whatever becomes of them."""
 
-    @property
-    def most(self) -> int:
-        """How many tokens of a request are guessed at once, at most."""
-        ...
+    most = 0
+    """How many tokens of a request are guessed at once, at most."""
 
     def propose(self, wanted: Mapping[int, tuple[Stream, int]]) -> Mapping[int, Sequence[int]]:
         """A request's number → ids that may follow its tokens, at most as many as are `wanted` of it; of one without a
         guess nothing. A request's tokens only ever get more."""
-        ...
+        return {}
 
     def verified(self, number: int, accepted: int) -> None:
         """The oldest step in flight that draws for a request drew for it; so many of its guesses were right."""
-        ...
 
     def end(self, number: int) -> None:
         """Forget a request, perhaps one that nothing was wanted of."""
-        ...
 
     def warm_up(self) -> None:
         """Compile all programs."""
-        ...
 
     @property
     def compiles(self) -> int:
         """How many programs there are."""
-        ...
+        return 0
 
 
 class Drafter(Protocol):
@@ -85,10 +80,8 @@ class NGram:
         return LookUps(self)
 
 
-class LookUps:
+class LookUps(Drafts):
     """The guesses of `NGram`, with an index of each request's tokens."""
-
-    compiles = 0
 
     def __init__(self, ngram: NGram):
         self.most, self._ngram = ngram.most, ngram
@@ -97,14 +90,8 @@ class LookUps:
     def propose(self, wanted: Mapping[int, tuple[Stream, int]]) -> dict[int, list[int]]:
         return {number: self._index(stream).propose(most) for number, (stream, most) in wanted.items()}
 
-    def verified(self, number: int, accepted: int) -> None:
-        """Nothing: texts alone count."""
-
     def end(self, number: int) -> None:
         self._indices.pop(number, None)
-
-    def warm_up(self) -> None:
-        """Nothing: there is no program."""
 
     def _index(self, stream: Stream) -> "Index":
         number = stream.sequence.number

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,43 +27,30 @@ class Continuation:
     tokens: Sequence[int]
 
 
-class TeacherForcing(Protocol):
-    """How a kind of model is given continuations."""
+def teacher_forcing(module: Any) -> "TeacherForcing":
+    """The teacher forcing of a module's kind."""
+    return InTwoSequences(module.start_id) if isinstance(module, EncoderDecoder) else TeacherForcing()
+
+
+class TeacherForcing:
+    """Of a decoder-only model: context and continuation follow each other; the last token is only predicted."""
 
     def positions(self, one: Continuation) -> int:
         """Of the longest sequence that it makes."""
-        ...
+        return len(one.context) + len(one.tokens) - 1
 
     def padded(self, continuations: Sequence[Continuation], batch: int, most: int) -> Arrays:
         """Arrays `batch seq`, with rows of padding where there are fewer continuations, and `most` positions at most.
 
         Among them `targets`, the ids to predict, and `weights`, 1 for those of a continuation, else 0.
         """
-        ...
-
-    def hidden(self, model: Any, batch: dict[str, Array]) -> Array:
-        """What the model's head predicts the targets of such a batch from, `batch seq.residual embed`."""
-        ...
-
-
-def teacher_forcing(module: Any) -> TeacherForcing:
-    """The teacher forcing of a module's kind."""
-    return InTwoSequences(module.start_id) if isinstance(module, EncoderDecoder) else InOneSequence()
-
-
-class InOneSequence:
-    """A decoder-only model: context and continuation follow each other; the last token is only predicted."""
-
-    def positions(self, one: Continuation) -> int:
-        return len(one.context) + len(one.tokens) - 1
-
-    def padded(self, continuations: Sequence[Continuation], batch: int, most: int) -> Arrays:
         arrays = _padding(batch, max(map(self.positions, continuations)), most)
         for row, one in enumerate(continuations):
             _fill(arrays, row, [*one.context, *one.tokens], len(one.context) - 1)
         return arrays
 
     def hidden(self, model: Any, batch: dict[str, Array]) -> Array:
+        """What the model's head predicts the targets of such a batch from, `batch seq.residual embed`."""
         tokens = batch["tokens"]
         # Padding is at position 0: the largest position of a sequence chooses its frequencies, as LongRoPE's.
         places = jnp.arange(tokens.shape[1], dtype=jnp.int32)
@@ -72,7 +59,7 @@ class InOneSequence:
 
 
 @dataclass(frozen=True)
-class InTwoSequences:
+class InTwoSequences(TeacherForcing):
     """An encoder–decoder: its encoder reads the context, and its decoder is given `start_id` and the continuation."""
 
     start_id: int

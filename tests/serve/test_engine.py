@@ -18,7 +18,7 @@ from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.request import Finish, Request, Sampling
-from axon.serve.speculation import NGram
+from axon.serve.speculation import Drafts, NGram
 from models.bert import Bert
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
@@ -202,10 +202,10 @@ def test_nothing_is_compiled_after_the_warm_up(small, rng):
     assert engine.stats().compiles == compiled
 
 
-class Random:
+class Random(Drafts):
     """A drafter that is right now and then: it guesses among few tokens, or what follows in one of `texts`."""
 
-    most, compiles = 4, 0
+    most = 4
 
     def __init__(self, rng, texts):
         self.rng, self.texts = rng, texts
@@ -219,15 +219,6 @@ class Random:
     def guess(self, tokens, most):
         known = [text[len(tokens) :][:most] for text in self.texts if text[: len(tokens)] == list(tokens)]
         return known[0] if known and self.rng.random() < 0.5 else self.rng.choice(tokens[-8:], most).tolist()
-
-    def verified(self, number, accepted):
-        pass
-
-    def end(self, number):
-        pass
-
-    def warm_up(self):
-        pass
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])

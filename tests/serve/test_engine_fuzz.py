@@ -15,6 +15,7 @@ from axon.serve.capacity import Capacity
 from axon.serve.drafting import Drafting
 from axon.serve.engine import Engine
 from axon.serve.request import Finish, Request, Sampling
+from axon.serve.speculation import Drafts
 from axon.serve.stream import NO_TOKEN
 from models.olmo import Olmo
 
@@ -54,10 +55,10 @@ class Walk:
         return not self.fails and self.count >= self.end
 
 
-class Guesses:
+class Guesses(Drafts):
     """A drafter that is right now and then: it guesses among few tokens."""
 
-    most, compiles = 4, 0
+    most = 4
 
     def __init__(self, rng):
         self.rng = rng
@@ -67,15 +68,6 @@ class Guesses:
         for number, (stream, most) in wanted.items():
             guesses[number] = self.rng.choice(stream.sequence.tokens[-8:], self.rng.integers(0, most + 1)).tolist()
         return guesses
-
-    def verified(self, number, accepted):
-        pass
-
-    def end(self, number):
-        pass
-
-    def warm_up(self):
-        pass
 
 
 class Traffic:
@@ -251,7 +243,7 @@ def alone(weights):
 
 @pytest.fixture(params=["plain", "drafts"])
 def traffic(request, served, weights, rng):
-    served._drafting = Drafting(Guesses(rng) if request.param == "drafts" else None)
+    served._drafting = Drafting(Guesses(rng) if request.param == "drafts" else Drafts())
     return Traffic(served, weights[1], rng)
 
 

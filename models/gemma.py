@@ -1,6 +1,6 @@
 """Gemma 2 and 3: sliding-window layers between full ones, norms before and after."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 import jax.numpy as jnp
@@ -24,40 +24,32 @@ from axon.nn import (
     gated,
 )
 from axon.nn.block import Block as AttentionBlock
+from axon.nn.decoder import DecoderConfig
 from axon.nn.hugging_face import EPS, Architecture, Constant, Field, Ignored, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_decoder, decoder_dims
+from axon.nn.sizes import check_sizes
 from models.llama import ACTIVATION, ATTENTION, DIVISIBLE, EMBEDDING, MLP, sizes
 
 __all__ = ["HUGGING_FACE", "Gemma"]
 
 
 @dataclass(frozen=True)
-class Gemma:
+class Gemma(DecoderConfig):
     """Gemma team, Gemma 2 (arXiv:2408.00118) and Gemma 3 (2503.19786).
 
-    Args:
-        vocab, embed, layers, heads, kv_heads, mlp, head_dim: sizes.
+    Args, besides those of `DecoderConfig`:
         local_layers: sliding-window layers before each full one: 1 in Gemma 2, 5 in Gemma 3.
         window: keys that a query of a local layer sees. local_rope, rope: frequencies of local and of full layers.
         query_pre_attn_scalar: scores are divided by its square root; head_dim by default.
         soft_cap, logit_soft_cap: c of c·tanh(score / c), and of the logits; None for none (Gemma 3).
-        qk_norm: RMSNorm of each head's queries and keys (Gemma 3). norm_eps: of RMSNorm.
+        qk_norm: RMSNorm of each head's queries and keys (Gemma 3).
         bias: on queries, keys, values and the attention's output. activation: of the MLP's gate, by its name in
             `axon.nn.ACTIVATIONS`.
-        tied: one matrix for embedding and head.
-        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
     """
 
-    vocab: int
-    embed: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp: int
-    head_dim: int
+    head_dim: int = field()  # None is no default here
     window: int
     local_layers: int = 1
     local_rope: Rope = Rope()
@@ -68,24 +60,19 @@ class Gemma:
     qk_norm: bool = False
     bias: bool = False
     activation: str = "gelu_pytorch_tanh"
-    tied: bool = True
+    _: KW_ONLY
     norm_eps: float = 1e-6
-    vocab_multiple: int = 1
+    tied: bool = True
 
     def __post_init__(self):
-        check_decoder(self, "window", "local_layers")
+        super().__post_init__()
+        check_sizes(self, "window", "local_layers")
         check_range(self, "(0, inf)", "query_pre_attn_scalar", "soft_cap", "logit_soft_cap")
         check_activation(self)
 
     @property
-    def dims(self) -> dict[str, int]:
-        """Sizes of the named axes."""
-        return decoder_dims(self)
-
-    @property
     def norm(self) -> partial[RMSNorm]:
-        """RMSNorm with all arguments but its axis."""
-        return partial(RMSNorm, dims=self.dims, eps=self.norm_eps, zero_centered=True)
+        return partial(super().norm, zero_centered=True)
 
     def build(self) -> "GemmaModel":
         """The module, its parameters not yet initialised."""

@@ -7,27 +7,26 @@ from typing import Any
 from axon.errors import UserError
 from axon.foreign_json import FLAG, SIZE, number
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.nn import Attention, ClampedSwiGLU, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment, YarnScaling
+from axon.nn import Attention, ClampedSwiGLU, MoE, Rope, Routing, Segment, YarnScaling
 from axon.nn.block import MoEBlock
+from axon.nn.decoder import DecoderConfig
 from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types
 from axon.nn.hugging_face_rope import RopeRules, rope_field
-from axon.nn.sizes import check_decoder, decoder_dims
+from axon.nn.sizes import check_sizes
 from models.llama import ATTENTION, EMBEDDING, sizes
 
 __all__ = ["HUGGING_FACE", "GptOss"]
 
 
 @dataclass(frozen=True)
-class GptOss:
+class GptOss(DecoderConfig):
     """OpenAI, gpt-oss-120b & gpt-oss-20b Model Card (arXiv:2508.10925); the 20b's sizes are the defaults.
 
-    Args:
-        vocab, embed, layers, heads, kv_heads, head_dim: sizes; mlp: an expert's width.
+    Args, besides those of `DecoderConfig`:
+        mlp: an expert's width.
         routing: how experts are chosen, and how many there are. activation: of their gates and ups.
         window: keys that a query of every other layer, the first one's, sees. rope: rotary frequencies.
-        norm_eps: of RMSNorm. tied: one matrix for embedding and head.
-        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
     """
 
     vocab: int = 201_088
@@ -41,26 +40,23 @@ class GptOss:
     activation: ClampedSwiGLU = ClampedSwiGLU()
     window: int = 128
     rope: Rope = Rope(150_000.0, YarnScaling(32.0, original=4096, truncate=False))
-    norm_eps: float = 1e-5
-    tied: bool = False
-    vocab_multiple: int = 1
 
     def __post_init__(self):
-        check_decoder(self, "window")
+        super().__post_init__()
+        check_sizes(self, "window")
         if self.layers % 2:
             raise UserError(f"GptOss: layers {self.layers} is odd, and they come in pairs of a local and a full one")
 
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        return decoder_dims(self) | {"experts": self.routing.experts}
+        return super().dims | {"experts": self.routing.experts}
 
-    def build(self) -> LanguageModel:
-        """The module, its parameters not yet initialised."""
+    def segments(self) -> list[Segment]:
+        """Pairs of a local and a full layer."""
         seen = Causal() & SameDocument()
         pair = {"local": Block(self, seen & Window(self.window)), "full": Block(self, seen)}
-        depth, norm = Depth(Segment(self.layers // 2, **pair)), RMSNorm("embed", self.dims, self.norm_eps)
-        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab)
+        return [Segment(self.layers // 2, **pair)]
 
 
 class Block(MoEBlock):
@@ -68,9 +64,9 @@ class Block(MoEBlock):
 
     def __init__(self, config: GptOss, mask: Mask):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
-        self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.attention_norm = config.norm("embed")
         self.attention = Attention(dims, mask, rope=config.rope, sinks=True, bias=True, out_bias=True, out_scale=scale)
-        self.moe_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.moe_norm = config.norm("embed")
         self.moe = MoE(dims, config.routing, activation=config.activation, bias=True, out_scale=scale)
 
 

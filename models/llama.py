@@ -12,17 +12,15 @@ from axon.kernels.attention import Causal, SameDocument, Window
 from axon.nn import (
     ACTIVATIONS,
     Attention,
-    Depth,
     GatedMLP,
-    LanguageModel,
     LayerPattern,
-    RMSNorm,
     Rope,
     Segment,
     check_activation,
     gated,
 )
 from axon.nn.block import MLPBlock
+from axon.nn.decoder import DecoderConfig
 from axon.nn.hugging_face import (
     EPS,
     LAYERS,
@@ -38,58 +36,42 @@ from axon.nn.hugging_face import (
 )
 from axon.nn.hugging_face_layers import uniform_layers, windowed_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
-from axon.nn.sizes import check_decoder, decoder_dims, head_dim
+from axon.nn.sizes import check_sizes, head_dim
 
 __all__ = ["HUGGING_FACE", "Llama"]
 
 
 @dataclass(frozen=True)
-class Llama:
+class Llama(DecoderConfig):
     """Touvron et al. (arXiv:2307.09288) and Llama team (2407.21783); Mistral's window (2310.06825), Qwen 2's bias
     (2407.10671), Qwen 3's QK norm (2505.09388), Phi-3's LongRoPE (2404.14219), SmolLM3's layers that do not rotate.
 
-    Args:
-        vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads by default.
+    Args, besides those of `DecoderConfig`:
         rope: rotary frequencies. nope_every: of so many layers the last does not rotate (NoPE: Yang et al.,
-            arXiv:2501.18795); None: all do. window: keys a query sees, None for all. norm_eps: of RMSNorm.
+            arXiv:2501.18795); None: all do. window: keys a query sees, None for all.
         full_layers: the first so many layers, that see all keys though there is a window (Qwen 2).
         bias: on queries, keys and values; out_bias: on the attention's output; mlp_bias: on the MLP's three products.
         activation: of the MLP's gate, by its name in `axon.nn.ACTIVATIONS`.
-        qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for embedding and head.
-        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
+        qk_norm: RMSNorm of each head's queries and keys.
     """
 
-    vocab: int
-    embed: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp: int
-    head_dim: int | None = None
     rope: Rope = Rope()
     nope_every: int | None = None
     window: int | None = None
     full_layers: int = 0
-    norm_eps: float = 1e-5
     bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     activation: str = "silu"
     qk_norm: bool = False
-    tied: bool = False
-    vocab_multiple: int = 1
 
     def __post_init__(self):
-        check_decoder(self, "window", "nope_every")
+        super().__post_init__()
+        check_sizes(self, "window", "nope_every")
         check_range(self, f"[0, {self.layers})", "full_layers")
         if self.full_layers and (self.window is None or self.nope_every is not None):
             raise UserError(f"Llama.full_layers is {self.full_layers}, which needs a window and no nope_every")
         check_activation(self)
-
-    @property
-    def dims(self) -> dict[str, int]:
-        """Sizes of the named axes."""
-        return decoder_dims(self)
 
     def segments(self) -> list[Segment]:
         """One kind of block, periods of `rope…, nope`, or full layers and then local ones."""
@@ -103,11 +85,6 @@ class Llama:
             block, partial(Block, self, rotates=False)
         )
 
-    def build(self) -> LanguageModel:
-        """The module, its parameters not yet initialised."""
-        depth, norm = Depth(*self.segments()), RMSNorm("embed", self.dims, self.norm_eps)
-        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab)
-
 
 class Block(MLPBlock):
     """Attention and a gated MLP, each on the normalised residual stream and added to it."""
@@ -117,13 +94,13 @@ class Block(MLPBlock):
         mask = Causal() & SameDocument()
         if config.window is not None:
             mask = mask & Window(config.window)
-        qk_norm = (lambda heads: RMSNorm("head_dim", dims, config.norm_eps)) if config.qk_norm else None
-        self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
+        qk_norm = (lambda heads: config.norm("head_dim")) if config.qk_norm else None
+        self.attention_norm = config.norm("embed")
         rope = config.rope if rotates else None
         self.attention = Attention(
             dims, mask, rope=rope, bias=config.bias, out_bias=config.out_bias, qk_norm=qk_norm, out_scale=scale
         )
-        self.mlp_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.mlp_norm = config.norm("embed")
         self.mlp = GatedMLP(dims, activation=gated(config.activation), out_scale=scale, bias=config.mlp_bias)
 
 

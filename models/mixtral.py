@@ -7,63 +7,53 @@ from typing import Any
 from axon.checks import check_range
 from axon.foreign_json import FLAG, NULL, SIZE
 from axon.kernels.attention import Causal, SameDocument, Window
-from axon.nn import Attention, Depth, LanguageModel, MoE, RMSNorm, Rope, Routing, Segment, check_activation, gated
+from axon.nn import Attention, MoE, Rope, Routing, Segment, check_activation, gated
 from axon.nn.block import MoEBlock
+from axon.nn.decoder import DecoderConfig
 from axon.nn.hugging_face import EPS, EXPERTS, Architecture, Constant, Converted, Field, Row, ignored, in_layers
 from axon.nn.hugging_face_layers import FULL, LOCAL, TYPES, check_types, uniform_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field
-from axon.nn.sizes import check_decoder, decoder_dims
+from axon.nn.sizes import check_sizes
 from models.llama import ATTENTION, EMBEDDING, SILU, sizes
 
 __all__ = ["HUGGING_FACE", "Mixtral"]
 
 
 @dataclass(frozen=True)
-class Mixtral:
+class Mixtral(DecoderConfig):
     """Jiang et al. (arXiv:2401.04088); Qwen3-MoE's QK norm (2505.09388).
 
-    Args:
-        vocab, embed, layers, heads, kv_heads: sizes; mlp: an expert's width; head_dim: embed / heads by default.
+    Args, besides those of `DecoderConfig`:
+        mlp: an expert's width.
         routing: how experts are chosen, and how many there are. shared: width of an MLP that every token goes through.
-        rope: rotary frequencies. window: keys a query sees, None for all. norm_eps: of RMSNorm.
+        rope: rotary frequencies. window: keys a query sees, None for all.
         bias: on queries, keys, values and the attention's output. activation: of an expert's gate, by its name in
             `axon.nn.ACTIVATIONS`.
-        qk_norm: RMSNorm of each head's queries and keys. tied: one matrix for embedding and head.
-        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
+        qk_norm: RMSNorm of each head's queries and keys.
     """
 
-    vocab: int
-    embed: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp: int
     routing: Routing
     shared: int = 0
-    head_dim: int | None = None
     rope: Rope = Rope()
     window: int | None = None
-    norm_eps: float = 1e-5
     bias: bool = False
     activation: str = "silu"
     qk_norm: bool = False
-    tied: bool = False
-    vocab_multiple: int = 1
 
     def __post_init__(self):
-        check_decoder(self, "window")
+        super().__post_init__()
+        check_sizes(self, "window")
         check_range(self, "[0, 2**31)", "shared")
         check_activation(self)
 
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
-        return decoder_dims(self) | {"experts": self.routing.experts}
+        return super().dims | {"experts": self.routing.experts}
 
-    def build(self) -> LanguageModel:
-        """The module, its parameters not yet initialised."""
-        depth, norm = Depth(Segment(self.layers, block=Block(self))), RMSNorm("embed", self.dims, self.norm_eps)
-        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab)
+    def segments(self) -> list[Segment]:
+        """One kind of block."""
+        return [Segment(self.layers, block=Block(self))]
 
 
 class Block(MoEBlock):
@@ -74,12 +64,12 @@ class Block(MoEBlock):
         mask = Causal() & SameDocument()
         if config.window is not None:
             mask = mask & Window(config.window)
-        qk_norm = (lambda heads: RMSNorm("head_dim", dims, config.norm_eps)) if config.qk_norm else None
-        self.attention_norm = RMSNorm("embed", dims, config.norm_eps)
+        qk_norm = (lambda heads: config.norm("head_dim")) if config.qk_norm else None
+        self.attention_norm = config.norm("embed")
         self.attention = Attention(
             dims, mask, rope=config.rope, bias=config.bias, out_bias=config.bias, qk_norm=qk_norm, out_scale=scale
         )
-        self.moe_norm = RMSNorm("embed", dims, config.norm_eps)
+        self.moe_norm = config.norm("embed")
         self.moe = MoE(dims, config.routing, shared=config.shared, activation=gated(config.activation), out_scale=scale)
 
 

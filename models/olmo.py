@@ -1,6 +1,6 @@
 """OLMo 2 and 3: norms after attention and MLP, QK norm over all heads; sliding windows in OLMo 3."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 
 from jax.ad_checkpoint import checkpoint_name
@@ -10,67 +10,50 @@ from axon.kernels.attention import Causal, Mask, SameDocument, Window
 from axon.nn import (
     Attention,
     Auxiliary,
-    Depth,
     GatedMLP,
-    LanguageModel,
     LayerPattern,
-    RMSNorm,
     Rope,
     Segment,
     check_activation,
     gated,
 )
 from axon.nn.block import Block as AttentionBlock
+from axon.nn.decoder import DecoderConfig
 from axon.nn.hugging_face import EPS, Architecture, Field, Row, in_layers
 from axon.nn.hugging_face_layers import local_layers
 from axon.nn.hugging_face_rope import RopeRules, rope_field, two_ropes
 from axon.nn.language_model import RESIDUAL
-from axon.nn.sizes import check_decoder, decoder_dims
+from axon.nn.sizes import check_sizes
 from models.llama import ALL_FULL, BIASES, EMBEDDING, HEADS, MLP, NO_SLIDING_WINDOW, SILU, sizes
 
 __all__ = ["HUGGING_FACE", "Olmo"]
 
 
 @dataclass(frozen=True)
-class Olmo:
+class Olmo(DecoderConfig):
     """Team OLMo, OLMo 2 (arXiv:2501.00656) and OLMo 3 (2512.13961).
 
-    Args:
-        vocab, embed, layers, heads, kv_heads, mlp: sizes; head_dim: embed / heads by default.
+    Args, besides those of `DecoderConfig`:
         window: keys that a query of a local layer sees (OLMo 3); None: every layer is a full one (OLMo 2).
         local_layers: local layers before each full one, where there is a window.
-        local_rope, rope: frequencies of local and of full layers. norm_eps: of RMSNorm. tied: one matrix for embedding
-            and head.
+        local_rope, rope: frequencies of local and of full layers.
         bias: on queries, keys, values and the attention's output. activation: of the MLP's gate, by its name in
             `axon.nn.ACTIVATIONS`.
-        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
     """
 
-    vocab: int
-    embed: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp: int
-    head_dim: int | None = None
     window: int | None = None
     local_layers: int = 3
     local_rope: Rope = Rope(500_000.0)
     rope: Rope = Rope(500_000.0)
-    norm_eps: float = 1e-6
     bias: bool = False
     activation: str = "silu"
-    tied: bool = False
-    vocab_multiple: int = 1
+    _: KW_ONLY
+    norm_eps: float = 1e-6
 
     def __post_init__(self):
-        check_decoder(self, "window", "local_layers")
+        super().__post_init__()
+        check_sizes(self, "window", "local_layers")
         check_activation(self)
-
-    @property
-    def dims(self) -> dict[str, int]:
-        """Sizes of the named axes."""
-        return decoder_dims(self)
 
     def segments(self) -> list[Segment]:
         """Full layers alone, or local layers between them."""
@@ -81,18 +64,13 @@ class Olmo:
         pattern = LayerPattern(self.layers, self.local_layers, "local", "full")
         return pattern.segments(partial(Block, self, seen & Window(self.window), self.local_rope), full)
 
-    def build(self) -> LanguageModel:
-        """The module, its parameters not yet initialised."""
-        depth, norm = Depth(*self.segments()), RMSNorm("embed", self.dims, self.norm_eps)
-        return LanguageModel(self.dims, depth, norm, tied=self.tied, vocab=self.vocab)
-
 
 class Block(AttentionBlock):
     """Attention and a gated MLP, each normalised before it is added to the residual stream."""
 
     def __init__(self, config: Olmo, mask: Mask, rope: Rope):
         dims = config.dims
-        norm = partial(RMSNorm, dims=dims, eps=config.norm_eps)
+        norm = config.norm
         attention = partial(Attention, dims, mask, rope=rope, bias=config.bias, out_bias=config.bias)
         self.attention = attention(qk_norm=lambda heads: norm(f"{heads} head_dim"))
         self.attention_norm = norm("embed")

@@ -1,7 +1,7 @@
 """Qwen3-Next: Gated DeltaNet, every few layers gated attention, and experts with a shared one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -10,8 +10,9 @@ from axon.errors import UserError
 from axon.fields import field_values
 from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, SameDocument
-from axon.nn import Attention, Depth, LanguageModel, LayerPattern, MoE, RMSNorm, Rope, Routing
+from axon.nn import Attention, LayerPattern, MoE, RMSNorm, Rope, Routing, Segment
 from axon.nn.block import MoEBlock
+from axon.nn.decoder import DecoderConfig
 from axon.nn.gated_delta import GatedDeltaNet
 from axon.nn.hugging_face import (
     EPS,
@@ -28,7 +29,7 @@ from axon.nn.hugging_face import (
 )
 from axon.nn.hugging_face_layers import FULL, TYPES, check_types
 from axon.nn.hugging_face_rope import RopeRules, rope_field
-from axon.nn.sizes import check_decoder, decoder_dims
+from axon.nn.sizes import check_sizes
 from models.llama import ATTENTION, EMBEDDING, sizes
 from models.mixtral import EXPERT_ROWS, MOE_NORM
 
@@ -38,64 +39,58 @@ LINEAR = "linear_attention"
 
 
 @dataclass(frozen=True)
-class Qwen3Next:
+class Qwen3Next(DecoderConfig):
     """Qwen team, Qwen3-Next-80B-A3B (2025): Gated DeltaNet (arXiv:2412.06464) in place of most attention.
 
-    Args:
-        vocab, embed, layers, heads, kv_heads, head_dim: sizes; mlp: an expert's width; shared: that of the MLP that
-            every token goes through, times a gate.
+    Args, besides those of `DecoderConfig`:
+        mlp: an expert's width; shared: that of the MLP that every token goes through, times a gate.
         full_every: of so many layers the last has attention, the others Gated DeltaNet.
         delta_heads, per_head, key_dim, value_dim: of Gated DeltaNet, the heads of queries and keys, how many of values
             each has, and their widths. conv_taps: how many tokens its convolutions see.
         routing: how experts are chosen, and how many there are. rope: rotary frequencies. norm_eps: of RMSNorm, whose
-            factors are 1 + scale. tied: one matrix for embedding and head.
-        vocab_multiple: embedding and head are padded to a multiple of it, with ids that are never predicted.
+            factors are 1 + scale.
     """
 
-    vocab: int
-    embed: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp: int
     shared: int
     delta_heads: int
     per_head: int
     key_dim: int
     value_dim: int
     routing: Routing
-    head_dim: int | None = None
     full_every: int = 4
     conv_taps: int = 4
     rope: Rope = Rope(10_000_000.0, fraction=0.25)
+    _: KW_ONLY
     norm_eps: float = 1e-6
-    tied: bool = False
-    vocab_multiple: int = 1
 
     def __post_init__(self):
-        check_decoder(self, "shared", "delta_heads", "per_head", "key_dim", "value_dim", "conv_taps")
+        super().__post_init__()
+        check_sizes(self, "shared", "delta_heads", "per_head", "key_dim", "value_dim", "conv_taps")
         check_range(self, "[2, 2**16]", "full_every")
 
     @property
     def dims(self) -> dict[str, int]:
         """Sizes of the named axes."""
         delta = field_values(self, ("delta_heads", "per_head", "key_dim", "value_dim", "conv_taps"))
-        return decoder_dims(self) | {"experts": self.routing.experts} | delta
+        return super().dims | {"experts": self.routing.experts} | delta
 
-    def build(self) -> LanguageModel:
-        """The module, its parameters not yet initialised."""
+    @property
+    def norm(self) -> partial[RMSNorm]:
+        return partial(super().norm, zero_centered=True)
+
+    def segments(self) -> list[Segment]:
+        """Periods of `linear…, full`, and as many linear layers as remain."""
         pattern = LayerPattern(self.layers, self.full_every - 1, "linear", "full")
-        blocks = pattern.segments(partial(Block, self, self._linear), partial(Block, self, self._full))
-        norm = RMSNorm("embed", self.dims, self.norm_eps, zero_centered=True)
-        return LanguageModel(self.dims, Depth(*blocks), norm, tied=self.tied, vocab=self.vocab)
+        return pattern.segments(partial(Block, self, self._linear), partial(Block, self, self._full))
 
     def _linear(self, out_scale: float) -> GatedDeltaNet:
         return GatedDeltaNet(self.dims, self.norm_eps, out_scale=out_scale)
 
     def _full(self, out_scale: float) -> Attention:
-        norm = partial(RMSNorm, "head_dim", self.dims, self.norm_eps, zero_centered=True)
-        mask = Causal() & SameDocument()
-        return Attention(self.dims, mask, rope=self.rope, gated=True, qk_norm=lambda heads: norm(), out_scale=out_scale)
+        mask, norm = Causal() & SameDocument(), self.norm
+        return Attention(
+            self.dims, mask, rope=self.rope, gated=True, qk_norm=lambda heads: norm("head_dim"), out_scale=out_scale
+        )
 
 
 class Block(MoEBlock):
@@ -103,9 +98,9 @@ class Block(MoEBlock):
 
     def __init__(self, config: Qwen3Next, mixer: Any):
         dims, scale = config.dims, (2 * config.layers) ** -0.5
-        self.attention_norm = RMSNorm("embed", dims, config.norm_eps, zero_centered=True)
+        self.attention_norm = config.norm("embed")
         self.attention = mixer(scale)
-        self.moe_norm = RMSNorm("embed", dims, config.norm_eps, zero_centered=True)
+        self.moe_norm = config.norm("embed")
         self.moe = MoE(dims, config.routing, shared=config.shared, gated_shared=True, out_scale=scale)
 
 

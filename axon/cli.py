@@ -38,17 +38,21 @@ RunDir = Annotated[
     str, typer.Argument(metavar="RUN_DIR", help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME.")
 ]
 Config = Annotated[Path, typer.Argument(parser=path, metavar="CONFIG", help="A .gin file.")]
+NewRunDir = Annotated[
+    str | None,
+    typer.Option(
+        "--run-dir", metavar="PATH", help="The run's folder, or s3://… or gs://…; runs/NAME-OF-CONFIG by default."
+    ),
+]
+Steps = Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")]
 
 
 @app.command()
 def train(
     config: Config,
     set_: Set = [],  # noqa: B006 - typer reads it, nothing writes it
-    run_dir: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="The run's folder, or s3://… or gs://…; runs/NAME-OF-CONFIG by default."),
-    ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop at this step; the schedule stays as it is.")] = None,
+    run_dir: NewRunDir = None,
+    steps: Steps = None,
     profile: Annotated[bool, typer.Option("--profile", help="Record a few steps for XProf.")] = False,
     processes: Annotated[int, typer.Option(min=1, max=1024, help="Train in so many processes of this machine.")] = 1,
     port: Annotated[
@@ -62,8 +66,6 @@ def train(
 
     Example: `axon train configs/quickstart.gin --set "Layout.mesh={'data': 4, 'tensor': 2}"`
     """
-    from dataclasses import replace
-
     from axon.launch.start import start, supervises
 
     if run_dir is not None:
@@ -74,15 +76,45 @@ def train(
         raise typer.Exit(code)
     keep_freed_memory()
 
-    from axon.config import load
     from axon.run import run
     from axon.run.restarted import run_with_restarts
 
-    tree = load(config, set_).tree
-    tree = replace(tree, run_dir=str(run_dir or tree.run_dir or Path("runs") / config.stem))
+    tree = _tree(config, set_, run_dir)
     if is_supervisor:
         raise typer.Exit(run_with_restarts(tree, restarts))
     run(tree, steps=steps, profile=profile, report=typer.echo)
+
+
+def _tree(config: Path, set_: list[str], run_dir: str | None) -> Any:
+    """The run of a configuration file, with a folder."""
+    from dataclasses import replace
+
+    from axon.config import load
+
+    tree = load(config, set_).tree
+    return replace(tree, run_dir=str(run_dir or tree.run_dir or Path("runs") / config.stem))
+
+
+@app.command()
+def tune(
+    config: Config,
+    set_: Set = [],  # noqa: B006
+    run_dir: NewRunDir = None,
+    steps: Steps = None,
+    inspect: Annotated[
+        int | None, typer.Option(min=1, help="Instead, print so many examples, what is learned of them in colour.")
+    ] = None,
+) -> None:
+    """Tune a model on examples: `axon train`, which has more options, or a look at the examples.
+
+    Example: `axon tune configs/tune/quickstart_sft.gin --inspect 3`
+    """
+    if inspect is None:
+        train(config, set_, run_dir, steps)
+        return
+    from axon.commands.examples import show_examples
+
+    show_examples(_tree(config, set_, run_dir), inspect)
 
 
 @app.command("eval")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from axon.checks import check_range
-from axon.data.records import Files, files_below, files_key, fingerprint, text_of
+from axon.data.records import Files, Record, files_below, files_key, fingerprint, text_of
 from axon.errors import UserError, suggest
 
 
@@ -28,18 +28,25 @@ class Parquet(Files):
 
     def texts(self) -> Iterator[str]:
         for path in self.files():
-            for row, text in enumerate(self._column(path)):
-                yield text_of({self.field: text}, self.field, f"{path} row {row}")
+            for row, record in enumerate(self._rows(path, [self.field])):
+                yield text_of(record, self.field, f"{path} row {row}")
 
-    def _column(self, path: Path) -> Iterator[Any]:
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """See `RecordSource`: all columns, whatever `field` is."""
+        for path in self.files():
+            for row, record in enumerate(self._rows(path, None)):
+                yield f"{path} row {row}", record
+
+    def _rows(self, path: Path, columns: list[str] | None) -> Iterator[Record]:
+        """Each row's values by column; of all columns for None."""
         pyarrow, parquet = _needed("pyarrow", "Parquet"), _needed("pyarrow.parquet", "Parquet")
         try:
             with parquet.ParquetFile(path, page_checksum_verification=True) as file:
                 names = file.schema_arrow.names
-                if self.field not in names:
+                if columns is not None and self.field not in names:
                     raise UserError(f"{path}: there is no column {self.field!r}.{suggest(self.field, names)}")
-                for batch in file.iter_batches(batch_size=1024, columns=[self.field]):
-                    yield from batch.column(0).to_pylist()
+                for batch in file.iter_batches(batch_size=1024, columns=columns):
+                    yield from batch.to_pylist()
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise UserError(f"{path} cannot be read as Parquet: {error}") from None
 
@@ -67,10 +74,14 @@ class HuggingFace:
         return fingerprint("hf", asdict(self), local)
 
     def texts(self) -> Iterator[str]:
-        for number, record in enumerate(self._records()):
-            yield text_of(record, self.field, f"{self.name} ({self.split}) record {number}")
+        return (text_of(record, self.field, where) for where, record in self.records())
 
-    def _records(self) -> Iterator[Any]:
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """See `RecordSource`: all columns, whatever `field` is."""
+        for number, record in enumerate(self._stream()):
+            yield f"{self.name} ({self.split}) record {number}", record
+
+    def _stream(self) -> Iterator[Any]:
         datasets = _needed("datasets", "HuggingFace")
         try:
             stream = datasets.load_dataset(self.name, self.config, split=self.split, streaming=True)

@@ -1,7 +1,7 @@
 """`Data`, what a person writes, and `Corpus`, what it prepares: text of any source as batches of packed tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from math import isfinite
 from typing import Any
@@ -14,6 +14,7 @@ from axon.data.documents import documents_of
 from axon.data.enough import check_sequences, check_vocab, label, use_text
 from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens
+from axon.data.prepared import NoChats
 from axon.data.records import Files
 from axon.data.sources import Source, Stdlib
 from axon.data.store import Root
@@ -98,6 +99,10 @@ class Data:
         """The text that a run is evaluated on, and its tokenizer: this."""
         return self
 
+    def with_tokenizer(self, tokenizer: TokenizerFile) -> "Data":
+        """What a trained model is evaluated on: this by the tokenizer that it was trained with."""
+        return replace(self, tokenizer=tokenizer)
+
     def seq_of(self, model: Any) -> int:
         """Positions of a sequence: as the text is cut, whatever the model."""
         return self.seq
@@ -115,7 +120,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(NoChats):
     """Prepared text: a tokenizer, and batches of two splits. Returned by `Data.prepare`."""
 
     data: Data

@@ -9,8 +9,8 @@ import numpy as np
 
 from axon.data.corpus import TEXT_ARRAYS, Corpus, Data
 from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
-from axon.data.prepared import BatchReader, Prepared
-from axon.data.tokenizer import Tokenizer
+from axon.data.prepared import BatchReader, NoChats, Prepared
+from axon.data.tokenizer import Tokenizer, TokenizerFile
 from axon.fields import leaves
 
 
@@ -42,6 +42,10 @@ class FeedConfig(ABC):
         """The text that the run is evaluated on, and its tokenizer."""
         return self.data
 
+    def with_tokenizer(self, tokenizer: TokenizerFile) -> Data:
+        """See `Data`."""
+        return self.data.with_tokenizer(tokenizer)
+
     def seq_of(self, model: Any) -> int:
         """Positions of a sequence."""
         return self.data.seq_of(model)
@@ -53,7 +57,7 @@ class FeedConfig(ABC):
 
 
 @dataclass(frozen=True)
-class FedCorpus(Prepared, ABC):
+class FedCorpus(NoChats, Prepared, ABC):
     """A prepared corpus, all but its training batches: the base of what `FeedConfig.prepare` returns."""
 
     config: FeedConfig

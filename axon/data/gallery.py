@@ -13,6 +13,8 @@ from axon.checks import check_range
 from axon.data.batches import PADDING, Batches, held_out_order, shuffled_order, without
 from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
 from axon.data.pictures import Letters, Pictures, PictureSource
+from axon.data.prepared import NoChats
+from axon.data.tokenizer import TokenizerFile
 from axon.errors import UserError
 from axon.fields import RESUMABLE
 from axon.model_config import ImageConfig
@@ -62,6 +64,10 @@ class Images:
     def text(self) -> None:
         """Images have none."""
 
+    def with_tokenizer(self, tokenizer: TokenizerFile) -> "Images":
+        """See `Data`: these."""
+        return self
+
     def seq_of(self, model: Any) -> int:
         """Positions that `model` makes of an image. Raises `UserError` for one that takes no images."""
         if not isinstance(model, ImageConfig):
@@ -79,7 +85,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Gallery:
+class Gallery(NoChats):
     """Prepared pictures, in batches of two splits. Returned by `Images.prepare`."""
 
     data: Images

@@ -1,7 +1,9 @@
 """The data of a run once they are prepared, be it text or images."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +14,25 @@ from axon.data.tokenizer import Tokenizer
 
 class BatchReader(Iterator[Batch], AbstractContextManager[Any], Protocol):
     """Batches read ahead; the end of the context stops that."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """The ids of a prompt, and those of the right answer, its end included."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+class NoChats:
+    """The base of data that are no chats: without questions, and written by no template."""
+
+    def questions(self, count: int) -> Sequence[Question]:
+        return ()
+
+    @property
+    def companions(self) -> Path | None:
+        return None
 
 
 class Prepared(Protocol):
@@ -38,6 +59,16 @@ class Prepared(Protocol):
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
         """The first `batches` (None: all) of the held-out split, in a fixed order; the last is padded with weight 0."""
+        ...
+
+    def questions(self, count: int) -> Sequence[Question]:
+        """The first `count` held-out questions that have a right answer, always the same; none where there are none."""
+        ...
+
+    @property
+    def companions(self) -> Path | None:
+        """The folder of what came with the tokenizer, as the chat template that the texts are written by; None without
+        one."""
         ...
 
     def text_bytes(self, batch: Batch) -> np.ndarray | None:

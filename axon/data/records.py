@@ -4,12 +4,12 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 from axon.data.compressed import content, uncompressed
 from axon.disk import check_paths, named, reading
@@ -18,6 +18,28 @@ from axon.fields import FilePath
 
 SHOWN = 5
 """Files, or suffixes of files, that are named at most."""
+
+
+Record = Mapping[str, Any]
+"""One row of a table, or object of a line: column → value."""
+
+
+@runtime_checkable
+class RecordSource(Protocol):
+    """Records, such as chats. A source of your own is any dataclass with these three."""
+
+    @property
+    def name(self) -> str:
+        """The name in reports."""
+        ...
+
+    def key(self) -> str:
+        """Changes when the records change, as far as that shows without reading them."""
+        ...
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """Where each record is, for messages, and the record; in the same order every time."""
+        ...
 
 
 def fingerprint(*parts: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from axon.checks import check_range
 from axon.data.columns import HuggingFace, Parquet
 from axon.data.compressed import content, uncompressed
-from axon.data.records import Files, files_below, files_key, fingerprint, text_in, text_of
+from axon.data.records import Files, Record, files_below, files_key, fingerprint, text_in, text_of
 from axon.disk import named
 from axon.errors import UserError
 
@@ -107,11 +107,15 @@ class JsonLines(Files):
         return fingerprint("jsonl", self.field, files_key(self.files()))
 
     def texts(self) -> Iterator[str]:
+        return (text_of(record, self.field, where) for where, record in self.records())
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """See `RecordSource`: all of each object, whatever `field` is."""
         for path in self.files():
             with content(path) as lines:
                 for number, line in enumerate(lines, 1):
                     if line.strip():
-                        yield text_of(_json_object(line, f"{path}:{number}"), self.field, f"{path}:{number}")
+                        yield f"{path}:{number}", _json_object(line, f"{path}:{number}")
 
 
 def _json_object(line: bytes, where: str) -> dict[str, Any]:

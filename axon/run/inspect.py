@@ -36,10 +36,11 @@ def evaluate_run(path: str | Path, source: str | None, batches: int | None, repo
     """
     trained = open_trained(path)
     train, data = trained.train, trained.train.data
-    if data.text is not None:
-        data = replace(data.text, tokenizer=trained.tokenizer)
-        if source is not None:
-            data = replace(data, sources=(parse_source(source),), weights=None, held_out=1.0)
+    if data.text is not None and source is None:
+        data = data.with_tokenizer(trained.tokenizer)
+    elif data.text is not None and source is not None:
+        other = {"sources": (parse_source(source),), "weights": None, "held_out": 1.0}
+        data = replace(data.text, tokenizer=trained.tokenizer, **other)
     elif source is not None:
         raise UserError(f"{path} is a model of images, which --source has not: it is evaluated on those of its run")
     if source is None and not trained.has_text:
@@ -54,6 +55,7 @@ def evaluate_run(path: str | Path, source: str | None, batches: int | None, repo
     text = None if corpus.tokenizer is None else corpus.tokenizer.to_json()
     read_references(train, references, sources_of(train, references, report), text, report)
     evaluator = Evaluator(runtime, train.objective, data.batch, train.seq, references)
+    evaluator.check_arrays(corpus.arrays)
     return held_out_loss(evaluator, corpus, values, variables, batches)
 
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from axon.observe.metrics import held_out_losses
 from axon.observe.record import run_record
 from axon.plan.out_of_memory import check_memory, memory_explained
 from axon.run.account import account_of, data_account
+from axon.run.answers import answers_of
 from axon.run.before import check_not_lost, check_own_checkpoints, check_separate_folders
 from axon.run.branch import PARENT, Branch
 from axon.run.build import program
@@ -94,6 +96,7 @@ class Session:
                 frozen = sources_of(self.train, self.program.references, self.report)
                 self.frozen = {name: one.digest() for name, one in frozen.items()}
                 corpus = self._corpus()
+                self.answers = answers_of(self.train, corpus, self.program)
                 if corpus.tokenizer is not None:
                     self._check_tokens(source, corpus.tokenizer)
                 if self.first:
@@ -166,7 +169,8 @@ class Session:
                 self.report(line)
             if corpus.tokenizer is not None:
                 corpus.tokenizer.save(self.folder.tokenizer)
-            if source is not None and (kept := source.companions(self.program.runtime)) is not None:
+            kept = corpus.companions or (source and source.companions(self.program.runtime))
+            if kept is not None:
                 copy_companions(kept, self.folder.companions)
         return record
 
@@ -270,12 +274,15 @@ class Session:
             found = held_out_loss(
                 self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
             )
+            metrics = {f"eval_{name}": value for name, value in found.metrics().items()}
+            if self.answers is not None:
+                metrics["eval_exact"] = self.answers.exact(replace(state, parameters=self.program.evaluated(state)))
         step, seconds = int(state.step), round(time.monotonic() - began, 6)
         self.events.record("evaluation", step, seconds=seconds, loss=found.loss)
         self.store.losses[step] = found.loss
-        record = {f"eval_{name}": value for name, value in found.metrics().items()}
-        self.journal.evaluated({"step": step} | record)
-        self.report(f"step {step}: validation {found}")
+        self.journal.evaluated({"step": step} | metrics)
+        exact = f", {metrics['eval_exact']:.1%} of answers right" if "eval_exact" in metrics else ""
+        self.report(f"step {step}: validation {found}{exact}")
 
     def _evaluate_if_missing(self, corpus: Prepared, state: State) -> None:
         if not int(largest(self.journal.has_evaluation(int(state.step)))):

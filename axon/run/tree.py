@@ -27,6 +27,7 @@ from axon.serve.request import Sampling
 from axon.train.faults import Faults
 from axon.train.objective import NextToken, Objective
 from axon.train.optimizers import OneBitAdam, Optimizer
+from axon.tune.examples import Examples
 
 
 class Model(Protocol):
@@ -41,13 +42,18 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss on held-out data: every `every` steps and at the end, on `batches` batches of it (None: all)."""
+    """Loss on held-out data: every `every` steps and at the end, on `batches` batches of it (None: all).
+
+    `answers`: so many held-out questions of chats are answered too, greedily by the engine; `eval_exact` is the share
+    of answers that are the right one, token by token, end included. None: none.
+    """
 
     every: int = 200
     batches: int | None = 20
+    answers: int | None = None
 
     def __post_init__(self):
-        check_range(self, "[1, inf)", "every", "batches")
+        check_range(self, "[1, inf)", "every", "batches", "answers")
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,8 @@ class Train:
     """A training run, as data: `axon.run.run` carries it out, `axon.run.program` compiles its functions.
 
     Args:
-        model: what is trained, as `Llama(…)`. data: what it is trained on: a corpus, images, or batches drawn of the
-            model as it is, as `Rollouts(…)`. optimizer: how parameters are updated.
+        model: what is trained, as `Llama(…)`. data: what it is trained on: a corpus, images, batches drawn of the
+            model as it is, as `Rollouts(…)`, or examples, as `Chats(…)`. optimizer: how parameters are updated.
         steps: how many optimizer steps. seed: from which initial values, data order and dropout follow.
         objective: what is minimised. layout: where each named axis lives. precision: dtypes.
         execution: how it is carried out: remat, kernels, buffers, host and disk tiers, compiler options.
@@ -105,7 +111,7 @@ class Train:
     """
 
     model: Model
-    data: Data | Images | FeedConfig
+    data: Data | Images | FeedConfig | Examples
     optimizer: Optimizer | OneBitAdam
     steps: int = field(metadata=RESUMABLE)
     seed: int = 0

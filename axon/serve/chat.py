@@ -13,8 +13,11 @@ from axon.data.tokenizer import Tokenizer
 from axon.disk import reading
 from axon.errors import UserError, did_you_mean, suggest
 from axon.foreign_json import NULL, TEXT, Kind, list_of, read_field, read_json
+from axon.serve.chat_turns import Renderer, Turns, marked_spans, turn_spans
 from axon.serve.special import Hiding, SpecialText
 from axon.serve.template import Template
+
+Message = Mapping[str, Any]
 
 MAP = "special_tokens_map.json"
 USED = ("default", "tool_use")
@@ -42,6 +45,7 @@ class Chat:
 
     def __init__(self, tokenizer: Tokenizer, templates: Mapping[str, Template], variables: Mapping[str, Any]):
         self._templates, self._variables = dict(templates), dict(variables)
+        self._tokenizer = tokenizer
         self._special = SpecialText(tokenizer, [template.source for template in self._templates.values()])
 
     @classmethod
@@ -60,8 +64,8 @@ class Chat:
 
     def ids(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -73,22 +77,36 @@ class Chat:
         message does. `variables`: what the template reads besides, as `enable_thinking`.
         Raises `UserError` for a message that is not of this form, or that the template refuses.
         """
+        hidden, render = self._renderer(messages, tools, variables)
+        end = secrets.token_hex(16) if continue_final_message else ""  # where the template writes it, the content ends
+        hidden[-1]["content"] += end
+        text = render(hidden, add_generation_prompt=add_generation_prompt)
+        return self._special.encode(_before(text, end) if end else text, render.hiding)
+
+    def turns(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> "Turns":
+        """The ids of a whole chat, and which of them the assistant writes.
+
+        That is what the template marks by `{% generation %}`; else, of each message of the assistant, what is rendered
+        after the prompt that opens it, up to the last special token there. The text is encoded once, as it is rendered
+        whole: an id is the assistant's if it begins within its text. Raises as `ids`, and for a template that marks
+        nothing and does not render a chat's first messages as the beginning of the chat.
+        """
+        hidden, render = self._renderer(messages, tools, {})
+        text, spans = marked_spans(render, hidden) if render.template.marks_turns else turn_spans(render, hidden)
+        return Turns.of(self._special.located(text, render.hiding), spans, self._tokenizer)
+
+    def _renderer(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, variables: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], "Renderer"]:
+        """The messages with special tokens hidden, and what renders them."""
         if not messages:
             raise UserError("messages is empty; give at least one")
         template = self.template(bool(tools))
         self._check(template, variables)
         chat = [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
         hiding = self._special.hiding([template.source, *_texts([chat, tools, variables, self._variables])])
-        hidden = [_hidden(message, hiding) for message in chat]
-        end = secrets.token_hex(16) if continue_final_message else ""  # where the template writes it, the content ends
-        hidden[-1]["content"] += end
-        given = {
-            "messages": hidden,
-            "tools": hiding.hide(tools) or None,
-            "add_generation_prompt": add_generation_prompt,
-        }
-        text = template.render({**self._variables, **hiding.hide(variables), **given})
-        return self._special.encode(_before(text, end) if end else text, hiding)
+        shared = {**self._variables, **hiding.hide(variables), "tools": hiding.hide(tools) or None}
+        return [_hidden(message, hiding) for message in chat], Renderer(template, hiding, shared)
 
     def template(self, tools: bool = False) -> Template:
         """The one for chats with or without tools."""

@@ -75,9 +75,24 @@ class SpecialText:
 
     def encode(self, rendered: str, hiding: Hiding) -> list[int]:
         """The ids of what the template made of hidden messages."""
-        marked = self._guarded.sub(lambda found: self._alias[found[0]], rendered) if self._guarded else rendered
-        ids = self._inner.encode(hiding.show(marked), add_special_tokens=False).ids
-        return [self._ids.get(token, token) for token in ids]
+        return [token for token, *_ in self.located(rendered, hiding)]
+
+    def located(self, rendered: str, hiding: Hiding) -> list[tuple[int, int, int]]:
+        """Each id of `encode`, and from where to where in `rendered` it is."""
+        marked, places = self._marked(rendered)
+        found = self._inner.encode(hiding.show(marked), add_special_tokens=False)
+        pairs = zip(found.ids, found.offsets, strict=True)
+        return [(self._ids.get(token, token), places[begin], places[end]) for token, (begin, end) in pairs]
+
+    def _marked(self, rendered: str) -> tuple[str, list[int]]:
+        """The text with the alias of each guarded token in its place, and where in `rendered` each character was."""
+        parts, places, at = [], [], 0
+        for found in self._guarded.finditer(rendered) if self._guarded else ():
+            alias = self._alias[found[0]]
+            parts += [rendered[at : found.start()], alias]
+            places += [*range(at, found.start()), *[found.start()] * len(alias)]
+            at = found.end()
+        return "".join([*parts, rendered[at:]]), [*places, *range(at, len(rendered) + 1)]
 
 
 def _means_something(token: Mapping[str, Any], templates: Sequence[str]) -> bool:

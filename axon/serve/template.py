@@ -17,6 +17,8 @@ from axon.errors import UserError
 
 SECONDS = 5.0
 """Of one rendering."""
+MARKS = ("generation_begin", "generation_end")
+"""Variables that a template writes, where they are given, before and after what an assistant writes."""
 LONGEST = 2**24
 """Characters of what is rendered."""
 
@@ -25,14 +27,16 @@ class Template:
     """A template's source, compiled. Raises `UserError`, which names `where` it is from, for a syntax error.
 
     Attributes:
-        variables: names that it reads, of what it is rendered with.
+        variables: names that it reads, of what it is rendered with. marks_turns: whether it says what an assistant
+            writes, by `{% generation %}`: then that is between the texts `MARKS`, if it is rendered with these names.
     """
 
     def __init__(self, source: str, where: str):
         self.source, self._where, self._sandbox = source, where, _Sandbox()
         try:
             self._compiled = self._sandbox.from_string(source)
-            self.variables = meta.find_undeclared_variables(self._sandbox.parse(source)) - set(self._sandbox.globals)
+            names = meta.find_undeclared_variables(self._sandbox.parse(source)) - set(self._sandbox.globals)
+            self.variables, self.marks_turns = names - {*MARKS}, names >= {*MARKS}
         except TemplateSyntaxError as error:
             raise UserError(f"{where}: the chat template's line {error.lineno} is wrong: {error.message}") from error
 
@@ -100,13 +104,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`, by which a template marks what an assistant writes: nothing to us."""
+    """`{% generation %}…{% endgeneration %}`, by which a template marks what an assistant writes: `MARKS` around it."""
 
     tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        begin, end = (nodes.Output([nodes.Name(mark, "load")], lineno=line) for mark in MARKS)
+        return [begin, *parser.parse_statements(("name:endgeneration",), drop_needle=True), end]
 
 
 def _refuse(message: str) -> None:

@@ -1,5 +1,7 @@
-"""Tuning a trained model: batches that the model itself writes."""
+"""Tuning a trained model: on chats, and on batches that the model itself writes."""
 
+from axon.tune.chats import Chats
 from axon.tune.rollouts import Rollouts
+from axon.tune.words import Words
 
-__all__ = ["Rollouts"]
+__all__ = ["Chats", "Rollouts", "Words"]

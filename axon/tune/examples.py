@@ -1,0 +1,323 @@
+"""Examples to tune on, as files of chats have them: read, written by the chat template, packed."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import grain
+import numpy as np
+
+from axon.checks import check_range
+from axon.data.batches import PADDING, Batches, held_out_order, shuffled_order, without
+from axon.data.corpus import TEXT_ARRAYS, Data
+from axon.data.enough import check_vocab
+from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
+from axon.data.prepare import SPLITS, Stored, share_of, train_tokenizer
+from axon.data.prepared import Question
+from axon.data.records import RecordSource
+from axon.data.store import Root
+from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
+from axon.disk import check_paths
+from axon.errors import UserError
+from axon.fields import RESUMABLE, StoreLocation
+from axon.serve.chat import Chat
+from axon.tune.formats import Conversation, Format, read_example
+from axon.tune.packing import Document, Example, batch_of, packed
+
+SHOWN = 3
+"""Examples of a kind that are named."""
+
+
+@dataclass(frozen=True)
+class Examples(ABC):
+    """The base of what `Train.data` names to tune on records: `Chats` and `Comparisons`.
+
+    Args:
+        seq: positions in a sequence. batch: sequences in the global batch.
+        sources: where records are read from, as `JsonLines(path)`, whole: its `field` says nothing here.
+        tokenizer: the model's, a file; its folder may have a chat template. Or one trained on the records' texts.
+        columns: column that is expected → what the records call it.
+        long: what is done with an example of more than `seq` + 1 tokens: "drop" it, or "cut" its end, which is then not
+            learned. Either is counted, and the first are named.
+        packed: examples in a sequence, at most; none attends to another.
+        held_out: fraction of the examples held out for evaluation, by the hash of what comes before the first answer.
+        store: see `Data`. threads: how many prefetch batches; 0: no prefetching.
+    """
+
+    formats: ClassVar[tuple[Format, ...]]
+    documents: ClassVar[str] = "documents"
+    """Name of the array of a batch that says which document a token is of."""
+
+    seq: int
+    batch: int
+    sources: tuple[RecordSource, ...]
+    tokenizer: Bpe | TokenizerFile
+    columns: Mapping[str, str] = field(default_factory=dict)
+    long: Literal["drop", "cut"] = "drop"
+    packed: int = 2**16
+    held_out: float = 0.05
+    store: StoreLocation | None = field(default=None, metadata=RESUMABLE)
+    threads: int = field(default=2, metadata=RESUMABLE)
+
+    def __post_init__(self):
+        name = type(self).__name__
+        check_range(self, "[1, 2**31)", "seq", "batch", "packed")
+        check_range(self, "[0, 1)", "held_out")
+        check_range(self, "[0, 256]", "threads")
+        check_paths(self)
+        if not self.sources:
+            raise UserError(f"{name}.sources is empty: expected at least one source of records, as (JsonLines(path),)")
+        names = {column for one in self.formats for column in (*one.columns, *one.optional)}
+        if unknown := sorted(self.columns.keys() - names):
+            raise UserError(f"{name}.columns has {unknown[0]!r}; expected of {', '.join(sorted(names))}")
+
+    @abstractmethod
+    def check_example(self, documents: Sequence[Document], where: str) -> None:
+        """Raise `UserError` for documents from which nothing can be learned."""
+
+    @property
+    def text(self) -> Data:
+        """The records' texts, as a corpus with the tokenizer and the shape of a batch."""
+        texts = tuple(RecordTexts(source) for source in self.sources)
+        shape = {"seq": self.seq, "batch": self.batch, "held_out": self.held_out}
+        return Data(**shape, sources=texts, tokenizer=self.tokenizer, store=self.store, threads=self.threads)
+
+    def with_tokenizer(self, tokenizer: TokenizerFile) -> "Examples":
+        """See `Data`: these, whose own tokenizer has the chat template beside it."""
+        return self
+
+    def seq_of(self, model: Any) -> int:
+        """Positions of a sequence: as the examples are packed, whatever the model."""
+        return self.seq
+
+    def prepare(self, report: Callable[[str], None] = print) -> "PreparedExamples":
+        """Reads the records, and writes each by the chat template as ids.
+
+        Raises `UserError`, with the place of the record, for one that is in none of the `formats`, that the template
+        refuses, or from which nothing can be learned; and where a split has no example.
+        """
+        tokenizer = self._tokenizer(report)
+        chat = Chat.of(self.template_folder, tokenizer)
+        splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
+        left: dict[str, list[str]] = {"dropped": [], "cut": []}
+        for where, conversations in self._conversations():
+            documents = tuple(written(chat, one, where) for one in conversations)
+            self.check_example(documents, where)
+            example = Example(documents, where)
+            if example.positions > self.seq:
+                shorter = self.shortened(example) if self.long == "cut" else None
+                left["dropped" if shorter is None else "cut"].append(where)
+                if (example := shorter) is None:
+                    continue
+            held_out = share_of(_question(documents[0]).tobytes()) < self.held_out
+            splits["held_out" if held_out else "train"].append(example)
+        prepared = PreparedExamples(self, tokenizer, {name: Split(self, tuple(own)) for name, own in splits.items()})
+        for line in prepared.summary(left):
+            report(line)
+        return prepared
+
+    def shortened(self, example: Example) -> Example | None:
+        """Its documents with their ends left out, so that they fit in a sequence; None where nothing would be learned
+        of one."""
+        most = self.seq // len(example.documents) + 1
+        cut = tuple(Document(one.ids[:most], one.learned[:most]) for one in example.documents)
+        return Example(cut, example.where) if all(one.learned[1:].any() for one in cut) else None
+
+    def identity(self) -> dict[str, Any]:
+        """What the batches depend on, as JSON: every field but `store` and `threads`."""
+        own = {"type": type(self).__name__, **asdict(self)}
+        own["sources"] = [{"type": type(source).__name__, **asdict(source)} for source in self.sources]  # type: ignore[call-overload]
+        return {name: value for name, value in own.items() if name not in ("store", "threads")}
+
+    @property
+    def template_folder(self) -> Path | None:
+        """Where the tokenizer's file and what belongs to it is."""
+        return Path(self.tokenizer.path).parent if isinstance(self.tokenizer, TokenizerFile) else None
+
+    def _tokenizer(self, report: Callable[[str], None]) -> Tokenizer:
+        if isinstance(self.tokenizer, TokenizerFile):
+            return self.tokenizer.load()
+        return train_tokenizer(self.tokenizer, self.text.sources, self.held_out, Root(self.store), report)
+
+    def _conversations(self) -> Iterator[tuple[str, tuple[Conversation, ...]]]:
+        for source in self.sources:
+            for where, record in source.records():
+                yield where, read_example(record, where, self.formats, self.columns)
+
+
+def written(chat: Chat, conversation: Conversation, where: str) -> Document:
+    """A conversation as ids. Raises `UserError`, with the place, for one that the template refuses."""
+    try:
+        turns = chat.turns(conversation.messages, conversation.tools or None)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+    return Document(np.array(turns.ids, np.int32), np.array(turns.learned, bool))
+
+
+def _question(document: Document) -> np.ndarray:
+    """The ids before the first that is learned."""
+    return document.ids[: int(np.argmax(document.learned))]
+
+
+@dataclass(frozen=True)
+class RecordTexts:
+    """The texts of records, as a source of documents."""
+
+    source: RecordSource
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    def key(self) -> str:
+        return self.source.key()
+
+    def texts(self) -> Iterator[str]:
+        """One document for each record: all texts in it, a line each."""
+        for _, record in self.source.records():
+            yield "\n".join(_texts([*record.values()]))
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping | list):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _texts(part)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The examples of a split, and which are in each sequence."""
+
+    data: Examples
+    examples: tuple[Example, ...] = field(repr=False)
+
+    @cached_property
+    def rows(self) -> list[list[int]]:
+        """The numbers of the examples in each sequence."""
+        return packed(self.examples, self.data.seq, self.data.packed)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, numbers: np.ndarray) -> Batch:
+        """The sequences with these numbers; of `PADDING` one without examples."""
+        rows = [[] if row == PADDING else [self.examples[one] for one in self.rows[row]] for row in numbers.tolist()]
+        return batch_of(rows, self.data.seq, self.data.documents)
+
+    def digest(self) -> str:
+        """Of every id, and of which are learned."""
+        digest = hashlib.blake2b(digest_size=8)
+        for one in (document for example in self.examples for document in example.documents):
+            digest.update(one.ids.tobytes() + b"/" + one.learned.tobytes() + b"/")
+        return digest.hexdigest()
+
+    @property
+    def learned(self) -> int:
+        """How many tokens are learned."""
+        return sum(int(one.learned[1:].sum()) for example in self.examples for one in example.documents)
+
+    @property
+    def largest(self) -> int:
+        """The largest id."""
+        return max((int(one.ids.max()) for example in self.examples for one in example.documents), default=0)
+
+
+@dataclass(frozen=True)
+class PreparedExamples:
+    """Examples as ids, in batches of two splits. Returned by `Examples.prepare`."""
+
+    data: Examples
+    tokenizer: Tokenizer
+    splits: Mapping[str, Split] = field(repr=False)
+
+    def __post_init__(self):
+        name = type(self.data).__name__
+        for split in SPLITS:
+            if not len(self.splits[split]) and (split == "train" or self.data.held_out):
+                raise UserError(
+                    f"{name}.sources have no example for the split {split}: {name}.held_out is {self.data.held_out}, "
+                    f"{name}.seq {self.data.seq}. Give more examples, or change these"
+                )
+
+    def summary(self, left: Mapping[str, Sequence[str]]) -> list[str]:
+        """How much there is of each split, and which examples were too long."""
+        data, lines = self.data, []
+        for name, split in self.splits.items():
+            positions = sum(example.positions for example in split.examples)
+            filled = positions / (len(split) * data.seq) if len(split) else 0.0
+            lines.append(
+                f"{name.replace('_', ' ')}: {len(split.examples):,} examples in {len(split):,} sequences, {filled:.0%} "
+                f"full; {split.learned:,} tokens are learned"
+            )
+        for what, places in left.items():
+            if places:
+                shown = ", ".join([*places[:SHOWN], *(["…"] if len(places) > SHOWN else [])])
+                limit = f"{type(data).__name__}.seq = {data.seq}"
+                lines.append(f"{len(places):,} examples of more than {limit} positions are {what}: {shown}")
+        return lines
+
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        return {self.data.documents if name == "documents" else name: axes for name, axes in TEXT_ARRAYS.items()}
+
+    @property
+    def companions(self) -> Path | None:
+        return self.data.template_folder
+
+    def check_fits(self, model: Any, objective: Any, seq: int) -> None:
+        largest = {name: {"largest": split.largest} for name, split in self.splits.items()}
+        check_vocab(model, objective, seq, self.tokenizer, [Stored(type(self.data).__name__, "", largest)])
+
+    def feed(self, context: FeedContext) -> Batches:
+        order = without(self._order(context.seed), context.left_out)
+        return self._batches("train", order[context.start :], context.sequences)
+
+    def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> Batches:
+        order = held_out_order(self.splits["held_out"].rows, self.data.batch)
+        return self._batches("held_out", order[:batches], sequences)
+
+    def questions(self, count: int) -> list[Question]:
+        documents = [example.documents[0] for example in self.splits["held_out"].examples[:count]]
+        return [_last_answer(document) for document in documents]
+
+    def text_bytes(self, batch: Batch) -> np.ndarray:
+        return batch["weights"].astype(np.int32) * self.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
+
+    def identity(self) -> dict[str, Any]:
+        digests = {name: [split.digest()] for name, split in self.splits.items()}
+        return self.data.identity() | {"digests": digests["train"], "held_out_digests": digests["held_out"]}
+
+    def position(self, seed: int, step: int) -> str:
+        epoch = step * self.data.batch / len(self.splits["train"])
+        places = [place for one in self.documents(seed, step) for place in one["examples"]]
+        return f"batch {step} of seed {seed} (epoch {epoch:.2f}): {', '.join(places[:16])}"
+
+    def documents(self, seed: int, step: int) -> list[dict[str, Any]]:
+        split = self.splits["train"]
+        rows = [split.rows[row] for row in np.asarray(self._order(seed)[step]).tolist()]
+        return [{"examples": [split.examples[number].where for number in row]} for row in rows]
+
+    def _order(self, seed: int) -> grain.MapDataset:
+        return shuffled_order(len(self.splits["train"]), self.data.batch, seed)
+
+    def _batches(self, split: str, order: grain.MapDataset, mine: SequenceNumbers) -> Batches:
+        def load(numbers: np.ndarray) -> list[Batch]:
+            numbers = np.asarray(numbers)
+            padded = np.pad(numbers, (0, self.data.batch - len(numbers)), constant_values=PADDING)
+            return [self.splits[split].batch(padded[mine])]
+
+        return Batches(order.map(load), self.data.threads)
+
+
+def _last_answer(document: Document) -> Question:
+    """The last of the assistant's turns, and all before it."""
+    learned = document.learned
+    end = len(learned) - int(np.argmax(learned[::-1]))
+    begin = end - int(np.argmin(learned[:end][::-1]))
+    return Question(tuple(document.ids[:begin].tolist()), tuple(document.ids[begin:end].tolist()))

@@ -1,0 +1,156 @@
+"""Shapes of examples, recognised by their columns: chats, prompts with completions, and preferences."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from axon.data.records import Record
+from axon.errors import UserError
+
+Message = dict[str, Any]
+SPEAKERS = {
+    "system": "system",
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "model", "bing", "chatgpt"), "assistant"),
+    **dict.fromkeys(("tool", "observation"), "tool"),
+}
+"""Who speaks in ShareGPT's form → the role."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in OpenAI's form, and the tools that the assistant may call."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+Reader = Callable[[Record], tuple[Conversation, ...]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A shape of records: the columns that it has, those that it may have, and how an example is read from them."""
+
+    columns: tuple[str, ...]
+    optional: tuple[str, ...]
+    read: Reader
+
+    def __str__(self):
+        return " and ".join(self.columns)
+
+
+def read_example(
+    record: Record, where: str, formats: Sequence[Format], names: Mapping[str, str]
+) -> tuple[Conversation, ...]:
+    """The conversations of a record: one, or the chosen and the rejected one, by the first format that fits.
+
+    Args:
+        where: the record, for messages. names: column of a format → what it is called in the record.
+
+    Raises `UserError` for columns that fit no format, or a value of another shape.
+    """
+    columns = {ours: names.get(ours, ours) for one in formats for ours in (*one.columns, *one.optional)}
+    known = {ours: record[column] for ours, column in columns.items() if record.get(column) is not None}
+    for one in formats:
+        if known.keys() >= {*one.columns}:
+            try:
+                return one.read(known)
+            except _Malformed as error:
+                column, expected = error.args
+                raise UserError(
+                    f"{where}: column {columns[column]!r} has {record[columns[column]]!r:.80}; expected {expected}"
+                ) from None
+    expected = "; ".join(map(str, formats))
+    mapping = {formats[0].columns[0]: next(iter(record), "name")}
+    raise UserError(
+        f"{where}: the columns are {', '.join(map(repr, record)) or 'none'}; expected one of: {expected}. Say what "
+        f"they are called here by the field columns, as {mapping}"
+    )
+
+
+class _Malformed(Exception):
+    """The column, and what is expected in it."""
+
+
+def _text(record: Record, column: str) -> str:
+    if not isinstance(value := record[column], str):
+        raise _Malformed(column, "a text")
+    return value
+
+
+def _messages(record: Record, column: str, role: str | None = None) -> tuple[Message, ...]:
+    """A column of messages; with a `role` it may be a text, which is that one's message."""
+    value = record[column]
+    if role is not None and isinstance(value, str):
+        return ({"role": role, "content": value},)
+    if not isinstance(value, list) or not all(
+        isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in value
+    ):
+        also = "a text, or " if role else ""
+        raise _Malformed(column, f'{also}messages as [{{"role": "user", "content": "…"}}]')
+    return tuple(dict(one) for one in value)
+
+
+def _with_system(record: Record, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages after the one in the column `system`, if there is such."""
+    system = _text(record, "system") if "system" in record else ""
+    return (*([{"role": "system", "content": system}] if system else []), *messages)
+
+
+def _tools(record: Record) -> tuple[Mapping[str, Any], ...]:
+    value = record.get("tools", ())
+    if not isinstance(value, list | tuple) or not all(isinstance(one, Mapping) for one in value):
+        raise _Malformed("tools", "a list of tools, as OpenAI's")
+    return tuple(value)
+
+
+def _openai(record: Record) -> tuple[Conversation, ...]:
+    return (Conversation(_messages(record, "messages"), _tools(record)),)
+
+
+def _completion(record: Record) -> tuple[Conversation, ...]:
+    prompt = _with_system(record, _messages(record, "prompt", "user"))
+    return (Conversation((*prompt, *_messages(record, "completion", "assistant")), _tools(record)),)
+
+
+def _sharegpt(record: Record) -> tuple[Conversation, ...]:
+    turns = record["conversations"]
+    expected = f'turns as [{{"from": "human", "value": "…"}}], from one of {", ".join(SPEAKERS)}'
+    if not isinstance(turns, list) or not all(
+        isinstance(turn, Mapping) and turn.get("from") in SPEAKERS and isinstance(turn.get("value"), str)
+        for turn in turns
+    ):
+        raise _Malformed("conversations", expected)
+    messages = [{"role": SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns]
+    return (Conversation(_with_system(record, messages), _tools(record)),)
+
+
+def _alpaca(record: Record) -> tuple[Conversation, ...]:
+    more = _text(record, "input") if "input" in record else ""
+    question = _text(record, "instruction") + (f"\n\n{more}" if more else "")
+    messages = {"role": "user", "content": question}, {"role": "assistant", "content": _text(record, "output")}
+    return (Conversation(_with_system(record, messages)),)
+
+
+def _pair(record: Record) -> tuple[Conversation, ...]:
+    prompt = _with_system(record, _messages(record, "prompt", "user")) if "prompt" in record else ()
+    role = "assistant" if prompt else None
+    chosen, rejected = (_messages(record, side, role) for side in ("chosen", "rejected"))
+    if chosen == rejected:
+        raise _Malformed("rejected", "another answer than the chosen one: leave the record out")
+    starts = bool(prompt) and chosen[: len(prompt)] == prompt  # whole chats beside their prompt
+    before = () if starts else prompt
+    return tuple(Conversation((*before, *side), _tools(record)) for side in (chosen, rejected))
+
+
+CHATS = (
+    Format(("messages",), ("tools",), _openai),
+    Format(("conversations",), ("system", "tools"), _sharegpt),
+    Format(("prompt", "completion"), ("system", "tools"), _completion),
+    Format(("instruction", "output"), ("input", "system"), _alpaca),
+)
+"""Formats of one conversation: OpenAI's, ShareGPT's, a prompt with its completion, Alpaca's."""
+
+PAIRS = (Format(("chosen", "rejected"), ("prompt", "system", "tools"), _pair),)
+"""Formats of two conversations, of which the first is preferred."""

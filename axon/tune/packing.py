@@ -1,0 +1,79 @@
+"""Examples packed into sequences: several documents in one, none of which attends to another."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from axon.data.batches import PADDING
+from axon.data.feed import Batch
+
+OPEN = 64
+"""Sequences that are filled at a time: an example goes into the first of them that has room."""
+
+ANSWERS = "answers"
+"""What a batch of pairs has in the place of `documents`: 2·p where a token is of the chosen, 2·p + 1 where it is of the
+rejected text of the p-th pair of its sequence, -1 where it is padding."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """The ids of a text, and which of them are learned."""
+
+    ids: np.ndarray
+    learned: np.ndarray
+
+    @property
+    def positions(self) -> int:
+        """How many predictions it has."""
+        return len(self.ids) - 1
+
+
+@dataclass(frozen=True)
+class Example:
+    """One document, or a chosen and a rejected one; `where` they are from."""
+
+    documents: tuple[Document, ...]
+    where: str
+
+    @property
+    def positions(self) -> int:
+        """How many places of a sequence it takes."""
+        return sum(one.positions for one in self.documents)
+
+
+def packed(examples: Sequence[Example], seq: int, most: int) -> list[list[int]]:
+    """The numbers of the examples in each sequence of `seq` positions, `most` of them in one; none is divided."""
+    rows: list[list[int]] = []
+    room: dict[int, int] = {}
+    for number, example in enumerate(examples):
+        needed = example.positions
+        row = next((row for row, left in room.items() if left >= needed), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room[row] = seq
+            if len(room) > OPEN:
+                del room[min(room, key=room.__getitem__)]
+        rows[row].append(number)
+        if row in room:
+            room[row] -= needed
+            if len(rows[row]) == most:
+                del room[row]
+    return rows
+
+
+def batch_of(rows: Sequence[Sequence[Example]], seq: int, documents: str) -> Batch:
+    """Arrays `batch seq` of the examples in each sequence; padding after them, and weights 1 where the target is
+    learned. `documents`: the name of the array of documents' numbers."""
+    shape = len(rows), seq
+    batch: Batch = {name: np.zeros(shape, np.int32) for name in ("tokens", "targets", "positions")}
+    batch |= {documents: np.full(shape, PADDING, np.int32), "weights": np.zeros(shape, np.float32)}
+    for row, examples in enumerate(rows):
+        at = 0
+        for number, one in enumerate(document for example in examples for document in example.documents):
+            own = row, slice(at, at + one.positions)
+            batch["tokens"][own], batch["targets"][own] = one.ids[:-1], one.ids[1:]
+            batch["positions"][own], batch[documents][own] = np.arange(one.positions), number
+            batch["weights"][own] = one.learned[1:]
+            at += one.positions
+    return batch

@@ -1,0 +1,61 @@
+"""A small task language for quickstarts: words of random letters, and the one right answer to each."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+
+from axon.checks import check_range
+from axon.data.records import Record, fingerprint
+
+
+@dataclass(frozen=True)
+class Words:
+    """`count` records with a `prompt`, a random word, and a `completion`, what the task makes of it; drawn by `seed`.
+
+    With `pairs` they have `chosen`, that answer, and `rejected`, the same with two neighbours exchanged, instead.
+
+    Args:
+        task: "reverse": the word backwards. "rotate": its first letter at its end. letters: how many of the alphabet
+            there are. shortest, longest: letters of a word.
+    """
+
+    count: int = 4096
+    task: Literal["reverse", "rotate"] = "reverse"
+    letters: int = 12
+    shortest: int = 3
+    longest: int = 6
+    pairs: bool = False
+    seed: int = 0
+
+    def __post_init__(self):
+        check_range(self, "[1, 2**31)", "count")
+        check_range(self, "[2, 26]", "letters")
+        check_range(self, "[2, 2**16)", "shortest", "longest")
+        check_range(self, "[0, inf)", "seed")
+
+    @property
+    def name(self) -> str:
+        return "words"
+
+    def key(self) -> str:
+        return fingerprint("words", asdict(self))
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """See `axon.data.records.RecordSource`. Each word has two neighbours that differ."""
+        rng = np.random.default_rng(self.seed)
+        for number in range(self.count):
+            yield f"words {number}", self._record(rng)
+
+    def _record(self, rng: np.random.Generator) -> Record:
+        word = ""
+        while len({*word}) < 2:
+            length = rng.integers(self.shortest, self.longest + 1)
+            word = "".join(chr(ord("a") + one) for one in rng.integers(self.letters, size=length))
+        right = word[::-1] if self.task == "reverse" else word[1:] + word[0]
+        if not self.pairs:
+            return {"prompt": word, "completion": right}
+        place = rng.choice([at for at in range(len(right) - 1) if right[at] != right[at + 1]])
+        wrong = right[:place] + right[place + 1] + right[place] + right[place + 2 :]
+        return {"prompt": word, "chosen": right, "rejected": wrong}

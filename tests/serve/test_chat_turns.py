@@ -1,0 +1,182 @@
+"""What the assistant writes of a chat, token by token: by templates of many families, beside plain concatenation."""
+
+import json
+import string
+
+import pytest
+
+from axon.data.tokenizer import BOS, Bpe, Tokenizer
+from axon.errors import UserError
+from axon.serve.chat import PLAIN, Chat
+
+SPECIAL = (
+    *("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "[INST]", "[/INST]"),
+    *("</s>", "<start_of_turn>", "<end_of_turn>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|call|>"),
+    *("<|start|>", "<|message|>", "<|return|>"),
+)
+EACH = "{% for m in messages %}"
+END = "{% endfor %}"
+
+
+def asks(prompt):
+    return "{% if add_generation_prompt %}" + prompt + "{% endif %}"
+
+
+def by_role(system, user, assistant, prompt):
+    """A template of these texts, in which `$` is the content."""
+    texts = {"system": system, "user": user, "assistant": assistant}
+    cases = "".join(
+        f"{{% if m.role == '{role}' %}}{text.replace('$', '{{ m.content }}')}{{% endif %}}"
+        for role, text in texts.items()
+    )
+    return EACH + cases + END + asks(prompt)
+
+
+FAMILIES = {
+    # name: (template, opening, system, user, before an answer, learned after it, not learned after that)
+    "chatml": (
+        EACH + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n" + END + asks("<|im_start|>assistant\n"),
+        *("", "<|im_start|>system\n$<|im_end|>\n", "<|im_start|>user\n$<|im_end|>\n", "<|im_start|>assistant\n"),
+        *("<|im_end|>", "\n"),
+    ),
+    "llama3": (
+        "{{ bos_token }}"
+        + EACH
+        + "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>"
+        + END
+        + asks("<|start_header_id|>assistant<|end_header_id|>\n\n"),
+        *(BOS, "<|start_header_id|>system<|end_header_id|>\n\n$<|eot_id|>"),
+        *("<|start_header_id|>user<|end_header_id|>\n\n$<|eot_id|>",),
+        *("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>", ""),
+    ),
+    "mistral": (
+        "{{ bos_token }}" + by_role("[INST] $ [/INST]", "[INST] $ [/INST]", " $</s>", ""),
+        *(BOS, "[INST] $ [/INST]", "[INST] $ [/INST]", "", "</s>", ""),
+    ),
+    "gemma": (
+        "{{ bos_token }}"
+        + EACH
+        + "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+        + END
+        + asks("<start_of_turn>model\n"),
+        *(BOS, "<start_of_turn>system\n$<end_of_turn>\n", "<start_of_turn>user\n$<end_of_turn>\n"),
+        *("<start_of_turn>model\n", "<end_of_turn>", "\n"),
+    ),
+    "phi": (
+        by_role("<|system|>\n$<|end|>\n", "<|user|>\n$<|end|>\n", "<|assistant|>\n$<|end|>\n", "<|assistant|>\n"),
+        *("", "<|system|>\n$<|end|>\n", "<|user|>\n$<|end|>\n", "<|assistant|>\n", "<|end|>", "\n"),
+    ),
+    "zephyr": (
+        EACH + "<|{{ m.role }}|>\n{{ m.content }}</s>\n" + END + asks("<|assistant|>\n"),
+        *("", "<|system|>\n$</s>\n", "<|user|>\n$</s>\n", "<|assistant|>\n", "</s>", "\n"),
+    ),
+    "harmony": (
+        by_role(
+            "<|start|>system<|message|>$<|end|>",
+            "<|start|>user<|message|>$<|end|>",
+            "<|start|>assistant<|message|>$<|end|>",
+            "<|start|>assistant<|message|>",
+        ),
+        *("", "<|start|>system<|message|>$<|end|>", "<|start|>user<|message|>$<|end|>"),
+        *("<|start|>assistant<|message|>", "<|end|>", ""),
+    ),
+    "marked": (
+        EACH
+        + "{% if m.role == 'assistant' %}<|im_start|>assistant\n{% generation %}{{ m.content }}<|im_end|>"
+        + "{% endgeneration %}{{ '\n' }}{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}"
+        + END,
+        *("", "<|im_start|>system\n$<|im_end|>\n", "<|im_start|>user\n$<|im_end|>\n", "<|im_start|>assistant\n"),
+        *("<|im_end|>", "\n"),
+    ),
+    "end of documents": (
+        by_role("system: $\n", "user: $\n", "answer: $<|endoftext|>\n", "answer:"),
+        *("", "system: $\n", "user: $\n", "answer:", BOS, "\n"),
+    ),
+}
+WITH_SPACE = ("mistral", "end of documents")
+"""Families whose answer begins with a space."""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    texts = [" ".join([*(family[0] for family in FAMILIES.values()), "hello world user assistant", string.printable])]
+    inner = Bpe(vocab=340).train(iter(texts * 3), report=lambda _: None)._inner
+    inner.add_special_tokens([*SPECIAL])
+    return Tokenizer(inner, inner.token_to_id(BOS))
+
+
+def chat_by(template, tokenizer, folder):
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    return Chat.of(folder, tokenizer)
+
+
+def words(rng):
+    letters = "abc dé中😀.<|"
+    return ("x" + "".join(rng.choice([*letters], size=rng.integers(1, 30)))).strip()
+
+
+def talk(rng, with_system):
+    roles = [*(["system"] if with_system else []), *(["user", "assistant"] * int(rng.integers(1, 4)))]
+    return [{"role": role, "content": words(rng)} for role in roles]
+
+
+@pytest.mark.parametrize("with_system", [False, True])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_learned_tokens_are_those_of_a_rendering_by_hand(name, with_system, tokenizer, tmp_path, rng):
+    template, opening, system, user, before, closed, after = FAMILIES[name]
+    chat = chat_by(template, tokenizer, tmp_path)
+    for _ in range(8):
+        messages = talk(rng, with_system)
+        whole, learned = opening, []
+        for message in messages:
+            if message["role"] == "assistant":
+                learned.append(" " * (name in WITH_SPACE) + message["content"] + closed)
+                whole += before + learned[-1] + after
+            else:
+                whole += (system if message["role"] == "system" else user).replace("$", message["content"])
+        turns = chat.turns(messages)
+        assert tokenizer.decode(turns.ids) == whole
+        written = [token for token, own in zip(turns.ids, turns.learned, strict=True) if own]
+        assert tokenizer.decode(written) == "".join(learned)
+        assert list(turns.ids) == chat.ids(messages, add_generation_prompt=False)
+        assert turns.ids.count(tokenizer.bos) == whole.count(BOS)
+
+
+def test_without_an_end_in_the_template_the_last_answer_is_followed_by_one_that_is_learned(tokenizer):
+    chat, messages = Chat.of(None, tokenizer), [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    turns = chat.turns(messages * 2)
+    assert tokenizer.decode(turns.ids) == f"{BOS}user: a\nassistant: b\nuser: a\nassistant: b\n{BOS}"
+    written = [token for token, own in zip(turns.ids, turns.learned, strict=True) if own]
+    assert tokenizer.decode(written) == f" b\n b\n{BOS}"
+    assert turns.learned[-1]
+    assert not turns.learned[0]
+
+
+def test_a_call_of_a_tool_is_learned_and_its_answer_is_not(tokenizer, tmp_path):
+    template = (
+        EACH
+        + "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<|call|>{{ c.function | tojson }}"
+        + "{% endfor %}<|im_end|>\n"
+        + END
+        + asks("<|im_start|>assistant\n")
+    )
+    call = {"function": {"name": "weather", "arguments": '{"at": "Rome"}'}}
+    messages = [
+        {"role": "user", "content": "warm?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "30"},
+        {"role": "assistant", "content": "yes"},
+    ]
+    turns = chat_by(template, tokenizer, tmp_path).turns(messages)
+    written = tokenizer.decode([token for token, own in zip(turns.ids, turns.learned, strict=True) if own])
+    assert written == '<|call|>{"name": "weather", "arguments": {"at": "Rome"}}<|im_end|>yes<|im_end|>'
+
+
+def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_turns(tokenizer, tmp_path):
+    rewriting = EACH + "{{ loop.length }}{{ m.role }}:{{ m.content }}\n" + END + asks("assistant:")
+    messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
+    with pytest.raises(UserError) as error:
+        chat_by(rewriting, tokenizer, tmp_path).turns(messages)
+    assert {"messages[1]:", "generation", "template"} <= {*str(error.value).split()}
+    with pytest.raises(UserError, match=r"messages\[0\].role is 'assistant'"):
+        chat_by(PLAIN, tokenizer, tmp_path).turns(messages[1:])

@@ -1,0 +1,238 @@
+"""Chats: recognised by their columns, written by the template, packed, and learned from; answers are evaluated."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from axon.config import dump, load
+from axon.data import Bpe, FeedContext, JsonLines, Parquet
+from axon.errors import UserError
+from axon.observe.lines import read_lines
+from axon.run import Evaluation, program
+from axon.run.answers import answers_of
+from axon.serve.offline import write
+from axon.serve.request import Request, Sampling
+from axon.train.evaluate import Evaluator
+from axon.train.objective import NextToken
+from axon.tune import Chats, Words
+from axon.tune.formats import CHATS, Conversation, read_example
+from axon.tune.packing import Document, Example, batch_of, packed
+
+USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
+SYSTEM = {"role": "system", "content": "be brief"}
+SHAPES = {
+    "openai": {"messages": [SYSTEM, USER, ANSWER]},
+    "sharegpt": {
+        "system": "be brief",
+        "conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}],
+    },
+    "texts": {"system": "be brief", "prompt": "hi", "completion": "ho"},
+    "messages": {"prompt": [SYSTEM, USER], "completion": [ANSWER]},
+    "alpaca": {"system": "be brief", "instruction": "hi", "input": "", "output": "ho"},
+}
+
+
+def silent(line):
+    pass
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_conversation_has_many_shapes(name):
+    assert read_example(SHAPES[name], "here", CHATS, {}) == (Conversation((SYSTEM, USER, ANSWER)),)
+    renamed = {f"their_{column}": value for column, value in SHAPES[name].items()}
+    names = {column: f"their_{column}" for column in SHAPES[name]}
+    assert read_example(renamed, "here", CHATS, names) == (Conversation((SYSTEM, USER, ANSWER)),)
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (
+            {"question": "a", "answer": "b"},
+            ("file:3", "'question', 'answer'", "messages; ", "instruction and output", "columns"),
+        ),
+        ({"messages": "text"}, ("file:3", "'messages'", "'text'", '"role": "user"')),
+        ({"conversations": [{"from": "nobody", "value": "x"}]}, ("file:3", "'conversations'", "nobody", "human")),
+        ({"prompt": 3, "completion": "x"}, ("file:3", "'prompt'", "3", "text")),
+        ({"messages": [USER], "tools": "none"}, ("file:3", "'tools'", "list")),
+    ],
+)
+def test_columns_that_are_not_understood_are_named_with_the_place_and_the_remedy(record, said):
+    with pytest.raises(UserError) as error:
+        read_example(record, "file:3", CHATS, {})
+    for part in said:
+        assert part in str(error.value)
+
+
+def chats(path, records, **fields):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    defaults = {"seq": 48, "batch": 2, "tokenizer": Bpe(vocab=257), "held_out": 0.0, "threads": 0}
+    return Chats(**{**defaults, "sources": (JsonLines(str(path)),), **fields})
+
+
+def pairs(count, rng, length=6):
+    letters = [*"abcdefgh"]
+    texts = ["".join(rng.choice(letters, size=rng.integers(1, length))) for _ in range(2 * count)]
+    return [{"prompt": one, "completion": two} for one, two in zip(texts[::2], texts[1::2], strict=True)]
+
+
+def test_a_batch_has_each_example_once_and_learns_the_answers_alone(tmp_path, rng, caches):
+    records = pairs(9, rng)
+    prepared = chats(tmp_path / "x.jsonl", records, batch=16, packed=2).prepare(silent)
+    tokenizer = prepared.tokenizer
+    rows = prepared.splits["train"].batch(np.arange(len(prepared.splits["train"])))
+    found = []
+    for row in range(len(rows["tokens"])):
+        for number in range(rows["documents"][row].max() + 1):
+            own = rows["documents"][row] == number
+            np.testing.assert_array_equal(rows["positions"][row][own], np.arange(own.sum()))
+            learned = own & (rows["weights"][row] == 1)
+            found.append((tokenizer.decode(rows["tokens"][row][own]), tokenizer.decode(rows["targets"][row][learned])))
+        assert not rows["weights"][row][rows["documents"][row] < 0].any()
+    begin = "<|endoftext|>user: "
+    assert sorted(found) == sorted(
+        (f"{begin}{one['prompt']}\nassistant: {one['completion']}\n", f" {one['completion']}\n<|endoftext|>")
+        for one in records
+    )
+
+
+def test_no_example_is_divided_lost_or_repeated_by_packing(rng):
+    sizes = rng.integers(2, 40, size=300)
+    examples = [Example((Document(np.zeros(size, np.int32), np.ones(size, bool)),), "") for size in sizes]
+    for most in (1, 3, 99):
+        rows = packed(examples, 40, most)
+        assert sorted(number for row in rows for number in row) == [*range(300)]
+        assert all(len(row) <= most and sum(sizes[one] - 1 for one in row) <= 40 for row in rows)
+
+
+@pytest.mark.parametrize(("long", "kept"), [("drop", 1), ("cut", 2)])
+def test_long_examples_are_dropped_or_cut_and_named_and_a_cut_answer_learns_no_end(long, kept, tmp_path, caches):
+    records = [
+        {"prompt": "a", "completion": "b"},
+        {"prompt": "a", "completion": "b" * 99},
+        {"prompt": "c" * 99, "completion": "b"},
+    ]
+    lines = []
+    prepared = chats(tmp_path / "x.jsonl", records, long=long).prepare(lines.append)
+    own = prepared.splits["train"].examples
+    assert len(own) == kept
+    (said,) = [line for line in lines if "are dropped:" in line]
+    assert f"{3 - kept} examples" in said
+    assert "x.jsonl:3" in said
+    assert ("x.jsonl:2" in said) == (long == "drop")
+    if long == "cut":
+        assert any("1 examples" in line and "are cut:" in line and "x.jsonl:2" in line for line in lines)
+        (document,) = own[1].documents
+        assert len(document.ids) == 49
+        assert prepared.tokenizer.bos not in document.ids[document.learned]
+
+
+def test_questions_of_the_held_out_split_are_not_trained_on(tmp_path, rng, caches):
+    records = pairs(200, rng, length=3)
+    prepared = chats(tmp_path / "x.jsonl", records, held_out=0.3).prepare(silent)
+    asked = {
+        name: {tuple(one.documents[0].ids[: int(np.argmax(one.documents[0].learned))]) for one in split.examples}
+        for name, split in prepared.splits.items()
+    }
+    assert not asked["train"] & asked["held_out"]
+    assert len(asked["train"]) + len(asked["held_out"]) == len({record["prompt"] for record in records})
+
+
+def test_batches_follow_from_seed_and_number_and_each_process_has_its_sequences(tmp_path, rng, caches):
+    prepared = chats(tmp_path / "x.jsonl", pairs(40, rng), batch=4).prepare(silent)
+
+    def drawn(count, **context):
+        with prepared.feed(FeedContext(3, None, **context)) as feed:
+            return [feed.draw(None) for _ in range(count)]
+
+    whole = drawn(4)
+    for found, expected in zip(drawn(2, start=1, left_out=(2,)), (whole[1], whole[3]), strict=True):
+        np.testing.assert_array_equal(found["tokens"], expected["tokens"])
+    (part,) = drawn(1, sequences=np.array([1, 3]))
+    np.testing.assert_array_equal(part["weights"], whole[0]["weights"][[1, 3]])
+
+
+def test_parquet_files_have_the_same_examples(tmp_path, rng, caches):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    records = [SHAPES["openai"], {"messages": [USER, ANSWER]}]
+    lines = chats(tmp_path / "x.jsonl", records)
+    parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "x.parquet")
+    other = replace(lines, sources=(Parquet(str(tmp_path / "x.parquet")),)).prepare(silent)
+    assert lines.prepare(silent).splits["train"].digest() == other.splits["train"].digest()
+
+
+def test_the_loss_does_not_depend_on_packing(tiny, few, begun, rng):
+    sizes = rng.integers(3, 12, size=6)
+    examples = [
+        Example((Document(rng.integers(1, 320, size).astype(np.int32), rng.random(size) < 0.5),), "") for size in sizes
+    ]
+    with few(1):
+        made = program(tiny)
+    state, sums = begun(made, rng), {}
+    for name, rows in {"alone": [[one] for one in examples], "packed": [examples[:3], examples[3:]]}.items():
+        rows += [[]] * (8 - len(rows))
+        evaluator = Evaluator(made.runtime, NextToken(), 8, 32)
+        batch = evaluator.place(batch_of(rows, 32, "documents"))
+        sums[name] = jax.device_get(evaluator(state.parameters, batch, state.variables))["loss"]
+    np.testing.assert_allclose(sums["packed"], sums["alone"], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def tuned(tiny, do, tmp_path_factory):
+    """A run on a few words that are to be written backwards."""
+    data = Chats(48, 8, (Words(count=40, letters=2, shortest=2, longest=3),), Bpe(vocab=257), held_out=0.2)
+    train = replace(tiny, data=data, steps=12, evaluation=Evaluation(every=6, answers=6))
+    return do(train, tmp_path_factory.mktemp("tuned") / "run")
+
+
+def test_answers_are_right_where_the_greedy_one_is_the_answer(tuned, few):
+    records = [one for one in read_lines(tuned.folder / "metrics.jsonl") if "eval_exact" in one]
+    assert [one["step"] for one in records] == [6, 12]
+    with few(1):
+        made = program(tuned.train)
+        prepared = tuned.train.data.prepare(silent)
+        state, answers = made.init(), answers_of(tuned.train, prepared, made)
+        questions = prepared.questions(6)
+        asked = [Request(one.prompt, Sampling(len(one.answer), temperature=0)) for one in questions]
+        own = [one.ids for one in write(made.runtime, state.parameters, state.variables, prepared.tokenizer, asked)]
+        answers._questions = [
+            replace(one, answer=ids if number % 3 else (0,))
+            for number, (one, ids) in enumerate(zip(questions, own, strict=True))
+        ]
+        assert answers.exact(state) == sum(number % 3 > 0 for number in range(len(own))) / len(own)
+    for question in questions:
+        texts = prepared.tokenizer.decode(question.prompt), prepared.tokenizer.decode(question.answer)
+        word = texts[0].removeprefix("<|endoftext|>user: ").removesuffix("\nassistant:")
+        assert texts[1] == f" {word[::-1]}\n<|endoftext|>"
+
+
+def test_its_file_is_the_same_tree(tuned, tmp_path):
+    file = tmp_path / "run.gin"
+    file.write_text(dump(tuned.train))
+    assert load(file).tree == tuned.train
+
+
+@pytest.mark.parametrize(
+    ("records", "fields", "said"),
+    [
+        ([{"messages": [USER]}], {}, ("x.jsonl:1", "nothing is learned", "assistant")),
+        ([{"messages": [{"role": "robot", "content": "x"}, ANSWER]}], {}, ("x.jsonl:1", "messages[0].role", "'robot'")),
+        ([SHAPES["texts"]], {"seq": 4}, ("Chats.sources", "train", "Chats.seq 4")),
+        ([SHAPES["texts"]], {"columns": {"question": "q"}}, ("Chats.columns", "'question'", "messages")),
+        ([SHAPES["texts"]], {"sources": ()}, ("Chats.sources", "JsonLines")),
+    ],
+)
+def test_mistakes_are_named_by_place_and_remedy(records, fields, said, tmp_path, caches):
+    with pytest.raises(UserError) as error:
+        chats(tmp_path / "x.jsonl", records, **fields).prepare(silent)
+    for part in said:
+        assert part in str(error.value)
+
+
+def test_answers_are_asked_of_data_that_have_questions(tiny, few):
+    train = replace(tiny, evaluation=Evaluation(answers=3))
+    with few(1), pytest.raises(UserError, match=r"Evaluation.answers is 3.*Chats"):
+        answers_of(train, tiny.data.prepare(silent), program(train))

@@ -18,7 +18,7 @@ from axon.observe.metrics import read_metrics
 
 TINY = (Path(__file__).parent / "tiny.gin").read_text()
 
-COMMANDS = ("train", "eval", "show", "generate", "bench")
+COMMANDS = ("train", "tune", "eval", "show", "generate", "bench")
 
 
 @pytest.fixture(scope="module")

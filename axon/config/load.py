@@ -27,6 +27,8 @@ AXON = (
     "axon.train.masked",
     "axon.train.spans",
     "axon.train.classification",
+    "axon.train.preference",
+    "axon.train.adapters_off",
     "axon.serve.capacity",
     "axon.serve.request",
     "axon.tune",

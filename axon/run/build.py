@@ -24,5 +24,5 @@ def program(train: Train, placement: Placement | None = None) -> Program:
         placement=placement,
         faults=train.faults,
         transforms=train.transforms,
-        references={name: reference.model for name, reference in train.references.items()},
+        references=train.reference_models,
     )

@@ -90,8 +90,7 @@ def runtime_of(train: Train, report: Report = print, weights: str | None = None)
 
 
 def _references(train: Train, runtime: Runtime) -> References:
-    models = {name: reference.model for name, reference in train.references.items()}
-    return References.of(train.objective, models, runtime, train.seq)
+    return References.of(train.objective, train.reference_models, runtime, train.seq)
 
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | None) -> Runtime:

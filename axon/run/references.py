@@ -6,7 +6,7 @@ from dataclasses import replace
 from axon.errors import UserError
 from axon.run.initial_values import InitialValues
 from axon.run.trained import Report
-from axon.run.tree import Train
+from axon.run.tree import Reference, Train
 from axon.train.references import References
 
 REFERENCES = "references"
@@ -19,6 +19,7 @@ def sources_of(train: Train, references: References, report: Report) -> dict[str
     found: dict[str, InitialValues] = {}
     for name, runtime in references.runtimes.items():
         reference = train.references[name]
+        assert isinstance(reference, Reference)
         as_trained = replace(train, model=reference.model, init_from=reference.source)
         found[name] = InitialValues.of(as_trained, runtime, report)
     return found
@@ -35,7 +36,7 @@ def read_references(
         runtime = references.runtimes[name]
         if tokenizer is not None:
             source.check_same_tokens(tokenizer, runtime)
-        references.give(name, *source.source.restore(runtime, train.references[name].model, report))
+        references.give(name, *source.source.restore(runtime, runtime.model, report))
 
 
 def check_same_references(saved: Mapping[str, str], here: Mapping[str, str]) -> None:

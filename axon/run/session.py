@@ -36,6 +36,7 @@ from axon.run.mirrored import copying, fetched
 from axon.run.references import REFERENCES, check_same_references, read_references, sources_of
 from axon.run.restore import IN_FLIGHT, check_finite, check_same_mesh, lost_in_flight, restore_state
 from axon.run.saves import Saves
+from axon.run.stages import with_stages_done
 from axon.run.start_record import changes, changes_text, described, script_notices
 from axon.run.training import Position, Training, lost_time
 from axon.run.tree import Sample, Train
@@ -60,6 +61,7 @@ def run(
     with each line of output. Raises `UserError` for what a person has to change, `Interrupted` after saving.
     """
     check_alike("configuration", lambda: account_of(train, steps=steps, profile=profile))
+    train = with_stages_done(train, lambda stage: run(stage, report=report))
     return Session(train, report).run(steps, profile)
 
 

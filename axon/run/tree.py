@@ -24,6 +24,7 @@ from axon.parallel.outer import DiLoCo, SlowMo
 from axon.precision import Precision
 from axon.run.init_from import InitFrom
 from axon.serve.request import Sampling
+from axon.train.adapters_off import AdaptersOff
 from axon.train.faults import Faults
 from axon.train.objective import NextToken, Objective
 from axon.train.optimizers import OneBitAdam, Optimizer
@@ -100,11 +101,13 @@ class Train:
         execution: how it is carried out: remat, kernels, buffers, host and disk tiers, compiler options.
         transforms: what becomes of weights of the model, one after the other, as `(LoRA(rank=16),)`.
         references: name → a frozen model beside it: an objective uses those that it names, as `Distillation` does its
-            "teacher".
+            "teacher"; `AdaptersOff()` is the one that is trained, without its adapters.
         outer: lets replicas across a slow link train separately between outer steps, as `DiLoCo(every=50)`; or None.
         evaluation: loss on held-out data; None for none. checkpoints: when to save and what to keep.
         faults: what to do at a step that is not finite, or a spike, or hangs.
         trackers: where metrics are logged besides `metrics.jsonl`. sample: text to continue at the end.
+        stages: name → a run that is carried out before, in the folder of that name within this one's: `stage:NAME` is
+            its last checkpoint, wherever a run is named.
         init_from: the folder of a run or its mirror's URL, or `hf:DIR_OR_NAME`, whose parameters this one starts from;
             or `InitFrom(…)`, which takes some of them, renames or casts them.
         run_dir: the run's own folder; or a URL, `s3://…` or `gs://…`: then it is in Axon's cache, and mirrored there.
@@ -119,7 +122,7 @@ class Train:
     layout: Layout = field(default=Layout(), metadata=RESUMABLE)
     execution: Execution = field(default=Execution(), metadata=RESUMABLE)
     transforms: tuple[WeightTransform, ...] = ()
-    references: Mapping[str, Reference] = field(default_factory=dict)
+    references: Mapping[str, Reference | AdaptersOff] = field(default_factory=dict)
     outer: DiLoCo | SlowMo | None = None
     precision: Precision = Precision()
     evaluation: Evaluation | None = field(default=Evaluation(), metadata=RESUMABLE)
@@ -127,6 +130,7 @@ class Train:
     faults: Faults = field(default=Faults(), metadata=RESUMABLE)
     trackers: tuple[TrackerConfig, ...] = field(default=(), metadata=RESUMABLE)
     sample: Sample | None = field(default=None, metadata=RESUMABLE)
+    stages: "Mapping[str, Train]" = field(default_factory=dict)
     init_from: Location | InitFrom | None = None
     run_dir: Location | None = field(default=None, metadata=RESUMABLE)
 
@@ -145,7 +149,7 @@ class Train:
         if self.data.held_out == 1:
             raise UserError("Train.data: Data.held_out is 1, which leaves no text to train on; must be in [0, 1)")
         if self.evaluation is not None and self.data.held_out == 0:
-            data = type(self.data.text or self.data).__name__
+            data = type(self.data.data if isinstance(self.data, FeedConfig) else self.data).__name__
             raise UserError(f"Train.evaluation needs {data}.held_out above 0: set it, or Train.evaluation to None")
         self._check_best()
         if self.data.text is None and self.sample is not None:
@@ -167,6 +171,11 @@ class Train:
                 f"is both saved and evaluated: Checkpoints.every is {every}, Evaluation.every {evaluation.every}. Set "
                 f"Evaluation.every to {every}"
             )
+
+    @property
+    def reference_models(self) -> dict[str, object]:
+        """Name → the config of a frozen model, or `AdaptersOff`."""
+        return {name: one.model if isinstance(one, Reference) else one for name, one in self.references.items()}
 
     @property
     def seq(self) -> int:

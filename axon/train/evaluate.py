@@ -50,8 +50,7 @@ class Evaluator:
         activations = {f"the batch's {name}": spec for name, spec in self.specs.items()}
         if width is not None:
             activations["the residual stream"] = ArraySpec(parse_names(RESIDUAL), (*shape, width))
-        modules = {name: one.module for name, one in self.references.runtimes.items()}
-        self.objective.check_references(runtime.module, modules)
+        self.objective.check_references(runtime.module, self.references.modules)
         for one in self.references.runtimes.values():
             validate(one.placement, one.parameters, ArraySpec(BATCH, shape), {}, self.axes_used)
         validate(runtime.placement, runtime.parameters, ArraySpec(BATCH, shape), activations, self.axes_used)
@@ -62,7 +61,8 @@ class Evaluator:
 
         def sums(values: Any, variables: Any, batch: Batch, references: Values) -> Any:
             key, module = jax.random.key(0), runtime.bind(values, variables)
-            return self.objective.sums(module, self.drawn(batch, key), key, **self.references.bound(references))
+            frozen = self.references.bound(references, values, variables)
+            return self.objective.sums(module, self.drawn(batch, key), key, **frozen)
 
         parts = nested(runtime.parameters), nested(runtime.variables), self.specs, self.references.specs
         declared = jax.tree.leaves((*parts[:2], parts[3]))
@@ -95,7 +95,7 @@ class Evaluator:
         if self.pipeline is not None:
             return self.pipeline.sums(parameters, variables, batch)
         module = self.runtime.bind(parameters, variables)
-        return self.objective.sums(module, batch, **self.references.bound(references))
+        return self.objective.sums(module, batch, **self.references.bound(references, parameters, variables))
 
     @cached_property
     def pipeline(self) -> Pipeline | None:

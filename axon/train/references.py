@@ -1,12 +1,14 @@
 """Frozen models beside the one that is trained: by name, on the same mesh, in no state and in no optimizer."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
 from axon.errors import UserError
-from axon.runtime import Runtime, nested
+from axon.nn.weight_transform import WeightTransform
+from axon.runtime import Runtime, flattened, nested
+from axon.train.adapters_off import AdaptersOff
 from axon.train.check_parameters import check_parameters
 from axon.train.objective import Objective
 
@@ -20,9 +22,13 @@ class References:
 
     Args:
         runtimes: name → the model on the layout of what is trained. values: their arrays, once they are given.
+        bases: name → a runtime of the trained model without its adapters, whose arrays are the state's.
+        trained: the runtime of what is trained.
     """
 
     runtimes: Mapping[str, Runtime] = field(default_factory=dict)
+    bases: Mapping[str, Runtime] = field(default_factory=dict)
+    trained: Runtime | None = None
     values: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -39,7 +45,14 @@ class References:
             )
         execution = replace(like.execution, host=(), disk={})
         shared = {"precision": like.precision, "execution": execution, "placement": like.placement, "seq": seq}
-        return cls({name: Runtime(models[name], like.layout, **shared) for name in sorted(objective.references)})
+        named = {name: models[name] for name in sorted(objective.references)}
+        bases = [name for name, model in named.items() if isinstance(model, AdaptersOff)]
+        kept = _without_adapters(like, bases)
+        return cls(
+            {name: Runtime(model, like.layout, **shared) for name, model in named.items() if name not in bases},
+            {name: Runtime(like.model, like.layout, transforms=kept, **shared) for name in bases},
+            like,
+        )
 
     def give(self, name: str, parameters: Any, variables: Any = None) -> None:
         """Set a model's arrays, placed under the `params` rows. Raises `UserError` unless they are the model's."""
@@ -71,20 +84,54 @@ class References:
         specs = self.specs
         return {name: runtime.abstract(specs[name]) for name, runtime in self.runtimes.items()}
 
-    def bound(self, values: Values) -> dict[str, Any]:
-        """Name → the module with its arrays."""
-        return {name: runtime.bind(**_bindable(values[name])) for name, runtime in self.runtimes.items()}
+    @property
+    def modules(self) -> dict[str, Any]:
+        """Name → the module, without arrays."""
+        return {name: runtime.module for name, runtime in (*self.runtimes.items(), *self.bases.items())}
+
+    def bound(self, values: Values, parameters: Any, variables: Any) -> dict[str, Any]:
+        """Name → the module with its arrays; `parameters` and `variables` are those of what is trained."""
+        modules = {name: runtime.bind(**_bindable(values[name])) for name, runtime in self.runtimes.items()}
+        if self.bases:
+            own = flattened(parameters)
+            for name, runtime in self.bases.items():
+                stored = {path: own[self._stored(path)] for path in runtime.parameters}
+                modules[name] = runtime.bind(nested(stored), variables)
+        return modules
+
+    def _stored(self, path: str) -> str:
+        """Where the trained model has the parameter `path` of the one without adapters."""
+        assert self.trained is not None
+        for weight in self.trained.operands:
+            below = f"{weight}/base{path.removeprefix(weight)}"
+            if f"{path}/".startswith(f"{weight}/") and below in self.trained.parameters:
+                return below
+        return path
 
     @property
     def composition(self) -> tuple[Part, ...]:
         """See `axon.composition`."""
-        if not self.runtimes:
+        if not self.runtimes and not self.bases:
             return ()
         why = "a frozen model is whole on every replica's step, and replicas with values of their own are given none"
         stages = "a frozen model is not cut into stages"
         excludes = {STAGES: stages, REPLICAS: why, ONE_BIT: why}
-        name = f"Train.references ({', '.join(self.runtimes)})"
+        name = f"Train.references ({', '.join(self.modules)})"
         return (Part(name, "use an objective that needs no frozen model", excludes=excludes),)
+
+
+def _without_adapters(trained: Runtime, names: Sequence[str]) -> list[WeightTransform]:
+    """The transforms of what is trained but for adapters. Raises `UserError` where the references of these `names`
+    would not be what training begins with: without adapters, or where other parameters train beside them."""
+    adapters = [one for one in trained.transforms if one.adapts]
+    kind = next((type(one).__name__ for one in adapters if one.others), None)
+    if names and (kind or not adapters):
+        why = f"{kind}.others trains parameters that have no adapter" if kind else "Train.transforms has no adapter"
+        raise UserError(
+            f"Train.references[{names[0]!r}] is AdaptersOff(), and {why}: set it to a Reference() to the model that "
+            f"the run starts from, or {f'{kind}.others to ()' if kind else 'Train.transforms = (@LoRA(),)'}"
+        )
+    return [one for one in trained.transforms if not one.adapts]
 
 
 def _bindable(values: Mapping[str, Any]) -> dict[str, Any]:

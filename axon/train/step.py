@@ -94,7 +94,7 @@ class Program:
     def _train(self, state: State, batch: Batch, references: Values = MappingProxyType({})) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         drawn = self.evaluator.drawn(batch, jax.random.fold_in(key, zlib.crc32(b"batch")))
-        new, metrics, statistics = self.update.step(self._beside(references), state, drawn)
+        new, metrics, statistics = self.update.step(self._beside(state, references), state, drawn)
         variables = flattened(state.variables)
         for path, statistic in statistics.items():
             spec = self.runtime.variables[path]
@@ -108,11 +108,12 @@ class Program:
     ) -> tuple[State, Metrics]:
         return unless_faulty(state, *self._train(state, batch, references), limits)
 
-    def _beside(self, references: Values) -> GradientMethod:
+    def _beside(self, state: State, references: Values) -> GradientMethod:
         """The way to make gradients, with the frozen models."""
         if not isinstance(self.gradients, Gradients):
             return self.gradients  # a pipeline's, which cannot be combined with any
-        return replace(self.gradients, references=self.references.bound(references))
+        bound = self.references.bound(references, state.parameters, state.variables)
+        return replace(self.gradients, references=bound)
 
     def _more(self, limits: Limits, references: Values) -> list[Any]:
         """The compiled step's arguments after state and batch."""

@@ -24,7 +24,8 @@ from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
 from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, StoreLocation
-from axon.serve.chat import Chat
+from axon.serve.chat import PLAIN, Chat
+from axon.serve.chat_turns import Turns
 from axon.tune.formats import Conversation, Format, read_example
 from axon.tune.packing import Document, Example, batch_of, packed
 
@@ -75,6 +76,14 @@ class Examples(ABC):
         if unknown := sorted(self.columns.keys() - names):
             raise UserError(f"{name}.columns has {unknown[0]!r}; expected of {', '.join(sorted(names))}")
 
+    def document(self, turns: Turns) -> Document:
+        """What is packed of a conversation."""
+        return Document(np.array(turns.ids, np.int32), np.array(turns.learned, bool))
+
+    def check_objective(self, objective: Any) -> None:
+        """Raise `UserError` for an objective that these examples are not for, though it has their arrays."""
+        return
+
     @abstractmethod
     def check_example(self, documents: Sequence[Document], where: str) -> None:
         """Raise `UserError` for documents from which nothing can be learned."""
@@ -102,10 +111,12 @@ class Examples(ABC):
         """
         tokenizer = self._tokenizer(report)
         chat = Chat.of(self.template_folder, tokenizer)
+        is_plain = chat.template().source == PLAIN
+        report(f"chat template: {'the built-in one, lines of role: content' if is_plain else self.template_folder}")
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
         left: dict[str, list[str]] = {"dropped": [], "cut": []}
         for where, conversations in self._conversations():
-            documents = tuple(written(chat, one, where) for one in conversations)
+            documents = tuple(self.document(written(chat, one, where)) for one in conversations)
             self.check_example(documents, where)
             example = Example(documents, where)
             if example.positions > self.seq:
@@ -149,13 +160,12 @@ class Examples(ABC):
                 yield where, read_example(record, where, self.formats, self.columns)
 
 
-def written(chat: Chat, conversation: Conversation, where: str) -> Document:
+def written(chat: Chat, conversation: Conversation, where: str) -> Turns:
     """A conversation as ids. Raises `UserError`, with the place, for one that the template refuses."""
     try:
-        turns = chat.turns(conversation.messages, conversation.tools or None)
+        return chat.turns(conversation.messages, conversation.tools or None)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-    return Document(np.array(turns.ids, np.int32), np.array(turns.learned, bool))
 
 
 def _question(document: Document) -> np.ndarray:
@@ -272,6 +282,7 @@ class PreparedExamples:
 
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:
         largest = {name: {"largest": split.largest} for name, split in self.splits.items()}
+        self.data.check_objective(objective)
         check_vocab(model, objective, seq, self.tokenizer, [Stored(type(self.data).__name__, "", largest)])
 
     def feed(self, context: FeedContext) -> Batches:

@@ -11,10 +11,6 @@ from axon.data.feed import Batch
 OPEN = 64
 """Sequences that are filled at a time: an example goes into the first of them that has room."""
 
-ANSWERS = "answers"
-"""What a batch of pairs has in the place of `documents`: 2·p where a token is of the chosen, 2·p + 1 where it is of the
-rejected text of the p-th pair of its sequence, -1 where it is padding."""
-
 
 @dataclass(frozen=True)
 class Document:

@@ -236,3 +236,9 @@ def test_answers_are_asked_of_data_that_have_questions(tiny, few):
     train = replace(tiny, evaluation=Evaluation(answers=3))
     with few(1), pytest.raises(UserError, match=r"Evaluation.answers is 3.*Chats"):
         answers_of(train, tiny.data.prepare(silent), program(train))
+
+
+def test_an_evaluation_needs_held_out_chats(tiny):
+    data = Chats(48, 8, (Words(count=40),), Bpe(vocab=257), held_out=0.0)
+    with pytest.raises(UserError, match=r"Train.evaluation needs Chats.held_out above 0"):
+        replace(tiny, data=data)

@@ -1,0 +1,44 @@
+"""Runs that a run begins with, or has beside it, of the same configuration: they are carried out before it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from axon.errors import UserError, suggest
+from axon.run.init_from import InitFrom
+from axon.run.tree import Reference, Train
+
+PREFIX = "stage:"
+"""Of a location: then follows the name of one of `Train.stages`."""
+
+
+def with_stages_done(train: Train, carry_out: Callable[[Train], Any]) -> Train:
+    """`train` without its stages, each carried out or continued before, and named by its folder where it was by
+    `stage:NAME`. A stage's folder is its `run_dir`, by default the folder NAME in that of `train`.
+
+    Raises `UserError` for a name of no stage."""
+    stages = {name: replace(one, run_dir=one.run_dir or str(train.folder / name)) for name, one in train.stages.items()}
+    folders = {name: one.run_dir for name, one in stages.items()}
+    begun, references = train.init_from, train.references
+    if isinstance(begun, InitFrom):
+        begun = replace(begun, source=_folder(begun.source, folders, "InitFrom.source"))
+    elif begun is not None:
+        begun = _folder(begun, folders, "Train.init_from")
+    references = {
+        name: replace(one, source=_folder(one.source, folders, f"Train.references[{name!r}].source"))
+        if isinstance(one, Reference)
+        else one
+        for name, one in references.items()
+    }
+    for stage in stages.values():
+        carry_out(stage)
+    return replace(train, stages={}, init_from=begun, references=references)
+
+
+def _folder(source: str, folders: Mapping[str, Any], where: str) -> str:
+    name = source.removeprefix(PREFIX)
+    if name == source:
+        return source
+    if name not in folders:
+        raise UserError(f"{where} is {source!r}, and Train.stages has no {name!r}.{suggest(name, folders)}")
+    return folders[name]

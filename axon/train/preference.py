@@ -1,0 +1,312 @@
+"""Preferences: of two answers to a prompt, one is chosen; the objectives that make it likelier, or score it higher."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axon.axes import ArraySpec, einsum
+from axon.axes.array_spec import Specs
+from axon.checks import check_range
+from axon.errors import UserError
+from axon.nn import Inputs, token_nll
+from axon.nn.capabilities import HasDims
+from axon.nn.param import Param
+from axon.train.objective import TEXT, Batch, NextToken, Objective, Sums, sequences_of
+
+ANSWERS = "answers"
+"""What a batch of pairs has in the place of `documents`: 2·p where a token is of the chosen, 2·p + 1 where it is of the
+rejected text of the p-th pair of its sequence, -1 where it is padding."""
+
+PAIR = "pair"
+"""The unit of an objective whose loss is a mean over pairs of answers."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sides:
+    """A number for each answer of a batch: `chosen` and `rejected`, each `batch pairs`."""
+
+    chosen: Array
+    rejected: Array
+
+    @property
+    def difference(self) -> Array:
+        return self.chosen - self.rejected
+
+
+@dataclass(frozen=True)
+class Pairwise(Objective):
+    """The base of objectives over pairs of answers, of which both are in one sequence, and share one forward.
+
+    Args:
+        pairs: room for so many pairs in a sequence.
+    """
+
+    unit: ClassVar[str] = PAIR
+
+    pairs: int = 8
+
+    def __post_init__(self):
+        check_range(self, "[1, 2**16)", "pairs")
+
+    def specs(self, batch: int, seq: int) -> Specs:
+        """As of text, `answers` in the place of `documents`; weights are 1 where the target is of the answer."""
+        names = [ANSWERS if name == "documents" else name for name in TEXT]
+        dtypes = zip(names, TEXT.values(), strict=True)
+        return {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in dtypes}
+
+    def counts(self, batch: Batch) -> dict[str, Array]:
+        real = jnp.sum(self.is_pair(batch))
+        named = ("preference", "loss", "accuracy", "margin", "chosen", "rejected")
+        return {"tokens": jnp.sum(batch["weights"]), **dict.fromkeys(named, real)}
+
+    def hidden(self, module: Any, batch: Batch, key: Array | None = None) -> Any:
+        """The last layer's output `batch seq embed`, and the auxiliary terms: no answer attends to another."""
+        sequences = sequences_of(batch, key)
+        inputs = Inputs(batch["tokens"], batch["positions"], batch[ANSWERS], key=key, sequences=sequences)
+        x, _, auxiliary = module.hidden(inputs)
+        return x, auxiliary
+
+    def of_answers(self, batch: Batch) -> Array:
+        """Whether a token is of an answer, `batch seq answer`, 2·`pairs` of them."""
+        return batch[ANSWERS][..., None] == jnp.arange(2 * self.pairs)
+
+    def summed(self, values: Array, batch: Batch) -> Sides:
+        """Sums of `values[batch seq]` over the tokens of each answer."""
+        sums = jnp.sum(jnp.where(self.of_answers(batch), values[..., None], 0), axis=1)
+        return Sides(sums[:, 0::2], sums[:, 1::2])
+
+    def is_pair(self, batch: Batch) -> Array:
+        """Whether there is such a pair, `batch pairs`."""
+        return self.summed(batch["weights"], batch).chosen > 0
+
+    def reported(self, batch: Batch, loss: Array, sides: Sides, auxiliary: Any) -> Sums:
+        """The sums over pairs of a loss and of what the answers are compared by, each `batch pairs`."""
+        real = self.is_pair(batch)
+        total = jnp.sum(jnp.where(real, loss, 0))
+        metrics = {
+            "loss": loss,
+            "accuracy": (sides.difference > 0).astype(jnp.float32),
+            "margin": sides.difference,
+            "chosen": sides.chosen,
+            "rejected": sides.rejected,
+        }
+        sums = {name: jnp.sum(jnp.where(real, value, 0)) for name, value in metrics.items()}
+        return Sums(
+            {"preference": total} | auxiliary.losses,
+            lax.stop_gradient(sums | auxiliary.losses),
+            auxiliary.statistics,
+        )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of the answers of a batch: `logp`, the log-probabilities of their tokens given the prompt, summed, in nats;
+    `tokens`, how many those are; `reference`, `logp` by the frozen model, where the objective has one."""
+
+    logp: Sides
+    tokens: Sides
+    reference: Sides | None = None
+
+    @property
+    def mean(self) -> Sides:
+        """`logp` a token."""
+        return Sides(self.logp.chosen / self.tokens.chosen, self.logp.rejected / self.tokens.rejected)
+
+    @property
+    def ratio(self) -> Sides:
+        """log π / π_ref."""
+        assert self.reference is not None
+        return Sides(self.logp.chosen - self.reference.chosen, self.logp.rejected - self.reference.rejected)
+
+
+@dataclass(frozen=True)
+class Preference(Pairwise):
+    """The base of objectives of the log-probabilities of both answers, which differ in `compared` alone.
+
+    Metrics, means over pairs: `accuracy`, the share in which the chosen answer compares as the better one; `margin`, by
+    how much; `chosen` and `rejected`, what is compared.
+    """
+
+    def check(self, module: Any) -> None:
+        NextToken().check(module)
+
+    def check_references(self, module: Any, references: Any) -> None:
+        for one in references.values():
+            NextToken().check(one)
+
+    @abstractmethod
+    def compared(self, answers: Answers) -> tuple[Array, Sides]:
+        """The loss of each pair, `batch pairs`, and what its answers are compared by."""
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None) -> Sums:
+        logp, auxiliary = self._logp(module, batch, key)
+        beside = None if reference is None else lax.stop_gradient(self._logp(reference, batch)[0])
+        tokens = self.summed(batch["weights"], batch)
+        tokens = Sides(*(jnp.maximum(count, 1) for count in (tokens.chosen, tokens.rejected)))
+        return self.reported(batch, *self.compared(Answers(logp, tokens, beside)), auxiliary)
+
+    def _logp(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[Sides, Any]:
+        """Of each answer; of places without one, a number below 0."""
+        x, auxiliary = self.hidden(module, batch, key)
+        nll, _ = token_nll(x, module.output, batch["targets"])
+        summed, real = self.summed(-batch["weights"] * nll, batch), self.is_pair(batch)
+        return Sides(*(jnp.where(real, side, -1.0) for side in (summed.chosen, summed.rejected))), auxiliary
+
+
+@dataclass(frozen=True)
+class DPO(Preference):
+    """−log σ(β·Δ), Δ the difference of log π/π_ref of the two answers (Rafailov et al., arXiv:2305.18290, equation 7).
+
+    The frozen model is `Train.references["reference"]`: the one that the run starts from, or `AdaptersOff()`.
+
+    Args:
+        beta: β. smoothing: ε of (1 − ε)·(−log σ(β·Δ)) + ε·(−log σ(−β·Δ)), the share of labels that are wrong
+            (conservative DPO, Mitchell 2023).
+    """
+
+    references: ClassVar[frozenset[str]] = frozenset({"reference"})
+
+    beta: float = 0.1
+    smoothing: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "(0, inf)", "beta")
+        check_range(self, "[0, 0.5)", "smoothing")
+
+    def compared(self, answers: Answers) -> tuple[Array, Sides]:
+        rewards = _scaled(answers.ratio, self.beta)
+        kept, swapped = (-jax.nn.log_sigmoid(sign * rewards.difference) for sign in (1, -1))
+        return (1 - self.smoothing) * kept + self.smoothing * swapped, rewards
+
+
+@dataclass(frozen=True)
+class IPO(Preference):
+    """(Δ − 1 / (2·τ))², Δ as of `DPO` (Azar et al., arXiv:2310.12036, equation 17); `beta` is τ."""
+
+    references: ClassVar[frozenset[str]] = frozenset({"reference"})
+
+    beta: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "(0, inf)", "beta")
+
+    def compared(self, answers: Answers) -> tuple[Array, Sides]:
+        return jnp.square(answers.ratio.difference - 1 / (2 * self.beta)), answers.ratio
+
+
+@dataclass(frozen=True)
+class SimPO(Preference):
+    """−log σ(β·Δ − γ), Δ the difference of the mean log-probabilities a token (Meng et al., arXiv:2405.14734, equation
+    6). No frozen model."""
+
+    beta: float = 2.0
+    gamma: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "(0, inf)", "beta")
+        check_range(self, "[0, inf)", "gamma")
+
+    def compared(self, answers: Answers) -> tuple[Array, Sides]:
+        rewards = _scaled(answers.mean, self.beta)
+        return -jax.nn.log_sigmoid(rewards.difference - self.gamma), rewards
+
+
+@dataclass(frozen=True)
+class ORPO(Preference):
+    """−m_chosen − λ·log σ(Δ): m the mean log-probability a token, Δ the difference of log (eᵐ / (1 − eᵐ)) (Hong et al.,
+    arXiv:2403.07691, equation 6). No frozen model. `weight` is λ."""
+
+    weight: float = 0.1
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "[0, inf)", "weight")
+
+    def compared(self, answers: Answers) -> tuple[Array, Sides]:
+        mean = answers.mean
+        odds = Sides(_log_odds(mean.chosen), _log_odds(mean.rejected))
+        return -mean.chosen - self.weight * jax.nn.log_sigmoid(odds.difference), odds
+
+
+@dataclass(frozen=True)
+class CPO(Preference):
+    """−log σ(β·Δ) − λ·log π(chosen), Δ the difference of log-probabilities (Xu et al., arXiv:2401.08417, equations 4 to
+    6). No frozen model. `weight` is λ."""
+
+    beta: float = 0.1
+    weight: float = 1.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "(0, inf)", "beta")
+        check_range(self, "[0, inf)", "weight")
+
+    def compared(self, answers: Answers) -> tuple[Array, Sides]:
+        rewards = _scaled(answers.logp, self.beta)
+        return -jax.nn.log_sigmoid(rewards.difference) - self.weight * answers.logp.chosen, rewards
+
+
+def _scaled(sides: Sides, factor: float) -> Sides:
+    return Sides(factor * sides.chosen, factor * sides.rejected)
+
+
+def _log_odds(logp: Array) -> Array:
+    """log (p / (1 − p)); a probability that rounds to 1 counts as the largest below."""
+    below = jnp.minimum(logp, -jnp.finfo(logp.dtype).eps)
+    return below - jnp.log(-jnp.expm1(below))
+
+
+@runtime_checkable
+class Scores(Protocol):
+    """A module that scores texts; `score`: makes a number of the last hidden state, `embed`."""
+
+    score: Param
+
+
+@dataclass(frozen=True)
+class Reward(Pairwise):
+    """−log σ(r_chosen − r_rejected − m) + c·(r_chosen + r_rejected)², r the score of an answer at its last token: the
+    Bradley–Terry model (1952), as of Ouyang et al. (arXiv:2203.02155, equation 1).
+
+    Args:
+        margin: m, by how much the chosen answer is to be better (Touvron et al., arXiv:2307.09288, section 3.2.2).
+        centring: c, which holds scores around 0 (Eisenstein et al., arXiv:2312.09244).
+
+    Metrics as of `Preference`; `chosen` and `rejected` are scores. For models with a `score`, as `RewardModel`.
+    """
+
+    margin: float = 0.0
+    centring: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "[0, inf)", "margin", "centring")
+
+    def check(self, module: Any) -> None:
+        if not isinstance(module, Scores) or not isinstance(module, HasDims):
+            raise UserError(
+                f"Reward needs a model that scores texts; build() returns a {type(module).__name__} without `score`: "
+                "set Train.model = @RewardModel(), and RewardModel.model to this one"
+            )
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
+        x, auxiliary = self.hidden(module, batch, key)
+        scores = einsum("batch seq.residual embed, embed -> batch seq", x, module.score).astype(jnp.float32)
+        scored = self.summed(jnp.where(self._is_last(batch), scores, 0), batch)
+        together = scored.chosen + scored.rejected
+        loss = -jax.nn.log_sigmoid(scored.difference - self.margin) + self.centring * jnp.square(together)
+        return self.reported(batch, loss, scored, auxiliary)
+
+    def _is_last(self, batch: Batch) -> Array:
+        """Whether a token is the last of its answer, `batch seq`."""
+        own = self.of_answers(batch)
+        last = jnp.max(jnp.where(own, batch["positions"][..., None], -1), axis=1, keepdims=True)
+        return jnp.any(own & (batch["positions"][..., None] == last), axis=2)

@@ -1,0 +1,52 @@
+"""`Comparisons`, pairs of answers to a prompt, of which one was preferred."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from axon.errors import UserError
+from axon.serve.chat_turns import Turns
+from axon.train.preference import ANSWERS
+from axon.tune.examples import Examples
+from axon.tune.formats import PAIRS, Format
+from axon.tune.packing import Document
+
+
+@dataclass(frozen=True)
+class Comparisons(Examples):
+    """Pairs for the objectives `DPO`, `IPO`, `SimPO`, `ORPO`, `CPO` and `Reward`.
+
+    A record has `chosen` and `rejected`, each a text or messages, and their `prompt`; without one they are whole chats.
+    Both are in one sequence of `seq` positions, the chosen first; `packed` pairs of them at most, and no more than the
+    objective's `pairs`. Of each, what the assistant writes is compared, as of `Chats`.
+    """
+
+    formats: ClassVar[tuple[Format, ...]] = PAIRS
+    documents: ClassVar[str] = ANSWERS
+
+    packed: int = 8
+
+    def document(self, turns: Turns) -> Document:
+        """With the last id as an input too, which no target follows: a score is read from it."""
+        ids, learned = (*turns.ids, turns.ids[-1]), (*turns.learned, False)
+        return Document(np.array(ids, np.int32), np.array(learned, bool))
+
+    def check_example(self, documents: Sequence[Document], where: str) -> None:
+        for side, one in zip(("chosen", "rejected"), documents, strict=True):
+            if not one.learned[1:].any():
+                raise UserError(f"{where}: the {side} answer is empty, or no message of it is the assistant's: add one")
+        chosen, rejected = documents
+        if np.array_equal(chosen.ids, rejected.ids):
+            raise UserError(
+                f"{where}: by the chat template the chosen and the rejected text are the same: leave it out"
+            )
+
+    def check_objective(self, objective: Any) -> None:
+        if objective.pairs < self.packed:
+            kind = type(objective).__name__
+            raise UserError(
+                f"Comparisons.packed is {self.packed}, and {kind}.pairs {objective.pairs}: set {kind}.pairs to at "
+                f"least {self.packed}"
+            )

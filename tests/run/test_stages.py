@@ -1,0 +1,63 @@
+"""Stages: runs that are carried out before another, and named in it by their place."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from axon.checkpoint import Reader
+from axon.errors import UserError
+from axon.run import InitFrom, Reference, program
+from axon.run.stages import with_stages_done
+from axon.train.distillation import Distillation
+
+
+def test_folders_stand_in_the_place_of_stages_wherever_a_run_is_named(tiny):
+    stages = {"one": tiny, "two": replace(tiny, run_dir="elsewhere")}
+    references = {"teacher": Reference(tiny.model, "stage:two")}
+    begins = {"stage:one": "runs/x/one", InitFrom("stage:two", ("*", "!head")): InitFrom("elsewhere", ("*", "!head"))}
+    for begin, expected in begins.items():
+        done = []
+        train = replace(tiny, stages=stages, run_dir="runs/x", init_from=begin, references=references)
+        found = with_stages_done(train, done.append)
+        assert [one.run_dir for one in done] == ["runs/x/one", "elsewhere"]
+        assert found == replace(
+            tiny, run_dir="runs/x", init_from=expected, references={"teacher": Reference(tiny.model, "elsewhere")}
+        )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"init_from": "stage:bas"}, ("Train.init_from", "'stage:bas'", "'base'")),
+        ({"init_from": InitFrom("stage:x")}, ("InitFrom.source", "'stage:x'")),
+    ],
+)
+def test_a_stage_that_is_not_there_is_named_before_anything_runs(fields, said, tiny):
+    train = replace(tiny, stages={"base": tiny}, run_dir="runs/x", **fields)
+    with pytest.raises(UserError) as error:
+        with_stages_done(train, lambda stage: pytest.fail("ran"))
+    for part in said:
+        assert part in str(error.value)
+
+
+def test_a_run_begins_with_what_its_stage_learned_and_continues_without_doing_it_again(tiny, do, few, tmp_path):
+    stage = replace(tiny, steps=2, evaluation=None)
+    teacher = {"teacher": Reference(tiny.model, "stage:base")}
+    train = replace(
+        stage,
+        stages={"base": stage},
+        init_from="stage:base",
+        objective=Distillation(),
+        references=teacher,
+    )
+    ran = do(train, tmp_path / "run", steps=1)
+    ((_, divergence),) = ran.records("divergence")
+    assert divergence == pytest.approx(0, abs=1e-6)  # of the teacher from itself
+    again = do(train, tmp_path / "run")
+    assert [step for step, *_ in again.records("loss")] == [1, 2]
+    assert len([line for line in again.lines if "nothing left to train" in line]) == 1
+    with few(1):
+        abstract = program(stage).abstract_state()
+    saved = Reader(tmp_path / "run" / "base" / "checkpoints").restore_parts({"parameters": abstract.parameters})
+    assert jax.tree.leaves(saved)

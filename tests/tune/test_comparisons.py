@@ -1,0 +1,110 @@
+"""Pairs of answers: recognised by their columns, both in one sequence, and learned from."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from axon.data import Bpe, JsonLines
+from axon.errors import UserError
+from axon.observe.lines import read_lines
+from axon.run import Evaluation, program
+from axon.train.objective import NextToken
+from axon.train.preference import SimPO
+from axon.tune import Comparisons, Words
+from axon.tune.formats import PAIRS, Conversation, read_example
+
+USER = {"role": "user", "content": "hi"}
+GOOD, BAD = ({"role": "assistant", "content": text} for text in ("ho", "hu"))
+SHAPES = {
+    "texts": {"prompt": "hi", "chosen": "ho", "rejected": "hu"},
+    "messages": {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+    "whole chats": {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    "whole chats beside their prompt": {"prompt": "hi", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+}
+
+
+def silent(line):
+    pass
+
+
+def comparisons(path, records, **fields):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    defaults = {"seq": 64, "batch": 2, "tokenizer": Bpe(vocab=257), "held_out": 0.0, "threads": 0}
+    return Comparisons(**{**defaults, "sources": (JsonLines(str(path)),), **fields})
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_one_pair_has_many_shapes(name):
+    assert read_example(SHAPES[name], "here", PAIRS, {}) == (Conversation((USER, GOOD)), Conversation((USER, BAD)))
+
+
+def test_a_pair_is_in_one_sequence_chosen_first_and_its_answers_alone_are_compared(tmp_path, rng, caches):
+    words = ["".join(rng.choice([*"abcd"], size=4)) for _ in range(6)]
+    records = [{"prompt": word, "chosen": word + "x", "rejected": "y" + word} for word in words]
+    prepared = comparisons(tmp_path / "x.jsonl", records, seq=128, packed=2).prepare(silent)
+    batch, found = prepared.splits["train"].batch(np.arange(3)), []
+    assert batch.keys() == prepared.arrays.keys() == SimPO().specs(2, 64).keys()
+    for row in range(3):
+        for answer in range(4):
+            own = batch["answers"][row] == answer
+            np.testing.assert_array_equal(batch["positions"][row][own], np.arange(own.sum()))
+            learned = batch["targets"][row][own & (batch["weights"][row] == 1)]
+            found.append((prepared.tokenizer.decode(batch["tokens"][row][own]), prepared.tokenizer.decode(learned)))
+    end = "\n<|endoftext|>"
+    assert found == [
+        (f"<|endoftext|>user: {one['prompt']}\nassistant: {one[side]}{end}", f" {one[side]}{end}")
+        for one in records
+        for side in ("chosen", "rejected")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, ("x.jsonl:1", "'rejected'", "leave the record out")),
+        ({"chosen": [USER], "rejected": [USER, BAD]}, ("x.jsonl:1", "chosen", "add one")),
+        ({"prompt": "a", "better": "b"}, ("x.jsonl:1", "'better'", "chosen and rejected", "columns")),
+    ],
+)
+def test_pairs_that_compare_nothing_are_named_by_place_and_remedy(record, said, tmp_path, caches):
+    with pytest.raises(UserError) as error:
+        comparisons(tmp_path / "x.jsonl", [record]).prepare(silent)
+    for part in said:
+        assert part in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def preferring(tiny):
+    data = Comparisons(64, 8, (Words(count=60, pairs=True),), Bpe(vocab=257), held_out=0.3)
+    return replace(tiny, data=data, objective=SimPO(), steps=4, evaluation=Evaluation(every=2))
+
+
+def test_a_run_reports_how_often_the_chosen_answer_is_the_better_one(preferring, do, tmp_path):
+    ran = do(preferring, tmp_path / "run")
+    records = [one for one in read_lines(ran.folder / "metrics.jsonl") if "eval_accuracy" in one]
+    assert [one["step"] for one in records] == [2, 4]
+    assert all(0 <= one["eval_accuracy"] <= 1 and "eval_bits_per_byte" not in one for one in records)
+    assert all(0 <= accuracy <= 1 for _, accuracy, _ in ran.records("accuracy", "margin"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"objective": SimPO(pairs=2)}, ("Comparisons.packed is 8", "SimPO.pairs 2", "at least 8")),
+        ({"objective": NextToken()}, ("NextToken", "answers", "Train.objective")),
+    ],
+)
+def test_data_and_objective_are_compared_before_training(fields, said, preferring, few, caches):
+    train = replace(preferring, **fields)
+
+    def compare():
+        prepared = train.data.prepare(silent)
+        program(train).evaluator.check_arrays(prepared.arrays)
+        prepared.check_fits(train.model, train.objective, train.seq)
+
+    with few(1), pytest.raises(UserError) as error:
+        compare()
+    for part in said:
+        assert part in str(error.value)

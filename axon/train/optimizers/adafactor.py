@@ -10,9 +10,8 @@ from jax import Array
 
 from axon.checks import check_range
 from axon.train.optimizers.base import Rule
-from axon.train.optimizers.groups import Group, Parameters
+from axon.train.optimizers.groups import Parameters
 from axon.train.optimizers.matrix import Matrix, as_matrix, within
-from axon.train.optimizers.schedule import AnySchedule
 
 
 @dataclass(frozen=True)
@@ -22,34 +21,28 @@ class Adafactor(Rule):
     For a matrix, inputs × outputs by its axes, its state is the means of the squared gradient over either side: inputs
     + outputs numbers for each layer and each expert. For a vector it is all squares.
 
-    Args:
-        schedule: the learning rate; with `relative`, as a part of each matrix's root mean square.
+    Args, besides those of `Rule`, whose schedule is, with `relative`, a part of each matrix's root mean square:
         b1: of a momentum of the updates; None for none, and no state. decay_power: the mean of squares decays by
             1 − t^−decay_power at step t. threshold: largest root mean square of an update before the rate.
         relative: multiply the rate by the root mean square of the parameter, `floor` at least.
-        eps: added to squares. weight_decay: on matrices only. clip: largest global norm of the gradients; None leaves
-            them. groups: parameters with a rate or decay of their own. momentum_dtype: of the momentum.
+        eps: added to squares. momentum_dtype: of the momentum.
     """
 
-    schedule: AnySchedule
     b1: float | None = None
     decay_power: float = 0.8
     threshold: float = 1.0
     relative: bool = True
     floor: float = 1e-3
     eps: float = 1e-30
-    weight_decay: float = 0.0
-    clip: float | None = 1.0
-    groups: tuple[Group, ...] = ()
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
 
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
+        super().__post_init__()
         check_range(self, "[0, 1)", "b1")
         check_range(self, "(0, 1]", "decay_power")
-        check_range(self, "(0, inf)", "threshold", "floor", "eps", "clip")
-        check_range(self, "[0, inf)", "weight_decay")
+        check_range(self, "(0, inf)", "threshold", "floor", "eps")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
         """Gradients over the root of their mean squares, clipped; their momentum; relative to the values."""

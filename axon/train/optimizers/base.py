@@ -1,11 +1,13 @@
 """The protocol of an optimizer: a frozen dataclass that returns an optax transformation of parameters by path."""
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import optax
 from jax import Array
 
+from axon.checks import check_range
 from axon.composition import ACROSS_LAYERS, AVERAGES, FREEZES, Part, parts_of
 from axon.train.optimizers.descend import descend
 from axon.train.optimizers.groups import Group, Parameters, frozen_in
@@ -69,16 +71,27 @@ def optimizer_parts(optimizer: Any) -> list[Part]:
     return [own, *parts_of(optimizer)]
 
 
+@dataclass(frozen=True)
 class Rule:
     """An optimizer with one rule for all parameters: steps of −rate·(direction + decay·value), by group.
 
-    A subclass is a dataclass with the fields below, and implements `direction`.
+    A subclass is a frozen dataclass that implements `direction`.
+
+    Args:
+        schedule: the learning rate. weight_decay: on matrices only, never on norms and biases. clip: largest global
+            norm of the gradients; None leaves them. groups: parameters with a rate or decay of their own, the first
+            that matches.
     """
 
     schedule: AnySchedule
-    weight_decay: float
-    clip: float | None
-    groups: tuple[Group, ...]
+    _: KW_ONLY
+    weight_decay: float = 0.0
+    clip: float | None = 1.0
+    groups: tuple[Group, ...] = ()
+
+    def __post_init__(self):
+        check_range(self, "[0, inf)", "weight_decay")
+        check_range(self, "(0, inf)", "clip")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
         """The transformation from gradients, path → array, to directions, before rate and decay."""

@@ -1,7 +1,7 @@
 """Schedule-free AdamW: an average of the iterates in place of a falling learning rate."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar
 
 import optax
@@ -10,8 +10,7 @@ from jax import Array
 from axon.checks import check_range
 from axon.train.optimizers.base import Rule
 from axon.train.optimizers.descend import widened
-from axon.train.optimizers.groups import Group, Parameters
-from axon.train.optimizers.schedule import AnySchedule
+from axon.train.optimizers.groups import Parameters
 
 
 @dataclass(frozen=True)
@@ -22,28 +21,26 @@ class ScheduleFreeAdamW(Rule):
     Gradients are those at y = (1 − b1)·z + b1·x, the parameters of training; z takes AdamW's steps, and x is the mean
     of z over steps, weighted by the largest rate so far to the power of `weight_power`. x is evaluated.
 
-    Args:
-        schedule: the learning rate, best a warm-up and then constant: `Constant`. b1: of y. b2, eps: Adam's.
-        weight_decay: on matrices only, towards y. weight_power: of a step's rate in the mean. clip: largest global
-            norm of the gradients; None leaves them. groups: parameters with a rate or decay of their own.
+    Args, besides those of `Rule`, whose schedule is best a warm-up and then constant (`Constant`), and whose decay is
+    towards y:
+        b1: of y. b2, eps: Adam's. weight_power: of a step's rate in the mean.
     """
 
-    schedule: AnySchedule
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
-    weight_decay: float = 0.1
     weight_power: float = 2.0
-    clip: float | None = 1.0
-    groups: tuple[Group, ...] = ()
+    _: KW_ONLY
+    weight_decay: float = 0.1
 
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
+        super().__post_init__()
         check_range(self, "(0, 1)", "b1")
         check_range(self, "[0, 1)", "b2")
-        check_range(self, "[0, inf)", "weight_decay", "weight_power")
-        check_range(self, "(0, inf)", "eps", "clip")
+        check_range(self, "[0, inf)", "weight_power")
+        check_range(self, "(0, inf)", "eps")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
         """The gradient over the root of its mean square."""

@@ -8,35 +8,27 @@ import optax
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.train.optimizers.base import Rule
-from axon.train.optimizers.groups import Group, Parameters
-from axon.train.optimizers.schedule import AnySchedule
+from axon.train.optimizers.groups import Parameters
 
 
 @dataclass(frozen=True)
 class SGD(Rule):
     """Gradient descent with momentum: m ← momentum·m + gradient (Sutskever et al., 2013), weight decay decoupled.
 
-    Args:
-        schedule: the learning rate. momentum: its decay; 0 for none, and no state.
-            nesterov: step along gradient + momentum·m. weight_decay: on matrices only. clip: largest global norm of
-            the gradients; None leaves them. groups: parameters with a rate or decay of their own. momentum_dtype: of
+    Args, besides those of `Rule`:
+        momentum: its decay; 0 for none, and no state. nesterov: step along gradient + momentum·m. momentum_dtype: of
             the momentum.
     """
 
-    schedule: AnySchedule
     momentum: float = 0.9
     nesterov: bool = False
-    weight_decay: float = 0.0
-    clip: float | None = 1.0
-    groups: tuple[Group, ...] = ()
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
 
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
+        super().__post_init__()
         check_range(self, "[0, 1)", "momentum")
-        check_range(self, "[0, inf)", "weight_decay")
-        check_range(self, "(0, inf)", "clip")
         if self.nesterov and not self.momentum:
             raise UserError("SGD.nesterov = True needs a momentum, and SGD.momentum is 0; set it, as 0.9")
 

@@ -1,7 +1,7 @@
 """SOAP: Adam in the eigenbases of Shampoo's preconditioner."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -11,9 +11,8 @@ from jax import Array, lax
 
 from axon.checks import check_range
 from axon.train.optimizers.base import Rule
-from axon.train.optimizers.groups import Group, Parameters
+from axon.train.optimizers.groups import Parameters
 from axon.train.optimizers.matrix import Matrix, as_matrix
-from axon.train.optimizers.schedule import AnySchedule
 from axon.train.optimizers.sharing import map_matrices
 
 FIRST_ITERATIONS = 10
@@ -36,30 +35,26 @@ class SOAP(Rule):
     side. FLOPs of a step for a matrix of m × n: `8 mn (m + n)`, besides those of the bases; as in Muon, they are
     divided by the devices that split a matrix, which exchange parts of the state.
 
-    Args:
-        schedule: the learning rate. b1, b2, eps: Adam's; b2 is that of the sides' means too. every: steps between two
-            updates of the bases. largest: a longer side is not rotated. weight_decay: on matrices only. clip:
-            largest global norm of the gradients; None leaves them. groups: parameters with a rate or decay of their
-            own. momentum_dtype: of the first moment.
+    Args, besides those of `Rule`:
+        b1, b2, eps: Adam's; b2 is that of the sides' means too. every: steps between two updates of the bases.
+            largest: a longer side is not rotated. momentum_dtype: of the first moment.
     """
 
-    schedule: AnySchedule
     b1: float = 0.95
     b2: float = 0.95
     eps: float = 1e-8
     every: int = 10
     largest: int = 8192
-    weight_decay: float = 0.1
-    clip: float | None = 1.0
-    groups: tuple[Group, ...] = ()
     momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    _: KW_ONLY
+    weight_decay: float = 0.1
 
     by_layer: ClassVar[bool] = True
 
     def __post_init__(self):
+        super().__post_init__()
         check_range(self, "[0, 1)", "b1", "b2")
-        check_range(self, "[0, inf)", "weight_decay")
-        check_range(self, "(0, inf)", "eps", "clip")
+        check_range(self, "(0, inf)", "eps")
         check_range(self, "[1, inf)", "every", "largest")
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:

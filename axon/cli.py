@@ -13,7 +13,7 @@ import typer
 from axon.commands import checkpoint
 from axon.commands.export import export
 from axon.commands.generate import generate
-from axon.commands.paths import path
+from axon.commands.paths import RunDir, path
 from axon.commands.report import report
 from axon.commands.weights import Weights
 from axon.disk import cache_folder, location
@@ -33,9 +33,6 @@ app.add_typer(checkpoint.app, name="checkpoint")
 
 Set = Annotated[
     list[str], typer.Option("--set", metavar="NAME.FIELD=VALUE", help="Bind a value last, as a line of the file would.")
-]
-RunDir = Annotated[
-    str, typer.Argument(metavar="RUN_DIR", help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME.")
 ]
 Config = Annotated[Path, typer.Argument(parser=path, metavar="CONFIG", help="A .gin file.")]
 NewRunDir = Annotated[

@@ -11,7 +11,7 @@ from axon.axes.by_sequence import at_places, by_sequence
 from axon.axes.einsum import add, einsum, reporting_einsum
 from axon.axes.execution import Execution
 from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
-from axon.axes.memory import is_on_host, to_device, to_host
+from axon.axes.memory import is_on_host
 from axon.axes.memory_order import row_major, row_major_in_training
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
 from axon.axes.permute import permute
@@ -29,7 +29,7 @@ from axon.axes.scope import (
     valid_rows,
 )
 from axon.axes.sequences import over_positions
-from axon.axes.statistics import MAX, SUM, Reduction, Report, Reporting
+from axon.axes.statistics import MAX, SUM, Report, Reporting
 from axon.axes.used import axes_used
 from axon.axes.weight import (
     CompositeWeight,
@@ -40,7 +40,6 @@ from axon.axes.weight import (
     StoredWeight,
     Weight,
     gathered,
-    is_weight,
     stored_array,
     use_weight,
 )
@@ -57,7 +56,6 @@ __all__ = [
     "Operation",
     "PatternError",
     "Placement",
-    "Reduction",
     "Report",
     "Reporting",
     "Scope",
@@ -79,7 +77,6 @@ __all__ = [
     "gathered",
     "in_block",
     "is_on_host",
-    "is_weight",
     "like_operand",
     "log_choice",
     "over_positions",
@@ -99,8 +96,6 @@ __all__ = [
     "stored_array",
     "strip_roles",
     "supports_unreduced",
-    "to_device",
-    "to_host",
     "use_weight",
     "valid_rows",
     "zero3_mesh_axes",

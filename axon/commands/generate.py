@@ -5,16 +5,13 @@ from typing import Annotated
 
 import typer
 
-from axon.commands.paths import path
+from axon.commands.paths import RunDir, path
 from axon.commands.weights import Weights
 from axon.errors import UserError
 
 
 def generate(
-    run_dir: Annotated[
-        str,
-        typer.Argument(metavar="RUN_DIR", help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME."),
-    ],
+    run_dir: RunDir,
     prompt: Annotated[str | None, typer.Option(help="Text to continue, or to answer.")] = None,
     prompts: Annotated[
         Path | None,

@@ -1,11 +1,16 @@
-"""What every option and argument of the command line that is a path has as its `parser`."""
+"""Paths on the command line: what each has as its `parser`, and the argument that names a trained model."""
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from axon.disk import as_path
 from axon.errors import UserError
+
+RunDir = Annotated[
+    str, typer.Argument(metavar="RUN_DIR", help="The folder of a run, its URL in an object store, or hf:DIR_OR_NAME.")
+]
 
 
 def path(text: str) -> Path:

@@ -1,6 +1,6 @@
 """Text to batches: sources → tokenizer → token store → shuffled, mixed, packed batches. And images to batches."""
 
-from axon.data.batches import Batches, throughput
+from axon.data.batches import Batches
 from axon.data.columns import HuggingFace, Parquet
 from axon.data.corpus import Corpus, Data
 from axon.data.feed import Feed, FeedContext
@@ -37,5 +37,4 @@ __all__ = [
     "Tokenizer",
     "TokenizerFile",
     "parse_source",
-    "throughput",
 ]

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import time
 from collections.abc import Iterator, Sequence, Sized
 
 import grain
@@ -178,12 +177,3 @@ def token_batches(
 
     together = max(1, min(TOGETHER, SMALL // (batch * sequences.seq)))
     return Batches(order.batch(together, drop_remainder=False, batch_fn=load), threads)
-
-
-def throughput(batches: Iterator[Batch], seconds: float) -> float:
-    """Tokens per second that `batches` delivers, measured over about `seconds`."""
-    next(batches)  # excludes the start of the threads
-    began, tokens = time.perf_counter(), 0
-    while (elapsed := time.perf_counter() - began) < seconds:
-        tokens += next(batches)["tokens"].size
-    return tokens / elapsed

@@ -17,7 +17,6 @@ class ParameterRow:
     shape: tuple[int, ...]
     split: tuple[Names, ...]
     bytes_per_device: int
-    bytes_in_all: int
 
     @property
     def replicated(self) -> bool:
@@ -30,4 +29,4 @@ def explain(placement: Placement, parameters: Mapping[str, ArraySpec], kind: str
     for path, spec in parameters.items():
         split = tuple(placement.mesh_axes(n, kind) for n in spec.axes)
         bytes_per_device = placement.bytes_per_device(replace(spec, kind=kind))
-        yield ParameterRow(path, spec.axes, spec.shape, split, bytes_per_device, spec.nbytes)
+        yield ParameterRow(path, spec.axes, spec.shape, split, bytes_per_device)

@@ -35,9 +35,6 @@ NOTABLE = {
 USUAL = ("steps", "compile_begin", "save_begin", "save_blocked", "save_end", "mirrored")
 """Kinds that the table of events leaves out: they are many, and their sums are above it."""
 
-NOT_TOKEN_MEANS = ("time", "step", "kind", "documents", "memory")
-"""What the text of an event leaves out: it is elsewhere, or too long."""
-
 
 class Run(NamedTuple):
     """The content of a page: the run's name, its records, its configuration as text and its `run.json`."""

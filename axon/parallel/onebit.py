@@ -2,7 +2,9 @@
 
 The compression of 1-bit Adam (Tang et al., arXiv:2102.02888, section 4): each device adds what it could not say last
 time, sends signs and one scale per chunk; for each chunk one device averages what came, adds what *it* could not say
-last time, compresses again and sends that to all. Code here runs in a region manual over the mesh axis.
+last time, compresses again and sends that to all. Of n numbers, w devices move about `2·(w − 1)/w · n/8` bytes in and
+out of each, where an all-reduce in float32 moves `2·(w − 1)/w · 4n`. Code here runs in a region manual over the mesh
+axis.
 """
 
 import itertools
@@ -17,15 +19,6 @@ SCALE_BYTES = 4
 def chunk_size(count: int, workers: int) -> int:
     """Numbers in each of the chunks, one a worker, of `count` numbers: a multiple of 8, whole bytes of signs."""
     return 8 * -(-count // (8 * workers))
-
-
-def message_bytes(counts: Sequence[int], workers: int) -> int:
-    """Bytes of one device's message for one chunk of each of the arrays with so many numbers.
-
-    A step moves `2·(workers − 1)` of them in and out of each device, half before the average and half after it: of n
-    numbers about `2·(w − 1)/w · n/8` bytes with w workers, where an all-reduce in float32 moves `2·(w − 1)/w · 4n`.
-    """
-    return sum(chunk_size(count, workers) // 8 + SCALE_BYTES for count in counts)
 
 
 def compress(x: Array, real: Array) -> tuple[Array, Array]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 
@@ -39,68 +39,17 @@ Report = Callable[[str], None]
 Each = Callable[[str, Any], Any]
 
 
-class Trained(Protocol):
-    """A trained model.
-
-    `has_text`: whether the run says on which text it is evaluated. `always_cast`: whether its arrays may be of another
-    dtype than this model's.
-    """
-
-    has_text: bool
-    always_cast: bool
-
-    @property
-    def trained_length(self) -> int | None:
-        """Positions of the longest sequences that it was trained on; None for a model of the hub that does not say."""
-        ...
-
-    @property
-    def train(self) -> Train:
-        """The run that it is of; of a model of the hub, one that could go on with it."""
-        ...
-
-    @property
-    def tokenizer(self) -> TokenizerFile: ...
-
-    @property
-    def companions(self) -> Path | None:
-        """The folder of what came with its weights: chat template, defaults of generation, pooling; None if nothing."""
-        ...
-
-    def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
-        """Parameters and variables for a runtime of `model`; or of each parameter what `each(path, array)` makes of it,
-        which of a model of the hub it does before the next is read."""
-        ...
-
-    def compared(self, model: Any, whole: bool) -> list[str]:
-        """What a person should know of how `model` differs from it, of which it takes the `whole` or a part. Raises
-        `UserError` for one that cannot be it."""
-        ...
-
-    def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
-        """Its parameters by path, their vocabulary padded as that of `model`."""
-        ...
-
-    def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
-        """The runtime's parameters by path; `taken`: their paths → those of them in what is `offered`."""
-        ...
-
-    def check_same_tokens(self, tokenizer: str) -> None:
-        """Raise `UserError` if `tokenizer`, the text of a tokenizer.json, is not that of the model."""
-        ...
-
-    def digest(self) -> str:
-        """Stands for its parameters, as far as that is known without reading them."""
-        ...
-
-
-def open_trained(name: str | Path) -> Trained:
+def open_trained(name: str | Path) -> "Trained":
     """The trained model of a run's folder, or of `hf:DIR_OR_NAME`. Raises `UserError` if there is none."""
     return TrainedHub(open_model(str(name))) if is_hub(name) else TrainedRun(RunFolder.existing(name))
 
 
 class TrainedRun:
-    """The latest checkpoint of a run."""
+    """The latest checkpoint of a run.
+
+    `has_text`: whether the run says on which text it is evaluated. `always_cast`: whether its arrays may be of another
+    dtype than this model's. `train`: the run itself.
+    """
 
     has_text, always_cast = True, False
 
@@ -110,6 +59,7 @@ class TrainedRun:
 
     @property
     def trained_length(self) -> int:
+        """Positions of the longest sequences that it was trained on; None for a model of the hub that does not say."""
         return self.train.seq
 
     @property
@@ -125,9 +75,12 @@ class TrainedRun:
 
     @property
     def companions(self) -> Path | None:
+        """The folder of what came with its weights: chat template, defaults of generation, pooling; None if nothing."""
         return self.folder.companions if self.folder.companions.is_dir() else None
 
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
+        """Parameters and variables for a runtime of `model`; or of each parameter what `each(path, array)` makes of it,
+        which of a model of the hub it does before the next is read."""
         reader = self.reader()
         values, variables = self._evaluated(reader, runtime)
         report(f"parameters of step {reader.latest()}, {_on(runtime)}")
@@ -136,15 +89,19 @@ class TrainedRun:
         return nested({path: each(path, flat.pop(path)) for path in tuple(flat)}), variables
 
     def compared(self, model: Any, whole: bool) -> list[str]:
+        """What a person should know of how `model` differs from it, of which it takes the `whole` or a part. Raises
+        `UserError` for one that cannot be it."""
         return []
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+        """Its parameters by path, their vocabulary padded as that of `model`."""
         if not self.train.transforms:
             return self.reader().offered(PARAMETERS)
         declared = parameters(self.train.model.build())
         return {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in declared.items()}
 
     def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
+        """The runtime's parameters by path; `taken`: their paths → those of them in what is `offered`."""
         reader = self.reader()
         if isinstance(self.train.optimizer, Averaging) or self.train.transforms:
             return self._converted(reader, runtime, taken)
@@ -190,15 +147,17 @@ class TrainedRun:
         return jax.device_put(cast, {path: leaf.sharding for path, leaf in abstract.items()})
 
     def check_same_tokens(self, tokenizer: str) -> None:
+        """Raise `UserError` if `tokenizer`, the text of a tokenizer.json, is not that of the model."""
         self.folder.check_same_tokens(tokenizer)
 
     def digest(self) -> str:
+        """Stands for its parameters, as far as that is known without reading them."""
         reader = self.reader()
         return f"step {reader.latest()}, {content_digest(reader.folder())}"
 
 
 class TrainedHub:
-    """A model of the hub."""
+    """A model of the hub, used as a `TrainedRun` is; `train`: a run that could go on with it."""
 
     has_text, always_cast = False, True
 
@@ -275,6 +234,9 @@ class TrainedHub:
             f"{kind}.{name} is {value_at(model, name)!r}, and {value_at(theirs, name)!r} in {self.hub.name}"
             for name in changed
         ]
+
+
+Trained = TrainedRun | TrainedHub
 
 
 def run_of(hub: HubModel, tokenizer: Path | None = None, folder: str | None = None) -> Train:

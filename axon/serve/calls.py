@@ -56,12 +56,6 @@ def form_of(template: str) -> CallForm:
     return next(known, LLAMA)
 
 
-def parse_calls(form: CallForm, names: Collection[str], text: str) -> Parsed:
-    """The calls in a whole text, and what else there is."""
-    reader = CallReader(form, names)
-    return reader.feed(text) + reader.finish()
-
-
 class CallReader:
     """Reads calls as text comes in; what is malformed, or calls no tool of `names`, stays text.
 

@@ -19,7 +19,6 @@ from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.serve.endless import is_endless
 from axon.serve.patterns import check_pattern, patterns_of
-from axon.serve.request import Grammar
 
 LONGEST = 2**18
 """Characters of a schema, pattern or grammar."""
@@ -174,20 +173,6 @@ class Grammars:
             return inner, ""
         error = _reason(inner.get_error())
         return inner, "no text meets it" if error == "NoExtensionBias" else error
-
-
-def draft_masks(grammar: Grammar, drafts: Sequence[int]) -> list[np.ndarray]:
-    """What may come next before and after each of `drafts`, up to the first that is not allowed; `grammar` stays.
-
-    One more mask than there are drafts that may be verified: uint32 as of `Grammar.allowed`.
-    """
-    ahead = grammar.copy()
-    masks = [ahead.allowed()]
-    for token in drafts:
-        if not ahead.accept([token]):
-            break
-        masks.append(ahead.allowed())
-    return masks
 
 
 def _library() -> ModuleType:

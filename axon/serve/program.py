@@ -141,10 +141,6 @@ class ServingProgram:
         """Of each device."""
         return sum(map(self.step.placement.bytes_per_device, jax.tree.leaves(self.snapshots)))
 
-    def block_cache_bytes(self) -> int:
-        """Of each device."""
-        return sum(map(self.step.placement.bytes_per_device, self.block_cache.values()))
-
     def read_bytes(self) -> int:
         """What a decode step has to read of each device's memory: the weights, but of a table of embeddings the rows of
         its tokens alone; of a multi-token block that guesses also the head's once more, of one that does not, none; of

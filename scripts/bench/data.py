@@ -1,10 +1,13 @@
 """`axon bench data`: tokens/s through the whole pipeline, against those that training takes here."""
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
-from axon.data import Data, throughput
+from axon.data import Data
 from axon.layout import Layout
 from axon.train.step import Program
 from models.llama import Llama
@@ -64,3 +67,12 @@ def _training(model: Llama, batch: int, seq: int, rounds: int) -> float:
 
 def _one() -> list[Any]:
     return jax.devices("cpu")[:1]
+
+
+def throughput(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> float:
+    """Tokens per second that `batches` delivers, measured over about `seconds`."""
+    next(batches)  # excludes the start of the threads
+    began, tokens = time.perf_counter(), 0
+    while (elapsed := time.perf_counter() - began) < seconds:
+        tokens += next(batches)["tokens"].size
+    return tokens / elapsed

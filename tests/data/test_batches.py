@@ -13,10 +13,10 @@ from axon.data.batches import (
     held_out_order,
     pack,
     pad,
-    throughput,
     token_batches,
     training_order,
 )
+from scripts.bench.data import throughput
 
 BOS = 7
 

@@ -9,7 +9,7 @@ import pytest
 
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError
-from axon.parallel.onebit import message_bytes
+from axon.parallel.onebit import chunk_size
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.train.optimizers import AdamW, Constant, OneBitAdam
 from axon.train.step import Program as program
@@ -96,6 +96,14 @@ def test_only_scalars_cross_replicas_in_an_inner_step_and_the_parameters_in_an_o
     assert metrics
     assert all(shape in ((), (len(diloco.parameters),)) for shape in metrics), inner
     assert sum(bytes_of(arrays) for _, _, arrays in outer) == 4 * sum(held(diloco))
+
+
+def message_bytes(counts, workers):
+    """Bytes of one device's message for one chunk of each of the arrays with so many numbers: signs, and a scale.
+
+    A step moves `2·(workers − 1)` of them in and out of each device, half before the average and half after it.
+    """
+    return sum(chunk_size(count, workers) // 8 + 4 for count in counts)
 
 
 @pytest.mark.full

@@ -10,7 +10,7 @@ import pytest
 
 from axon.data.tokenizer import Bpe, Tokenizer
 from axon.errors import UserError
-from axon.serve.grammar import Grammars, Matcher, draft_masks
+from axon.serve.grammar import Grammars, Matcher
 
 PERSON = {
     "type": "object",
@@ -196,6 +196,17 @@ def test_copies_go_their_own_ways(grammars, tokenizer):
     assert not first.ended
     np.testing.assert_array_equal(first.allowed(), before)
     assert first.accept(tokenizer.encode("y")) == 1
+
+
+def draft_masks(grammar, drafts):
+    """What may come next before and after each of `drafts`, up to the first that is not allowed; `grammar` stays."""
+    ahead = grammar.copy()
+    masks = [ahead.allowed()]
+    for token in drafts:
+        if not ahead.accept([token]):
+            break
+        masks.append(ahead.allowed())
+    return masks
 
 
 def test_the_masks_of_drafts_are_those_of_accepting_them_one_by_one(grammars, tokenizer, rng):

@@ -18,7 +18,6 @@ from axon.serve.calls import (
     Parsed,
     ToolCall,
     form_of,
-    parse_calls,
 )
 from axon.serve.grammar import Grammars
 from axon.serve.tools import call_grammar
@@ -82,6 +81,12 @@ def in_pieces(rng, form: CallForm, text: str) -> Parsed:
         cut = int(rng.integers(1, 8))
         found, text = found + reader.feed(text[:cut]), text[cut:]
     return found + reader.finish()
+
+
+def parse_calls(form, names, text):
+    """The calls in a whole text, and what else there is."""
+    reader = CallReader(form, names)
+    return reader.feed(text) + reader.finish()
 
 
 @pytest.mark.parametrize("name", FORMS)

@@ -16,8 +16,6 @@ from axon.serve.http.limits import Limits
 
 B = TypeVar("B", bound=BaseModel)
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-PYDANTIC = re.compile(r"^(Value error, must|\w+ should)")
-"""How its messages begin."""
 DISCARDED = 16
 """Times the limit: so much of a larger body is read and forgotten, for a client reads no answer before it has sent."""
 

@@ -18,6 +18,7 @@ from axon.parallel.pipeline.parts import Parts
 from axon.parallel.pipeline.region import PIPE, Region, spec_of
 from axon.parallel.pipeline.residuals import Residuals
 from axon.parallel.pipeline.rows import Pools
+from axon.parallel.pipeline.split_backward import SplitBackward
 from axon.parallel.pipeline.stage import Chunk, Stage, entry
 
 
@@ -44,7 +45,7 @@ class Carried:
     Args:
         versions: with what a batch of each age is computed. x, extras, statistics: shapes of a chunk's output, of what
             it gives besides, and of the statistics of all layers, of all ages, where they run.
-        residuals: as of `Stage`.
+        residuals, split: as of `Stage`.
     """
 
     versions: Sequence[Parts]
@@ -55,11 +56,17 @@ class Carried:
     extras: Any
     statistics: Any
     residuals: Residuals | None = None
+    split: SplitBackward | None = None
 
     @property
     def _kept(self) -> Sequence[Any]:
         """The types of what a forward leaves for its backward, on its stage."""
         return () if self.residuals is None else self.residuals.types
+
+    @property
+    def _left(self) -> Sequence[Any]:
+        """The types of what a backward for the inputs leaves for that for the weights, on its stage."""
+        return () if self.split is None else self.split.types
 
     @cached_property
     def value(self) -> Any:
@@ -74,8 +81,9 @@ class Carried:
     @cached_property
     def memory(self) -> Memory:
         made = jax.tree.map(lambda spec: PartitionSpec(PIPE, *spec), self.value)
-        residual = PartitionSpec(PIPE, None, self.region.batch_only_axes or None)
-        return Memory(self.pool, [residual for _ in self._kept], self.pool, made, made)
+        waits = PartitionSpec(PIPE, None, self.region.batch_only_axes or None)
+        residuals, left = ([waits for _ in types] for types in (self._kept, self._left))
+        return Memory(self.pool, residuals, self.pool, left, made, made)
 
     @cached_property
     def of_layers(self) -> Any:
@@ -99,7 +107,9 @@ class Carried:
         ages = len(self.versions)
         made = self._waiting()
         inputs, gradients = self._waiting(self.pools.inputs), self._waiting(self.pools.gradients)
-        memory = Memory(inputs, list(map(self._residual, self._kept)), gradients, made, made)
+        residuals = [self._slots(self.pools.inputs, kept) for kept in self._kept]
+        left = [self._slots(self.pools.gradients, kept) for kept in self._left]
+        memory = Memory(inputs, residuals, gradients, left, made, made)
         trained = [
             jax.tree.map(partial(self._of_layers, places=ages * storage.runs), of)
             for storage, of in zip(self.stage.storage, self.versions[0].trained, strict=True)
@@ -119,11 +129,11 @@ class Carried:
 
         return empty(self.x, spec_of(self.x)), jax.tree.map(lambda s: empty(s, PartitionSpec()), self.extras)
 
-    def _residual(self, kept: Any) -> Array:
-        """Slots for a residual, with an axis for the devices in third place as of `gradients`."""
+    def _slots(self, number: int, kept: Any) -> Array:
+        """Slots for an array of a chunk, with an axis for the devices in third place as of `gradients`."""
         mesh, batch_only_axes = jax.sharding.get_abstract_mesh(), self.region.batch_only_axes
         devices = math.prod(mesh.shape[a] for a in batch_only_axes)
-        zeros = jnp.zeros((self.stage.table.stages, self.pools.inputs, devices, *kept.shape), kept.dtype)
+        zeros = jnp.zeros((self.stage.table.stages, number, devices, *kept.shape), kept.dtype)
         return reshard(zeros, PartitionSpec(PIPE, None, batch_only_axes or None, *kept.sharding.spec))
 
     def _of_devices(self, places: int, shape: tuple[int, ...]) -> Array:
@@ -158,7 +168,7 @@ def carried(
     """
     parts = versions[0]
     x = jax.eval_shape(parts.first, parts.outer, jnp.int32(0))
-    residuals = []
+    found: list[tuple[Residuals, SplitBackward | None]] = []
 
     def chunk_of(layers: Any, x: Array, inputs: Any, tick: Any) -> tuple[Chunk, Any]:
         trained, fixed = [[one.to_stages(of) for one, of in zip(stage.storage, part, strict=True)] for part in layers]
@@ -174,8 +184,11 @@ def carried(
 
     def backward(*given: Any) -> tuple[()]:
         chunk, arguments = chunk_of(*given)
-        _, pull, _ = chunk.pullback(*arguments)
-        residuals.append(Residuals.of(pull, chunk.at_hand(*arguments)))
+        out, pull, _ = chunk.pullback(*arguments)
+        at_hand = chunk.at_hand(*arguments)
+        residuals = Residuals.of(pull, at_hand)
+        split = _split(residuals, (at_hand, residuals.kept(pull), out), chunk) if stage.table.split else None
+        found.append((residuals, split))
         return ()
 
     of_stage = Region((PIPE,))(besides, (PartitionSpec(), PartitionSpec(PIPE)))
@@ -186,4 +199,16 @@ def carried(
     region = Region((PIPE,) if jax.tree.leaves((extras, statistics)) else (PIPE, *batch_only_axes))
     if keeps:
         jax.eval_shape(region(backward, ()), *arguments)
-    return Carried(versions, stage, pools, region, x, extras, statistics, residuals[0] if keeps else None)
+    residuals, split = found[0] if keeps else (None, None)
+    return Carried(versions, stage, pools, region, x, extras, statistics, residuals, split)
+
+
+def _split(residuals: Residuals, given: Any, chunk: Chunk) -> SplitBackward:
+    """The parts of a backward of what is at hand, of the residuals, and of gradients that are like the outputs."""
+    leaves, tree = jax.tree.flatten(given)
+
+    def backward(*leaves: Array) -> list[Array]:
+        at_hand, kept, dy = jax.tree.unflatten(tree, leaves)
+        return jax.tree.leaves(residuals.pullback(kept, at_hand)(dy))
+
+    return SplitBackward.of(backward, leaves, len(jax.tree.leaves(chunk.differentiated)))

@@ -14,12 +14,13 @@ from axon.parallel.pipeline.slots import SHIFTS
 
 
 class Memory(NamedTuple):
-    """What waits on a stage: slots of chunks' inputs, of residuals, by the same numbers, and of outputs' gradients; and
-    what was made last of inputs and gradients."""
+    """What waits on a stage: slots of chunks' inputs; of residuals, by the same numbers; of outputs' gradients; of what
+    is left for the weights' backward, by the same numbers. And what was made last of inputs and gradients."""
 
     inputs: Any
     residuals: Any
     gradients: Any
+    left: Any
     output: Any
     gradient: Any
 

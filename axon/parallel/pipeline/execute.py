@@ -98,7 +98,7 @@ class _Executor:
         storage = [Storage(of_segment, table.chunks, PIPE) for of_segment in versions[0].partition]
         stage, keeps = Stage(table, pools, versions[0], storage), table.flush and self._backwards
         self.carried = carried(versions, stage, pools, batch_only_axes, keeps)
-        self.stage = replace(stage, residuals=self.carried.residuals)
+        self.stage = replace(stage, residuals=self.carried.residuals, split=self.carried.split)
         self.region = self.carried.region
 
     def run(self, memory: Memory | None = None) -> tuple[list[Results], Memory]:

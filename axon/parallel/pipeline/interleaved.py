@@ -25,17 +25,18 @@ class Interleaved:
 
     Attributes:
         virtual: chunks on each stage; 1 is 1F1B.
+        split: whether a backward is in two, for inputs and for weights. In lockstep nobody waits for the second then:
+            bubble `(p − 1)·(F + I)/(v·m·(F + I + W))`, for what lies between the two.
     """
 
     virtual: int = 2
+    split: bool = False
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "virtual")
         check_range(self, "[1, 1024]", "virtual")
 
     def table(self, stages: int, microbatches: int) -> Table:
-        if self.virtual == 1:
-            return OneFOneB().table(stages, microbatches)
         orders = [self._order(stage, stages, microbatches) for stage in range(stages)]
         return from_orders(orders, microbatches, Chunks(stages, self.virtual))
 
@@ -45,4 +46,12 @@ class Interleaved:
         forwards = [Work(Action.FORWARD, i, chunk) for group in groups for chunk in down for i in group]
         backwards = [Work(Action.BACKWARD, i, chunk) for group in groups for chunk in up for i in group]
         ahead = (self.virtual - 1) * len(groups[0]) + 2 * (stages - 1 - stage) + 1
-        return one_f_one_b(forwards, backwards, ahead)
+        if self.virtual == 1:
+            ahead = stages - stage
+        order = one_f_one_b(forwards, backwards, ahead)
+        return [part for work in order for part in self._parts(work)]
+
+    def _parts(self, work: Work) -> list[Work]:
+        if work.action != Action.BACKWARD or not self.split:
+            return [work]
+        return [work._replace(action=action) for action in (Action.BACKWARD_INPUT, Action.BACKWARD_WEIGHT)]

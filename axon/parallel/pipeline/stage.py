@@ -15,6 +15,7 @@ from axon.parallel.pipeline.parts import Parts, added, largest
 from axon.parallel.pipeline.region import PIPE
 from axon.parallel.pipeline.residuals import Pullback, Residuals
 from axon.parallel.pipeline.rows import Pools, Rows
+from axon.parallel.pipeline.split_backward import SplitBackward
 from axon.parallel.pipeline.storage import Storage
 from axon.parallel.pipeline.table import Action, Table
 
@@ -72,6 +73,8 @@ class Stage:
     Args:
         parts: of which the functions and shapes are those of a batch of every age. storage: of each segment of the
             model. residuals: what a forward leaves for its backward; None: nothing, the backward runs its chunk again.
+        split: the parts of a backward, of the leaves of what it has at hand, of the residuals, and of the gradients
+            that it begins with; None where the table splits none, or nothing is left for it.
     """
 
     table: Table
@@ -79,6 +82,7 @@ class Stage:
     parts: Parts
     storage: Sequence[Storage]
     residuals: Residuals | None = None
+    split: SplitBackward | None = None
 
     def forward(self, of_phase: Rows) -> Callable[..., Any]:
         """The forward of a chunk: its memory, statistics added to those before, and what leaves the last chunk."""
@@ -118,21 +122,47 @@ class Stage:
             ((x, _), dy), memory = after(needed, memory)
             chunk = self.of_tick(layers, own.chunk, own.age, own.active)
             arguments = (*chunk.differentiated, x), _of_microbatch(inputs, own)
-            if self.residuals is None:
-                _, pull, _ = chunk.pullback(*arguments)
-            else:
-                kept = [lax.squeeze(leaf, (0,)) for leaf in get(memory.residuals, own.input)]
-                pull = self.residuals.pullback(kept, chunk.at_hand(*arguments))
-            *found, dx = pull(dy)
-            if action != Action.BACKWARD_INPUT:
-                found = jax.tree.map(lambda d: jnp.where(own.active, d, 0)[:, None], found)
-                total = [self._paired(*each, own) for each in zip((added, largest), total, found, strict=True)]
+            (*found, dx), memory = self._found(action, chunk, arguments, dy, memory, own)
+            total = [self._totals(*each, own) for each in zip((added, largest), total, found, strict=True)]
             memory = delivery.after(memory, own)
             if action == Action.BACKWARD_WEIGHT:
-                return memory, total, jnp.zeros_like(dx)
+                return memory, total, jnp.zeros_like(x)
             return memory._replace(gradient=_lifted((dx, dy[1]))), total, _of_one_stage(dx, own.begins)
 
         return backward
+
+    def _found(
+        self, action: Action, chunk: Chunk, arguments: tuple[Any, Any], dy: Any, memory: Memory, own: Any
+    ) -> tuple[Any, Memory]:
+        """Gradients of what `Chunk.pullback` is given, None in place of those that this action does not give."""
+        if self.residuals is None:
+            _, pull, _ = chunk.pullback(*arguments)
+            trained, reports, dx = pull(dy)
+            not_yet = action == Action.BACKWARD_INPUT
+            return (*(jax.tree.map(lambda d: None if not_yet else d, of) for of in (trained, reports)), dx), memory
+        kept = [lax.squeeze(leaf, (0,)) for leaf in get(memory.residuals, own.input)]
+        at_hand = chunk.at_hand(*arguments)
+        if self.split is None:
+            return self.residuals.pullback(kept, at_hand)(dy), memory
+        leaves = jax.tree.leaves((at_hand, kept, dy))
+        if action == Action.BACKWARD_INPUT:
+            found, left = self.split.run_first(leaves)
+            memory = memory._replace(left=put(memory.left, [leaf[None] for leaf in left], own.gradient))
+        else:
+            left = get(memory.left, own.gradient)
+            found = self.split.run_second(leaves, [lax.squeeze(leaf, (0,)) for leaf in left])
+        leaves, tree = jax.tree.flatten(arguments[0])
+        return jax.tree.unflatten(tree, [found.get(number) for number in range(len(leaves))]), memory
+
+    def _totals(self, pair: Callable[[Any, Any], Any], total: Any, found: Any, own: Any) -> Any:
+        """What was found of layers in all, of each array of which something is."""
+
+        def of(total: Array, new: Array | None) -> Array:
+            if new is None:
+                return total
+            return self._paired(pair, total, jnp.where(own.active, new, 0)[:, None], own)
+
+        return jax.tree.map(of, total, found)
 
     def of_tick(self, layers: Layers, chunk: Any, age: Any, active: Any) -> "Chunk":
         """One of the stage's chunks for a batch of this age."""

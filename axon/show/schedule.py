@@ -1,20 +1,21 @@
 """The output of `axon show` on a pipeline: the table that runs, and that of each stage by itself."""
 
-import math
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from rich.console import Console
 
-from axon.axes import ArraySpec
-from axon.nn import Inputs
-from axon.parallel.pipeline import Costs, OneFOneB, Table, figures, lockstep, recomputing
+from axon.layout.table import Schedule
+from axon.parallel.pipeline import Costs, Interleaved, Table, executed, figures, lockstep
 from axon.parallel.pipeline.draw import before_and_after, draw
-from axon.parallel.pipeline.execute import PIPE
+from axon.parallel.pipeline.execute import PIPE, SlotBytes
 from axon.parallel.pipeline.gantt import gantt, mib
 from axon.parallel.pipeline.rows import rows
-from axon.runtime import nested
-from axon.train.pipelined import Pipeline
+from axon.train.objective import Batch
+from axon.train.optimizers import frozen_paths
+from axon.train.pipelined import PipelinedGradients
+from axon.train.state import State
 from axon.train.step import Program
 
 COSTS = Costs()
@@ -22,14 +23,17 @@ COST_NAMES = "time in units of a stage's forward; a backward takes 2, 1 for the 
 
 
 def print_schedule(console: Console, program: Program) -> None:
-    """The schedule that runs, with each stage's bubble and memory; nothing where the mesh has no stages."""
+    """The schedule that runs, with each stage's bubble and memory, and which would be faster; nothing where the mesh
+    has no stages."""
     pipeline = program.evaluator.pipeline
     if pipeline is None:
         return
-    table, size = pipeline.table, input_bytes(program)
-    heading = f"pipeline: {_name(pipeline)} in lockstep, {table.stages} stages, {table.microbatches} microbatches"
-    text = gantt(table, COSTS, width=console.width, slot_bytes=size)
-    lines = [heading, text.rstrip("\n"), COST_NAMES, _time(table), _reserved(table, size)]
+    table, sizes = pipeline.table, slot_sizes(program)
+    heading = (
+        f"pipeline: {_name(pipeline.schedule)} in lockstep, {table.stages} stages, {table.microbatches} microbatches"
+    )
+    text = gantt(table, COSTS, width=console.width, slot_bytes=sizes.stream + sizes.residuals)
+    lines = [heading, text.rstrip("\n"), COST_NAMES, _time(program), _reserved(table, sizes), *_faster(program, sizes)]
     if table.microbatches < table.stages:
         lines.append(
             f"with {table.microbatches} microbatches {table.stages - table.microbatches} of {table.stages} stages are "
@@ -46,45 +50,95 @@ def draw_schedule(program: Program, picture: Path) -> Path | None:
     pipeline = program.evaluator.pipeline
     if pipeline is None:
         return None
-    table, size, name = pipeline.table, input_bytes(program), _name(pipeline)
+    table, sizes, name = pipeline.table, slot_sizes(program), _name(pipeline.schedule)
     own = pipeline.schedule.table(table.stages, table.microbatches)
     path = picture.with_stem(f"{picture.stem}-schedule")
-    draw(before_and_after(name, own, table, size), path)
+    draw(before_and_after(name, own, table, sizes.stream + sizes.residuals), path)
     return path
 
 
-def input_bytes(program: Program) -> int:
-    """Bytes of a chunk's input on one device: the stream of one microbatch between two blocks."""
-    runtime = program.runtime
-    shape = program.batch // runtime.layout.microbatches, program.seq
-    tokens = ArraySpec(("batch", "seq"), shape, "int32")
+def slot_sizes(program: Program, table: Table | None = None) -> SlotBytes:
+    """What waits on a stage for one microbatch and chunk, under the table that runs or another of as many chunks."""
+    pipeline, runtime = program.evaluator.pipeline, program.runtime
+    assert pipeline is not None
+    method, found = PipelinedGradients(pipeline, program.seed), []
+    frozen = frozen_paths(program.optimizer, runtime.parameters)
 
-    def stream(values: dict, tokens: jax.Array) -> jax.Array:
-        return runtime.bind(values).embed(Inputs(tokens, positions=tokens))
+    def trace(state: State, batch: Batch) -> tuple[()]:
+        drawn = program.evaluator.drawn(batch, jax.random.key(program.seed))
+        found.append(method.slot_bytes(table or pipeline.table, state, drawn, frozen))
+        return ()
 
     with runtime.tracing():
-        found = jax.eval_shape(stream, runtime.abstract(nested(runtime.parameters)), runtime.abstract(tokens))
-    return found.dtype.itemsize * math.prod(found.sharding.shard_shape(found.shape))
+        jax.eval_shape(trace, program.abstract_state(), program.evaluator.abstract_batch)
+    return found[0]
 
 
-def _name(pipeline: Pipeline) -> str:
-    """As a config writes it, with what is chosen: `Interleaved(virtual=2)`."""
-    return repr(pipeline.schedule).removesuffix("()")
+def _name(schedule: Schedule) -> str:
+    """As a config writes it, with what is chosen: `Interleaved(virtual=2, split=False)`."""
+    return repr(schedule).removesuffix("()")
 
 
-def _time(table: Table) -> str:
-    """What a step takes with what stages compute again, next to the default schedule where that is faster."""
-    plain = lockstep(OneFOneB().table(table.stages, table.microbatches))
-    ours, other = (figures(one, recomputing(one)).lockstep for one in (table, plain))
-    text = f"with what backwards compute again a step takes as long as {ours:,g} forwards of a stage"
-    return f"{text}; OneFOneB would take {other:,g}" if other < ours else text
+def _steps(program: Program, table: Table) -> list[float]:
+    """What a step takes, in forwards of a stage: with what remat computes again, at least and at most."""
+    remat = program.runtime.execution.remat
+    shares = {"none": [0.0], "full": [1.0]}.get(remat, [0.0, 1.0]) if isinstance(remat, str) else [0.0, 1.0]
+    return [figures(table, executed(table, share)).lockstep for share in shares]
 
 
-def _reserved(table: Table, size: int) -> str:
+def _time(program: Program) -> str:
+    """What a step takes as it is executed."""
+    pipeline = program.evaluator.pipeline
+    assert pipeline is not None
+    times = " to ".join(f"{time:,g}" for time in _steps(program, pipeline.table))
+    remat = program.runtime.execution.remat
+    return f"as executed, with remat {remat!r}, a step takes as long as {times} forwards of a stage"
+
+
+def _reserved(table: Table, sizes: SlotBytes) -> str:
     """What one program for all stages makes of the most that any stage keeps."""
     _, pools = rows(table)
+    left = f", each with {mib(sizes.left)} for that of the weights" if table.split else ""
     return (
-        f"every device along {PIPE!r} reserves as much as the stage that keeps most: {pools.inputs} inputs, "
-        f"{pools.gradients} gradients and one of each on its way, {mib(size)} each, "
-        f"{mib((pools.inputs + pools.gradients + 2) * size)} in all"
+        f"every device along {PIPE!r} reserves as much as the stage that keeps most: {pools.inputs} inputs of "
+        f"{mib(sizes.stream)}, each with {mib(sizes.residuals)} that its backward needs, {pools.gradients} gradients "
+        f"of {mib(sizes.stream)}{left}, and one of each on its way: {mib(sizes.total(pools))} in all"
     )
+
+
+class _Candidate(NamedTuple):
+    time: float
+    memory: int
+    schedule: Schedule
+
+    def __str__(self) -> str:
+        return f"{_name(self.schedule)} would take {self.time:,g}, with {mib(self.memory)} of slots"
+
+
+def _faster(program: Program, sizes: SlotBytes) -> list[str]:
+    """Of schedules that give the same results, and whose chunks leave no more places empty, the fastest; and the
+    fastest whose slots take no more memory than those of the one that runs."""
+    pipeline = program.evaluator.pipeline
+    assert pipeline is not None
+    table = pipeline.table
+    virtual, microbatches = table.chunks.virtual, table.microbatches
+    if not table.split:
+        split = lockstep(Interleaved(virtual, split=True).table(table.stages, microbatches))
+        sizes = sizes._replace(left=slot_sizes(program, split).left)
+    idle = pipeline.idle_share(pipeline.partition)
+    most = sum(span.times for span in program.module.layers.spans) // table.stages
+    chunks = [v for v in range(1, most + 1) if pipeline.idle_share(pipeline.cut(v * table.stages)) <= idle]
+    found = []
+    for schedule in (Interleaved(v, split) for v in chunks for split in (False, True)):
+        one = lockstep(schedule.table(table.stages, microbatches))
+        share = virtual / schedule.virtual
+        own = SlotBytes(sizes.stream, int(sizes.residuals * share), int(sizes.left * share))
+        found.append(_Candidate(max(_steps(program, one)), own.total(rows(one)[1]), schedule))
+    time, memory = max(_steps(program, table)), sizes.total(rows(table)[1])
+    faster = sorted(one for one in found if one.time < time)
+    if not faster:
+        return ["no schedule without a delay is faster on this mesh"]
+    words = [str(faster[0])]
+    if faster[0].memory > memory and (small := next((one for one in faster if one.memory <= memory), None)):
+        words.append(f"of those with no more than now, {mib(memory)}, {small}")
+    return words

@@ -17,7 +17,7 @@ from axon.layout.table import Schedule
 from axon.nn import LanguageModel
 from axon.nn.flops import forward_flops
 from axon.parallel.pipeline import OneFOneB, Table, check, figures, forwards, lockstep
-from axon.parallel.pipeline.execute import PIPE, Parts, Results, evaluate, execute
+from axon.parallel.pipeline.execute import PIPE, Parts, Results, SlotBytes, evaluate, execute, slot_bytes
 from axon.parallel.pipeline.partition import Partition, padding, partition, width
 from axon.runtime import Runtime, flattened, nested
 from axon.train.gradients import Counts, log_idle_overlap, microbatches, total_counts, with_deferred_gradients
@@ -101,10 +101,10 @@ class Pipeline:
     @cached_property
     def partition(self) -> list[Partition]:
         """Of each segment of the model, the periods that each chunk runs."""
-        depth = self.runtime.module.layers
-        chunks, times = self.table.chunks.total, [span.times for span in depth.spans]
-        cut = partition(times, self._costs, chunks)
-        if not self.runtime.layout.pad_layers and (share := self._idle_share(cut)):
+        chunks = self.table.chunks.total
+        cut = self.cut(chunks)
+        if not self.runtime.layout.pad_layers and (share := self.idle_share(cut)):
+            times = [span.times for span in self.runtime.module.layers.spans]
             raise LayoutError(
                 f"this model's depth, of {' and '.join(map(str, times))} periods, cannot be cut into {chunks} equal "
                 f"chunks: all run the same program, with places for layers that some of them do not have, "
@@ -113,13 +113,17 @@ class Pipeline:
             )
         return cut
 
+    def cut(self, chunks: int) -> list[Partition]:
+        """The partition into so many chunks for which a tick costs least."""
+        return partition([span.times for span in self.runtime.module.layers.spans], self._costs, chunks)
+
     @property
     def _costs(self) -> list[int]:
         """Forward FLOPs of a token in a period of each segment."""
         depth = self.runtime.module.layers
         return [sum(forward_flops(depth.blocks[kind], self.seq) for kind in span.kinds) for span in depth.spans]
 
-    def _idle_share(self, cut: list[Partition]) -> float:
+    def idle_share(self, cut: list[Partition]) -> float:
         """How much of the blocks' time is spent in places that no layer takes."""
         places = sum(len(one) * width(one) * cost for one, cost in zip(cut, self._costs, strict=True))
         return sum(padding(one) * cost for one, cost in zip(cut, self._costs, strict=True)) / places
@@ -204,12 +208,10 @@ class Pipeline:
             text += f"; {table.chunks.virtual} chunks a stage, to which layers are moved in each step"
         if not table.flush:
             text += "; without a flush: gradients come one step late, with the weights of the step before"
-        if share := self._idle_share(self.partition):
+        if share := self.idle_share(self.partition):
             text += f"; {share:.1%} of the blocks' time goes to places that no layer takes"
-        if self.runtime.execution.remat != "none":
-            text += (
-                "; a backward runs its chunk again, and what remat recomputes once more: remat 'none' computes least"
-            )
+        if not table.flush and table.backwards:
+            text += "; a backward runs its chunk again, since nothing but inputs waits for the next batch"
         if table.microbatches < table.stages:
             text += f"; with fewer microbatches than stages {table.stages - table.microbatches} are always idle"
         axes.log_choice(topic, text)
@@ -235,6 +237,11 @@ class PipelinedGradients:
         results = execute(pipeline.table, self.parts(state, batch, counts, frozen), pipeline.batch_only_axes())
         log_idle_overlap(pipeline.runtime)
         return self.found(results, state.parameters, frozen)
+
+    def slot_bytes(self, table: Table, state: State, batch: Batch, frozen: Collection[str]) -> SlotBytes:
+        """What waits on a stage under a table of as many chunks; of arrays that are only described, while traced."""
+        parts = self.parts(state, batch, self.counts(batch), frozen)
+        return slot_bytes(table, parts, self.pipeline.batch_only_axes())
 
     def parts(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str]) -> Parts:
         """What an executor runs for a batch that begins with this state."""

@@ -8,7 +8,7 @@ which ticks are loops, and `check` proves all of it. `figures` says what it cost
 from axon.parallel.pipeline.check import check
 from axon.parallel.pipeline.chunks import Chunks
 from axon.parallel.pipeline.dual_pipe import DualPipeV
-from axon.parallel.pipeline.figures import Costs, Figures, figures, recomputing
+from axon.parallel.pipeline.figures import Costs, Figures, executed, figures
 from axon.parallel.pipeline.interleaved import Interleaved
 from axon.parallel.pipeline.lockstep import forwards, lockstep
 from axon.parallel.pipeline.one_f_one_b import GPipe, OneFOneB, TwoBW
@@ -41,11 +41,11 @@ __all__ = [
     "ZeroBubbleV",
     "ages",
     "check",
+    "executed",
     "figures",
     "forwards",
     "lockstep",
     "phases",
-    "recomputing",
     "slots",
     "unrolled",
 ]

@@ -33,7 +33,7 @@ WIDTH = 14.0
 
 
 class Panel(NamedTuple):
-    """A table in a picture of several. `slot_bytes`: of one chunk's input on a device, to say how much stages keep."""
+    """A table in a picture of several. `slot_bytes`: as of `summary`."""
 
     title: str
     table: Table

@@ -23,8 +23,8 @@ from axon.parallel.pipeline.carry import Carry, carried
 from axon.parallel.pipeline.delivery import Memory, put_of_stage
 from axon.parallel.pipeline.parts import Parts, added
 from axon.parallel.pipeline.phases import phases
-from axon.parallel.pipeline.region import PIPE, spec_of
-from axon.parallel.pipeline.rows import Rows, rows
+from axon.parallel.pipeline.region import PIPE, bytes_per_device, spec_of
+from axon.parallel.pipeline.rows import Pools, Rows, rows
 from axon.parallel.pipeline.slots import NONE
 from axon.parallel.pipeline.stage import Stage
 from axon.parallel.pipeline.storage import Storage
@@ -84,6 +84,34 @@ def in_flight(table: Table, parts: Parts) -> tuple[Memory, Any, Any, Any]:
     return carry.memory, carry.sums[0], executor.statistics(carry, 0), executor.reports(carry, 0)
 
 
+class SlotBytes(NamedTuple):
+    """Bytes of what waits for one microbatch and chunk on a device.
+
+    Args:
+        stream: the chunk's input, or its output's gradient. residuals: what its backward needs besides. left: what a
+            backward for the inputs leaves for that for the weights.
+    """
+
+    stream: int
+    residuals: int
+    left: int
+
+    def total(self, pools: Pools) -> int:
+        """Of all slots, and of what is on its way."""
+        own = pools.inputs * self.residuals + pools.gradients * self.left
+        return own + (pools.inputs + pools.gradients + 2) * self.stream
+
+
+def slot_bytes(table: Table, parts: Parts, batch_only_axes: Names = ()) -> SlotBytes:
+    """Of arrays that are only described, while they are traced."""
+    memory = _Executor(table, [parts], batch_only_axes).carried.zeros(with_gradients=False).memory
+
+    def size(pools: Any) -> int:
+        return sum(bytes_per_device(one) // one.shape[1] for one in jax.tree.leaves(pools))
+
+    return SlotBytes(size(memory.inputs), size(memory.residuals), size(memory.left))
+
+
 def evaluate(table: Table, parts: Parts) -> Any:
     """The sums alone, added up over all microbatches: `table` has forwards only."""
     return execute(table, parts).sums
@@ -96,7 +124,7 @@ class _Executor:
         self.table, self.versions = table, versions
         self.rows, pools = rows(table)
         storage = [Storage(of_segment, table.chunks, PIPE) for of_segment in versions[0].partition]
-        stage, keeps = Stage(table, pools, versions[0], storage), table.flush and self._backwards
+        stage, keeps = Stage(table, pools, versions[0], storage), table.flush and table.backwards
         self.carried = carried(versions, stage, pools, batch_only_axes, keeps)
         self.stage = replace(stage, residuals=self.carried.residuals, split=self.carried.split)
         self.region = self.carried.region
@@ -105,7 +133,7 @@ class _Executor:
         """The results of each age's batch, and what waits after the last tick."""
         self.layers = [self._move(Storage.to_stages, (parts.trained, parts.fixed)) for parts in self.versions]
         self.inputs = [parts.inputs for parts in self.versions]
-        carry = self.carried.zeros(with_gradients=self._backwards)
+        carry = self.carried.zeros(with_gradients=self.table.backwards)
         if memory is not None:
             carry = carry._replace(memory=jax.tree.map(lambda x, z: reshard(x, spec_of(z)), memory, carry.memory))
         for start, actions, times in phases(self.table):
@@ -149,7 +177,7 @@ class _Executor:
         def sums(microbatch: Array) -> Any:
             return parts.pair_sums(carry.sums[age], parts.last(parts.outer, y[0], y[1], microbatch)[1])
 
-        if not self._backwards:
+        if not self.table.backwards:
             total = self._where(of_phase.leaving, row.leaving, sums, carry.sums[age])
             return carry._replace(sums=_replaced(carry.sums, age, total))
 
@@ -197,11 +225,6 @@ class _Executor:
         """Of which batch this chunk's microbatches are: in all ticks of a phase of the same."""
         stage, _ = self.table.chunks.home(logical)
         return int(of_phase.age[0, stage])
-
-    @property
-    def _backwards(self) -> bool:
-        """Whether the table has backwards."""
-        return bool(np.any(self.table.action > Action.FORWARD))
 
     # ---- before and after -----------------------------------------------------------------------------------------
 

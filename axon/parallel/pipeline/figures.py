@@ -67,13 +67,15 @@ class Figures:
         return self.time / self.busy - 1
 
 
-def recomputing(table: Table) -> Costs:
-    """Costs of a uniform table, in forwards, where stages keep only the inputs of their chunks.
+def executed(table: Table, recomputed: float) -> Costs:
+    """Costs of a uniform table as it runs, in forwards, where a backward computes this share of its forward again.
 
-    A whole backward does the forward again, and so does each part of a split one. The part for the weights goes through
-    the gradients between the chunk's layers again too, so that it takes as long as a whole one.
+    Without a flush it runs its chunk again besides, and so does each part of a split one: nothing but inputs waits from
+    one batch to the next. The part for the weights goes through the gradients between the chunk's layers again too.
     """
-    return Costs(1, 2, 3) if table.split else Costs(1, 1.5, 1.5)
+    if table.flush:
+        return Costs(1, 1 + recomputed, 1)
+    return Costs(1, 2 + recomputed, 3 + recomputed if table.split else 1)
 
 
 def figures(table: Table, costs: Costs = Costs()) -> Figures:

@@ -56,10 +56,10 @@ def placed(table: Table, costs: Costs) -> list[Timed]:
 
 
 def summary(table: Table, costs: Costs, slot_bytes: int | None = None) -> list[tuple[str, ...]]:
-    """Of each stage its bubble, its peak stash in microbatches, and the memory of the inputs that it keeps, in words.
+    """Of each stage its bubble, its peak stash in microbatches, and the memory of what it keeps of chunks, in words.
 
     Args:
-        slot_bytes: of one chunk's input on one device; without, nothing is said of memory.
+        slot_bytes: of one chunk's input on a device, with what its backward needs; without, nothing is said of it.
     """
     found = figures(table, costs)
     time = found.lockstep if table.uniform else found.time
@@ -67,7 +67,7 @@ def summary(table: Table, costs: Costs, slot_bytes: int | None = None) -> list[t
     stashes = [f"peak stash {count:g}" for count in found.stash / table.chunks.virtual]
     if slot_bytes is None:
         return list(zip(bubbles, stashes, strict=True))
-    memory = [f"{mib(count * slot_bytes)} of inputs" for count in slots(table).inputs]
+    memory = [f"{mib(count * slot_bytes)} kept" for count in slots(table).inputs]
     return list(zip(bubbles, stashes, memory, strict=True))
 
 

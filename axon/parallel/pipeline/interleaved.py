@@ -6,7 +6,7 @@ import numpy as np
 
 from axon.checks import check_range
 from axon.parallel.pipeline.chunks import Chunks
-from axon.parallel.pipeline.one_f_one_b import OneFOneB, one_f_one_b
+from axon.parallel.pipeline.one_f_one_b import one_f_one_b
 from axon.parallel.pipeline.order import from_orders
 from axon.parallel.pipeline.table import Action, Table, Work
 

@@ -1,5 +1,6 @@
 """Regions in which the stages of a pipeline run by themselves: manual over their mesh axis."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,14 @@ class Region:
         """The part of an array's spec that is about the manual mesh axes."""
         split = (tuple(a for a in entries(entry) if a in self.manual) for entry in spec_of(x))
         return PartitionSpec(*(axes or None for axes in split))
+
+
+def bytes_per_device(x: Any) -> int:
+    """Of an array that is traced, or of its type, on one device; in a region, of what is of one place there."""
+    aval: Any = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+    sizes = aval.sharding.mesh.shape
+    shards = math.prod(sizes[a] for entry in aval.sharding.spec for a in entries(entry))
+    return aval.dtype.itemsize * math.prod(aval.shape) // shards
 
 
 def spec_of(x: Any) -> PartitionSpec:

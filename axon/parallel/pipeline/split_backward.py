@@ -5,7 +5,6 @@ contraction on, are the second part, all others the first, which leaves what the
 again what the other has (Qi et al., arXiv:2401.10241, section 2).
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,8 @@ import jax
 from jax import Array, lax
 from jax.extend import core
 from jax.extend.core import primitives
+
+from axon.parallel.pipeline.region import bytes_per_device
 
 INLINED = (primitives.jit_p, primitives.remat_p)
 """Calls whose bodies' equations are parted as their own."""
@@ -113,18 +114,16 @@ def _left(first: Sequence[core.JaxprEqn], read: set[core.Var]) -> tuple[set[int]
         source = _read(one)
         for value in one.outvars:
             if value in read:
-                if one.primitive.name in FREE and len(source) == 1 and _bytes(source[0]) <= _bytes(value):
+                if (
+                    one.primitive.name in FREE
+                    and len(source) == 1
+                    and bytes_per_device(source[0].aval) <= bytes_per_device(value.aval)
+                ):
                     again.add(id(one))
                     read.update(source)
                 else:
                     left.append(value)
     return again, left
-
-
-def _bytes(value: core.Var) -> int:
-    """Bytes of a value on one device."""
-    aval: Any = value.aval
-    return aval.dtype.itemsize * math.prod(aval.sharding.shard_shape(aval.shape))
 
 
 def _read(one: core.JaxprEqn) -> list[core.Var]:

@@ -91,6 +91,11 @@ class Table:
         return bool(np.any(self.action == Action.BACKWARD_INPUT))
 
     @property
+    def backwards(self) -> bool:
+        """Whether there are backwards."""
+        return bool(np.any(self.action > Action.FORWARD))
+
+    @property
     def uniform(self) -> bool:
         """Whether in every tick all stages that are not idle do the same action."""
         highest = self.action.max(axis=1, keepdims=True)

@@ -80,7 +80,7 @@ class AdaptedWeight(Operand):
 
     def __init__(self, weight: Weight, declared: Param, inputs: Names, rank: int, scale: float):
         self.base, self.scale = weight, scale
-        groups = tuple(name for name in declared.axes if base(name) in GROUPS)
+        groups = _groups(declared.axes, inputs)
         outputs = _outputs(declared.axes, inputs)
         drawn = fan_in(" ".join(inputs))
         self.a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, rank=rank)
@@ -142,8 +142,14 @@ class AdaptedWeight(Operand):
         return einsum(_product(middle, names, contraction.out), narrow, factor)
 
 
+def _groups(axes: Names, inputs: Names) -> Names:
+    """The axes along which a weight is several matrices; none of a router's, whose outputs the experts are."""
+    groups = tuple(name for name in axes if base(name) in GROUPS)
+    return groups if set(axes) - {*groups, *inputs} else ()
+
+
 def _outputs(axes: Names, inputs: Names) -> Names:
-    return tuple(name for name in axes if base(name) not in GROUPS and name not in inputs)
+    return tuple(name for name in axes if name not in (*_groups(axes, inputs), *inputs))
 
 
 def _product(left: Names, right: Names, out: Names) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from jax import Array
 
 from axon.checks import check_range
-from axon.composition import AVERAGES, ONE_BIT, REPLICAS, STAGES, Part
+from axon.composition import AVERAGES, ONE_BIT, REPLICAS, Part
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,6 @@ def _check(method: DiLoCo | SlowMo) -> None:
 def _parts(method: DiLoCo | SlowMo) -> tuple[Part, ...]:
     """See `axon.composition`."""
     excludes = {
-        STAGES: "replicas train by themselves, which a pipeline's stages cannot do yet",
         ONE_BIT: "one lets replicas train separately, the other exchanges momentum between them in every step",
         AVERAGES: "one evaluates the average over replicas, the other that over steps",
     }

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from axon import axes
-from axon.composition import HOST, ROLLS_BACK, STAGES, Part
+from axon.composition import HOST, REPLICAS, ROLLS_BACK, STAGES, Part
 from axon.errors import UserError
 from axon.layout import LayoutError
 from axon.layout.table import Schedule
@@ -72,6 +72,7 @@ class Pipeline:
             return (stages,)
         excludes = {
             HOST: "without a flush there are two versions of the weights, which cannot be streamed from the host yet",
+            REPLICAS: "without a flush a batch would be in flight on each replica, with weights of its own",
             ROLLS_BACK: "without a flush a checkpoint has a batch in flight, which a rollback could not leave out",
         }
         name = f"Layout.schedule = {type(self.schedule).__name__}"
@@ -129,8 +130,11 @@ class Pipeline:
         return sum(padding(one) * cost for one, cost in zip(cut, self._costs, strict=True)) / places
 
     def batch_only_axes(self) -> tuple[str, ...]:
-        """The mesh axes that split the batch and nothing else of the blocks."""
+        """The mesh axes that split the batch and nothing else of the blocks; none where each replica has stages of its
+        own: XLA has no sum that is still to be made over one axis of a mesh of which another is manual."""
         placement = self.runtime.placement
+        if jax.sharding.get_abstract_mesh().manual_axes:
+            return ()
         names = {
             name for path, spec in self.runtime.parameters.items() if path.startswith(LAYERS) for name in spec.axes
         }

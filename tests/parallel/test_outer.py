@@ -1,6 +1,6 @@
 """Outer methods and 1-bit Adam on a small model, against loops over replicas that never share a program."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -117,6 +117,20 @@ def test_five_steps_are_those_of_a_loop_over_replicas(method, layout, alone, rng
     for replica, theirs in enumerate(states):  # the fifth step is after the last outer step: replicas differ
         assert_close(jax.tree.map(lambda v, r=replica: v[r], state.optimizer["parameters"]), theirs.parameters)
         assert_close(jax.tree.map(lambda v, r=replica: v[r], state.optimizer["optimizer"]), theirs.optimizer)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mesh", [{"pipe": 2}, {"pipe": 2, "data": 2}], ids=lambda mesh: "×".join(mesh))
+def test_each_replica_may_have_stages_of_its_own(mesh, rng, packed_batch):
+    model = replace(MODEL, layers=2)
+    batches = [packed_batch(rng, ROWS, SEQ, MODEL.vocab) for _ in range(3)]
+    plain = made(Layout({"replica": 2}), model=model, outer=DiLoCo(EVERY))
+    staged = made(Layout({"replica": 2, **mesh}, microbatches=2), model=model, outer=DiLoCo(EVERY))
+    values = jax.device_get(plain.init().parameters)
+    expected, curve = run(plain, begin(plain, values), batches)
+    found, staged_curve = run(staged, begin(staged, values), batches)
+    np.testing.assert_allclose(staged_curve, curve, rtol=2e-5)
+    assert_close(found.parameters, expected.parameters)
 
 
 @pytest.mark.full

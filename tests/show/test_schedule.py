@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from axon.config import dump
-from axon.layout import Layout, sequence_parallel
+from axon.layout import Execution, Layout, sequence_parallel
 from axon.parallel.pipeline import GPipe, Interleaved, TwoBW, ZeroBubbleH1, lockstep, slots
 from axon.parallel.pipeline.rows import rows
 from axon.run import program
-from axon.show.schedule import draw_schedule, input_bytes
+from axon.show.schedule import draw_schedule, slot_sizes
 from axon.show.show import show_config
 
 
@@ -33,13 +33,26 @@ def shown(tmp_path, capsys):
 def test_the_schedule_that_runs_is_shown_with_bubble_and_memory(pipelined, shown):
     out = shown(pipelined(mesh={"pipe": 2, "data": 2}, microbatches=2))
     assert "pipeline: OneFOneB in lockstep, 2 stages, 2 microbatches\n" in out
-    assert "stage 0 F0 F1 ·········B0    B1     bubble 50.0% peak stash 2 0.0156 MiB of inputs\n" in out
-    assert "stage 1 ···F0 B0    F1 B1    ······ bubble 50.0% peak stash 1 0.0156 MiB of inputs\n" in out
-    assert re.search(
-        r"reserves as much as the stage that keeps most: \d+ inputs, \d+ gradients and one of each on its way, "
-        r"0\.00781 MiB each",
-        out,
+    kept = re.findall(r"(F0.*) bubble 50.0% peak stash ([21]) (\S+) MiB kept", out)
+    assert [work.split() for work, *_ in kept] == [
+        ["F0", "F1", "·········B0", "B1"],
+        ["F0", "B0", "F1", "B1", "······"],
+    ]
+    assert [stash for _, stash, _ in kept] == ["2", "1"]
+    found = re.search(r"keeps most: (\d+) inputs of (\S+) MiB, each with (\S+) MiB that its backward needs", out)
+    slots, stream, residuals = map(float, found.groups())
+    assert (slots, stream) == (3, 0.00781)
+    assert float(kept[0][2]) == pytest.approx(2 * (stream + residuals), rel=0.01)
+
+
+def test_what_waits_is_what_remat_keeps(pipelined):
+    train = pipelined(layers=4, mesh={"pipe": 2}, microbatches=4, schedule=Interleaved(2, split=True))
+    nothing, all_ = (
+        slot_sizes(program(replace(train, execution=Execution(remat=remat)))) for remat in ("none", "full")
     )
+    assert nothing.stream == all_.stream == 2 * 32 * 32 * 4
+    assert all_.residuals < 0.2 * nothing.residuals
+    assert 0 < nothing.left < all_.left  # what is computed again is not computed for the weights once more
 
 
 def test_what_is_in_flight_without_a_flush_is_among_the_totals_with_a_second_version_of_the_weights(pipelined, shown):
@@ -83,18 +96,23 @@ def assert_idle(out):
 
 def test_a_schedule_is_named_with_what_was_chosen(pipelined, shown):
     out = shown(pipelined(4, mesh={"pipe": 2}, microbatches=2, schedule=Interleaved(virtual=2)))
-    assert "pipeline: Interleaved(virtual=2) in lockstep, 2 stages" in out
+    assert "pipeline: Interleaved(virtual=2, split=False) in lockstep, 2 stages" in out
 
 
 @pytest.mark.few(schedule=(ZeroBubbleH1(),))
 @pytest.mark.parametrize(
-    ("schedule", "time"), [(None, "16 forwards of a stage\n"), (ZeroBubbleH1(), "21 .*; OneFOneB .* 16\n")]
+    ("schedule", "time", "faster"),
+    [(None, "16", r"Interleaved\(virtual=1, split=True\) would take 15, .*"), (ZeroBubbleH1(), "15", "no schedule .*")],
 )
-def test_what_is_computed_again_is_in_a_steps_time(schedule, time, pipelined, shown):
-    """3 microbatches on 2 stages: 4 · (3 + 1), and 6 · 3 + 3 where backwards are split."""
+def test_what_is_computed_again_is_in_a_steps_time_and_a_faster_schedule_is_named(
+    schedule, time, faster, pipelined, shown
+):
+    """3 microbatches on 2 stages: 4 · (3 + 1), and 4 · (1 + 2) + 3 where backwards are split."""
     train = pipelined(mesh={"pipe": 2}, microbatches=3, schedule=schedule)
-    out = shown(replace(train, data=replace(train.data, batch=6)))
-    assert re.search(rf"with what backwards compute again a step takes as long as {time}", out)
+    train = replace(train, data=replace(train.data, batch=6), execution=Execution(remat="full"))
+    out = shown(train)
+    assert re.search(rf"as executed, with remat 'full', a step takes as long as {time} forwards of a stage\n", out)
+    assert re.search(rf"^{faster}$", out, re.MULTILINE)
 
 
 @pytest.mark.few(parts=(2,))
@@ -104,7 +122,7 @@ def test_the_memory_is_of_this_model_and_layout(pipelined, parts, tmp_path):
     own = sequence_parallel() if parts > 1 else {}
     mesh = {"pipe": 2, "data": 2, "tensor": 2}
     compiled = program(pipelined(mesh=mesh, rows=own, microbatches=4, schedule=GPipe()))
-    assert input_bytes(compiled) == 32 // parts * 32 * 4
+    assert slot_sizes(compiled).stream == 32 // parts * 32 * 4
     assert draw_schedule(compiled, tmp_path / "mesh.svg") == tmp_path / "mesh-schedule.svg"
     found = (tmp_path / "mesh-schedule.svg").read_text()
     assert "<!-- GPipe, each stage by itself -->" in found

@@ -107,7 +107,7 @@ def slot_bytes(table: Table, parts: Parts, batch_only_axes: Names = ()) -> SlotB
     memory = _Executor(table, [parts], batch_only_axes).carried.zeros(with_gradients=False).memory
 
     def size(pools: Any) -> int:
-        return sum(bytes_per_device(one) // one.shape[1] for one in jax.tree.leaves(pools))
+        return sum(bytes_per_device(jax.typeof(one)) // one.shape[1] for one in jax.tree.leaves(pools))
 
     return SlotBytes(size(memory.inputs), size(memory.residuals), size(memory.left))
 

@@ -51,9 +51,8 @@ class Region:
         return PartitionSpec(*(axes or None for axes in split))
 
 
-def bytes_per_device(x: Any) -> int:
-    """Of an array that is traced, or of its type, on one device; in a region, of what is of one place there."""
-    aval: Any = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+def bytes_per_device(aval: Any) -> int:
+    """Of an array of this type, on one device."""
     sizes = aval.sharding.mesh.shape
     shards = math.prod(sizes[a] for entry in aval.sharding.spec for a in entries(entry))
     return aval.dtype.itemsize * math.prod(aval.shape) // shards

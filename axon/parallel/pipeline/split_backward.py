@@ -16,6 +16,9 @@ from jax.extend.core import primitives
 
 from axon.parallel.pipeline.region import bytes_per_device
 
+Closed: Any = core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
+"""A traced function with its constants."""
+
 INLINED = (primitives.jit_p, primitives.remat_p)
 """Calls whose bodies' equations are parted as their own."""
 
@@ -33,8 +36,8 @@ class SplitBackward:
         types: of what is left.
     """
 
-    first: core.ClosedJaxpr
-    second: core.ClosedJaxpr
+    first: Any
+    second: Any
     first_gives: Sequence[int]
     second_gives: Sequence[int]
     types: Sequence[Any]
@@ -44,7 +47,9 @@ class SplitBackward:
         """Of a function of arrays, whose results from number `at_once` on the first part must give."""
         traced = jax.make_jaxpr(backward)(*arguments)
         traced = jax.make_jaxpr(lambda *given: _inlined(traced, given))(*arguments)
-        equations, results, given = traced.eqns, traced.jaxpr.outvars, traced.jaxpr.invars
+        results, given = traced.jaxpr.outvars, traced.jaxpr.invars
+        needed = _needed(traced.eqns, results)
+        equations = [one for one in traced.eqns if id(one) in needed]
         needed = _needed(equations, results[at_once:])
         second = _after_contractions([one for one in equations if id(one) not in needed])
         first, after = ([one for one in equations if (id(one) in second) == late] for late in (False, True))
@@ -72,11 +77,11 @@ class SplitBackward:
         return dict(zip(self.second_gives, core.jaxpr_as_fun(self.second)(*arguments, *left), strict=True))
 
 
-def _part(traced: core.ClosedJaxpr, given: Any, results: Any, equations: Sequence[core.JaxprEqn]) -> core.ClosedJaxpr:
+def _part(traced: Any, given: Any, results: Any, equations: Sequence[core.JaxprEqn]) -> Any:
     """Some of a traced function's equations as a function."""
     constants, effects = traced.jaxpr.constvars, traced.effects
     part = core.Jaxpr(constants, given, results, equations, effects, traced.jaxpr.debug_info)
-    return core.ClosedJaxpr(part, traced.consts)
+    return Closed(part, traced.consts)
 
 
 # ---- which equation is of which part ---------------------------------------------------------------------------------
@@ -133,7 +138,7 @@ def _read(one: core.JaxprEqn) -> list[core.Var]:
 # ---- bodies written out ----------------------------------------------------------------------------------------------
 
 
-def _inlined(traced: core.ClosedJaxpr, given: Sequence[Any]) -> Sequence[Any]:
+def _inlined(traced: Any, given: Sequence[Any]) -> Sequence[Any]:
     """The results of a traced function, its calls and unrolled loops written out."""
     jaxpr = traced.jaxpr
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*traced.consts, *given], strict=True))
@@ -157,15 +162,15 @@ def _inlined(traced: core.ClosedJaxpr, given: Sequence[Any]) -> Sequence[Any]:
     return list(map(value, jaxpr.outvars))
 
 
-def _closed(jaxpr: Any) -> core.ClosedJaxpr:
-    return jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else core.ClosedJaxpr(jaxpr, ())
+def _closed(jaxpr: Any) -> Any:
+    return jaxpr if isinstance(jaxpr, Closed) else Closed(jaxpr, ())
 
 
 def _unrolled(loop: core.JaxprEqn, given: Sequence[Any]) -> Sequence[Any]:
     """A scan's results, one step after the other. What it scans over, or stacks, has an axis more than in its body."""
     body, length = loop.params["jaxpr"], loop.params["length"]
     pairs = zip(loop.invars, body.jaxpr.invars, strict=True), zip(loop.outvars, body.jaxpr.outvars, strict=True)
-    whole_inputs, carries = (sum(outside.aval.ndim == inside.aval.ndim for outside, inside in each) for each in pairs)
+    whole_inputs, carries = (sum(_ndim(a) == _ndim(b) for a, b in each) for each in pairs)
     constants = whole_inputs - carries
     carry, scanned = list(given[constants:whole_inputs]), given[whole_inputs:]
     stacked: list[list[Array]] = [[] for _ in loop.outvars[carries:]]
@@ -177,3 +182,7 @@ def _unrolled(loop: core.JaxprEqn, given: Sequence[Any]) -> Sequence[Any]:
         for each, new in zip(stacked, out[carries:], strict=True):
             each.append(lax.expand_dims(new, (0,)))
     return [*carry, *(lax.concatenate([each[numbers.index(n)] for n in range(length)], 0) for each in stacked)]
+
+
+def _ndim(value: Any) -> int:
+    return value.aval.ndim

@@ -43,7 +43,7 @@ def test_every_stage_has_its_bubble_its_peak_stash_and_its_memory(tmp_path, draw
     draw([Panel("one", GPipe().table(3, 4)), Panel("two", GPipe().table(2, 4), 1 << 20)], tmp_path / "schedule.png")
     one, two = ([text.get_text() for text in axes.texts] for axes in drawn[0].axes)
     assert one.count("bubble 50.0%   peak stash 4") == 3
-    assert two.count("bubble 25.0%   peak stash 4   4 MiB of inputs") == 2
+    assert two.count("bubble 25.0%   peak stash 4   4 MiB kept") == 2
 
 
 def test_tables_below_each_other_have_the_same_axis_of_time(tmp_path, drawn):

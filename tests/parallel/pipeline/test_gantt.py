@@ -56,7 +56,7 @@ def test_the_memory_of_a_stages_inputs_is_that_of_its_slots():
     words = [
         line.split("peak stash ")[1].split(maxsplit=1)[1] for line in gantt(table, slot_bytes=3 << 19).splitlines()[:4]
     ]
-    assert [word.strip() for word in words] == [f"{1.5 * count:.3g} MiB of inputs" for count in slots(table).inputs]
+    assert [word.strip() for word in words] == [f"{1.5 * count:.3g} MiB kept" for count in slots(table).inputs]
 
 
 def test_without_a_flush_two_batches_are_drawn():

@@ -14,7 +14,31 @@ from axon.composition import AVERAGES, ONE_BIT, REPLICAS, Part
 
 
 @dataclass(frozen=True)
-class DiLoCo:
+class OuterMethod:
+    """The base of both: `every` so many inner steps there is one outer step, with a rate and a momentum of its own."""
+
+    every: int
+    learning_rate: float
+    momentum: float
+
+    def __post_init__(self):
+        check_range(self, "[1, inf)", "every")
+        check_range(self, "(0, inf)", "learning_rate")
+        check_range(self, "[0, 1)", "momentum")
+
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        """See `axon.composition`."""
+        excludes = {
+            ONE_BIT: "one lets replicas train separately, the other exchanges momentum between them in every step",
+            AVERAGES: "one evaluates the average over replicas, the other that over steps",
+        }
+        name = f"Train.outer = {type(self).__name__}"
+        return (Part(name, "set Train.outer to None", frozenset({REPLICAS}), excludes),)
+
+
+@dataclass(frozen=True)
+class DiLoCo(OuterMethod):
     """Distributed low-communication training (Douillard et al., arXiv:2311.08105).
 
     With Δ = x − mean over replicas of their parameters: `m ← momentum·m + Δ`, `x ← x − learning_rate·(Δ + momentum·m)`,
@@ -24,16 +48,8 @@ class DiLoCo:
         every: inner steps to one outer step. learning_rate, momentum: the outer ones.
     """
 
-    every: int
     learning_rate: float = 0.7
     momentum: float = 0.9
-
-    def __post_init__(self):
-        _check(self)
-
-    @property
-    def composition(self) -> tuple[Part, ...]:
-        return _parts(self)
 
     def update(self, x: Array, mean: Array, m: Array, rate: Any) -> tuple[Array, Array]:
         """The next `x` and `m`. `rate`, the inner learning rate, is not used."""
@@ -43,7 +59,7 @@ class DiLoCo:
 
 
 @dataclass(frozen=True)
-class SlowMo:
+class SlowMo(OuterMethod):
     """Slow momentum on top of local steps (Wang et al., arXiv:1910.00643).
 
     With γ the inner learning rate: `u ← momentum·u + (x − mean over replicas of their parameters) / γ`,
@@ -55,33 +71,10 @@ class SlowMo:
             With learning_rate 1 and momentum 0 the replicas' parameters are averaged: local SGD.
     """
 
-    every: int
     learning_rate: float = 1.0
     momentum: float = 0.5
-
-    def __post_init__(self):
-        _check(self)
-
-    @property
-    def composition(self) -> tuple[Part, ...]:
-        return _parts(self)
 
     def update(self, x: Array, mean: Array, u: Array, rate: Any) -> tuple[Array, Array]:
         """The next `x` and `u`; `rate` is γ, above 0."""
         u = self.momentum * u + (x - mean) / rate
         return x - self.learning_rate * rate * u, u
-
-
-def _check(method: DiLoCo | SlowMo) -> None:
-    check_range(method, "[1, inf)", "every")
-    check_range(method, "(0, inf)", "learning_rate")
-    check_range(method, "[0, 1)", "momentum")
-
-
-def _parts(method: DiLoCo | SlowMo) -> tuple[Part, ...]:
-    """See `axon.composition`."""
-    excludes = {
-        ONE_BIT: "one lets replicas train separately, the other exchanges momentum between them in every step",
-        AVERAGES: "one evaluates the average over replicas, the other that over steps",
-    }
-    return (Part(f"Train.outer = {type(method).__name__}", "set Train.outer to None", frozenset({REPLICAS}), excludes),)

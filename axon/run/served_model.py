@@ -35,38 +35,12 @@ def served_model(
 ) -> Served:
     """See `axon.run.serve_run.serve_run`; all of its programs are compiled."""
     name, trained = _name(path), open_trained(path)
-    if not is_encoder(trained.train.model.build()):
-        return _decoder(name, trained, layout, draft, embeddings, weights, defaults, capacity, report)
-    if draft is not None:
-        raise UserError(f"--draft {draft}: {path} is an encoder, which writes no text to guess; leave it out")
-    if weights is not None:
-        raise UserError(f"--weights {weights}: {path} is an encoder, whose weights stay in its dtype; leave it out")
-    return _encoder(name, trained, layout, capacity, report)
-
-
-def _encoder(name: str, trained: Trained, layout: Path | None, capacity: Capacity, report: Report) -> Served:
-    """One that embeds texts."""
-    tokenizer = trained.tokenizer.load()
-    sentences = sentences_of(trained.companions, Pooling("mean"))
-    embedder = Embedder(encoders_of(trained, layout, sentences, capacity.length, report))
-    report("an encoder: it embeds texts, and writes none")
-    report(COMPILING)
-    embedder.warm_up()
-    return Served(name, NoEngine(tokenizer, embedder.max_length), embedder=embedder)
-
-
-def _decoder(
-    name: str,
-    trained: Trained,
-    layout: Path | None,
-    draft: str | None,
-    embeddings: bool,
-    weights: str | None,
-    defaults: bool,
-    capacity: Capacity,
-    report: Report,
-) -> Served:
-    """One that writes texts."""
+    if is_encoder(trained.train.model.build()):
+        if draft is not None:
+            raise UserError(f"--draft {draft}: {path} is an encoder, which writes no text to guess; leave it out")
+        if weights is not None:
+            raise UserError(f"--weights {weights}: {path} is an encoder, whose weights stay in its dtype; leave it out")
+        return _encoder(name, trained, layout, capacity, report)
     tokenizer, folder, embedder = trained.tokenizer.load(), trained.companions, None
     own = _defaults(folder, report) if defaults else {}
     chat = _chat(folder, tokenizer, report)
@@ -79,6 +53,17 @@ def _decoder(
         embedder.warm_up()
     grammars = Grammars(tokenizer, engine.vocab)
     return Served(name, engine, Conversations(chat, grammars), grammars, embedder, own)
+
+
+def _encoder(name: str, trained: Trained, layout: Path | None, capacity: Capacity, report: Report) -> Served:
+    """One that embeds texts."""
+    tokenizer = trained.tokenizer.load()
+    sentences = sentences_of(trained.companions, Pooling("mean"))
+    embedder = Embedder(encoders_of(trained, layout, sentences, capacity.length, report))
+    report("an encoder: it embeds texts, and writes none")
+    report(COMPILING)
+    embedder.warm_up()
+    return Served(name, NoEngine(tokenizer, embedder.max_length), embedder=embedder)
 
 
 def _defaults(folder: Path | None, report: Report) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Modules that speak in named axes; Flax NNX holds their state."""
 
-from axon.nn.activations import ACTIVATIONS, ClampedSwiGLU, check_activation, exact_gelu, gated, geglu, gelu, swiglu
+from axon.nn.activations import ACTIVATIONS, ClampedSwiGLU, check_activation, exact_gelu, gated, gelu
 from axon.nn.attention import Attention
 from axon.nn.auxiliary import Auxiliary
 from axon.nn.cache import CacheSpec
@@ -86,12 +86,10 @@ __all__ = [
     "exact_gelu",
     "fan_in",
     "gated",
-    "geglu",
     "gelu",
     "initialise",
     "normal",
     "parameters",
-    "swiglu",
     "token_divergence",
     "token_nll",
     "variables",

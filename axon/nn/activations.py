@@ -26,16 +26,6 @@ def exact_gelu(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=False)
 
 
-def swiglu(gate: Array, up: Array) -> Array:
-    """silu(gate) · up (Shazeer, arXiv:2002.05202)."""
-    return jax.nn.silu(gate) * up
-
-
-def geglu(gate: Array, up: Array) -> Array:
-    """gelu(gate) · up (the same)."""
-    return gelu(gate) * up
-
-
 @dataclass(frozen=True)
 class ClampedSwiGLU:
     """gate · σ(alpha · gate) · (up + 1), of a gate of at most `limit` and an up within ±`limit`: gpt-oss's
@@ -74,10 +64,13 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 @cache
 def gated(name: str) -> Activation:
-    """activation(gate) · up, by the activation's name."""
+    """activation(gate) · up, by the activation's name: GEGLU of "gelu" (Shazeer, arXiv:2002.05202)."""
     of_gate = ACTIVATIONS[name]
-    usual = {jax.nn.silu: swiglu, gelu: geglu}
-    return usual.get(of_gate) or (lambda gate, up: of_gate(gate) * up)
+    return lambda gate, up: of_gate(gate) * up
+
+
+swiglu = gated("silu")
+"""silu(gate) · up (the same)."""
 
 
 def check_activation(config: Any) -> None:

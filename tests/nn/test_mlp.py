@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
-from axon.nn import MLP, ClampedSwiGLU, GatedMLP, geglu, parameters
+from axon.nn import MLP, ClampedSwiGLU, GatedMLP, gated, parameters
 
 DIMS = {"embed": 6, "mlp": 10}
 
@@ -39,7 +39,7 @@ def test_the_mlp_is_gpt2s_with_biases_and_the_tanh_form_of_gelu(rng):
 
 
 def test_the_gated_mlp_with_geglu(rng):
-    module, x = GatedMLP(DIMS, activation=geglu), rng.normal(size=(2, 3, 6)).astype(np.float32)
+    module, x = GatedMLP(DIMS, activation=gated("gelu_new")), rng.normal(size=(2, 3, 6)).astype(np.float32)
     w = filled(module, rng)
     expected = (plain_gelu(x @ w["gate"]) * (x @ w["up"])) @ w["down"]
     np.testing.assert_allclose(module(jnp.asarray(x)), expected, rtol=1e-4, atol=1e-4)

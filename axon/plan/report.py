@@ -1,7 +1,7 @@
 """A training step compiled for a machine that is not here: does it fit, what does it do, what does it send?"""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -80,15 +80,7 @@ def compile_step(program: Program, target: str) -> tuple[Report, str]:
 
     Raises `UserError` if it does not fit: by how much, and what is largest.
     """
-    lowered = program.lower()
-    begun = time.perf_counter()
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise UserError(did_not_fit(program, target, str(error))) from None
-    seconds = time.perf_counter() - begun
+    compiled, seconds = compile_timed(program.lower(), lambda message: did_not_fit(program, target, message))
     text = compiled.as_text()
     module = Module.of(text)
     memory = _memory(program, compiled)
@@ -96,6 +88,18 @@ def compile_step(program: Program, target: str) -> tuple[Report, str]:
         needed, room = memory["total"], memory["available"]
         raise UserError(too_large(program, target, f"it needs {gib(needed)}", needed, room, largest_arrays(module)))
     return _report(program, target, module, memory, seconds), text
+
+
+def compile_timed(lowered: Any, refusal: Callable[[str], str]) -> tuple[Any, float]:
+    """A lowered program, compiled, and the seconds that took. Raises `UserError` where it does not fit: what `refusal`
+    makes of the compiler's message."""
+    begun = time.perf_counter()
+    try:
+        return lowered.compile(), time.perf_counter() - begun
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(refusal(str(error))) from None
 
 
 def _report(program: Program, target: str, module: Module, memory: dict[str, int], seconds: float) -> Report:

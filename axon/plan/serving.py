@@ -1,11 +1,8 @@
 """An engine's steps compiled for a machine that is not here: what they need, what they do, how fast they read."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-
-import jax
 
 from axon.chips import KERNEL_CHIPS, known, part
 from axon.errors import UserError
@@ -15,7 +12,7 @@ from axon.plan.hlo import Module
 from axon.plan.memory import gib
 from axon.plan.out_of_memory import exceeded
 from axon.plan.paged_attention import AttentionTime, attention_time
-from axon.plan.report import Report, described
+from axon.plan.report import Report, compile_timed, described
 from axon.plan.topology import device_memory
 from axon.serve.batch import Size
 from axon.serve.program import ServingProgram
@@ -83,14 +80,8 @@ def _compiled(program: ServingProgram, size: Size, target: str) -> list[tuple[Re
 
 def _one(program: ServingProgram, traced: Any, flops: float, size: Size, target: str) -> tuple[Report, str]:
     lowered = program.runtime.lower(traced)
-    begun = time.perf_counter()
-    try:
-        compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise UserError(_too_large(program, size, target, _amount(str(error)))) from None
-    seconds, text = time.perf_counter() - begun, compiled.as_text()
+    compiled, seconds = compile_timed(lowered, lambda message: _too_large(program, size, target, _amount(message)))
+    text = compiled.as_text()
     memory = _memory(program, compiled)
     if memory["total"] > memory["available"]:
         amount = f"it needs {gib(memory['total'])} GiB on each device, which has {gib(memory['available'])}"

@@ -21,7 +21,7 @@ def show_examples(train: Any, count: int) -> None:
     for example in prepared.splits["train"].examples[:count]:
         typer.echo(typer.style(example.where, bold=True))
         for document in example.documents:
-            typer.echo(coloured(document, prepared.tokenizer), color=True)
+            typer.echo(coloured(train.data.text_of(document), prepared.tokenizer), color=True)
 
 
 def coloured(document: Document, tokenizer: Tokenizer) -> str:

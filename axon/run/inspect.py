@@ -23,6 +23,7 @@ from axon.runtime import Runtime
 from axon.serve.export_programs import one_device
 from axon.serve.logits import logits
 from axon.serve.request import Sampling
+from axon.train.adapters_off import AdaptersOff
 from axon.train.evaluate import Evaluator
 from axon.train.references import References
 
@@ -90,7 +91,9 @@ def runtime_of(train: Train, report: Report = print, weights: str | None = None)
 
 
 def _references(train: Train, runtime: Runtime) -> References:
-    return References.of(train.objective, train.reference_models, runtime, train.seq)
+    """The frozen models of a run whose adapters are merged: where those were off it is the model before it had any."""
+    off = {name: train.model for name, one in train.references.items() if isinstance(one, AdaptersOff)}
+    return References.of(train.objective, train.reference_models | off, runtime, train.seq)
 
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | None) -> Runtime:

@@ -19,8 +19,14 @@ def sources_of(train: Train, references: References, report: Report) -> dict[str
     found: dict[str, InitialValues] = {}
     for name, runtime in references.runtimes.items():
         reference = train.references[name]
-        assert isinstance(reference, Reference)
-        as_trained = replace(train, model=reference.model, init_from=reference.source)
+        as_trained = train  # without its adapters a model is what its run started from
+        if isinstance(reference, Reference):
+            as_trained = replace(train, model=reference.model, init_from=reference.source)
+        elif train.init_from is None:
+            raise UserError(
+                f"Train.references[{name!r}] is AdaptersOff(), and this run started from no other, so that its model "
+                "without adapters is nowhere: its own evaluations are in metrics.jsonl"
+            )
         found[name] = InitialValues.of(as_trained, runtime, report)
     return found
 

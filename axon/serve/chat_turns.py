@@ -90,7 +90,8 @@ def turn_spans(render: Renderer, messages: Sequence[Mapping[str, Any]]) -> tuple
         if not number:
             raise UserError("messages[0].role is 'assistant', which answers nothing: put what it answers before it")
         before = render(messages[:number], add_generation_prompt=True)
-        end = _shared_length(text, render(messages[: number + 1]))
+        is_last = number + 1 == len(messages)
+        end = len(text) if is_last else _shared_length(text, render(messages[: number + 1]))
         if not text.startswith(before) or end <= len(before):
             raise UserError(
                 f"messages[{number}]: the chat template does not write the messages before it as the beginning of the "

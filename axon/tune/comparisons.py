@@ -33,6 +33,9 @@ class Comparisons(Examples):
         ids, learned = (*turns.ids, turns.ids[-1]), (*turns.learned, False)
         return Document(np.array(ids, np.int32), np.array(learned, bool))
 
+    def text_of(self, document: Document) -> Document:
+        return Document(document.ids[:-1], document.learned[:-1])
+
     def check_example(self, documents: Sequence[Document], where: str) -> None:
         for side, one in zip(("chosen", "rejected"), documents, strict=True):
             if not one.learned[1:].any():

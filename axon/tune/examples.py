@@ -80,6 +80,10 @@ class Examples(ABC):
         """What is packed of a conversation."""
         return Document(np.array(turns.ids, np.int32), np.array(turns.learned, bool))
 
+    def text_of(self, document: Document) -> Document:
+        """A document as it was written by the template."""
+        return document
+
     def check_objective(self, objective: Any) -> None:
         """Raise `UserError` for an objective that these examples are not for, though it has their arrays."""
         return

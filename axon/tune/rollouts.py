@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import PADDING, shuffled_order
+from axon.data.batches import shuffled_order
 from axon.data.corpus import check_sources
 from axon.data.feed import Batch, Feed, FeedContext
 from axon.data.feed_config import FedCorpus, FeedConfig
@@ -25,6 +25,7 @@ from axon.own_code import written_at
 from axon.serve.offline import Answer, capacity_for
 from axon.serve.request import Request, Sampling, check_ids
 from axon.train.state import State
+from axon.tune import packing
 from axon.tune.policy_engine import PolicyEngine
 
 Keep = Callable[[str, str], bool | float]
@@ -230,6 +231,13 @@ class Scored:
             )
         return cls(prompt, answer, float(said), bool(said) or not isinstance(said, bool | np.bool_))
 
+    @property
+    def example(self) -> packing.Example:
+        """The prompt with its answer, which is learned."""
+        ids = np.array([*self.prompt.ids, *self.answer.ids], np.int32)
+        document = packing.Document(ids, np.arange(len(ids)) >= len(self.prompt.ids))
+        return packing.Example((document,), self.prompt.name)
+
 
 def best_of(group: Sequence[Scored], count: int) -> list[Scored | None]:
     """The `count` best that may be kept, the earlier of equals first; None in the places of those that are missing."""
@@ -239,19 +247,7 @@ def best_of(group: Sequence[Scored], count: int) -> list[Scored | None]:
 
 def batch_of(kept: Sequence[Scored | None], seq: int) -> Batch:
     """A batch `batch seq` of prompts with their answers, weights 1 where the target is of the answer; None: padding."""
-    shape = len(kept), seq
-    names = ("tokens", "targets", "positions")
-    batch: Batch = {name: np.zeros(shape, np.int32) for name in names}
-    batch |= {"documents": np.full(shape, PADDING, np.int32), "weights": np.zeros(shape, np.float32)}
-    for row, one in enumerate(kept):
-        if one is None:
-            continue
-        prompt, ids = len(one.prompt.ids), (*one.prompt.ids, *one.answer.ids)
-        real = len(ids) - 1
-        batch["tokens"][row, :real], batch["targets"][row, :real] = ids[:-1], ids[1:]
-        batch["positions"][row, :real], batch["documents"][row, :real] = np.arange(real), 0
-        batch["weights"][row, prompt - 1 : real] = 1
-    return batch
+    return packing.batch_of([[] if one is None else [one.example] for one in kept], seq, "documents")
 
 
 def _metrics(groups: Sequence[Sequence[Scored]], kept: Sequence[Scored | None]) -> dict[str, float]:

@@ -8,10 +8,14 @@ import pytest
 
 from axon.data import Bpe, JsonLines
 from axon.errors import UserError
+from axon.nn.lora import LoRA
 from axon.observe.lines import read_lines
 from axon.run import Evaluation, program
+from axon.run.inspect import evaluate_run, generate_text
+from axon.serve.request import Sampling
+from axon.train.adapters_off import AdaptersOff
 from axon.train.objective import NextToken
-from axon.train.preference import SimPO
+from axon.train.preference import DPO, SimPO
 from axon.tune import Comparisons, Words
 from axon.tune.formats import PAIRS, Conversation, read_example
 
@@ -87,6 +91,25 @@ def test_a_run_reports_how_often_the_chosen_answer_is_the_better_one(preferring,
     assert [one["step"] for one in records] == [2, 4]
     assert all(0 <= one["eval_accuracy"] <= 1 and "eval_bits_per_byte" not in one for one in records)
     assert all(0 <= accuracy <= 1 for _, accuracy, _ in ran.records("accuracy", "margin"))
+
+
+def test_adapters_that_were_off_in_training_are_off_in_an_evaluation_of_the_run(preferring, do, few, tmp_path):
+    stage = replace(preferring, steps=1, evaluation=None)
+    train = replace(
+        preferring,
+        stages={"base": stage},
+        init_from="stage:base",
+        transforms=(LoRA(rank=4),),
+        objective=DPO(),
+        references={"reference": AdaptersOff()},
+    )
+    ran = do(train, tmp_path / "run")
+    expected = [one["eval_loss"] for one in read_lines(ran.folder / "metrics.jsonl") if "eval_loss" in one][-1]
+    with few(1):
+        found = evaluate_run(ran.folder, None, None, silent)
+        assert generate_text(ran.folder, "a", Sampling(tokens=2), silent).startswith("a")
+    assert found.loss == pytest.approx(expected, rel=1e-5)
+    assert abs(found.loss - np.log(2)) > 1e-6
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ ACROSS_LAYERS = "an update across layers"
 HOST = "arrays in the host's memory"
 SEQUENCE_STATES = "states of sequences"
 SKIPS, ROLLS_BACK, REPLAYS = "skipped updates", "rollbacks", "replayed steps"
+LOSS_SCALE = "a scaled loss"
 
 
 @dataclass(frozen=True)

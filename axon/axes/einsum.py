@@ -37,8 +37,8 @@ def einsum(pattern: str, x: Array, y: Array | Weight | CompositeWeight) -> Array
     if scope is None:
         return contract(x, strip_roles(parsed.left), value, strip_roles(parsed.right), strip_roles(parsed.out))
     if is_weight(y):
-        return use_weight(scope, _Product(scope, parsed, *_specs(parsed, scope.placement)), value, x)
-    left, right, out = _specs(parsed, scope.placement)
+        return use_weight(scope, _Product(scope, parsed, *contraction_specs(parsed, scope.placement)), value, x)
+    left, right, out = contraction_specs(parsed, scope.placement)
     a, b = reshard(x.astype(scope.compute), left), reshard(value.astype(scope.compute), right)
     result = contract_in_place(
         scope, a, strip_roles(parsed.left), b, strip_roles(parsed.right), strip_roles(parsed.out), out
@@ -53,7 +53,7 @@ def reporting_einsum(contraction: Contraction, x: Array, weight: Weight, report:
     """
     scope, value = current(), stored_array(weight, "reporting_einsum")
     assert scope is not None  # nothing is reported but in a step
-    product = _Product(scope, contraction, *_specs(contraction, scope.placement))
+    product = _Product(scope, contraction, *contraction_specs(contraction, scope.placement))
     return use_weight(scope, _Reporting(product, report.statistic), value, x, report.array)
 
 
@@ -66,7 +66,7 @@ def add(pattern: str, x: Array, bias: Weight) -> Array:
     scope = current()
     if scope is None:
         return x + broadcast_to_axes(value, strip_roles(parsed.right), strip_roles(parsed.left))
-    return use_weight(scope, _Sum(scope, parsed, *_specs(parsed, scope.placement)), value, x)
+    return use_weight(scope, _Sum(scope, parsed, *contraction_specs(parsed, scope.placement)), value, x)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class _Product(Operation):
         left, right, out = _bare(self.parsed)
         a, b = self._operands(weight, x)
         d = Operand(cotangent, out, self.out)
-        dx, d = sharded_contract(self.scope, d, b, left, self.left, _spec_of(x, self.left))
+        dx, d = sharded_contract(self.scope, d, b, left, self.left, spec_of(x, self.left))
         if not weight.trained:
             return None, dx
         spec = _partial(self.parsed, self.left, self.right)
@@ -118,7 +118,7 @@ class _Reporting(Operation):
         product, compute = self.product, self.product.scope.compute
         operands = saved.astype(compute), weight.stored(), cotangent.astype(compute)
         stored = product.scope.placement.spec(product.parsed.right, "params")
-        specs = tuple(map(_spec_of, operands, (product.left, stored, product.out)))
+        specs = tuple(map(spec_of, operands, (product.left, stored, product.out)))
         report = device_report(lambda *parts: [self.statistic(part) for part in parts], specs)
         return *product.backward(weight, saved, cotangent), report(*operands)
 
@@ -154,12 +154,12 @@ def _bare(parsed: Contraction) -> tuple[Names, Names, Names]:
     return strip_roles(parsed.left), strip_roles(parsed.right), strip_roles(parsed.out)
 
 
-def _spec_of(x: Array, default: PartitionSpec) -> PartitionSpec:
+def spec_of(x: Array, default: PartitionSpec) -> PartitionSpec:
     """Where `x` lies; `default` on Auto mesh axes, where its type does not say."""
     return jax.typeof(x).sharding.spec if current_explicit() else default
 
 
-def _specs(parsed: Contraction, placement: Placement) -> tuple[PartitionSpec, PartitionSpec, PartitionSpec]:
+def contraction_specs(parsed: Contraction, placement: Placement) -> tuple[PartitionSpec, PartitionSpec, PartitionSpec]:
     """Where the two operands and the output of a contraction are while it is done, by the rule in `einsum`."""
     work = parsed.without_ambiguous_roles
     out = placement.spec(work.out)

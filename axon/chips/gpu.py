@@ -2,7 +2,8 @@
 
 Sources: of peaks the maker's data sheet of each product, its figures "with sparsity" halved. Of memory and bandwidth
 XLA's own description of the device (`xla/backends/gpu/target_config/specs`), which says what a program can have; where
-it has none, the data sheet, whose GB are 10^9 bytes.
+it has none, the data sheet, whose GB are 10^9 bytes. Of an MI300X's 8-bit products int8 alone is listed: its floats are
+e4m3fnuz and e5m2fnuz, other numbers than those here.
 """
 
 from axon.chips.chip import Chip
@@ -18,7 +19,13 @@ HOPPER = (
 )
 
 
-def _described(name: str, kind: str, peak: float, memory: int, bandwidth: float, multiprocessors: str) -> Chip:
+INT8 = frozenset({"int8"})
+BOTH = frozenset({"int8", "fp8"})
+
+
+def _described(
+    name: str, kind: str, peak: float, memory: int, bandwidth: float, multiprocessors: str, products: frozenset[str]
+) -> Chip:
     """A GPU that programs can be compiled for without one, by XLA's description of it, a `GpuTargetConfig`."""
     target = f"""
 gpu_device_info {{
@@ -33,27 +40,27 @@ dnn_version_info {{ major: 9 minor: 20 }}
 runtime_version {{ major: 13 minor: 0 patch: 0 }}
 device_description_str: "{kind}"
 """
-    return Chip(name, (kind,), peak, memory, bandwidth, topology=f"{name}:1", target=target)
+    return Chip(name, (kind,), peak, memory, bandwidth, topology=f"{name}:1", target=target, products=products)
 
 
-def _on_sheet(name: str, kind: str, peak: float, memory: float, bandwidth: float) -> Chip:
-    return Chip(name, (kind,), peak, int(memory), bandwidth)
+def _on_sheet(name: str, kind: str, peak: float, memory: float, bandwidth: float, products: frozenset[str]) -> Chip:
+    return Chip(name, (kind,), peak, int(memory), bandwidth, products=products)
 
 
 GPUS = (
-    _described("a100", "NVIDIA A100-SXM4-80GB", 312e12, 85100068864, 2.03904e12, AMPERE),
-    _described("h100", "NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.35232e12, HOPPER),
-    _described("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, HOPPER),
-    _on_sheet("a100-40gb", "NVIDIA A100-SXM4-40GB", 312e12, 42331013120, 1.5552e12),
-    _on_sheet("a100-pcie", "NVIDIA A100 80GB PCIe", 312e12, 79050250240, 1.935e12),
-    _on_sheet("a100-pcie-40gb", "NVIDIA A100-PCIE-40GB", 312e12, 40e9, 1.555e12),
-    _on_sheet("l4", "NVIDIA L4", 121e12, 24e9, 300e9),
-    _on_sheet("l40s", "NVIDIA L40S", 362e12, 48e9, 864e9),
-    _on_sheet("h100-pcie", "NVIDIA H100 PCIe", 756e12, 84942979072, 2.03904e12),
-    _on_sheet("h100-nvl", "NVIDIA H100 NVL", 835.5e12, 94e9, 3.9e12),
-    _on_sheet("h200-nvl", "NVIDIA H200 NVL", 835.5e12, 141e9, 4.8e12),
-    _on_sheet("gh200", "NVIDIA GH200 480GB", 989.4e12, 96e9, 4e12),
-    _on_sheet("b200", "NVIDIA B200", 2250e12, 191514411008, 7.67232e12),
-    _on_sheet("gb200", "NVIDIA GB200", 2500e12, 197897748480, 7.928064e12),
-    _on_sheet("mi300x", "AMD Instinct MI300X", 1307.4e12, 192 * 2**30, 5.3e12),
+    _described("a100", "NVIDIA A100-SXM4-80GB", 312e12, 85100068864, 2.03904e12, AMPERE, INT8),
+    _described("h100", "NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.35232e12, HOPPER, BOTH),
+    _described("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, HOPPER, BOTH),
+    _on_sheet("a100-40gb", "NVIDIA A100-SXM4-40GB", 312e12, 42331013120, 1.5552e12, INT8),
+    _on_sheet("a100-pcie", "NVIDIA A100 80GB PCIe", 312e12, 79050250240, 1.935e12, INT8),
+    _on_sheet("a100-pcie-40gb", "NVIDIA A100-PCIE-40GB", 312e12, 40e9, 1.555e12, INT8),
+    _on_sheet("l4", "NVIDIA L4", 121e12, 24e9, 300e9, BOTH),
+    _on_sheet("l40s", "NVIDIA L40S", 362e12, 48e9, 864e9, BOTH),
+    _on_sheet("h100-pcie", "NVIDIA H100 PCIe", 756e12, 84942979072, 2.03904e12, BOTH),
+    _on_sheet("h100-nvl", "NVIDIA H100 NVL", 835.5e12, 94e9, 3.9e12, BOTH),
+    _on_sheet("h200-nvl", "NVIDIA H200 NVL", 835.5e12, 141e9, 4.8e12, BOTH),
+    _on_sheet("gh200", "NVIDIA GH200 480GB", 989.4e12, 96e9, 4e12, BOTH),
+    _on_sheet("b200", "NVIDIA B200", 2250e12, 191514411008, 7.67232e12, BOTH),
+    _on_sheet("gb200", "NVIDIA GB200", 2500e12, 197897748480, 7.928064e12, BOTH),
+    _on_sheet("mi300x", "AMD Instinct MI300X", 1307.4e12, 192 * 2**30, 5.3e12, INT8),
 )

@@ -1,8 +1,8 @@
 """TPUs, a value each, with XLA's options for them: each option with its reason and the figure that justified it.
 
 Sources: Google Cloud TPU documentation, "System architecture" of v4, v5e, v5p, v6e and TPU7x, whose figures are of a
-chip. Figures of options: jax 0.12.0.1 with libtpu 0.0.50.1 unless they say otherwise, 2026-11-21;
-`docs/measurements.md` has the shapes.
+chip; of narrow products those for which it states a higher peak than bfloat16's. Figures of options: jax 0.12.0.1 with
+libtpu 0.0.50.1 unless they say otherwise, 2026-11-21; `docs/measurements.md` has the shapes.
 """
 
 from axon.chips.chip import Chip, Option
@@ -43,6 +43,7 @@ V5E = Chip(
     torus=2,
     topology="v5e:2x2",
     splits_tiled_scatters=True,
+    products=frozenset({"int8"}),
     options=(
         Option(
             "xla_tpu_scoped_vmem_limit_kib",
@@ -79,6 +80,7 @@ V5P = Chip(
     clock=1.75e9,
     torus=3,
     topology="v5p:2x2x1",
+    products=frozenset({"int8"}),
     options=(
         Option(
             "xla_tpu_scoped_vmem_limit_kib",
@@ -109,6 +111,7 @@ V6E = Chip(
     clock=1.75e9,
     torus=2,
     topology="v6e:2x2",
+    products=frozenset({"int8"}),
     options=(
         Option(
             "xla_tpu_scoped_vmem_limit_kib",
@@ -132,6 +135,7 @@ TPU7X = Chip(
     bandwidth=7380e9 / 2,
     torus=3,
     topology="tpu7x:2x2x1",
+    products=frozenset({"fp8"}),
 )
 
 TPUS = (V4, V5E, V5P, V6E, TPU7X)

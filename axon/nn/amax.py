@@ -47,38 +47,42 @@ class RecordedWeight(Operand):
     """`base`, and `amax`: the largest magnitudes of its operands `x`, `w` and `dy` in the last steps, latest first."""
 
     def __init__(self, weight: Param, history: int):
-        self.base = weight
-        sizes = {"_operand": len(OPERANDS), "_history": history}
-        declared = Variable("_operand _history", sizes, _recorded, reported=(len(OPERANDS),))
-        self.amax = stacked_as(weight, declared)
+        self.base, self.amax = weight, amax_variable(weight, history)
 
     @property
     def axes(self) -> Names:
         return self.base.axes
 
     def contract(self, contraction: Contraction, x: Array) -> Array:
-        report = self._report()
+        report = report_to(self.amax)
         if report is None:
             return einsum(contraction.text, x, self.base)
         return reporting_einsum(contraction, x, self.base, report)
 
     def grouped(self, bias: Any) -> Matrix:
-        return Matrix(stored_array(self.base, "experts"), bias=bias, report=self._report())
-
-    def _report(self) -> Report | None:
-        """Where the next use is to report, if anything is differentiated."""
-        seen = self.amax.get_value()
-        if not isinstance(seen, Reporting):
-            return None
-        report, rest = Report(seen.report, amax).forked()
-        self.amax.set_value(replace(seen, report=rest.array))
-        return report
+        return Matrix(stored_array(self.base, "experts"), bias=bias, report=report_to(self.amax))
 
     def derived(self, value: Array) -> dict[str, Array]:
         return {"base": value}
 
     def merged(self, values: Mapping[str, Array]) -> Array:
         return values["base"]
+
+
+def amax_variable(weight: Param, history: int) -> Variable:
+    """`operand history`: the largest magnitudes of a weight's `OPERANDS` in the last steps, latest first."""
+    sizes = {"_operand": len(OPERANDS), "_history": history}
+    return stacked_as(weight, Variable("_operand _history", sizes, _recorded, reported=(len(OPERANDS),)))
+
+
+def report_to(variable: Variable) -> Report | None:
+    """Where the next use of a weight is to report, if anything is differentiated."""
+    seen = variable.get_value()
+    if not isinstance(seen, Reporting):
+        return None
+    report, rest = Report(seen.report, amax).forked()
+    variable.set_value(replace(seen, report=rest.array))
+    return report
 
 
 def amax(x: Array) -> Array:

@@ -87,9 +87,14 @@ class WeightTransform(ABC):
         before made of it."""
 
     @property
+    def name(self) -> str:
+        """What a person calls it, for messages."""
+        return type(self).__name__
+
+    @property
     def composition(self) -> tuple[Part, ...]:
         """See `axon.composition`."""
-        name = type(self).__name__
+        name = self.name
         return (
             ()
             if not self.freezes
@@ -119,7 +124,7 @@ def transform_weights(module: nnx.Module, transforms: Sequence[WeightTransform])
     whose = {path: (owners[path.rpartition("/")[0]], path.rpartition("/")[2]) for path in declared}
     weights: dict[str, Param] = {path: vars(owner)[name] for path, (owner, name) in whose.items()}
     for transform in transforms:
-        kind = type(transform).__name__
+        kind = transform.name
         if transform.paths is not None:
             check_patterns(f"{kind}.paths", transform.paths, declared, "of this model")
         taken = [path for path, spec in declared.items() if transform.fits(path, spec)]
@@ -166,7 +171,7 @@ def stacked_as(weight: Param, declared: Declared) -> Declared:
 def untransformed(weight: Weight, declared: Param, transform: WeightTransform) -> Param:
     """The model's own parameter. Raises `UserError` where a transform before `transform` has made something of it."""
     if weight is not declared:
-        name = type(transform).__name__
+        name = transform.name
         raise UserError(
             f"{name} is of the model's own weights, and a {type(weight).__name__} of {' '.join(weight.axes)} stands in "
             f"the place of one: put {name} before what made it, in the list of transforms"

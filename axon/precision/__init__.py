@@ -1,9 +1,17 @@
-"""Which dtype is used for what."""
+"""Which dtype is used for what: a policy, and recipes for products in 8 bits."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
+
+from axon.errors import UserError
+from axon.layout import Placement
+from axon.precision.loss_scale import LossScale
+from axon.precision.recipe import Recipe
+from axon.precision.recipes import MXFP8, FP8Block, FP8Current, FP8Delayed, Int8
+
+__all__ = ["MXFP8", "FP8Block", "FP8Current", "FP8Delayed", "Int8", "LossScale", "Precision", "Recipe"]
 
 
 @dataclass(frozen=True)
@@ -17,10 +25,27 @@ class Precision:
             microbatches add up in the weight's own, before a sum over devices that waits for all of them. Those of
             norms and biases, which are few bytes, are summed in float32 with `Layout.auto`, and in a replica that
             trains by itself.)
+        recipe: in which 8-bit formats the products of blocks' matrices are made in training, as `Int8()`; None: in
+            `compute`. Evaluation beside training has it too; what is exported, served or sampled is a plain model.
+        loss_scale: of gradients in float16, as `LossScale()`; None in all else.
     """
 
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     reduce: Literal["float32", "bfloat16"] = "float32"
+    recipe: Recipe | None = None
+    loss_scale: LossScale | None = None
+
+    def check_training(self, placement: Placement) -> None:
+        """Raise `UserError` for what a mesh cannot train in."""
+        if self.recipe is not None:
+            self.recipe.check(placement)
+        if (self.compute == "float16") == (self.loss_scale is not None):
+            return
+        raise UserError(
+            f"Precision.compute = {self.compute!r} and Precision.loss_scale = {self.loss_scale}: gradients in float16 "
+            "alone vanish or overflow unless their loss is scaled. Set Precision.loss_scale = @LossScale() with "
+            "'float16', None with all else"
+        )
 
     def compute_dtype(self, platform: str) -> jnp.dtype:
         """`compute` on a platform: `cpu`, `gpu` or `tpu`."""

@@ -95,7 +95,7 @@ class TrainedRun:
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Its parameters by path, their vocabulary padded as that of `model`."""
-        if not self.train.transforms:
+        if not self.train.weight_transforms:
             return self.reader().offered(PARAMETERS)
         declared = parameters(self.train.model.build())
         return {path: jax.ShapeDtypeStruct(one.shape, one.dtype) for path, one in declared.items()}
@@ -103,7 +103,7 @@ class TrainedRun:
     def read(self, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
         """The runtime's parameters by path; `taken`: their paths → those of them in what is `offered`."""
         reader = self.reader()
-        if isinstance(self.train.optimizer, Averaging) or self.train.transforms:
+        if isinstance(self.train.optimizer, Averaging) or self.train.weight_transforms:
             return self._converted(reader, runtime, taken)
         abstract = runtime.abstract({path: runtime.declared[path] for path in taken})
         found = reader.restore_arrays(PARAMETERS, {taken[path]: leaf for path, leaf in abstract.items()})
@@ -124,14 +124,14 @@ class TrainedRun:
 
     def _evaluated(self, reader: Reader, runtime: Runtime) -> tuple[Any, Any]:
         """Parameters to evaluate, of a runtime of the run's model: those of a run with transforms are merged."""
-        if not self.train.transforms:
+        if not self.train.weight_transforms:
             return restore_evaluated(reader, runtime, self.train.optimizer)
         own = Runtime(
             self.train.model,
             runtime.layout,
             execution=runtime.execution,
             placement=runtime.placement,
-            transforms=self.train.transforms,
+            transforms=self.train.weight_transforms,
         )
         values, variables = restore_evaluated(reader, own, self.train.optimizer)
         merged = own.merged(flattened(values))

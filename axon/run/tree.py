@@ -17,6 +17,7 @@ from axon.disk import check_paths
 from axon.errors import UserError
 from axon.fields import RESUMABLE, Location
 from axon.layout import Layout
+from axon.nn.low_precision import with_recipe
 from axon.nn.weight_transform import WeightTransform
 from axon.object_store import is_url
 from axon.observe.trackers import TrackerConfig
@@ -181,6 +182,11 @@ class Train:
     def seq(self) -> int:
         """Positions of a sequence: of text as the data cut it, of an image as the model does."""
         return self.data.seq_of(self.model)
+
+    @property
+    def weight_transforms(self) -> tuple[WeightTransform, ...]:
+        """All that weights of the model go through in training: the recipe's, then `transforms`."""
+        return with_recipe(self.precision.recipe, self.transforms)
 
     @property
     def folder(self) -> Path:

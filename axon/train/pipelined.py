@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from axon import axes
-from axon.composition import HOST, REPLICAS, ROLLS_BACK, STAGES, Part
+from axon.composition import HOST, LOSS_SCALE, REPLICAS, ROLLS_BACK, STAGES, Part
 from axon.errors import UserError
 from axon.layout import LayoutError
 from axon.layout.table import Schedule
@@ -74,6 +74,7 @@ class Pipeline:
             HOST: "without a flush there are two versions of the weights, which cannot be streamed from the host yet",
             REPLICAS: "without a flush a batch would be in flight on each replica, with weights of its own",
             ROLLS_BACK: "without a flush a checkpoint has a batch in flight, which a rollback could not leave out",
+            LOSS_SCALE: "without a flush the gradients of a batch are made under two scales",
         }
         name = f"Layout.schedule = {type(self.schedule).__name__}"
         return stages, Part(name, "use a schedule with a flush, as OneFOneB", excludes=excludes)

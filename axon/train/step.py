@@ -16,6 +16,7 @@ from axon.axes import ArraySpec, Execution
 from axon.composition import check_composition, parts_of
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.nn.low_precision import with_recipe
 from axon.nn.param import with_zero_padding
 from axon.nn.weight_transform import WeightTransform
 from axon.parallel.outer import DiLoCo, SlowMo
@@ -27,6 +28,7 @@ from axon.train.delayed import Delayed
 from axon.train.evaluate import Evaluator
 from axon.train.faults import NO_LIMITS, Faults, Limits
 from axon.train.gradients import GradientMethod, Gradients
+from axon.train.loss_scale import LossScaled
 from axon.train.objective import Batch, NextToken, Objective
 from axon.train.on_disk import DiskDescent
 from axon.train.onebit import OneBit
@@ -77,7 +79,9 @@ class Program:
         references: Mapping[str, Any] = MappingProxyType({}),
     ):
         mesh = {"devices": devices, "placement": placement, "seq": seq}
+        transforms = with_recipe(precision.recipe, transforms)
         self.runtime = Runtime(model, layout, precision=precision, execution=execution, transforms=transforms, **mesh)
+        precision.check_training(self.runtime.placement)
         objective.check(self.runtime.module)
         self.batch, self.seq, self.seed, self.optimizer = batch, seq, seed, optimizer
         self.references = References.of(objective, references, self.runtime, seq)
@@ -85,8 +89,11 @@ class Program:
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)
         own = parts_of(self.references, self.evaluator.pipeline, execution, outer, faults, *transforms)
-        check_composition([*own, *optimizer_parts(optimizer)])
+        check_composition([*own, *parts_of(precision.loss_scale), *optimizer_parts(optimizer)])
         self.update = self._delayed(_update(self.runtime, optimizer, outer))
+        if precision.loss_scale is not None:
+            assert isinstance(self.update, Descent)  # others cannot be combined with it
+            self.update = LossScaled(self.update, precision.loss_scale)
         self.can_skip = faults.can_skip
 
     # ---- the step -------------------------------------------------------------------------------------------------

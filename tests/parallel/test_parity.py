@@ -16,6 +16,7 @@ from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Rope, Routing
 from axon.nn.amax import RecordAmax
 from axon.nn.lora import LoRA
+from axon.precision import MXFP8, FP8Block, FP8Current, FP8Delayed, Int8, Precision, Recipe
 from axon.train.distillation import Distillation
 from axon.train.masked import MaskedToken
 from axon.train.objective import MultiToken
@@ -48,11 +49,22 @@ LORA = LoRA(("layers/*", "embedding/*"), rank=4, others=("norm/*",))
 DENSE_MODEL = Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)
 TEACHER = Llama(**SIZES | {"embed": 48}, layers=1, kv_heads=4, mlp=64)
 
+
+def rounded(recipe: Recipe) -> Problem:
+    """The dense model by a recipe."""
+    return Problem(DENSE_MODEL, precision=Precision(recipe=recipe), steps=2, tolerance=5e-3)
+
+
 PROBLEMS = {
     "dense": Problem(DENSE_MODEL),
     "adapted": Problem(DENSE_MODEL, transforms=(LORA,), steps=3),
     "recorded": Problem(DENSE_MODEL, transforms=(RecordAmax(history=2),), steps=3),
     "recorded experts": Problem(EXPERTS, transforms=(RecordAmax(),), steps=3, execution=ROUNDS),
+    "int8": rounded(Int8(emulate=True)),
+    "FP8 current": rounded(FP8Current(emulate=True)),
+    "FP8 delayed": rounded(FP8Delayed(emulate=True, history=2)),
+    "FP8 blocks": rounded(FP8Block(emulate=True)),
+    "MXFP8": rounded(MXFP8(emulate=True)),
     "distilled": Problem(
         DENSE_MODEL, Distillation(2.0, "reverse", next_token=0.5), steps=3, references={"teacher": TEACHER}
     ),
@@ -224,6 +236,7 @@ DEFAULT = [
     *of("adapted", COMPOSITIONS[1]),
     *of("recorded", ("pipeline", "zero 3", "overlap")),
     *of("distilled", ("zero 3", "tensor", "microbatches")),
+    *of("int8", ("zero 3", "tensor", "microbatches")),
 ]
 FULL = [
     *of(
@@ -236,6 +249,11 @@ FULL = [
     *of("recorded", ("zero 3", "sequence", "ring"), ("zero 2", "three-dimensional", "microbatches")),
     *of("recorded experts", *OF_SEVERAL_KINDS[:5]),
     *of("distilled", COMPOSITIONS[1], ("context", "microbatches")),
+    *of("int8", ("pipeline", "zero 3"), ("zero 3", "sequence", "ring")),
+    *of("FP8 current", ("zero 3", "sequence", "context"), ("zero 2", "three-dimensional", "microbatches")),
+    *of("FP8 delayed", ("pipeline", "zero 3"), ("zero 3", "tensor", "microbatches")),
+    *of("FP8 blocks", ("zero 3", "tensor"), ("zero 1", "context")),
+    *of("MXFP8", ("zero 3", "tensor", "microbatches")),
     *of("dense", *alone(*DENSE), *AUTO, COMPOSITIONS[0], COMPOSITIONS[-1]),
     *of("experts", *OF_SEVERAL_KINDS),
     *of("kinds of block", ("zero 3", "sequence", "context")),

@@ -1,9 +1,25 @@
 """The dtype policy."""
 
+import math
+
+import jax
 import jax.numpy as jnp
 import pytest
 
-from axon.precision import Precision
+from axon.errors import UserError
+from axon.layout import Layout, sequence_parallel
+from axon.precision import MXFP8, FP8Current, Int8, Precision
+from axon.train.optimizers import SGD, Constant
+from axon.train.step import Program
+from models.llama import Llama
+
+MODEL = Llama(vocab=64, embed=16, layers=2, heads=4, kv_heads=2, mlp=24)
+
+
+def program(layout, recipe):
+    devices = jax.devices()[: math.prod(layout.mesh.values())]
+    precision = Precision(recipe=recipe)
+    return Program(MODEL, layout, SGD(Constant(0.1)), batch=8, seq=16, precision=precision, devices=devices)
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")])
@@ -15,3 +31,31 @@ def test_what_is_said_holds_on_every_platform_and_gradients_are_float32_unless_s
     assert Precision("bfloat16").compute_dtype("cpu") == jnp.bfloat16
     assert Precision().reduce_dtype == jnp.float32
     assert Precision(reduce="bfloat16").reduce_dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("recipe", "needed", "able"),
+    [(Int8(), "int8", "v6e"), (FP8Current(), "fp8", "h200"), (MXFP8(), "blocks of 32", "")],
+)
+def test_a_chip_without_the_products_is_told_which_have_them(recipe, needed, able):
+    with pytest.raises(UserError, match=rf"Precision.recipe.*{needed}.*'cpu'.*{able}.*{type(recipe).__name__}.emulate"):
+        program(Layout({"data": 1}), recipe)
+
+
+def test_rings_of_products_are_refused_by_both_names():
+    layout = Layout({"data": 4, "tensor": 2}, rows=sequence_parallel(), overlap=("tensor",))
+    with pytest.raises(UserError, match=r"Precision.recipe = Int8.*Layout.overlap"):
+        program(layout, Int8(emulate=True))
+
+
+def test_what_stays_is_printed():
+    text = program(Layout({"data": 1}), Int8(emulate=True)).choices["weights"]
+    assert text == "Int8, emulated: 7 of 12 parameters; embedding/table, head stay"
+    some = program(Layout({"data": 1}), Int8(emulate=True, paths="layers/*/mlp/*")).choices["weights"]
+    assert "3 of 12 parameters" in some
+    assert "layers/block/attention/key" in some
+
+
+def test_patterns_that_match_nothing_are_refused():
+    with pytest.raises(UserError, match=r"Int8.paths.*'layer/\*'"):
+        program(Layout({"data": 1}), Int8(emulate=True, paths="layer/*"))

@@ -11,6 +11,7 @@ from axon.errors import UserError
 from axon.layout import Execution, Layout
 from axon.parallel.outer import DiLoCo, SlowMo
 from axon.parallel.pipeline.schedules import OneFOneB, TwoBW
+from axon.precision import Int8, LossScale, Precision
 from axon.train.distillation import Distillation
 from axon.train.faults import Faults
 from axon.train.optimizers import EMA, AdamW, Constant, OneBitAdam
@@ -59,6 +60,8 @@ PARTS = {
     "skips": Change("Faults.not_finite = 'skip'", options={"faults": Faults(not_finite="skip")}),
     "rolls back": Change("Faults.not_finite = 'rollback'", options={"faults": Faults(not_finite="rollback")}),
     "replays": Change("Faults.replay_every = 2", options={"faults": Faults(replay_every=2)}),
+    "recipe": Change("Precision.recipe", options={"precision": Precision(recipe=Int8(emulate=True))}),
+    "scaled loss": Change("Precision.loss_scale", options={"precision": Precision("float16", loss_scale=LossScale())}),
 }
 TIERS, OUTER = ("optimizer on the host", "all on the host", "disk"), ("DiLoCo", "SlowMo")
 REFUSED = {
@@ -67,11 +70,12 @@ REFUSED = {
     *((tier, other) for tier in TIERS for other in (*OUTER, "1-bit", "across layers", "skips", "replays")),
     *((method, other) for method in OUTER for other in ("1-bit", "averages", "frozen models")),
     *((one, "frozen models") for one in ("stages", "no flush", "1-bit")),
+    *((one, "scaled loss") for one in ("no flush", *TIERS, *OUTER, "1-bit")),
 }
 SAME_FIELD = (
     *({"stages", "no flush"}, {"optimizer on the host", "all on the host"}, {"DiLoCo", "SlowMo"}),
     *({"optimizer on the host", "disk"}, {"all on the host", "disk"}, {"1-bit", "averages", "across layers"}),
-    {"skips", "rolls back", "replays"},
+    *({"skips", "rolls back", "replays"}, {"recipe", "scaled loss"}),
 )
 PAIRS = [(a, b) for a, b in combinations(PARTS, 2) if not any({a, b} <= one for one in SAME_FIELD)]
 

@@ -1,0 +1,85 @@
+"""Weights whose products are made by a recipe of `axon.precision`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jax import Array
+
+from axon.axes import Names, Reporting, current, einsum, stored_array, use_weight
+from axon.axes.patterns import Contraction
+from axon.nn.amax import amax_variable, report_to
+from axon.nn.param import Param, ParamSpec
+from axon.nn.weight_transform import Operand, Weight, WeightTransform, untransformed
+from axon.path_patterns import Patterns
+from axon.precision.product import RecipeProduct
+from axon.precision.recipe import Recipe
+
+EXPERTS = "experts"
+
+
+@dataclass(frozen=True)
+class LowPrecision(WeightTransform):
+    """Each weight's products by `recipe`: by default those of blocks, but for routers and experts."""
+
+    recipe: Recipe
+
+    freezes: ClassVar[bool] = False
+
+    @property
+    def paths(self) -> Patterns | None:
+        return self.recipe.paths
+
+    @property
+    def name(self) -> str:
+        return type(self.recipe).__name__
+
+    def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
+        return LowPrecisionWeight(untransformed(weight, declared, self), self.recipe)
+
+    def fits(self, path: str, spec: ParamSpec) -> bool:
+        return super().fits(path, spec) and (self.paths is not None or EXPERTS not in spec.own)
+
+    @property
+    def text(self) -> str:
+        return self.recipe.text
+
+
+class LowPrecisionWeight(Operand):
+    """A weight, stored as it is, whose products are made by a recipe; and `amax`, if its scales follow from that: see
+    `axon.nn.amax.RecordedWeight`."""
+
+    def __init__(self, weight: Param, recipe: Recipe):
+        self.base, self.recipe = weight, recipe
+        if recipe.recorded_steps:
+            self.amax = amax_variable(weight, recipe.recorded_steps)
+
+    @property
+    def axes(self) -> Names:
+        return self.base.axes
+
+    def contract(self, contraction: Contraction, x: Array) -> Array:
+        scope = current()
+        if scope is None:  # mathematics only
+            return einsum(contraction.text, x, self.base)
+        product = RecipeProduct.of(scope, contraction, self.recipe)
+        return use_weight(scope, product, stored_array(self.base, "a recipe"), x, *self._recorded())
+
+    def _recorded(self) -> list[Array]:
+        """The largest magnitudes to be expected of the operands, and the array to report these to, in training."""
+        if not self.recipe.recorded_steps:
+            return []
+        seen, report = self.amax.get_value(), report_to(self.amax)
+        recorded = seen.value if isinstance(seen, Reporting) else seen
+        return [self.recipe.magnitudes(recorded), *([] if report is None else [report.array])]
+
+    def derived(self, value: Array) -> dict[str, Array]:
+        return {"base": value}
+
+    def merged(self, values: Mapping[str, Array]) -> Array:
+        return values["base"]
+
+
+def with_recipe(recipe: Recipe | None, transforms: Sequence[WeightTransform]) -> tuple[WeightTransform, ...]:
+    """The transforms of a run: its recipe's before those that a person lists."""
+    return tuple(transforms) if recipe is None else (LowPrecision(recipe), *transforms)

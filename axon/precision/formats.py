@@ -1,0 +1,144 @@
+"""Formats of few bits: which numbers there are, and how many of an operand share a scale."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axon.axes import Names
+from axon.errors import UserError
+from axon.kernels.quantized_matmul.quantize import rounded
+
+SEQUENCES = "batch"
+"""The axis that counts sequences. None share a scale, so that what a scale is does not depend on how many sequences are
+worked on at once: not on the layout, and not on microbatches."""
+
+E8M0 = "float8_e8m0fnu"
+"""The dtype of scales that are powers of two."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """An operand of a product as `values · scales`.
+
+    Args:
+        dtype: of the values, rounded to nearest even and limited to what it has.
+        share: who shares a scale, of each sequence: all ("tensor"); what is summed up in one place of the result
+            ("row"); or so many neighbours along the last of the axes that are summed, all of them if it has fewer.
+        tile: with a number for `share`, how many neighbours along the last axis that is not summed share it too.
+        scale_dtype: of scales. "float32": the largest magnitude is the largest number of `dtype`. "float8_e8m0fnu":
+            2^(⌊log₂ largest magnitude⌋ − ⌊log₂ largest number⌋), as in OCP Microscaling Formats 1.0, section 6.3.
+    """
+
+    dtype: Literal["int8", "float8_e4m3fn", "float8_e5m2"]
+    share: Literal["tensor", "row"] | int = "tensor"
+    tile: int = 1
+    scale_dtype: Literal["float32", "float8_e8m0fnu"] = "float32"
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether scales change along an axis that is summed, so that a product cannot be scaled when it is done."""
+        return isinstance(self.share, int)
+
+    @property
+    def product(self) -> str:
+        """What a chip must have, as `axon.chips.Chip.products` calls it; blocks cannot be scaled when it is done."""
+        name = "int8" if self.dtype == "int8" else "fp8"
+        return f"{name} in blocks of {self.share}" if self.in_blocks else name
+
+    @property
+    def most(self) -> float:
+        """The largest number of `dtype`; of int8 127, so that there is one of either sign."""
+        return 127.0 if self.dtype == "int8" else float(jnp.finfo(self.dtype).max)
+
+    def num_scales(self, names: Names, shape: tuple[int, ...], summed: frozenset[str]) -> tuple[int, ...]:
+        """How many scales there are along each axis of an operand, whose axes `summed` a product sums over.
+
+        Raises `UserError` where blocks do not divide an axis.
+        """
+        blocks = self._blocks(names, summed)
+        return tuple(self._along(name, size, name in summed, blocks) for name, size in zip(names, shape, strict=True))
+
+    def _blocks(self, names: Names, summed: frozenset[str]) -> dict[str, int]:
+        """How many neighbours share a scale along each axis but that of sequences; nothing without blocks."""
+        if not isinstance(self.share, int):
+            return {}
+        own = [name for name in names if name != SEQUENCES]
+        along = [name for name in own if name in summed], [name for name in own if name not in summed]
+        last = {axes[-1]: size for axes, size in zip(along, (self.share, self.tile), strict=True) if axes}
+        return dict.fromkeys(own, 1) | last
+
+    def _along(self, name: str, size: int, summed: bool, blocks: dict[str, int]) -> int:
+        if name == SEQUENCES:
+            return size
+        if not self.in_blocks:
+            return size if self.share == "row" and not summed else 1
+        block = min(blocks[name], size)
+        if size % block:
+            raise UserError(
+                f"blocks of {block} do not divide the axis {name!r} of {size}: leave what has it out of the "
+                "recipe's paths"
+            )
+        return size // block
+
+    def scales(self, largest: Array) -> Array:
+        """Those for these largest magnitudes, in float32; not a number where they are not finite."""
+        if self.scale_dtype == E8M0:
+            return _powers_of_two(largest, self.most)
+        scales = jnp.maximum(largest * (1 / self.most), jnp.finfo(jnp.float32).tiny)
+        return jnp.where(jnp.isfinite(largest), scales, jnp.nan)
+
+    def values(self, x: Array, scales: Array) -> Array:
+        """`x` over its scales, of which there is one for each number or one for all along an axis."""
+        return rounded(x.astype(jnp.float32) * (1 / scales), jnp.dtype(self.dtype))
+
+
+class Quantized(NamedTuple):
+    """An array as `values · scales`, of equal rank: along each axis the number of scales divides that of values."""
+
+    values: Array
+    scales: Array  # float32
+
+    @property
+    def dequantized(self) -> Array:
+        """The array, float32."""
+        return self.values.astype(jnp.float32) * spread(self.scales, self.values.shape)
+
+
+def quantized(x: Array, form: Format, largest: Array) -> Quantized:
+    """`x` with scales that follow from these magnitudes, of which there are as many."""
+    scales = form.scales(largest)
+    return Quantized(form.values(x, spread(scales, x.shape)), scales)
+
+
+def largest_magnitudes(x: Array, counts: tuple[int, ...], over: Names = ()) -> Array:
+    """Those of even blocks, so many along each axis, and of devices along the mesh axes `over`, float32; not a number
+    where a block has one that is not.
+
+    They are compared as integers, whose order is the same: among floating-point numbers XLA's CPU compiler drops those
+    that are none.
+    """
+    whole = tuple(i for i, count in enumerate(counts) if count == 1)
+    partial = [i for i, (size, count) in enumerate(zip(x.shape, counts, strict=True)) if 1 < count < size]
+    bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int16 if x.dtype.itemsize == 2 else jnp.int32)
+    bits = jnp.max(bits, axis=whole, keepdims=True)
+    for i in partial:
+        bits = jnp.max(bits.reshape(*bits.shape[:i], counts[i], -1, *bits.shape[i + 1 :]), axis=i + 1)
+    return lax.bitcast_convert_type(lax.pmax(bits, over) if over else bits, x.dtype).astype(jnp.float32)
+
+
+def spread(scales: Array, shape: tuple[int, ...]) -> Array:
+    """The scales once for each number that has them; along an axis of which all share one, it stays one."""
+    for i, (size, count) in enumerate(zip(shape, scales.shape, strict=True)):
+        if 1 < count < size:
+            scales = jnp.repeat(scales, size // count, axis=i)
+    return scales
+
+
+def _powers_of_two(largest: Array, most: float) -> Array:
+    """Exponents are limited to those that float32 has without subnormal numbers, −126 … 127."""
+    _, exponent = jnp.frexp(largest)
+    power = jnp.clip(jnp.where(largest == 0, -126, exponent - math.frexp(most)[1]), -126, 127)
+    return jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.float32(1), power), jnp.nan)

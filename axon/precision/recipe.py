@@ -1,0 +1,82 @@
+"""Recipes: in which format each operand of a weight's three products is multiplied, as data."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array
+
+from axon.chips import CHIPS, chip_of
+from axon.errors import UserError
+from axon.layout import Placement
+from axon.path_patterns import Patterns
+from axon.precision.formats import Format
+
+
+class Products(NamedTuple):
+    """The formats of two operands in each of a weight's three products.
+
+    None, of `x` or `w` in a gradient: the values of the forward, whose scales `dy` is multiplied by before it is
+    rounded. So each is rounded once, and `x` is kept for the backward in 8 bits.
+    """
+
+    forward: tuple[Format, Format]  # x, w
+    input_gradient: tuple[Format, Format | None]  # dy, w
+    weight_gradient: tuple[Format | None, Format]  # x, dy
+
+    @property
+    def formats(self) -> list[Format]:
+        return [form for pair in self for form in pair if form is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe(ABC):
+    """The base of recipes, which are data: what they say is executed by `axon.precision.product`.
+
+    Args:
+        paths: patterns of the weights whose products are made so; by default the matrices of the blocks but for routers
+            and experts. All else stays as `Precision.compute` says: embedding, head, norms, biases.
+        emulate: round and scale as the formats say, and multiply in float32: on any chip, in more time than without a
+            recipe.
+    """
+
+    paths: Patterns | None = None
+    emulate: bool = False
+
+    @property
+    @abstractmethod
+    def products(self) -> Products: ...
+
+    @property
+    def recorded_steps(self) -> int:
+        """Of how many steps before the largest magnitudes give the scales; 0: those of the operand itself do."""
+        return 0
+
+    def magnitudes(self, recorded: Array) -> Array:
+        """`operand`: the largest of x, w and dy to be expected, of those recorded, `operand history`, latest first."""
+        return jnp.max(recorded, axis=-1)
+
+    @property
+    def text(self) -> str:
+        """The recipe in a few words, for the log."""
+        return f"{type(self).__name__}{', emulated' if self.emulate else ''}"
+
+    def check(self, placement: Placement) -> None:
+        """Raise `UserError` where the recipe cannot be carried out: on a chip without its products, or with products in
+        rings of parts."""
+        name, needed = type(self).__name__, frozenset(form.product for form in self.products.formats)
+        if placement.overlap:
+            raise UserError(
+                f"Precision.recipe = {name} and Layout.overlap = {placement.layout.overlap} cannot be combined: a ring "
+                "multiplies parts in 16 bits. Set Layout.overlap to (), or Precision.recipe to None"
+            )
+        chip = chip_of(placement.chip)
+        if self.emulate or not placement.devices or (chip is not None and needed <= chip.products):
+            return
+        able = ", ".join(chip.name for chip in CHIPS.values() if needed <= chip.products)
+        raise UserError(
+            f"Precision.recipe = {name} needs products of {' and '.join(sorted(needed))}, which {placement.chip!r} "
+            f"lacks; {able or 'no chip that is known here'} has them. Set {name}.emulate = True, to round alike and "
+            "multiply in float32, or Precision.recipe = None"
+        )

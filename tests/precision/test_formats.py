@@ -1,0 +1,89 @@
+"""Formats: bit for bit the formula with `ml_dtypes`; blocks of zeros, of no numbers, and of more than there is."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from axon.errors import UserError
+from axon.precision.formats import E8M0, Format, largest_magnitudes, quantized
+
+NAMES, SHAPE, SUMMED = ("batch", "seq", "embed"), (3, 64, 96), frozenset({"embed"})
+DTYPES = ("int8", "float8_e4m3fn", "float8_e5m2")
+FORMATS = [
+    *(Format(dtype, share) for dtype, share in itertools.product(DTYPES, ("tensor", "row"))),
+    Format("float8_e4m3fn", 32, tile=16),
+    Format("float8_e4m3fn", 32, scale_dtype=E8M0),
+]
+COUNTS = {"tensor": (3, 1, 1), "row": (3, 64, 1)}
+
+
+def counts_of(form):
+    return form.num_scales(NAMES, SHAPE, SUMMED)
+
+
+@jax.jit(static_argnums=1)
+def of(x, form):
+    counts = counts_of(form)
+    return quantized(x, form, largest_magnitudes(x, counts))
+
+
+def blocks(x, counts):
+    """Each block of `x`, by its place."""
+    sizes = [size // count for size, count in zip(x.shape, counts, strict=True)]
+    for place in np.ndindex(*counts):
+        yield place, x[tuple(slice(i * size, (i + 1) * size) for i, size in zip(place, sizes, strict=True))]
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_values_and_scales_are_the_formulas_bit_for_bit(form, rng):
+    x = (rng.normal(size=SHAPE) * 10.0 ** rng.uniform(-6, 6, (*SHAPE[:2], 1))).astype(np.float32)
+    values, scales = map(np.asarray, of(x, form))
+    dtype = np.dtype(getattr(ml_dtypes, form.dtype, np.int8))
+    largest = np.float32(127 if form.dtype == "int8" else ml_dtypes.finfo(dtype).max)
+    own = dict(blocks(values, counts_of(form)))
+    for place, block in blocks(x, counts_of(form)):
+        most = np.abs(block).max()
+        scale = (
+            2.0 ** (np.floor(np.log2(most)) - 8) if form.scale_dtype == E8M0 else most * np.float32(1 / float(largest))
+        )
+        assert scales[place] == np.float32(scale)
+        scaled = np.clip(block * (np.float32(1) / np.float32(scale)), -largest, largest)
+        expected = np.rint(scaled).astype(np.int8) if form.dtype == "int8" else scaled.astype(dtype)
+        np.testing.assert_array_equal(own[place].view(np.uint8), expected.view(np.uint8))
+
+
+def test_a_sequence_never_shares_a_scale_with_another():
+    for share, counts in COUNTS.items():
+        assert Format("int8", share).num_scales(NAMES, SHAPE, SUMMED) == counts
+    assert Format("int8", 32, tile=16).num_scales(NAMES, SHAPE, SUMMED) == (3, 4, 3)
+    assert Format("int8", 128, tile=128).num_scales(NAMES, SHAPE, SUMMED) == (3, 1, 1)
+    assert Format("int8", "row").num_scales(NAMES, SHAPE, frozenset({"batch", "seq"})) == (3, 1, 96)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_a_block_of_zeros_is_zeros_and_one_with_no_number_has_none(form):
+    x = np.zeros(SHAPE, np.float32)
+    x[1, 5, 3], x[2, 7, 40] = np.inf, np.nan
+    back = np.asarray(jax.jit(lambda x: of(x, form).dequantized)(x))
+    own = dict(blocks(back, counts_of(form)))
+    for place, block in blocks(x, counts_of(form)):
+        expected = 0.0 if np.all(np.isfinite(block)) else np.nan
+        np.testing.assert_array_equal(own[place], np.full(block.shape, expected))
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_what_is_beyond_the_recorded_magnitudes_is_limited(form, rng):
+    x = (4 * rng.normal(size=SHAPE)).astype(np.float32)
+    largest = jnp.ones(counts_of(form), jnp.float32)
+    back = np.asarray(quantized(jnp.asarray(x), form, largest).dequantized)
+    limit = 448 / 256 if form.scale_dtype == E8M0 else 1.0
+    np.testing.assert_allclose(back[np.abs(x) > limit], np.sign(x[np.abs(x) > limit]) * limit, rtol=1e-6)
+
+
+def test_an_axis_that_blocks_do_not_divide_is_refused_by_name():
+    with pytest.raises(UserError, match=r"32.*'embed' of 100.*paths"):
+        Format("int8", 32).num_scales(("seq", "embed"), (64, 100), SUMMED)

@@ -126,8 +126,9 @@ class _Executor:
         storage = [Storage(of_segment, table.chunks, PIPE) for of_segment in versions[0].partition]
         stage, keeps = Stage(table, pools, versions[0], storage), table.flush and table.backwards
         self.carried = carried(versions, stage, pools, batch_only_axes, keeps)
-        self.stage = replace(stage, residuals=self.carried.residuals, split=self.carried.split)
         self.region = self.carried.region
+        alone = self.region.whole
+        self.stage = replace(stage, residuals=self.carried.residuals, split=self.carried.split, alone=alone)
 
     def run(self, memory: Memory | None = None) -> tuple[list[Results], Memory]:
         """The results of each age's batch, and what waits after the last tick."""

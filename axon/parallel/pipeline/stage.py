@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -75,6 +76,8 @@ class Stage:
             model. residuals: what a forward leaves for its backward; None: nothing, the backward runs its chunk again.
         split: the parts of a backward, of the leaves of what it has at hand, of the residuals, and of the gradients
             that it begins with; None where the table splits none, or nothing is left for it.
+        alone: whether a stage is one device, or several that share nothing within a chunk, so that no collective is in
+            what an idle one leaves out.
     """
 
     table: Table
@@ -83,6 +86,7 @@ class Stage:
     storage: Sequence[Storage]
     residuals: Residuals | None = None
     split: SplitBackward | None = None
+    alone: bool = False
 
     def forward(self, of_phase: Rows) -> Callable[..., Any]:
         """The forward of a chunk: its memory, statistics added to those before, and what leaves the last chunk."""
@@ -96,12 +100,8 @@ class Stage:
             (x, extras), memory = after(get(memory.inputs, own.input), memory)
             chunk = self.of_tick(layers, own.chunk, own.age, own.active)
             arguments = (*chunk.differentiated, x), _of_microbatch(inputs, own)
-            if self.residuals is None:
-                y, more, statistics = chunk.run(*arguments)
-            else:
-                (y, more), pull, statistics = chunk.pullback(*arguments)
-                kept = jax.tree.map(lambda leaf: leaf[None], self.residuals.kept(pull))
-                memory = memory._replace(residuals=put(memory.residuals, kept, own.input))
+            y, more, statistics, kept = self._unless_idle(own, lambda: self._made(chunk, arguments))
+            memory = memory._replace(residuals=put(memory.residuals, [leaf[None] for leaf in kept], own.input))
             y = y, jax.tree.map(jnp.add, extras, more)
             statistics = jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics)
             total = self._paired(self.parts.pair, total, statistics, own)
@@ -122,7 +122,10 @@ class Stage:
             ((x, _), dy), memory = after(needed, memory)
             chunk = self.of_tick(layers, own.chunk, own.age, own.active)
             arguments = (*chunk.differentiated, x), _of_microbatch(inputs, own)
-            (*found, dx), memory = self._found(action, chunk, arguments, dy, memory, own)
+            found = partial(self._found, action, chunk, arguments, dy, memory, own)
+            (*found, dx), left = self._unless_idle(own, found)
+            if left:
+                memory = memory._replace(left=put(memory.left, [leaf[None] for leaf in left], own.gradient))
             total = [self._totals(*each, own) for each in zip((added, largest), total, found, strict=True)]
             memory = delivery.after(memory, own)
             if action == Action.BACKWARD_WEIGHT:
@@ -131,28 +134,42 @@ class Stage:
 
         return backward
 
+    def _unless_idle(self, own: Any, work: Callable[[], Any]) -> Any:
+        """What the work gives; zeros, without doing it, in a tick in which the stage is idle and may leave it out."""
+        if not self.alone:
+            return work()
+        types = jax.eval_shape(work)
+        return lax.cond(own.active, work, lambda: jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), types))
+
+    def _made(self, chunk: Chunk, arguments: tuple[Any, Any]) -> tuple[Array, Any, Any, Sequence[Array]]:
+        """A chunk's output, extras and statistics, and what waits for its backward."""
+        if self.residuals is None:
+            return *chunk.run(*arguments), []
+        (y, more), pull, statistics = chunk.pullback(*arguments)
+        return y, more, statistics, self.residuals.kept(pull)
+
     def _found(
         self, action: Action, chunk: Chunk, arguments: tuple[Any, Any], dy: Any, memory: Memory, own: Any
-    ) -> tuple[Any, Memory]:
-        """Gradients of what `Chunk.pullback` is given, None in place of those that this action does not give."""
+    ) -> tuple[Any, Sequence[Array]]:
+        """Gradients of what `Chunk.pullback` is given, None in place of those that this action does not give; and what
+        is left for the weights' backward."""
         if self.residuals is None:
             _, pull, _ = chunk.pullback(*arguments)
             trained, reports, dx = pull(dy)
             not_yet = action == Action.BACKWARD_INPUT
-            return (*(jax.tree.map(lambda d: None if not_yet else d, of) for of in (trained, reports)), dx), memory
+            return (*(jax.tree.map(lambda d: None if not_yet else d, of) for of in (trained, reports)), dx), []
         kept = [lax.squeeze(leaf, (0,)) for leaf in get(memory.residuals, own.input)]
         at_hand = chunk.at_hand(*arguments)
         if self.split is None:
-            return self.residuals.pullback(kept, at_hand)(dy), memory
+            return self.residuals.pullback(kept, at_hand)(dy), []
         leaves = jax.tree.leaves((at_hand, kept, dy))
         if action == Action.BACKWARD_INPUT:
             found, left = self.split.run_first(leaves)
-            memory = memory._replace(left=put(memory.left, [leaf[None] for leaf in left], own.gradient))
         else:
-            left = get(memory.left, own.gradient)
-            found = self.split.run_second(leaves, [lax.squeeze(leaf, (0,)) for leaf in left])
+            waited = [lax.squeeze(leaf, (0,)) for leaf in get(memory.left, own.gradient)]
+            found, left = self.split.run_second(leaves, waited), []
         leaves, tree = jax.tree.flatten(arguments[0])
-        return jax.tree.unflatten(tree, [found.get(number) for number in range(len(leaves))]), memory
+        return jax.tree.unflatten(tree, [found.get(number) for number in range(len(leaves))]), left
 
     def _totals(self, pair: Callable[[Any, Any], Any], total: Any, found: Any, own: Any) -> Any:
         """What was found of layers in all, of each array of which something is."""

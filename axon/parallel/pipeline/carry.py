@@ -13,12 +13,12 @@ from jax.sharding import PartitionSpec
 
 from axon.axes import as_cotangent, reshard
 from axon.axes.statistics import empty_report
+from axon.parallel.pipeline.backward import Backward
 from axon.parallel.pipeline.delivery import Memory
 from axon.parallel.pipeline.parts import Parts
 from axon.parallel.pipeline.region import PIPE, Region, spec_of
 from axon.parallel.pipeline.residuals import Residuals
 from axon.parallel.pipeline.rows import Pools
-from axon.parallel.pipeline.split_backward import SplitBackward
 from axon.parallel.pipeline.stage import Chunk, Stage, entry
 
 
@@ -45,7 +45,7 @@ class Carried:
     Args:
         versions: with what a batch of each age is computed. x, extras, statistics: shapes of a chunk's output, of what
             it gives besides, and of the statistics of all layers, of all ages, where they run.
-        residuals, split: as of `Stage`.
+        residuals, parts_of_backward: as of `Stage`.
     """
 
     versions: Sequence[Parts]
@@ -56,7 +56,7 @@ class Carried:
     extras: Any
     statistics: Any
     residuals: Residuals | None = None
-    split: SplitBackward | None = None
+    parts_of_backward: Backward | None = None
 
     @property
     def _kept(self) -> Sequence[Any]:
@@ -66,7 +66,7 @@ class Carried:
     @property
     def _left(self) -> Sequence[Any]:
         """The types of what a backward for the inputs leaves for that for the weights, on its stage."""
-        return () if self.split is None else self.split.types
+        return () if self.parts_of_backward is None else self.parts_of_backward.types
 
     @cached_property
     def value(self) -> Any:
@@ -168,7 +168,7 @@ def carried(
     """
     parts = versions[0]
     x = jax.eval_shape(parts.first, parts.outer, jnp.int32(0))
-    found: list[tuple[Residuals, SplitBackward | None]] = []
+    found: list[tuple[Residuals, Backward]] = []
 
     def chunk_of(layers: Any, x: Array, inputs: Any, tick: Any) -> tuple[Chunk, Any]:
         trained, fixed = [[one.to_stages(of) for one, of in zip(stage.storage, part, strict=True)] for part in layers]
@@ -187,8 +187,8 @@ def carried(
         out, pull, _ = chunk.pullback(*arguments)
         at_hand = chunk.at_hand(*arguments)
         residuals = Residuals.of(pull, at_hand)
-        split = _split(residuals, (at_hand, residuals.kept(pull), out), chunk) if stage.table.split else None
-        found.append((residuals, split))
+        at_once = len(jax.tree.leaves(chunk.differentiated)) if stage.table.split else 0
+        found.append((residuals, _backward(residuals, (at_hand, residuals.kept(pull), out), at_once)))
         return ()
 
     of_stage = Region((PIPE,))(besides, (PartitionSpec(), PartitionSpec(PIPE)))
@@ -199,11 +199,11 @@ def carried(
     region = Region((PIPE,) if jax.tree.leaves((extras, statistics)) else (PIPE, *batch_only_axes))
     if keeps:
         jax.eval_shape(region(backward, ()), *arguments)
-    residuals, split = found[0] if keeps else (None, None)
-    return Carried(versions, stage, pools, region, x, extras, statistics, residuals, split)
+    residuals, parts_of_backward = found[0] if keeps else (None, None)
+    return Carried(versions, stage, pools, region, x, extras, statistics, residuals, parts_of_backward)
 
 
-def _split(residuals: Residuals, given: Any, chunk: Chunk) -> SplitBackward:
+def _backward(residuals: Residuals, given: Any, at_once: int) -> Backward:
     """The parts of a backward of what is at hand, of the residuals, and of gradients that are like the outputs."""
     leaves, tree = jax.tree.flatten(given)
 
@@ -211,4 +211,4 @@ def _split(residuals: Residuals, given: Any, chunk: Chunk) -> SplitBackward:
         at_hand, kept, dy = jax.tree.unflatten(tree, leaves)
         return jax.tree.leaves(residuals.pullback(kept, at_hand)(dy))
 
-    return SplitBackward.of(backward, leaves, len(jax.tree.leaves(chunk.differentiated)))
+    return Backward.of(backward, leaves, at_once)

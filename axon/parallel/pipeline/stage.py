@@ -11,12 +11,12 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon.axes.statistics import empty_report
+from axon.parallel.pipeline.backward import Backward
 from axon.parallel.pipeline.delivery import Delivery, Memory, after, begun, get, put
 from axon.parallel.pipeline.parts import Parts, added, largest
 from axon.parallel.pipeline.region import PIPE
 from axon.parallel.pipeline.residuals import Pullback, Residuals
 from axon.parallel.pipeline.rows import Pools, Rows
-from axon.parallel.pipeline.split_backward import SplitBackward
 from axon.parallel.pipeline.storage import Storage
 from axon.parallel.pipeline.table import Action, Table
 
@@ -74,8 +74,8 @@ class Stage:
     Args:
         parts: of which the functions and shapes are those of a batch of every age. storage: of each segment of the
             model. residuals: what a forward leaves for its backward; None: nothing, the backward runs its chunk again.
-        split: the parts of a backward, of the leaves of what it has at hand, of the residuals, and of the gradients
-            that it begins with; None where the table splits none, or nothing is left for it.
+        parts_of_backward: functions of the leaves of what is at hand, of the residuals, and of the gradients that the
+            backward begins with; None where it runs its chunk again.
         alone: whether a stage is one device, or several that share nothing within a chunk, so that no collective is in
             what an idle one leaves out.
     """
@@ -85,7 +85,7 @@ class Stage:
     parts: Parts
     storage: Sequence[Storage]
     residuals: Residuals | None = None
-    split: SplitBackward | None = None
+    parts_of_backward: Backward | None = None
     alone: bool = False
 
     def forward(self, of_phase: Rows) -> Callable[..., Any]:
@@ -153,33 +153,40 @@ class Stage:
     ) -> tuple[Any, Sequence[Array]]:
         """Gradients of what `Chunk.pullback` is given, None in place of those that this action does not give; and what
         is left for the weights' backward."""
-        if self.residuals is None:
+        if self.parts_of_backward is None:
             _, pull, _ = chunk.pullback(*arguments)
-            trained, reports, dx = pull(dy)
+            *found, dx = pull(dy)
             not_yet = action == Action.BACKWARD_INPUT
-            return (*(jax.tree.map(lambda d: None if not_yet else d, of) for of in (trained, reports)), dx), []
+            return (*jax.tree.map(lambda d: None if not_yet else [d], found), dx), []
         kept = [lax.squeeze(leaf, (0,)) for leaf in get(memory.residuals, own.input)]
-        at_hand = chunk.at_hand(*arguments)
-        if self.split is None:
-            return self.residuals.pullback(kept, at_hand)(dy), []
-        leaves = jax.tree.leaves((at_hand, kept, dy))
-        if action == Action.BACKWARD_INPUT:
-            found, left = self.split.run_first(leaves)
-        else:
+        given = jax.tree.leaves((chunk.at_hand(*arguments), kept, dy))
+        if action == Action.BACKWARD_WEIGHT:
             waited = [lax.squeeze(leaf, (0,)) for leaf in get(memory.left, own.gradient)]
-            found, left = self.split.run_second(leaves, waited), []
+            found, left = self.parts_of_backward.run_second(given, waited), []
+        else:
+            found, left = self.parts_of_backward.run_first(given)
         leaves, tree = jax.tree.flatten(arguments[0])
-        return jax.tree.unflatten(tree, [found.get(number) for number in range(len(leaves))]), left
+        *found, dx = jax.tree.unflatten(tree, [found.get(number) for number in range(len(leaves))])
+        return (*found, dx and dx[0]), left
 
     def _totals(self, pair: Callable[[Any, Any], Any], total: Any, found: Any, own: Any) -> Any:
-        """What was found of layers in all, of each array of which something is."""
+        """What was found of layers in all, of each array of which something is, piece by piece."""
 
-        def of(total: Array, new: Array | None) -> Array:
-            if new is None:
-                return total
-            return self._paired(pair, total, jnp.where(own.active, new, 0)[:, None], own)
+        def of(total: Array, pieces: Sequence[Array] | None) -> Array:
+            start = self._place(own, sum(len(piece) for piece in pieces or ()))
+            for piece in pieces or ():
+                new = jnp.where(own.active, piece, 0)[:, None]
+                both = pair(lax.dynamic_slice_in_dim(total, start, len(piece)), new)
+                total = lax.dynamic_update_slice_in_dim(total, both, start, 0)
+                start = start + len(piece)
+            return total
 
         return jax.tree.map(of, total, found)
+
+    def _place(self, own: Any, each: int) -> Any:
+        """Where a chunk's own layers begin, of each age in a row: `each` are a chunk's."""
+        single = self.table.chunks.virtual == 1 and self.table.flush
+        return 0 if single else (own.age * self.table.chunks.virtual + own.chunk) * each
 
     def of_tick(self, layers: Layers, chunk: Any, age: Any, active: Any) -> "Chunk":
         """One of the stage's chunks for a batch of this age."""
@@ -214,14 +221,11 @@ class Stage:
         """What was found of layers, with an axis `layers` in front, each chunk's own paired with what is new: of each
         age in a row."""
 
-        def start(new: Array) -> Any:
-            return (own.age * self.table.chunks.virtual + own.chunk) * new.shape[0]
-
         def before(total: Array, new: Array) -> Array:
-            return total if new.shape == total.shape else lax.dynamic_slice_in_dim(total, start(new), new.shape[0])
+            return lax.dynamic_slice_in_dim(total, self._place(own, len(new)), len(new))
 
         def after(total: Array, both: Array) -> Array:
-            return both if both.shape == total.shape else lax.dynamic_update_slice_in_dim(total, both, start(both), 0)
+            return lax.dynamic_update_slice_in_dim(total, both, self._place(own, len(both)), 0)
 
         return jax.tree.map(after, total, pair(jax.tree.map(before, total, new), new))
 

@@ -1,11 +1,14 @@
-"""A chunk's backward in two: what its input's gradient needs, and the contractions that weights alone wait for.
+"""A chunk's backward as equations: whole, or in what its input's gradient needs and what weights alone wait for.
 
-The backward is traced once and its equations are parted: those that only a gradient of weights needs, from the first
-contraction on, are the second part, all others the first, which leaves what the second needs of it. So neither computes
-again what the other has (Qi et al., arXiv:2401.10241, section 2).
+The backward is traced once, its layers one after the other. Whole, all of it is the first of two parts. Split, those
+equations that only a gradient of weights needs are the second, from the first contraction on, and the first leaves what
+the second needs of it: so neither computes again what the other has (Qi et al., arXiv:2401.10241, section 2).
+
+Gradients are given as they are made, a layer at a time: stacked, they would take as much memory once more.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,55 +29,60 @@ FREE = ("convert_element_type", "transpose", "reshape", "squeeze", "broadcast_in
 """Operations of one array that the second part does again, rather than wait for a result that takes more memory."""
 
 
+Pieces = Sequence[Any]
+"""What an array is made of, one after the other along its first axis."""
+
+
 @dataclass(frozen=True)
-class SplitBackward:
+class Backward:
     """The two parts of a backward, functions of what it is a function of.
 
     Args:
-        first: gives results and what is left for the second, which is given that too. first_gives, second_gives: of the
-            backward's results, the numbers of those that either part gives.
+        first: gives results and what is left for the second, which is given that too. first_gives, second_gives: number
+            of one of the backward's results → in how many pieces either part gives it.
         types: of what is left.
     """
 
     first: Any
     second: Any
-    first_gives: Sequence[int]
-    second_gives: Sequence[int]
+    first_gives: Mapping[int, int]
+    second_gives: Mapping[int, int]
     types: Sequence[Any]
 
     @staticmethod
-    def of(backward: Callable[..., Sequence[Array]], arguments: Sequence[Array], at_once: int) -> "SplitBackward":
+    def of(backward: Callable[..., Sequence[Array]], arguments: Sequence[Array], at_once: int = 0) -> "Backward":
         """Of a function of arrays, whose results from number `at_once` on the first part must give."""
         traced = jax.make_jaxpr(backward)(*arguments)
         traced = jax.make_jaxpr(lambda *given: _inlined(traced, given))(*arguments)
-        results, given = traced.jaxpr.outvars, traced.jaxpr.invars
-        needed = _needed(traced.eqns, results)
-        equations = [one for one in traced.eqns if id(one) in needed]
-        needed = _needed(equations, results[at_once:])
+        given, results = traced.jaxpr.invars, _pieces(traced)
+        equations = _needed(traced.eqns, results)
+        needed = set(map(id, _needed(equations, results[at_once:])))
         second = _after_contractions([one for one in equations if id(one) not in needed])
         first, after = ([one for one in equations if (id(one) in second) == late] for late in (False, True))
-        again, left = _left(first, {v for one in after for v in _read(one)})
-        late = {out for one in after for out in one.outvars}
-        second_gives = [n for n, v in enumerate(results) if not isinstance(v, core.Literal) and v in late]
-        first_gives = [n for n in range(len(results)) if n not in second_gives]
-        after = [one for one in equations if id(one) in second | again]
-        return SplitBackward(
-            _part(traced, given, [*(results[n] for n in first_gives), *left], first),
-            _part(traced, [*given, *left], [results[n] for n in second_gives], after),
-            first_gives,
-            second_gives,
+        made = {out for one in after for out in one.outvars}
+        first_gives, second_gives = (
+            {n: of for n, of in enumerate(results) if made.isdisjoint(_variables(of)) != late} for late in (False, True)
+        )
+        read = {v for one in after for v in _read(one)} | {v for of in second_gives.values() for v in _variables(of)}
+        again, left = _left(first, read)
+        return Backward(
+            _part(traced, given, [*_joined(first_gives), *left], first),
+            _part(
+                traced, [*given, *left], _joined(second_gives), [one for one in equations if id(one) in second | again]
+            ),
+            {n: len(of) for n, of in first_gives.items()},
+            {n: len(of) for n, of in second_gives.items()},
             [v.aval for v in left],
         )
 
-    def run_first(self, arguments: Sequence[Array]) -> tuple[dict[int, Array], Sequence[Array]]:
+    def run_first(self, arguments: Sequence[Array]) -> tuple[dict[int, Pieces], Sequence[Array]]:
         """Results by number, and what is left for the second part."""
-        made = core.jaxpr_as_fun(self.first)(*arguments)
-        results = len(self.first_gives)
-        return dict(zip(self.first_gives, made[:results], strict=True)), made[results:]
+        made = iter(core.jaxpr_as_fun(self.first)(*arguments))
+        return _taken(self.first_gives, made), list(made)
 
-    def run_second(self, arguments: Sequence[Array], left: Sequence[Array]) -> dict[int, Array]:
+    def run_second(self, arguments: Sequence[Array], left: Sequence[Array]) -> dict[int, Pieces]:
         """The other results."""
-        return dict(zip(self.second_gives, core.jaxpr_as_fun(self.second)(*arguments, *left), strict=True))
+        return _taken(self.second_gives, iter(core.jaxpr_as_fun(self.second)(*arguments, *left)))
 
 
 def _part(traced: Any, given: Any, results: Any, equations: Sequence[core.JaxprEqn]) -> Any:
@@ -84,17 +92,43 @@ def _part(traced: Any, given: Any, results: Any, equations: Sequence[core.JaxprE
     return Closed(part, traced.consts)
 
 
+def _joined(results: Mapping[int, Pieces]) -> list[Any]:
+    return [piece for pieces in results.values() for piece in pieces]
+
+
+def _taken(counts: Mapping[int, int], made: Iterator[Array]) -> dict[int, Pieces]:
+    return {number: list(itertools.islice(made, count)) for number, count in counts.items()}
+
+
 # ---- which equation is of which part ---------------------------------------------------------------------------------
 
 
-def _needed(equations: Sequence[core.JaxprEqn], results: Iterable[Any]) -> set[int]:
-    """The equations, by id, that these results need."""
-    wanted, needed = {v for v in results if not isinstance(v, core.Literal)}, set()
+def _pieces(traced: Any) -> list[Pieces]:
+    """Of each result what it is stacked of; itself, where it is not."""
+    stacks = {
+        one.outvars[0]: one.invars
+        for one in traced.eqns
+        if one.primitive.name == "concatenate" and one.params["dimension"] == 0
+    }
+    return [[v] if isinstance(v, core.Literal) else list(stacks.get(v, [v])) for v in traced.jaxpr.outvars]
+
+
+def _variables(values: Iterable[Any]) -> list[core.Var]:
+    return [v for v in values if not isinstance(v, core.Literal)]
+
+
+def _read(one: core.JaxprEqn) -> list[core.Var]:
+    return _variables(one.invars)
+
+
+def _needed(equations: Sequence[core.JaxprEqn], results: Iterable[Pieces]) -> list[core.JaxprEqn]:
+    """The equations that these results need, or that do something besides."""
+    wanted, needed = {v for pieces in results for v in _variables(pieces)}, []
     for one in reversed(equations):
         if one.effects or not wanted.isdisjoint(one.outvars):
-            needed.add(id(one))
+            needed.append(one)
             wanted.update(_read(one))
-    return needed
+    return needed[::-1]
 
 
 def _after_contractions(equations: Sequence[core.JaxprEqn]) -> set[int]:
@@ -131,10 +165,6 @@ def _left(first: Sequence[core.JaxprEqn], read: set[core.Var]) -> tuple[set[int]
     return again, left
 
 
-def _read(one: core.JaxprEqn) -> list[core.Var]:
-    return [v for v in one.invars if not isinstance(v, core.Literal)]
-
-
 # ---- bodies written out ----------------------------------------------------------------------------------------------
 
 
@@ -149,6 +179,8 @@ def _inlined(traced: Any, given: Sequence[Any]) -> Sequence[Any]:
     for one in jaxpr.eqns:
         inputs = list(map(value, one.invars))
         if one.primitive in INLINED:
+            if one.params.get("prevent_cse"):
+                inputs = lax.optimization_barrier(inputs)  # as the call has it: what is computed again is not kept
             with jax.named_scope(str(one.source_info.name_stack)):
                 outputs = _inlined(_closed(one.params["jaxpr"]), inputs)
         elif one.primitive == primitives.scan_p and one.params["unroll"] == one.params["length"]:

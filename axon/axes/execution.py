@@ -46,9 +46,10 @@ class Execution:
 
     Args:
         remat: what the backward recomputes, keeps or offloads of a block, of all kinds or by kind: see `RematByKind`.
-        unroll: run the layers one by one, rather than scan a segment's periods; None: on CPU up to 16 layers, without
-            a cache. (With one there are few tokens; to cut all layers' weights out of their stack, which a scan need
-            not, takes longer than to multiply by them.) A segment of one period is always unrolled.
+        unroll: run the layers one by one, rather than scan a segment's periods; None: up to 16 layers of a pipeline's
+            chunk, and on CPU, without a cache. (With one there are few tokens; to cut all layers' weights out of their
+            stack, which a scan need not, takes longer than to multiply by them.) A segment of one period is always
+            unrolled.
         kernels: implementations by operation, as `{'attention': 'xla'}`; the others are chosen, and reported.
         dispatcher: how tokens get to their experts, one of `DISPATCHERS`. capacity_factor: for how much more than the
             balanced load a device has buffers. What is beyond takes overflow rounds: no token is lost.

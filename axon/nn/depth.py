@@ -29,9 +29,9 @@ from axon.parallel.pipeline.region import in_stage
 MOST_LAYERS = 2**16
 """Periods of a segment at most: each layer has its number."""
 
-UNROLLED_ON_CPU = 16
-"""Layers up to which a CPU runs them unrolled, where there is no cache: it is faster than a loop, and does not take
-long to compile."""
+UNROLLED = 16
+"""Layers up to which a CPU, where there is no cache, and a pipeline's stage run them unrolled: it is faster than a
+loop, and does not take long to compile. A stage adds each layer's gradient to its sum then, and stacks none before."""
 
 
 class Segment:
@@ -101,7 +101,7 @@ class Depth(nnx.Module):
 
         Auxiliary losses are summed over layers; statistics are at `<kind>/<path>`, with a leading axis `layers`.
         """
-        self._log(cache is not None)
+        self._log([span.times for span in self.spans], cache is not None)
         inputs, caches, auxiliaries = self._with_steps(self._with_angles(inputs), cache), {}, {}
         for span in self.spans:
             numbers = {kind: jnp.asarray(span.layers(kind)) for kind in span.kinds}
@@ -119,7 +119,7 @@ class Depth(nnx.Module):
         are. The blocks' parameters are those of these periods alone, in this order; auxiliary terms are as `__call__`
         gives them.
         """
-        self._log(has_cache=False)
+        self._log([len(numbers) for numbers in periods], has_cache=False)
         inputs, auxiliaries = self._with_angles(inputs), {}
         for span, numbers, there in zip(self.spans, periods, present, strict=True):
             kinds = len(span.kinds)
@@ -201,7 +201,8 @@ class Depth(nnx.Module):
 
         `numbers`: by kind, the logical numbers of the layers. `present`: which periods there are; None: all.
         """
-        in_scan, times = not self._unrolled(span, cache is not None), len(numbers[span.kinds[0]])
+        times = len(numbers[span.kinds[0]])
+        in_scan = not self._unrolled(times, cache is not None)
         layers = {kind: self._layer(kind, inputs, in_scan) for kind in span.kinds}
         reads = cache is not None and axes.current() is not None and not on_stages()
         values = {kind: LayerValues(self.blocks[kind], reads) for kind in span.kinds}
@@ -262,14 +263,14 @@ class Depth(nnx.Module):
                 sizes += [module.paged_sizes(inputs, own) for module in modules]
         return inputs.with_steps(sizes)
 
-    def _unrolled(self, span: _Span, has_cache: bool) -> bool:
-        if span.times == 1:
+    def _unrolled(self, times: int, has_cache: bool) -> bool:
+        if times == 1:
             return True
         if (unroll := axes.execution().unroll) is not None:
             return unroll
         scope = axes.current()
         on_cpu = scope is not None and scope.placement.platform == "cpu"
-        return on_cpu and not has_cache and self.num_layers <= UNROLLED_ON_CPU
+        return (on_cpu and not has_cache and self.num_layers <= UNROLLED) or (in_stage() and times <= UNROLLED)
 
     def _hands_on(self, span: _Span, has_cache: bool) -> bool:
         """Whether a layer is told the mean of squares of its `x`: over a cache there are few tokens to read again."""
@@ -293,9 +294,9 @@ class Depth(nnx.Module):
 
         return with_remat(layer, remat_of(kind), block, in_scan)
 
-    def _log(self, has_cache: bool) -> None:
-        """Leave word of how each segment runs."""
-        modes = [("scanned", "unrolled")[self._unrolled(span, has_cache)] for span in self.spans]
+    def _log(self, periods: Sequence[int], has_cache: bool) -> None:
+        """Leave word of how each segment runs, of which there are so many periods here."""
+        modes = [("scanned", "unrolled")[self._unrolled(times, has_cache)] for times in periods]
         how = [f"{s.times} × {' + '.join(s.kinds)} {mode}" for s, mode in zip(self.spans, modes, strict=True)]
         policies = {kind: describe(remat_of(kind)) for kind in self.blocks}
         one, *others = set(policies.values())

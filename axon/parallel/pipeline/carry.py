@@ -13,13 +13,12 @@ from jax.sharding import PartitionSpec
 
 from axon.axes import as_cotangent, reshard
 from axon.axes.statistics import empty_report
-from axon.parallel.pipeline.backward import Backward
 from axon.parallel.pipeline.delivery import Memory
 from axon.parallel.pipeline.parts import Parts
 from axon.parallel.pipeline.region import PIPE, Region, spec_of
-from axon.parallel.pipeline.residuals import Residuals
+from axon.parallel.pipeline.residuals import Kept
 from axon.parallel.pipeline.rows import Pools
-from axon.parallel.pipeline.stage import Chunk, Stage, entry
+from axon.parallel.pipeline.stage import AtHand, Stage, entry, pullback
 
 
 class Carry(NamedTuple):
@@ -45,7 +44,7 @@ class Carried:
     Args:
         versions: with what a batch of each age is computed. x, extras, statistics: shapes of a chunk's output, of what
             it gives besides, and of the statistics of all layers, of all ages, where they run.
-        residuals, parts_of_backward: as of `Stage`.
+        kept: as of `Stage`.
     """
 
     versions: Sequence[Parts]
@@ -55,18 +54,17 @@ class Carried:
     x: Any
     extras: Any
     statistics: Any
-    residuals: Residuals | None = None
-    parts_of_backward: Backward | None = None
+    kept: Kept | None = None
 
     @property
     def _kept(self) -> Sequence[Any]:
         """The types of what a forward leaves for its backward, on its stage."""
-        return () if self.residuals is None else self.residuals.types
+        return () if self.kept is None else self.kept.types
 
     @property
     def _left(self) -> Sequence[Any]:
         """The types of what a backward for the inputs leaves for that for the weights, on its stage."""
-        return () if self.parts_of_backward is None else self.parts_of_backward.types
+        return () if self.kept is None else self.kept.backward.types
 
     @cached_property
     def value(self) -> Any:
@@ -168,47 +166,39 @@ def carried(
     """
     parts = versions[0]
     x = jax.eval_shape(parts.first, parts.outer, jnp.int32(0))
-    found: list[tuple[Residuals, Backward]] = []
+    found: list[Kept] = []
 
-    def chunk_of(layers: Any, x: Array, inputs: Any, tick: Any) -> tuple[Chunk, Any]:
+    def at_hand(layers: Any, x: Array, inputs: Any, tick: Any) -> AtHand:
         trained, fixed = [[one.to_stages(of) for one, of in zip(stage.storage, part, strict=True)] for part in layers]
-        number, active = tick
-        chunk = stage.of_tick([(trained, fixed)], number, number, active)
-        return chunk, ((*chunk.differentiated, x), entry(inputs, number))
+        return stage.at_hand([(trained, fixed)], x, entry(inputs, tick.microbatch), tick)
 
     def besides(*given: Any) -> Any:
-        chunk, arguments = chunk_of(*given)
-        _, extras, statistics = chunk.run(*arguments)
+        _, extras, statistics = parts.chunk(*at_hand(*given))
         places = stage.table.chunks.virtual * len(versions)
         return extras, jax.tree.map(lambda s: jnp.concatenate([s] * places), statistics)
 
-    def backward(*given: Any) -> tuple[()]:
-        chunk, arguments = chunk_of(*given)
-        out, pull, _ = chunk.pullback(*arguments)
-        at_hand = chunk.at_hand(*arguments)
-        residuals = Residuals.of(pull, at_hand)
-        at_once = len(jax.tree.leaves(chunk.differentiated)) if stage.table.split else 0
-        found.append((residuals, _backward(residuals, (at_hand, residuals.kept(pull), out), at_once)))
+    def keep(*given: Any) -> tuple[()]:
+        one = at_hand(*given)
+        at_once = len(jax.tree.leaves((one.trained, one.reports))) if stage.table.split else 0
+        found.append(Kept.of(partial(pullback, parts.chunk), one, at_once))
         return ()
 
     of_stage = Region((PIPE,))(besides, (PartitionSpec(), PartitionSpec(PIPE)))
     no_x = reshard(jnp.zeros(x.shape, x.dtype), spec_of(x))
     # A tick's numbers are arguments as they are when it runs: of constants, a backward may keep less.
-    arguments = (parts.trained, parts.fixed), no_x, parts.inputs, (jnp.int32(0), jnp.bool_(True))
+    tick = _Tick(jnp.int32(0), jnp.int32(0), jnp.int32(0), jnp.bool_(True))
+    arguments = (parts.trained, parts.fixed), no_x, parts.inputs, tick
     extras, statistics = jax.eval_shape(of_stage, *arguments)
     region = Region((PIPE,) if jax.tree.leaves((extras, statistics)) else (PIPE, *batch_only_axes))
     if keeps:
-        jax.eval_shape(region(backward, ()), *arguments)
-    residuals, parts_of_backward = found[0] if keeps else (None, None)
-    return Carried(versions, stage, pools, region, x, extras, statistics, residuals, parts_of_backward)
+        jax.eval_shape(region(keep, ()), *arguments)
+    return Carried(versions, stage, pools, region, x, extras, statistics, found[0] if keeps else None)
 
 
-def _backward(residuals: Residuals, given: Any, at_once: int) -> Backward:
-    """The parts of a backward of what is at hand, of the residuals, and of gradients that are like the outputs."""
-    leaves, tree = jax.tree.flatten(given)
+class _Tick(NamedTuple):
+    """Of a row what a chunk is chosen by."""
 
-    def backward(*leaves: Array) -> list[Array]:
-        at_hand, kept, dy = jax.tree.unflatten(tree, leaves)
-        return jax.tree.leaves(residuals.pullback(kept, at_hand)(dy))
-
-    return Backward.of(backward, leaves, at_once)
+    chunk: Array
+    microbatch: Array
+    age: Array
+    active: Array

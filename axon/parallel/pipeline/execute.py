@@ -127,8 +127,7 @@ class _Executor:
         stage, keeps = Stage(table, pools, versions[0], storage), table.flush and table.backwards
         self.carried = carried(versions, stage, pools, batch_only_axes, keeps)
         self.region = self.carried.region
-        kept = {"residuals": self.carried.residuals, "parts_of_backward": self.carried.parts_of_backward}
-        self.stage = replace(stage, alone=self.region.whole, **kept)
+        self.stage = replace(stage, alone=self.region.whole, kept=self.carried.kept)
 
     def run(self, memory: Memory | None = None) -> tuple[list[Results], Memory]:
         """The results of each age's batch, and what waits after the last tick."""

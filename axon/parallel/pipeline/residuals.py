@@ -4,12 +4,15 @@
 stage has anyway when the backward comes, as weights and the chunk's input, are not kept again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jax
-from jax import Array
+from jax import Array, lax
+
+from axon.parallel.pipeline.equations import Equations, Pieces
 
 Pullback = Callable[[Any], Any]
 """Gradients of a chunk's outputs → of its arguments, as `jax.vjp` gives it."""
@@ -21,21 +24,18 @@ class Residuals:
 
     Args:
         tree: of the backward as `jax.vjp` gives it. numbers: for each of its leaves, the number of the same array among
-            the leaves of what is at hand; None for one that is kept. types: of those that are kept, in order.
+            the leaves of what is at hand; None for one that is kept.
     """
 
     tree: Any
     numbers: tuple[int | None, ...]
-    types: tuple[Any, ...]
 
     @staticmethod
     def of(pull: Pullback, at_hand: Any) -> "Residuals":
         """Those of a backward, where the leaves of `at_hand` are there too when it runs."""
         leaves, tree = jax.tree.flatten(pull)
         known = [id(leaf) for leaf in jax.tree.leaves(at_hand)]
-        numbers = tuple(known.index(id(leaf)) if id(leaf) in known else None for leaf in leaves)
-        kept = [leaf for leaf, number in zip(leaves, numbers, strict=True) if number is None]
-        return Residuals(tree, numbers, tuple(map(jax.typeof, kept)))
+        return Residuals(tree, tuple(known.index(id(leaf)) if id(leaf) in known else None for leaf in leaves))
 
     def kept(self, pull: Pullback) -> Sequence[Array]:
         """The arrays that are to wait."""
@@ -46,3 +46,83 @@ class Residuals:
         """The backward, of what has waited and of what is at hand."""
         waiting, known = iter(kept), jax.tree.leaves(at_hand)
         return jax.tree.unflatten(self.tree, [next(waiting) if n is None else known[n] for n in self.numbers])
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A chunk's forward and backward, traced, and what lies between the two.
+
+    Args:
+        forward: of the leaves of what is at hand: those of the `outputs`, and what is kept. backward: of the leaves of
+            what is at hand, what was kept, and the leaves of the outputs' gradients. gradients: what it gives.
+    """
+
+    forward: Equations
+    backward: Equations
+    outputs: Any
+    gradients: Any
+
+    @staticmethod
+    def of(pullback: Callable[[Any], tuple[Any, Pullback, Any]], at_hand: Any, at_once: int) -> "Kept":
+        """Of a chunk that is run with what is at hand, as `Chunk.pullback` runs it, and gives the gradients of numbers
+        `at_once` on in the first part of its backward."""
+        out, pull, statistics = pullback(at_hand)
+        residuals = Residuals.of(pull, at_hand)
+        leaves, tree = jax.tree.flatten(at_hand)
+
+        def forward(*leaves: Array) -> list[Array]:
+            out, pull, statistics = pullback(jax.tree.unflatten(tree, leaves))
+            return [*jax.tree.leaves((out, statistics)), *residuals.kept(pull)]
+
+        kept = residuals.kept(pull)
+        leaves_of_dy, dy_tree = jax.tree.flatten(out)
+
+        def backward(*given: Array) -> list[Array]:
+            at_hand, kept, dy = _parted(given, len(leaves), len(given) - len(leaves_of_dy))
+            pull = residuals.pullback(kept, jax.tree.unflatten(tree, at_hand))
+            return jax.tree.leaves(pull(jax.tree.unflatten(dy_tree, dy)))
+
+        return Kept(
+            Equations.of(forward, leaves),
+            Equations.of(backward, [*leaves, *kept, *leaves_of_dy], at_once),
+            jax.tree.structure((out, statistics)),
+            jax.tree.structure(jax.eval_shape(pull, out)),
+        )
+
+    @property
+    def _each(self) -> list[Pieces]:
+        """The types of the pieces of each array that is kept."""
+        return list(self.forward.result_types[self.outputs.num_leaves :])
+
+    @property
+    def types(self) -> list[Any]:
+        """The types of what waits, in order."""
+        return [piece for pieces in self._each for piece in pieces]
+
+    def run_forward(self, at_hand: Any) -> tuple[Any, Sequence[Array]]:
+        """The outputs, and what is to wait."""
+        found, _ = self.forward.run_first(jax.tree.leaves(at_hand))
+        made = [_whole(found[number]) for number in range(self.outputs.num_leaves)]
+        kept = [piece for number in range(len(made), len(found)) for piece in found[number]]
+        return jax.tree.unflatten(self.outputs, made), kept
+
+    def run_backward(self, at_hand: Any, waited: Sequence[Array], dy: Any, left: Sequence[Array] | None) -> Any:
+        """Of each gradient its pieces, None where the other part gives them; and what is left for the second part,
+        which this is if that is given."""
+        pieces = iter(waited)
+        kept = [_whole(list(islice(pieces, len(each)))) for each in self._each]
+        given = jax.tree.leaves((at_hand, kept, dy))
+        if left is None:
+            found, left = self.backward.run_first(given)
+        else:
+            found, left = self.backward.run_second(given, left), []
+        return jax.tree.unflatten(self.gradients, [found.get(n) for n in range(self.gradients.num_leaves)]), left
+
+
+def _whole(pieces: Pieces) -> Array:
+    return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, 0)
+
+
+def _parted(values: Sequence[Array], *ends: int) -> Iterator[Sequence[Array]]:
+    """The values up to the first end, from there to the next, and so on."""
+    return (values[start:end] for start, end in zip((0, *ends), (*ends, len(values)), strict=True))

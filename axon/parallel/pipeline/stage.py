@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,10 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec
 
 from axon.axes.statistics import empty_report
-from axon.parallel.pipeline.backward import Backward
 from axon.parallel.pipeline.delivery import Delivery, Memory, after, begun, get, put
 from axon.parallel.pipeline.parts import Parts, added, largest
 from axon.parallel.pipeline.region import PIPE
-from axon.parallel.pipeline.residuals import Pullback, Residuals
+from axon.parallel.pipeline.residuals import Kept, Pullback
 from axon.parallel.pipeline.rows import Pools, Rows
 from axon.parallel.pipeline.storage import Storage
 from axon.parallel.pipeline.table import Action, Table
@@ -24,43 +23,26 @@ Layers = Sequence[tuple[Any, Any]]
 """What a stage has of its layers, `trained` and `fixed`, with which a batch of each age is computed (see `ages`)."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """A chunk of the model as a stage runs it in a tick.
+class AtHand(NamedTuple):
+    """What a stage has in the forward of a microbatch, and again in its backward: what `Parts.chunk` is given."""
 
-    Args:
-        chunk: as of `Parts`, and so are the others; `reports` are empty.
-    """
-
-    chunk: Callable[..., Any]
     trained: Any
     fixed: Any
     reports: Any
     numbers: Any
+    x: Any
+    inputs: Any
     active: Any
 
-    @property
-    def differentiated(self) -> tuple[Any, Any]:
-        """What a gradient, or a report, is made for, besides the input."""
-        return self.trained, self.reports
 
-    def run(self, differentiated: tuple[Any, Any, Array], inputs: Any) -> tuple[Array, Any, Any]:
-        """The output for `(trained, reports, x)`, its extras and its statistics."""
-        trained, reports, x = differentiated
-        return self.chunk(trained, self.fixed, reports, self.numbers, x, inputs, self.active)
+def pullback(chunk: Callable[..., Any], at_hand: AtHand) -> tuple[Any, Pullback, Any]:
+    """A chunk's output and extras, their backward to gradients of `trained`, `reports` and `x`, and its statistics."""
 
-    def pullback(self, differentiated: tuple[Any, Any, Array], inputs: Any) -> tuple[Any, Pullback, Any]:
-        """Output and extras, their backward, and the statistics."""
+    def outputs(trained: Any, reports: Any, x: Any) -> tuple[Any, Any]:
+        y, extras, statistics = chunk(*at_hand._replace(trained=trained, reports=reports, x=x))
+        return (y, extras), statistics
 
-        def outputs(*differentiated: Any) -> tuple[Any, Any]:
-            y, extras, statistics = self.run(differentiated, inputs)
-            return (y, extras), statistics
-
-        return jax.vjp(outputs, *differentiated, has_aux=True)
-
-    def at_hand(self, differentiated: tuple[Any, Any, Array], inputs: Any) -> Any:
-        """What a stage has in the forward and in the backward of a microbatch: see `Residuals`."""
-        return differentiated, self.fixed, inputs, self.numbers, self.active
+    return jax.vjp(outputs, at_hand.trained, at_hand.reports, at_hand.x, has_aux=True)
 
 
 _WHOLE = PartitionSpec(None)
@@ -73,9 +55,7 @@ class Stage:
 
     Args:
         parts: of which the functions and shapes are those of a batch of every age. storage: of each segment of the
-            model. residuals: what a forward leaves for its backward; None: nothing, the backward runs its chunk again.
-        parts_of_backward: functions of the leaves of what is at hand, of the residuals, and of the gradients that the
-            backward begins with; None where it runs its chunk again.
+            model. kept: what lies between a forward and its backward; None: nothing, the backward runs its chunk again.
         alone: whether a stage is one device, or several that share nothing within a chunk, so that no collective is in
             what an idle one leaves out.
     """
@@ -84,8 +64,7 @@ class Stage:
     pools: Pools
     parts: Parts
     storage: Sequence[Storage]
-    residuals: Residuals | None = None
-    parts_of_backward: Backward | None = None
+    kept: Kept | None = None
     alone: bool = False
 
     def forward(self, of_phase: Rows) -> Callable[..., Any]:
@@ -98,9 +77,8 @@ class Stage:
             memory = delivery.before(memory, own)
             memory = memory._replace(inputs=put(memory.inputs, entering, own.enters))
             (x, extras), memory = after(get(memory.inputs, own.input), memory)
-            chunk = self.of_tick(layers, own.chunk, own.age, own.active)
-            arguments = (*chunk.differentiated, x), _of_microbatch(inputs, own)
-            y, more, statistics, kept = self._unless_idle(own, lambda: self._made(chunk, arguments))
+            at_hand = self.at_hand(layers, x, _of_microbatch(inputs, own), own)
+            ((y, more), statistics), kept = self._unless_idle(own, lambda: self._made(at_hand))
             memory = memory._replace(residuals=put(memory.residuals, [leaf[None] for leaf in kept], own.input))
             y = y, jax.tree.map(jnp.add, extras, more)
             statistics = jax.tree.map(lambda s: jnp.where(own.active, s, 0), statistics)
@@ -120,10 +98,8 @@ class Stage:
             memory = delivery.before(memory, own)
             needed = get(memory.inputs, own.input), get(memory.gradients, own.gradient)
             ((x, _), dy), memory = after(needed, memory)
-            chunk = self.of_tick(layers, own.chunk, own.age, own.active)
-            arguments = (*chunk.differentiated, x), _of_microbatch(inputs, own)
-            found = partial(self._found, action, chunk, arguments, dy, memory, own)
-            (*found, dx), left = self._unless_idle(own, found)
+            at_hand = self.at_hand(layers, x, _of_microbatch(inputs, own), own)
+            (*found, dx), left = self._unless_idle(own, partial(self._found, action, at_hand, dy, memory, own))
             if left:
                 memory = memory._replace(left=put(memory.left, [leaf[None] for leaf in left], own.gradient))
             total = [self._totals(*each, own) for each in zip((added, largest), total, found, strict=True)]
@@ -141,32 +117,26 @@ class Stage:
         types = jax.eval_shape(work)
         return lax.cond(own.active, work, lambda: jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), types))
 
-    def _made(self, chunk: Chunk, arguments: tuple[Any, Any]) -> tuple[Array, Any, Any, Sequence[Array]]:
-        """A chunk's output, extras and statistics, and what waits for its backward."""
-        if self.residuals is None:
-            return *chunk.run(*arguments), []
-        (y, more), pull, statistics = chunk.pullback(*arguments)
-        return y, more, statistics, self.residuals.kept(pull)
+    def _made(self, at_hand: AtHand) -> tuple[Any, Sequence[Array]]:
+        """A chunk's output and extras, and its statistics; and what waits for its backward."""
+        if self.kept is None:
+            y, extras, statistics = self.parts.chunk(*at_hand)
+            return ((y, extras), statistics), []
+        return self.kept.run_forward(at_hand)
 
-    def _found(
-        self, action: Action, chunk: Chunk, arguments: tuple[Any, Any], dy: Any, memory: Memory, own: Any
-    ) -> tuple[Any, Sequence[Array]]:
-        """Gradients of what `Chunk.pullback` is given, None in place of those that this action does not give; and what
-        is left for the weights' backward."""
-        if self.parts_of_backward is None:
-            _, pull, _ = chunk.pullback(*arguments)
+    def _found(self, action: Action, at_hand: AtHand, dy: Any, memory: Memory, own: Any) -> tuple[Any, Sequence[Array]]:
+        """Gradients as `pullback` gives them, of layers their pieces, None in place of those that this action does not
+        give; and what is left for the weights' backward."""
+        if self.kept is None:
+            _, pull, _ = pullback(self.parts.chunk, at_hand)
             *found, dx = pull(dy)
             not_yet = action == Action.BACKWARD_INPUT
             return (*jax.tree.map(lambda d: None if not_yet else [d], found), dx), []
-        kept = [lax.squeeze(leaf, (0,)) for leaf in get(memory.residuals, own.input)]
-        given = jax.tree.leaves((chunk.at_hand(*arguments), kept, dy))
+        waited = [lax.squeeze(leaf, (0,)) for leaf in get(memory.residuals, own.input)]
+        left = None
         if action == Action.BACKWARD_WEIGHT:
-            waited = [lax.squeeze(leaf, (0,)) for leaf in get(memory.left, own.gradient)]
-            found, left = self.parts_of_backward.run_second(given, waited), []
-        else:
-            found, left = self.parts_of_backward.run_first(given)
-        leaves, tree = jax.tree.flatten(arguments[0])
-        *found, dx = jax.tree.unflatten(tree, [found.get(number) for number in range(len(leaves))])
+            left = [lax.squeeze(leaf, (0,)) for leaf in get(memory.left, own.gradient)]
+        (*found, dx), left = self.kept.run_backward(at_hand, waited, dy, left)
         return (*found, dx and dx[0]), left
 
     def _totals(self, pair: Callable[[Any, Any], Any], total: Any, found: Any, own: Any) -> Any:
@@ -188,11 +158,11 @@ class Stage:
         single = self.table.chunks.virtual == 1 and self.table.flush
         return 0 if single else (own.age * self.table.chunks.virtual + own.chunk) * each
 
-    def of_tick(self, layers: Layers, chunk: Any, age: Any, active: Any) -> "Chunk":
-        """One of the stage's chunks for a batch of this age."""
-        trained, fixed = _of_age([self._of_chunk(one, chunk) for one in layers], age)
-        numbers = self._of_chunk(self._numbers(), chunk)
-        return Chunk(self.parts.chunk, trained, fixed, self._empty_reports(), numbers, active)
+    def at_hand(self, layers: Layers, x: Any, inputs: Any, own: Any) -> AtHand:
+        """What one of the stage's chunks is given, for a batch of this age."""
+        trained, fixed = _of_age([self._of_chunk(one, own.chunk) for one in layers], own.age)
+        numbers = self._of_chunk(self._numbers(), own.chunk)
+        return AtHand(trained, fixed, self._empty_reports(), numbers, x, inputs, own.active)
 
     def _numbers(self) -> list[Array]:
         """Of each segment the numbers of the periods that this stage runs."""

@@ -1,10 +1,10 @@
-"""A chunk's backward as equations: whole, or in what its input's gradient needs and what weights alone wait for.
+"""A chunk's forward or backward as equations: whole, or in what its input's gradient needs and what weights wait for.
 
-The backward is traced once, its layers one after the other. Whole, all of it is the first of two parts. Split, those
+A function is traced once, its layers one after the other. Whole, all of it is the first of two parts. Split, those
 equations that only a gradient of weights needs are the second, from the first contraction on, and the first leaves what
 the second needs of it: so neither computes again what the other has (Qi et al., arXiv:2401.10241, section 2).
 
-Gradients are given as they are made, a layer at a time: stacked, they would take as much memory once more.
+Arrays with an axis of layers are given as they are made, a layer at a time: stacked, they would be written once more.
 """
 
 import itertools
@@ -34,13 +34,13 @@ Pieces = Sequence[Any]
 
 
 @dataclass(frozen=True)
-class Backward:
-    """The two parts of a backward, functions of what it is a function of.
+class Equations:
+    """The two parts of a function of arrays, functions of what it is a function of.
 
     Args:
         first: gives results and what is left for the second, which is given that too. first_gives, second_gives: number
-            of one of the backward's results → in how many pieces either part gives it.
-        types: of what is left.
+            of one of the function's results → in how many pieces either part gives it.
+        types: of what is left. result_types: of the pieces of each result.
     """
 
     first: Any
@@ -48,11 +48,12 @@ class Backward:
     first_gives: Mapping[int, int]
     second_gives: Mapping[int, int]
     types: Sequence[Any]
+    result_types: Sequence[Pieces]
 
     @staticmethod
-    def of(backward: Callable[..., Sequence[Array]], arguments: Sequence[Array], at_once: int = 0) -> "Backward":
+    def of(fn: Callable[..., Sequence[Array]], arguments: Sequence[Array], at_once: int = 0) -> "Equations":
         """Of a function of arrays, whose results from number `at_once` on the first part must give."""
-        traced = jax.make_jaxpr(backward)(*arguments)
+        traced = jax.make_jaxpr(fn)(*arguments)
         traced = jax.make_jaxpr(lambda *given: _inlined(traced, given))(*arguments)
         given, results = traced.jaxpr.invars, _pieces(traced)
         equations = _needed(traced.eqns, results)
@@ -65,7 +66,7 @@ class Backward:
         )
         read = {v for one in after for v in _read(one)} | {v for of in second_gives.values() for v in _variables(of)}
         again, left = _left(first, read)
-        return Backward(
+        return Equations(
             _part(traced, given, [*_joined(first_gives), *left], first),
             _part(
                 traced, [*given, *left], _joined(second_gives), [one for one in equations if id(one) in second | again]
@@ -73,6 +74,7 @@ class Backward:
             {n: len(of) for n, of in first_gives.items()},
             {n: len(of) for n, of in second_gives.items()},
             [v.aval for v in left],
+            [[v.aval for v in pieces] for pieces in results],
         )
 
     def run_first(self, arguments: Sequence[Array]) -> tuple[dict[int, Pieces], Sequence[Array]]:

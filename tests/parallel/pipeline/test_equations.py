@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from axon.parallel.pipeline.backward import Backward
+from axon.parallel.pipeline.equations import Equations
 
 LAYERS, BATCH, EMBED, MLP = 3, 5, 4, 6
 
@@ -43,7 +43,7 @@ def test_parts_give_the_whole_and_contract_each_once(remat, again, rng):
         pull, dy = jax.tree.unflatten(tree, leaves)
         return jax.tree.leaves(pull(dy))
 
-    parts = Backward.of(backward, leaves, 3)
+    parts = Equations.of(backward, leaves, 3)
     dy = (jnp.asarray(rng.normal(size=x.shape), jnp.float32), jnp.asarray(rng.normal(), jnp.float32))
     leaves = jax.tree.leaves((pull, dy))
     found, left = parts.run_first(leaves)
@@ -62,7 +62,7 @@ def test_only_an_inputs_gradient_leaves_nothing(rng):
     weights, x = given(rng)
     out, pull = jax.vjp(lambda x: chunk(weights, x), x)
     leaves, tree = jax.tree.flatten((pull, out))
-    parts = Backward.of(lambda *leaves: list(_called(tree, leaves)), leaves, 0)
+    parts = Equations.of(lambda *leaves: list(_called(tree, leaves)), leaves, 0)
     assert (parts.second_gives, parts.types) == ({}, [])
 
 

@@ -35,7 +35,7 @@ class Reduction:
 
 SUM = Reduction(jnp.add, jnp.sum, lax.psum)
 MAX = Reduction(jnp.maximum, jnp.max, lax.pmax)
-"""Of values that are not negative."""
+"""Maximum of values that are not negative."""
 
 OPERANDS = ("x", "w", "dy")
 """The operands of a weight's contraction and of its gradients, in the order in which they are reported."""

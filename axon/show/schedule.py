@@ -14,7 +14,7 @@ from axon.parallel.pipeline.gantt import gantt, mib
 from axon.parallel.pipeline.rows import rows
 from axon.train.objective import Batch
 from axon.train.optimizers import frozen_paths
-from axon.train.pipelined import PipelinedGradients
+from axon.train.pipelined import MOST_CELLS, PipelinedGradients
 from axon.train.state import State
 from axon.train.step import Program
 
@@ -122,20 +122,21 @@ def _faster(program: Program, sizes: SlotBytes) -> list[str]:
     assert pipeline is not None
     table = pipeline.table
     virtual, microbatches = table.chunks.virtual, table.microbatches
-    if not table.split:
-        split = lockstep(Interleaved(virtual, split=True).table(table.stages, microbatches))
-        sizes = sizes._replace(left=slot_sizes(program, split).left)
+    of = sizes
+    if not (table.split and table.flush):
+        of = slot_sizes(program, lockstep(Interleaved(virtual, split=True).table(table.stages, microbatches)))
     idle = pipeline.idle_share(pipeline.partition)
     most = sum(span.times for span in program.module.layers.spans) // table.stages
+    most = min(most, MOST_CELLS // (2 * table.stages * microbatches))
     chunks = [v for v in range(1, most + 1) if pipeline.idle_share(pipeline.cut(v * table.stages)) <= idle]
     found = []
     for schedule in (Interleaved(v, split) for v in chunks for split in (False, True)):
         one = lockstep(schedule.table(table.stages, microbatches))
         share = virtual / schedule.virtual
-        own = SlotBytes(sizes.stream, int(sizes.residuals * share), int(sizes.left * share))
+        own = SlotBytes(of.stream, int(of.residuals * share), int(of.left * share))
         found.append(_Candidate(max(_steps(program, one)), own.total(rows(one)[1]), schedule))
     time, memory = max(_steps(program, table)), sizes.total(rows(table)[1])
-    faster = sorted(one for one in found if one.time < time)
+    faster = sorted((one for one in found if one.time < time), key=lambda one: one[:2])
     if not faster:
         return ["no schedule without a delay is faster on this mesh"]
     words = [str(faster[0])]

@@ -64,7 +64,7 @@ class Kept:
 
     @staticmethod
     def of(pullback: Callable[[Any], tuple[Any, Pullback, Any]], at_hand: Any, at_once: int) -> "Kept":
-        """Of a chunk that is run with what is at hand, as `Chunk.pullback` runs it, and gives the gradients of numbers
+        """Of a chunk that is run with what is at hand, as `stage.pullback` runs it, and gives the gradients of numbers
         `at_once` on in the first part of its backward."""
         out, pull, statistics = pullback(at_hand)
         residuals = Residuals.of(pull, at_hand)

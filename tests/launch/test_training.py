@@ -82,6 +82,15 @@ def wait_for_step(step: int, folder: Path, process: subprocess.Popen) -> None:
         time.sleep(0.005)
 
 
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen) -> None:
+    """A save goes on in the background: a step that was recorded after it says nothing of it."""
+    until = time.monotonic() + 200
+    while not ((folder / "checkpoints").exists() and Reader(folder / "checkpoints").steps()):
+        assert time.monotonic() < until
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.005)
+
+
 def children(process: subprocess.Popen) -> list[int]:
     """The pids of the processes that it started, in order."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
@@ -125,6 +134,7 @@ def test_what_is_written_once_is_whole(whole):
 def test_a_killed_process_ends_the_run_and_the_same_command_resumes_bit_for_bit(start, here, whole):
     process = start(2, "cut")
     wait_for_step(random.randint(8, 40), here / "cut", process)
+    wait_for_checkpoint(here / "cut", process)
     index = random.randrange(2)
     victim = children(process)[index]
     os.kill(victim, signal.SIGKILL)

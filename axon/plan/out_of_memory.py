@@ -42,7 +42,7 @@ def check_step(program: Program, compiled: Any) -> None:
     if room is not None and needed > room:
         needs = f"a step needs {gib(needed)} GiB of memory more on each device"
         what = f"{needs}, and {_where(program)} has {gib(room)} left"
-        raise UserError(_of_a_step(program, what, times=needed / max(room, 1)))
+        raise UserError(_of_a_step(program, what, times=needed / max(room, 1), short=needed - room))
 
 
 @contextmanager
@@ -97,13 +97,15 @@ def too_large(
     program: Program, target: str, what: str, needed: float, room: float, largest: Sequence[str] | None = None
 ) -> str:
     """By how much a compiled step is too large for a target; `largest` are the arrays that it makes, if known."""
-    short = f"{what} GiB on each device, which has {gib(room)}: {gib(needed - room)} GiB too little"
-    return _of_a_step(program, f"the step does not fit {target}: {short}", largest)
+    missing = f"{what} GiB on each device, which has {gib(room)}: {gib(needed - room)} GiB too little"
+    return _of_a_step(program, f"the step does not fit {target}: {missing}", largest, short=needed - room)
 
 
-def _of_a_step(program: Program, what: str, largest: Sequence[str] | None = None, times: float = 2) -> str:
+def _of_a_step(
+    program: Program, what: str, largest: Sequence[str] | None = None, times: float = 2, short: float | None = None
+) -> str:
     arrays = largest_traced(program.trace().jaxpr.jaxpr) if largest is None else largest
-    return _message(program, what, "arrays that a step makes", arrays, remedies(program, times))
+    return _message(program, what, "arrays that a step makes", arrays, remedies(program, times, short))
 
 
 def _message(program: Program, what: str, kind: str, largest: Sequence[str], advice: Sequence[str]) -> str:

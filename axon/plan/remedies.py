@@ -8,6 +8,7 @@ import jax
 from axon.axes.execution import policies
 from axon.nn.remat import keeps_more
 from axon.plan.memory import gib, least_memory
+from axon.plan.slots import reserved
 from axon.train.optimizers import is_by_layer
 from axon.train.step import Program
 
@@ -18,14 +19,21 @@ SPLIT = {
 }
 """ZeRO's stage → what it splits."""
 
+LESS_KEPT = ("minimal", "full")
+"""Policies by name, each of which keeps less than the one before."""
+
 WORTHWHILE = 2**30 // 100
 """Bytes a device that a stage has to save to be worth a line."""
 
 
-def remedies(program: Program, times: float = 2) -> list[str]:
-    """Fields to set, a line each; those that change no loss first. `times`: by how much activations are to shrink."""
+def remedies(program: Program, times: float = 2, short: float | None = None) -> list[str]:
+    """Fields to set, a line each; those that change no loss first.
+
+    Args:
+        times: by how much activations are to shrink. short: bytes that are missing on each device, if that is known.
+    """
     changes = f"a smaller Data.batch, Data.seq or model, which train differently; or {more(program)}"
-    return [*microbatches(program, times), *remat(program), *zero(program), *host(program), changes]
+    return [*microbatches(program, times), *remat(program, short), *zero(program), *host(program), changes]
 
 
 def more(program: Program) -> str:
@@ -45,13 +53,32 @@ def microbatches(program: Program, times: float = 2) -> Iterator[str]:
         )
 
 
-def remat(program: Program) -> Iterator[str]:
-    """Full rematerialisation, where it is not in force."""
+def remat(program: Program, short: float | None = None) -> Iterator[str]:
+    """The policies that keep less than the one in force: full rematerialisation, and on stages others between."""
+    now, pipeline = program.runtime.execution.remat, program.evaluator.pipeline
+    if not any(map(keeps_more, policies(now))):
+        return
+    if pipeline is not None and pipeline.table.flush:
+        yield from _of_slots(program, short)
+        return
+    yield (
+        f"Execution.remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
+        "computes the rest again"
+    )
+
+
+def _of_slots(program: Program, short: float | None) -> Iterator[str]:
+    """Each named policy under which less waits on a pipeline's stages, and whether that is enough."""
     now = program.runtime.execution.remat
-    if any(map(keeps_more, policies(now))):
+    taken = least = reserved(program)
+    for policy in LESS_KEPT:
+        if least - (other := reserved(program, policy)) < WORTHWHILE:
+            continue
+        least = other
+        fits = "" if short is None else ", which fits" if taken - other >= short else ", which is not enough by itself"
         yield (
-            f"Execution.remat = 'full' ({now!r} now): of each block only its input is kept for the backward, which "
-            "computes the rest again"
+            f"Execution.remat = {policy!r} ({now!r} now): what waits on each stage for its backwards takes "
+            f"{gib(other)} GiB, not {gib(taken)}{fits}"
         )
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 from rich.console import Console
 
 from axon.layout.table import Schedule
@@ -12,10 +11,8 @@ from axon.parallel.pipeline.draw import before_and_after, draw
 from axon.parallel.pipeline.execute import PIPE, SlotBytes
 from axon.parallel.pipeline.gantt import gantt, mib
 from axon.parallel.pipeline.rows import rows
-from axon.train.objective import Batch
-from axon.train.optimizers import frozen_paths
-from axon.train.pipelined import MOST_CELLS, PipelinedGradients
-from axon.train.state import State
+from axon.plan.slots import slot_sizes, stages_of
+from axon.train.pipelined import MOST_CELLS
 from axon.train.step import Program
 
 COSTS = Costs()
@@ -57,23 +54,6 @@ def draw_schedule(program: Program, picture: Path) -> Path | None:
     return path
 
 
-def slot_sizes(program: Program, table: Table | None = None) -> SlotBytes:
-    """What waits on a stage for one microbatch and chunk, under the table that runs or another of as many chunks."""
-    pipeline, runtime = program.evaluator.pipeline, program.runtime
-    assert pipeline is not None
-    method, found = PipelinedGradients(pipeline, program.seed), []
-    frozen = frozen_paths(program.optimizer, runtime.parameters)
-
-    def trace(state: State, batch: Batch) -> tuple[()]:
-        drawn = program.evaluator.drawn(batch, jax.random.key(program.seed))
-        found.append(method.slot_bytes(table or pipeline.table, state, drawn, frozen))
-        return ()
-
-    with runtime.tracing():
-        jax.eval_shape(trace, program.abstract_state(), program.evaluator.abstract_batch)
-    return found[0]
-
-
 def _name(schedule: Schedule) -> str:
     """As a config writes it, with what is chosen: `Interleaved(virtual=2, split=False)`."""
     return repr(schedule).removesuffix("()")
@@ -88,9 +68,7 @@ def _steps(program: Program, table: Table) -> list[float]:
 
 def _time(program: Program) -> str:
     """What a step takes as it is executed."""
-    pipeline = program.evaluator.pipeline
-    assert pipeline is not None
-    times = " to ".join(f"{time:,g}" for time in _steps(program, pipeline.table))
+    times = " to ".join(f"{time:,g}" for time in _steps(program, stages_of(program).table))
     remat = program.runtime.execution.remat
     return f"as executed, with remat {remat!r}, a step takes as long as {times} forwards of a stage"
 
@@ -118,8 +96,7 @@ class _Candidate(NamedTuple):
 def _faster(program: Program, sizes: SlotBytes) -> list[str]:
     """Of schedules that give the same results, and whose chunks leave no more places empty, the fastest; and the
     fastest whose slots take no more memory than those of the one that runs."""
-    pipeline = program.evaluator.pipeline
-    assert pipeline is not None
+    pipeline = stages_of(program)
     table = pipeline.table
     virtual, microbatches = table.chunks.virtual, table.microbatches
     of = sizes

@@ -7,8 +7,8 @@ from axon.parallel.pipeline import Costs, GPipe, Interleaved, OneFOneB, ZeroBubb
 from axon.parallel.pipeline.rows import rows
 from axon.plan.compiled import memory_parts
 from axon.plan.hlo import Module, array_bytes
+from axon.plan.slots import slot_sizes
 from axon.plan.topology import devices
-from axon.show.schedule import slot_sizes
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama

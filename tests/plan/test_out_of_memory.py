@@ -12,6 +12,7 @@ from axon.plan.compiled import memory_parts
 from axon.plan.memory import available, least_memory
 from axon.plan.out_of_memory import check_memory, check_step, memory_explained
 from axon.plan.remedies import WORTHWHILE, microbatches, remedies
+from axon.plan.slots import reserved
 from axon.train.optimizers import AdamW, Constant, Group
 from axon.train.step import Program
 from models.llama import Llama
@@ -121,6 +122,19 @@ def test_what_would_help_is_of_this_runs_settings():
     assert "zero" not in told(layout=Layout({"tensor": 4}), scale=1_000_000), (
         "there is no data parallelism to split over"
     )
+
+
+def test_on_a_pipelines_stages_each_policy_is_told_with_what_it_keeps_and_whether_that_fits():
+    made = program(Layout({"pipe": 2}, microbatches=8), batch=128, scale=40)
+    kept = [reserved(made, policy) for policy in ("none", "minimal", "full")]
+    assert kept == sorted(kept, reverse=True)
+    told = [line for line in remedies(made, short=kept[0] - kept[1]) if "remat" in line]
+    assert re.search(
+        rf"remat = 'minimal' \('none' now\).* {kept[1] / GIB:.2f} GiB, not {kept[0] / GIB:.2f}.*fits", told[0]
+    )
+    assert re.search(rf"remat = 'full' \('none' now\).* {kept[2] / GIB:.2f} GiB, .*fits", told[1])
+    (_, full) = [line for line in remedies(made, short=kept[0]) if "remat" in line]
+    assert "not enough" in full
 
 
 @pytest.mark.parametrize(("times", "count"), [(1.5, 2), (3.5, 4), (5, 8), (1000, 16)])

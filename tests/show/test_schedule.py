@@ -9,8 +9,9 @@ from axon.config import dump
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.parallel.pipeline import GPipe, Interleaved, TwoBW, ZeroBubbleH1, lockstep, slots
 from axon.parallel.pipeline.rows import rows
+from axon.plan.slots import slot_sizes
 from axon.run import program
-from axon.show.schedule import draw_schedule, slot_sizes
+from axon.show.schedule import draw_schedule
 from axon.show.show import show_config
 
 

@@ -1,0 +1,47 @@
+"""The memory of a pipeline's slots: what waits on a stage between a chunk's forward and its backward."""
+
+from dataclasses import replace
+
+import jax
+
+from axon.axes.execution import RematByKind
+from axon.parallel.pipeline import Table
+from axon.parallel.pipeline.execute import SlotBytes
+from axon.parallel.pipeline.rows import rows
+from axon.train.objective import Batch
+from axon.train.optimizers import frozen_paths
+from axon.train.pipelined import Pipeline, PipelinedGradients
+from axon.train.state import State
+from axon.train.step import Program
+
+
+def slot_sizes(program: Program, table: Table | None = None, remat: RematByKind | None = None) -> SlotBytes:
+    """What waits on a stage for one microbatch and chunk.
+
+    Args:
+        table: another than the one that runs, of as many chunks. remat: another policy than the execution's.
+    """
+    pipeline, runtime = stages_of(program), program.runtime
+    method, found = PipelinedGradients(pipeline, program.seed), []
+    frozen = frozen_paths(program.optimizer, runtime.parameters)
+
+    def trace(state: State, batch: Batch) -> tuple[()]:
+        drawn = program.evaluator.drawn(batch, jax.random.key(program.seed))
+        found.append(method.slot_bytes(table or pipeline.table, state, drawn, frozen))
+        return ()
+
+    execution = runtime.execution if remat is None else replace(runtime.execution, remat=remat)
+    with runtime.tracing(execution=execution):
+        jax.eval_shape(trace, program.abstract_state(), program.evaluator.abstract_batch)
+    return found[0]
+
+
+def stages_of(program: Program) -> Pipeline:
+    """The pipeline of a program whose mesh has stages."""
+    assert program.evaluator.pipeline is not None
+    return program.evaluator.pipeline
+
+
+def reserved(program: Program, remat: RematByKind | None = None) -> int:
+    """Bytes of all slots on each device, under a policy: as many as the stage takes that keeps most."""
+    return slot_sizes(program, remat=remat).total(rows(stages_of(program).table)[1])

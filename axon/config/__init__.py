@@ -14,9 +14,9 @@
 The tree's root is `Train` with its bindings, or `Serve` (see `root_of`). A name is Axon's own (`__all__` of the modules
 in AXON) or of a module that one of the files imports; the working directory can be imported from. An object inside a
 scope's object is built in that scope, unless its reference names another. Bindings of a class also apply to an object
-that is a field's default (`Layout.zero = 1` needs no `Train.layout = @Layout()`). A binding or macro of the main file
-or of `--set` that has no effect is a mistake; an included file may have unused ones, and so may the main file where
-`--set` makes them so (`--set Train.sample=None`).
+that is a field's default (`Layout.zero = 1` needs no `Train.layout = @Layout()`), or that a function returns. A binding
+or macro of the main file or of `--set` that has no effect is a mistake; an included file may have unused ones, and so
+may the main file where `--set` makes them so (`--set Train.sample=None`).
 """
 
 from axon.config.load import AXON, Resolved, dump, load, root_of

@@ -29,13 +29,15 @@ MOST = 100_000
 @dataclass(frozen=True)
 class _Site:
     """Where a value is built: its place in the files, the current scope, its path in the tree, and the names that are
-    being resolved, outermost first (`@Train()`, `Train.model`, `%MODEL`), to detect cycles."""
+    being resolved, outermost first (`@Train()`, `Train.model`, `%MODEL`), to detect cycles; `origin`: of what is not
+    bound there."""
 
     place: Place
     scope: str = ""
     path: str = ""
     inside: tuple[str, ...] = ()
     depth: int = 0
+    origin: str = DEFAULT
 
     def at(self, suffix: str) -> "_Site":
         return dataclasses.replace(self, path=f"{self.path}{suffix}".removeprefix("."), depth=self.depth + 1)
@@ -133,8 +135,9 @@ class Resolver:
     # Objects
 
     def _make(self, reference: Reference, site: _Site) -> Any:
-        """The object of `@scope/Name()`; without a scope of its own, in the current one."""
-        site = dataclasses.replace(site, scope=reference.scope or site.scope)
+        """The object of `@scope/Name()`; without a scope of its own, in the current one. To what a function returns,
+        bindings of its class apply as to a default."""
+        site = dataclasses.replace(site, scope=reference.scope or site.scope, origin=DEFAULT)
         name = repr(dataclasses.replace(reference, scope=site.scope))
         if cycle := site.cycle(name):
             return self._fail(site.place, f"circular reference: {cycle}.")
@@ -147,14 +150,17 @@ class Resolver:
             return self._fail(site.place, str(error))
         inner = site.enter(site.place, name)
         values = {name: self._field(target, name, parameter, inner) for name, parameter in accepted.items()}
-        return self._call(target, values, target, site)
+        made = self._call(target, values, target, site)
+        if made is _FAILED or inspect.isclass(target):
+            return made
+        return self._default(made, dataclasses.replace(inner, origin=f"{target.__name__}()"))
 
     def _field(self, target: Any, name: str, parameter: Parameter, site: _Site) -> Any:
         inner = site.at(f".{name}")
         if binding := self._bindings.find(target, name, site.scope):
             return self._bound(binding, target, parameter.hint, inner)
         if parameter.default:
-            self.origins[inner.path] = DEFAULT
+            self.origins[inner.path] = inner.origin
             return self._default(parameter.default(), inner)
         key = f"{target.__name__}.{name}"
         return self._absent(

@@ -1,6 +1,7 @@
 """A run: its configuration, its folder, and carrying it out."""
 
 from axon.run.build import program
+from axon.run.hub import Hub, HubTokenizer
 from axon.run.init_from import InitFrom
 from axon.run.serving import Serve, serving_program
 from axon.run.session import run
@@ -10,6 +11,8 @@ from axon.train.faults import Faults, Spikes
 __all__ = [
     "Evaluation",
     "Faults",
+    "Hub",
+    "HubTokenizer",
     "InitFrom",
     "Reference",
     "Sample",

@@ -30,6 +30,8 @@ class InitFrom:
         optimizer: whether the whole state of a run is taken: the optimizer's, variables, step and place in the data
             too, so that this run continues it, under a schedule of its own. See `axon.run.branch`.
         step: with `optimizer`, of which checkpoint; None: the latest.
+        changed: fields of the model's config that are meant to be others than a hub folder's config.json says, as
+            ('rope.theta',): another that is refuses the start, since the weights were trained with theirs.
     """
 
     source: Location
@@ -38,6 +40,7 @@ class InitFrom:
     cast: bool = False
     optimizer: bool = False
     step: int | None = None
+    changed: tuple[str, ...] = ()
 
     def __post_init__(self):
         check_paths(self)
@@ -49,6 +52,8 @@ class InitFrom:
             )
         if self.step is not None and not self.optimizer:
             raise UserError("InitFrom.step is of InitFrom.optimizer = True; without it the latest checkpoint is taken")
+        if self.changed and not self.whole:
+            raise UserError("InitFrom.changed is for a model that is taken whole: leave it out, or paths and rename")
         if not self.paths:
             raise UserError("InitFrom.paths is empty, so nothing would be taken: leave it out for all parameters")
 
@@ -56,6 +61,24 @@ class InitFrom:
     def whole(self) -> bool:
         """Whether it takes all of a model, as it is named there."""
         return "*" in listed(self.paths) and not self.rename and not any(one[0] == "!" for one in listed(self.paths))
+
+    def check_changed(self, found: Mapping[str, str]) -> None:
+        """Raise `UserError` unless the fields that differ from the source's are those that are meant to.
+
+        `found`: field → what it is, and what there.
+        """
+        if unsaid := [text for name, text in found.items() if name not in self.changed]:
+            names = tuple(sorted({*found, *self.changed}))
+            raise UserError(
+                f"the weights of {self.source} were trained with another config:\n  " + "\n  ".join(unsaid) + "\nTake "
+                f"its own, Train.model = @Hub() with Hub.source = {self.source!r}; or, if that is meant, set "
+                f"Train.init_from = @InitFrom() and InitFrom.changed = {names}"
+            )
+        if same := [name for name in self.changed if name not in found]:
+            raise UserError(
+                f"InitFrom.changed has {same[0]!r}, which is as in {self.source}: leave it out."
+                f"{suggest(same[0], found)}"
+            )
 
     def takes(self, path: str) -> bool:
         """Whether this model's parameter `path` is to be taken."""

@@ -29,10 +29,13 @@ class InitialValues:
         assert given is not None
         init_from = InitFrom(given) if isinstance(given, str) else given
         source = open_trained(init_from.source)
-        for line in source.compared(train.model, init_from.whole):
+        changed = source.changed(train.model, init_from.whole)
+        for line in (*source.remarks, *(() if init_from.whole else changed.values())):
             report(line)
         offered = source.offered(train.model)
         taken = init_from.taken(offered, runtime.declared, init_from.cast or source.always_cast)
+        if init_from.whole:
+            init_from.check_changed(changed)
         return cls(init_from, source, taken)
 
     def check_same_tokens(self, tokenizer: str, runtime: Runtime) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from axon.checkpoint import CheckpointError, Reader
-from axon.checkpoint.huggingface.config import changed_fields, value_at
+from axon.checkpoint.huggingface.config import changed_fields
 from axon.checkpoint.huggingface.hub import is_hub
 from axon.checkpoint.huggingface.load import as_read
 from axon.checkpoint.huggingface.model import HubModel, open_model
@@ -17,6 +17,7 @@ from axon.checkpoint.verify import content_digest
 from axon.data import Data, Images, Letters, TokenizerFile
 from axon.data.records import fingerprint
 from axon.errors import UserError
+from axon.fields import changed, leaves
 from axon.layout import Layout
 from axon.model_config import ImageConfig, PaddedConfig, vocab_of
 from axon.nn import parameters
@@ -48,10 +49,11 @@ class TrainedRun:
     """The latest checkpoint of a run.
 
     `has_text`: whether the run says on which text it is evaluated. `always_cast`: whether its arrays may be of another
-    dtype than this model's. `train`: the run itself.
+    dtype than this model's. `train`: the run itself. `remarks`: what a person should know of how it is read.
     """
 
     has_text, always_cast = True, False
+    remarks: tuple[str, ...] = ()
 
     def __init__(self, folder: RunFolder):
         self.folder = folder
@@ -88,10 +90,10 @@ class TrainedRun:
         del values  # so that an array of which `each` makes others goes as soon as they are there
         return nested({path: each(path, flat.pop(path)) for path in tuple(flat)}), variables
 
-    def compared(self, model: Any, whole: bool) -> list[str]:
-        """What a person should know of how `model` differs from it, of which it takes the `whole` or a part. Raises
-        `UserError` for one that cannot be it."""
-        return []
+    def changed(self, model: Any, whole: bool) -> dict[str, str]:
+        """Fields of `model`, which takes the `whole` of it, that differ from what its config.json says → what they are
+        here and there. Raises `UserError` for a model that cannot be it."""
+        return {}
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Its parameters by path, their vocabulary padded as that of `model`."""
@@ -162,7 +164,7 @@ class TrainedHub:
     has_text, always_cast = False, True
 
     def __init__(self, hub: HubModel):
-        self.hub = hub
+        self.hub, self.remarks = hub, hub.remarks
         self.train = run_of(hub)
 
     @property
@@ -179,14 +181,28 @@ class TrainedHub:
         return self.hub.folder
 
     def restore(self, runtime: Runtime, model: Any, report: Report, each: Each = as_read) -> tuple[Any, Any]:
-        for line in self._differences(model):
+        for line in self.remarks:
             report(line)
         values, variables = self.hub.load(runtime, vocab_of(model), each)
         report(f"parameters of {self.hub.name}, {_on(runtime)}")
         return values, variables
 
-    def compared(self, model: Any, whole: bool) -> list[str]:
-        return self._differences(model) if whole or type(model) is type(self.hub.model) else []
+    def changed(self, model: Any, whole: bool) -> dict[str, str]:
+        if type(model) is not type(self.hub.model):
+            if not whole:
+                return {}
+            kinds = type(self.hub.model).__name__, type(model).__name__
+            raise UserError(
+                f"{self.hub.name} is a {kinds[0]}, and Train.model is a {kinds[1]}: set it to @{kinds[0]}(), or take "
+                "what they share by Train.init_from = @InitFrom() with InitFrom.paths and InitFrom.rename"
+            )
+        kind, theirs = type(model).__name__, self.hub.model
+        fields = changed_fields(self.hub.table, theirs, model)
+        return {
+            path: f"{kind}.{path} is {now}, and {there} in {self.hub.name}"
+            for path, there, now in changed(leaves(theirs), leaves(model))
+            if any(f"{path}.".startswith(f"{field}.") for field in fields)
+        }
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
         mine, vocab = self.hub.model, vocab_of(self.hub.model)
@@ -219,21 +235,6 @@ class TrainedHub:
 
     def digest(self) -> str:
         return fingerprint(self.hub.config, sorted((p.name, p.stat().st_size) for p in self.hub.folder.iterdir()))
-
-    def _differences(self, model: Any) -> list[str]:
-        """What a person should know of how the model differs from what its config.json says."""
-        if type(model) is not type(self.hub.model):
-            kinds = type(self.hub.model).__name__, type(model).__name__
-            raise UserError(
-                f"{self.hub.name} is a {kinds[0]}, and Train.model is a {kinds[1]}: set it to @{kinds[0]}(), or take "
-                "what they share by Train.init_from = @InitFrom() with InitFrom.paths and InitFrom.rename"
-            )
-        kind, theirs = type(model).__name__, self.hub.model
-        changed = changed_fields(self.hub.table, theirs, model)
-        return [*self.hub.remarks] + [
-            f"{kind}.{name} is {value_at(model, name)!r}, and {value_at(theirs, name)!r} in {self.hub.name}"
-            for name in changed
-        ]
 
 
 Trained = TrainedRun | TrainedHub

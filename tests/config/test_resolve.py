@@ -52,6 +52,19 @@ def test_a_function_is_called_with_its_bindings_and_checked_like_a_class(resolve
     assert "main.gin:7: zero.axis: expected str, got 3." in wrong
 
 
+def test_to_what_a_function_makes_the_bindings_of_its_class_apply_and_the_rest_says_where_it_is_from(
+    resolved, mistakes
+):
+    text = "Train.model = @taken()\nTrain.data = @Data()\nData.seq = 16\nData.batch = 8\ntaken.layers = 6\n"
+    made = resolved(text + "Net.kind = 'gated'")
+    assert made.tree.model == Net(6, "gated")
+    assert made.origins["Net.layers"] == "taken()"
+    assert made.origins["Net.kind"] == "main.gin:6"
+    (wrong,) = mistakes(text + "Net.kinds = 'gated'")
+    assert "main.gin:6" in wrong
+    assert "kind" in wrong
+
+
 def test_a_scope_starts_from_the_bindings_without_scope_and_overrides_them(resolved):
     text = "Train.teacher = @big/Net()\nbig/Net.layers = 60\nNet.kind = 'gated'\n"
     tree = resolved(BASE + text).tree

@@ -7,7 +7,20 @@ from typing import Any, Literal, Protocol
 
 from axon.errors import UserError
 
-__all__ = ["Bpe", "Cosine", "Data", "Layout", "Model", "Net", "Optimizer", "Sources", "Train", "doubled", "zero"]
+__all__ = [
+    "Bpe",
+    "Cosine",
+    "Data",
+    "Layout",
+    "Model",
+    "Net",
+    "Optimizer",
+    "Sources",
+    "Train",
+    "doubled",
+    "taken",
+    "zero",
+]
 
 
 class Model(Protocol):
@@ -92,3 +105,8 @@ def zero(stage: int, axis: str = "data") -> dict[str, str]:
 
 def doubled(x: int) -> int:
     return 2 * x
+
+
+def taken(layers: int) -> Net:
+    """An object made by a function."""
+    return Net(layers)

@@ -5,14 +5,3 @@ from axon.checkpoint.keep import Checkpoints
 from axon.checkpoint.reader import Reader
 from axon.checkpoint.store import Store
 from axon.checkpoint.tiers import Restorable, RunStore, newest_reader, open_store
-
-__all__ = [
-    "CheckpointError",
-    "Checkpoints",
-    "Reader",
-    "Restorable",
-    "RunStore",
-    "Store",
-    "newest_reader",
-    "open_store",
-]

@@ -10,31 +10,3 @@ from axon.data.pictures import ArrayFiles, Letters, Pictures, PictureSource
 from axon.data.prepared import Prepared
 from axon.data.sources import Folder, JsonLines, Source, Stdlib, Synthetic, parse_source
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
-
-__all__ = [
-    "ArrayFiles",
-    "Batches",
-    "Bpe",
-    "Corpus",
-    "Data",
-    "FedCorpus",
-    "Feed",
-    "FeedConfig",
-    "FeedContext",
-    "Folder",
-    "Gallery",
-    "HuggingFace",
-    "Images",
-    "JsonLines",
-    "Letters",
-    "Parquet",
-    "PictureSource",
-    "Pictures",
-    "Prepared",
-    "Source",
-    "Stdlib",
-    "Synthetic",
-    "Tokenizer",
-    "TokenizerFile",
-    "parse_source",
-]

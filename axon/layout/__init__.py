@@ -7,23 +7,3 @@ from axon.layout.roles import roles
 from axon.layout.table import KINDS, MESH_AXES, Layout, LayoutError, sequence_parallel, tensor_3d, zero
 from axon.layout.validate import ArraySpec, validate
 from axon.layout.zigzag import zigzag
-
-__all__ = [
-    "KINDS",
-    "MESH_AXES",
-    "ArraySpec",
-    "Execution",
-    "Layout",
-    "LayoutError",
-    "ParameterRow",
-    "Placement",
-    "explain",
-    "first_devices",
-    "mesh_sizes",
-    "roles",
-    "sequence_parallel",
-    "tensor_3d",
-    "validate",
-    "zero",
-    "zigzag",
-]

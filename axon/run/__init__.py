@@ -7,19 +7,3 @@ from axon.run.serving import Serve, serving_program
 from axon.run.session import run
 from axon.run.tree import Evaluation, Reference, Sample, Train
 from axon.train.faults import Faults, Spikes
-
-__all__ = [
-    "Evaluation",
-    "Faults",
-    "Hub",
-    "HubTokenizer",
-    "InitFrom",
-    "Reference",
-    "Sample",
-    "Serve",
-    "Spikes",
-    "Train",
-    "program",
-    "run",
-    "serving_program",
-]

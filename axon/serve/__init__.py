@@ -6,18 +6,3 @@ from axon.serve.offline import Answer, answers
 from axon.serve.replicas import Replicas
 from axon.serve.request import Finish, Grammar, Request, Sampling, TokenLogprob, Update
 from axon.serve.stats import Stats
-
-__all__ = [
-    "Answer",
-    "Capacity",
-    "Engine",
-    "Finish",
-    "Grammar",
-    "Replicas",
-    "Request",
-    "Sampling",
-    "Stats",
-    "TokenLogprob",
-    "Update",
-    "answers",
-]

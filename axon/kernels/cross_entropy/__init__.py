@@ -17,20 +17,3 @@ from axon.kernels.cross_entropy.xla import (
     token_nll,
     token_nll_gradients,
 )
-
-__all__ = [
-    "Columns",
-    "Divergence",
-    "Found",
-    "Side",
-    "Sums",
-    "cross_entropy",
-    "cross_entropy_and_gradients",
-    "cross_entropy_reference",
-    "token_divergence",
-    "token_divergence_gradients",
-    "token_divergence_reference",
-    "token_nll",
-    "token_nll_gradients",
-    "token_nll_reference",
-]

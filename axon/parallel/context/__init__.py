@@ -5,15 +5,3 @@ from axon.parallel.context.gathered import gathered_attention
 from axon.parallel.context.positions import Positions, permuted
 from axon.parallel.context.ring import ring_attention
 from axon.parallel.context.route import Route, route
-
-__all__ = [
-    "AttentionKind",
-    "Positions",
-    "Route",
-    "Split",
-    "choose_context",
-    "gathered_attention",
-    "permuted",
-    "ring_attention",
-    "route",
-]

@@ -24,36 +24,3 @@ from axon.train.optimizers.schedule_free import ScheduleFreeAdamW
 from axon.train.optimizers.sgd import SGD
 from axon.train.optimizers.soap import SOAP
 from axon.train.optimizers.state import owner, state_specs
-
-__all__ = [
-    "EMA",
-    "SGD",
-    "SOAP",
-    "WSD",
-    "Adafactor",
-    "AdamW",
-    "AnySchedule",
-    "Averaging",
-    "ByLayer",
-    "Constant",
-    "Cosine",
-    "Freezing",
-    "Group",
-    "Linear",
-    "Lion",
-    "Muon",
-    "OneBitAdam",
-    "Optax",
-    "Optimizer",
-    "Parameters",
-    "Rule",
-    "Schedule",
-    "ScheduleFreeAdamW",
-    "descend",
-    "frozen_paths",
-    "is_by_layer",
-    "optimizer_parts",
-    "owner",
-    "schedule_notices",
-    "state_specs",
-]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from axon.errors import UserError
-from axon.serve.defaults import sampling_defaults
+from axon.run.served_model import sampling_defaults
 
 
 def test_defaults_are_what_the_file_says_of_draws(tmp_path):

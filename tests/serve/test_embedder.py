@@ -5,7 +5,8 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_engine import llama, made
+from random_models import made
+from test_engine import llama
 
 from axon.errors import UserError
 from axon.nn import Inputs

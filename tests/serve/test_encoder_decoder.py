@@ -1,17 +1,14 @@
 """Encoder–decoders, served: what is written is what the full forward pass finds, whatever runs beside it."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_states import Repeats, answers, drawn_requests
+from random_models import VOCAB, Repeats, drawn_requests, ids_of, ids_of_any_order, made
 
 from axon.errors import UserError
-from axon.layout import Execution, Layout
+from axon.layout import Execution
 from axon.nn import CacheSpec
-from axon.runtime import Runtime, nested
 from axon.serve.capacity import Capacity
 from axon.serve.draft_model import DraftModel
 from axon.serve.encoder_step import padded_lengths
@@ -23,7 +20,6 @@ from models.t5 import T5
 
 pytestmark = pytest.mark.usefixtures("caches")
 
-VOCAB = 64
 TIGHT = Capacity(requests=4, tokens=16, length=100, page_size=4, cache_tokens=100)
 """So few pages that requests are preempted; texts of two padded lengths."""
 
@@ -33,25 +29,14 @@ def t5(**fields):
     return T5(VOCAB, 32, **{**sizes, "buckets": 8, "max_distance": 20, "start_id": 5, **fields})
 
 
-def made(model, seed, devices=1, mesh=None):
-    """A runtime, and parameters large enough that no two logits are nearly equal."""
-    execution = Execution(unroll=False if model == SCANNED else None)
-    runtime = Runtime(model, Layout(mesh or {}), execution=execution, devices=jax.devices()[:devices])
-    rng = np.random.default_rng(seed)
-
-    def value(leaf):
-        return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
-
-    return runtime, nested(jax.tree.map(value, runtime.abstract(dict(runtime.parameters)))), {}
-
-
 SCANNED = t5(gated=False, tied=True)
+SCAN = Execution(unroll=False)
 
 
 @pytest.fixture(scope="module", params=["tied and scanned"])
 def family(request):
     """A runtime, parameters and variables, and an engine of them, to be left idle."""
-    parts = made(SCANNED, np.random.default_rng().integers(2**31))
+    parts = made(SCANNED, np.random.default_rng().integers(2**31), execution=SCAN)
     return parts, Engine(*parts, capacity=TIGHT)
 
 
@@ -75,7 +60,7 @@ def test_many_at_once_and_preempted_write_what_the_full_forward_pass_finds(famil
     parts, engine = family
     long = [Request(tuple(rng.integers(0, VOCAB, n).tolist()), Sampling(40, temperature=0)) for n in (64, 65, 100)]
     requests, before = [*long, *drawn_requests(rng, 5, temperature=0)], engine.stats().preemptions
-    for request, ids in zip(requests, answers(engine, requests), strict=True):
+    for request, ids in zip(requests, ids_of(engine, requests), strict=True):
         assert ids == likeliest(parts, request.prompt, ids)
     assert engine.stats().preemptions > before
 
@@ -83,15 +68,15 @@ def test_many_at_once_and_preempted_write_what_the_full_forward_pass_finds(famil
 def test_what_is_drawn_does_not_depend_on_what_runs_beside_it(family, rng):
     _, engine = family
     requests = drawn_requests(rng, 6, temperature=1.0)
-    together = answers(engine, requests)
-    assert together == [answers(engine, [request])[0] for request in requests]
+    together = ids_of(engine, requests)
+    assert together == [ids_of(engine, [request])[0] for request in requests]
 
 
 def test_guesses_change_no_token(family, rng):
     (runtime, *weights), plain = family
     guessing = Engine(runtime, *weights, capacity=TIGHT, drafter=Repeats())
     requests = drawn_requests(rng, 6, temperature=0)
-    assert answers(guessing, requests) == answers(plain, requests)
+    assert ids_of(guessing, requests) == ids_of(plain, requests)
     stats = guessing.stats()
     assert 0 < stats.accepted < stats.drafted
 
@@ -100,7 +85,7 @@ def test_a_prefix_is_shared_within_one_text_alone(family, rng):
     _, engine = family
     first, second = (tuple(rng.integers(0, VOCAB, 9).tolist()) for _ in range(2))
     for prompt in (first, first, second):
-        (ids,) = answers(engine, [Request(prompt, Sampling(12, temperature=0, logit_bias={7: 100}))])
+        (ids,) = ids_of(engine, [Request(prompt, Sampling(12, temperature=0, logit_bias={7: 100}))])
         assert ids == [7] * 12
     # As if a request had been preempted with the same answer so far.
     sequences = [engine._runner.sequence(Request(prompt), 0, 20) for prompt in (first, second, (1, *first))]
@@ -111,7 +96,7 @@ def test_a_prefix_is_shared_within_one_text_alone(family, rng):
 
 def test_after_a_swap_the_text_is_read_by_the_new_weights(family, rng, seed):
     (runtime, *weights), _ = family
-    others, engine = made(SCANNED, seed), Engine(runtime, *weights, capacity=TIGHT)
+    others, engine = made(SCANNED, seed, execution=SCAN), Engine(runtime, *weights, capacity=TIGHT)
     request = Request(tuple(rng.integers(0, VOCAB, 9).tolist()), Sampling(12, temperature=0))
     number, ids = engine.submit(request), []
     while len(ids) < 4:
@@ -130,7 +115,7 @@ def test_after_the_warm_up_nothing_compiles(family, rng):
     engine = Engine(runtime, *weights, capacity=TIGHT)
     engine.warm_up()
     compiled = engine.stats().compiles
-    answers(engine, [Request((3,) * length, Sampling(4, temperature=0)) for length in (1, 64, 65, 100)])
+    ids_of(engine, [Request((3,) * length, Sampling(4, temperature=0)) for length in (1, 64, 65, 100)])
     assert engine.stats().compiles == compiled
 
 
@@ -154,7 +139,7 @@ def test_a_plan_counts_the_text_of_every_slot(family):
 def test_a_request_may_read_and_write_as_many_tokens_as_there_are_positions(family, rng):
     _, engine = family
     prompt = tuple(rng.integers(0, VOCAB, TIGHT.length).tolist())
-    (ids,) = answers(engine, [Request(prompt, Sampling(500, temperature=0))])
+    (ids,) = ids_of(engine, [Request(prompt, Sampling(500, temperature=0))])
     assert len(ids) == TIGHT.length - 1 == engine.room(len(prompt))
     with pytest.raises(UserError, match="the prompt has 101 tokens"):
         engine.submit(Request((*prompt, 0)))
@@ -180,7 +165,7 @@ def test_a_text_is_padded_to_one_of_a_few_lengths():
 @pytest.mark.parametrize("model", [t5(), t5(tied=True, activation="silu"), t5(gated=False, vocab_multiple=48)])
 def test_every_kind_writes_what_the_full_forward_pass_finds(model, seed, rng):
     parts, requests = made(model, seed), drawn_requests(rng, 4, temperature=0)
-    for request, ids in zip(requests, answers(Engine(*parts, capacity=TIGHT), requests), strict=True):
+    for request, ids in zip(requests, ids_of(Engine(*parts, capacity=TIGHT), requests), strict=True):
         assert ids == likeliest(parts, request.prompt, ids)
 
 
@@ -188,15 +173,5 @@ def test_every_kind_writes_what_the_full_forward_pass_finds(model, seed, rng):
 def test_priorities_cancellations_and_guesses_change_no_token(seed, rng):
     parts = made(t5(), seed)
     engine = Engine(*parts, capacity=TIGHT, drafter=Repeats())
-    waiting = [replace(one, priority=int(rng.integers(0, 3))) for one in drawn_requests(rng, 30, temperature=0)]
-    running, ids, cancelled = {}, {}, set()
-    while waiting or engine.busy:
-        for request in [waiting.pop() for _ in range(min(len(waiting), int(rng.integers(0, 4))))]:
-            running[engine.submit(request)] = request
-        if running and rng.random() < 0.05:
-            cancelled.add(number := int(rng.choice([*running])))
-            engine.cancel(number)
-        for update in engine.step():
-            ids.setdefault(update.request, []).extend(update.ids)
-    for number in running.keys() - cancelled:
-        assert ids[number] == likeliest(parts, running[number].prompt, ids[number])
+    for request, found in ids_of_any_order(engine, drawn_requests(rng, 30, temperature=0), rng):
+        assert found == likeliest(parts, request.prompt, found)

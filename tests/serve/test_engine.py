@@ -1,20 +1,20 @@
 """The engine writes what the full forward pass finds, whatever runs beside it, and however it is computed."""
 
 import dataclasses
-from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from random_models import TIGHT, VOCAB, drawn_requests, full_forward_pass, ids_and_ends, ids_of, likeliest, made
 from scipy.special import log_softmax
 
 from axon.data.tokenizer import Bpe, Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
-from axon.nn import Inputs, LongRopeScaling, Rope, Routing
-from axon.runtime import Runtime, nested
+from axon.nn import LongRopeScaling, Rope, Routing
+from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.request import Finish, Request, Sampling
@@ -28,12 +28,6 @@ from models.llama import Llama
 from models.mixtral import Mixtral
 
 pytestmark = pytest.mark.usefixtures("caches")
-
-VOCAB = 64
-TIGHT = Capacity(requests=4, tokens=16, length=60, page_size=4, cache_tokens=72)
-"""So few pages that requests are preempted, so few tokens a step that prompts come in chunks."""
-LONGEST = 64
-"""Tokens of a text, at most."""
 
 
 class OneSize(Capacity):
@@ -61,18 +55,6 @@ MODELS = {
 }  # fmt: skip
 
 
-def made(model, seed, devices=1, **layout):
-    """A runtime and parameters, the same for every layout, large enough that no two logits are nearly equal."""
-    runtime = Runtime(model, Layout(**layout), devices=jax.devices()[:devices])
-    rng = np.random.default_rng(seed)
-
-    def value(leaf):
-        return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
-
-    values = jax.tree.map(value, runtime.abstract(dict(runtime.parameters)))
-    return runtime, nested(values), runtime.initialise_variables(0)
-
-
 @pytest.fixture(scope="module")
 def small_seed():
     return np.random.default_rng().integers(2**31)
@@ -96,61 +78,8 @@ def family(request):
     return parts, Engine(*parts, capacity=TIGHT)
 
 
-def answers(engine, requests):
-    """The ids that follow each request, all asked at once; and the last update of each."""
-    numbers, ids, last = [engine.submit(request) for request in requests], {}, {}
-    while engine.busy:
-        for update in engine.step():
-            assert update.request not in last
-            ids.setdefault(update.request, []).extend(update.ids)
-            if update.finish is not None:
-                last[update.request] = update
-    stats = engine.stats()
-    assert stats.free_pages == stats.pages
-    assert not stats.running + stats.waiting
-    return [ids[number] for number in numbers], [last[number] for number in numbers]
-
-
-def drawn_requests(rng, count, **sampling):
-    """Some of which begin alike, so that they share pages."""
-    common = rng.integers(0, VOCAB, 20).tolist()
-    found = []
-    for number in range(count):
-        shared = common[: int(rng.integers(0, 20))] if number % 2 else []
-        prompt = [*shared, *rng.integers(0, VOCAB, int(rng.integers(1, 20))).tolist()]
-        found.append(Request(tuple(prompt), Sampling(tokens=int(rng.integers(1, 20)), seed=number, **sampling)))
-    return found
-
-
-def likeliest(runtime, values, variables, prompt, ids):
-    """The likeliest id in place of each of `ids`, by one forward pass over all of them, without a cache."""
-    found = full_forward_pass(runtime, values, variables, [*prompt, *ids]).argmax(axis=-1)
-    return found[len(prompt) - 1 : -1].tolist()
-
-
 def log_probabilities(runtime, values, variables, ids):
     return log_softmax(full_forward_pass(runtime, values, variables, ids), axis=-1)
-
-
-def full_forward_pass(runtime, values, variables, ids):
-    """Logits of each of `ids`."""
-    tokens = np.zeros((1, LONGEST), np.int32)
-    tokens[0, : len(ids)] = ids
-    with runtime.tracing():
-        return np.asarray(forward_of(runtime)(values, variables, tokens, len(ids)))[: len(ids)]
-
-
-@lru_cache(maxsize=2)
-def forward_of(runtime):
-    """Compiled: the logits of `tokens[1 seq]`, of which the first `length` are a text."""
-
-    def forward(values, variables, tokens, length):
-        model = runtime.bind(values, variables)
-        places = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-        hidden, *_ = model.hidden(Inputs(tokens, jnp.minimum(places, length - 1), jnp.zeros_like(tokens)))
-        return model.output.logits(hidden)[0]
-
-    return jax.jit(forward)
 
 
 @pytest.mark.few(family=("alternating windows",))
@@ -158,7 +87,7 @@ def forward_of(runtime):
 def test_greedy_tokens_are_those_of_the_full_forward_pass_for_every_family(family, rng):
     (runtime, values, variables), engine = family
     requests = drawn_requests(rng, 8, temperature=0)
-    found, _ = answers(engine, requests)
+    found = ids_of(engine, requests)
     for request, ids in zip(requests, found, strict=True):
         assert ids == likeliest(runtime, values, variables, request.prompt, ids)
         assert len(ids) == request.sampling.tokens
@@ -189,7 +118,7 @@ def test_text_does_not_depend_on_the_layout(engine, small_seed, rng):
     requests = drawn_requests(rng, 5, temperature=0.7, top_k=20)
     layout = {"mesh": {"data": 2, "tensor": 2}, "zero": 3, "rows": sequence_parallel()}
     split = Engine(*made(llama(), small_seed, 4, **layout), capacity=TIGHT)
-    assert answers(split, requests)[0] == answers(engine, requests)[0]
+    assert ids_of(split, requests) == ids_of(engine, requests)
 
 
 def test_nothing_is_compiled_after_the_warm_up(small, rng):
@@ -198,7 +127,7 @@ def test_nothing_is_compiled_after_the_warm_up(small, rng):
     compiled = engine.stats().compiles
     requests = drawn_requests(rng, 6, temperature=0.5)
     changed = [dataclasses.replace(r.sampling, presence_penalty=1.0, logit_bias={3: 2.0}, logprobs=2) for r in requests]
-    answers(engine, [*requests, *(Request(r.prompt, s) for r, s in zip(requests, changed, strict=True))])
+    ids_of(engine, [*requests, *(Request(r.prompt, s) for r, s in zip(requests, changed, strict=True))])
     assert engine.stats().compiles == compiled
 
 
@@ -249,7 +178,7 @@ def test_after_a_swap_of_weights_everything_is_of_the_new_ones(small, seed, rng)
     _, others, _ = made(llama(), seed)
     engine, prompt = Engine(*small, capacity=TIGHT), tuple(rng.integers(0, VOCAB, 20).tolist())
     sampling = Sampling(12, temperature=0, logprobs=1)
-    answers(engine, [Request(prompt, sampling)])
+    ids_of(engine, [Request(prompt, sampling)])
     engine.submit(Request(prompt, sampling))
     ids = [token for _ in range(6) for update in engine.step() for token in update.ids]
     kept = len(ids)
@@ -298,7 +227,7 @@ def test_stop_ids_end_a_text_and_log_probabilities_are_of_the_distribution_befor
     runtime, values, variables = small
     prompt = tuple(rng.integers(0, VOCAB, 9).tolist())
     engine = Engine(*small, capacity=TIGHT)
-    (ids,), _ = answers(engine, [Request(prompt, Sampling(10, temperature=0))])
+    (ids,) = ids_of(engine, [Request(prompt, Sampling(10, temperature=0))])
     stop = Sampling(10, temperature=0, stop_ids=(ids[3],), logprobs=3)
     number, updates = engine.submit(Request(prompt, stop, prompt_logprobs=True)), []
     while engine.busy:
@@ -321,7 +250,7 @@ def test_no_end_is_drawn_among_the_least_tokens(small, rng, drafter):
     ends = tuple(rng.choice(VOCAB, VOCAB - 4, replace=False).tolist())
     biased = Sampling(12, seed=1, logit_bias=dict.fromkeys(ends, -100.0))
     least = Sampling(20, seed=1, stop_ids=ends, min_tokens=12)
-    found, last = answers(
+    found, last = ids_and_ends(
         Engine(*small, capacity=TIGHT, drafter=drafter), [Request(prompt, s) for s in (biased, least)]
     )
     assert found[1][:12] == found[0]
@@ -331,15 +260,15 @@ def test_no_end_is_drawn_among_the_least_tokens(small, rng, drafter):
 
 def test_the_tokenizers_ends_are_tokens_as_others_where_they_are_ignored(small, rng):
     prompt = tuple(rng.integers(0, VOCAB, 9).tolist())
-    (ids,), _ = answers(Engine(*small, capacity=TIGHT), [Request(prompt, Sampling(10, temperature=0))])
+    (ids,) = ids_of(Engine(*small, capacity=TIGHT), [Request(prompt, Sampling(10, temperature=0))])
     inner = tokenizers.Tokenizer.from_str(Bpe(vocab=300).train(iter(["a b"]), lambda line: None).to_json())
     engine = Engine(*small, capacity=TIGHT, tokenizer=Tokenizer(inner, 0, frozenset(ids[3:4])))
     plain, ignoring = Sampling(10, temperature=0), Sampling(10, temperature=0, ignore_eos=True)
-    found, last = answers(engine, [Request(prompt, plain), Request(prompt, ignoring)])
+    found, last = ids_and_ends(engine, [Request(prompt, plain), Request(prompt, ignoring)])
     assert found == [ids[: ids.index(ids[3]) + 1], ids]
     assert [one.finish for one in last] == [Finish.STOP, Finish.LENGTH]
     stopped = dataclasses.replace(ignoring, stop_ids=(ids[5],))
-    assert answers(engine, [Request(prompt, stopped)])[0] == [ids[: ids.index(ids[5]) + 1]]
+    assert ids_of(engine, [Request(prompt, stopped)]) == [ids[: ids.index(ids[5]) + 1]]
 
 
 def test_a_text_that_comes_to_long_positions_is_written_as_if_it_had_been_long_from_the_start(seed, rng):
@@ -347,7 +276,7 @@ def test_a_text_that_comes_to_long_positions_is_written_as_if_it_had_been_long_f
     runtime, values, variables = made(llama(rope=Rope(scaling=scaling)), seed)
     prompt = tuple(rng.integers(0, VOCAB, 15).tolist())
     engine = Engine(runtime, values, variables, capacity=TIGHT)
-    (short, ids), _ = answers(
+    short, ids = ids_of(
         engine, [Request(prompt[:3], Sampling(5, temperature=0)), Request(prompt, Sampling(30, temperature=0))]
     )
     assert short == likeliest(runtime, values, variables, prompt[:3], short)
@@ -368,7 +297,7 @@ def test_a_quantised_cache_gives_nearly_the_same_log_probabilities(dtype, small,
 def test_logits_that_are_no_numbers_end_the_request_and_say_so(small, rng):
     runtime, values, variables = small
     broken = jax.tree.map(lambda x: x * np.nan, values)
-    _, (last,) = answers(Engine(runtime, broken, variables, capacity=TIGHT), drawn_requests(rng, 1))
+    _, (last,) = ids_and_ends(Engine(runtime, broken, variables, capacity=TIGHT), drawn_requests(rng, 1))
     assert (last.finish, last.error) == (
         Finish.FAILED,
         "the model's logits are not numbers here, or its grammar allows no token",
@@ -382,8 +311,8 @@ def test_a_prefix_before_what_is_no_number_is_good_for_others(seed, rng):
     prompt = tuple(rng.integers(0, VOCAB - 1, 13).tolist())
     request, broken = Request(prompt, Sampling(6, temperature=0)), Request((*prompt[:12], VOCAB - 1), Sampling(6))
     engine, alone = (Engine(runtime, values, variables, capacity=TIGHT) for _ in range(2))
-    assert answers(engine, [broken])[1][0].finish is Finish.FAILED
-    assert answers(engine, [request])[0] == answers(alone, [request])[0] != [[]]
+    assert ids_and_ends(engine, [broken])[1][0].finish is Finish.FAILED
+    assert ids_of(engine, [request]) == ids_of(alone, [request]) != [[]]
     assert engine.stats().prefix_hits == 12
 
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_engine import MODELS, TIGHT, VOCAB, drawn_requests, made
+from random_models import TIGHT, VOCAB, drawn_requests, made
+from test_engine import MODELS
 from test_speculation import answered
 
 from axon.errors import UserError

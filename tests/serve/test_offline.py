@@ -7,11 +7,11 @@ from itertools import islice
 import jax
 import numpy as np
 import pytest
-from test_engine import TIGHT
+from random_models import TIGHT, VOCAB, made
 
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel, tensor_3d
-from axon.runtime import Runtime, nested
+from axon.runtime import Runtime
 from axon.serve import Capacity, Engine, Finish, Request, Sampling, answers, offline
 from axon.serve.offline import capacity_for, write
 from models.bert import Bert
@@ -21,20 +21,9 @@ from models.t5 import T5
 
 pytestmark = pytest.mark.usefixtures("caches")
 
-VOCAB = 64
 LLAMA = Llama(VOCAB, 32, 1, 4, 2, 48)
 T5_MODEL = T5(VOCAB, 32, 1, 2, heads=4, head_dim=8, mlp=48, buckets=8, max_distance=20, start_id=5)
 MODELS = {"continues": LLAMA, "answers": T5_MODEL}
-
-
-def made(model, seed, devices=1, **layout):
-    """A runtime, and parameters that are the same for every layout."""
-    runtime, rng = Runtime(model, Layout(**layout), devices=jax.devices()[:devices]), np.random.default_rng(seed)
-
-    def value(leaf):
-        return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
-
-    return runtime, nested(jax.tree.map(value, runtime.abstract(dict(runtime.parameters)))), {}
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_models import VOCAB, random_values
 
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Inputs, LongRopeScaling, Rope
-from axon.runtime import Runtime, nested
+from axon.runtime import Runtime
 from axon.serve.score import SEQUENCES, Score, Scorer
 from axon.serve.teacher_forcing import SHORTEST, Continuation
 from models.gemma import Gemma
 from models.llama import Llama
 from models.t5 import T5, T5Model
 
-VOCAB = 64
 LLAMA = Llama(vocab=VOCAB, embed=32, layers=2, heads=4, kv_heads=2, mlp=48)
 GEMMA = Gemma(VOCAB, 32, 5, 4, 2, 48, 8, window=6, soft_cap=5.0, logit_soft_cap=30.0)
 
@@ -28,16 +28,6 @@ ANSWERS = T5(VOCAB, 32, 1, 1, heads=4, head_dim=8, mlp=48, buckets=8, max_distan
 def runtime_on(model, layout) -> Runtime:
     devices = jax.devices()[: math.prod(layout.get("mesh", {}).values())]
     return Runtime(model, Layout(**layout), devices=devices, seq=16)
-
-
-def random_values(runtime, seed):
-    """Parameters, the same for every layout, large enough that no two logits are nearly equal."""
-    rng = np.random.default_rng(seed)
-
-    def value(leaf):
-        return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
-
-    return nested(jax.tree.map(value, runtime.abstract(dict(runtime.parameters))))
 
 
 def log_softmax(runtime, values, context, tokens):

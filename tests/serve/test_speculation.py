@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_models import TIGHT, drawn_requests, made
 from scipy.stats import chisquare
-from test_engine import TIGHT, drawn_requests, llama, log_probabilities, made
+from test_engine import llama, log_probabilities
 
 from axon.data.tokenizer import Bpe
 from axon.errors import UserError

@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from random_models import TIGHT, VOCAB, Repeats, drawn_requests, ids_of, ids_of_any_order, likeliest, made
 
 from axon.axes import einsum
 from axon.errors import UserError
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.layout import Layout
 from axon.nn import (
     Attention,
     Auxiliary,
     CacheSpec,
     Depth,
-    Inputs,
     LanguageModel,
     Param,
     RMSNorm,
@@ -27,8 +26,6 @@ from axon.nn import (
     Routing,
     Segment,
 )
-from axon.runtime import Runtime, nested
-from axon.serve.capacity import Capacity
 from axon.serve.draft_model import DraftModel
 from axon.serve.engine import Engine
 from axon.serve.program import ServingProgram
@@ -40,10 +37,6 @@ from models.qwen3_next import Qwen3Next
 
 pytestmark = pytest.mark.usefixtures("caches")
 
-VOCAB = 64
-TIGHT = Capacity(requests=4, tokens=16, length=60, page_size=4, cache_tokens=72)
-"""So few pages that requests are preempted, so few tokens a step that prompts come in chunks."""
-LONGEST = 64
 RESIDUAL = "batch seq.residual embed"
 
 
@@ -128,69 +121,19 @@ MODELS = {
 LAYOUT = {"rows": {"last": None, "value_dim": None}}
 
 
-def made(model, seed, devices=1, mesh=None):
-    runtime = Runtime(model, Layout(mesh or {}, **LAYOUT), devices=jax.devices()[:devices])
-    rng = np.random.default_rng(seed)
-
-    def value(leaf):
-        return jax.device_put(rng.normal(0, 0.4, leaf.shape).astype(np.float32), leaf.sharding)
-
-    values = jax.tree.map(value, runtime.abstract(dict(runtime.parameters)))
-    return runtime, nested(values), runtime.initialise_variables(0)
-
-
 @pytest.fixture(scope="module", params=MODELS)
 def family(request):
     """A runtime, parameters and variables, and an engine of them, to be left idle."""
-    parts = made(MODELS[request.param], np.random.default_rng().integers(2**31))
+    parts = made(MODELS[request.param], np.random.default_rng().integers(2**31), **LAYOUT)
     return parts, Engine(*parts, capacity=TIGHT)
-
-
-def answers(engine, requests):
-    """The ids that follow each request, all asked at once."""
-    numbers, ids = [engine.submit(request) for request in requests], {}
-    while engine.busy:
-        for update in engine.step():
-            ids.setdefault(update.request, []).extend(update.ids)
-    stats = engine.stats()
-    assert stats.free_pages == stats.pages
-    return [ids[number] for number in numbers]
-
-
-def drawn_requests(rng, count, **sampling):
-    """Some of which begin alike."""
-    common = rng.integers(0, VOCAB, 20).tolist()
-    found = []
-    for number in range(count):
-        shared = common[: int(rng.integers(0, 20))] if number % 2 else []
-        prompt = [*shared, *rng.integers(0, VOCAB, int(rng.integers(1, 20))).tolist()]
-        found.append(Request(tuple(prompt), Sampling(tokens=int(rng.integers(1, 20)), seed=number, **sampling)))
-    return found
-
-
-def likeliest(parts, prompt, ids):
-    """The likeliest id in place of each of `ids`, by one forward pass over all of them, without a cache."""
-    runtime, values, variables = parts
-    tokens = np.zeros((1, LONGEST), np.int32)
-    tokens[0, : len(prompt) + len(ids)] = [*prompt, *ids]
-
-    def logits(values, tokens):
-        model = runtime.bind(values, variables)
-        places = jnp.arange(LONGEST, dtype=jnp.int32)[None]
-        hidden, *_ = model.hidden(Inputs(tokens, places, jnp.zeros_like(tokens)))
-        return model.output.logits(hidden)[0]
-
-    with runtime.tracing():
-        found = np.asarray(jax.jit(logits)(values, tokens)).argmax(axis=-1)
-    return found[len(prompt) - 1 : len(prompt) + len(ids) - 1].tolist()
 
 
 def test_many_at_once_in_chunks_and_preempted_write_what_the_full_forward_pass_finds(family, rng):
     parts, engine = family
     long = [Request(tuple(rng.integers(0, VOCAB, 18).tolist()), Sampling(30, temperature=0)) for _ in range(3)]
     requests, before = [*long, *drawn_requests(rng, 5, temperature=0)], engine.stats().preemptions
-    for request, ids in zip(requests, answers(engine, requests), strict=True):
-        assert ids == likeliest(parts, request.prompt, ids)
+    for request, ids in zip(requests, ids_of(engine, requests), strict=True):
+        assert ids == likeliest(*parts, request.prompt, ids)
     releases_pages = windows_of(parts[0].module) != (None,)
     assert releases_pages or engine.stats().preemptions > before
 
@@ -198,15 +141,15 @@ def test_many_at_once_in_chunks_and_preempted_write_what_the_full_forward_pass_f
 def test_what_is_drawn_does_not_depend_on_what_runs_beside_it(family, rng):
     _, engine = family
     requests = drawn_requests(rng, 6, temperature=1.0)
-    together = answers(engine, requests)
-    assert together == [answers(engine, [request])[0] for request in requests]
+    together = ids_of(engine, requests)
+    assert together == [ids_of(engine, [request])[0] for request in requests]
 
 
 def test_text_does_not_depend_on_the_layout(seed, rng):
     requests = drawn_requests(rng, 4, temperature=0.5)
     one, split = (
-        answers(Engine(*made(Hybrid(), seed, devices, mesh), capacity=TIGHT), requests)
-        for devices, mesh in ((1, None), (2, {"tensor": 2}))
+        ids_of(Engine(*made(Hybrid(), seed, devices, mesh=mesh, **LAYOUT), capacity=TIGHT), requests)
+        for devices, mesh in ((1, {}), (2, {"tensor": 2}))
     )
     assert one == split
 
@@ -227,17 +170,10 @@ def test_rejected_guesses_leave_nothing_in_a_state(family, rng):
     (runtime, *weights), plain = family
     guessing = Engine(runtime, *weights, capacity=TIGHT, drafter=Repeats())
     requests = drawn_requests(rng, 6, temperature=0)
-    expected = answers(plain, requests)
-    assert answers(guessing, requests) == expected
+    expected = ids_of(plain, requests)
+    assert ids_of(guessing, requests) == expected
     stats = guessing.stats()
     assert 0 < stats.accepted < stats.drafted
-
-
-class Repeats(NGram):
-    """Guesses after single tokens, which are often wrong."""
-
-    def __init__(self):
-        super().__init__(longest=1, shortest=1, most=3)
 
 
 def test_a_model_that_guesses_with_states_is_refused_by_both_names(family):
@@ -253,8 +189,8 @@ def test_a_prefix_is_shared_by_its_snapshot_and_changes_no_token(family, rng):
     requests = [Request((*common, *rng.integers(0, VOCAB, 3).tolist()), Sampling(8, temperature=0)) for _ in range(3)]
     for expected, request in zip((0, 16, 16), requests, strict=True):
         hits = engine.stats().prefix_hits
-        (ids,) = answers(engine, [request])
-        assert ids == likeliest(parts, request.prompt, ids)
+        (ids,) = ids_of(engine, [request])
+        assert ids == likeliest(*parts, request.prompt, ids)
         assert engine.stats().prefix_hits - hits == expected
 
 
@@ -276,22 +212,22 @@ def test_where_a_snapshot_is_gone_the_prefix_is_computed_from_the_last_one_that_
 
 
 def test_other_weights_find_no_snapshot_of_the_ones_before(rng, seed):
-    parts, others = made(Hybrid(), seed), made(Hybrid(), seed + 1)
+    parts, others = (made(Hybrid(), one, **LAYOUT) for one in (seed, seed + 1))
     engine = Engine(*parts, capacity=TIGHT)
     request = Request(tuple(rng.integers(0, VOCAB, 20).tolist()), Sampling(8, temperature=0))
-    answers(engine, [request])
+    ids_of(engine, [request])
     engine.swap(others[1])
-    (ids,) = answers(engine, [request])
-    assert ids == likeliest(others, request.prompt, ids)
+    (ids,) = ids_of(engine, [request])
+    assert ids == likeliest(*others, request.prompt, ids)
 
 
 def test_after_the_warm_up_nothing_compiles(rng):
-    engine = Engine(*made(Hybrid(), 0), capacity=TIGHT)
+    engine = Engine(*made(Hybrid(), 0, **LAYOUT), capacity=TIGHT)
     engine.warm_up()
     compiled = engine.stats().compiles
     common = tuple(rng.integers(0, VOCAB, 18).tolist())
     for _ in range(2):
-        answers(engine, [Request(common, Sampling(4, temperature=0))])
+        ids_of(engine, [Request(common, Sampling(4, temperature=0))])
     assert engine.stats().prefix_hits
     assert engine.stats().compiles == compiled
 
@@ -299,27 +235,14 @@ def test_after_the_warm_up_nothing_compiles(rng):
 @pytest.mark.full
 @pytest.mark.parametrize("model", MODELS)
 def test_priorities_cancellations_shared_prefixes_and_guesses_change_no_token(model, seed, rng):
-    parts = made(MODELS[model], seed)
+    parts = made(MODELS[model], seed, **LAYOUT)
     engine = Engine(*parts, capacity=TIGHT, drafter=Repeats())
-    requests = [
-        replace(request, priority=int(rng.integers(0, 3)))
-        for request in [*drawn_requests(rng, 20, temperature=0), *drawn_requests(rng, 20, temperature=0)]
-    ]
-    waiting, running, ids, cancelled = list(requests), {}, {}, set()
-    while waiting or engine.busy:
-        for request in [waiting.pop() for _ in range(min(len(waiting), int(rng.integers(0, 4))))]:
-            running[engine.submit(request)] = request
-        if running and rng.random() < 0.05:
-            cancelled.add(number := int(rng.choice([*running])))
-            engine.cancel(number)
-        for update in engine.step():
-            ids.setdefault(update.request, []).extend(update.ids)
+    requests = drawn_requests(rng, 20, temperature=0) + drawn_requests(rng, 20, temperature=0)
+    for request, ids in ids_of_any_order(engine, requests, rng):
+        assert ids == likeliest(*parts, request.prompt, ids)
     stats = engine.stats()
-    assert stats.free_pages == stats.pages
     assert stats.preemptions or model == "windowed"
     assert stats.prefix_hits
-    for number in running.keys() - cancelled:
-        assert ids[number] == likeliest(parts, running[number].prompt, ids[number])
 
 
 QWEN3_NEXT = Qwen3Next(
@@ -331,8 +254,8 @@ QWEN3_NEXT = Qwen3Next(
 
 @pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_qwen3_next_writes_what_the_full_forward_pass_finds(devices, seed, rng):
-    mesh, draft = ({"tensor": devices}, NGram(3)) if devices > 1 else (None, None)
-    parts = made(QWEN3_NEXT, seed, devices, mesh)
+    mesh, draft = ({"tensor": devices}, NGram(3)) if devices > 1 else ({}, None)
+    parts = made(QWEN3_NEXT, seed, devices, mesh=mesh, **LAYOUT)
     engine, requests = Engine(*parts, capacity=TIGHT, drafter=draft), drawn_requests(rng, 6, temperature=0)
-    for request, ids in zip(requests, answers(engine, requests), strict=True):
-        assert ids == likeliest(parts, request.prompt, ids)
+    for request, ids in zip(requests, ids_of(engine, requests), strict=True):
+        assert ids == likeliest(*parts, request.prompt, ids)

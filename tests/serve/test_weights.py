@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from random_models import TIGHT, VOCAB, drawn_requests
 
 from axon.errors import UserError
 from axon.layout import Execution, Layout, sequence_parallel
 from axon.nn import Inputs, Routing
 from axon.runtime import Runtime, flattened, nested
-from axon.serve import Capacity, Engine, Replicas, Request, Sampling, answers
+from axon.serve import Engine, Replicas, answers
 from axon.serve.weights import as_stored
 from models.deepseek import DeepSeek
 from models.gpt_oss import GptOss
@@ -22,7 +23,6 @@ from models.mixtral import Mixtral
 
 pytestmark = pytest.mark.usefixtures("caches")
 
-VOCAB = 64
 LLAMA = Llama(VOCAB, 32, 2, 4, 2, 48, bias=True, qk_norm=True)
 LATENTS = DeepSeek(
     VOCAB, 32, layers=2, first_dense=1, heads=4, mlp=48, expert_mlp=16, shared=16, q_latent=16, kv_latent=12,
@@ -35,7 +35,6 @@ LAYOUTS = [
     {"mesh": {"tensor": 2}, "params": {"experts": "tensor", "mlp.expert": None}, "rows": {"experts": None}},
 ]
 DTYPES = ["int8", "float8_e4m3fn"]
-TIGHT = Capacity(requests=4, tokens=16, length=60, page_size=4, cache_tokens=72)
 
 ERROR = {"int8": 0.03, "float8_e4m3fn": 0.1}
 """Of logits, ‖logits − the model's‖ / ‖the model's‖: what docs/serving.md says of two layers."""
@@ -132,13 +131,6 @@ def test_experts_that_all_see_every_token_are_those_of_the_weights_stood_for(see
 
 def told(engine, requests):
     return [(answer.ids, answer.logprobs) for answer in answers(engine, requests)]
-
-
-def drawn_requests(rng, count, **sampling):
-    return [
-        Request(tuple(rng.integers(0, VOCAB, rng.integers(1, 20)).tolist()), Sampling(int(tokens), seed=n, **sampling))
-        for n, tokens in enumerate(rng.integers(1, 20, count))
-    ]
 
 
 @pytest.mark.full

@@ -91,7 +91,7 @@ class Data:
         }
         for number in range(len(stored)):
             report(use_text(self, sequences, stored, number))
-        check_sequences(self, tokenizer, sequences, stored)
+        check_sequences(self, sequences, stored)
         return Corpus(self, tokenizer, stored, sequences)
 
     @property

@@ -1,18 +1,13 @@
 """Whether a text is enough for a sequence of each split, how much of it is used, and whether a model has its ids."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from axon.data.batches import TokenSequences
-from axon.data.prepare import SPLITS, Stored, documents, share_of
-from axon.data.sources import Source
+from axon.data.prepare import SPLITS, Stored
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.model_config import vocab_of
-
-FEW = 1000
-"""Documents that are read again to find out how many of them have to be held out."""
 
 
 class TextSettings(Protocol):
@@ -23,9 +18,6 @@ class TextSettings(Protocol):
 
     @property
     def held_out(self) -> float: ...
-
-    @property
-    def sources(self) -> Sequence[Source]: ...
 
     @property
     def weights(self) -> Sequence[float] | None: ...
@@ -56,9 +48,7 @@ def use_text(data: TextSettings, sequences: Mapping[str, TokenSequences], stored
     return f"{label(stored, number)}: {'; '.join(parts)}"
 
 
-def check_sequences(
-    data: TextSettings, tokenizer: Tokenizer, sequences: Mapping[str, TokenSequences], stored: Sequence[Stored]
-) -> None:
+def check_sequences(data: TextSettings, sequences: Mapping[str, TokenSequences], stored: Sequence[Stored]) -> None:
     """Raise `UserError`, before anything is trained, for a split that will be read and is shorter than one sequence."""
     tokens = {split: [one.splits[split]["tokens"] for one in stored] for split in SPLITS}
     need = f"a sequence needs Data.seq + 1 = {data.seq + 1}"
@@ -68,7 +58,8 @@ def check_sequences(
         counts = [one.splits["held_out"]["documents"] for one in stored]
         raise UserError(
             f"The held-out split has {sum(counts)} documents with {sum(tokens['held_out']):,} tokens, {need}: "
-            f"{_advice(data, tokenizer, stored)}."
+            f"raise Data.held_out (now {data.held_out}), add text, lower Data.seq, or set Data.held_out to 0 to train "
+            "without evaluation."
         )
     if data.held_out == 1:
         return
@@ -78,41 +69,6 @@ def check_sequences(
         if not count:
             count, name = tokens["train"][number], label(stored, number)
             raise UserError(f"The source {name} has {count:,} training tokens, {need}: remove it, or lower Data.seq.")
-
-
-def _advice(data: TextSettings, tokenizer: Tokenizer, stored: Sequence[Stored]) -> str:
-    """How some of the text can be held out."""
-    zero = "set it to 0 to train without evaluation"
-    if sum(one.splits[split]["documents"] for one in stored for split in SPLITS) > FEW:
-        return f"raise Data.held_out (now {data.held_out}), or {zero}"
-    if (enough := _enough(data, tokenizer)) is None:
-        return f"add text, lower Data.seq, or {zero.replace('it', 'Data.held_out')}"
-    return f"raise Data.held_out (now {data.held_out}) to {enough:.3f}, or {zero}"
-
-
-def _enough(data: TextSettings, tokenizer: Tokenizer) -> float | None:
-    """The smallest `held_out`, in thousandths, by which a source has a sequence to evaluate on and one to train on."""
-    sizes = [list(_sizes(source, tokenizer)) for source in data.sources]
-    for thousandths in range(math.ceil(data.held_out * 1000), 1000):
-        held_out = thousandths / 1000
-        parts = [_split(source, held_out) for source in sizes]
-        if all(any(part[split] > data.seq for part in parts) for split in SPLITS):
-            return held_out
-    return None
-
-
-def _sizes(source: Source, tokenizer: Tokenizer) -> Iterator[tuple[float, int]]:
-    """Of each document: by which `held_out` it is held out, and how many tokens it has."""
-    for document in documents(source, 0.0):
-        yield share_of(document.text.encode()), 1 + len(tokenizer.encode(document.text))
-
-
-def _split(sizes: Sequence[tuple[float, int]], held_out: float) -> dict[str, int]:
-    """Tokens of each split; of a source of one document about so many."""
-    total = sum(tokens for _, tokens in sizes)
-    of_one = len(sizes) == 1
-    held = int(held_out * total) if of_one else sum(tokens for share, tokens in sizes if share < held_out)
-    return {"train": total - held, "held_out": held}
 
 
 def check_vocab(model: Any, objective: Any, seq: int, tokenizer: Tokenizer, stored: Sequence[Stored]) -> None:

@@ -19,7 +19,7 @@ from axon.errors import UserError
 from axon.signed_json import signed, unsigned
 
 TOKENIZER_FORMAT = 3
-FORMAT = 4
+FORMAT = 5
 FILE = "tokenizer.json"
 BLOCK = 4 * 2**20
 PROGRESS_SECONDS = 10.0

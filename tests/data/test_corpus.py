@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def test_a_shard_found_damaged_while_reading_is_said_as_it_is(data, cache, monke
         raw = shard.read_bytes()
         shard.write_bytes(bytes([raw[0] ^ 1]) + raw[1:])
     damaged = replace(data, threads=threads).prepare(quiet)
-    with pytest.raises(UserError, match=rf"{cache}/tokens/first-\w+ cannot be read: .*checksum"):
+    with pytest.raises(UserError, match=rf"{cache}/tokens/first-\w+ cannot be read: DATA_LOSS: .*delete that folder"):
         take(damaged.train(0), 50)
 
 
@@ -264,7 +263,7 @@ def test_a_field_that_cannot_be_is_named(fields, said):
             {"seq": 4000},
             r"The held-out split has \d+ documents with [\d,]+ tokens, a sequence needs Data.seq \+ 1 = 4001",
         ),
-        ({"held_out": 1e-9}, "The held-out split has 0 documents with 0 tokens"),
+        ({"held_out": 1e-9}, r"held-out split has 0 documents with 0 tokens.*raise Data.held_out \(now 1e-09\)"),
         ({"seq": 90000, "held_out": 0}, "The training split has [0-9,]+ tokens, a sequence needs"),
     ],
 )
@@ -318,18 +317,6 @@ def test_one_file_trains_with_its_end_held_out(tmp_path, held_out):
     found = {split: counts["all.txt"] for split, counts in corpus.describe().items()}
     assert [counts["documents"] for counts in found.values()] == [1, 1]
     assert all(counts["sequences"] for counts in found.values())
-
-
-def test_the_share_that_a_message_says_to_hold_out_is_enough(tmp_path, texts):
-    for number, text in enumerate(texts(5)):
-        (tmp_path / f"{number}.txt").write_text(text + "x" * 200)
-    data = Data(64, 2, (Folder(str(tmp_path)),), tokenizer=SMALL, held_out=1e-9)
-    with pytest.raises(UserError, match=r"raise Data.held_out \(now 1e-09\) to 0\.\d+") as caught:
-        data.prepare(quiet)
-    said = re.findall(r"to (0\.\d+)", str(caught.value))[0]
-    assert next(replace(data, held_out=float(said)).prepare(quiet).held_out())
-    with pytest.raises(UserError, match=r"add text, lower Data.seq, or set Data.held_out to 0"):
-        replace(data, seq=4000, held_out=0.5).prepare(quiet)
 
 
 def test_a_weighted_source_without_a_sequence_is_named():

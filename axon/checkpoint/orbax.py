@@ -1,15 +1,12 @@
 """What Axon uses of Orbax: its second interface, which is experimental (orbax-checkpoint 0.12)."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 import tensorstore as ts
 from orbax.checkpoint._src.futures.future import CommitFutureAwaitingContractedSignals
-from orbax.checkpoint._src.serialization import serialization
 from orbax.checkpoint._src.serialization.ocdbt_utils import get_process_index_for_subdir
 from orbax.checkpoint._src.serialization.tensorstore_utils import build_array_write_spec
 from orbax.checkpoint._src.serialization.type_handlers import NumpyHandler
@@ -20,7 +17,6 @@ from orbax.checkpoint.experimental.v1._src.serialization.numpy_leaf_handler impo
 from orbax.checkpoint.experimental.v1._src.serialization.registry import StandardLeafHandlerRegistry
 from orbax.checkpoint.experimental.v1._src.synchronization.compatibility import FuturesAwaitable
 
-from axon.checkpoint.aligned import aligned_zeros
 from axon.runtime.stored import StoredArray, is_stored
 
 __all__ = ["ArrayTree", "ocp", "saving", "training"]
@@ -42,22 +38,6 @@ def saving() -> Any:
     context.array.saving.ocdbt_target_data_file_size = _FILE_BYTES
     context.array.saving.storage_options.chunk_byte_size = _CHUNK_BYTES
     return context
-
-
-async def _read_shard(
-    *, t: Any, new_shard_shape: Any, dtype: Any, requested_domain: Any, restricted_domain: Any
-) -> np.ndarray:
-    """As Orbax's own, into memory that is the device's on a CPU: what it reads into is copied there once more.
-
-    The part `restricted_domain` of what is stored in `t`, as that of a shard `requested_domain`; 0 where there is none.
-    """
-    out = aligned_zeros(new_shard_shape, t.dtype.numpy_dtype)
-    place = ts.array(out)[ts.d[:].translate_to[requested_domain.origin]]
-    await place[restricted_domain].write(t[restricted_domain])
-    return out if dtype is None else await asyncio.to_thread(out.astype, dtype, copy=False)
-
-
-serialization._read_shard = _read_shard  # Orbax has no setting for it
 
 
 def _nothing(directory: Any) -> None:

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from axon.checkpoint.aligned import aligned_zeros
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.huggingface.form import Range
 from axon.checkpoint.huggingface.pieces import SHOWN, Piece, Pieces, differences
@@ -88,7 +87,7 @@ def read_shard(
     source: Source, pieces: Pieces, path: str, ranges: tuple[Range, ...], dtype: Any, chunk: int = CHUNK
 ) -> np.ndarray:
     """The part of one of our arrays in `ranges`, one for each dimension."""
-    out = aligned_zeros([high - low for low, high in ranges], dtype)
+    out = np.zeros([high - low for low, high in ranges], dtype)
     work = []
     for piece in pieces.of[path]:
         if not all(low <= place < high for place, (low, high) in zip(piece.at, ranges, strict=False)):

@@ -15,7 +15,15 @@ from axon.axes.memory import is_on_host
 from axon.axes.memory_order import row_major, row_major_in_training
 from axon.axes.patterns import Names, PatternError, base, parse_einsum, parse_names, strip_roles
 from axon.axes.permute import permute
-from axon.axes.placing import current_explicit, per_device, reshard, shard, supports_unreduced, zero3_mesh_axes
+from axon.axes.placing import (
+    current_explicit,
+    over_positions,
+    per_device,
+    reshard,
+    shard,
+    supports_unreduced,
+    zero3_mesh_axes,
+)
 from axon.axes.scope import (
     Placement,
     Scope,
@@ -28,7 +36,6 @@ from axon.axes.scope import (
     platform,
     valid_rows,
 )
-from axon.axes.sequences import over_positions
 from axon.axes.statistics import MAX, SUM, Report, Reporting
 from axon.axes.used import axes_used
 from axon.axes.weight import (

@@ -1,4 +1,5 @@
-"""Versions, commit and hardware of a run, for `run.json`: what its numbers depend on besides the configuration."""
+"""Versions, commit and hardware of a run, for `run.json`: what its numbers depend on besides the configuration; and
+the memory that it uses."""
 
 import importlib.metadata
 import os
@@ -85,3 +86,26 @@ def _cpu_model() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
+
+
+_STATUS = Path("/proc/self/status")
+
+
+def memory_use() -> dict[str, int]:
+    """Bytes: `host` and `host_peak` of this process; `device`, `device_peak` and `device_limit` where the device has
+    memory of its own and says."""
+    return _of_host() | _of_device(jax.local_devices()[0])
+
+
+def _of_host() -> dict[str, int]:
+    if not _STATUS.is_file():
+        return {}
+    lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines() if ":" in line)
+    found = {"host": lines.get("VmRSS"), "host_peak": lines.get("VmHWM")}
+    return {name: 1024 * int(text.split()[0]) for name, text in found.items() if text}
+
+
+def _of_device(device: Any) -> dict[str, int]:
+    stats = device.memory_stats() or {}
+    names = {"device": "bytes_in_use", "device_peak": "peak_bytes_in_use", "device_limit": "bytes_limit"}
+    return {ours: stats[theirs] for ours, theirs in names.items() if theirs in stats}

@@ -18,8 +18,8 @@ from axon.launch.signals import Interrupts, compile_interruptibly
 from axon.launch.watchdog import Watchdog
 from axon.observe.events import Events
 from axon.observe.journal import Journal
-from axon.observe.memory import memory_use
 from axon.observe.mfu import FORMULA, mfu, peak
+from axon.observe.record import memory_use
 from axon.plan.out_of_memory import check_step
 from axon.run.branch import PARENT
 from axon.run.references import REFERENCES

@@ -17,8 +17,7 @@ import tokenizers
 
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
-from axon.serve.endless import is_endless
-from axon.serve.patterns import check_pattern, patterns_of
+from axon.serve.endless import check_pattern, is_endless, patterns_of
 
 LONGEST = 2**18
 """Characters of a schema, pattern or grammar."""

@@ -10,10 +10,9 @@ from axon.axes import platform
 from axon.kernels.choice import choose, cores, fitting, off_gpu, with_gpu, with_tpu
 from axon.kernels.paged_attention import gpu_support
 from axon.kernels.paged_attention.cache import Cache
-from axon.kernels.paged_attention.check import check
+from axon.kernels.paged_attention.groups import KernelTables
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
 from axon.kernels.paged_attention.reference import paged_attention_reference
-from axon.kernels.paged_attention.tables import KernelTables
 from axon.kernels.paged_attention.tpu import paged_attention_tpu, tables_tpu, unfit
 from axon.kernels.paged_attention.tpu_kernel import LANES
 from axon.kernels.paged_attention.validate import validate, validate_constants
@@ -42,7 +41,6 @@ def paged_attention(
     distance_bias: Array | None = None,
     alibi_slopes: Array | None = None,
     tables: Tables | None = None,
-    checked: bool = False,
 ) -> tuple[Array, Cache]:
     """Causal grouped-query attention of new tokens over their sequences' pages, which first get their keys and values.
 
@@ -65,15 +63,12 @@ def paged_attention(
         alibi_slopes: `heads`; `slope·(key − query)`, of their positions, is added to the scores (arXiv:2108.12409).
         tables: of `paged_attention_tables`, for as many rows and heads, of which this reads neither kv_lens nor
             cu_q_lens again; made here by default.
-        checked: also check the values of kv_lens, page_table and cu_q_lens; see `axon.kernels.paged_attention.check`.
 
     Returns: `tokens heads head_dim` in the dtype of `q`, and the cache. Raises `UserError` where shapes do not fit.
     """
     inputs = AttentionInputs(kv_lens, page_table, cu_q_lens, sinks, distance_bias, alibi_slopes)
     validate_constants(window, soft_cap)
     validate(q, k, v, cache, inputs)
-    if checked:
-        check(q.shape[0], cache, inputs)
     config = AttentionConfig(float(q.shape[2] ** -0.5) if scale is None else scale, window, soft_cap)
     chosen = choose("paged_attention", _candidates(q, cache, inputs), _detail(cache, config))
     if chosen == "tpu":

@@ -115,3 +115,10 @@ def join(out: Array, plan: Blocks, where: Places, inputs: AttentionInputs) -> Ar
 def of_rows(of_heads: Array | None, kv_heads: int, queries: int) -> Array | None:
     """What there is of each head, `heads`, of each row of a block: `kv_heads (queries group)`."""
     return None if of_heads is None else jnp.tile(of_heads.reshape(kv_heads, -1), (1, queries))
+
+
+def merge(out: Array, lse: Array) -> Array:
+    """Parts of a sequence's pages, `splits …`, as one: Σ exp(lse_i − lse)·out_i, with lse the log-sum-exp of all
+    (FlashDecoding); `lse` is finite."""
+    weights = jax.nn.softmax(lse, axis=0)
+    return jnp.sum(weights * out, axis=0)

@@ -14,6 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from axon.errors import UserError
+from axon.kernels.paged_attention.ragged import AttentionInputs, Places
 
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 """The quantised types, and the largest number that each of them has."""
@@ -97,3 +98,10 @@ def stored(x: Array, dtype: DTypeLike) -> tuple[Array, Array | None]:
     scales = jnp.max(jnp.abs(x), axis=-1) / largest
     x = jnp.clip(x / jnp.where(scales == 0, 1, scales)[..., None], -largest, largest)
     return (jnp.round(x) if jnp.dtype(dtype) == jnp.int8 else x).astype(dtype), scales
+
+
+def write(cache: Cache, k: Array, v: Array, inputs: AttentionInputs, where: Places) -> Cache:
+    """The cache with the new tokens `k, v[tokens kv_heads head_dim]` in it; in place where it was donated."""
+    pages, slots = where.pages(inputs, cache.page_size)
+    put = lambda cached, new: cached.at[pages, :, slots].set(new)  # noqa: E731
+    return jax.tree.map(put, cache, new_tokens(cache, k, v))

@@ -10,14 +10,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon.kernels.cost import Cost
-from axon.kernels.paged_attention.blocks import Blocks, blocks, join, of_rows, split
-from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.blocks import Blocks, blocks, join, merge, of_rows, split
+from axon.kernels.paged_attention.cache import Cache, write
 from axon.kernels.paged_attention.gpu_kernel import Kernel, Operands
 from axon.kernels.paged_attention.gpu_work import TMA_ROWS, Shape, queries_of_block, row_positions, shape_of, table
-from axon.kernels.paged_attention.merge import merge
+from axon.kernels.paged_attention.groups import KernelTables
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
-from axon.kernels.paged_attention.tables import KernelTables
-from axon.kernels.paged_attention.write import write
 from axon.kernels.wgmma_softmax import LEAST, LOG2E
 
 

@@ -20,7 +20,6 @@ from axon.kernels.cost import Cost
 from axon.kernels.paged_attention.gpu_memory import Buffers, Operands, buffers, feeds
 from axon.kernels.paged_attention.gpu_output import Output
 from axon.kernels.paged_attention.gpu_stream import produce
-from axon.kernels.paged_attention.gpu_widen import widen
 from axon.kernels.paged_attention.gpu_work import Place, Shape, place
 from axon.kernels.warpgroups import CONSUMERS, ROWS, launch, meet, release, specialise
 from axon.kernels.wgmma import (
@@ -35,6 +34,26 @@ from axon.kernels.wgmma import (
     zeros,
 )
 from axon.kernels.wgmma_softmax import LEAST, LOG2E, Running
+
+NARROW = plgpu.Layout.WGMMA_UPCAST_2X
+"""Of numbers of 8 bits, four of which lie together in a register."""
+
+
+def widen(tile: Any, wide: Any) -> Any:
+    """`wide`, bfloat16, with the numbers of a quantised cache's `tile[keys head_dim]`, both in shared memory."""
+    for row in range(0, tile.shape[0], ROWS):
+        rows = pl.ds(row, ROWS)
+        wide[rows, ...] = _widened(plgpu.load(tile.at[rows], layout=NARROW))
+    plgpu.commit_smem()
+    return wide
+
+
+def _widened(x: Array) -> Array:
+    """Exactly; of float8_e4m3fn by way of float16, the conversion that Hopper has."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(jnp.float16).astype(jnp.float32)
+    return x.astype(jnp.bfloat16)
+
 
 KEYS, VALUES = range(2)
 

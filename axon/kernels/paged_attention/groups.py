@@ -1,12 +1,14 @@
-"""Where a step's new keys and values go: aligned groups of slots of a page, each of which is written as a whole."""
+"""Where a step's new keys and values go: aligned groups of slots of a page, each of which is written as a whole;
+and the tables that a step looks up of its ragged batch, which are made once, for all layers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.paged_attention.ragged import AttentionInputs
+from axon.kernels.paged_attention.blocks import Blocks
+from axon.kernels.paged_attention.ragged import AttentionInputs, Places
 
 
 @jax.tree_util.register_dataclass
@@ -50,3 +52,24 @@ def groups(inputs: AttentionInputs, tokens: int, size: int, page_size: int) -> G
         last=jnp.where(real, jnp.minimum(inputs.kv_lens[owner] - position, size), 0),
         rows=(inputs.cu_q_lens[owner] + position - start[owner])[:, None] + jnp.arange(size),
     )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class KernelTables:
+    """Of one of the Pallas kernels, for queries and a cache of given shapes.
+
+    Args:
+        where: of each row, its sequence and position. plan: the blocks of queries.
+        groups, pages: where new keys and values go, and their scales; of the TPU kernel.
+    """
+
+    where: Places
+    plan: Blocks
+    groups: Groups | None = None
+    pages: Groups | None = None
+
+    def moved(self, by: Array | int) -> "KernelTables":
+        """For pages whose numbers are larger, by so many."""
+        groups, pages = (None if g is None else replace(g, pages=g.pages + by) for g in (self.groups, self.pages))
+        return replace(self, groups=groups, pages=pages)

@@ -3,9 +3,8 @@
 import jax.numpy as jnp
 from jax import Array
 
-from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.cache import Cache, write
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
-from axon.kernels.paged_attention.write import write
 
 
 def paged_attention_reference(

@@ -14,12 +14,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.paged_attention.blocks import Blocks, blocks, in_blocks, join, of_rows
+from axon.kernels.paged_attention.blocks import Blocks, blocks, in_blocks, join, merge, of_rows
 from axon.kernels.paged_attention.cache import Cache
-from axon.kernels.paged_attention.groups import groups
-from axon.kernels.paged_attention.merge import merge
+from axon.kernels.paged_attention.groups import KernelTables, groups
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs, places
-from axon.kernels.paged_attention.tables import KernelTables
 from axon.kernels.paged_attention.tpu_kernel import LANES, attend
 from axon.kernels.paged_attention.tpu_stream import NARROW, TILE, Shape, along_lanes, tiled
 from axon.kernels.paged_attention.tpu_write import group_slots, write_tpu

@@ -18,8 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.paged_attention.cache import Cache, new_tokens
-from axon.kernels.paged_attention.groups import Groups
-from axon.kernels.paged_attention.tables import KernelTables
+from axon.kernels.paged_attention.groups import Groups, KernelTables
 from axon.kernels.paged_attention.tpu_stream import along_lanes
 
 TILE_BYTES = 32
@@ -39,7 +38,7 @@ READ, SENT = 0, 1
 
 
 def write_tpu(cache: Cache, k: Array, v: Array, tables: KernelTables, *, interpret: Any = False) -> Cache:
-    """See `axon.kernels.paged_attention.write.write`; a padding row writes nothing.
+    """See `axon.kernels.paged_attention.cache.write`; a padding row writes nothing.
 
     `tables.groups` has groups of `group_slots` for keys and values, `tables.pages` whole pages for their scales.
     """

@@ -15,9 +15,8 @@ from jax import Array, lax
 from axon.axes import platform
 from axon.kernels.paged_attention import xla_product, xla_written
 from axon.kernels.paged_attention.blocks import Blocks, of_rows, split
-from axon.kernels.paged_attention.cache import Cache
+from axon.kernels.paged_attention.cache import Cache, write
 from axon.kernels.paged_attention.ragged import AttentionConfig, AttentionInputs
-from axon.kernels.paged_attention.write import write
 from axon.kernels.paged_attention.xla_product import gather
 from axon.kernels.paged_attention.xla_tables import XlaTables, tables_xla
 

@@ -103,3 +103,9 @@ def _blocks(x: Array, granularity: Granularity) -> Array:
     if rows % tall or columns % wide:
         raise UserError(f"quantize: blocks of {tall} × {wide} do not divide a matrix of {rows} × {columns}")
     return x.astype(jnp.float32).reshape(rows // tall, tall, columns // wide, wide)
+
+
+def broadcast_scales(x: Quantized, w: Quantized) -> tuple[Array, Array]:
+    """`rows blocks` and `blocks out`, for the blocks that scales cut the contracted dimension into; 1 if none does."""
+    blocks = max(x.scales.shape[1], w.scales.shape[0])
+    return spread(x.scales, x.values.shape[0], blocks), spread(w.scales, blocks, w.values.shape[1])

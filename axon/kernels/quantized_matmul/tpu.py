@@ -12,8 +12,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, Quantized
-from axon.kernels.quantized_matmul.scales import broadcast_scales
+from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, Quantized, broadcast_scales
 from axon.kernels.quantized_matmul.tiling import LANES, Tiles, bytes_moved, tiles_of
 from axon.kernels.quantized_matmul.tpu_blocks import quantized_matmul_in_blocks
 

@@ -7,8 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, Quantized
-from axon.kernels.quantized_matmul.scales import broadcast_scales
+from axon.kernels.quantized_matmul.quantize import MOST_PRODUCTS, Quantized, broadcast_scales
 
 
 def quantized_matmul_xla(x: Quantized, w: Quantized, dtype: Any) -> Array:

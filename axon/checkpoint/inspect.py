@@ -15,7 +15,7 @@ from axon.checkpoint.keep import latest_intact
 from axon.checkpoint.ownership import STATE, STEP, is_checkpoint, is_remains, obstacle
 from axon.checkpoint.reader import Reader
 from axon.checkpoint.remote import COMPLETE, fetched_run, is_copy
-from axon.checkpoint.verify import Unverified, saved_time, wrong_lengths
+from axon.checkpoint.verify import saved_time, wrong_lengths
 from axon.disk import named
 from axon.object_store import is_url
 
@@ -82,10 +82,7 @@ def _other(folder: epath.Path) -> str:
 def _condition(folder: epath.Path) -> str:
     if is_copy(folder.parent.parent) and not any((folder.parent.parent / COMPLETE).glob(f"{folder.name}-*.json")):
         return "not complete: a copy in progress, or killed"
-    try:
-        found = wrong_lengths(folder, STATE)
-    except Unverified:
-        return "complete, without checksums"
+    found = wrong_lengths(folder, STATE)
     return f"damaged: {found[0]}" if found else "complete"
 
 

@@ -22,7 +22,7 @@ from axon.checkpoint.ownership import STATE
 from axon.checkpoint.reader import Reader, listed
 from axon.checkpoint.remote import Copy, Remote, copy_of
 from axon.checkpoint.tiers import RunStore
-from axon.checkpoint.verify import Unverified, damage_here
+from axon.checkpoint.verify import damage_here
 from axon.errors import UserError
 
 FINISH_SECONDS = 3600.0
@@ -154,9 +154,6 @@ class Mirror:
 
     def _check_intact(self, step: int) -> None:
         """Raise `UserError` for a checkpoint that is damaged here: a copy of it may replace one that is intact."""
-        try:
-            found = damage_here(self._local.directory / str(step), STATE)
-        except Unverified:
-            return
+        found = damage_here(self._local.directory / str(step), STATE)
         if found and (self._local.directory / str(step)).exists():
             raise UserError(f"{self._local.directory / str(step)} is damaged: {listed(found)}")

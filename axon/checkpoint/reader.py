@@ -15,7 +15,7 @@ from axon.checkpoint.ownership import EXTRA, STATE, is_checkpoint
 from axon.checkpoint.quiet import quiet_read
 from axon.checkpoint.reads import largest_read
 from axon.checkpoint.tree import Flat, flat, rebuilt, restorable, subtree, unpadded
-from axon.checkpoint.verify import Damage, Unverified, damage, damage_besides_arrays, wrong_lengths
+from axon.checkpoint.verify import Damage, damage, damage_besides_arrays, wrong_lengths
 from axon.disk import reading
 from axon.runtime import nested
 from axon.runtime.stored import is_stored
@@ -46,7 +46,7 @@ class Reader:
 
     def __init__(self, directory: epath.PathLike):
         self.directory = epath.Path(directory).absolute()
-        self._damage: dict[int, list[Damage] | None] = {}
+        self._damage: dict[int, list[Damage]] = {}
 
     def steps(self) -> list[int]:
         """The steps with a complete checkpoint, ascending; those of a killed save are left out, and what is no
@@ -129,38 +129,27 @@ class Reader:
         """One array of the state saved at `step`, in the host's memory. Raises as `restore` does."""
         return np.asarray(self._load(self._intact(self.folder(step)), {path: abstract}, {path: abstract})[path])
 
-    def damage(self, step: int) -> list[Damage] | None:
-        """Differences from what was saved at `step`; None: it was saved without checksums, by an earlier Axon.
+    def damage(self, step: int) -> list[Damage]:
+        """Differences from what was saved at `step`.
 
         All its files are read, at the first call. Of several processes each reads a share, and all have to call.
         """
         if step not in self._damage:
-            try:
-                self._damage[step] = damage(self.directory / str(step), STATE)
-            except Unverified:
-                self._damage[step] = None
+            self._damage[step] = damage(self.directory / str(step), STATE)
         return self._damage[step]
 
-    def damage_besides_arrays(self, step: int) -> list[Damage] | None:
+    def damage_besides_arrays(self, step: int) -> list[Damage]:
         """As `damage`, but of the arrays' data only the lengths of their files are compared."""
         if step in self._damage:
             return self._damage[step]
-        try:
-            return damage_besides_arrays(self.directory / str(step), STATE)
-        except Unverified:
-            return None
+        return damage_besides_arrays(self.directory / str(step), STATE)
 
     def lacks_files(self, step: int) -> bool:
         """Whether files of a checkpoint are missing or of another length than they were saved with: quick."""
         try:
             return bool(wrong_lengths(self.directory / str(step), STATE))
-        except (Unverified, OSError):
+        except OSError:
             return False
-
-    def without_checksums(self) -> bool:
-        """Whether the latest checkpoint was saved by an Axon that made none."""
-        step = self.latest()
-        return step is not None and self.damage_besides_arrays(step) is None
 
     def check_readable(self, step: int | None = None) -> epath.Path:
         """The folder of a checkpoint in which all but the arrays' data is intact. Raises as `restore` does.
@@ -177,7 +166,7 @@ class Reader:
         self._raise_for(folder, self.damage(int(folder.name)))
         return folder
 
-    def _raise_for(self, folder: epath.Path, found: Sequence[Damage] | None) -> None:
+    def _raise_for(self, folder: epath.Path, found: Sequence[Damage]) -> None:
         if found:
             advice = "`axon train` can continue from step {}."
             raise self._unreadable(folder, f"it is damaged: {listed(found)}", advice, DamagedCheckpointError)

@@ -24,7 +24,7 @@ from axon.checkpoint.checksums import files_below
 from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.ownership import STATE, STEP, is_file_of_checkpoint
 from axon.checkpoint.reader import listed
-from axon.checkpoint.verify import Damage, Unverified, damage_here, saved_time
+from axon.checkpoint.verify import Damage, damage_here, saved_time
 from axon.disk import cache_folder, reading, writing
 from axon.errors import UserError
 from axon.object_store import Objects
@@ -142,11 +142,8 @@ class Remote:
                 what = "it is missing" if content is None else f"it has {len(content):,} bytes"
                 return 0, [Damage(name.removeprefix(copy.below), f"{what}, and {sizes[name]:,} were copied")]
             _write(folder / name, content)
-        try:
-            with reading(folder):
-                return sum(sizes.values()), damage_here(epath.Path(folder / copy.below), STATE)
-        except Unverified:
-            return sum(sizes.values()), []
+        with reading(folder):
+            return sum(sizes.values()), damage_here(epath.Path(folder / copy.below), STATE)
 
     def fetch_newest(self, copies: Iterable[Copy], folder: Path, report: Report) -> Fetched | None:
         """The newest intact one of `copies` in a run's folder, and a line about each that is damaged; None: all are."""

@@ -18,22 +18,18 @@ R = TypeVar("R", bound=Reader)
 def newest_intact(stores: Sequence[Any], load: Callable[[], T], notices: list[str]) -> T:
     """What `load` returns, which restores the latest checkpoint of all `stores`; if damaged, the newest intact one.
 
-    `stores`: of type `Store`. `notices` gets a line about each that is set aside, and if the newest has no checksums.
+    `stores`: of type `Store`. `notices` gets a line about each that is set aside.
     Raises `CheckpointError`, and renames nothing, if every checkpoint is damaged.
     """
     try:
         latest_of(stores).check_readable()
-        loaded = [load()]
+        return load()
     except DamagedCheckpointError:
-        loaded = []
-    if not loaded:  # the error has gone, and with it what was loaded: two states may be more than fits in memory
-        notices += set_aside_damaged(stores)
-        for store in stores:
-            store.renamed()
-        loaded = [load()]
-    if (newest := latest_of(stores)).without_checksums():
-        notices.append(f"checkpoint {newest.latest()} was saved without checksums: whether it is damaged is not known")
-    return loaded[0]
+        pass  # and what was loaded goes with it: two states may be more than fits in memory
+    notices += set_aside_damaged(stores)
+    for store in stores:
+        store.renamed()
+    return load()
 
 
 def latest_of(stores: Sequence[R]) -> R:

@@ -20,7 +20,7 @@ from axon.checkpoint.quiet import quiet_log
 from axon.checkpoint.reader import EXTRA, STATE, UNPADDED, Reader
 from axon.checkpoint.set_aside import newest_intact
 from axon.checkpoint.tree import flat, storable, unpadded
-from axon.checkpoint.verify import CHECKSUMS, saved_time
+from axon.checkpoint.verify import saved_time
 from axon.disk import FREE_SPACE, is_full, reason
 from axon.runtime import nested
 from axon.runtime.stored import is_stored
@@ -102,7 +102,7 @@ class Store(Reader):
         if self._started is not None and step <= self._started:
             raise CheckpointError(f"cannot save step {step} in {self.directory}: step {self._started} is saved already")
         shapes = unpadded(specs)
-        content = {EXTRA: dict(extra), CHECKSUMS: True} | ({UNPADDED: shapes} if shapes else {})
+        content = {EXTRA: dict(extra)} | ({UNPADDED: shapes} if shapes else {})
         content |= {RUN: self._run} if self._run is not None else {}
         content = json.loads(json.dumps(content))  # as it will be read; fails before anything is written
         arrays = nested({path: storable(path, leaf) for path, leaf in flat(state).items()})

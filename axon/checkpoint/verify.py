@@ -22,9 +22,6 @@ from axon.checkpoint.checksums import (
 from axon.checkpoint.ownership import METADATA, PARTS, SEAL, STATE, metadata
 from axon.signed_json import unsigned
 
-CHECKSUMS = "checksums"
-"""In a checkpoint's own metadata, if it is saved with checksums: then they must be there."""
-
 
 def saved_time(folder: epath.Path) -> int:
     """When a complete checkpoint was saved, in nanoseconds since 1970; 0 if its metadata are gone or damaged."""
@@ -51,15 +48,11 @@ class Damage(NamedTuple):
         return f"{self.array} in {self.file}: {self.why}" if self.array else f"{self.file}: {self.why}"
 
 
-class Unverified(Exception):
-    """A checkpoint that was saved without checksums."""
-
-
 def damage(folder: epath.Path, state: str) -> list[Damage]:
     """All that differs from what was saved in the checkpoint `folder`, whose arrays are in its folder `state`.
 
-    Each process reads a share of the files, and all return the same: every process has to call. Raises `Unverified`
-    if there are no checksums to compare with, `OSError` if the folder cannot be read at all.
+    Each process reads a share of the files, and all return the same: every process has to call. Raises `OSError` if the
+    folder cannot be read at all.
     """
     found: list[Damage] = []
     files = _expected(folder, folder / state, found)
@@ -109,10 +102,8 @@ def _expected(folder: epath.Path, state: epath.Path, found: list[Damage]) -> dic
     content = metadata(folder)
     if not content:
         found.append(Damage(METADATA, "it is missing or cannot be read"))
-    if CHECKSUMS not in content and not (state / PARTS).exists():
-        if not content:
-            return {}
-        raise Unverified
+    if not content and not (state / PARTS).exists():
+        return {}
     first = _part(folder, part_file(state, 0), found)
     if content and "content" in first and content_crc32(content) != first["content"]:
         found.append(Damage(METADATA, "what was saved in it besides the arrays has changed"))

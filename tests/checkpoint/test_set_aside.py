@@ -1,6 +1,5 @@
 """A run goes on from the newest intact checkpoint, and a damaged one is kept under another name."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -90,14 +89,3 @@ def test_if_all_are_damaged_nothing_is_renamed(copied):
     with every, Store(copied, Checkpoints(keep=3)) as store:
         store.newest(lambda: loaded(store))
     assert Reader(copied).steps() == [4, 8, 12]
-
-
-def test_one_without_checksums_is_taken_and_said(copied):
-    shutil.rmtree(copied / "12/state/checksums")
-    (copied / "12/checksums.json").unlink()
-    metadata = json.loads((copied / "12/_CHECKPOINT_METADATA").read_text())
-    del metadata["custom_metadata"]["checksums"]
-    (copied / "12/_CHECKPOINT_METADATA").write_text(json.dumps(metadata))
-    with Store(copied, Checkpoints(keep=3)) as store:
-        assert store.newest(lambda: loaded(store)) == 12
-        assert store.notices == ["checkpoint 12 was saved without checksums: whether it is damaged is not known"]

@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon.axes import as_cotangent, reshard
+from axon.axes.memory import to_host
 from axon.axes.statistics import empty_report
 from axon.parallel.pipeline.delivery import Memory
 from axon.parallel.pipeline.parts import Parts
@@ -132,7 +133,8 @@ class Carried:
         mesh, batch_only_axes = jax.sharding.get_abstract_mesh(), self.region.batch_only_axes
         devices = math.prod(mesh.shape[a] for a in batch_only_axes)
         zeros = jnp.zeros((self.stage.table.stages, number, devices, *kept.shape), kept.dtype)
-        return reshard(zeros, PartitionSpec(PIPE, None, batch_only_axes or None, *kept.sharding.spec))
+        slots = reshard(zeros, PartitionSpec(PIPE, None, batch_only_axes or None, *kept.sharding.spec))
+        return to_host(slots) if kept.memory_space == jax.memory.Space.Host else slots
 
     def _of_devices(self, places: int, shape: tuple[int, ...]) -> Array:
         """Empty reports of a stage's layers, with an axis for the devices in second place as of `gradients`."""

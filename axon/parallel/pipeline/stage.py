@@ -45,6 +45,11 @@ def pullback(chunk: Callable[..., Any], at_hand: AtHand) -> tuple[Any, Pullback,
     return jax.vjp(outputs, at_hand.trained, at_hand.reports, at_hand.x, has_aux=True)
 
 
+def _zeros(of: Any) -> Array:
+    """Zeros of a type, in its memory."""
+    return jax.device_put(jnp.zeros(of.shape, of.dtype), of.memory_space)
+
+
 _WHOLE = PartitionSpec(None)
 """Of the layers of a stage, which has all of its own."""
 
@@ -114,8 +119,9 @@ class Stage:
         """What the work gives; zeros, without doing it, in a tick in which the stage is idle and may leave it out."""
         if not self.alone:
             return work()
-        types = jax.eval_shape(work)
-        return lax.cond(own.active, work, lambda: jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), types))
+        traced, shapes = jax.make_jaxpr(work, return_shape=True)()  # shapes alone do not say in which memory they are
+        types = jax.tree.unflatten(jax.tree.structure(shapes), traced.out_avals)
+        return lax.cond(own.active, work, lambda: jax.tree.map(_zeros, types))
 
     def _made(self, at_hand: AtHand) -> tuple[Any, Sequence[Array]]:
         """A chunk's output and extras, and its statistics; and what waits for its backward."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from reports import silent
 
 from axon.config import load
 from axon.layout import Execution, Layout, Placement
@@ -58,10 +59,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def train(folder):
     return runpy.run_path("train.py")["train"]
-
-
-def silent(line):
-    pass
 
 
 def losses(train, layout, batches):

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reports import silent
 
 from axon.checkpoint import Reader
 from axon.checkpoint.huggingface.config import read_config
@@ -24,10 +25,6 @@ from axon.serve.request import Sampling
 from axon.serve.sentence_transformers import sentences_of
 from axon.train.spans import SpanCorruption
 from models.t5 import T5
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture(scope="module")

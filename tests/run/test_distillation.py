@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reports import silent
 
 from axon.checkpoint import Reader
 from axon.config import dump, load
@@ -22,10 +23,6 @@ from axon.train.objective import NextToken
 from models.mixtral import Mixtral
 
 SPLIT = Layout({"data": 2, "tensor": 2}, zero=3)
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture(scope="module")

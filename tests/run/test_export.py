@@ -7,6 +7,7 @@ import sys
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reports import silent
 
 from axon.axes import ArraySpec
 from axon.errors import UserError
@@ -51,10 +52,6 @@ else:
 print(*model.generate(prompt, 8))
 """
 BATCH, LENGTH = 2, 24
-
-
-def silent(line):
-    pass
 
 
 def run(out, path, prompt, **given):

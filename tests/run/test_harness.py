@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from reports import silent
 
 from axon.errors import UserError
 from axon.run.inspect import runtime_of
@@ -16,10 +17,6 @@ from axon.serve.request import Request, Sampling
 from axon.serve.teacher_forcing import Continuation
 
 pytestmark = pytest.mark.full
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture(scope="module")

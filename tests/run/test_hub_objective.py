@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 import tokenizers
+from reports import silent
 
 from axon.checkpoint import Checkpoints, Store
 from axon.checkpoint.huggingface.config import write_config
@@ -29,10 +30,6 @@ from models.t5 import T5
 BERT = Bert(400, 16, 1, 2, 16, 64)
 ENCODER_DECODER = T5(400, 16, 1, 1, 2, 8, 16)
 ADDED = ["[CLS]", "[MASK]", *(f"<extra_id_{number}>" for number in reversed(range(8)))]
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture(scope="module")

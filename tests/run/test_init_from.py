@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from reports import silent
 
 from axon.axes import ArraySpec
 from axon.checkpoint import Checkpoints, Reader, Store
@@ -23,10 +24,6 @@ from models.llama import Llama
 
 ATTENTION = ("embedding/*", "*/attention/*")
 SPLIT = Layout({"data": 2, "tensor": 2}, zero=3)
-
-
-def silent(line):
-    pass
 
 
 class Wrapper(nnx.Module):

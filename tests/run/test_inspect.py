@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
+from reports import silent
 
 from axon.checkpoint import Reader
 from axon.data import Bpe, TokenizerFile
@@ -27,10 +28,6 @@ LAYOUTS = [
     Layout({"data": 4, "tensor": 2}, rows={"seq.residual": "tensor"}, overlap=("tensor",)),
     Layout({"pipe": 2, "data": 4}, pad_layers=True, microbatches=2),
 ]
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture(scope="module")

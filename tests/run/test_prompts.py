@@ -4,16 +4,13 @@ import json
 from dataclasses import replace
 
 import pytest
+from reports import silent
 
 from axon.errors import UserError
 from axon.run import prompts as module
 from axon.run.inspect import generate_text
 from axon.run.prompts import generate_texts, read_prompts
 from axon.serve import Answer, Finish, Sampling
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reports import silent
 
 from axon.checkpoint import Checkpoints, Reader, Store
 from axon.layout import Layout
@@ -19,10 +20,6 @@ from axon.serve.request import Sampling
 from axon.train.optimizers import EMA, AdamW, Constant
 from axon.train.step import Program
 from models.llama import Llama
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import urllib.request
 
 import numpy as np
 import pytest
+from reports import silent
 from safetensors.numpy import save_file
 
 from axon.checkpoint.huggingface.config import write_config
@@ -43,10 +44,6 @@ def served(monkeypatch):
     found = []
     monkeypatch.setattr(server, "serve", lambda model, *_: found.append(model) or True)
     return found
-
-
-def silent(line):
-    pass
 
 
 @pytest.mark.few(mesh=(None,))

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from reports import silent
 
 from axon.errors import UserError
 from axon.nn import Inputs
@@ -48,10 +49,6 @@ FILES = {
         [{"text": PROMPT, "answer": "ANSWER"}],
     ),
 }
-
-
-def silent(line):
-    pass
 
 
 @pytest.fixture

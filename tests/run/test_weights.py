@@ -1,6 +1,7 @@
 """A trained model in 8 bits: of a run and of the hub the same, as served and as generated."""
 
 import pytest
+from reports import silent
 
 from axon.run.convert import convert
 from axon.run.inspect import generate_text
@@ -12,10 +13,6 @@ from axon.serve.http.limits import Limits
 from axon.serve.request import Request, Sampling
 
 GREEDY = Sampling(8, temperature=0)
-
-
-def silent(line):
-    pass
 
 
 @pytest.mark.full

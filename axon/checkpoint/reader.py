@@ -1,5 +1,6 @@
 """Reading checkpoints: which steps there are, and the state of one of them. Changes nothing on disk."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from axon.checkpoint.compare import CheckpointError, DamagedCheckpointError, che
 from axon.checkpoint.orbax import ocp
 from axon.checkpoint.ownership import EXTRA, STATE, is_checkpoint
 from axon.checkpoint.quiet import quiet_read
-from axon.checkpoint.reads import largest_read
 from axon.checkpoint.tree import Flat, flat, rebuilt, restorable, subtree, unpadded
 from axon.checkpoint.verify import Damage, damage, damage_besides_arrays, wrong_lengths
 from axon.disk import reading
@@ -271,3 +271,23 @@ def _of_shape(value: Any, shape: tuple[int, ...]) -> np.ndarray:
     result = np.zeros(shape, array.dtype)
     result[common] = array[common]
     return result
+
+
+def largest_read(stored: Any, wanted: Any) -> int:
+    """Bytes of the chunks that the largest read of an array needs, of those that this process does: one per shard.
+
+    `stored`: its metadata in the checkpoint. `wanted`: its shape, which may differ by padding, its sharding, and its
+    dtype, in which the bytes are counted.
+    """
+    storage = getattr(stored, "storage_metadata", None)
+    chunk = (storage and storage.chunk_shape) or stored.shape
+    indices = wanted.sharding.addressable_devices_indices_map(tuple(wanted.shape)).values()
+    reads = (math.prod(map(_places_read, index, wanted.shape, stored.shape, chunk)) for index in indices)
+    return wanted.dtype.itemsize * max(reads, default=0)
+
+
+def _places_read(part: slice, size: int, stored: int, chunk: int) -> int:
+    """Of a dimension, the places in those chunks that have any of a part of it."""
+    start, stop, _ = part.indices(size)
+    chunk = max(1, chunk)  # of a dimension without places
+    return -(-min(stop, stored) // chunk) * chunk - min(start, stored) // chunk * chunk

@@ -9,8 +9,15 @@ from typing import Any
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import Batches, TokenSequences, held_out_order, token_batches, training_order, without
-from axon.data.documents import documents_of
+from axon.data.batches import (
+    Batches,
+    TokenSequences,
+    documents_of,
+    held_out_order,
+    token_batches,
+    training_order,
+    without,
+)
 from axon.data.enough import check_sequences, check_vocab, label, use_text
 from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
 from axon.data.prepare import SPLITS, Stored, train_tokenizer, write_tokens

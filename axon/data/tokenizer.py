@@ -2,17 +2,18 @@
 
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from axon.checks import check_range
-from axon.data.background import in_background
 from axon.data.literal import literal
 from axon.disk import check_paths, named, reading, writing
 from axon.errors import UserError, suggest
@@ -279,3 +280,25 @@ def _mentions(tree: Any, kind: str) -> bool:
     if isinstance(tree, dict):
         return tree.get("type") == kind or any(_mentions(tree[key], kind) for key in tree if key != "vocab")
     return isinstance(tree, list) and any(_mentions(part, kind) for part in tree)
+
+
+T = TypeVar("T")
+
+
+def in_background(work: Callable[[], T]) -> T:
+    """`work()`, run by a thread: Python handles signals while the main thread waits, but not inside a call into Rust.
+
+    Raises what `work` raises, or `KeyboardInterrupt`; then the thread goes on, and ends with the process.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # raised again in the waiting thread
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="tokenizer", daemon=True).start()
+    while not wait([future], timeout=1).done:  # a signal that another thread is given does not end a wait of this one
+        pass
+    return future.result()

@@ -1,7 +1,8 @@
-"""Agreements between the processes of a run: which goes first, and whether to stop."""
+"""Agreements between the processes of a run: which goes first, whether to stop, and that all are to do the same."""
 
+import json
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -11,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from axon.fields import changed
 from axon.launch import key_value
+from axon.launch.key_value import ProcessesError
 from axon.launch.signals import Interrupted, Interrupts
 
 
@@ -32,7 +35,13 @@ def _finder() -> tuple[NamedSharding, Any]:
 
 
 _times: Counter[str] = Counter()
-"""How often this process has entered `process_0_first` by a name; the count is the same in every process."""
+"""How often this process has come to an agreement by a name; the count is the same in every process."""
+
+
+def _key(what: str) -> str:
+    """The key of the next agreement by this name."""
+    _times[what] += 1
+    return f"axon/{what}/{_times[what]}"
 
 
 @contextmanager
@@ -42,8 +51,7 @@ def process_0_first(what: str) -> Iterator[None]:
     Every process must call with the same names in the same order. They wait on the host, without a time limit, until
     one has failed: a collective of the devices would time out.
     """
-    _times[what] += 1
-    key = f"axon/{what}/{_times[what]}"
+    key = _key(what)
     if jax.process_index() > 0:
         key_value.wait(key)
     yield
@@ -77,3 +85,40 @@ class AgreedStop:
         """Raises `Interrupted` if the last answer was to stop."""
         if self.requested is not None:
             raise Interrupted(self.requested)
+
+
+def check_alike(what: str, account: Callable[[], Mapping[str, str]]) -> None:
+    """Raise `ProcessesError`, in all processes, with each process and field that differs from process 0's.
+
+    Every process must call, with the same names in the same order. They wait on the host, without a time limit, until
+    one has failed. JAX need not have looked for devices, for which all processes have to live.
+
+    Args:
+        what: a name of what is compared. account: returns field → its value; called where there are several processes.
+    """
+    index, count = key_value.processes()
+    if count == 1:
+        return
+    key, mine = _key(f"alike/{what}"), dict(account())
+    key_value.put(f"{key}/{index}", json.dumps(mine))
+    if index == 0:
+        others = {other: json.loads(key_value.wait(f"{key}/{other}")) for other in range(1, count)}
+        key_value.put(f"{key}/verdict", _verdict(mine, others))
+    if verdict := key_value.wait(f"{key}/verdict"):
+        raise ProcessesError(verdict)
+
+
+def _verdict(first: Mapping[str, str], others: Mapping[int, Mapping[str, str]]) -> str:
+    """What differs, a line for each field and value; empty if nothing does."""
+    lines: dict[str, list[int]] = {}
+    for index, account in others.items():
+        for path, expected, value in changed(first, account):
+            lines.setdefault(f"{path}: {expected} in process 0, {value} in process {{}}", []).append(index)
+    if not lines:
+        return ""
+    shown = "\n".join(f"  {line.replace('{}', _numbers(indices))}" for line, indices in lines.items())
+    return f"the processes of this run differ in\n{shown}\nGive all the same configuration, data and software"
+
+
+def _numbers(indices: Sequence[int]) -> str:
+    return ", ".join(map(str, indices[:8])) + (f" and {len(indices) - 8} more" if len(indices) > 8 else "")

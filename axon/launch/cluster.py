@@ -77,7 +77,7 @@ class Process:
                 f"process {self.index} of {self.count} could not connect to the others{where}: "
                 f"{str(error).splitlines()[0]}"
             ) from error
-        from axon.launch.alike import check_alike
+        from axon.launch.agree import check_alike
 
         check_alike("environment", lambda: {"AXON_PROCESSES": str(self.count)})
 

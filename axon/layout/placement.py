@@ -104,7 +104,7 @@ class Placement:
         """How many of the devices along `mesh_axes`, from the mesh's first on, lie along one dimension of a whole
         three-dimensional torus; 1 where all of them lie in a plane, and where there is no such torus.
 
-        A chip's two cores (tpu7x) lie along a dimension of their own. See `axon.axes.gather`.
+        A chip's two cores (tpu7x) lie along a dimension of their own. See `axon.axes.placing`.
         """
         if self._torus is None:
             return 1

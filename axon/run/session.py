@@ -13,8 +13,7 @@ from axon.checkpoint.huggingface.hub import copy_companions
 from axon.data import Prepared
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
-from axon.launch.agree import AgreedStop, largest, process_0_first
-from axon.launch.alike import check_alike
+from axon.launch.agree import AgreedStop, check_alike, largest, process_0_first
 from axon.launch.mesh import check_mesh
 from axon.launch.signals import Interrupts
 from axon.launch.watchdog import Hang, Watchdog

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from axon import axes
-from axon.axes.gather import gather_in_stages
+from axon.axes.placing import gather_in_stages
 from axon.axes.specs import partial_spec
 from axon.chips import xla_options
 from axon.layout import Layout, Placement

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from axon.axes.scatter import scatter_sum
+from axon.axes.placing import scatter_sum
 
 SEED = np.random.SeedSequence().entropy
 

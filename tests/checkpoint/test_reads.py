@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon.checkpoint import Checkpoints, Reader, Store
-from axon.checkpoint.reads import largest_read
+from axon.checkpoint.reader import largest_read
 
 LIMITER = "orbax.checkpoint._src.serialization.limits.LimitInFlightBytes"
 

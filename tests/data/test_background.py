@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from axon.data.background import in_background
+from axon.data.tokenizer import in_background
 
 
 def test_the_result_and_the_error_are_those_of_the_work():

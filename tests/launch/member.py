@@ -58,7 +58,7 @@ def tell_agreement(me: int) -> dict:
 
 def tell_alike(me: int) -> dict:
     """What each is told of accounts that are the same, and of some that differ."""
-    from axon.launch.alike import check_alike
+    from axon.launch.agree import check_alike
     from axon.launch.key_value import ProcessesError
 
     differing = {"a": "1", "b": f"{me}"} | ({"c": "@x.C()", "c.d": "2"} if me else {})

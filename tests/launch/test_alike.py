@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from axon.launch.alike import check_alike
+from axon.launch.agree import check_alike
 from axon.own_code import own_modules
 
 TINY = (Path(__file__).parents[1] / "tiny.gin").read_text()

@@ -1,5 +1,7 @@
 """Where an array lives: `shard` by name, `reshard` by spec, and work that each device does on its own shards.
-On TPUs some moves are written out, as what their compiler makes of a `reshard` costs more."""
+
+On TPUs some moves are written out, since what their compiler makes of a `reshard` costs more.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -18,34 +18,3 @@ from axon.parallel.pipeline.slots import NONE, SHIFTS, Slots, slots
 from axon.parallel.pipeline.table import Action, Cell, Table, Work
 from axon.parallel.pipeline.text import FromFile
 from axon.parallel.pipeline.zero_bubble import ZeroBubbleH1, ZeroBubbleV
-
-__all__ = [
-    "NONE",
-    "SHIFTS",
-    "Action",
-    "Cell",
-    "Chunks",
-    "Costs",
-    "DualPipeV",
-    "Figures",
-    "FromFile",
-    "GPipe",
-    "Interleaved",
-    "OneFOneB",
-    "Phase",
-    "Slots",
-    "Table",
-    "TwoBW",
-    "Work",
-    "ZeroBubbleH1",
-    "ZeroBubbleV",
-    "ages",
-    "check",
-    "executed",
-    "figures",
-    "forwards",
-    "lockstep",
-    "phases",
-    "slots",
-    "unrolled",
-]

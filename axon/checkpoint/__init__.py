@@ -4,4 +4,4 @@ from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.keep import Checkpoints
 from axon.checkpoint.reader import Reader
 from axon.checkpoint.store import Store
-from axon.checkpoint.tiers import Restorable, RunStore, newest_reader, open_store
+from axon.checkpoint.tiers import RunStore, newest_reader, open_store

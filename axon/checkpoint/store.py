@@ -84,6 +84,10 @@ class Store(Reader):
         """The last step that is saved or being saved, or None. `durable`: of two folders, see `Tiers`."""
         return self._started
 
+    def of_step(self, step: int | None = None) -> "Store":
+        """This one, which has all steps, as of `Tiers`."""
+        return self
+
     def saving(self) -> bool:
         """Whether a save is in progress."""
         return self._orbax.is_saving_in_progress()

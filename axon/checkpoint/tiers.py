@@ -107,29 +107,11 @@ class Tiers:
         self._local.wait()
         self._durable.wait()
 
-    def folder(self, step: int | None = None) -> epath.Path:
-        """As `Reader.folder`, in the folder that has the step."""
-        return self._with(step).folder(step)
-
-    def restore(self, abstract_state: Any, step: int | None = None, specs: Any = None) -> tuple[Any, dict[str, Any]]:
-        """As `Reader.restore`, from the folder that has the step."""
-        return self._with(step).restore(abstract_state, step, specs)
-
-    def restore_parts(
-        self, abstract: Mapping[str, Any], step: int | None = None, specs: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """As `Reader.restore_parts`, from the folder that has the step."""
-        return self._with(step).restore_parts(abstract, step, specs)
-
-    def extra(self, step: int | None = None) -> dict[str, Any]:
-        """As `Reader.extra`, from the folder that has the step."""
-        return self._with(step).extra(step)
-
     @property
     def _stores(self) -> list[Store]:
         return [self._durable, self._local]
 
-    def _with(self, step: int | None) -> Store:
+    def of_step(self, step: int | None = None) -> Store:
         """The store that has a step; None: the latest."""
         if step is None:
             return latest_of(self._stores)
@@ -138,8 +120,6 @@ class Tiers:
 
 RunStore = Store | Tiers
 """The checkpoints of the run that saves them, in one folder or in two."""
-Restorable = Reader | Tiers
-"""Checkpoints to restore from."""
 
 
 def _local(folder: str, run: str) -> epath.Path:

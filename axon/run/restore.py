@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from axon.checkpoint import CheckpointError, Reader, Restorable
+from axon.checkpoint import CheckpointError, Reader
 from axon.errors import UserError
 from axon.fields import field_values
 from axon.nn import parameters
@@ -43,7 +43,7 @@ def restore_evaluated(reader: Reader, runtime: Runtime, optimizer: Any) -> tuple
     return nested(cast), found["variables"]
 
 
-def restore_state(reader: Restorable, program: Program, step: int | None = None) -> tuple[State, dict[str, Any]]:
+def restore_state(reader: Reader, program: Program, step: int | None = None) -> tuple[State, dict[str, Any]]:
     """The state that a run saved at `step` (None: last), and the `extra` saved with it.
 
     A batch in flight is restored if this program can go on with it; otherwise none is (see `lost_in_flight`).
@@ -68,7 +68,7 @@ def lost_in_flight(extra: Mapping[str, Any], program: Program) -> str | None:
     return "; ".join([lost] * bool(saved) + [begins] * bool(program.in_flight))
 
 
-def check_finite(reader: Restorable, runtime: Runtime, parameters: Any) -> None:
+def check_finite(reader: Reader, runtime: Runtime, parameters: Any) -> None:
     """Raise `CheckpointError` for restored parameters, nested by path, that are not finite, with their paths."""
     with runtime.tracing():
         finite = runtime.jit(lambda values: jax.tree.map(lambda v: jnp.all(jnp.isfinite(v)), values))(parameters)

@@ -197,7 +197,7 @@ class Session:
                 self.report(line)
             self.store.notices.clear()
             check_same_references(extra.get(REFERENCES, {}), self.frozen)
-            check_finite(self.store, program.runtime, state.parameters)
+            check_finite(self.store.of_step(), program.runtime, state.parameters)
             self.report(f"resumed from step {int(state.step)}")
         elif isinstance(source, Branch):
             state, extra = source.restore(program, self.report)
@@ -212,8 +212,8 @@ class Session:
         return state, int(state.step), extra["tokens"]
 
     def _restored(self) -> tuple[State, dict[str, Any]]:
-        check_same_mesh(self.store.extra().get("mesh", {}), self.program.update.mesh)
-        return restore_state(self.store, self.program)
+        check_same_mesh(self.store.of_step().extra().get("mesh", {}), self.program.update.mesh)
+        return restore_state(self.store.of_step(), self.program)
 
     def _make_durable(self, state: State, step: int) -> None:
         """Saves what was restored from the local folder, or from another run, in the durable one too: this run may end

@@ -116,7 +116,7 @@ class Training:
 
     def _kept(self, step: int, name: str) -> Mapping[str, Any]:
         """What the checkpoint of a step keeps by this name."""
-        return self.store.extra(step).get(name, {}) if step and self.store.latest() is not None else {}
+        return self.store.of_step(step).extra(step).get(name, {}) if step and self.store.latest() is not None else {}
 
     # ---- the loop -------------------------------------------------------------------------------------------------
 

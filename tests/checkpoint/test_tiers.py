@@ -30,7 +30,7 @@ def opened(folder: Path, run: str = "run") -> RunStore:
 
 
 def newest(store: RunStore) -> float:
-    return float(store.newest(lambda: store.restore(ABSTRACT))[0]["w"][0])
+    return float(store.newest(lambda: store.of_step().restore(ABSTRACT))[0]["w"][0])
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +57,10 @@ def test_the_newest_of_either_is_restored_and_each_keeps_its_own(saved):
     with opened(saved) as store:
         assert store.steps() == [4, 6, 7]
         assert newest(store) == 7
-        assert store.extra(4) == {"tokens": 4}
+        assert store.of_step(4).extra(4) == {"tokens": 4}
         assert store.started() == 7
         assert store.started(durable=True) == 4
-        assert [store.folder(step) for step in (4, None)] == [saved / "durable/4", saved / "local/run/7"]
+        assert [store.of_step(step).folder(step) for step in (4, None)] == [saved / "durable/4", saved / "local/run/7"]
 
 
 def test_a_local_folder_that_is_lost_leaves_the_durable_one(copied):

@@ -175,7 +175,7 @@ def tell_tiers(me: int, folder: Path) -> dict:
         store.save(1, state, {"step": 1})
         store.save(2, state, {"step": 2}, durable=False)
     with open_store(folder / "durable", shared, "run") as store:
-        restored, extra = store.newest(lambda: store.restore(abstract))
+        restored, extra = store.newest(lambda: store.of_step().restore(abstract))
     told = {"steps": store.steps(), "extra": extra, "same": bool(jnp.all(restored["w"] == state["w"]))}
     (folder / "file").touch()
     for name, local in (("own", folder / f"own-{me}"), ("unwritable", folder / "file")):

@@ -1,7 +1,7 @@
 """Where batch `k` of a run comes from: a function of seed and `k`, or something that sees the state at step `k`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import count
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from axon.runtime import Runtime
+from axon.train.objective import NextToken, Objective
 from axon.train.state import State
 
 Batch = dict[str, np.ndarray]
@@ -34,6 +35,7 @@ class FeedContext:
         start: how many batches were drawn before, without those of `left_out`: numbers of batches that the order lacks.
         sequences: which sequences of the global batch to give, as a process's share.
         saved: what `Feed.saved` gave when the checkpoint was written that the run continues from; empty at first.
+        objective: what batches are for. report: called with each line that a person should see.
     """
 
     seed: int
@@ -42,6 +44,8 @@ class FeedContext:
     sequences: SequenceNumbers = field(default_factory=lambda: ALL)
     left_out: Sequence[int] = ()
     saved: Mapping[str, Any] = field(default_factory=dict)
+    objective: Objective = NextToken()
+    report: Callable[[str], None] = print
 
     def numbers(self) -> Iterator[int]:
         """The numbers of the batches that the feed is to draw, in order, without end."""

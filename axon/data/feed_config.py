@@ -1,17 +1,34 @@
 """Feeds beside a corpus: the base of what `Train.data` names where batches are not the corpus' own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from axon.data.corpus import TEXT_ARRAYS, Corpus, Data
+from axon.data.corpus import TEXT_ARRAYS, Data
 from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
-from axon.data.prepared import BatchReader, NoChats, Prepared
+from axon.data.prepared import BatchReader, Prepared, Question
 from axon.data.tokenizer import Tokenizer, TokenizerFile
 from axon.fields import leaves
+
+
+class TextConfig(Protocol):
+    """Text as a configuration names it: `Data`, or examples as `Chats`."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def held_out(self) -> float: ...
+    @property
+    def text(self) -> Data: ...
+    def with_tokenizer(self, tokenizer: TokenizerFile) -> Any: ...
+    def seq_of(self, model: Any) -> int: ...
+    def prepare(self, report: Callable[[str], None] = print) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -22,10 +39,12 @@ class FeedConfig(ABC):
         data: the corpus, which has the tokenizer, the shape of a batch and the held-out text.
     """
 
-    arrays: ClassVar[Mapping[str, str]] = TEXT_ARRAYS
-    """Name → axes of the arrays of a batch; by default those of text."""
+    data: TextConfig
 
-    data: Data
+    @property
+    def arrays(self) -> Mapping[str, str]:
+        """Name → axes of the arrays of a batch; by default those of text."""
+        return TEXT_ARRAYS
 
     @property
     def batch(self) -> int:
@@ -40,9 +59,9 @@ class FeedConfig(ABC):
     @property
     def text(self) -> Data:
         """The text that the run is evaluated on, and its tokenizer."""
-        return self.data
+        return self.data.text
 
-    def with_tokenizer(self, tokenizer: TokenizerFile) -> Data:
+    def with_tokenizer(self, tokenizer: TokenizerFile) -> Any:
         """See `Data`."""
         return self.data.with_tokenizer(tokenizer)
 
@@ -56,12 +75,19 @@ class FeedConfig(ABC):
         ...
 
 
+class PreparedText(Prepared, Protocol):
+    """Prepared data of text."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
 @dataclass(frozen=True)
-class FedCorpus(NoChats, Prepared, ABC):
+class FedCorpus(Prepared, ABC):
     """A prepared corpus, all but its training batches: the base of what `FeedConfig.prepare` returns."""
 
     config: FeedConfig
-    corpus: Corpus
+    corpus: PreparedText
 
     @property
     def arrays(self) -> Mapping[str, str]:
@@ -80,7 +106,14 @@ class FedCorpus(NoChats, Prepared, ABC):
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
         return self.corpus.held_out(batches, sequences)
 
-    def text_bytes(self, batch: Batch) -> np.ndarray:
+    def questions(self, count: int) -> Sequence[Question]:
+        return self.corpus.questions(count)
+
+    @property
+    def companions(self) -> Path | None:
+        return self.corpus.companions
+
+    def text_bytes(self, batch: Batch) -> np.ndarray | None:
         return self.corpus.text_bytes(batch)
 
     def identity(self) -> dict[str, Any]:

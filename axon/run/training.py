@@ -86,7 +86,7 @@ class Training:
             self.journal.stepped(record | {"mfu": mfu(record["tokens_per_second"], self.program.flops_per_token, rate)})
 
         monitor = self._monitor(position.step)
-        if position.step and self._evaluation_due(position.step):
+        if self._evaluation_due(position.step):
             self.evaluate_if_missing(position.state)  # the last call was stopped between saving and evaluating
         while True:
             try:
@@ -123,7 +123,16 @@ class Training:
     def _trained(self, start: Position, until: int, replay: Replay, log: Any, monitor: Monitor) -> State:
         program, seed, left_out = self.program, self.train.seed, monitor.left_out
         saved = self._kept(start.step, FEED)
-        context = FeedContext(seed, program.runtime, start.step, program.host_sequences, left_out, saved)
+        context = FeedContext(
+            seed,
+            program.runtime,
+            start.step,
+            program.host_sequences,
+            left_out,
+            saved,
+            self.train.objective,
+            self.report,
+        )
         with self.corpus.feed(context) as feed:
             loop = Loop(
                 program,
@@ -179,7 +188,8 @@ class Training:
                 yield step
 
     def _evaluation_due(self, step: int) -> bool:
-        return self.train.evaluation is not None and step % self.train.evaluation.every == 0
+        evaluation = self.train.evaluation
+        return evaluation is not None and step % evaluation.every == 0 and (step > 0 or evaluation.at_start)
 
     def _save(self, at: Position, until: int, monitor: Monitor, feed: Feed) -> None:
         asked = self.stop.requested

@@ -47,12 +47,13 @@ class Evaluation:
     """Loss on held-out data: every `every` steps and at the end, on `batches` batches of it (None: all).
 
     `answers`: so many held-out questions of chats are answered too, greedily by the engine; `eval_exact` is the share
-    of answers that are the right one, token by token, end included. None: none.
+    of answers that are the right one, token by token, end included. None: none. `at_start`: also before the first step.
     """
 
     every: int = 200
     batches: int | None = 20
     answers: int | None = None
+    at_start: bool = False
 
     def __post_init__(self):
         check_range(self, "[1, inf)", "every", "batches", "answers")

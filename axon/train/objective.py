@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from axon import axes
-from axon.axes import SUM, ArraySpec
+from axon.axes import MAX, SUM, ArraySpec
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
@@ -40,20 +40,24 @@ class Sums:
             the count of its name, in nats or whatever the objective's own unit is.
         metrics: name → a sum that is only reported, as a mean; it carries no gradient.
         statistics: path of a module's `Variable` → the statistic that it is updated from.
+        maxima: name → the largest of values that are not negative, over the batch, which is only reported.
     """
 
     minimised: dict[str, Array]
     metrics: dict[str, Array] = field(default_factory=dict)
     statistics: dict[str, Array] = field(default_factory=dict)
+    maxima: dict[str, Array] = field(default_factory=dict)
 
 
 def reduced(variables: Mapping[str, VariableSpec], how: Callable[..., Array], *parts: Sums) -> Sums:
-    """`how(reduction, …)` of each value of some sums: the reduction is SUM, or of a statistic that of its variable."""
+    """`how(reduction, …)` of each value of some sums: the reduction is SUM, of a maximum MAX, and of a statistic that
+    of its variable."""
     statistics = {
         path: how(variables[path].reduction, *(part.statistics[path] for part in parts)) for path in parts[0].statistics
     }
-    others = jax.tree.map(partial(how, SUM), *(replace(part, statistics={}) for part in parts))
-    return replace(others, statistics=statistics)
+    maxima = jax.tree.map(partial(how, MAX), *(part.maxima for part in parts))
+    others = jax.tree.map(partial(how, SUM), *(replace(part, statistics={}, maxima={}) for part in parts))
+    return replace(others, statistics=statistics, maxima=maxima)
 
 
 def paired(variables: Mapping[str, VariableSpec], one: Sums, other: Sums) -> Sums:

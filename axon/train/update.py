@@ -196,7 +196,8 @@ def clipped(gradients: Any, clip: float | None) -> tuple[Any, Array]:
 
 
 def metrics(rate: Array, sums: Sums, counts: Counts, norms: Array) -> Metrics:
-    """A step's metrics: means of the objective's. `loss` is what is minimised, unless the objective reports its own.
+    """A step's metrics: means of the objective's, and its maxima. `loss` is what is minimised, unless the objective
+    reports its own.
 
     `rate` is the learning rate; `norms` are the squared norms of the gradients by parameter, before clipping, in the
     order of the parameters.
@@ -205,6 +206,7 @@ def metrics(rate: Array, sums: Sums, counts: Counts, norms: Array) -> Metrics:
     return {
         "loss": minimised,
         **means(sums.metrics, counts),
+        **sums.maxima,
         "grad_norm": jnp.sqrt(jnp.sum(norms)),
         "learning_rate": rate,
         "tokens": counts["tokens"],

@@ -1,9 +1,21 @@
-"""Tuning a trained model: on chats, on preferences, and on batches that the model itself writes."""
+"""Tuning a trained model: on chats, on preferences, and on answers that the model itself samples."""
 
 from axon.tune.chats import Chats
 from axon.tune.comparisons import Comparisons
 from axon.tune.reward_model import RewardModel
+from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong
 from axon.tune.rollouts import Rollouts
-from axon.tune.words import Words
+from axon.tune.words import Addition, Words
 
-__all__ = ["Chats", "Comparisons", "RewardModel", "Rollouts", "Words"]
+__all__ = [
+    "Addition",
+    "Chats",
+    "Comparisons",
+    "ExactMatch",
+    "Matches",
+    "Numeric",
+    "Overlong",
+    "RewardModel",
+    "Rollouts",
+    "Words",
+]

@@ -3,7 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,7 @@ from axon.data.enough import check_vocab
 from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
 from axon.data.prepare import SPLITS, Stored, share_of, train_tokenizer
 from axon.data.prepared import Question
-from axon.data.records import RecordSource
+from axon.data.records import Record, RecordSource
 from axon.data.store import Root
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
 from axon.disk import check_paths
@@ -119,10 +119,10 @@ class Examples(ABC):
         report(f"chat template: {'the built-in one, lines of role: content' if is_plain else self.template_folder}")
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
         left: dict[str, list[str]] = {"dropped": [], "cut": []}
-        for where, conversations in self._conversations():
+        for where, record, conversations in self._conversations():
             documents = tuple(self.document(written(chat, one, where)) for one in conversations)
             self.check_example(documents, where)
-            example = Example(documents, where)
+            example = Example(documents, where, record)
             if example.positions > self.seq:
                 shorter = self.shortened(example) if self.long == "cut" else None
                 left["dropped" if shorter is None else "cut"].append(where)
@@ -140,7 +140,7 @@ class Examples(ABC):
         of one."""
         most = self.seq // len(example.documents) + 1
         cut = tuple(Document(one.ids[:most], one.learned[:most]) for one in example.documents)
-        return Example(cut, example.where) if all(one.learned[1:].any() for one in cut) else None
+        return replace(example, documents=cut) if all(one.learned[1:].any() for one in cut) else None
 
     def identity(self) -> dict[str, Any]:
         """What the batches depend on, as JSON: every field but `store` and `threads`."""
@@ -158,10 +158,10 @@ class Examples(ABC):
             return self.tokenizer.load()
         return train_tokenizer(self.tokenizer, self.text.sources, self.held_out, Root(self.store), report)
 
-    def _conversations(self) -> Iterator[tuple[str, tuple[Conversation, ...]]]:
+    def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation, ...]]]:
         for source in self.sources:
             for where, record in source.records():
-                yield where, read_example(record, where, self.formats, self.columns)
+                yield where, record, read_example(record, where, self.formats, self.columns)
 
 
 def written(chat: Chat, conversation: Conversation, where: str) -> Turns:
@@ -299,7 +299,7 @@ class PreparedExamples:
 
     def questions(self, count: int) -> list[Question]:
         documents = [example.documents[0] for example in self.splits["held_out"].examples[:count]]
-        return [_last_answer(document) for document in documents]
+        return [last_answer(document) for document in documents]
 
     def text_bytes(self, batch: Batch) -> np.ndarray:
         return batch["weights"].astype(np.int32) * self.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
@@ -330,7 +330,7 @@ class PreparedExamples:
         return Batches(order.map(load), self.data.threads)
 
 
-def _last_answer(document: Document) -> Question:
+def last_answer(document: Document) -> Question:
     """The last of the assistant's turns, and all before it."""
     learned = document.learned
     end = len(learned) - int(np.argmax(learned[::-1]))

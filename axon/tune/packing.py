@@ -1,12 +1,13 @@
 """Examples packed into sequences: several documents in one, none of which attends to another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from axon.data.batches import PADDING
 from axon.data.feed import Batch
+from axon.data.records import Record
 
 OPEN = 64
 """Sequences that are filled at a time: an example goes into the first of them that has room."""
@@ -27,10 +28,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Example:
-    """One document, or a chosen and a rejected one; `where` they are from."""
+    """One document, or a chosen and a rejected one; `where` they are from, and the `record` that they are made of."""
 
     documents: tuple[Document, ...]
     where: str
+    record: Record = field(default_factory=dict, repr=False)
 
     @property
     def positions(self) -> int:

@@ -1,74 +1,91 @@
-"""`Rollouts`, batches of the answers to prompts that the model itself writes and a function likes best."""
+"""`Rollouts`, batches of the answers to prompts that the model itself samples, with what rewards say of them."""
 
 import hashlib
-import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from axon.checks import check_range
+from axon.data import Data
 from axon.data.batches import shuffled_order
-from axon.data.corpus import check_sources
-from axon.data.feed import Batch, Feed, FeedContext
+from axon.data.corpus import TEXT_ARRAYS, check_sources
+from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
 from axon.data.feed_config import FedCorpus, FeedConfig
+from axon.data.prepared import BatchReader
 from axon.data.sources import Source
-from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.fields import RESUMABLE
 from axon.layout import Layout
 from axon.model_config import vocab_of
 from axon.nn import LanguageModel
-from axon.own_code import written_at
 from axon.serve.offline import Answer, capacity_for
 from axon.serve.request import Request, Sampling, check_ids
+from axon.train.policy_gradient import SAMPLED, PolicyGradient
 from axon.train.state import State
 from axon.tune import packing
+from axon.tune.chats import Chats
 from axon.tune.policy_engine import PolicyEngine
-
-Keep = Callable[[str, str], bool | float]
-"""Of a prompt and an answer, whether to train on it, or how good it is: the best are trained on."""
+from axon.tune.prompts import Prompt, of_chats, of_sources
+from axon.tune.rewards import Judge, RewardFunction, Sampled, Scores, check_rewards
 
 
 @dataclass(frozen=True)
 class Rollouts(FeedConfig):
-    """Answers that the model writes to prompts, of which it is trained on the best: expert iteration (Anthony et al.,
-    arXiv:1705.08439), as rejection-sampling fine-tuning (ReST, arXiv:2308.08998) in every step.
+    """Answers that the model samples to prompts, and learns from by what rewards say of them.
 
-    Each step draws `batch / kept` prompts, and each prompt's answers from the weights before the step. A sequence of
-    the batch is a prompt with an answer; weights are 1 where the target is a token of the answer, its end included.
-    What is drawn follows from the run's seed, the number of the batch, and the weights.
+    Each step draws some prompts, and `samples` answers to each from the weights before the step; a sequence of the
+    batch is a prompt with an answer. Weights are 1 where the target is a token of the answer, its end included. What is
+    drawn follows from the run's seed, the number of the batch, and the weights.
+
+    All answers are trained on, for a `PolicyGradient` as `GRPO`: beside text a batch has `logprobs`, by which each
+    token was sampled, and `advantages`. With `kept` it is of text alone, the best answers to each prompt: expert
+    iteration (Anthony et al., arXiv:1705.08439), as rejection-sampling fine-tuning (ReST, arXiv:2308.08998) in every
+    step.
 
     Args:
-        data: the tokenizer, the shape of a batch, and the held-out text. prompts: sources of which each document is a
-            prompt; a longer one than `data.seq` leaves room for is refused.
-        keep: `keep(prompt, answer)`: True or False, or a number, the higher the better. It must depend on these alone.
-        samples: answers to each prompt. kept: how many of them are trained on, at most.
+        data: the tokenizer, the shape of a batch, and the held-out data. Of `Chats` the prompts are all of a training
+            example before its last answer, which is the right one.
+        rewards: name → a function of an `axon.tune.rewards.Sampled`, which must depend on that alone. weights: name → a
+            factor, by default 1, in the sum that is an answer's reward. limit: seconds for a reward of an answer; one
+            that takes longer, raises, or gives no finite number is told, and its answer is not trained on.
+        prompts: sources of which each document is a prompt, with `Data`. One that leaves no room for an answer in
+            `data.seq` is refused.
+        samples: answers to each prompt. kept: how many of them are trained on, at most; None: all, by their rewards.
+        above: with `kept`, only answers whose reward is larger than this are trained on.
         sampling: how they are drawn. layout: where each axis lives meanwhile; None: as in training.
     """
 
-    prompts: tuple[Source, ...]
-    keep: Keep
+    data: Data | Chats
+    rewards: Mapping[str, RewardFunction]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    limit: float = field(default=10.0, metadata=RESUMABLE)
+    prompts: tuple[Source, ...] = ()
     samples: int = 4
-    kept: int = 1
+    kept: int | None = None
+    above: float = -math.inf
     sampling: Sampling = Sampling(tokens=64, temperature=1.0)
     layout: Layout | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
         check_range(self, "[1, 2**16]", "samples", "kept")
-        check_sources(self.prompts, "Rollouts.prompts")
-        _check_keep(self.keep)
-        if self.kept > self.samples:
+        check_range(self, "(0, 1e6]", "limit")
+        check_rewards(self.rewards, self.weights, "Rollouts.rewards")
+        self._check_prompts()
+        if self.kept is not None and self.kept > self.samples:
             raise UserError(
                 f"Rollouts.kept is {self.kept}, and Rollouts.samples {self.samples}: no more can be kept than there "
                 f"are. Set Rollouts.samples to at least {self.kept}"
             )
-        if self.data.batch % self.kept:
+        if self.data.batch % self.of_prompt:
+            name, batch = ("samples" if self.kept is None else "kept"), f"{type(self.data).__name__}.batch"
+            divisible = math.ceil(self.data.batch / self.of_prompt) * self.of_prompt
             raise UserError(
-                f"Data.batch is {self.data.batch}, and Rollouts.kept {self.kept}: must divide it, as each prompt has "
-                f"so many sequences. Set Data.batch to {math.ceil(self.data.batch / self.kept) * self.kept}"
+                f"{batch} is {self.data.batch}, and Rollouts.{name} {self.of_prompt}: must divide it, as each prompt "
+                f"has so many sequences. Set {batch} to {divisible}"
             )
         if self.samples > 1 and not self.sampling.temperature:
             raise UserError(
@@ -76,49 +93,49 @@ class Rollouts(FeedConfig):
                 "same. Set Rollouts.samples to 1, or Sampling.temperature above 0"
             )
 
-    def prepare(self, report: Callable[[str], None] = print) -> "PreparedRollouts":
-        """Prepares the corpus, and reads the prompts. Raises `UserError` for one that leaves no room for an answer."""
-        corpus = self.data.prepare(report)
-        found = [
-            Prompt.of(source, number, text, corpus.tokenizer)
-            for source in self.prompts
-            for number, text in enumerate(source.texts())
-        ]
-        if not found:
-            names = ", ".join(source.name for source in self.prompts)
-            raise UserError(f"Rollouts.prompts: {names} has no documents: give at least one prompt")
-        self._check_room(max(found, key=lambda prompt: len(prompt.ids)))
-        report(f"prompts: {len(found):,}, {self.samples} answers to each, of which {self.kept} at most are trained on")
-        return PreparedRollouts(self, corpus, tuple(found))
-
-    def _check_room(self, longest: "Prompt") -> None:
-        length, tokens, seq = len(longest.ids), self.sampling.tokens, self.data.seq
-        if length + tokens > seq + 1:
+    def _check_prompts(self) -> None:
+        if isinstance(self.data, Data):
+            check_sources(self.prompts, "Rollouts.prompts")
+        elif self.prompts:
             raise UserError(
-                f"Rollouts.prompts: {longest.name} has {length} tokens, and an answer has up to Sampling.tokens, "
-                f"{tokens}: together more than Data.seq + 1, which is {seq + 1}. Set Data.seq to at least "
-                f"{length + tokens - 1}, or shorten one of the two"
+                "Rollouts.prompts is set, and the prompts are the questions of Rollouts.data, which are Chats: leave "
+                "it out"
             )
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """A prompt: its source, its number there, its text and tokens."""
-
-    source: str
-    number: int
-    text: str
-    ids: tuple[int, ...]
-
-    @classmethod
-    def of(cls, source: Source, number: int, text: str, tokenizer: Tokenizer) -> "Prompt":
-        """The document of that number."""
-        return cls(source.name, number, text, tuple(tokenizer.prompt(text)))
+    @property
+    def of_prompt(self) -> int:
+        """Sequences of a batch that each prompt has."""
+        return self.samples if self.kept is None else self.kept
 
     @property
-    def name(self) -> str:
-        """For messages."""
-        return f"document {self.number} of {self.source}"
+    def arrays(self) -> Mapping[str, str]:
+        return TEXT_ARRAYS if self.kept is not None else {**TEXT_ARRAYS, **dict.fromkeys(SAMPLED, "batch seq")}
+
+    def prepare(self, report: Callable[[str], None] = print) -> "PreparedRollouts":
+        """Prepares the corpus, and reads the prompts. Raises `UserError` for one that leaves no room for an answer."""
+        if isinstance(self.data, Chats):
+            corpus = self.data.prepare(report)
+            prompts = tuple(of_chats(corpus))
+        else:
+            corpus = self.data.prepare(report)
+            prompts = tuple(of_sources(self.prompts, corpus.tokenizer))
+        if not prompts:
+            names = ", ".join(source.name for source in self.prompts)
+            raise UserError(f"Rollouts.prompts: {names} has no documents: give at least one prompt")
+        self._check_room(max(prompts, key=lambda prompt: len(prompt.ids)))
+        trained = "all" if self.kept is None else f"{self.kept} at most"
+        report(f"prompts: {len(prompts):,}, {self.samples} answers to each, of which {trained} are trained on")
+        return PreparedRollouts(self, corpus, prompts)
+
+    def _check_room(self, longest: Prompt) -> None:
+        length, tokens, seq = len(longest.ids), self.sampling.tokens, self.data.seq
+        if length + tokens > seq + 1:
+            field = f"{type(self.data).__name__}.seq"
+            raise UserError(
+                f"Rollouts.prompts: {longest.where} has {length} tokens, and an answer has up to Sampling.tokens, "
+                f"{tokens}: together more than {field} + 1, which is {seq + 1}. Set {field} to at least "
+                f"{length + tokens - 1}, or shorten one of the two"
+            )
 
 
 @dataclass(frozen=True)
@@ -136,13 +153,19 @@ class PreparedRollouts(FedCorpus):
                 f"Train.data = Rollouts(…) is for an axon.nn.LanguageModel, which continues its prompt; "
                 f"{type(model).__name__}.build() gives a {type(module).__name__}: set Train.data to @Data()"
             )
+        if self.config.kept is None:
+            policy_of(objective).check_group(self.config.samples, "Rollouts.samples")
         vocab = vocab_of(model)
         assert vocab is not None, "the corpus fits"
         for prompt in self.prompts:
-            check_ids(prompt.ids, vocab, self.tokenizer, f"Rollouts.prompts: {prompt.name}")
+            check_ids(prompt.ids, vocab, self.tokenizer, f"Rollouts.prompts: {prompt.where}")
 
     def feed(self, context: FeedContext) -> "RolloutFeed":
         return RolloutFeed(self, context)
+
+    def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
+        reader = super().held_out(batches, sequences)
+        return reader if self.config.kept is not None else _NotSampled(reader)
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
@@ -151,15 +174,39 @@ class PreparedRollouts(FedCorpus):
 
     def drawn(self, seed: int, step: int) -> list[Prompt]:
         """The prompts of batch `step`."""
-        order = shuffled_order(len(self.prompts), self.config.batch // self.config.kept, seed)
+        order = shuffled_order(len(self.prompts), self.config.batch // self.config.of_prompt, seed)
         return [self.prompts[number] for number in np.asarray(order[step])]
 
     def position(self, seed: int, step: int) -> str:
-        names = ", ".join(prompt.name for prompt in self.drawn(seed, step)[:16])
+        names = ", ".join(prompt.where for prompt in self.drawn(seed, step)[:16])
         return f"batch {step} of seed {seed}: answers to {names}"
 
     def documents(self, seed: int, step: int) -> list[dict[str, Any]]:
-        return [{"source": prompt.source, "prompt": prompt.number} for prompt in self.drawn(seed, step)]
+        return [{"prompt": prompt.where} for prompt in self.drawn(seed, step)]
+
+
+def policy_of(objective: Any) -> PolicyGradient:
+    """An objective that learns from rewards. Raises `UserError` for another."""
+    if not isinstance(objective, PolicyGradient):
+        raise UserError(
+            f"Train.objective is a {type(objective).__name__}, and Rollouts.kept None, so that all answers are learned "
+            "from by their rewards: set Train.objective = @GRPO(), or Rollouts.kept to how many of the best to train on"
+        )
+    return objective
+
+
+class _NotSampled(BatchReader):
+    """Held-out batches as a policy's objective takes them: nothing in them was sampled."""
+
+    def __init__(self, reader: BatchReader):
+        self._reader = reader
+
+    def __next__(self) -> Batch:
+        batch = next(self._reader)
+        return batch | {name: np.zeros_like(batch["weights"]) for name in SAMPLED}
+
+    def __exit__(self, *exception: Any) -> None:
+        self._reader.__exit__(*exception)
 
 
 class RolloutFeed(Feed):
@@ -171,100 +218,124 @@ class RolloutFeed(Feed):
         config = prepared.config
         self._prepared, self._context, self._config = prepared, context, config
         self._numbers, self._metrics = context.numbers(), {}
-        groups, longest = config.batch // config.kept, max(prepared.prompts, key=lambda prompt: len(prompt.ids))
+        self._sampling = config.sampling if config.kept is not None else replace(config.sampling, logprobs=0)
+        groups, longest = config.batch // config.of_prompt, max(prepared.prompts, key=lambda prompt: len(prompt.ids))
         most = [Request(longest.ids, config.sampling)] * (groups * config.samples)
         capacity = capacity_for(context.runtime.module, most)
         self._engine = PolicyEngine(context.runtime, config.layout, prepared.tokenizer, capacity)
+        self._judge = Judge(config.rewards, config.weights, config.limit, context.report)
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """`rollout_score`: the mean of what `keep` gave; `rollout_kept`: the share of the batch's sequences that are
-        trained on; `rollout_tokens`: the mean of an answer's."""
+        """`reward` and `reward_std`: mean and standard deviation of the answers'; `reward_NAME` and `reward_NAME_std`:
+        of each reward; `reward_failed`: of how many answers one failed; `rollout_uniform`: the share of prompts to
+        which all answers have the same reward; `rollout_trained`: the share of the batch's sequences that are trained
+        on; `rollout_tokens`: the mean of an answer's."""
         return self._metrics
 
     def draw(self, state: State) -> Batch:
         number = next(self._numbers)
-        prompts, samples = self._prepared.drawn(self._context.seed, number), self._config.samples
+        prompts = self._prepared.drawn(self._context.seed, number)
         requests = [
             Request(prompt.ids, sampling)
             for row, prompt in enumerate(prompts)
             for sampling in self._samplings(number, row)
         ]
-        written = self._engine.answers(state, requests)
-        groups = [
-            [Scored.of(self._config.keep, prompt, answer) for answer in written[row * samples : (row + 1) * samples]]
-            for row, prompt in enumerate(prompts)
-        ]
-        kept = [best for group in groups for best in best_of(group, self._config.kept)]
-        self._metrics = _metrics(groups, kept)
-        batch = batch_of(kept, self._config.data.seq)
+        answers = self._engine.answers(state, requests)
+        rollout = Rollout(prompts, answers, self._judge(_sampled(prompts, answers)))
+        rows = self._kept(rollout) if self._config.kept is not None else self._all(rollout)
+        self._metrics = rollout.metrics | {"rollout_trained": float(np.mean([row is not None for row in rows]))}
+        examples = [[] if row is None else [rollout.example(row)] for row in rows]
+        batch = packing.batch_of(examples, self._config.data.seq, "documents")
+        if self._config.kept is None:
+            advantages = policy_of(self._context.objective).advantages(rollout.rewards).ravel()
+            batch |= _of_answers(batch["weights"], rows, answers, advantages)
         return {name: value[self._context.sequences] for name, value in batch.items()}
+
+    def _all(self, rollout: "Rollout") -> list[int | None]:
+        """The answers that have a reward, None in the places of others."""
+        return [None if math.isnan(reward) else row for row, reward in enumerate(rollout.rewards.ravel())]
+
+    def _kept(self, rollout: "Rollout") -> list[int | None]:
+        """The best answers to each prompt."""
+        assert self._config.kept is not None
+        samples = self._config.samples
+        return [
+            None if best is None else group * samples + best
+            for group, rewards in enumerate(rollout.rewards)
+            for best in best_of(rewards, self._config.kept, self._config.above)
+        ]
 
     def _samplings(self, number: int, row: int) -> list[Sampling]:
         """How each answer to the prompt in `row` of batch `number` is drawn: no two have the same noise."""
-        key = np.random.SeedSequence((self._context.seed, self._config.sampling.seed), spawn_key=(number, row))
-        first = replace(self._config.sampling, seed=int(key.generate_state(1, np.uint64)[0]))
+        key = np.random.SeedSequence((self._context.seed, self._sampling.seed), spawn_key=(number, row))
+        first = replace(self._sampling, seed=int(key.generate_state(1, np.uint64)[0]))
         return [first.of_choice(choice) for choice in range(self._config.samples)]
 
     def close(self) -> None:
-        """Gives the engine's pages back."""
+        """Gives the engine's pages and the rewards' thread back."""
         self._engine.close()
+        self._judge.close()
 
 
 @dataclass(frozen=True)
-class Scored:
-    """An answer to a prompt, and what `keep` said of it; `is_kept`: whether it may be trained on."""
+class Rollout:
+    """Prompts, so many answers to each in a row, and what rewards say of all."""
 
-    prompt: Prompt
-    answer: Answer
-    score: float
-    is_kept: bool
+    prompts: Sequence[Prompt]
+    answers: Sequence[Answer]
+    scores: Scores
 
-    @classmethod
-    def of(cls, keep: Keep, prompt: Prompt, answer: Answer) -> "Scored":
-        """Raises `UserError` where `keep` gives neither a bool nor a finite number."""
-        said = keep(prompt.text, answer.text)
-        if not isinstance(said, bool | int | float | np.bool_ | np.number) or not math.isfinite(said):
-            raise UserError(
-                f"Rollouts.keep ({written_at(keep)}) gives {said!r} for the answer {answer.text!r} to {prompt.name}: "
-                "must be True, False or a finite number"
-            )
-        return cls(prompt, answer, float(said), bool(said) or not isinstance(said, bool | np.bool_))
+    @cached_property
+    def rewards(self) -> np.ndarray:
+        """That of each answer, `prompts samples`; NaN where one failed."""
+        return self.scores.total.reshape(len(self.prompts), -1)
+
+    def example(self, row: int) -> packing.Example:
+        """The prompt with the answer `row`, which is learned."""
+        prompt = self.prompts[row // self.rewards.shape[1]]
+        ids = np.array([*prompt.ids, *self.answers[row].ids], np.int32)
+        document = packing.Document(ids, np.arange(len(ids)) >= len(prompt.ids))
+        return packing.Example((document,), prompt.where)
 
     @property
-    def example(self) -> packing.Example:
-        """The prompt with its answer, which is learned."""
-        ids = np.array([*self.prompt.ids, *self.answer.ids], np.int32)
-        document = packing.Document(ids, np.arange(len(ids)) >= len(self.prompt.ids))
-        return packing.Example((document,), self.prompt.name)
+    def metrics(self) -> dict[str, float]:
+        """See `RolloutFeed.metrics`."""
+        named = {"reward": self.scores.total} | {f"reward_{name}": one for name, one in self.scores.each.items()}
+        real = {name: values[~np.isnan(values)] for name, values in named.items()}
+        means = {name: float(np.mean(values)) for name, values in real.items() if len(values)}
+        spreads = {f"{name}_std": float(np.std(values)) for name, values in real.items() if len(values)}
+        return {
+            **means,
+            **spreads,
+            "reward_failed": float(np.sum(np.isnan(self.scores.total))),
+            "rollout_uniform": float(np.mean(np.max(self.rewards, axis=1) == np.min(self.rewards, axis=1))),
+            "rollout_tokens": float(np.mean([len(answer.ids) for answer in self.answers])),
+        }
 
 
-def best_of(group: Sequence[Scored], count: int) -> list[Scored | None]:
-    """The `count` best that may be kept, the earlier of equals first; None in the places of those that are missing."""
-    ranked = sorted((one for one in group if one.is_kept), key=lambda one: -one.score)[:count]
-    return [*ranked, *[None] * (count - len(ranked))]
+def best_of(rewards: np.ndarray, count: int, above: float) -> Iterator[int | None]:
+    """The places of the `count` best of some answers' rewards `samples` that are larger than `above`, the earlier of
+    equals first; None in the places of those that are missing."""
+    ranked = sorted(np.flatnonzero(rewards > above).tolist(), key=lambda place: -rewards[place])[:count]
+    yield from (*ranked, *[None] * (count - len(ranked)))
 
 
-def batch_of(kept: Sequence[Scored | None], seq: int) -> Batch:
-    """A batch `batch seq` of prompts with their answers, weights 1 where the target is of the answer; None: padding."""
-    return packing.batch_of([[] if one is None else [one.example] for one in kept], seq, "documents")
+def _sampled(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> list[Sampled]:
+    """The answers as rewards are given them."""
+    samples = len(answers) // len(prompts)
+    pairs = zip([prompt for prompt in prompts for _ in range(samples)], answers, strict=True)
+    return [Sampled(one.text, answer.text, answer.ids, one.reference, one.record, one.where) for one, answer in pairs]
 
 
-def _metrics(groups: Sequence[Sequence[Scored]], kept: Sequence[Scored | None]) -> dict[str, float]:
-    scored = [one for group in groups for one in group]
-    return {
-        "rollout_score": float(np.mean([one.score for one in scored])),
-        "rollout_kept": float(np.mean([one is not None for one in kept])),
-        "rollout_tokens": float(np.mean([len(one.answer.ids) for one in scored])),
-    }
-
-
-def _check_keep(keep: Keep) -> None:
-    """Raise `UserError` unless it can be called with a prompt and an answer."""
-    try:
-        inspect.signature(keep).bind("prompt", "answer")
-    except TypeError as error:
-        raise UserError(
-            f"Rollouts.keep ({written_at(keep)}) cannot be called with a prompt and an answer, {error}: must be a "
-            "function keep(prompt, answer)"
-        ) from None
+def _of_answers(
+    weights: np.ndarray, rows: Sequence[int | None], answers: Sequence[Answer], advantages: np.ndarray
+) -> Batch:
+    """The arrays `SAMPLED` of a batch: where its `weights`, `batch seq`, are 1, and 0 elsewhere."""
+    batch = {name: np.zeros_like(weights) for name in SAMPLED}
+    for place, row in enumerate(rows):
+        if row is not None:
+            own = place, weights[place] > 0
+            batch["logprobs"][own] = [one.logprob for one in answers[row].logprobs]
+            batch["advantages"][own] = advantages[row]
+    return batch

@@ -1,4 +1,4 @@
-"""A small task language for quickstarts: words of random letters, and the one right answer to each."""
+"""Small tasks for quickstarts: words of random letters, or sums, and the one right answer to each."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -8,6 +8,7 @@ import numpy as np
 
 from axon.checks import check_range
 from axon.data.records import Record, fingerprint
+from axon.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -59,3 +60,40 @@ class Words:
         place = rng.choice([at for at in range(len(right) - 1) if right[at] != right[at + 1]])
         wrong = right[:place] + right[place + 1] + right[place] + right[place + 2 :]
         return {"prompt": word, "chosen": right, "rejected": wrong}
+
+
+@dataclass(frozen=True)
+class Addition:
+    """Records with a `prompt`, a sum of `terms` numbers up to `largest`, as 7+12, and a `completion`, what it comes to:
+    `count` of them, drawn by `seed`, none twice.
+
+    Raises `UserError` where there are not so many.
+    """
+
+    count: int = 1000
+    terms: int = 2
+    largest: int = 99
+    seed: int = 0
+
+    def __post_init__(self):
+        check_range(self, "[1, 2**24)", "count", "largest")
+        check_range(self, "[2, 8]", "terms")
+        check_range(self, "[0, inf)", "seed")
+        if self.count > (there := (self.largest + 1) ** self.terms):
+            raise UserError(
+                f"Addition.count is {self.count}, and there are {there:,} such sums: set it to {there} at most"
+            )
+
+    @property
+    def name(self) -> str:
+        return "addition"
+
+    def key(self) -> str:
+        return fingerprint("addition", asdict(self))
+
+    def records(self) -> Iterator[tuple[str, Record]]:
+        """See `axon.data.records.RecordSource`."""
+        rng, base = np.random.default_rng(self.seed), self.largest + 1
+        for number, code in enumerate(rng.choice(base**self.terms, self.count, replace=False).tolist()):
+            numbers = [code // base**place % base for place in range(self.terms)]
+            yield f"addition {number}", {"prompt": "+".join(map(str, numbers)), "completion": str(sum(numbers))}

@@ -27,6 +27,26 @@ Layout.mesh = {{'data': PROCESSES}}
 """
 )
 
+REWARDED = """
+Train.data = @Rollouts()
+Train.objective = @GRPO()
+Rollouts.data = @Chats()
+Rollouts.rewards = {'short': @Overlong()}
+Rollouts.samples = 4
+Rollouts.sampling = @Sampling()
+Sampling.tokens = 8
+Sampling.temperature = 1.0
+Overlong.tokens = 8
+Overlong.margin = 8
+Chats.seq = 40
+Chats.batch = 8
+Chats.sources = (@Addition(),)
+Chats.tokenizer = @Bpe()
+Addition.largest = 9
+Addition.count = 90
+"""
+"""What makes it a run that learns from rewards, whose time is its rollouts'."""
+
 
 def losses(folder: Path):
     records = [record for record in read_lines(folder / "metrics.jsonl") if "loss" in record]
@@ -35,16 +55,18 @@ def losses(folder: Path):
 
 @pytest.fixture(scope="module")
 def train(caches, tmp_path_factory):
-    """train(kills, processes, steps, seed, asynchronous): the folder of a run that was killed so often, and what
+    """train(kills, processes, steps, seed, asynchronous, more): the folder of a run that was killed so often, and what
     `killed.py` says of each of its starts."""
     own = {"JAX_COMPILATION_CACHE_DIR": str(caches / "processes"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     own["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=1"
 
-    def run(kills: int, processes: int, steps: int, seed: int, asynchronous: bool = True) -> tuple[Path, list[dict]]:
+    def run(
+        kills: int, processes: int, steps: int, seed: int, asynchronous: bool = True, more: str = ""
+    ) -> tuple[Path, list[dict]]:
         where = tmp_path_factory.mktemp("killed")
         folder, config = where / "run", where / "tiny.gin"
         words = {"STEPS": steps, "ASYNCHRONOUS": asynchronous, "PROCESSES": processes}
-        text = CONFIG
+        text = CONFIG + more
         for word, value in words.items():
             text = text.replace(word, str(value))
         config.write_text(text)
@@ -103,3 +125,14 @@ def test_a_run_killed_at_random_moments_loses_one_save_at_most_and_no_bit(
             assert event["step"] >= complete  # what was said to be saved is
             assert event["lost_steps"] <= EVERY + in_flight
     assert losses(folder) == whole(processes, steps)
+
+
+@pytest.mark.full
+def test_a_run_killed_in_its_rollouts_continues_bit_for_bit(train, seed):
+    folder, starts = train(3, 1, 30, seed, more=REWARDED)
+    print(*starts, sep="\n")
+    assert [start["code"] for start in starts] == [None] * 3 + [0]
+    whole, _ = train(0, 1, 30, seed, more=REWARDED)
+    assert losses(folder) == losses(whole)
+    gaps = [record["logprob_gap"] for record in read_lines(folder / "metrics.jsonl") if "logprob_gap" in record]
+    assert max(gaps) <= 1e-5

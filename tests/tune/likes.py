@@ -1,26 +1,42 @@
-"""Functions that a rollout's `keep` names in a configuration."""
+"""Rewards that tests name, as a configuration does."""
+
+import time
 
 
-def short(prompt: str, answer: str) -> float:
+def short(sampled) -> float:
     """The shorter, the better; of equals the one that has the prompt's first letter more often."""
-    return -len(answer) + 0.01 * answer.count(prompt[:1])
+    return -len(sampled.answer) + 0.01 * sampled.answer.count(sampled.prompt[:1])
 
 
-def alpha(prompt: str, answer: str) -> bool:
-    return "a" in answer
-
-
-def never(prompt: str, answer: str) -> bool:
+def never(sampled) -> bool:
     return False
 
 
-def one_argument(prompt: str) -> bool:
+def no_arguments() -> bool:
     return True
 
 
-def text(prompt: str, answer: str) -> str:
-    return answer
+def text(sampled) -> str:
+    return sampled.answer
 
 
-def undefined(prompt: str, answer: str) -> float:
+def undefined(sampled) -> float:
     return float("nan")
+
+
+def raises(sampled) -> float:
+    raise KeyError(sampled.answer)
+
+
+def ends(sampled) -> float:
+    raise SystemExit(3)
+
+
+def hangs(sampled) -> float:
+    time.sleep(30)
+    return 1.0
+
+
+def third_fails(sampled) -> float:
+    """Of answers whose first id is a multiple of 3, none."""
+    return float("inf") if sampled.ids[0] % 3 == 0 else float(sampled.ids[0])

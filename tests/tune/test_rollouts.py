@@ -1,4 +1,4 @@
-"""Batches of answers that the model writes itself: what is in them, by which weights, and after a resume the same."""
+"""Batches of answers that the model samples: what is in them, by which weights, and after a resume the same."""
 
 import json
 from dataclasses import replace
@@ -16,9 +16,11 @@ from axon.layout import Execution, Layout
 from axon.parallel.pipeline.schedules import OneFOneB
 from axon.run import program
 from axon.serve import Answer, Capacity, Engine, Finish, Request, Sampling, answers
-from axon.tune import Rollouts
+from axon.tune import Rollouts, packing
 from axon.tune.policy_engine import PolicyEngine
-from axon.tune.rollouts import Prompt, Scored, batch_of, best_of
+from axon.tune.prompts import Prompt
+from axon.tune.rewards import Scores
+from axon.tune.rollouts import Rollout, best_of
 
 WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
 
@@ -37,7 +39,8 @@ def prompts(tmp_path_factory):
 @pytest.fixture(scope="module")
 def rolling(tiny, prompts):
     """A run on its own answers."""
-    data = Rollouts(tiny.data, (prompts,), likes.short, samples=3, kept=2, sampling=Sampling(tokens=5, temperature=1.0))
+    sampling = Sampling(tokens=5, temperature=1.0)
+    data = Rollouts(tiny.data, {"short": likes.short}, prompts=(prompts,), samples=3, kept=2, sampling=sampling)
     return replace(tiny, data=data, steps=4, evaluation=None)
 
 
@@ -68,9 +71,9 @@ def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, rolling,
     whole = do(rolling, tmp_path / "whole", devices)
     do(rolling, tmp_path / "stopped", devices, steps=2)
     ran = do(rolling, tmp_path / "stopped", devices)
-    names = ("loss", "grad_norm", "tokens", "rollout_score", "rollout_kept", "rollout_tokens")
+    names = ("loss", "grad_norm", "tokens", "reward", "rollout_trained", "rollout_tokens")
     assert ran.records(*names) == whole.records(*names)
-    assert len({score for _, score in whole.records("rollout_score")}) > 1
+    assert len({reward for _, reward in whole.records("reward")}) > 1
     for (path, one), (_, other) in zip(stored(ran, few), stored(whole, few), strict=True):
         np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
 
@@ -90,7 +93,7 @@ def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, rolling,
 )
 def test_every_layout_writes_and_trains_alike(change, rolling, do, tmp_path):
     rolling = replace(rolling, model=replace(rolling.model, layers=2), steps=3)
-    names = ("loss", "grad_norm", "rollout_score", "rollout_tokens")
+    names = ("loss", "grad_norm", "reward", "rollout_tokens")
     expected = do(rolling, tmp_path / "one").records(*names)
     found = do(replace(rolling, **change), tmp_path / "split", devices=2).records(*names)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
@@ -175,12 +178,17 @@ def test_no_two_answers_have_the_same_noise(one, prepared):
     assert len(set(seeds)) == len(seeds) == 48
 
 
-def scored(prompt, ids, score, is_kept=True):
-    return Scored(Prompt("file", 0, "", prompt), Answer(ids, "", Finish.STOP), score, is_kept)
+def rollout_of(answers, rewards):
+    """Each prompt's answers in a row."""
+    prompts = [Prompt("file", "", (5, 6, 7)) for _ in rewards]
+    total = np.ravel(rewards)
+    written = [Answer(ids, "", Finish.STOP) for ids in answers]
+    return Rollout(prompts, written, Scores({"good": total}, total))
 
 
 def test_a_sequence_is_a_prompt_with_its_answer_and_weights_are_on_the_answer_alone():
-    batch = batch_of([scored((5, 6, 7), (8, 9), 0.0), None], seq=6)
+    rollout = rollout_of([(8, 9), (8,)], [[0.0, 1.0]])
+    batch = packing.batch_of([[rollout.example(0)], []], 6, "documents")
     expected = {
         "tokens": [5, 6, 7, 8, 0, 0],
         "targets": [6, 7, 8, 9, 0, 0],
@@ -192,21 +200,29 @@ def test_a_sequence_is_a_prompt_with_its_answer_and_weights_are_on_the_answer_al
         assert batch[name].tolist() == [row, [-1 if name == "documents" else 0] * 6], name
 
 
-def test_the_best_are_kept_the_earlier_of_equals_and_none_that_was_refused():
-    group = [
-        scored((1,), (number,), score, kept)
-        for number, (score, kept) in enumerate([(1.0, True), (3.0, True), (9.0, False), (3.0, True)])
-    ]
-    assert best_of(group, 3) == [group[1], group[3], group[0]]
-    assert best_of(group[2:], 3) == [group[3], None, None]
+def test_the_best_are_kept_the_earlier_of_equals_and_none_that_failed_or_is_not_above():
+    rewards = np.array([1.0, 3.0, np.nan, 3.0, -1.0])
+    assert list(best_of(rewards, 3, -np.inf)) == [1, 3, 0]
+    assert list(best_of(rewards, 3, 1.0)) == [1, 3, None]
 
 
-@pytest.mark.parametrize(("keep", "kept"), [(likes.never, 0), (likes.short, 1)])
-def test_answers_that_are_refused_leave_padding(keep, kept, one, prepared, begun, rng):
-    config = replace(prepared.config, keep=keep)
+def test_metrics_are_of_the_answers_that_have_a_reward():
+    metrics = rollout_of([(8, 9), (8,), (1,), (1, 2, 3)], [[1.0, 4.0], [2.0, 2.0]]).metrics
+    assert metrics["reward"] == metrics["reward_good"] == 2.25
+    assert metrics["reward_std"] == pytest.approx(np.std([1, 4, 2, 2]))
+    assert metrics["rollout_uniform"] == 0.5
+    assert metrics["rollout_tokens"] == 7 / 4
+    failed = rollout_of([(8,), (8,)], [[np.nan, 3.0]]).metrics
+    assert (failed["reward"], failed["reward_failed"]) == (3.0, 1)
+
+
+@pytest.mark.parametrize(("rewards", "kept"), [(likes.never, 0), (likes.short, 1)])
+def test_answers_that_are_not_above_leave_padding(rewards, kept, one, prepared, begun, rng):
+    above = 0 if rewards is likes.never else -np.inf
+    config = replace(prepared.config, rewards={"mine": rewards}, above=above)
     with replace(prepared, config=config).feed(FeedContext(7, one.runtime)) as feed:
         batch = feed.draw(begun(one, rng))
-        assert feed.metrics["rollout_kept"] == kept
+        assert feed.metrics["rollout_trained"] == kept
     assert (batch["weights"].sum(axis=1) > 0).all() == (batch["documents"][:, 0] == 0).all() == bool(kept)
 
 
@@ -216,7 +232,8 @@ def test_answers_that_are_refused_leave_padding(keep, kept, one, prepared, begun
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"keep": likes.one_argument}, ("Rollouts.keep", "likes.py", "keep(prompt, answer)")),
+        ({"rewards": {"mine": likes.no_arguments}}, ("Rollouts.rewards['mine']", "likes.py", "reward(sampled)")),
+        ({"kept": None}, ("Data.batch is 8", "Rollouts.samples 3", "Data.batch to 9")),
         ({"kept": 3}, ("Data.batch is 8", "Rollouts.kept 3", "Data.batch to 9")),
         ({"samples": 1}, ("Rollouts.kept is 2", "Rollouts.samples to at least 2")),
         ({"sampling": Sampling(temperature=0)}, ("Sampling.temperature is 0", "Rollouts.samples to 1")),
@@ -241,13 +258,6 @@ def test_a_prompt_that_leaves_no_room_for_its_answer_is_named(rolling, caches, t
     assert "Set Data.seq to at least" in message
     with pytest.raises(UserError, match="has no documents"):
         replace(rolling.data, prompts=(file_of(tmp_path),)).prepare(silent)
-
-
-@pytest.mark.parametrize("keep", [likes.text, likes.undefined])
-def test_what_is_no_score_is_shown_with_the_answer(keep):
-    with pytest.raises(UserError) as error:
-        Scored.of(keep, Prompt("file", 4, "", (1,)), Answer((2,), "an answer", Finish.STOP))
-    assert all(part in str(error.value) for part in ("Rollouts.keep", "likes.py", "'an answer'", "document 4 of file"))
 
 
 def test_an_objective_that_needs_other_arrays_is_refused_by_name(one, prepared):

@@ -1,0 +1,226 @@
+"""Rewards: functions that say how good a sampled answer is. What one does wrong costs the answer, never the run."""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from queue import Empty, Queue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from axon.checks import check_range
+from axon.data.records import Record
+from axon.errors import UserError
+from axon.own_code import written_at
+
+NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """An answer that the model has sampled, as a reward is given it.
+
+    Args:
+        prompt, answer: their texts. ids: the answer's tokens, its end included.
+        reference: the right answer's text, empty where there is none. record: the prompt's columns in its source.
+        where: the prompt, for messages.
+    """
+
+    prompt: str
+    answer: str
+    ids: tuple[int, ...]
+    reference: str = ""
+    record: Record = field(default_factory=dict)
+    where: str = ""
+
+
+RewardFunction = Callable[[Sampled], float]
+"""How good an answer is: a finite number, the higher the better; True is 1."""
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """1 if the answer is the right one, spaces at both ends left out, otherwise 0."""
+
+    def __call__(self, sampled: Sampled) -> float:
+        return float(sampled.answer.strip() == sampled.reference.strip())
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """1 if the last number of the answer is within `tolerance` of the last of the right one, otherwise 0.
+
+    Raises `ValueError` for a right answer without a number."""
+
+    tolerance: float = 1e-6
+
+    def __post_init__(self):
+        check_range(self, "[0, inf)", "tolerance")
+
+    def __call__(self, sampled: Sampled) -> float:
+        if (expected := _last_number(sampled.reference)) is None:
+            raise ValueError(f"the right answer has no number: {sampled.reference!r}")
+        actual = _last_number(sampled.answer)
+        return float(actual is not None and abs(actual - expected) <= self.tolerance)
+
+
+def _last_number(text: str) -> float | None:
+    numbers = NUMBER.findall(text)
+    return float(numbers[-1].replace(",", "")) if numbers else None
+
+
+@dataclass(frozen=True)
+class Matches:
+    """1 if the whole answer matches the regular expression `pattern`, in which "." is any character; otherwise 0."""
+
+    pattern: str
+
+    def __post_init__(self):
+        try:
+            re.compile(self.pattern)
+        except re.error as error:
+            raise UserError(f"Matches.pattern is {self.pattern!r}, no regular expression: {error}") from None
+
+    def __call__(self, sampled: Sampled) -> float:
+        return float(re.fullmatch(self.pattern, sampled.answer, re.DOTALL) is not None)
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """0 for an answer of up to `tokens` − `margin` tokens, from there falling evenly to −1 at `tokens` (DAPO, Yu et
+    al., arXiv:2503.14476, equation 13)."""
+
+    tokens: int
+    margin: int
+
+    def __post_init__(self):
+        check_range(self, "[1, 2**31)", "tokens", "margin")
+
+    def __call__(self, sampled: Sampled) -> float:
+        return -min(max((len(sampled.ids) - self.tokens + self.margin) / self.margin, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What rewards say of some answers, each in their order; NaN where one failed.
+
+    Args:
+        each: name of a reward → numbers. total: their weighted sums.
+    """
+
+    each: Mapping[str, np.ndarray]
+    total: np.ndarray
+
+
+class Judge:
+    """Asks several rewards of answers, in a thread of their own.
+
+    Args:
+        rewards: by name. weights: name → a factor, by default 1. limit: seconds that a reward has for an answer.
+        report: called with a line for each reward that failed of some answers.
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, RewardFunction],
+        weights: Mapping[str, float],
+        limit: float,
+        report: Callable[[str], None] = print,
+    ):
+        self._rewards, self._weights, self._report = rewards, weights, report
+        self._call = TimeLimited(limit)
+
+    def __call__(self, answers: Sequence[Sampled]) -> Scores:
+        each = {name: self._asked(name, reward, answers) for name, reward in self._rewards.items()}
+        weighted = [self._weights.get(name, 1.0) * values for name, values in each.items()]
+        return Scores(each, np.sum(weighted, axis=0))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._call.close()
+
+    def _asked(self, name: str, reward: RewardFunction, answers: Sequence[Sampled]) -> np.ndarray:
+        found, failures = np.full(len(answers), np.nan), []
+        for place, sampled in enumerate(answers):
+            try:
+                found[place] = _number(self._call(reward, sampled))
+            except Exception as error:
+                failures.append((sampled, error))
+        if failures:
+            sampled, error = failures[0]
+            self._report(
+                f"the reward {name!r} ({place_of(reward)}) failed for {len(failures)} of {len(answers)} answers, which "
+                f"are not trained on: of {sampled.answer!r:.80} to {sampled.where}: {type(error).__name__}: {error}"
+            )
+        return found
+
+
+def _number(said: Any) -> float:
+    if not isinstance(said, bool | int | float | np.bool_ | np.number) or not math.isfinite(said):
+        raise TypeError(f"gives {said!r}; must be a finite number, or True or False")
+    return float(said)
+
+
+class TimeLimited:
+    """Calls functions in a thread, one after the other. One that lasts longer than `limit` seconds is left alone with
+    its thread, which Python cannot end, and the next has another."""
+
+    def __init__(self, limit: float):
+        self._limit = limit
+        self._begin()
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What the function returns or raises; in place of `SystemExit` and its like, `RuntimeError`. Raises
+        `TimeoutError` after the limit."""
+        result: Queue[tuple[Any, BaseException | None]] = Queue()
+        self._calls.put((function, args, result))
+        try:
+            value, error = result.get(timeout=self._limit)
+        except Empty:
+            self.close()  # once the call is over, if ever it is
+            self._begin()
+            raise TimeoutError(f"not done after {self._limit:g} seconds") from None
+        if error is not None:
+            raise error if isinstance(error, Exception) else RuntimeError(repr(error))
+        return value
+
+    def close(self) -> None:
+        """End the thread after the call that it is at."""
+        self._calls.put(None)
+
+    def _begin(self) -> None:
+        self._calls: Queue[Any] = Queue()
+        Thread(target=_work, args=(self._calls,), daemon=True).start()
+
+
+def _work(calls: Queue[Any]) -> None:
+    while (call := calls.get()) is not None:
+        function, args, result = call
+        try:
+            result.put((function(*args), None))
+        except BaseException as error:  # one that ended the thread would be waited for
+            result.put((None, error))
+
+
+def check_rewards(rewards: Mapping[str, RewardFunction], weights: Mapping[str, float], field: str) -> None:
+    """Raise `UserError` for a reward that cannot be called with an answer, or a weight of none. `field`: their name."""
+    if not rewards:
+        raise UserError(f"{field} is empty: give at least one, as {{'exact': @ExactMatch()}}")
+    for name, reward in rewards.items():
+        try:
+            inspect.signature(reward).bind("sampled")
+        except TypeError as error:
+            raise UserError(
+                f"{field}[{name!r}] ({place_of(reward)}) cannot be called with an answer, {error}: must be a function "
+                "reward(sampled), as of axon.tune.rewards.Sampled"
+            ) from None
+    if unknown := sorted(weights.keys() - rewards.keys()):
+        raise UserError(f"the weights of {field} name {unknown[0]!r}; expected of {', '.join(rewards)}")
+
+
+def place_of(reward: RewardFunction) -> str:
+    """Where a reward is defined, for messages."""
+    return written_at(reward if inspect.isroutine(reward) else type(reward))

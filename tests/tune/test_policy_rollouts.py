@@ -1,0 +1,248 @@
+"""Learning from rewards: the sampler has the training forward's log-probabilities, and what its batches have."""
+
+from dataclasses import replace
+
+import jax
+import likes
+import numpy as np
+import pytest
+
+from axon.checkpoint import Reader
+from axon.data import Bpe, FeedContext, JsonLines
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.nn.lora import LoRA
+from axon.run import Evaluation, program
+from axon.serve import Capacity, Sampling
+from axon.train.adapters_off import AdaptersOff
+from axon.train.objective import NextToken
+from axon.train.policy_gradient import GRPO, RLOO
+from axon.tune import Addition, Chats, ExactMatch, Rollouts, rollouts
+
+WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
+
+
+def silent(line):
+    pass
+
+
+def variety(sampled):
+    """So that answers to a prompt differ in it."""
+    return len(set(sampled.ids)) + 0.01 * (sampled.ids[0] % 7)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(f'{{"text": "{text}"}}\n' for text in WORDS))
+    return JsonLines(str(path))
+
+
+@pytest.fixture(scope="module")
+def learning(tiny, prompts, caches):
+    """A run that learns from rewards."""
+    sampling = Sampling(tokens=6, temperature=1.0)
+    data = Rollouts(tiny.data, {"variety": variety}, prompts=(prompts,), samples=4, sampling=sampling)
+    return replace(tiny, data=data, objective=GRPO(), steps=4, evaluation=None)
+
+
+def drawn(made, data, objective, state, number=0):
+    """The batch that the state's model samples."""
+    context = FeedContext(7, made.runtime, start=number, objective=objective, report=silent)
+    with data.prepare(silent).feed(context) as feed:
+        return feed.draw(state)
+
+
+def gap_of(made, state, batch):
+    return float(made.step(state, made.place(batch))[1]["logprob_gap"])
+
+
+# ---- the sampler is the trainer --------------------------------------------------------------------------------------
+
+SAMPLINGS = {
+    "plain": Sampling(tokens=6, temperature=1.0),
+    "hot": Sampling(tokens=6, temperature=1.7),
+    "cold, top-p and top-k": Sampling(tokens=6, temperature=0.6, top_p=0.7, top_k=20),
+    "penalties": Sampling(tokens=6, temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_the_samplers_log_probabilities_are_those_of_the_training_forward(name, learning, few, begun, rng):
+    """Both of the model's own distribution, whatever the temperature, the filters and the penalties of the draw."""
+    data = replace(learning.data, sampling=SAMPLINGS[name])
+    with few(1):
+        made = program(learning)
+    state = begun(made, rng)
+    batch = drawn(made, data, learning.objective, state)
+    assert (batch["logprobs"][batch["weights"] > 0] < 0).all()
+    assert gap_of(made, state, batch) <= 1e-5
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """counts(capacity): a list that each feed's engine of this capacity puts its counts into when it is closed."""
+
+    def of(capacity):
+        found = []
+
+        class Watched(rollouts.PolicyEngine):
+            def close(self):
+                found.extend(engine.stats() for engine in self._engines)
+                super().close()
+
+        monkeypatch.setattr(rollouts, "PolicyEngine", Watched)
+        monkeypatch.setattr(rollouts, "capacity_for", lambda *_: capacity)
+        return found
+
+    return of
+
+
+def test_a_preempted_answer_keeps_its_log_probabilities(learning, few, begun, rng, counts):
+    """So few pages that answers lose theirs, and are computed again."""
+    found = counts(Capacity(8, 16, 32, page_size=4, cache_tokens=64))
+    with few(1):
+        made = program(learning)
+    state = begun(made, rng)
+    batch = drawn(made, learning.data, learning.objective, state)
+    assert found[0].preemptions
+    assert gap_of(made, state, batch) <= 1e-5
+
+
+def test_the_answers_to_a_prompt_share_its_pages(learning, few, begun, rng, counts):
+    found, data = counts(Capacity(8, 16, 32, page_size=2)), learning.data
+    with few(1):
+        made = program(learning)
+    drawn(made, data, learning.objective, begun(made, rng))
+    whole_pages = [(len(prompt.ids) - 1) // 2 * 2 for prompt in data.prepare(silent).drawn(7, 0)]
+    assert sum(whole_pages)
+    assert found[0].prefix_hits >= (data.samples - 1) * sum(whole_pages)
+
+
+def test_adapters_and_a_frozen_model_have_no_gap(learning, few, begun, rng):
+    references, objective = {"reference": AdaptersOff()}, GRPO(kl=0.1)
+    learning = replace(learning, transforms=(LoRA(rank=2),), references=references, objective=objective)
+    with few(1):
+        made = program(learning)
+    state = begun(made, rng)
+    assert gap_of(made, state, drawn(made, learning.data, objective, state)) <= 1e-5
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "layout",
+    [Layout({"data": 2}, zero=3), Layout({"tensor": 2}), Layout({"context": 2})],
+    ids=("zero", "tensor", "context"),
+)
+def test_no_layout_has_a_gap(layout, learning, few, begun, rng):
+    with few(2):
+        made = program(replace(learning, layout=layout))
+        state = begun(made, rng)
+        assert gap_of(made, state, drawn(made, learning.data, learning.objective, state)) <= 1e-5
+
+
+def test_stale_weights_show_as_a_gap(learning, few, begun, rng):
+    with few(1):
+        made = program(learning)
+    state = begun(made, rng)
+    batch = drawn(made, learning.data, learning.objective, state)
+    stale = jax.tree.map(lambda x: x, state.parameters)
+    gate = stale["layers"]["block"]["mlp"]["gate"]
+    stale["layers"]["block"]["mlp"]["gate"] = gate.at[0, 0, 0].add(1.0)
+    assert gap_of(made, replace(state, parameters=stale), batch) > 1e-4
+
+
+# ---- what a batch has ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("objective", [GRPO(), RLOO()], ids=lambda value: type(value).__name__)
+def test_each_answer_has_the_advantage_of_its_group_and_a_failed_one_is_padding(objective, learning, few, begun, rng):
+    data = replace(learning.data, rewards={"mine": likes.third_fails})
+    with few(1):
+        made = program(replace(learning, objective=objective))
+    batch = drawn(made, data, objective, begun(made, rng))
+    first = np.argmax(batch["weights"], axis=1)
+    ids = batch["targets"][np.arange(8), first]
+    is_there = batch["weights"].any(axis=1)
+    assert (ids[is_there] % 3 > 0).all()
+    rewards = np.where(is_there, ids, np.nan).reshape(2, 4)
+    for row, advantage in enumerate(objective.advantages(rewards).ravel()):
+        learned = batch["weights"][row] > 0
+        np.testing.assert_allclose(batch["advantages"][row][learned], advantage, rtol=1e-6)
+        assert not batch["advantages"][row][~learned].any()
+        assert not batch["logprobs"][row][~learned].any()
+
+
+def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(tiny, few, begun, rng):
+    seen = []
+
+    def looks(sampled):
+        seen.append(sampled)
+        return ExactMatch()(sampled)
+
+    chats = Chats(
+        seq=48, batch=8, sources=(Addition(count=40, largest=9),), tokenizer=Bpe(257), held_out=0.2, threads=0
+    )
+    data = Rollouts(chats, {"looks": looks}, samples=2, sampling=Sampling(tokens=4, temperature=1.0))
+    train = replace(tiny, data=data, objective=GRPO())
+    with few(1):
+        made = program(train)
+    prepared = data.prepare(silent)
+    batch = drawn(made, data, train.objective, begun(made, rng))
+    made.evaluator.check_arrays(prepared.arrays)
+    assert len(seen) == 8
+    for one, tokens in zip(seen, batch["tokens"], strict=True):
+        assert sum(map(int, one.record["prompt"].split("+"))) == int(one.reference) == int(one.record["completion"])
+        assert one.record["prompt"] in one.prompt
+        assert prepared.tokenizer.visible(tokens).startswith(one.prompt.rstrip())
+    held_out = {tuple(question.prompt) for question in prepared.questions(100)}
+    assert held_out
+    assert not held_out & {prompt.ids for prompt in prepared.prompts}
+    with prepared.held_out(1) as batches:
+        found = made.evaluate(begun(made, rng), made.place(next(batches)))
+        assert float(found["loss"][0]) > 0
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_evaluated_before_its_first_step_and_continues_bit_for_bit(learning, do, few, tmp_path):
+    learning = replace(learning, evaluation=Evaluation(every=4, at_start=True))
+    whole = do(learning, tmp_path / "whole")
+    do(learning, tmp_path / "stopped", steps=2)
+    ran = do(learning, tmp_path / "stopped")
+    names = ("loss", "grad_norm", "policy", "logprob_gap", "reward", "reward_variety_std")
+    assert ran.records(*names) == whole.records(*names)
+    assert max(gap for *_, gap, _, _ in whole.records(*names)) <= 1e-5
+    assert [one["step"] for one in whole.events("evaluation")] == [0, 4]
+    assert [one["step"] for one in ran.events("evaluation")] == [0, 2, 4]
+    with few(1):
+        parts = {"parameters": program(learning).abstract_state().parameters}
+    for one, other in zip(
+        *(jax.tree.leaves(Reader(x.folder / "checkpoints").restore_parts(parts)) for x in (whole, ran)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_every_failure_is_counted_and_no_run_ends_by_it(learning, do, tmp_path):
+    ran = do(replace(learning, data=replace(learning.data, rewards={"bad": likes.raises}), steps=1), tmp_path / "run")
+    ((_, failed, norm),) = ran.records("reward_failed", "grad_norm")
+    assert (failed, norm) == (8, 0)
+    assert sum("the reward 'bad'" in line and "8 of 8" in line for line in ran.lines) == 1
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_objectives_and_groups_that_do_not_fit_are_told_by_field_and_remedy(learning):
+    prepared = learning.data.prepare(silent)
+    with pytest.raises(UserError, match=r"Train\.objective is a NextToken.*Rollouts\.kept None.*@GRPO\(\)"):
+        prepared.check_fits(learning.model, NextToken(), 32)
+    single = replace(prepared, config=replace(learning.data, samples=1))
+    with pytest.raises(UserError, match=r"Rollouts\.samples is 1.*at least 2"):
+        single.check_fits(learning.model, GRPO(), 32)
+    with pytest.raises(UserError, match=r"Data\.batch is 8, and Rollouts\.samples 3.*Data\.batch to 9"):
+        replace(learning.data, samples=3)
+    chats = Chats(seq=48, batch=8, sources=(Addition(),), tokenizer=Bpe(257))
+    with pytest.raises(UserError, match=r"Rollouts\.prompts is set.*Chats.*leave it out"):
+        replace(learning.data, data=chats)

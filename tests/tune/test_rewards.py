@@ -1,0 +1,98 @@
+"""Rewards: what the built-in ones say, and that what one does wrong costs its answer and a line alone."""
+
+import time
+
+import likes
+import numpy as np
+import pytest
+
+from axon.errors import UserError
+from axon.tune.rewards import ExactMatch, Judge, Matches, Numeric, Overlong, Sampled, check_rewards
+
+
+def sampled(answer="", reference="", ids=(1,), prompt="a prompt"):
+    return Sampled(prompt, answer, ids, reference, where="document 4 of file")
+
+
+@pytest.mark.parametrize(
+    ("reward", "answer", "reference", "expected"),
+    [
+        (ExactMatch(), " 17\n", "17", 1),
+        (ExactMatch(), "17.", "17", 0),
+        (Numeric(), "so 3 + 4 is 7", "7.0", 1),
+        (Numeric(), "about 1,200", "1200", 1),
+        (Numeric(), "-.5e1", "-5", 1),
+        (Numeric(), "7, or 8", "7", 0),
+        (Numeric(), "none", "7", 0),
+        (Numeric(tolerance=0.5), "7.4", "7", 1),
+        (Matches(r"<think>.*</think>\d+"), "<think>a\nb</think>12", "", 1),
+        (Matches(r"\d"), "12", "", 0),
+    ],
+    ids=str,
+)
+def test_built_in_rewards(reward, answer, reference, expected):
+    assert reward(sampled(answer, reference)) == expected
+
+
+def test_an_answer_close_to_the_limit_is_punished_by_its_length(rng):
+    """Equation 13 of DAPO, L_max = `tokens` and L_cache = `margin`."""
+    for length in rng.integers(1, 40, 20):
+        expected = 0 if length <= 20 else max((20 - length) / 10, -1)
+        assert Overlong(30, 10)(sampled(ids=(1,) * length)) == pytest.approx(expected)
+
+
+def test_rewards_are_summed_by_their_weights(rng):
+    ids = [tuple(rng.integers(1, 99, n)) for n in (3, 1)]
+    rewards = {"first": lambda one: one.ids[0], "length": lambda one: len(one.ids), "right": ExactMatch()}
+    judge = Judge(rewards, {"length": -0.5}, 10.0)
+    scores = judge([sampled("x", "x", ids[0]), sampled("x", "y", ids[1])])
+    np.testing.assert_allclose(scores.total, [ids[0][0] - 1.5 + 1, ids[1][0] - 0.5])
+    np.testing.assert_array_equal(scores.each["length"], [3, 1])
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (likes.raises, ("KeyError", "'an answer'")),
+        (likes.ends, ("SystemExit", "3")),
+        (likes.text, ("'an answer'", "must be a finite number")),
+        (likes.undefined, ("nan", "must be a finite number")),
+        (likes.hangs, ("not done after 0.2 seconds",)),
+        (Numeric(), ("ValueError", "no number")),
+    ],
+    ids=["raises", "ends", "text", "nan", "hangs", "no reference"],
+)
+def test_what_a_reward_does_wrong_costs_its_answers_and_one_line(reward, said):
+    lines, began = [], time.monotonic()
+    judge = Judge({"good": lambda one: 1.0, "bad": reward}, {}, 0.2, lines.append)
+    scores = judge([sampled("an answer"), sampled("another")])
+    assert np.isnan(scores.total).all()
+    assert scores.each["good"].tolist() == [1, 1]  # asked after the other had failed
+    (line,) = lines
+    for part in ("'bad'", ".py:", "2 of 2 answers", "'an answer' to document 4 of file", *said):
+        assert part in line
+    assert time.monotonic() - began < 5
+
+
+def test_the_answers_after_one_that_hangs_are_judged():
+    judge = Judge({"slow": lambda one: time.sleep(30) if one.answer == "slow" else 2.0}, {}, 0.3, [].append)
+    assert judge([sampled("slow"), sampled("fast")]).total.tolist()[1:] == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "weights", "said"),
+    [
+        ({"mine": likes.no_arguments}, {}, ("Field['mine']", "likes.py:", "reward(sampled)")),
+        ({}, {}, ("Field is empty", "@ExactMatch()")),
+        ({"mine": likes.short}, {"min": 2.0}, ("'min'", "expected of mine")),
+    ],
+)
+def test_a_mistake_is_told_at_the_start(rewards, weights, said):
+    with pytest.raises(UserError) as error:
+        check_rewards(rewards, weights, "Field")
+    assert all(part in str(error.value) for part in said), error.value
+
+
+def test_a_pattern_that_is_none_is_shown():
+    with pytest.raises(UserError, match=r"Matches\.pattern is '\('"):
+        Matches("(")

@@ -121,7 +121,7 @@ def test_the_answers_to_a_prompt_share_its_pages(learning, few, begun, rng, coun
 
 def test_adapters_and_a_frozen_model_have_no_gap(learning, few, begun, rng):
     references, objective = {"reference": AdaptersOff()}, GRPO(kl=0.1)
-    learning = replace(learning, transforms=(LoRA(rank=2),), references=references, objective=objective)
+    learning = replace(learning, transforms=(LoRA(rank=2, alpha=0.2),), references=references, objective=objective)
     with few(1):
         made = program(learning)
     state = begun(made, rng)

@@ -82,7 +82,7 @@ class Session:
         if (used := self.program.placement.mesh.size) < jax.device_count():
             self.report(f"Layout.mesh is of {used} of the {jax.device_count()} devices there are: the first are used")
         check_memory(self.program)
-        self.program.claim_disk()
+        self.program.update.claim_disk()
         until = self._last_step(steps)
         for line in schedule_notices(self.train.optimizer, self.train.steps):
             self.report(line)

@@ -4,11 +4,11 @@ Not a checkpoint: nothing in it outlives the process, nor is it synchronised to 
 """
 
 import fcntl
+import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from axon.disk import delete_own, is_array_file, named, readable, writing
 from axon.errors import UserError
 
 PREFIX = "axon-scratch-"
-LOCK = "lock"
 
 
 class Scratch:
@@ -39,11 +38,13 @@ class Scratch:
         if not self.parent.is_dir():  # not created: what is missing may be the disk
             raise UserError(f"{self.where}: there is no folder {self.parent}. Create it, or name another")
         advice = f"Set {self.where} to a folder on a local disk that you can write"
-        with writing(self.parent, advice), _locked(self.parent / f"{PREFIX}{LOCK}"):
+        with writing(self.parent, advice):
             _delete_abandoned(self.parent)
             self._check_space()
-            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.parent))
-            self._lock = _taken(path / LOCK)
+            made = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=self.parent))
+            with suppress(OSError):  # a file system without locks, where nothing is deleted
+                weakref.finalize(self, os.close, _lock(made))
+            path = made.rename(self.parent / made.name[1:])  # locked before others may take it for abandoned
         weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)  # made above
         return path
 
@@ -67,33 +68,23 @@ class Scratch:
         return tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}, "file_io_sync": False})
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """While no other process is within; on a file system without locks, at once."""
-    with path.open("ab") as file:
-        _try(file, fcntl.LOCK_EX)
-        yield
-
-
-def _taken(path: Path) -> Any:
-    """The open file at `path`, locked until it is closed."""
-    file = path.open("ab")
-    _try(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return file
-
-
-def _try(file: Any, how: int) -> bool:
+def _lock(folder: Path) -> int:
+    """The folder, opened and locked; raises `OSError` where another process has it locked, or it cannot be."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        fcntl.flock(file, how)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
-    return True
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _delete_abandoned(parent: Path) -> None:
-    """Delete the folders of processes that have ended: those whose lock can be taken."""
-    for lock in parent.glob(f"{PREFIX}*/{LOCK}"):
-        with lock.open("ab") as file:
-            if _try(file, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                with suppress(OSError, UserError):  # what is not all ours stays
-                    delete_own(lock.parent, lambda path: path == LOCK or is_array_file(path))
+    """Delete the folders of processes that have ended: those that can be locked."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError, UserError):  # what is locked, or not all ours, stays
+            descriptor = _lock(folder)
+            try:
+                delete_own(folder, is_array_file)
+            finally:
+                os.close(descriptor)

@@ -196,13 +196,6 @@ class Program:
 
         return step
 
-    def claim_disk(self) -> None:
-        """Create the folder that the layout stores arrays in, if it does; `init` and a restore do it otherwise.
-
-        Raises `UserError` if it cannot be written, or has too little space.
-        """
-        self.update.claim_disk()
-
     def _finished(self, state: State) -> State:
         """The state after the part of a step that no program does: updating from files, where the layout has any."""
         with self.runtime.tracing():

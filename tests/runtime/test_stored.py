@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from axon.errors import UserError
-from axon.runtime.scratch import LOCK, PREFIX, Scratch
+from axon.runtime.scratch import PREFIX, Scratch
 from axon.runtime.stored import Files, StoredArray
 
 
@@ -96,13 +96,11 @@ def test_a_folder_is_deleted_when_nothing_uses_it(tmp_path):
 
 
 def test_folders_of_processes_that_were_killed_are_deleted_and_no_others(tmp_path):
-    for name in (f"{PREFIX}dead", "mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / LOCK).touch()  # the system frees the locks of a process that is killed
-    (tmp_path / f"{PREFIX}dead/a").mkdir()
-    (tmp_path / f"{PREFIX}dead/a/zarr.json").touch()
+    for name in (f"{PREFIX}dead/a", "mine/a"):
+        (tmp_path / name).mkdir(parents=True)  # the system frees the locks of a process that is killed
+        (tmp_path / name / "zarr.json").touch()
     (tmp_path / f"{PREFIX}photos").mkdir()
-    for name in (LOCK, "a.jpg"):
+    for name in ("zarr.json", "a.jpg"):
         (tmp_path / f"{PREFIX}photos" / name).touch()
     (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "mine")
     alive = scratch(tmp_path)
@@ -112,7 +110,7 @@ def test_folders_of_processes_that_were_killed_are_deleted_and_no_others(tmp_pat
     stays = [f"{PREFIX}link", f"{PREFIX}photos", "mine"]
     assert folders(tmp_path) == sorted([alive.path.name, other.path.name, *stays])
     assert (tmp_path / f"{PREFIX}photos/a.jpg").exists()
-    assert (tmp_path / "mine" / LOCK).exists()
+    assert (tmp_path / "mine/a/zarr.json").exists()
 
 
 def test_a_folder_that_is_missing_is_not_created(tmp_path):

@@ -30,12 +30,36 @@ class Reduction:
 
     pair: Callable[[Array, Array], Array]
     over: Callable[..., Array]
-    over_mesh_axis: Callable[[Any, str], Any]
+    over_mesh_axis: Callable[[Any, str | Names], Any]
+
+
+def largest(x: Array, axis: Any = None, keepdims: bool = False) -> Array:
+    """The largest of values that are not negative along these axes; not a number where one is none, 0 where there are
+    none.
+
+    They are compared as integers, whose order is the same: of floating-point numbers XLA's CPU compiler drops those
+    that are none.
+    """
+    return _as_integers(lambda bits: jnp.max(bits, axis, keepdims=keepdims, initial=0), x)
+
+
+def largest_magnitude(x: Array) -> Array:
+    """The largest magnitude of all, float32."""
+    return largest(jnp.abs(x)).astype(jnp.float32)
+
+
+def _as_integers(fn: Callable[[Array], Array], x: Array) -> Array:
+    bits = lax.bitcast_convert_type(x, jnp.int16 if x.dtype.itemsize == 2 else jnp.int32)
+    return lax.bitcast_convert_type(fn(bits), x.dtype)
+
+
+def _largest_of_devices(value: Array, mesh_axes: str | Names) -> Array:
+    return _as_integers(lambda bits: lax.pmax(bits, mesh_axes), value)
 
 
 SUM = Reduction(jnp.add, jnp.sum, lax.psum)
-MAX = Reduction(jnp.maximum, jnp.max, lax.pmax)
-"""Maximum of values that are not negative."""
+MAX = Reduction(jnp.maximum, largest, _largest_of_devices)
+"""Maximum of values that are not negative; not a number where one is none."""
 
 OPERANDS = ("x", "w", "dy")
 """The operands of a weight's contraction and of its gradients, in the order in which they are reported."""
@@ -97,7 +121,7 @@ def empty_report(
 def combined_devices(report: Array, shape: tuple[int, ...], stack: int) -> Array:
     """The largest of all devices' values of a statistic of this shape, for each of the layers in front, of which
     `stack` dimensions count."""
-    return jnp.max(report, axis=tuple(range(stack, report.ndim - len(shape))))
+    return largest(report, axis=tuple(range(stack, report.ndim - len(shape))))
 
 
 def device_report(values: Callable[..., Sequence[Array]], specs: Sequence[PartitionSpec]) -> Callable[..., Array]:

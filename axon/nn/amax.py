@@ -9,7 +9,7 @@ from jax import Array
 
 from axon.axes import Names, Report, Reporting, einsum, reporting_einsum, stored_array
 from axon.axes.patterns import Contraction
-from axon.axes.statistics import OPERANDS
+from axon.axes.statistics import OPERANDS, largest_magnitude
 from axon.checks import check_range
 from axon.nn.param import Param, ParamSpec, Variable
 from axon.nn.weight_transform import Operand, Weight, WeightTransform, stacked_as, untransformed
@@ -80,14 +80,9 @@ def report_to(variable: Variable) -> Report | None:
     seen = variable.get_value()
     if not isinstance(seen, Reporting):
         return None
-    report, rest = Report(seen.report, amax).forked()
+    report, rest = Report(seen.report, largest_magnitude).forked()
     variable.set_value(replace(seen, report=rest.array))
     return report
-
-
-def amax(x: Array) -> Array:
-    """The largest magnitude, float32."""
-    return jnp.max(jnp.abs(x.astype(jnp.float32)), initial=0)
 
 
 def _recorded(history: Array, latest: Array) -> Array:

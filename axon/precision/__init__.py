@@ -16,7 +16,8 @@ __all__ = ["MXFP8", "FP8Block", "FP8Current", "FP8Delayed", "Int8", "LossScale",
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtype policy. Parameters and the optimizer's state are float32 throughout.
+    """The dtype policy. Parameters are float32 throughout, and an optimizer's moments unless it says otherwise
+    (`AdamW.moments`).
 
     Args:
         compute: dtype of matmul operands, and so of a weight's gather (unless it is stored in a narrower one); "auto"

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
-from axon.axes import Names
+from axon.axes import MAX, Names
 from axon.errors import UserError
 from axon.kernels.quantized_matmul.quantize import rounded
 
@@ -116,17 +116,13 @@ def quantized(x: Array, form: Format, largest: Array) -> Quantized:
 def largest_magnitudes(x: Array, counts: tuple[int, ...], over: Names = ()) -> Array:
     """Those of even blocks, so many along each axis, and of devices along the mesh axes `over`, float32; not a number
     where a block has one that is not.
-
-    They are compared as integers, whose order is the same: among floating-point numbers XLA's CPU compiler drops those
-    that are none.
     """
     whole = tuple(i for i, count in enumerate(counts) if count == 1)
     partial = [i for i, (size, count) in enumerate(zip(x.shape, counts, strict=True)) if 1 < count < size]
-    bits = lax.bitcast_convert_type(jnp.abs(x), jnp.int16 if x.dtype.itemsize == 2 else jnp.int32)
-    bits = jnp.max(bits, axis=whole, keepdims=True)
+    found = MAX.over(jnp.abs(x), axis=whole, keepdims=True)
     for i in partial:
-        bits = jnp.max(bits.reshape(*bits.shape[:i], counts[i], -1, *bits.shape[i + 1 :]), axis=i + 1)
-    return lax.bitcast_convert_type(lax.pmax(bits, over) if over else bits, x.dtype).astype(jnp.float32)
+        found = MAX.over(found.reshape(*found.shape[:i], counts[i], -1, *found.shape[i + 1 :]), axis=i + 1)
+    return (MAX.over_mesh_axis(found, over) if over else found).astype(jnp.float32)
 
 
 def spread(scales: Array, shape: tuple[int, ...]) -> Array:

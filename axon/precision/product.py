@@ -13,7 +13,7 @@ from axon.axes.contraction import broadcast_to_axes, contract
 from axon.axes.einsum import contraction_specs, spec_of
 from axon.axes.patterns import Contraction
 from axon.axes.specs import entries, num_shards, partial_spec
-from axon.axes.statistics import OPERANDS, device_report
+from axon.axes.statistics import OPERANDS, device_report, largest_magnitude
 from axon.errors import UserError
 from axon.precision.formats import SEQUENCES, Format, Quantized, largest_magnitudes, quantized
 from axon.precision.recipe import Recipe
@@ -69,7 +69,7 @@ class RecipeProduct(Operation):
         """The largest magnitudes of what is rounded, for the scales of steps to come."""
         stored = weight.stored()
         specs = spec_of(x, self.left), self._stored_spec(stored), self.out
-        return device_report(lambda *parts: [jnp.max(jnp.abs(part)) for part in parts], specs)(x, stored, dy)
+        return device_report(lambda *parts: [largest_magnitude(part) for part in parts], specs)(x, stored, dy)
 
     def _input_gradient(self, weight: StoredWeight, dy: Array, recorded: Recorded) -> Array:
         form, of_weight = self.recipe.products.input_gradient

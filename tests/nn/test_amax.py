@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from axon.axes import Reporting, einsum
+from axon.axes.statistics import combined_devices, largest_magnitude
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn import Param
@@ -57,6 +58,18 @@ def test_the_largest_magnitudes_of_all_uses_are_recorded(mesh, rng):
         seen, dw = runtime.jit(jax.grad(loss, (0, 1)))(empty, w)
     np.testing.assert_allclose(np.max(np.reshape(seen, (-1, 3)), 0), [np.abs(o).max() for o in (x, w, c)], rtol=1e-6)
     np.testing.assert_allclose(dw, np.einsum("ubse,ubsm->em", x, c), rtol=1e-4, atol=1e-4 * np.abs(dw).max())
+
+
+def test_what_is_not_a_number_is_recorded_as_such(rng):
+    x = rng.normal(size=(16, 9)).astype(np.float32)
+    assert jax.jit(largest_magnitude)(x) == np.abs(x).max()
+    reports = np.abs(rng.normal(size=(2, 4, 3))).astype(np.float32)
+    x[rng.integers(16), rng.integers(9)] = reports[1, 2, 0] = np.nan
+    for dtype in (np.float32, jnp.bfloat16):
+        assert np.isnan(jax.jit(largest_magnitude)(x.astype(dtype)))
+    combined = jax.jit(lambda reports: combined_devices(reports, (3,), 1))(reports)
+    np.testing.assert_array_equal(combined, reports.max(axis=1))
+    assert np.isnan(combined[1, 0])
 
 
 def stepped(layout, packed_batch, seed, steps=2, optimizer=OPTIMIZER, **options):

@@ -2,7 +2,7 @@
 layout."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -49,6 +49,8 @@ OPTIMIZERS: dict[str, Any] = {
     "EMA": EMA(AdamW(Constant(3e-3), eps=EPS, groups=(Group("embedding/*", frozen=True),)), decay=0.5),
     "SOAP": SOAP(Constant(3e-3), every=2, largest=40, eps=1e-3),  # a small eps makes a sign of Adam's first step
     "schedule-free": ScheduleFreeAdamW(Constant(3e-3), eps=EPS),
+    "8 bits": AdamW(Constant(3e-3), eps=EPS, moments="dynamic8"),
+    "bfloat16": Muon(Constant(1e-2), replace(REST, moments="bfloat16"), moments="bfloat16"),
     "Optax": Optax(optax.adabelief, Constant(1e-3)),
 }
 PROBLEMS = {

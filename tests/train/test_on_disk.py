@@ -22,10 +22,10 @@ from axon.train.step import Program
 from models.gemma import Gemma
 from models.llama import Llama
 
-MODEL = Gemma(vocab=64, embed=16, layers=3, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
-SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
+MODEL = Gemma(vocab=64, embed=32, layers=3, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
+SMALL = Llama(vocab=64, embed=32, layers=2, heads=2, kv_heads=2, mlp=32)
 
-OPTIMIZERS = EVERY | BY_GROUP | {"Lion": Lion(RATE, momentum_dtype="bfloat16")}
+OPTIMIZERS = EVERY | BY_GROUP | {"Lion": Lion(RATE, moments="bfloat16"), "8 bits": AdamW(RATE, moments="dynamic8")}
 EXACT = ("Lion", "SGD", "SGD without momentum")
 SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 
@@ -167,7 +167,7 @@ def killed_after(write, count):
 
 @pytest.mark.full
 def test_a_model_trains_whose_optimizer_state_exceeds_a_limit_on_memory(batches, tmp_path, monkeypatch):
-    model = Llama(vocab=64, embed=32, layers=16, heads=2, kv_heads=2, mlp=128)
+    model = Llama(vocab=64, embed=16, layers=16, heads=2, kv_heads=2, mlp=128)
     mesh = {"mesh": {"data": 1}, "zero": 0}
     # eps: else Adam makes of two roundings of a gradient near zero two different steps
     run, plain = (program(AdamW(RATE, eps=1e-3), folder, model, **mesh) for folder in (tmp_path, None))

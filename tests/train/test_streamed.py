@@ -19,12 +19,12 @@ from axon.train.step import Program
 from models.gemma import Gemma
 from models.llama import Llama
 
-MODEL = Gemma(vocab=64, embed=16, layers=5, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
+MODEL = Gemma(vocab=64, embed=32, layers=5, heads=2, kv_heads=2, mlp=32, head_dim=8, window=8)
 """Two periods of two kinds, and a layer of a third."""
 
-SMALL = Llama(vocab=64, embed=16, layers=2, heads=2, kv_heads=2, mlp=32)
+SMALL = Llama(vocab=64, embed=32, layers=2, heads=2, kv_heads=2, mlp=32)
 
-OPTIMIZERS = EVERY | BY_GROUP
+OPTIMIZERS = EVERY | BY_GROUP | {"8 bits": AdamW(RATE, moments="dynamic8")}
 PIPELINE: dict[str, Any] = {"mesh": {"pipe": 2, "data": 2}, "microbatches": 2}
 SPLIT: dict[str, Any] = {"mesh": {"data": 2, "tensor": 2}, "zero": 1}
 

@@ -1,7 +1,8 @@
 """Adafactor: Adam's second moment as the product of one vector for each side of a matrix."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ class Adafactor(Rule):
         b1: of a momentum of the updates; None for none, and no state. decay_power: the mean of squares decays by
             1 − t^−decay_power at step t. threshold: largest root mean square of an update before the rate.
         relative: multiply the rate by the root mean square of the parameter, `floor` at least.
-        eps: added to squares. momentum_dtype: of the momentum.
+        eps: added to squares.
     """
 
     b1: float | None = None
@@ -34,9 +35,9 @@ class Adafactor(Rule):
     relative: bool = True
     floor: float = 1e-3
     eps: float = 1e-30
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
 
     by_layer: ClassVar[bool] = True
+    signed: ClassVar[Mapping[str, bool]] = {"ema": True}
 
     def __post_init__(self):
         super().__post_init__()
@@ -56,7 +57,7 @@ class Adafactor(Rule):
 
         parts = [self._whitened(parameters), optax.stateless(clip)]
         if self.b1 is not None:
-            parts.append(optax.ema(self.b1, debias=False, accumulator_dtype=self.momentum_dtype))
+            parts.append(optax.ema(self.b1, debias=False))
         if self.relative:
             parts.append(optax.stateless(relative))
         return optax.chain(*parts)

@@ -1,7 +1,8 @@
 """Adam with decoupled weight decay."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import optax
 
@@ -17,17 +18,17 @@ class AdamW(Rule):
     Args, besides those of `Rule`:
         b1, b2, eps: Adam's; the default eps, the paper's, makes whole steps of gradients
             that are nothing but rounding, so that layouts differ by more than rounding from the second step on (see
-            docs/measurements.md, "Eps"). momentum_dtype: of the first moment.
+            docs/measurements.md, "Eps").
     """
 
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
     _: KW_ONLY
     weight_decay: float = 0.1
 
     by_layer: ClassVar[bool] = True
+    signed: ClassVar[Mapping[str, bool]] = {"mu": True, "nu": False}
 
     def __post_init__(self):
         super().__post_init__()
@@ -36,4 +37,4 @@ class AdamW(Rule):
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
         """The first moment over the root of the second."""
-        return optax.scale_by_adam(self.b1, self.b2, self.eps, mu_dtype=self.momentum_dtype)
+        return optax.scale_by_adam(self.b1, self.b2, self.eps)

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import optax
 from jax import Array
@@ -11,6 +12,7 @@ from axon.checks import check_range
 from axon.composition import ACROSS_LAYERS, AVERAGES, FREEZES, Part, parts_of
 from axon.train.optimizers.descend import descend
 from axon.train.optimizers.groups import Group, Parameters, frozen_in
+from axon.train.optimizers.moments import MomentFormat, Moments
 from axon.train.optimizers.schedule import AnySchedule, Schedule
 
 
@@ -80,7 +82,8 @@ class Rule:
     Args:
         schedule: the learning rate. weight_decay: on matrices only, never on norms and biases. clip: largest global
             norm of the gradients; None leaves them. groups: parameters with a rate or decay of their own, the first
-            that matches.
+            that matches. moments: how they are kept, see `axon.train.optimizers.moments.Moments`, whose names in the
+            state a subclass declares as `signed`.
     """
 
     schedule: AnySchedule
@@ -88,6 +91,9 @@ class Rule:
     weight_decay: float = 0.0
     clip: float | None = 1.0
     groups: tuple[Group, ...] = ()
+    moments: MomentFormat = "float32"
+
+    signed: ClassVar[Mapping[str, bool]] = MappingProxyType({})
 
     def __post_init__(self):
         check_range(self, "[0, inf)", "weight_decay")
@@ -98,7 +104,14 @@ class Rule:
         raise NotImplementedError
 
     def transform(self, parameters: Parameters) -> optax.GradientTransformation:
-        return descend(self.direction(parameters), parameters, self.schedule, self.weight_decay, self.groups)
+        return descend(
+            self.direction(parameters),
+            parameters,
+            self.schedule,
+            self.weight_decay,
+            self.groups,
+            Moments(self.moments, self.signed),
+        )
 
     def frozen(self, parameters: Parameters) -> frozenset[str]:
         return frozen_in(parameters, self.groups)

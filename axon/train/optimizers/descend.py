@@ -9,6 +9,7 @@ from jax import Array
 
 from axon.nn import ParamSpec
 from axon.train.optimizers.groups import Group, Parameters, group_of_each
+from axon.train.optimizers.moments import Moments, rounded
 from axon.train.optimizers.schedule import Schedule
 
 
@@ -18,30 +19,38 @@ def descend(
     schedule: Schedule,
     weight_decay: float,
     groups: Sequence[Group],
+    moments: Moments = Moments(),
 ) -> optax.GradientTransformation:
     """Steps of −rate·(direction + decay·value), rate and decay by group; frozen parameters have neither state nor
     update.
 
-    `direction` transforms the gradients of all trained parameters, before rate and decay. For parameters narrower than
-    float32 the arithmetic and the state are float32; the caller casts the sum of value and update.
+    `direction` transforms the gradients of all trained parameters, before rate and decay. Its state is kept as
+    `moments` says. For parameters narrower than float32 the arithmetic is float32, and a step is one to a value that
+    they have, which is rounded stochastically: to nearest, steps of less than half of its last place would be lost.
     """
     group = group_of_each(parameters, groups)
     rate = schedule.function()
 
     def init(params: Any) -> Any:
-        return {"count": jnp.zeros((), jnp.int32), "direction": direction.init(widened(params))}
+        count = jnp.zeros((), jnp.int32)
+        return {"count": count, "direction": moments.stored(direction.init(widened(params)), parameters, count)}
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        values, now = widened(params), jnp.asarray(rate(state["count"]))
+        values, now, count = widened(params), jnp.asarray(rate(state["count"])), state["count"] + 1
         directions: Any
-        directions, inner = direction.update(widened(updates), state["direction"], values)
+        before = moments.loaded(state["direction"], parameters)
+        directions, inner = direction.update(widened(updates), before, values)
 
         def step(path: str) -> Array:
             decay = _decay(parameters[path], group[path], weight_decay)
             towards = directions[path] + decay * values[path] if decay else directions[path]
-            return -now * group[path].rate * towards
+            whole = -now * group[path].rate * towards
+            if params[path].dtype != jnp.bfloat16:
+                return whole
+            return rounded(values[path] + whole, parameters[path], count).astype(jnp.float32) - values[path]
 
-        return {path: step(path) for path in directions}, {"count": state["count"] + 1, "direction": inner}
+        after = {"count": count, "direction": moments.stored(inner, parameters, count)}
+        return {path: step(path) for path in directions}, after
 
     trained = [path for path in parameters if not group[path].frozen]
     return restricted(optax.GradientTransformation(init, update), trained)

@@ -1,7 +1,8 @@
 """Lion: the sign of a momentum."""
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import optax
 
@@ -17,16 +18,16 @@ class Lion(Rule):
     Every element moves by the whole rate: take a third to a tenth of AdamW's, and as many times its weight decay.
 
     Args, besides those of `Rule`:
-        b1: weight of the momentum in a step's direction; b2: decay of the momentum. momentum_dtype: of the momentum.
+        b1: weight of the momentum in a step's direction; b2: decay of the momentum.
     """
 
     b1: float = 0.9
     b2: float = 0.99
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
     _: KW_ONLY
     weight_decay: float = 1.0
 
     by_layer: ClassVar[bool] = True
+    signed: ClassVar[Mapping[str, bool]] = {"mu": True}
 
     def __post_init__(self):
         super().__post_init__()
@@ -34,4 +35,4 @@ class Lion(Rule):
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
         """The sign of the gradient and the momentum, interpolated."""
-        return optax.scale_by_lion(self.b1, self.b2, mu_dtype=self.momentum_dtype)
+        return optax.scale_by_lion(self.b1, self.b2)

@@ -17,6 +17,7 @@ from axon.train.optimizers.adamw import AdamW
 from axon.train.optimizers.descend import descend, joined
 from axon.train.optimizers.groups import Group, Parameters, frozen_in
 from axon.train.optimizers.matrix import Matrix, as_matrix
+from axon.train.optimizers.moments import MomentFormat, Moments
 from axon.train.optimizers.newton_schulz import POLAR_EXPRESS, orthogonalize
 from axon.train.optimizers.schedule import AnySchedule
 from axon.train.optimizers.sharing import map_matrices
@@ -44,7 +45,7 @@ class Muon:
             that its elements are as large as AdamW's, and AdamW's rates and decay fit (Liu et al., arXiv:2502.16982).
         weight_decay: of the matrices. groups: matrices with a rate or decay of their own.
         separate: outputs of which each is a matrix of its own, as ("heads", "kv_heads").
-        momentum_dtype: of the momentum.
+        moments: how the momentum is kept, as of `AdamW.moments`, which is that of all others.
     """
 
     schedule: AnySchedule
@@ -56,7 +57,7 @@ class Muon:
     weight_decay: float = 0.1
     groups: tuple[Group, ...] = ()
     separate: tuple[str, ...] = ()
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
+    moments: MomentFormat = "float32"
 
     by_layer: ClassVar[bool] = True
 
@@ -73,7 +74,8 @@ class Muon:
     def transform(self, parameters: Parameters) -> optax.GradientTransformation:
         matrices = self._matrices(parameters)
         ours, others = _split(parameters, matrices)
-        updated = descend(self._direction(matrices), ours, self.schedule, self.weight_decay, self.groups)
+        moments = Moments(self.moments, {"trace": True})
+        updated = descend(self._direction(matrices), ours, self.schedule, self.weight_decay, self.groups, moments)
         return joined({"matrices": updated, "rest": self.rest.transform(others)})
 
     def frozen(self, parameters: Parameters) -> frozenset[str]:
@@ -97,7 +99,7 @@ class Muon:
             factors = map_matrices(partial(orthogonalize, steps=self.steps), matrices, narrow)
             return {path: self._scale(matrices[path]) * x.astype(updates[path].dtype) for path, x in factors.items()}
 
-        momentum = optax.trace(self.momentum, self.nesterov, accumulator_dtype=self.momentum_dtype)
+        momentum = optax.trace(self.momentum, self.nesterov)
         return optax.chain(momentum, optax.stateless(orthogonal))
 
     def _scale(self, matrix: Matrix) -> float:

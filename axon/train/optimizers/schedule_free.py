@@ -34,6 +34,7 @@ class ScheduleFreeAdamW(Rule):
     weight_decay: float = 0.1
 
     by_layer: ClassVar[bool] = True
+    signed: ClassVar[Mapping[str, bool]] = {"nu": False}
 
     def __post_init__(self):
         super().__post_init__()

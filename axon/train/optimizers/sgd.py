@@ -1,7 +1,8 @@
 """Stochastic gradient descent with momentum."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import optax
 
@@ -16,15 +17,14 @@ class SGD(Rule):
     """Gradient descent with momentum: m ← momentum·m + gradient (Sutskever et al., 2013), weight decay decoupled.
 
     Args, besides those of `Rule`:
-        momentum: its decay; 0 for none, and no state. nesterov: step along gradient + momentum·m. momentum_dtype: of
-            the momentum.
+        momentum: its decay; 0 for none, and no state. nesterov: step along gradient + momentum·m.
     """
 
     momentum: float = 0.9
     nesterov: bool = False
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
 
     by_layer: ClassVar[bool] = True
+    signed: ClassVar[Mapping[str, bool]] = {"trace": True}
 
     def __post_init__(self):
         super().__post_init__()
@@ -36,4 +36,4 @@ class SGD(Rule):
         """The momentum, or the gradient where there is none."""
         if not self.momentum:
             return optax.identity()
-        return optax.trace(self.momentum, self.nesterov, accumulator_dtype=self.momentum_dtype)
+        return optax.trace(self.momentum, self.nesterov)

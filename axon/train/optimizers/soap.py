@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import optax
@@ -37,7 +37,7 @@ class SOAP(Rule):
 
     Args, besides those of `Rule`:
         b1, b2, eps: Adam's; b2 is that of the sides' means too. every: steps between two updates of the bases.
-            largest: a longer side is not rotated. momentum_dtype: of the first moment.
+            largest: a longer side is not rotated.
     """
 
     b1: float = 0.95
@@ -45,11 +45,11 @@ class SOAP(Rule):
     eps: float = 1e-8
     every: int = 10
     largest: int = 8192
-    momentum_dtype: Literal["float32", "bfloat16"] = "float32"
     _: KW_ONLY
     weight_decay: float = 0.1
 
     by_layer: ClassVar[bool] = True
+    signed: ClassVar[Mapping[str, bool]] = {"momentum": True, "squares": False}
 
     def __post_init__(self):
         super().__post_init__()
@@ -78,7 +78,7 @@ class SOAP(Rule):
 
     def _moments(self, value: Array, matrix: Matrix | None) -> dict[str, Any]:
         """A parameter's initial state: of each side the mean, `side side`, and the basis, its vectors in columns."""
-        zeros = {"momentum": jnp.zeros_like(value, self.momentum_dtype), "squares": jnp.zeros_like(value)}
+        zeros = {"momentum": jnp.zeros_like(value), "squares": jnp.zeros_like(value)}
         if matrix is None:
             return zeros
         sides = {"rows": matrix.rows, "columns": matrix.columns}
@@ -103,7 +103,7 @@ class SOAP(Rule):
         steps = jnp.maximum(count, 1).astype(jnp.float32)
         mean, variance = _rotated(momentum, bases) / (1 - self.b1**steps), squares / (1 - self.b2**steps)
         direction = _rotated(mean / (jnp.sqrt(variance) + self.eps), {name: b.mT for name, b in bases.items()})
-        return {**sides, "momentum": momentum.astype(self.momentum_dtype), "squares": squares, "direction": direction}
+        return {**sides, "momentum": momentum, "squares": squares, "direction": direction}
 
     def _side(self, side: Mapping[str, Array], outer: Array, count: Array) -> dict[str, Array]:
         """The mean of the outer products along a side, and their basis."""

@@ -11,14 +11,15 @@ from axon.nn import ParamSpec
 from axon.train.optimizers.base import Optimizer
 from axon.train.optimizers.groups import Parameters
 from axon.train.optimizers.matrix import axes_of_part
+from axon.train.optimizers.moments import block_of
 
 
 def state_specs(optimizer: Optimizer, parameters: Parameters) -> Any:
     """An optimizer's state in axes: a tree like that of its transformation, whose leaves are `ArraySpec`s.
 
     A leaf under a parameter's path has the parameter's axes if it has its shape, perhaps with dimensions of 1 (a
-    factored moment), with further dimensions at the end, or without some dimensions. All others are unnamed (`_0`, …),
-    and replicated.
+    factored moment), with further dimensions at the end, or without some dimensions; and so have the scales of a
+    moment in blocks. All others are unnamed (`_0`, …), and replicated.
     """
     state = logical = _state(optimizer, parameters)
     if any(spec.unpadded for spec in parameters.values()):
@@ -62,7 +63,15 @@ def _padded_alike(spec: ParamSpec, axes: Names, shape: Sequence[int], logical: S
 def _axes(spec: ParamSpec, shape: Sequence[int]) -> Names | None:
     """The axes of an array of this shape in the parameter's state; None where they cannot be inferred."""
     part = axes_of_part(spec.axes, spec.shape, shape)
+    if part is None and _counts_blocks(spec, shape):
+        return spec.axes
     return _in_order(spec, shape) if part is None else part
+
+
+def _counts_blocks(spec: ParamSpec, shape: Sequence[int]) -> bool:
+    """Whether an array of this shape has one number for each block of a moment in 8 bits."""
+    block = block_of(spec)
+    return tuple(shape) == tuple(size // block.get(d, 1) for d, size in enumerate(spec.shape))
 
 
 def _in_order(spec: ParamSpec, shape: Sequence[int]) -> Names | None:

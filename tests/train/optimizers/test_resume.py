@@ -10,7 +10,7 @@ from axon.train.optimizers import EMA, SOAP, Adafactor, AdamW, Constant, Group, 
 from axon.train.step import Program
 from models.llama import Llama
 
-MODEL = Llama(vocab=64, embed=16, layers=1, heads=2, kv_heads=2, mlp=24)
+MODEL = Llama(vocab=64, embed=32, layers=1, heads=2, kv_heads=2, mlp=32)
 SEQUENCES, SEQ = 4, 8
 RATE = Constant(1e-2)
 
@@ -20,10 +20,11 @@ def named(optimizer):
 
 
 OPTIMIZERS = [
-    EMA(Adafactor(RATE, b1=0.9, momentum_dtype="bfloat16"), decay=0.6),
-    Muon(RATE, AdamW(RATE, groups=(Group("norm/*", frozen=True),)), momentum_dtype="bfloat16"),
+    EMA(Adafactor(RATE, b1=0.9, moments="bfloat16"), decay=0.6),
+    Muon(RATE, AdamW(RATE, groups=(Group("norm/*", frozen=True),)), moments="bfloat16"),
     SOAP(RATE, every=2),
     ScheduleFreeAdamW(RATE),
+    AdamW(RATE, moments="dynamic8"),
 ]
 
 

@@ -55,13 +55,14 @@ def test_stacked_layers_learn_as_they_would_one_by_one(optimizer, parameters, dr
 
 @pytest.mark.few(optimizer=[EVERY["Muon"]])
 @pytest.mark.parametrize("optimizer", EVERY.values(), ids=EVERY)
-def test_parameters_in_bfloat16_are_moved_in_float32_and_cast_once(optimizer, parameters, draw, moved):
+def test_parameters_in_bfloat16_are_moved_in_float32_and_rounded_once(optimizer, parameters, draw, moved):
     narrow = {path: replace(spec, dtype=jnp.bfloat16) for path, spec in parameters.items()}
     values, gradient = ({path: rounded(v) for path, v in draw().items()} for _ in range(2))
     wide, made = (moved(optimizer, specs, values, [gradient]) for specs in (parameters, narrow))
     for path, value in made.values.items():
         assert value.dtype == jnp.bfloat16
-        np.testing.assert_array_equal(value, wide.values[path].astype(jnp.bfloat16), err_msg=path)
+        error, exact = np.abs(np.float32(value) - wide.values[path]), wide.values[path]
+        assert (error <= 2**-7 * np.abs(exact)).all(), path  # up or down: see `axon.precision.stochastic`
     assert {leaf.dtype for leaf in jax.tree.leaves(made.state)} <= {jnp.dtype("float32"), jnp.dtype("int32")}
 
 
@@ -69,23 +70,16 @@ def rounded(values):
     return values.astype(jnp.bfloat16).astype(np.float32)
 
 
-NARROW = [
-    AdamW(RATE, momentum_dtype="bfloat16"),
-    Lion(RATE, momentum_dtype="bfloat16"),
-    SGD(RATE, momentum_dtype="bfloat16"),
-    Adafactor(RATE, b1=0.9, momentum_dtype="bfloat16"),
-    Muon(RATE, AdamW(RATE, momentum_dtype="bfloat16"), momentum_dtype="bfloat16"),
-    SOAP(RATE, momentum_dtype="bfloat16"),
-]
+NARROW = [(AdamW, 2), (Lion, 1), (SGD, 1), (SOAP, 2), (ScheduleFreeAdamW, 1)]
 
 
-@pytest.mark.few(optimizer=NARROW[4:5])
-@pytest.mark.parametrize("optimizer", NARROW, ids=named)
-def test_a_momentum_has_the_dtype_that_was_asked_for(optimizer, parameters, draw, moved):
+@pytest.mark.few(optimizer=(AdamW,))
+@pytest.mark.parametrize(("optimizer", "moments"), NARROW, ids=lambda case: getattr(case, "__name__", ""))
+def test_all_moments_have_the_format_that_was_asked_for(optimizer, moments, parameters, draw, moved):
     values, gradients = drawn(draw)
-    state = moved(optimizer, parameters, values, gradients).state
+    state = moved(optimizer(RATE, moments="bfloat16"), parameters, values, gradients).state
     narrow = [leaf.size for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.bfloat16]
-    assert sum(narrow) == sum(spec.size for spec in parameters.values())
+    assert sum(narrow) == moments * sum(spec.size for spec in parameters.values())
 
 
 @pytest.mark.few(optimizer=GROUPED[3:4])

@@ -8,7 +8,7 @@ declarations of parameters; what a name means on the device mesh is said by the 
 
 from axon.axes.array_spec import ArraySpec
 from axon.axes.by_sequence import at_places, by_sequence
-from axon.axes.einsum import add, einsum, reporting_einsum
+from axon.axes.einsum import add, decoding_einsum, einsum, reporting_einsum
 from axon.axes.execution import Execution
 from axon.axes.gradients import as_cotangent, like_operand, reduce_gradient, refuse_gradient, scaled
 from axon.axes.memory import is_on_host

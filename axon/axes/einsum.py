@@ -1,6 +1,7 @@
 """`einsum` and `add`: contraction and sum by name, each operand moved to where the output's names put it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -9,8 +10,9 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from axon.axes.contraction import broadcast_to_axes, contract
+from axon.axes.memory import to_device
 from axon.axes.patterns import Contraction, Names, PatternError, parse_einsum, strip_roles
-from axon.axes.placing import check_rank, current_explicit, reshard, supports_unreduced
+from axon.axes.placing import check_rank, current_explicit, per_device, reshard, supports_unreduced
 from axon.axes.scope import Placement, Scope, current
 from axon.axes.sharded_contraction import Operand, contract_in_place, sharded_contract
 from axon.axes.specs import entries, mesh_axes_of, partial_spec, without
@@ -55,6 +57,22 @@ def reporting_einsum(contraction: Contraction, x: Array, weight: Weight, report:
     assert scope is not None  # nothing is reported but in a step
     product = _Product(scope, contraction, *contraction_specs(contraction, scope.placement))
     return use_weight(scope, _Reporting(product, report.statistic), value, x, report.array)
+
+
+def decoding_einsum(
+    contraction: Contraction, x: Array, codes: Weight, decode: Callable[..., Array], parts: Sequence[Array]
+) -> Array:
+    """`einsum` of `x` with the frozen weight that `decode(codes, *parts)` gives, float32, of arrays with its axes.
+
+    Codes and parts are what is gathered, and what is kept for the backward: each device decodes what it multiplies,
+    forward and backward. Along an axis of 1 a part is the same for all.
+    """
+    scope, value = current(), stored_array(codes, "decoding_einsum")
+    if scope is None:
+        left, right, out = _bare(contraction)
+        return contract(x, left, decode(value, *parts), right, out)
+    product = _Product(scope, contraction, *contraction_specs(contraction, scope.placement))
+    return use_weight(scope, _Decoding(product, decode), value, x, *map(to_device, parts))
 
 
 def add(pattern: str, x: Array, bias: Weight) -> Array:
@@ -121,6 +139,40 @@ class _Reporting(Operation):
         specs = tuple(map(spec_of, operands, (product.left, stored, product.out)))
         report = device_report(lambda *parts: [self.statistic(part) for part in parts], specs)
         return *product.backward(weight, saved, cotangent), report(*operands)
+
+
+@dataclass(frozen=True)
+class _Decoded(StoredWeight):
+    """A weight that is decoded when it is gathered."""
+
+    decode: Callable[..., Array] = field(kw_only=True)
+    parts: Sequence[Array] = field(kw_only=True)
+
+    def gathered(self, spec: PartitionSpec) -> Array:
+        own = [PartitionSpec(*(None if n == 1 else e for n, e in zip(x.shape, spec, strict=True))) for x in self.parts]
+        parts = [reshard(part, place) for part, place in zip(self.parts, own, strict=True)]
+        values = per_device(self.decode, (spec, *own), spec)(self.moved(spec), *parts)
+        return values.astype(self.scope.compute)
+
+
+@dataclass(frozen=True)
+class _Decoding(Operation):
+    """A product with a weight that is decoded."""
+
+    product: _Product
+    decode: Callable[..., Array]
+
+    def forward(self, weight: StoredWeight, *operands: Array) -> tuple[Array, Any]:
+        x, *parts = operands
+        return self.product.forward(self._decoded(weight, parts), x)[0], (x, parts)
+
+    def backward(self, weight: StoredWeight, saved: Any, cotangent: Array) -> tuple[Array | None, ...]:
+        x, parts = saved
+        _, dx = self.product.backward(self._decoded(weight, parts), x, cotangent)
+        return None, dx, *[None for _ in parts]
+
+    def _decoded(self, weight: StoredWeight, parts: Sequence[Array]) -> _Decoded:
+        return _Decoded(weight.scope, weight.value, decode=self.decode, parts=parts)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Annotated, Literal
 import typer
 
 Weights = Annotated[
-    Literal["float32", "bfloat16", "int8", "float8_e4m3fn"] | None,
+    Literal["float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4"] | None,
     typer.Option(
-        help="In which the model's parameters are stored, by default as computed with; int8 and float8_e4m3fn: the "
-        "matrices of its blocks alone, with a scale for each output."
+        help="In which the model's parameters are stored, by default as computed with; int8, float8_e4m3fn, int4 "
+        "and nf4: the matrices of its blocks alone, with scales."
     ),
 ]

@@ -83,8 +83,10 @@ class AdaptedWeight(Operand):
         groups = _groups(declared.axes, inputs)
         outputs = _outputs(declared.axes, inputs)
         drawn = fan_in(" ".join(inputs))
-        self.a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, rank=rank)
-        self.b = beside(declared, (*groups, "rank", *outputs), constant(0.0), jnp.float32, rank=rank, decay=True)
+        self.a = beside(declared, (*groups, *inputs, "rank"), drawn, jnp.float32, sizes={"rank": rank})
+        self.b = beside(
+            declared, (*groups, "rank", *outputs), constant(0.0), jnp.float32, sizes={"rank": rank}, decay=True
+        )
 
     @property
     def axes(self) -> Names:

@@ -1,39 +1,52 @@
-"""Weights in 8 bits: the matrices of blocks as int8 or fp8 values, with a scale for each output."""
+"""Weights at rest in 8 bits, with a scale for each output, or in 4, with one for each block of inputs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax import Array
 
 from axon.axes import Names, base, einsum, strip_roles
 from axon.axes.patterns import Contraction
-from axon.errors import UserError
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul.quantize import rounded, scale_of
+from axon.nn.four_bits import FourBits, FourBitWeight, not_drawn
 from axon.nn.param import Param, ParamSpec
 from axon.nn.weight_transform import Operand, Weight, WeightTransform, beside, untransformed
 from axon.parallel.expert import Matrix
 from axon.path_patterns import Patterns
+from axon.precision.codebook import INT4, normal_float
 
 SCALE_DTYPE = jnp.bfloat16
 """Of scales: those of no more than its bits are exact in every compute dtype."""
 
 
-@dataclass(frozen=True)
-class EightBit(WeightTransform):
-    """Matrices in 8 bits: a `QuantizedWeight` each. By default embedding and head stay, and routers."""
+FOUR_BITS = {"int4": FourBits(INT4, 128), "nf4": FourBits(normal_float(), 64, double=True)}
 
-    dtype: Any
+
+@dataclass(frozen=True)
+class Quantize(WeightTransform):
+    """Matrices in few bits, which do not train. By default embedding and head stay, and routers.
+
+    Args:
+        format: "int8" or "float8_e4m3fn": a `QuantizedWeight` each. "int4": integers with a scale for each 128 inputs
+            of an output. "nf4": quantiles of a Gaussian with one for each 64, these in 8 bits (QLoRA, Dettmers et al.,
+            arXiv:2305.14314); 4.13 bits a number.
+    """
+
+    format: Literal["int8", "float8_e4m3fn", "int4", "nf4"]
     paths: Patterns | None = None
 
     def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
-        return QuantizedWeight(untransformed(weight, declared, self), spec, self.dtype)
+        own = untransformed(weight, declared, self)
+        if self.format in FOUR_BITS:
+            return FourBitWeight(own, spec, FOUR_BITS[self.format])
+        return QuantizedWeight(own, spec, self.format)
 
     @property
     def text(self) -> str:
-        return jnp.dtype(self.dtype).name
+        return self.format
 
 
 class QuantizedWeight(Operand):
@@ -53,8 +66,8 @@ class QuantizedWeight(Operand):
         self.summed = tuple(i for i, name in enumerate(spec.axes) if i >= spec.stack and name in spec.inputs)
         outputs = tuple(name for name in weight.axes if name not in spec.inputs)
         untrained = {"trained": False}
-        self.values = beside(weight, weight.axes, _not_drawn, dtype, decay=True, in_stack=weight.in_stack, **untrained)
-        self.scales = beside(weight, outputs, _not_drawn, SCALE_DTYPE, decay=False, **untrained)
+        self.values = beside(weight, weight.axes, not_drawn, dtype, decay=True, in_stack=weight.in_stack, **untrained)
+        self.scales = beside(weight, outputs, not_drawn, SCALE_DTYPE, decay=False, **untrained)
 
     @property
     def axes(self) -> Names:
@@ -89,9 +102,12 @@ class QuantizedWeight(Operand):
         return einsum(f"{of_x}, {' '.join(scales)} -> {of_x}", x, self.scales)
 
 
-def is_quantized(dtype: Any) -> bool:
-    """Whether weights of this dtype have scales; not of None."""
-    return dtype is not None and jnp.dtype(dtype) in map(jnp.dtype, EIGHT_BITS)
+def quantized_format(weights: Any) -> Any:
+    """The format of `Quantize` that weights stored so have; None for a dtype that needs no scales, and for None."""
+    if weights is None or weights in FOUR_BITS:
+        return weights
+    dtype = jnp.dtype(weights)
+    return dtype.name if dtype in map(jnp.dtype, EIGHT_BITS) else None
 
 
 def quantized(value: Array, over: tuple[int, ...], dtype: Any) -> dict[str, Array]:
@@ -101,9 +117,3 @@ def quantized(value: Array, over: tuple[int, ...], dtype: Any) -> dict[str, Arra
     scales = (exact * (1 + 2**-8)).astype(SCALE_DTYPE)  # at least the exact one: rounding takes off 2⁻⁹ at most
     values = rounded(wide / scales.astype(jnp.float32), dtype)
     return {"values": values, "scales": jnp.squeeze(scales, over)}
-
-
-def _not_drawn(key: Array, axes: Names, shape: tuple[int, ...]) -> Array:
-    raise UserError(
-        "weights in 8 bits are made of others, and not drawn: give the values of a runtime whose `weights` are wider"
-    )

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -13,7 +14,7 @@ from axon.axes import Names, base
 from axon.axes.patterns import Contraction
 from axon.composition import FREEZES, Part
 from axon.errors import UserError
-from axon.nn.param import Initializer, Param, ParamSpec, Variable, parameters
+from axon.nn.param import Dims, Initializer, Param, ParamSpec, Variable, parameters
 from axon.parallel.expert import Matrix
 from axon.path_patterns import Patterns, check_patterns, matches
 
@@ -152,11 +153,13 @@ def _trained(transforms: Sequence[WeightTransform], declared: Mapping[str, Param
     return {path for path in declared if any(matches(path, one.others) for one in others)} - taken
 
 
-def beside(weight: Param, axes: Names, init: Initializer, dtype: Any, *, rank: int = 0, **options: Any) -> Param:
-    """A parameter with some of a weight's axes, and `rank` if that is one, stacked as the weight is."""
+def beside(
+    weight: Param, axes: Names, init: Initializer, dtype: Any, *, sizes: Dims = MappingProxyType({}), **options: Any
+) -> Param:
+    """A parameter with some of a weight's axes, or with others of these `sizes`, stacked as the weight is."""
     own = weight.get_value().shape[len(weight.stack) :]
-    sizes = dict(zip(map(base, weight.axes), own, strict=True)) | {"rank": rank}
-    return stacked_as(weight, Param(" ".join(axes), sizes, init, dtype=dtype, **options))
+    dims = dict(zip(map(base, weight.axes), own, strict=True)) | dict(sizes)
+    return stacked_as(weight, Param(" ".join(axes), dims, init, dtype=dtype, **options))
 
 
 def stacked_as(weight: Param, declared: Declared) -> Declared:

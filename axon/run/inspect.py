@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from axon.data import parse_source
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError, first_devices
-from axon.nn.quantized import is_quantized
+from axon.nn.quantized import quantized_format
 from axon.run.held_out import HeldOutLoss, held_out_loss
 from axon.run.references import read_references, sources_of
 from axon.run.session import sample_text
@@ -98,7 +98,7 @@ def _references(train: Train, runtime: Runtime) -> References:
 
 def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | None) -> Runtime:
     batch, seq = train.data.batch, train.seq
-    if is_quantized(weights):  # XLA's CPU compiler aborts on a layer's scales out of a stack that is split
+    if quantized_format(weights):  # XLA's CPU compiler aborts on a layer's scales out of a stack that is split
         layout = replace(layout, rows={**layout.rows, "layers": None}, pad_layers=False)
     options = {"precision": train.precision, "execution": train.execution, "devices": devices, "seq": seq}
     runtime = Runtime(train.model, layout, weights=weights, **options)

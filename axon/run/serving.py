@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import jax.numpy as jnp
-
 from axon.axes import Execution
 from axon.errors import UserError
 from axon.layout import Layout, Placement
@@ -22,8 +20,8 @@ class Serve:
 
     Args:
         model: what is served, as `Llama(…)`. layout: where each named axis lives. precision: dtypes of the arithmetic.
-        weights: the dtype in which parameters are stored; "auto" is that of `precision.compute`, and int8 and
-            float8_e4m3fn are for the blocks' matrices alone, each with scales (`axon.nn.quantized`).
+        weights: the dtype in which parameters are stored; "auto" is that of `precision.compute`, and int8,
+            float8_e4m3fn, int4 and nf4 are for the blocks' matrices alone, each with scales (`axon.nn.quantized`).
         capacity: how much is done at once. draft: "mtp" where the model's own multi-token block guesses, with pages of
             its own (`axon serve --draft mtp`). execution: how it is carried out.
     """
@@ -31,7 +29,7 @@ class Serve:
     model: Model
     layout: Layout = Layout()
     precision: Precision = Precision()
-    weights: Literal["auto", "float32", "bfloat16", "int8", "float8_e4m3fn"] = "auto"
+    weights: Literal["auto", "float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4"] = "auto"
     capacity: Capacity = Capacity()
     draft: Literal["mtp"] | None = None
     execution: Execution = Execution()
@@ -52,7 +50,7 @@ def serving_program(serve: Serve, placement: Placement | None = None) -> Serving
     """The steps of its engine. `placement`: a mesh other than that of this machine's devices, to compile for."""
     placement = placement or Placement.of(serve.layout)
     check_serves(serve.layout, placement)
-    dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else jnp.dtype(serve.weights)
+    dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else serve.weights
     options = {"precision": serve.precision, "execution": serve.execution, "placement": placement}
     runtime = Runtime(serve.model, serve.layout, weights=dtype, **options)
     return ServingProgram(runtime, serve.capacity, multi_token=serve.draft == "mtp")

@@ -20,7 +20,7 @@ from axon.layout import Layout, Placement
 from axon.nn import Param, ParamSpec, Variable, initialise, parameters, variables
 from axon.nn.capabilities import ReportsMetrics
 from axon.nn.param import initialise_parameters, initialise_variables
-from axon.nn.quantized import EightBit, is_quantized
+from axon.nn.quantized import Quantize, quantized_format
 from axon.nn.stored_layers import pad_layers
 from axon.nn.weight_transform import WeightTransform, transform_weights, transforms_text
 from axon.own_code import written_at
@@ -49,7 +49,8 @@ class Runtime:
         placement: instead of devices, the layout on a mesh that is only described, to trace for.
         seq: positions of the sequences of training, for which a `Layout.context` of None is chosen.
         weights: the dtype in which parameters are stored and restored where nothing trains them; by default their own.
-            int8 and float8_e4m3fn: of the blocks' matrices (`axon.nn.quantized`), and the compute dtype of the others.
+            int8, float8_e4m3fn, int4 and nf4: of the blocks' matrices (`axon.nn.quantized`), and the compute dtype of
+            the others.
         transforms: what becomes of weights (`axon.nn.weight_transform`), in this order.
 
     `model` is that config, `module` what it built. `declared` are the model's parameters, path → specification;
@@ -85,13 +86,14 @@ class Runtime:
             self.choices["context parallelism"] = context
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
-        self.weights = weights = None if weights is None else jnp.dtype(weights)
+        form = quantized_format(weights)
+        self.weights = weights = weights if weights is None or form else jnp.dtype(weights)
         self.declared = parameters(self.module)
-        self.transforms = (*([EightBit(weights)] if is_quantized(weights) else []), *transforms)
+        self.transforms = (*([Quantize(form)] if form else []), *transforms)
         self.operands = transform_weights(self.module, self.transforms) if self.transforms else {}
         self.parameters, self.variables = parameters(self.module), variables(self.module)
         if weights is not None:
-            others = self.compute_dtype if is_quantized(weights) else weights
+            others = self.compute_dtype if form else weights
             self.parameters = {p: _stored(p, spec, self.operands, others) for p, spec in self.parameters.items()}
         if self.transforms:
             self.choices["weights"] = "; ".join(transforms_text(self.transforms, self.declared, self.parameters))

@@ -12,7 +12,7 @@ from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn import Param
 from axon.nn.amax import RecordAmax
-from axon.nn.quantized import EightBit
+from axon.nn.quantized import Quantize
 from axon.nn.weight_transform import transform_weights
 from axon.parallel.outer import DiLoCo
 from axon.runtime import Runtime, flattened
@@ -106,7 +106,7 @@ def test_the_largest_of_all_replicas_is_recorded(method, packed_batch, seed):
 
 def test_what_stands_in_a_weights_place_is_refused_by_name():
     with pytest.raises(UserError, match=r"RecordAmax.*QuantizedWeight.*before"):
-        transform_weights(MODEL.build(), [EightBit("int8"), RecordAmax()])
+        transform_weights(MODEL.build(), [Quantize("int8"), RecordAmax()])
 
 
 def test_a_weight_outside_of_a_pipelines_blocks_is_refused_by_name(packed_batch, seed):

@@ -15,7 +15,7 @@ from axon.layout import Layout
 from axon.nn import Embedding, Param, Routing, cross_entropy, fan_in, token_nll
 from axon.nn.head import Head
 from axon.nn.lora import LoRA
-from axon.nn.quantized import EightBit
+from axon.nn.quantized import Quantize
 from axon.nn.weight_transform import transform_weights
 from axon.runtime import Runtime, flattened, nested
 from models.llama import Llama
@@ -113,7 +113,7 @@ def test_a_table_is_looked_up_and_a_head_has_the_losses_of_the_sum(rng):
 
 
 @pytest.mark.parametrize("model", [LLAMA, MIXTRAL], ids=["llama", "mixtral"])
-@pytest.mark.parametrize("first", [(), (EightBit("int8"),)], ids=["plain", "int8"])
+@pytest.mark.parametrize("first", [(), (Quantize("int8"),)], ids=["plain", "int8"])
 def test_the_merged_weights_are_the_adapted_model_which_begins_as_the_model(model, first, rng):
     from axon.serve.logits import logits
 
@@ -149,7 +149,7 @@ def test_only_the_adapters_train_and_what_is_said_to():
         ((LoRA("layers/*/gat"),), "LoRA.paths", "layers/block/mlp/gate"),
         ((LoRA("*norm*"),), "LoRA.paths", "no matrix"),
         ((LoRA(others="nrm/*"),), "LoRA.others", "norm/scale"),
-        ((LoRA(), EightBit("int8")), "EightBit", "put EightBit before"),
+        ((LoRA(), Quantize("int8")), "Quantize", "put Quantize before"),
         ((LoRA("*/key", rank=17),), "LoRA.rank is 17", "16 × 8"),
     ],
 )

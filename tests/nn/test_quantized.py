@@ -9,7 +9,7 @@ from axon.axes import base, einsum
 from axon.layout import Layout
 from axon.nn import Routing
 from axon.nn.param import parameters
-from axon.nn.quantized import EightBit, quantized
+from axon.nn.quantized import Quantize, quantized
 from axon.nn.weight_transform import transform_weights
 from axon.runtime import Runtime
 from models.deepseek import DeepSeek
@@ -62,7 +62,7 @@ def test_an_element_is_within_half_a_step_of_what_it_stands_for_and_each_output_
 def test_a_product_is_that_of_values_times_scales_over_inputs_and_over_outputs(pattern, rng):
     module = DEEPSEEK.build()
     spec = parameters(module)["layers/dense/attention/key"]
-    transform_weights(module, [EightBit("int8")])
+    transform_weights(module, [Quantize("int8")])
     weight = module.layers.dense.attention.key
     parts = in_8_bits(rng.normal(size=spec.shape), spec, "int8")
     weight.values.set_value(jnp.asarray(parts["values"][0]))
@@ -81,7 +81,7 @@ def test_a_product_is_that_of_values_times_scales_over_inputs_and_over_outputs(p
 
 def test_all_matrices_of_blocks_are_in_8_bits_but_routers():
     module = DEEPSEEK.build()
-    before, found = parameters(module), transform_weights(module, [EightBit("int8")])
+    before, found = parameters(module), transform_weights(module, [Quantize("int8")])
     kept = {path for path in before if path not in found}
     assert all(path.partition("/")[0] != "layers" or "norm" in path or "/moe/" in path for path in kept)
     assert {p.rpartition("/")[2] for p in kept if "/moe/" in p} == {"matrix"}

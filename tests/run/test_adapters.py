@@ -12,7 +12,7 @@ from axon.config import dump, load
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn.lora import LoRA
-from axon.nn.quantized import EightBit
+from axon.nn.quantized import Quantize
 from axon.run import program
 from axon.run.convert import convert
 from axon.run.inspect import evaluate_run, generate_text, logits_of
@@ -120,7 +120,7 @@ def test_what_cannot_freeze_is_refused_with_both_names(adapting):
 
 @pytest.mark.full
 def test_a_base_in_8_bits_is_made_of_the_source_and_its_adapters_train(adapting, adapted, hub, do, few, tmp_path):
-    mine = replace(adapting, transforms=(EightBit("int8"), *ADAPT), layout=SPLIT)
+    mine = replace(adapting, transforms=(Quantize("int8"), *ADAPT), layout=SPLIT)
     file = tmp_path / "run.gin"
     file.write_text(dump(mine))
     assert load(file).tree == mine

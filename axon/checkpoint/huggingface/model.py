@@ -15,6 +15,7 @@ from axon.checkpoint.huggingface.copies import with_own_arrays
 from axon.checkpoint.huggingface.hub import CONFIG, model_folder
 from axon.checkpoint.huggingface.load import as_read, check_weights, load, read_shard
 from axon.checkpoint.huggingface.pieces import Pieces, numbered, pieces_of
+from axon.checkpoint.huggingface.quantized import QuantizedWeights
 from axon.checkpoint.huggingface.tables import table_of
 from axon.checkpoint.huggingface.weights import Weights
 from axon.errors import UserError
@@ -103,7 +104,8 @@ def open_model(name: str) -> HubModel:
     except UserError as error:
         between = "/" if str(error).startswith(CONFIG) else f"/{CONFIG}: "
         raise UserError(f"{folder}{between}{error}") from error
-    weights = Weights(folder)
+    few_bits = config.get("quantization_config")
+    weights = QuantizedWeights(folder, few_bits) if few_bits else Weights(folder)
     model, remarks = with_own_arrays(table, model, weights)
     remarks += [f"config.json: fields that Axon does not read: {', '.join(unknown)}"] if unknown else []
     return HubModel(name, folder, config, table, model, weights, tuple(remarks))

@@ -24,6 +24,11 @@ INDEX = "model.safetensors.index.json"
 DTYPES: Mapping[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16}
 """Their name of a dtype → NumPy's, of those that weights can be read in."""
 
+PARTS: Mapping[str, Any] = {
+    "U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64, "F8_E4M3": jnp.float8_e4m3fn
+}  # fmt: skip
+"""Those of what weights in few bits are stored as."""
+
 
 class Weights:
     """The arrays in a folder.
@@ -40,7 +45,7 @@ class Weights:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name → shape."""
-        return {name: tuple(self._slice(name).get_shape()) for name in self._where}
+        return {name: self.shape(name) for name in self._where}
 
     @property
     def dtypes(self) -> dict[str, str]:
@@ -84,7 +89,8 @@ class Weights:
     def _read_rows(self, name: str, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
         """A range of the first dimension."""
         file, stored = self._where[name]
-        per_row = math.prod(shape[1:]) * self.item_size(name)
+        dtype = np.dtype((DTYPES | PARTS)[self._slice(name).get_dtype()])
+        per_row = math.prod(shape[1:]) * dtype.itemsize
         out, start = np.empty((high - low) * per_row, np.uint8), self._starts[file][stored] + low * per_row
         with reading(self.folder / file), (self.folder / file).open("rb", buffering=0) as opened:
             done = 0
@@ -92,7 +98,7 @@ class Weights:
                 done += count
         if done < out.nbytes:
             raise CheckpointError(f"{self.folder / file} ends within {stored}: it is damaged. Copy it again")
-        return out.view(DTYPES[self._slice(name).get_dtype()]).reshape((high - low, *shape[1:]) if shape else ())
+        return out.view(dtype).reshape((high - low, *shape[1:]) if shape else ())
 
     def _slice(self, name: str) -> Any:
         from safetensors import SafetensorError

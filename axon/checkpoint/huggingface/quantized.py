@@ -1,0 +1,176 @@
+"""Weights that a model of the hub stores in few bits, by the arithmetic that its config.json names."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from axon.checkpoint.huggingface.weights import Weights
+
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where each of eight columns is among the eight codes of an integer, the lowest first."""
+
+
+class Parts(Protocol):
+    """The arrays that one weight is stored as, by what their names end with."""
+
+    def shape(self, part: str) -> tuple[int, ...]: ...
+    def read(self, part: str) -> np.ndarray: ...
+
+
+class Method(Protocol):
+    """How a library stores weights, `out in`, in few bits. `key`: what the name of one part of each ends with."""
+
+    key: str
+
+    def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]: ...
+    def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray: ...
+
+
+class BitsAndBytes:
+    """NF4 or FP4, row after row: the number of a code · the scale of its block, which may be in 8 bits itself (Dettmers
+    et al., arXiv:2305.14314, section 3). Of two codes in a byte the first has the upper half."""
+
+    key = ".absmax"
+
+    def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
+        return tuple(self._state(parts, config)["shape"])
+
+    def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
+        state, packed, scales = self._state(parts, config), parts.read("").reshape(-1), parts.read(".absmax")
+        codes = np.stack([packed >> 4, packed & 15], axis=1).reshape(-1)
+        if "nested_blocksize" in state:
+            coarse = np.repeat(parts.read(".nested_absmax"), state["nested_blocksize"])[: scales.size]
+            scales = parts.read(".nested_quant_map")[scales] * coarse + np.float32(state["nested_offset"])
+        values = parts.read(".quant_map")[codes] * np.repeat(scales, state["blocksize"])[: codes.size]
+        return values.reshape(state["shape"])
+
+    def _state(self, parts: Parts, config: Mapping[str, Any]) -> Any:
+        form = config.get("bnb_4bit_quant_type", "fp4")
+        return json.loads(parts.read(f".quant_state.bitsandbytes__{form}").tobytes())
+
+
+class GPTQ:
+    """scale · (code − zero), codes along the inputs of a column in integers of 32 bits (Frantar et al.,
+    arXiv:2210.17323). Zeros are stored less 1, but for the second version of the format."""
+
+    key = ".qweight"
+
+    def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
+        packed, columns = parts.shape(".qweight")
+        return columns, packed * 32 // config["bits"]
+
+    def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
+        bits, group = config["bits"], parts.read(".g_idx")
+        codes, zeros = _codes(parts.read(".qweight").T, bits).T, _codes(parts.read(".qzeros"), bits)
+        if config.get("checkpoint_format", "gptq") != "gptq_v2":
+            zeros = zeros + 1
+        return ((codes - zeros[group]) * parts.read(".scales").astype(np.float32)[group]).T
+
+
+class AWQ:
+    """scale · (code − zero), codes of eight outputs in an integer, in `AWQ_ORDER` (Lin et al., arXiv:2306.00978)."""
+
+    key = ".qweight"
+
+    def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
+        rows, packed = parts.shape(".qweight")
+        return packed * 8, rows
+
+    def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
+        codes, zeros = (self._columns(parts.read(name)) for name in (".qweight", ".qzeros"))
+        each = len(codes) // len(zeros)
+        scales = np.repeat(parts.read(".scales").astype(np.float32), each, axis=0)
+        return ((codes - np.repeat(zeros, each, axis=0)) * scales).T
+
+    def _columns(self, x: np.ndarray) -> np.ndarray:
+        return _codes(x, 4).reshape(len(x), -1, 8)[:, :, AWQ_ORDER].reshape(len(x), -1)
+
+
+class FP8:
+    """e4m3 value · the scale of its block (DeepSeek-V3, arXiv:2412.19437, section 3.3); the last blocks are cut."""
+
+    key = "_scale_inv"
+
+    def shape(self, parts: Parts, config: Mapping[str, Any]) -> tuple[int, ...]:
+        return parts.shape("")
+
+    def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
+        values, (tall, wide) = parts.read("").astype(np.float32), config["weight_block_size"]
+        scales = np.repeat(np.repeat(parts.read("_scale_inv").astype(np.float32), tall, axis=0), wide, axis=1)
+        return values * scales[: values.shape[0], : values.shape[1]]
+
+
+METHODS: Mapping[str, Method] = {"bitsandbytes": BitsAndBytes(), "gptq": GPTQ(), "awq": AWQ(), "fp8": FP8()}
+"""By `quantization_config.quant_method`."""
+
+
+def is_read(config: Mapping[str, Any]) -> bool:
+    """Whether weights with this `quantization_config` are read: bitsandbytes' in 4 bits."""
+    return config.get("quant_method") in METHODS and not config.get("load_in_8bit")
+
+
+class QuantizedWeights(Weights):
+    """The arrays in a folder, those in few bits as the float32 that they stand for, decoded whole where a part is read.
+
+    Args, besides those of `Weights`:
+        config: the `quantization_config` of a config.json, for which `is_read` holds.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any]):
+        super().__init__(folder)
+        self._method, self._config, self._lock = METHODS[config["quant_method"]], config, Lock()
+        self._last: tuple[str, np.ndarray] | None = None
+        self._stored = Weights(folder)
+        key = self._method.key
+        stems = {name.removesuffix(key) for name in self._where if name.endswith(key)}
+        named = {stem if stem.endswith(".weight") else f"{stem}.weight": stem for stem in stems}
+        parts = {n for n in self._where if any(n.startswith((f"{stem}.", f"{stem}_")) for stem in stems)}
+        self._where = {n: at for n, at in self._where.items() if n not in {*parts, *named}}
+        self._where |= {n: (key, stem) for n, stem in named.items()}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if (parts := self._parts(name)) is None:
+            return super().shape(name)
+        return self._method.shape(parts, self._config)
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        return {name: "F32" if self._parts(name) else self._slice(name).get_dtype() for name in self._where}
+
+    def item_size(self, name: str) -> int:
+        return super().item_size(name) if self._parts(name) is None else np.dtype(np.float32).itemsize
+
+    def read(self, name: str, where: tuple[slice, ...]) -> np.ndarray:
+        if (parts := self._parts(name)) is None:
+            return super().read(name, where)
+        with self._lock:  # what several threads read of one weight is decoded once
+            if self._last is None or self._last[0] != name:
+                self._last = name, self._method.values(parts, self._config).astype(np.float32)
+            return self._last[1][where]
+
+    def _parts(self, name: str) -> "_StoredParts | None":
+        """Those of a weight in few bits; None of another array."""
+        key, stem = self._where[name]
+        return _StoredParts(self._stored, stem) if key == self._method.key else None
+
+
+class _StoredParts(NamedTuple):
+    weights: Weights
+    stem: str
+
+    def shape(self, part: str) -> tuple[int, ...]:
+        return self.weights.shape(f"{self.stem}{part}")
+
+    def read(self, part: str) -> np.ndarray:
+        return self.weights.read(f"{self.stem}{part}", tuple(slice(None) for _ in self.shape(part)))
+
+
+def _codes(packed: np.ndarray, bits: int) -> np.ndarray:
+    """The numbers of so many bits that each integer of a row holds, the lowest first, one after the other."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    codes = (packed.astype(np.int32).view(np.uint32)[..., None] >> shifts) & np.uint32(2**bits - 1)
+    return codes.reshape(len(packed), -1).astype(np.int32)

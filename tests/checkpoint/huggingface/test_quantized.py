@@ -1,0 +1,110 @@
+"""Weights of the hub in few bits, beside what their formats' definitions say, written out element by element."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from axon.checkpoint.huggingface.quantized import QuantizedWeights, is_read
+
+OUT, IN, GROUP = 16, 64, 32
+NAME = "model.layers.0.mlp.up_proj"
+
+
+def opened(folder, parts, config):
+    plain = {"model.norm.weight": np.ones(OUT, np.float32)}
+    save_file(
+        plain | {f"{NAME}{part}": np.ascontiguousarray(x) for part, x in parts.items()}, folder / "model.safetensors"
+    )
+    assert is_read(config)
+    return QuantizedWeights(folder, config)
+
+
+def check(weights, expected):
+    assert weights.shapes == {"model.norm.weight": (OUT,), f"{NAME}.weight": expected.shape}
+    assert weights.item_size(f"{NAME}.weight") == 4
+    assert weights.dtypes == {"model.norm.weight": "F32", f"{NAME}.weight": "F32"}
+    where = (slice(3, 11), slice(8, 40))
+    np.testing.assert_allclose(weights.read(f"{NAME}.weight", where), expected[where], rtol=1e-6)
+    np.testing.assert_array_equal(weights.read("model.norm.weight", (slice(0, 4),)), np.ones(4))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_bitsandbytes_codes_are_looked_up_and_scaled_by_block(nested, rng, tmp_path):
+    codes, table = rng.integers(0, 16, OUT * IN), rng.normal(size=16).astype(np.float32)
+    state = {"quant_type": "nf4", "blocksize": 32, "shape": [OUT, IN], "dtype": "bfloat16"}
+    absmax = rng.random(OUT * IN // 32).astype(np.float32)
+    parts = {}
+    if nested:
+        state |= {"nested_blocksize": 8, "nested_offset": 0.25, "nested_dtype": "float32"}
+        scales, coarse = (
+            rng.integers(0, 256, absmax.size, dtype=np.uint8),
+            rng.random(absmax.size // 8).astype(np.float32),
+        )
+        numbers = np.sort(rng.normal(size=256)).astype(np.float32)
+        absmax = np.array([numbers[s] * coarse[i // 8] + 0.25 for i, s in enumerate(scales)])
+        parts = {".weight.nested_absmax": coarse, ".weight.nested_quant_map": numbers}
+    parts |= {
+        ".weight": np.uint8([[16 * first + second] for first, second in codes.reshape(-1, 2)]),
+        ".weight.absmax": scales if nested else absmax,
+        ".weight.quant_map": table,
+        ".weight.quant_state.bitsandbytes__nf4": np.frombuffer(json.dumps(state).encode(), np.uint8),
+    }
+    expected = np.array([table[code] * absmax[i // 32] for i, code in enumerate(codes)]).reshape(OUT, IN)
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    check(opened(tmp_path, parts, config), expected)
+
+
+def packed(rows, bits, order):
+    """Each row's codes in integers of 32 bits, code `order[k]` of each in its k-th bits from below."""
+    each = 32 // bits
+    words = [
+        [sum(int(row[i + order[k]]) << (bits * k) for k in range(each)) for i in range(0, len(row), each)]
+        for row in rows
+    ]
+    return np.array(words, np.uint32).view(np.int32)
+
+
+@pytest.mark.parametrize(("bits", "version"), [(4, "gptq"), (8, "gptq"), (4, "gptq_v2")])
+def test_gptq_codes_lie_along_the_inputs_and_groups_may_be_in_any_order(bits, version, rng, tmp_path):
+    codes, zeros = rng.integers(0, 2**bits, (IN, OUT)), rng.integers(1, 2**bits, (IN // GROUP, OUT))
+    scales, group = rng.random((IN // GROUP, OUT)).astype(np.float16), rng.permutation(np.arange(IN) // GROUP)
+    stored = zeros if version == "gptq_v2" else zeros - 1
+    order = range(32 // bits)
+    parts = {
+        ".qweight": packed(codes.T, bits, order).T,
+        ".qzeros": packed(stored, bits, order),
+        ".scales": scales,
+        ".g_idx": group.astype(np.int32),
+    }
+    expected = np.empty((OUT, IN), np.float32)
+    for o in range(OUT):
+        for i in range(IN):
+            expected[o, i] = (codes[i, o] - zeros[group[i], o]) * np.float32(scales[group[i], o])
+    check(opened(tmp_path, parts, {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}), expected)
+
+
+def test_awq_codes_lie_along_the_outputs_in_an_order_of_their_own(rng, tmp_path):
+    codes, zeros = rng.integers(0, 16, (IN, OUT)), rng.integers(0, 16, (IN // GROUP, OUT))
+    scales, order = rng.random((IN // GROUP, OUT)).astype(np.float16), (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {".qweight": packed(codes, 4, order), ".qzeros": packed(zeros, 4, order), ".scales": scales}
+    expected = np.empty((OUT, IN), np.float32)
+    for o in range(OUT):
+        for i in range(IN):
+            expected[o, i] = (codes[i, o] - zeros[i // GROUP, o]) * np.float32(scales[i // GROUP, o])
+    check(opened(tmp_path, parts, {"quant_method": "awq", "bits": 4, "group_size": GROUP}), expected)
+
+
+def test_fp8_values_are_scaled_by_blocks_of_which_the_last_are_cut(rng, tmp_path):
+    values = rng.normal(size=(OUT, IN)).astype(jnp.float8_e4m3fn)
+    scales = rng.random((2, 3)).astype(np.float32)
+    expected = np.array([[np.float32(values[o, i]) * scales[o // 12, i // 24] for i in range(IN)] for o in range(OUT)])
+    config = {"quant_method": "fp8", "weight_block_size": [12, 24]}
+    check(opened(tmp_path, {".weight": values, ".weight_scale_inv": scales}, config), expected)
+
+
+def test_other_methods_are_not_read():
+    assert not is_read({"quant_method": "mxfp4"})
+    assert not is_read({"quant_method": "bitsandbytes", "load_in_8bit": True})

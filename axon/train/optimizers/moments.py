@@ -1,9 +1,8 @@
 """How an optimizer's moments are kept between steps: in float32, bfloat16, or 8 bits."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -45,7 +44,7 @@ class Moments:
     """
 
     format: MomentFormat = "float32"
-    signed: Mapping[str, bool] = MappingProxyType({})
+    signed: Mapping[str, bool] = field(default_factory=dict)
 
     def stored(self, state: Any, parameters: Parameters, count: Array) -> Any:
         """A state as it is kept after `count` updates."""

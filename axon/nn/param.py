@@ -194,6 +194,14 @@ class constant:
         return jnp.full(shape, self.value, jnp.float32)
 
 
+def store_in(model: nnx.Module, dtype: Any) -> None:
+    """Declare that parameters are stored in `dtype`, those that are declared as float32."""
+    for _, param in _declared(model, Param):
+        value = param.get_value()
+        if value.dtype == jnp.float32:
+            param.set_value(jax.ShapeDtypeStruct(value.shape, jnp.dtype(dtype)))
+
+
 def parameters(model: nnx.Module) -> dict[str, ParamSpec]:
     """Path → specification of every parameter, stacked axes included, in a fixed order."""
     return {path: _param_spec(param) for path, param in _declared(model, Param)}

@@ -16,8 +16,7 @@ __all__ = ["MXFP8", "FP8Block", "FP8Current", "FP8Delayed", "Int8", "LossScale",
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtype policy. Parameters are float32 throughout, and an optimizer's moments unless it says otherwise
-    (`AdamW.moments`).
+    """The dtype policy. An optimizer says itself how its moments are kept (`AdamW.moments`).
 
     Args:
         compute: dtype of matmul operands, and so of a weight's gather (unless it is stored in a narrower one); "auto"
@@ -26,6 +25,9 @@ class Precision:
             microbatches add up in the weight's own, before a sum over devices that waits for all of them. Those of
             norms and biases, which are few bytes, are summed in float32 with `Layout.auto`, and in a replica that
             trains by itself.)
+        parameters: dtype in which parameters that are declared as float32 are stored, trained and saved; in bfloat16
+            steps are rounded stochastically by every optimizer but `Optax`, `ScheduleFreeAdamW` and `OneBitAdam`, which
+            round to nearest, and gradients are added up over microbatches in it.
         recipe: in which 8-bit formats the products of blocks' matrices are made in training, as `Int8()`; None: in
             `compute`. Evaluation beside training has it too; what is exported, served or sampled is a plain model.
         loss_scale: of gradients in float16, as `LossScale()`; None in all else.
@@ -33,6 +35,7 @@ class Precision:
 
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     reduce: Literal["float32", "bfloat16"] = "float32"
+    parameters: Literal["float32", "bfloat16"] = "float32"
     recipe: Recipe | None = None
     loss_scale: LossScale | None = None
 

@@ -19,7 +19,7 @@ from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.nn import Param, ParamSpec, Variable, initialise, parameters, variables
 from axon.nn.capabilities import ReportsMetrics
-from axon.nn.param import initialise_parameters, initialise_variables
+from axon.nn.param import initialise_parameters, initialise_variables, store_in
 from axon.nn.quantized import Quantize, quantized_format
 from axon.nn.stored_layers import pad_layers
 from axon.nn.weight_transform import WeightTransform, transform_weights, transforms_text
@@ -86,6 +86,7 @@ class Runtime:
             self.choices["context parallelism"] = context
         if padded := pad_layers(self.module, self.placement):
             self.choices[IDENTITY_LAYERS] = "; ".join(_padding_text(*counts) for counts in padded.items())
+        store_in(self.module, precision.parameters)
         form = quantized_format(weights)
         self.weights = weights = weights if weights is None or form else jnp.dtype(weights)
         self.declared = parameters(self.module)

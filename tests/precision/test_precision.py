@@ -9,7 +9,7 @@ import pytest
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
 from axon.precision import MXFP8, FP8Current, Int8, Precision
-from axon.train.optimizers import SGD, Constant
+from axon.train.optimizers import SGD, Constant, Lion
 from axon.train.step import Program
 from models.llama import Llama
 
@@ -59,3 +59,25 @@ def test_what_stays_is_printed():
 def test_patterns_that_match_nothing_are_refused():
     with pytest.raises(UserError, match=r"Int8.paths.*'layer/\*'"):
         program(Layout({"data": 1}), Int8(emulate=True, paths="layer/*"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "layout", [Layout({"data": 1}), Layout({"data": 2, "tensor": 2}, zero=3)], ids=["one", "split"]
+)
+def test_parameters_in_bfloat16_learn_by_steps_far_below_their_last_place(layout, rng, packed_batch):
+    """To nearest they would stay as they are: each step is of 1e-5 of a number's size or less."""
+    devices = jax.devices()[: math.prod(layout.mesh.values())]
+    drawn, losses = packed_batch(rng, 8, 16, MODEL.vocab), {}
+    for stored in ("float32", "bfloat16"):
+        options = {"precision": Precision(parameters=stored), "devices": devices, "batch": 8, "seq": 16}
+        program = Program(MODEL, layout, Lion(Constant(1e-5), weight_decay=0.0), **options)
+        state = program.init()
+        assert {leaf.dtype for leaf in jax.tree.leaves(state.parameters)} == {jnp.dtype(stored)}
+        batch, curve = program.place(drawn), []
+        for _ in range(80):
+            state, metrics = program.step(state, batch)
+            curve.append(float(metrics["loss"]))
+        losses[stored] = curve[0] - curve[-1]
+    assert losses["float32"] > 0
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.2)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from axon.axes.memory import to_device
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout
@@ -29,13 +30,15 @@ class PolicyEngine:
 
     Args:
         trained: the run's runtime. layout: where each axis lives while it answers. None: as it is trained, so that the
-            engines read the same arrays; otherwise they are moved there by one program.
+            engines read the same arrays; otherwise, and where these are in the host's memory, they are moved there by
+            one program.
         tokenizer, capacity: see `Engine`.
     """
 
     def __init__(self, trained: Runtime, layout: Layout | None, tokenizer: Tokenizer, capacity: Capacity):
         """Raises `UserError` for a layout that cannot serve."""
-        self.runtime = trained if layout is None else _like(trained, layout, trained.placement.devices)
+        as_trained = layout is None and not trained.placement.host
+        self.runtime = trained if as_trained else _like(trained, layout or trained.layout, trained.placement.devices)
         if layout is not None:
             check_serves(layout, self.runtime.placement)
         self._trained, self._shared = trained, {"tokenizer": tokenizer, "capacity": capacity}
@@ -77,7 +80,7 @@ class PolicyEngine:
 
     @cached_property
     def _moved(self) -> Any:
-        return jax.jit(lambda values: values, out_shardings=_places(self.runtime))
+        return jax.jit(to_device, out_shardings=_places(self.runtime))
 
 
 def _like(runtime: Runtime, layout: Layout, devices: Sequence[Any]) -> Runtime:

@@ -172,6 +172,17 @@ def test_weights_are_moved_to_another_layout_and_answer_as_before(rolling, prepa
     assert gate.addressable_shards[0].data.shape[-1] == gate.shape[-1] // 2
 
 
+def test_weights_in_the_hosts_memory_answer_as_those_on_the_device(rolling, one, prepared, few, begun, rng):
+    requests = [Request(prompt.ids, Sampling(6, temperature=0)) for prompt in prepared.prompts]
+    with few(2):
+        made = program(replace(rolling, execution=Execution(host=("params",)), layout=Layout({"data": 2})))
+    state, capacity = begun(made, rng), Capacity(4, length=32)
+    found = PolicyEngine(made.runtime, None, prepared.tokenizer, capacity).answers(state, requests)
+    on_one = PolicyEngine(one.runtime, None, prepared.tokenizer, capacity)
+    expected = on_one.answers(replace(state, parameters=jax.device_get(state.parameters)), requests)
+    assert [each.ids for each in found] == [each.ids for each in expected]
+
+
 def test_no_two_answers_have_the_same_noise(one, prepared):
     with prepared.feed(FeedContext(7, one.runtime)) as feed:
         seeds = [one.seed for number in range(4) for row in range(4) for one in feed._samplings(number, row)]

@@ -48,11 +48,11 @@ def packed(x: Array, axis: int, block: int, book: Codebook) -> tuple[Array, Arra
 
 def unpacked(codes: Array, scales: Array, axis: int, book: Codebook) -> Array:
     """The numbers that packed codes stand for, float32."""
-    first, second = codes & 15, codes >> 4
-    numbers = _number(_merged(jnp.stack([first, second], axis=axis), axis), book)
-    return _merged(
-        _split(numbers, axis, numbers.shape[axis] // scales.shape[axis]) * jnp.expand_dims(scales, axis), axis
-    )
+    at = codes.ndim + axis
+    pairs = jnp.expand_dims(codes, at + 1) >> jnp.arange(0, 8, 4, dtype=codes.dtype).reshape(2, *(1,) * (-axis - 1))
+    numbers = _merged(_number(pairs & 15, book), axis)  # elementwise up to here: two halves joined would be copies
+    blocks = _split(numbers, axis, numbers.shape[axis] // scales.shape[axis])
+    return _merged(blocks * jnp.expand_dims(scales, axis), axis)
 
 
 def _number(codes: Array, book: Codebook) -> Array:

@@ -50,9 +50,11 @@ DENSE_MODEL = Llama(**SIZES, layers=2, kv_heads=4, mlp=64, tied=True)
 TEACHER = Llama(**SIZES | {"embed": 48}, layers=1, kv_heads=4, mlp=64)
 
 
-def rounded(recipe: Recipe, tolerance: float = 5e-3) -> Problem:
-    """The dense model by a recipe. A number of e5m2 that rounds to its other neighbour is a quarter off; scales of
-    another part of the batch make an error of 0.16."""
+def rounded(recipe: Recipe, tolerance: float = 0.02) -> Problem:
+    """The dense model by a recipe. What differs by a rounding of float32 may round to its other neighbour in 8 bits, of
+    e5m2 a quarter off: on one device alone, parameters moved by one last place (6e-8 of each) moved a gradient by up to
+    0.056 with `FP8Current` and `FP8Delayed`, 0.014 in blocks, and 0.008 with `Int8`, in the worst of 16 draws. Scales
+    of another part of the batch make an error of 0.16."""
     return Problem(DENSE_MODEL, precision=Precision(recipe=recipe), steps=2, tolerance=tolerance)
 
 
@@ -62,8 +64,8 @@ PROBLEMS = {
     "recorded": Problem(DENSE_MODEL, transforms=(RecordAmax(history=2),), steps=3),
     "recorded experts": Problem(EXPERTS, transforms=(RecordAmax(),), steps=3, execution=ROUNDS),
     "int8": rounded(Int8(emulate=True)),
-    "FP8 current": rounded(FP8Current(emulate=True), 0.05),
-    "FP8 delayed": rounded(FP8Delayed(emulate=True, history=2), 0.05),
+    "FP8 current": rounded(FP8Current(emulate=True), 0.08),
+    "FP8 delayed": rounded(FP8Delayed(emulate=True, history=2), 0.08),
     "FP8 blocks": rounded(FP8Block(emulate=True)),
     "MXFP8": rounded(MXFP8(emulate=True)),
     "distilled": Problem(

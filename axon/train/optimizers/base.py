@@ -10,6 +10,7 @@ from jax import Array
 
 from axon.checks import check_range
 from axon.composition import ACROSS_LAYERS, AVERAGES, FREEZES, Part, parts_of
+from axon.errors import UserError
 from axon.train.optimizers.descend import descend
 from axon.train.optimizers.groups import Group, Parameters, frozen_in
 from axon.train.optimizers.moments import MomentFormat, Moments
@@ -98,6 +99,12 @@ class Rule:
     def __post_init__(self):
         check_range(self, "[0, inf)", "weight_decay")
         check_range(self, "(0, inf)", "clip")
+        if self.moments != "float32" and not self.signed:
+            name = type(self).__name__
+            raise UserError(
+                f"{name}.moments = {self.moments!r}, and {name}.signed names no moments of its state: set moments = "
+                "'float32', or declare them"
+            )
 
     def direction(self, parameters: Parameters) -> optax.GradientTransformation:
         """The transformation from gradients, path → array, to directions, before rate and decay."""

@@ -1,6 +1,6 @@
 """Moments in 8 bits and in bfloat16: what an update makes of them, where they lie, and what they cost."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from axon.layout import Layout, Placement
 from axon.nn import ParamSpec
 from axon.precision.dynamic_code import Blocks, decoded
 from axon.train.optimizers import SGD, SOAP, Adafactor, AdamW, Constant, Lion, Muon, ScheduleFreeAdamW, state_specs
+from axon.train.optimizers.base import Rule
 from axon.train.optimizers.moments import block_of
 from axon.train.step import Program
 from models.llama import Llama
@@ -157,3 +158,13 @@ def test_a_model_learns_as_with_moments_in_float32(moments, rng, packed_batch):
         losses[form] = np.asarray(curve)
     assert losses["float32"][-1] < 0.7 * losses["float32"][0]
     np.testing.assert_allclose(losses[moments], losses["float32"], rtol=0.05, atol=0.02)
+
+
+def test_an_optimizer_that_names_no_moments_keeps_them_in_float32():
+    @dataclass(frozen=True)
+    class Unnamed(Rule):
+        pass
+
+    assert Unnamed(RATE).moments == "float32"
+    with pytest.raises(UserError, match=r"Unnamed.moments = 'dynamic8', and Unnamed.signed .*'float32'"):
+        Unnamed(RATE, moments="dynamic8")

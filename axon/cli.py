@@ -14,6 +14,7 @@ from axon.commands import checkpoint
 from axon.commands.export import export
 from axon.commands.generate import generate
 from axon.commands.paths import RunDir, path
+from axon.commands.plan import plan
 from axon.commands.report import report
 from axon.commands.weights import Weights
 from axon.disk import cache_folder, location
@@ -225,6 +226,7 @@ def compile_(
         show_report(report)
 
 
+app.command()(plan)
 app.command()(generate)
 
 

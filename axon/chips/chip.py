@@ -23,6 +23,12 @@ class Chip:
         peak: dense bf16 FLOP/s, without sparsity. memory: bytes. bandwidth: of the memory, bytes/s.
         cores: TensorCores of a TPU. clock: of a core, Hz, where it follows from the peak: FLOP/s ÷ those of a cycle.
         torus: how many dimensions the links between chips have; 0 where they are no torus.
+        link: bytes/s in one direction: of one link of the torus, of which each dimension has two; without a torus, of
+            one device to all others of its host. None where it is not known.
+        network: bytes/s of one device to other hosts, or other slices of TPUs; None where it is not known.
+        host: how many devices are linked so; of a torus, those of a slice are.
+        sustained: how much of the peak a training step's products reach: the one constant that `axon plan` fits
+            (docs/planner.md).
         topology: the smallest that has it, to compile for one of its devices; empty where none can be described.
         target: of a GPU, XLA's `GpuTargetConfig` as text.
         splits_tiled_scatters: whether its compiler takes a reduce-scatter by a dimension of which each device keeps a
@@ -39,6 +45,10 @@ class Chip:
     cores: int = 1
     clock: float | None = None
     torus: int = 0
+    link: float | None = None
+    network: float | None = None
+    host: int = 8
+    sustained: float = 0.7
     topology: str = ""
     target: str = ""
     splits_tiled_scatters: bool = False

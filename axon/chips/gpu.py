@@ -3,8 +3,11 @@
 Sources: of peaks the maker's data sheet of each product, its figures "with sparsity" halved. Of memory and bandwidth
 XLA's own description of the device (`xla/backends/gpu/target_config/specs`), which says what a program can have; where
 it has none, the data sheet, whose GB are 10^9 bytes. Of an MI300X's 8-bit products int8 alone is listed: its floats are
-e4m3fnuz and e5m2fnuz, other numbers than those here.
+e4m3fnuz and e5m2fnuz, other numbers than those here. Of links the data sheet's bandwidth to the GPUs of a host, halved
+for one direction; of the network one card of the maker's system of 8 (DGX A100: 200 Gbit/s, the others 400) for each.
 """
+
+from dataclasses import replace
 
 from axon.chips.chip import Chip
 
@@ -47,11 +50,15 @@ def _on_sheet(name: str, kind: str, peak: float, memory: float, bandwidth: float
     return Chip(name, (kind,), peak, int(memory), bandwidth, products=products)
 
 
+def _linked(chip: Chip, link: float, network: float) -> Chip:
+    return replace(chip, link=link, network=network)
+
+
 GPUS = (
-    _described("a100", "NVIDIA A100-SXM4-80GB", 312e12, 85100068864, 2.03904e12, AMPERE, INT8),
-    _described("h100", "NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.35232e12, HOPPER, BOTH),
-    _described("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, HOPPER, BOTH),
-    _on_sheet("a100-40gb", "NVIDIA A100-SXM4-40GB", 312e12, 42331013120, 1.5552e12, INT8),
+    _linked(_described("a100", "NVIDIA A100-SXM4-80GB", 312e12, 85100068864, 2.03904e12, AMPERE, INT8), 300e9, 25e9),
+    _linked(_described("h100", "NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.35232e12, HOPPER, BOTH), 450e9, 50e9),
+    _linked(_described("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, HOPPER, BOTH), 450e9, 50e9),
+    _linked(_on_sheet("a100-40gb", "NVIDIA A100-SXM4-40GB", 312e12, 42331013120, 1.5552e12, INT8), 300e9, 25e9),
     _on_sheet("a100-pcie", "NVIDIA A100 80GB PCIe", 312e12, 79050250240, 1.935e12, INT8),
     _on_sheet("a100-pcie-40gb", "NVIDIA A100-PCIE-40GB", 312e12, 40e9, 1.555e12, INT8),
     _on_sheet("l4", "NVIDIA L4", 121e12, 24e9, 300e9, BOTH),
@@ -60,7 +67,7 @@ GPUS = (
     _on_sheet("h100-nvl", "NVIDIA H100 NVL", 835.5e12, 94e9, 3.9e12, BOTH),
     _on_sheet("h200-nvl", "NVIDIA H200 NVL", 835.5e12, 141e9, 4.8e12, BOTH),
     _on_sheet("gh200", "NVIDIA GH200 480GB", 989.4e12, 96e9, 4e12, BOTH),
-    _on_sheet("b200", "NVIDIA B200", 2250e12, 191514411008, 7.67232e12, BOTH),
+    _linked(_on_sheet("b200", "NVIDIA B200", 2250e12, 191514411008, 7.67232e12, BOTH), 900e9, 50e9),
     _on_sheet("gb200", "NVIDIA GB200", 2500e12, 197897748480, 7.928064e12, BOTH),
-    _on_sheet("mi300x", "AMD Instinct MI300X", 1307.4e12, 192 * 2**30, 5.3e12, INT8),
+    _linked(_on_sheet("mi300x", "AMD Instinct MI300X", 1307.4e12, 192 * 2**30, 5.3e12, INT8), 448e9, 50e9),
 )

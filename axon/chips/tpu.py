@@ -1,8 +1,9 @@
 """TPUs, a value each, with XLA's options for them: each option with its reason and the figure that justified it.
 
 Sources: Google Cloud TPU documentation, "System architecture" of v4, v5e, v5p, v6e and TPU7x, whose figures are of a
-chip; of narrow products those for which it states a higher peak than bfloat16's. Figures of options: jax 0.12.0.1 with
-libtpu 0.0.50.1 unless they say otherwise, 2026-11-21; `docs/measurements.md` has the shapes.
+chip, the bandwidth between chips that of all links in both directions; of narrow products those for which it states a
+higher peak than bfloat16's; of the network a host's cards, over its chips. Figures of options: jax 0.12.0.1 with libtpu
+0.0.50.1 unless they say otherwise, 2026-11-21; `docs/measurements.md` has the shapes.
 """
 
 from axon.chips.chip import Chip, Option
@@ -30,6 +31,8 @@ V4 = Chip(
     cores=2,
     clock=1.05e9,
     torus=3,
+    link=50e9,
+    network=6.25e9,
     topology="v4:2x2x1",
 )
 
@@ -41,6 +44,8 @@ V5E = Chip(
     bandwidth=819e9,
     clock=1.5e9,
     torus=2,
+    link=50e9,
+    network=3.125e9,
     topology="v5e:2x2",
     splits_tiled_scatters=True,
     products=frozenset({"int8"}),
@@ -79,6 +84,8 @@ V5P = Chip(
     cores=2,
     clock=1.75e9,
     torus=3,
+    link=100e9,
+    network=6.25e9,
     topology="v5p:2x2x1",
     products=frozenset({"int8"}),
     options=(
@@ -110,6 +117,8 @@ V6E = Chip(
     bandwidth=1640e9,
     clock=1.75e9,
     torus=2,
+    link=100e9,
+    network=12.5e9,
     topology="v6e:2x2",
     products=frozenset({"int8"}),
     options=(
@@ -134,6 +143,8 @@ TPU7X = Chip(
     memory=96 * 2**30,
     bandwidth=7380e9 / 2,
     torus=3,
+    link=100e9 / 2,
+    network=12.5e9 / 2,
     topology="tpu7x:2x2x1",
     products=frozenset({"fp8"}),
 )

@@ -115,13 +115,15 @@ class Depth(nnx.Module):
     ) -> tuple[Array, Auxiliary]:
         """`x` through some periods of each segment, as a stage of a pipeline runs them.
 
-        `periods`: of each segment, their numbers; `present`: whether each is there, and changes anything; None: all
-        are. The blocks' parameters are those of these periods alone, in this order; auxiliary terms are as `__call__`
-        gives them.
+        `periods`: of each segment, their numbers, or none; `present`: whether each is there, and changes anything;
+        None: all are. The blocks' parameters are those of these periods alone, in this order; auxiliary terms are as
+        `__call__` gives them.
         """
         self._log([len(numbers) for numbers in periods], has_cache=False)
         inputs, auxiliaries = self._with_angles(inputs), {}
         for span, numbers, there in zip(self.spans, periods, present, strict=True):
+            if not len(numbers):
+                continue
             kinds = len(span.kinds)
             layers = {kind: span.start + kinds * numbers + place for place, kind in enumerate(span.kinds)}
             x, (_, own) = self._run(span, x, inputs, None, layers, there)

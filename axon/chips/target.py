@@ -1,0 +1,94 @@
+"""A machine by name: so many chips of a kind, and how they are linked."""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from axon.chips.chip import Chip
+from axon.errors import UserError, suggest
+
+CORES_AS_DEVICES = {"tpu7x": 2}
+"""Chips of which JAX shows each of so many cores as a device."""
+
+_NAME = re.compile(r"(?:(\d+)\*)?([^:*]+)(?::(\d+(?:x\d+)*))?")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine to plan for, which need not be here.
+
+    Args:
+        name: as it was written. chip: of all its devices. shape: of a slice of TPUs the chips along each dimension; of
+            GPUs the hosts, and the GPUs of each. slices: how many such slices a network links.
+    """
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    @classmethod
+    def of(cls, name: str, known: dict[str, Chip]) -> "Target":
+        """The machine called `name`: `v5p:4x4x4`, `2*v5e:16x16` of two slices, `h100:64`, `h100:16x8` with the hosts.
+
+        Raises `UserError` for a chip that is not `known`, a shape that it cannot have, or links that are not known.
+        """
+        parts = _NAME.fullmatch(name.strip())
+        kind = parts[2] if parts else name.partition(":")[0]
+        if parts is None or kind not in known:
+            raise UserError(f"target {name!r} (--on): no chip is called {kind!r}.{suggest(kind, known)}")
+        chip, sizes = known[kind], tuple(map(int, (parts[3] or "").split("x"))) if parts[3] else ()
+        example = "x".join("4" * chip.torus) if chip.torus else "16x8"
+        most = chip.torus or 2
+        if not sizes or 0 in sizes or len(sizes) > most or (chip.torus and len(sizes) < most):
+            what = f"its {most} dimensions" if chip.torus else "how many GPUs, or hosts and GPUs of each"
+            raise UserError(f"target {name!r} (--on): write {what}, as {kind}:{example}")
+        made = cls(name, chip, sizes if chip.torus else _hosts(name, chip, sizes), int(parts[1] or 1))
+        if made.slices == 0 or (made.slices > 1 and not chip.torus):
+            raise UserError(f"target {name!r} (--on): '{made.slices}*' is for slices of TPUs, at least one of them")
+        if made.devices > 1 and chip.link is None:
+            raise UserError(
+                f"target {name!r} (--on): nothing is known of the links of {kind}: plan for one device, {kind}:1, or "
+                "give its value of axon/chips a `link` and a `network`, in bytes/s"
+            )
+        return made
+
+    @cached_property
+    def devices(self) -> int:
+        """How many devices JAX shows."""
+        return math.prod(self.shape) * self.slices * CORES_AS_DEVICES.get(self.chip.name, 1)
+
+    @property
+    def platform(self) -> str:
+        return "tpu" if self.chip.torus else "gpu"
+
+    @property
+    def linked(self) -> int:
+        """How many devices the fast links join: those of a slice, or of a host."""
+        return self.devices // self.slices if self.chip.torus else min(self.shape[-1], self.devices)
+
+    def doubled(self) -> "Target":
+        """The same with twice as many chips: along the shortest dimension of a torus, or in twice as many hosts."""
+        chip, shape = self.chip, list(self.shape)
+        by_hosts = 0 if shape[-1] == chip.host else 1
+        place = shape.index(min(shape)) if chip.torus else by_hosts
+        shape[place] *= 2
+        slices = f"{self.slices}*" * (self.slices > 1)
+        name = f"{slices}{chip.name}:{'x'.join(map(str, shape))}"
+        return Target(name, chip, tuple(shape), self.slices)
+
+
+def _hosts(name: str, chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int]:
+    """Hosts, and the GPUs of each."""
+    if len(sizes) == 2:
+        hosts, gpus = sizes
+        if gpus > chip.host:
+            raise UserError(f"target {name!r} (--on): a host of {chip.name} has {chip.host} GPUs, not {gpus}")
+        return hosts, gpus
+    (count,) = sizes
+    if count > chip.host and count % chip.host:
+        raise UserError(
+            f"target {name!r} (--on): {count} GPUs do not fill hosts of {chip.host}: write a multiple of {chip.host}"
+        )
+    return max(1, count // chip.host), min(count, chip.host)

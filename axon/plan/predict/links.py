@@ -1,0 +1,108 @@
+"""Seconds of collectives along mesh axes: by the links that the axes run over.
+
+Ring formulas (Thakur et al. 2005); across hosts of GPUs, and slices of TPUs, hierarchical: each device sends its part
+over the network to those that are as it is elsewhere, while the devices of a host complete the parts among themselves.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from axon.chips.target import Target
+
+SHARE_OF_LINK = 0.9
+"""How much of a link's bandwidth on paper a large message has (TPUs: 90 of 100 GB/s; NCCL's bus bandwidth is alike)."""
+
+LATENCY = {"tpu": 1e-6, "gpu": 5e-6}
+"""Seconds of one step of a collective within a slice or a host."""
+
+NETWORK_LATENCY = 1.5e-5
+"""Seconds of one step across a network."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """The links of `target` under a mesh of devices, `mesh`: axis → size, the last axis between nearest neighbours."""
+
+    target: Target
+    mesh: Mapping[str, int]
+
+    def gather(self, mesh_axes: Collection[str], size: float) -> float:
+        """Seconds in which every device gets an array of `size` bytes of which it has a part; a reduce-scatter of such
+        an array takes as long."""
+        near, far = self._group(mesh_axes)
+        if near * far == 1 or not size:
+            return 0.0
+        inside = (near - 1) / near * size / self._near_bandwidth(near) + self._steps(near) * self._latency
+        if far == 1:
+            return inside
+        across = (far - 1) / far * size / near / self._network + math.log2(far) * NETWORK_LATENCY
+        return max(inside, across)
+
+    def reduce(self, mesh_axes: Collection[str], size: float) -> float:
+        """Seconds of an all-reduce of `size` bytes: a reduce-scatter and a gather."""
+        return 2 * self.gather(mesh_axes, size)
+
+    def exchange(self, mesh_axes: Collection[str], size: float) -> float:
+        """Seconds of an all-to-all in which each device has `size` bytes, a part for each of the others."""
+        near, far = self._group(mesh_axes)
+        if near * far == 1 or not size:
+            return 0.0
+        hops = max(1.0, self._side(near) / 4) if self.target.chip.torus else 1.0
+        inside = (near - 1) / near * size * hops / self._near_bandwidth(near) + self._latency
+        across = (far - 1) / far * size / self._network + NETWORK_LATENCY if far > 1 else 0.0
+        return max(inside, across)
+
+    def send(self, mesh_axis: str, size: float) -> float:
+        """Seconds in which each device sends `size` bytes to its neighbour along a mesh axis."""
+        if self.mesh.get(mesh_axis, 1) == 1:
+            return 0.0
+        if self._group((mesh_axis,))[1] > 1:
+            return size / self._network + NETWORK_LATENCY
+        return size / (self._link * SHARE_OF_LINK) + self._latency
+
+    # ---- where mesh axes lie --------------------------------------------------------------------------------------
+
+    def _group(self, mesh_axes: Collection[str]) -> tuple[int, int]:
+        """How many of the devices along these axes fast links join, and how many such groups there are."""
+        stride, near, far = 1, 1, 1
+        for axis in reversed(self.mesh):
+            size = self.mesh[axis]
+            if axis in mesh_axes:
+                own = max(1, min(size, self.target.linked // stride))
+                near, far = near * own, far * -(-size // own)
+            stride *= size
+        return near, far
+
+    @property
+    def _link(self) -> float:
+        return self.target.chip.link or math.inf
+
+    @property
+    def _network(self) -> float:
+        return (self.target.chip.network or math.inf) * SHARE_OF_LINK
+
+    @property
+    def _latency(self) -> float:
+        return LATENCY[self.target.platform]
+
+    def _side(self, count: int) -> float:
+        """The length of a dimension of the torus along which `count` devices lie."""
+        return min(count, math.prod(self.target.shape) ** (1 / self.target.chip.torus))
+
+    def _near_bandwidth(self, count: int) -> float:
+        """Bytes/s that a device has to `count` devices that fast links join: two links of each dimension of a torus
+        that they fill, and one way along a part of one."""
+        chip = self.target.chip
+        if not chip.torus or count == 1:
+            return self._link * SHARE_OF_LINK
+        side = max(2.0, self._side(self.target.devices // self.target.slices))
+        dimensions = min(chip.torus, math.log(count) / math.log(side))
+        return 2 * self._link * SHARE_OF_LINK * max(0.5, dimensions)
+
+    def _steps(self, count: int) -> float:
+        """Steps of a collective, one after the other."""
+        if not self.target.chip.torus:
+            return math.log2(count) if count > 1 else 0.0
+        side = self._side(count)
+        return 0.0 if count == 1 else side / 2 * max(1.0, math.log(count) / math.log(max(2.0, side)))

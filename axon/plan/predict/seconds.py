@@ -1,0 +1,233 @@
+"""Seconds of a training step, a line for each thing that takes them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from axon.chips.target import Target
+from axon.parallel.pipeline import Action
+from axon.plan.predict.links import Links
+from axon.plan.predict.shards import PIPE, Gathered, Shards
+
+PRODUCTS, REPEATED, ELEMENTWISE = "matrix products", "products again, by remat", "element-wise work"
+TENSOR, WEIGHTS, GRADIENTS = "activations of split blocks", "weights and their gradients", "gradients at the end"
+EXPERTS, CONTEXT, BUBBLE, STAGES = "tokens to experts", "keys and values", "bubble of the pipeline", "between stages"
+HEAD, UPDATE = "head and loss", "update"
+
+COMMUNICATION = frozenset({TENSOR, WEIGHTS, GRADIENTS, EXPERTS, CONTEXT, STAGES})
+"""The lines of what is sent."""
+
+PASSES = 3
+"""How often what a layer's forward makes goes through the memory: written once, read by the backward, whose own of
+each goes through it too."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that a step does: seconds that it takes, and those of them during which other work runs.
+
+    `mesh_axes`: of a collective, those that it runs along.
+    """
+
+    name: str
+    seconds: float
+    hidden: float = 0.0
+    mesh_axes: tuple[str, ...] = ()
+
+    @property
+    def exposed(self) -> float:
+        """Seconds by which the step is longer for it."""
+        return self.seconds - self.hidden
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """A step: its lines, and the share of the chips' peak that the model's own FLOPs have in it."""
+
+    lines: tuple[Line, ...]
+    mfu: float
+
+    @property
+    def total(self) -> float:
+        return sum(line.exposed for line in self.lines)
+
+    def of(self, *names: str) -> float:
+        """Exposed seconds of the lines with these names."""
+        return sum(line.exposed for line in self.lines if line.name in names)
+
+
+def seconds(shards: Shards, target: Target) -> Seconds:
+    """A step on `target`."""
+    clock = _Clock(shards, target, Links(target, dict(shards.split.placement.mesh.shape)))
+    lines = tuple(line for line in clock.lines() if line.seconds)
+    total = sum(line.exposed for line in lines)
+    return Seconds(lines, shards.work.model_flops / (total * target.chip.peak * target.devices))
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Seconds of a microbatch in all layers of a device: work, and what is sent meanwhile."""
+
+    forward: float
+    repeated: float
+    elementwise: float
+    tensor: float
+    experts: float
+    context: float
+    context_hidden: float
+    weights: float
+    weights_hidden: float
+
+    @property
+    def others(self) -> float:
+        """Besides the products."""
+        exposed = self.weights - self.weights_hidden + self.context - self.context_hidden
+        return self.elementwise + self.tensor + self.experts + exposed
+
+    @property
+    def total(self) -> float:
+        return 3 * self.forward + self.repeated + self.others
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """How long the parts of a step take."""
+
+    shards: Shards
+    target: Target
+    links: Links
+
+    def lines(self) -> list[Line]:
+        shards, split, layers = self.shards, self.shards.split, self.layers
+        micro = shards.microbatches
+        over = tuple(dict.fromkeys(a for one in self.all_weights for a in one[0].axes))
+        return [
+            Line(PRODUCTS, 3 * layers.forward * micro),
+            Line(REPEATED, layers.repeated * micro),
+            Line(ELEMENTWISE, layers.elementwise * micro),
+            Line(HEAD, self.head() * micro),
+            Line(TENSOR, layers.tensor * micro, 0.0, split.tensor_axes),
+            Line(EXPERTS, layers.experts * micro, 0.0, split.expert_axes),
+            Line(CONTEXT, layers.context * micro, layers.context_hidden * micro, split.context_axes),
+            Line(WEIGHTS, layers.weights * micro, layers.weights_hidden * micro, over),
+            *self.pipeline(),
+            Line(GRADIENTS, self.gradients(), 0.0, split.batch_axes),
+            Line(UPDATE, self.update()),
+        ]
+
+    # ---- the layers -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def layers(self) -> _Layers:
+        each = [(self.period(number), self.shards.periods(number)) for number in range(len(self.shards.work.periods))]
+
+        def total(part: Callable[[_Layers], float]) -> float:
+            return sum(part(one) * times for one, times in each)
+
+        return _Layers(
+            total(lambda one: one.forward),
+            total(lambda one: one.repeated),
+            total(lambda one: one.elementwise),
+            total(lambda one: one.tensor),
+            total(lambda one: one.experts),
+            total(lambda one: one.context),
+            total(lambda one: one.context_hidden),
+            total(lambda one: one.weights),
+            total(lambda one: one.weights_hidden),
+        )
+
+    def period(self, number: int) -> _Layers:
+        """One period of a segment."""
+        shards, split = self.shards, self.shards.split
+        share = shards.work.periods[number].repeated[shards.remat]
+        forward = shards.tokens * split.flops[number] / self.rate
+        context = self.context(number)
+        weights, hidden = self.gathers(split.weights[number], forward, (2 + share) * forward)
+        return _Layers(
+            forward=forward,
+            repeated=forward * share,
+            elementwise=PASSES * shards.tokens * split.kept[number, "none"] / self.target.chip.bandwidth,
+            tensor=self.tensor(number, share),
+            experts=(4 + 2 * share) * self.links.exchange(split.expert_axes, split.exchanged[number] * shards.stream),
+            context=context,
+            context_hidden=min(context, 3 * forward),
+            weights=weights,
+            weights_hidden=hidden,
+        )
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s that a device's products reach."""
+        return self.target.chip.peak * self.target.chip.sustained
+
+    def tensor(self, number: int, repeated: float) -> float:
+        """Each branch of a block gathers its input and reduces its output over the mesh axes that split its widths, and
+        the backward the other way round; with sequence parallelism the backward gathers the input once more."""
+        split = self.shards.split
+        gather = self.links.gather(split.tensor_axes, self.shards.stream)
+        moves = 5 if split.stream_split > 1 else 4
+        return split.reductions[number] * gather * (moves + 2 * repeated)
+
+    def context(self, number: int) -> float:
+        """Keys and values of the other devices' positions, forward; backward them again, and their gradients."""
+        shards, axes = self.shards, self.shards.split.context_axes
+        whole = shards.tokens * shards.split.size(axes) * shards.split.keys[number] * shards.work.compute
+        return 3 * self.links.gather(axes, whole)
+
+    def gathers(self, weights: list[Gathered], forward: float, backward: float) -> tuple[float, float]:
+        """Weights gathered for the forward, and again for the backward, which reduces their gradients to parts; and of
+        those seconds the ones during which the layer's products run."""
+        gather = sum(self.links.gather(one.axes, one.size) for one in weights)
+        scatter = sum(self.links.gather(one.axes, one.elements * self.shards.work.reduce) for one in weights)
+        return 2 * gather + scatter, min(gather, forward) + min(gather + scatter, backward)
+
+    # ---- the rest of a step ---------------------------------------------------------------------------------------
+
+    def head(self) -> float:
+        """The head and the loss of a microbatch: three products, as the loss makes its gradients with itself."""
+        over = self.shards.split.placement.num_shards("vocab")
+        return 3 * self.shards.tokens * self.shards.work.head / over / self.rate
+
+    def pipeline(self) -> list[Line]:
+        """What a step is longer for its stages: by ticks in which some wait, and by what is sent between them."""
+        shards = self.shards
+        if shards.split.stages == 1:
+            return []
+        run, layers = shards.run, self.layers
+        forward, weights = layers.forward + layers.others / 3, layers.forward + layers.others / 3
+        inputs = forward + layers.repeated
+        costs = {
+            Action.IDLE: 0.0,
+            Action.FORWARD: forward,
+            Action.BACKWARD: inputs + weights,
+            Action.BACKWARD_INPUT: inputs,
+            Action.BACKWARD_WEIGHT: weights,
+        }
+        ticks = sum(run.ticks[action] * cost for action, cost in costs.items()) / shards.virtual
+        send = self.links.send(PIPE, shards.stream / shards.split.stream_split) * sum(run.ticks)
+        bubble = max(0.0, ticks - layers.total * shards.microbatches)
+        return [Line(BUBBLE, bubble, 0.0, (PIPE,)), Line(STAGES, send, min(send, ticks), (PIPE,))]
+
+    def gradients(self) -> float:
+        """The one sum of gradients after the last microbatch, of those that no gather's reverse has summed; with ZeRO
+        1 or 2 to parts, of which the updated parameters are gathered."""
+        scatters = self.shards.layout.zero in (1, 2)
+        total = 0.0
+        for one, times in self.all_weights:
+            size = times * one.elements * self.shards.work.reduce
+            total += self.links.gather(one.summed, size) * (1 if scatters else 2)
+            total += self.links.gather(one.summed, times * one.elements * 4) if scatters else 0.0
+        return total
+
+    def update(self) -> float:
+        """Parameters and the optimizer's state read and written once, gradients read."""
+        split = self.shards.split
+        moved = 2 * split.state["parameters"] + 2 * split.state["optimizer"] + split.gradients
+        return moved / self.target.chip.bandwidth
+
+    @cached_property
+    def all_weights(self) -> list[tuple[Gathered, float]]:
+        """Weights of a layer, and how many layers have such; those around the layers."""
+        split = self.shards.split
+        layers = [(one, self.shards.periods(i)) for i, own in enumerate(split.weights) for one in own]
+        return layers + [(one, 1.0) for one in split.outer]

@@ -1,0 +1,261 @@
+"""What a device has of a step's work under a layout."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from axon.axes import ArraySpec, Execution
+from axon.axes.execution import Remat, is_policy
+from axon.axes.patterns import Names, base
+from axon.layout import KINDS, Layout, Placement
+from axon.layout.table import Schedule
+from axon.nn.param import ParamSpec
+from axon.parallel.pipeline import Action, OneFOneB, lockstep
+from axon.parallel.pipeline.rows import Pools, rows
+from axon.plan.predict.work import Kept, Period, Work
+
+PIPE = "pipe"
+
+
+class Gathered(NamedTuple):
+    """Weights of one layer, or around the layers, as they are used: bytes a device, and how they get there.
+
+    `size`: in the compute dtype, gathered. `elements`: of them. `axes`: mesh axes that they are gathered over, and over
+    which their gradients are reduced to parts. `summed`: mesh axes over which gradients are summed besides.
+    """
+
+    size: float
+    elements: float
+    axes: Names
+    summed: Names
+
+
+class Run(NamedTuple):
+    """A pipeline's table as one program runs it: ticks by `Action`, and slots."""
+
+    ticks: tuple[int, ...]
+    pools: Pools
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """`work` under the rows of a placement's layout, however many microbatches it has and however its stages run.
+
+    Each number is of one device.
+    """
+
+    work: Work
+    placement: Placement
+
+    @cached_property
+    def stages(self) -> int:
+        return self.placement.mesh.shape.get(PIPE, 1)
+
+    @cached_property
+    def batch_axes(self) -> Names:
+        """The mesh axes that split tokens: gradients are summed over these."""
+        return (*self.placement.mesh_axes("batch"), *self.placement.mesh_axes("seq"))
+
+    @cached_property
+    def tensor_axes(self) -> Names:
+        """The mesh axes that split the blocks' widths, with those that copy heads of keys."""
+        return tuple(dict.fromkeys((*self.placement.mesh_axes("heads"), *self.placement.mesh_axes("mlp"))))
+
+    @cached_property
+    def expert_axes(self) -> Names:
+        """The mesh axes over which tokens are sent to experts."""
+        return tuple(a for a in self.placement.mesh_axes("experts", "params") if a in self.batch_axes)
+
+    @cached_property
+    def context_axes(self) -> Names:
+        return self.placement.mesh_axes("seq")
+
+    @cached_property
+    def tokens(self) -> float:
+        """Of a step, where a block's widths are split."""
+        return self.work.program.batch * self.work.program.seq / self.size(self.batch_axes)
+
+    @cached_property
+    def stream_split(self) -> float:
+        """Over how many devices besides the stream between blocks is split."""
+        own = self.size(self.placement.mesh_axes("seq.residual")) / self.size(self.context_axes)
+        return own * self.placement.num_shards("embed")
+
+    @cached_property
+    def kept(self) -> Mapping[tuple[int, Remat], float]:
+        """(number of the segment, policy) → bytes that one of its periods keeps of a token."""
+        heads = max(self.size(self.placement.mesh_axes("heads")), self.size(self.placement.mesh_axes("mlp")))
+        kv_heads = self.size(self.placement.mesh_axes("kv_heads"))
+
+        def of(kept: Kept) -> float:
+            return kept.of(self.stream_split, heads, kv_heads)
+
+        return {(i, policy): of(kept) for i, one in enumerate(self.work.periods) for policy, kept in one.kept.items()}
+
+    @cached_property
+    def flops(self) -> tuple[float, ...]:
+        """Of each segment, forward FLOPs of one of the device's tokens in a period."""
+        return tuple(self._flops(period) for period in self.work.periods)
+
+    @cached_property
+    def weights(self) -> tuple[list[Gathered], ...]:
+        """Of each segment, the weights of a period."""
+        return tuple(self.gathered(period.weights.values()) for period in self.work.periods)
+
+    @cached_property
+    def outer(self) -> list[Gathered]:
+        """The weights around the layers, each by itself."""
+        return [one for spec in self.work.outer.values() for one in self.gathered([spec])]
+
+    @cached_property
+    def reductions(self) -> tuple[int, ...]:
+        """Of each segment, how many branches of a period end in a sum over mesh axes that split widths."""
+        return tuple(
+            sum(any(a in self.tensor_axes for a in self._used(spec.own)) for spec in period.reductions)
+            for period in self.work.periods
+        )
+
+    @cached_property
+    def divides(self) -> bool:
+        """Whether every axis of every parameter, but the layers, divides over the devices that split it."""
+        sizes = {
+            (name, size)
+            for spec in self.work.program.parameters.values()
+            for name, size in zip(spec.axes, spec.shape, strict=True)
+            if name != "layers"
+        }
+        return all(size % self.placement.num_shards(name, kind) == 0 for name, size in sizes for kind in KINDS)
+
+    @cached_property
+    def state(self) -> Mapping[str, float]:
+        """Kind → bytes that are kept from step to step."""
+        return {kind: self.bytes(specs) for kind, specs in self.work.state.items()}
+
+    @cached_property
+    def gradients(self) -> float:
+        """Bytes of one gradient of each parameter. They are summed where the parameters are, and only the last sum is
+        moved to the rows of `grads`."""
+        return self.bytes(self.work.program.parameters.values())
+
+    @cached_property
+    def exchanged(self) -> tuple[float, ...]:
+        """Of each segment, copies of a token on their way to the experts that others have."""
+        return tuple(self._copies(period) if self.expert_axes else 0.0 for period in self.work.periods)
+
+    @cached_property
+    def keys(self) -> tuple[float, ...]:
+        """Of each segment, elements of keys and values of a token in a period."""
+        keys = [[s for s in period.weights.values() if "kv_heads" in s.own] for period in self.work.periods]
+        return tuple(sum(one.elements for one in self.gathered(own)) / self.work.embed for own in keys)
+
+    def bytes(self, specs: Iterable[ArraySpec], kind: str | None = None) -> float:
+        """Bytes of the shards of `specs`, of their own kind of array or another."""
+        return sum(spec.nbytes / self._shards(spec.axes, kind or spec.kind) for spec in specs)
+
+    def gathered(self, specs: Iterable[ParamSpec]) -> list[Gathered]:
+        """Weights as a device uses them: those with the same mesh axes together."""
+        found: dict[tuple[Names, Names], float] = {}
+        for spec in specs:
+            used = self._used(spec.own)
+            stored = [a for name in spec.own for a in self.placement.mesh_axes(name, "params")]
+            over = tuple(a for a in stored if a not in used)
+            summed = tuple(a for a in self.batch_axes if a not in over and a not in used)
+            elements = math.prod(spec.shape[spec.stack :]) / self.size(used)
+            found[over, summed] = found.get((over, summed), 0.0) + elements
+        return [Gathered(own * self.work.compute, own, *axes) for axes, own in found.items()]
+
+    def size(self, mesh_axes: Iterable[str]) -> int:
+        """How many devices lie along these mesh axes."""
+        return math.prod(self.placement.mesh.shape[axis] for axis in mesh_axes)
+
+    # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _used(self, names: Names) -> Names:
+        """The mesh axes that split a weight while it is used: experts stay where they are stored."""
+        kinds = {name: "params" if base(name) == "experts" else "activations" for name in names}
+        return tuple(dict.fromkeys(a for name in names for a in self.placement.mesh_axes(name, kinds[name])))
+
+    def _flops(self, period: Period) -> float:
+        """Experts that others have are multiplied there, by as many tokens as come from there."""
+        own = total = 0.0
+        for spec in period.weights.values():
+            if len(spec.own) > 1:
+                chosen = period.chosen if "experts" in spec.own else 1.0
+                whole = 2 * math.prod(spec.shape[spec.stack :]) * chosen
+                total += whole
+                own += whole / self.size(a for a in self._used(spec.own) if a not in self.batch_axes)
+        return own + max(0.0, period.forward - total) / self.size(self.placement.mesh_axes("heads"))
+
+    def _copies(self, period: Period) -> float:
+        experts = [spec for spec in period.weights.values() if "experts" in spec.own]
+        return period.chosen * dict(zip(experts[0].axes, experts[0].shape, strict=True))["experts"] if experts else 0.0
+
+    def _shards(self, names: Names, kind: str) -> int:
+        return math.prod(self.placement.num_shards(name, kind) for name in names)
+
+
+@dataclass(frozen=True, eq=False)
+class Shards:
+    """A device's step: `split`, in the microbatches and by the schedule of `layout`, carried out by `execution`."""
+
+    split: Split
+    layout: Layout
+    execution: Execution
+
+    @property
+    def work(self) -> Work:
+        return self.split.work
+
+    @property
+    def microbatches(self) -> int:
+        return self.layout.microbatches
+
+    @property
+    def remat(self) -> Any:
+        """The policy of all kinds of block: the planner has one for all."""
+        assert is_policy(self.execution.remat)
+        return self.execution.remat
+
+    @cached_property
+    def tokens(self) -> float:
+        """Of a microbatch."""
+        return self.split.tokens / self.microbatches
+
+    @cached_property
+    def stream(self) -> float:
+        """Bytes of a microbatch's stream, gathered for a block."""
+        return self.tokens * self.work.embed * self.work.compute
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return self.layout.schedule or OneFOneB()
+
+    @cached_property
+    def virtual(self) -> int:
+        """Chunks of the model on each stage."""
+        return self.schedule.virtual if self.split.stages > 1 else 1
+
+    @cached_property
+    def run(self) -> Run:
+        return _run(self.schedule, self.split.stages, self.microbatches)
+
+    @cached_property
+    def padding(self) -> float:
+        """How much longer the layers are with the places of a pipeline's chunks that none takes."""
+        chunks, times = self.split.stages * self.virtual, [period.times for period in self.work.periods]
+        return sum(math.ceil(one / chunks) * chunks for one in times) / sum(times)
+
+    def periods(self, number: int) -> float:
+        """How many periods of a segment a device runs."""
+        return self.work.periods[number].times * self.padding / self.split.stages
+
+
+@lru_cache(maxsize=512)
+def _run(schedule: Schedule, stages: int, microbatches: int) -> Run:
+    table = lockstep(schedule.table(stages, microbatches))
+    ticks = np.bincount(table.action.max(axis=1), minlength=len(Action))
+    return Run(tuple(ticks.tolist()), rows(table)[1])

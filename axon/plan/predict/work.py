@@ -1,0 +1,203 @@
+"""What a training step does, from the model's own declarations: nothing here depends on a layout.
+
+A period of each segment of layers is traced for one sequence on one device: what its backward keeps under each remat
+policy is what JAX keeps, and FLOPs are those of its program.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from axon.axes import ArraySpec
+from axon.axes.execution import Remat
+from axon.errors import UserError
+from axon.nn.capabilities import ChoosesExperts, NamesActivations
+from axon.nn.flops import forward_flops
+from axon.nn.inputs import Inputs
+from axon.nn.language_model import LanguageModel
+from axon.nn.param import ParamSpec
+from axon.plan.flops import count_jaxpr
+from axon.runtime import Runtime, nested
+from axon.train.step import Program
+
+LAYERS = "layers/"
+STREAM, HEADS, KV_HEADS, TOKENS = "stream", "heads", "kv_heads", "tokens"
+"""How a kept array is split besides by its tokens: as the stream between blocks, over what splits heads and widths of
+MLPs, over what splits heads of keys, or not at all."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What waits of each token between forward and backward: bytes by how they are split."""
+
+    bytes: Mapping[str, float]
+
+    def of(self, stream: float, heads: float, kv_heads: float) -> float:
+        """Bytes of a token, its parts divided by these."""
+        by = {STREAM: stream, HEADS: heads, KV_HEADS: kv_heads, TOKENS: 1.0}
+        return sum(size / by[split] for split, size in self.bytes.items())
+
+
+@dataclass(frozen=True)
+class Period:
+    """One period of a segment, which is repeated `times`.
+
+    Args:
+        weights: path → one layer's. chosen: the share of experts that multiply a token.
+        forward: FLOPs of a token. kept: of each policy. repeated: of each policy the share of the forward that the
+            backward computes again.
+    """
+
+    times: int
+    weights: Mapping[str, ParamSpec]
+    chosen: float
+    forward: float
+    kept: Mapping[Remat, Kept]
+    repeated: Mapping[Remat, float]
+
+    @cached_property
+    def reductions(self) -> tuple[ParamSpec, ...]:
+        """The weights that end a branch of the stream: they sum over an axis that is no `embed`."""
+        return tuple(
+            spec
+            for spec in self.weights.values()
+            if len(spec.own) > 1 and spec.own[-1].startswith("embed") and not spec.inputs[0].startswith("embed")
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A training step of `program`, whatever the layout.
+
+    Args:
+        periods: of each segment. outer: path → the weights around the layers. head: forward FLOPs of a token in it.
+        state: parameters, optimizer state and variables in axes. compute, reduce: bytes of an element of a weight as it
+            is multiplied, and of a gradient as it is summed. model_flops: of a token, forward and backward.
+    """
+
+    program: Program
+    periods: tuple[Period, ...]
+    outer: Mapping[str, ParamSpec]
+    head: float
+    compute: int
+    reduce: int
+
+    @classmethod
+    def of(cls, program: Program, policies: Iterable[Remat]) -> "Work":
+        """The work of a program on one described device of the target's platform.
+
+        Raises `UserError` for a model whose layers no schedule could cut: one that is no `LanguageModel`.
+        """
+        module, runtime = program.module, program.runtime
+        if not isinstance(module, LanguageModel):
+            raise UserError(
+                f"axon plan knows the layers of an axon.nn.LanguageModel, and {type(runtime.model).__name__}.build() "
+                f"gives a {type(module).__name__}: see what one layout takes with `axon compile`"
+            )
+        policies = tuple(policies)
+        periods = tuple(_period(program, number, policies) for number in range(len(module.layers.spans)))
+        outer = {path: spec for path, spec in runtime.parameters.items() if not path.startswith(LAYERS)}
+        compute, reduce = (jnp.dtype(t).itemsize for t in (runtime.compute_dtype, runtime.precision.reduce_dtype))
+        parts = module.flops_by_part(program.seq)
+        return cls(program, periods, outer, parts["head"] + parts["mtp"], compute, reduce)
+
+    @property
+    def state(self) -> Mapping[str, list[ArraySpec]]:
+        """Kind → what is kept from step to step, in axes."""
+        specs = self.program.specs
+        parts = {"parameters": specs.parameters, "optimizer": specs.optimizer, "variables": specs.variables}
+        return {kind: jax.tree.leaves(tree) for kind, tree in parts.items()}
+
+    @property
+    def embed(self) -> int:
+        return self.program.module.dims["embed"]
+
+    @property
+    def model_flops(self) -> float:
+        """Of a step, by `axon.observe.mfu.FORMULA`."""
+        return self.program.flops_per_token * self.program.batch * self.program.seq
+
+
+def policies_of(program: Program) -> list[Remat]:
+    """The remat policies worth trying: none, full, minimal, and minimal without the names of one kind of module."""
+    by_module: dict[str, set[str]] = {}
+    for block in program.module.layers.blocks.values():
+        for _, module in nnx.iter_modules(block):
+            if isinstance(module, NamesActivations):
+                by_module.setdefault(type(module).__name__, set()).update(module.remat_names)
+    names = set().union(*by_module.values())
+    some = {tuple(sorted(names - own)) for own in by_module.values() if own != names and len(own) > 1}
+    return ["none", "minimal", *sorted(some), "full"]
+
+
+def _period(program: Program, number: int, policies: tuple[Remat, ...]) -> Period:
+    depth = program.module.layers
+    span = depth.spans[number]
+    blocks = [depth.blocks[kind] for kind in span.kinds]
+    weights = {
+        path: spec
+        for path, spec in program.parameters.items()
+        if path.startswith(tuple(f"{LAYERS}{kind}/" for kind in span.kinds))
+    }
+    forward = sum(forward_flops(block, program.seq) for block in blocks)
+    traced = {policy: _traced(program.runtime, number, program.seq, policy) for policy in policies}
+    least = min(flops for _, flops in traced.values())
+    repeated = {policy: max(0.0, (flops - least) / (least / 3)) for policy, (_, flops) in traced.items()}
+    routers = [m for block in blocks for _, m in nnx.iter_modules(block) if isinstance(m, ChoosesExperts)]
+    chosen = max((chosen / experts for chosen, experts in (one.chosen_experts for one in routers)), default=1.0)
+    return Period(span.times, weights, chosen, forward, {p: kept for p, (kept, _) in traced.items()}, repeated)
+
+
+def _traced(runtime: Runtime, number: int, seq: int, remat: Remat) -> tuple[Kept, float]:
+    """What one period keeps of a token under a policy, and FLOPs of its forward and backward."""
+    spans = runtime.module.layers.spans
+    parameters = {path: _one_layer(path, spec) for path, spec in runtime.parameters.items()}
+    variables = {path: _one_layer(path, spec) for path, spec in runtime.variables.items()}
+    stream = jax.ShapeDtypeStruct((1, seq, runtime.module.dims["embed"]), runtime.compute_dtype)
+    ids = jax.ShapeDtypeStruct((1, seq), jnp.int32)
+    kept: list[jax.ShapeDtypeStruct] = []
+
+    def forward_and_backward(parameters: Any, variables: Any, x: Any, ids: Any) -> Any:
+        def forward(parameters: Any, x: Any) -> Any:
+            module = runtime.bind(nested(parameters), nested(variables))
+            periods = [jnp.arange(int(place == number)) for place in range(len(spans))]
+            return module.layers.part(x, Inputs(ids, ids, ids), periods, [None] * len(spans))[0]
+
+        y, backward = jax.vjp(forward, parameters, x)
+        kept.extend(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(backward))
+        return backward(y)
+
+    with runtime.tracing(execution=replace(runtime.execution, remat=remat)):
+        jaxpr = jax.make_jaxpr(forward_and_backward)(parameters, variables, stream, ids).jaxpr
+    weights = {(shape, spec.dtype) for spec in parameters.values() for shape in (spec.shape, spec.shape[1:])}
+    found = [_of_token(runtime.module.dims, one, seq) for one in kept if (one.shape, one.dtype) not in weights]
+    sizes = {split: sum(size for own, size in found if own == split) for split in (STREAM, HEADS, KV_HEADS, TOKENS)}
+    return Kept(sizes), count_jaxpr(jaxpr).flops / seq
+
+
+def _one_layer(path: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
+    shape = (1, *spec.shape[1:]) if path.startswith(LAYERS) else spec.shape
+    return jax.ShapeDtypeStruct(shape, spec.dtype)
+
+
+def _of_token(dims: Mapping[str, int], one: jax.ShapeDtypeStruct, seq: int) -> tuple[str, float]:
+    """How a kept array is split, and its bytes of a token; nothing of masks, and of what is not of tokens."""
+    if one.dtype == bool or not any(size and size % seq == 0 for size in one.shape):
+        return TOKENS, 0.0
+    width = math.prod(one.shape) / seq
+    return _split(dims, one.shape, width), width * one.dtype.itemsize
+
+
+def _split(dims: Mapping[str, int], shape: tuple[int, ...], width: float) -> str:
+    head_dim = dims.get("head_dim", 1)
+    if shape[-1] == dims["embed"] and len(shape) == 3:
+        return STREAM
+    if width == dims.get("kv_heads", 0) * head_dim:
+        return KV_HEADS
+    return HEADS if width > 2 * head_dim or width == dims.get("heads") else TOKENS

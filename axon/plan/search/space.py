@@ -1,0 +1,181 @@
+"""The layouts and executions that are tried."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from axon.axes import Execution
+from axon.axes.execution import Remat
+from axon.chips.target import Target
+from axon.layout import Layout
+from axon.layout.table import Row, Schedule
+from axon.nn.capabilities import HasDims
+from axon.parallel.pipeline import Interleaved, OneFOneB
+from axon.train.step import Program
+
+LONG = 16_384
+"""Positions from which on a sequence may be split over mesh axis `context`."""
+
+MOST_STAGES = 32
+MOST_TENSOR = 16
+MOST_CELLS = 2**13
+"""Pieces of work in a pipeline's table that is tried: one of more takes seconds to make."""
+
+
+@dataclass(frozen=True)
+class Pins:
+    """What a plan must have: fields of `Layout` and of `Execution`. Of a mesh, those of its axes that are named."""
+
+    layout: Mapping[str, Any] = field(default_factory=dict)
+    execution: Mapping[str, Any] = field(default_factory=dict)
+
+    def without(self, name: str) -> "Pins":
+        """The same but for one, by its name in a config, as `Layout.zero`."""
+        of, _, own = name.partition(".")
+        drop = {n: v for n, v in (self.layout if of == "Layout" else self.execution).items() if n != own}
+        return replace(self, layout=drop) if of == "Layout" else replace(self, execution=drop)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"Layout.{name}" for name in self.layout] + [f"Execution.{name}" for name in self.execution]
+
+    def allow_mesh(self, mesh: Mapping[str, int]) -> bool:
+        wanted = self.layout.get("mesh", {})
+        return all(size in (-1, mesh.get(axis, 1)) for axis, size in wanted.items())
+
+    def allow(self, name: str, value: Any) -> bool:
+        """Whether a field of the layout may be `value`."""
+        return name not in self.layout or self.layout[name] == value
+
+
+@dataclass(frozen=True)
+class Space:
+    """All that is tried for a model on a machine.
+
+    Args:
+        program: of the model, on any layout. start: the layout whose other fields plans have. policies: of remat.
+    """
+
+    program: Program
+    target: Target
+    start: Layout
+    execution: Execution
+    policies: tuple[Remat, ...]
+    pins: Pins = Pins()
+
+    def layouts(self) -> Iterator[Layout]:
+        """Those that differ in where arrays live: of one microbatch and the default schedule."""
+        for mesh in self.meshes():
+            if self.pins.allow_mesh(mesh):
+                yield from self._of_mesh(mesh)
+
+    def meshes(self) -> Iterator[dict[str, int]]:
+        """Mesh axes whose sizes multiply to the target's devices, and that divide what they split."""
+        count = self.target.devices
+        for tensor in _divisors(count, self._most_tensor):
+            if not self._splits_widths(tensor):
+                continue
+            for pipe in _divisors(count // tensor, min(MOST_STAGES, self._depth)):
+                for context in _divisors(count // tensor // pipe, self._most_context):
+                    for expert in self._experts(count // tensor // pipe // context):
+                        data = count // tensor // pipe // context // expert
+                        if self.program.batch % (data * expert) == 0:
+                            sizes = {"pipe": pipe, "data": data, "expert": expert, "context": context, "tensor": tensor}
+                            yield {axis: size for axis, size in sizes.items() if size > 1} or {"data": 1}
+
+    def runs(self, layout: Layout) -> Iterator[Layout]:
+        """A layout with each number of microbatches and schedule."""
+        stages = layout.mesh.get("pipe", 1)
+        sequences = self.program.batch // (layout.mesh.get("data", 1) * layout.mesh.get("expert", 1))
+        for micro in _microbatches(sequences, stages):
+            for schedule in self._schedules(stages, micro):
+                virtual = schedule.virtual if schedule else 1
+                pads = stages > 1 and any(times % (stages * virtual) for times in self._times)
+                made = replace(layout, microbatches=micro, schedule=schedule, pad_layers=pads)
+                if all(self.pins.allow(name, getattr(made, name)) for name in ("microbatches", "schedule")):
+                    yield made
+
+    def executions(self) -> Iterator[Execution]:
+        """The execution with each policy."""
+        for remat in self.policies:
+            made = replace(self.execution, remat=remat)
+            yield made
+
+    # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _of_mesh(self, mesh: dict[str, int]) -> Iterator[Layout]:
+        tensor, context = mesh.get("tensor", 1), mesh.get("context", 1)
+        stream: list[dict[str, Row]] = [{}]
+        if tensor > 1 and self.program.seq % (tensor * context) == 0:
+            stream.append({"seq.residual": ("context", "tensor")})
+        for zero in range(4 if mesh.get("data", 1) > 1 else 1):
+            for rows in stream:
+                over = {"embed": ("data", "context")} if context > 1 and zero == 3 else {}
+                made = replace(
+                    self.start,
+                    mesh=mesh,
+                    rows={**self.start.rows, **rows},
+                    params={**self.start.params, **over},
+                    zero=zero,
+                    replicate_kv=self._replicate_kv(tensor),
+                    context="ring" if context > 1 else None,
+                )
+                if all(self.pins.allow(name, getattr(made, name)) for name in ("rows", "params", "zero", "context")):
+                    yield made
+
+    @property
+    def _dims(self) -> Mapping[str, int]:
+        module = self.program.module
+        return module.dims if isinstance(module, HasDims) else {}
+
+    @property
+    def _most_tensor(self) -> int:
+        near = self.target.linked
+        return min(near, MOST_TENSOR if self.target.chip.torus else self.target.chip.host)
+
+    @property
+    def _most_context(self) -> int:
+        seq = self.program.seq
+        return seq // (LONG // 8) if seq >= LONG else 1
+
+    @property
+    def _times(self) -> list[int]:
+        return [span.times for span in self.program.module.layers.spans]
+
+    @property
+    def _depth(self) -> int:
+        return sum(self._times)
+
+    def _splits_widths(self, tensor: int) -> bool:
+        widths = [size for name, size in self._dims.items() if name in ("heads", "mlp", "vocab")]
+        kv_heads = self._dims.get("kv_heads", tensor)
+        return all(size % tensor == 0 for size in widths) and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
+
+    def _replicate_kv(self, tensor: int) -> int:
+        return tensor // math.gcd(self._dims.get("kv_heads", tensor), tensor)
+
+    def _experts(self, count: int) -> list[int]:
+        experts = self._dims.get("experts", 1)
+        return [size for size in _divisors(count, experts) if experts % size == 0]
+
+    def _schedules(self, stages: int, microbatches: int) -> Iterator[Schedule | None]:
+        if stages == 1:
+            yield None
+            return
+        yield OneFOneB()
+        for virtual in (2, 4):
+            fits = self._depth >= stages * virtual and 2 * stages * virtual * microbatches <= MOST_CELLS
+            if fits and microbatches % stages == 0:
+                yield Interleaved(virtual)
+
+
+def _microbatches(sequences: int, stages: int) -> list[int]:
+    """Numbers that divide a device's sequences: powers of two, of a pipeline up to eight times its stages."""
+    first, last = (stages, 8 * stages) if stages > 1 else (1, 64)
+    found = [n for n in _divisors(sequences, last) if n >= first and n & (n - 1) == 0]
+    return found or [n for n in _divisors(sequences, last) if n >= first][:1]
+
+
+def _divisors(count: int, most: int) -> list[int]:
+    return [n for n in range(1, min(count, most) + 1) if count % n == 0]

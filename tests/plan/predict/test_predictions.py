@@ -1,0 +1,163 @@
+"""What is predicted of a step, beside the real program's own declarations and the schedule's own figures."""
+
+import pytest
+from planning import mixture, program
+
+from axon.axes import Execution
+from axon.chips import CHIPS
+from axon.chips.target import Target
+from axon.errors import UserError
+from axon.layout import Layout, Placement
+from axon.parallel.pipeline import Costs, Interleaved, OneFOneB, figures, lockstep
+from axon.plan.memory import arguments
+from axon.plan.predict.memory import memory
+from axon.plan.predict.seconds import BUBBLE, EXPERTS, GRADIENTS, PRODUCTS, REPEATED, TENSOR, WEIGHTS, seconds
+from axon.plan.predict.shards import Shards, Split
+from axon.plan.predict.work import Work, policies_of
+from axon.train.masked import MaskedToken
+from axon.train.optimizers import AdamW, Constant
+from axon.train.step import Program
+from models.bert import Bert
+
+STREAM = {"seq.residual": ("context", "tensor")}
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return Work.of(program(), ["none", "minimal", "full"])
+
+
+@pytest.fixture(scope="module")
+def experts():
+    return Work.of(mixture(), ["none", "full"])
+
+
+def shards(work, devices, remat="full", **fields):
+    layout = Layout(**fields)
+    split = Split(work, Placement.described(layout, devices, "tpu"))
+    return Shards(split, layout, Execution(remat=remat))
+
+
+def on(name):
+    return Target.of(name, dict(CHIPS))
+
+
+def test_forward_flops_are_the_models_own_and_remat_repeats_a_forward_at_most(dense):
+    (period,) = dense.periods
+    forward = period.times * period.forward + dense.head
+    assert 3 * forward == pytest.approx(dense.program.flops_per_token, rel=1e-6)
+    assert period.repeated["none"] == 0
+    assert 0.5 < period.repeated["full"] <= 1.01
+    assert period.repeated["minimal"] < period.repeated["full"] / 2
+
+
+def test_a_layer_keeps_its_input_alone_with_full_remat_and_more_with_less(dense):
+    (period,) = dense.periods
+    kept = {policy: one.of(1, 1, 1) for policy, one in period.kept.items()}
+    assert period.kept["full"].bytes["stream"] == 64 * 2
+    assert period.kept["full"].bytes["heads"] == 0
+    assert kept["full"] < kept["minimal"] < kept["none"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "fields"),
+    [
+        (8, {"mesh": {"data": 8}, "zero": 3}),
+        (8, {"mesh": {"data": 4, "tensor": 2}, "zero": 1}),
+        (16, {"mesh": {"data": 2, "tensor": 8}, "zero": 2, "replicate_kv": 2}),
+        (8, {"mesh": {"pipe": 2, "data": 4}, "zero": 1, "microbatches": 4}),
+    ],
+)
+def test_state_is_that_of_the_real_program(dense, devices, fields):
+    layout = Layout(**fields)
+    real = arguments(program(layout, devices))
+    found = memory(shards(dense, devices, **fields)).parts
+    for kind in ("parameters", "optimizer"):
+        assert found[kind] == pytest.approx(real[kind], rel=1e-3)
+
+
+def test_places_that_no_layer_takes_are_paid_for():
+    work = Work.of(program(layers=3), ["none", "full"])
+    even, padded = (shards(work, p, mesh={"pipe": p}, pad_layers=True, microbatches=4) for p in (3, 2))
+    assert (even.padding, padded.padding) == (1, 4 / 3)
+
+
+def test_each_way_to_split_takes_its_share_of_memory_and_work(dense):
+    one = shards(dense, 1, mesh={"data": 1})
+    tensor = shards(dense, 4, mesh={"tensor": 4}, rows=STREAM)
+    data = shards(dense, 4, mesh={"data": 4}, zero=3)
+    assert tensor.split.flops[0] == pytest.approx(one.split.flops[0] / 4)
+    assert (tensor.tokens, data.tokens) == (one.tokens, one.tokens / 4)
+    assert memory(data).parts["optimizer"] == pytest.approx(memory(one).parts["optimizer"] / 4, rel=0.01)
+    for split in (tensor, data):
+        assert memory(split).parts["activations"] == pytest.approx(memory(one).parts["activations"] / 4, rel=0.2)
+    unsplit = shards(dense, 4, mesh={"tensor": 4})
+    assert memory(unsplit).parts["activations"] > 3 * memory(tensor).parts["activations"]
+
+
+def test_a_step_of_one_device_is_its_products_and_sends_nothing(dense):
+    found = seconds(shards(dense, 1, "none", mesh={"data": 1}), on("v5p:1x1x1"))
+    chip = CHIPS["v5p"]
+    products = {line.name: line.exposed for line in found.lines}
+    (period,) = dense.periods
+    tokens = dense.program.batch * dense.program.seq
+    assert products[PRODUCTS] == pytest.approx(3 * tokens * period.times * period.forward / chip.peak / chip.sustained)
+    assert not [line for line in found.lines if line.mesh_axes]
+    assert found.mfu == pytest.approx(dense.model_flops / (found.total * chip.peak))
+
+
+def test_remat_costs_time_and_saves_memory(dense):
+    some = {remat: shards(dense, 8, remat, mesh={"data": 8}, zero=3) for remat in ("none", "minimal", "full")}
+    times = {remat: seconds(one, on("h100:8")) for remat, one in some.items()}
+    assert times["none"].of(REPEATED) <= times["minimal"].of(REPEATED) < times["full"].of(REPEATED)
+    assert memory(some["none"]).total > memory(some["minimal"]).total > memory(some["full"]).total
+
+
+def test_what_is_sent_follows_the_layout(dense, experts):
+    def sent(work, devices, **fields):
+        found = seconds(shards(work, devices, **fields), on(f"h100:{devices}"))
+        return {line.name: line.mesh_axes for line in found.lines if line.mesh_axes}
+
+    assert sent(dense, 8, mesh={"data": 8}) == {GRADIENTS: ("data",)}
+    assert sent(dense, 8, mesh={"data": 8}, zero=3)[WEIGHTS] == ("data",)
+    assert sent(dense, 8, mesh={"tensor": 8}, replicate_kv=2)[TENSOR] == ("tensor", "kv")
+    assert EXPERTS not in sent(experts, 8, mesh={"data": 8})
+    assert sent(experts, 8, mesh={"data": 2, "expert": 4})[EXPERTS] == ("expert",)
+
+
+@pytest.mark.parametrize("schedule", [OneFOneB(), Interleaved(2), Interleaved(2, split=True)])
+def test_a_pipeline_takes_as_long_as_its_table_in_lockstep(dense, schedule):
+    fields = {"mesh": {"pipe": 2}, "microbatches": 8, "schedule": schedule}
+    found = seconds(shards(dense, 2, **fields), on("v5e:1x2"))
+    again = dense.periods[0].repeated["full"]
+    one = found.of(PRODUCTS) / 3 / 8
+    others = (found.total - found.of(PRODUCTS, REPEATED, BUBBLE, "head and loss", "update", "between stages")) / 3 / 8
+    costs = Costs(one + others, one + others + again * one, one + others)
+    expected = figures(lockstep(schedule.table(2, 8)), costs).lockstep
+    work = found.of(PRODUCTS, REPEATED, BUBBLE, "element-wise work")
+    assert work + found.of(GRADIENTS) == pytest.approx(expected, rel=0.02)
+
+
+def test_experts_are_multiplied_where_they_are_chosen(experts):
+    (period,) = experts.periods
+    assert period.chosen == 0.5
+    whole = shards(experts, 1, mesh={"data": 1})
+    split = shards(experts, 4, mesh={"expert": 4})
+    assert split.split.flops[0] == pytest.approx(whole.split.flops[0])
+    assert memory(split).parts["parameters"] < memory(shards(experts, 4, mesh={"data": 4})).parts["parameters"]
+
+
+def test_policies_are_the_models_own_names(dense):
+    policies = policies_of(dense.program)
+    assert {"none", "minimal", "full"} <= set(policies)
+    assert any(
+        {"query", "key", "value"} <= set(one) and "gate" not in one for one in policies if isinstance(one, tuple)
+    )
+
+
+def test_a_model_whose_layers_are_not_known_is_refused():
+    layout, model = Layout(mesh={"data": 1}), Bert(vocab=64, embed=16, layers=1, heads=2, mlp=32, positions=16)
+    parts = {"objective": MaskedToken(), "placement": Placement.described(layout, 1)}
+    bert = Program(model, layout, AdamW(Constant(1e-3)), batch=2, seq=16, **parts)
+    with pytest.raises(UserError, match=r"LanguageModel.*Bert"):
+        Work.of(bert, ["none"])

@@ -1,0 +1,127 @@
+"""The search: its best is the best there is, validation accepts it, and where there is nothing it says why."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from planning import mixture, program
+
+from axon.axes import Execution
+from axon.chips import CHIPS
+from axon.chips.target import Target
+from axon.errors import UserError
+from axon.layout import Layout, Placement
+from axon.plan.predict.memory import memory
+from axon.plan.predict.seconds import seconds
+from axon.plan.predict.shards import Shards
+from axon.plan.predict.work import Work
+from axon.plan.search import Pins, Planner
+from axon.plan.search.plans import ROOM
+from axon.plan.search.reasons import why_not
+from axon.plan.search.refusals import refusal
+from axon.plan.search.space import Space
+from axon.train.optimizers import AdamW, Constant
+from axon.train.step import Program
+
+POLICIES = ("none", "full")
+
+
+def on(name, memory=None):
+    target = Target.of(name, dict(CHIPS))
+    return target if memory is None else replace(target, chip=replace(target.chip, memory=memory))
+
+
+def planner(base, target, pins=Pins(), validate=None):
+    work = Work.of(base, POLICIES)
+    space = Space(base, target, Layout(), Execution(), POLICIES, pins)
+
+    def build(layout, execution):
+        placement = Placement.described(layout, target.devices, target.platform)
+        sizes = {"batch": base.batch, "seq": base.seq}
+        Program(base.runtime.model, layout, AdamW(Constant(1e-3)), execution=execution, placement=placement, **sizes)
+
+    return Planner(space, work, validate or build)
+
+
+@pytest.fixture(scope="module")
+def dense():
+    return program(seq=512, embed=256, mlp=1024, vocab=4096)
+
+
+@pytest.mark.parametrize("room", [2e9, 40e6, 18e6])
+def test_the_best_is_the_best_of_all_that_fit(dense, room):
+    found = planner(dense, on("h100:8", int(room)))
+    every = []
+    for layout in found.space.layouts():
+        for run in found.space.runs(layout):
+            for execution in found.space.executions():
+                shards = Shards(found.split(run), run, execution)
+                if memory(shards).total <= ROOM * room and shards.split.divides:
+                    every.append((seconds(shards, found.target).total, run, execution))
+    best = found.best(1)
+    assert bool(every) == bool(best)
+    if every:
+        assert best[0].seconds.total == min(time for time, _, _ in every)
+        assert len(found.ranked) == len(every)
+
+
+def test_less_memory_never_makes_a_faster_plan(dense):
+    times = [planner(dense, on("h100:8", room)).best(1)[0].seconds.total for room in (10**10, 10**8, 5 * 10**7)]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_plan_for_any_model_and_machine_is_built_by_the_real_program(seed):
+    drawn = random.Random(seed)
+    heads = drawn.choice([4, 6, 8])
+    sizes = {
+        "heads": heads,
+        "kv_heads": drawn.choice([1, 2, heads]),
+        "layers": drawn.choice([2, 3, 5]),
+        "mlp": drawn.choice([96, 128]),
+        "vocab": drawn.choice([500, 512]),
+    }
+    made = drawn.choice([program, mixture])(batch=drawn.choice([8, 12, 32]), **sizes)
+    target = on(drawn.choice(["v5e:2x4", "h100:2x2", "v5p:2x2x1", "h100:3x4"]))
+    found = planner(made, target)
+    plans = found.best(4)
+    assert plans
+    assert [one.seconds.total for one in plans] == sorted(one.seconds.total for one in plans)
+    for plan in plans:
+        found.validate(plan.layout, plan.execution)
+        assert plan.memory.total <= found.room
+    refused = [one for one in found.ranked[:40] if not found._is_valid(one)]
+    assert len(refused) <= 10, [one.layout for one in refused]
+
+
+def test_a_runner_up_says_what_made_it_lose(dense):
+    best, *others = planner(dense, on("h100:2x4")).best(6)
+    assert others
+    for plan in others:
+        reason = why_not(plan, best)
+        assert "slower" in reason or "GiB more" in reason
+        assert any(line.name in reason for line in plan.seconds.lines) or "GiB more" in reason
+
+
+def test_pins_are_kept(dense):
+    pins = Pins({"zero": 1, "mesh": {"tensor": 2}}, {"remat": "full"})
+    plans = planner(dense, on("h100:8"), pins).best(5)
+    assert plans
+    assert {(one.layout.zero, one.layout.mesh["tensor"]) for one in plans} == {(1, 2)}
+
+
+def test_a_model_that_fits_nowhere_is_told_what_dominates_and_what_would_fit(dense):
+    with pytest.raises(UserError, match=r"nothing fits h100:2.*GiB.*it would fit h100:") as raised:
+        raise refusal(planner(dense, on("h100:2", 16 * 2**20)))
+    assert any(part in str(raised.value) for part in ("optimizer", "parameters", "gradients", "at work"))
+
+
+def test_a_batch_that_nothing_divides_is_told():
+    with pytest.raises(UserError, match=r"Data\.batch = 7.*--global-batch"):
+        raise refusal(planner(program(batch=7, heads=5, kv_heads=5, layers=1, vocab=501), on("h100:8")))
+
+
+def test_the_pin_that_leaves_nothing_is_named(dense):
+    pins = Pins({"zero": 1, "mesh": {"tensor": 5}})
+    with pytest.raises(UserError, match=r"--pin Layout\.mesh"):
+        raise refusal(planner(dense, on("h100:8"), pins))

@@ -1,0 +1,62 @@
+"""What `axon plan` prints, writes and refuses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from axon.config import dump, load
+from axon.errors import UserError
+from axon.layout import Placement
+from axon.run import program
+from axon.show.plan import plan_config, print_plans, write_plan
+
+
+@pytest.fixture
+def config(tiny, tmp_path):
+    path = tmp_path / "tiny.gin"
+    path.write_text(dump(replace(tiny)))
+    return path
+
+
+def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_path, capsys):
+    found = plan_config(config, "h100:2x2", ["Data.batch=16"], ["Layout.zero=3"], 3)
+    told = json.loads(json.dumps(found.json()))
+    assert (told["target"], told["devices"]) == ("h100:2x2", 4)
+    best, *others = told["plans"]
+    assert {"layout", "execution", "memory_gib", "step_s", "mfu", "lines"} <= set(best)
+    assert best["layout"]["zero"] == 3
+    assert "why_not" not in best
+    assert all(one["why_not"] for one in others)
+    print_plans(found)
+    out = capsys.readouterr().out
+    assert "memory of a device" in out
+    assert "predicted, not measured" in out
+    write_plan(found, config, ["Data.batch=16"], tmp_path / "planned.gin")
+    tree = load(tmp_path / "planned.gin").tree
+    assert tree.layout.mesh == found.plans[0].layout.mesh
+    assert (tree.layout.zero, tree.data.batch) == (3, 16)
+    assert tree.execution.remat == found.plans[0].execution.remat
+    program(tree, Placement.described(tree.layout, 4))
+    with pytest.raises(UserError, match="= 4 devices, and there are 8"):
+        program(tree, Placement.of(tree.layout, [None] * 8))
+
+
+@pytest.mark.parametrize(
+    ("on", "pins", "part"),
+    [
+        ("h10:8", [], "Did you mean 'h100'"),
+        ("h100:8", ["Data.batch=8"], "--set"),
+        ("h100:8", ["Layout.mesh={'tensor': 3}"], "--pin Layout.mesh"),
+    ],
+)
+def test_a_mistake_is_answered_with_what_to_change(config, on, pins, part):
+    with pytest.raises(UserError) as raised:
+        plan_config(config, on, [], pins, 3)
+    assert part in str(raised.value)
+
+
+def test_a_plan_is_written_into_a_config_only(config, tmp_path):
+    found = plan_config(config, "h100:2", [], [], 1)
+    with pytest.raises(UserError, match=r"--write.*\.gin"):
+        write_plan(found, config, [], tmp_path / "plan.txt")

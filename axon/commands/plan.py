@@ -30,6 +30,10 @@ def plan(
         Path | None,
         typer.Option(parser=path, metavar="FILE.gin", help="Write the best here: a config that includes CONFIG."),
     ] = None,
+    draw: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE.png", help="Draw what each plan's memory and step are made of."),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
 ) -> None:
     """Choose mesh, ZeRO stage, schedule, microbatches and remat for a machine that need not be here, with reasons.
@@ -39,12 +43,15 @@ def plan(
     Example: `axon plan configs/llama3_405b.gin --on v5p:16x16x16 --write my.gin`, then `axon train my.gin`
     """
     from axon.show.plan import plan_config, print_plans, write_plan
+    from axon.show.plan_picture import draw_plans
 
     sizes = {"Data.batch": global_batch, "Data.seq": seq}
     changes = [*set_, *(f"{name}={size}" for name, size in sizes.items() if size is not None)]
     found = plan_config(config, on, changes, pin, top)
     if write is not None:
         write_plan(found, config, changes, write)
+    if draw is not None:
+        draw_plans(found.plans, found.target.chip.memory, f"{config} on {found.target.name}, predicted", draw)
     if json_:
         typer.echo(json.dumps(found.json()))
     else:

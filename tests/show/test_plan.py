@@ -10,6 +10,7 @@ from axon.errors import UserError
 from axon.layout import Placement
 from axon.run import program
 from axon.show.plan import plan_config, print_plans, write_plan
+from axon.show.plan_picture import draw_plans
 
 
 @pytest.fixture
@@ -32,6 +33,8 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_
     out = capsys.readouterr().out
     assert "memory of a device" in out
     assert "predicted, not measured" in out
+    draw_plans(found.plans, found.target.chip.memory, "tiny", tmp_path / "plans.png")
+    assert (tmp_path / "plans.png").read_bytes().startswith(b"\x89PNG")
     write_plan(found, config, ["Data.batch=16"], tmp_path / "planned.gin")
     tree = load(tmp_path / "planned.gin").tree
     assert tree.layout.mesh == found.plans[0].layout.mesh

@@ -1,7 +1,6 @@
 """Why a plan lost, in one sentence."""
 
 from axon.plan.predict.memory import GIB
-from axon.plan.predict.seconds import Line
 from axon.plan.search.plans import Plan
 
 
@@ -15,15 +14,8 @@ def why_not(plan: Plan, best: Plan) -> str:
     line = next(line for line in plan.seconds.lines if line.name == name)
     along = f" along {' × '.join(map(repr, line.mesh_axes))}" if line.mesh_axes else ""
     share = longer / best.seconds.total
-    was = more_than(line, more)
-    return f"{longer:.3g} s slower ({share:.1%}): its {name}{along} {was}"
-
-
-def more_than(line: Line, more: float) -> str:
-    """How long a line makes a step, and how much longer than in the best plan."""
-    if more >= 0.999 * line.exposed:
-        return f"take {line.exposed:.3g} s, which the best does not need"
-    return f"take {line.exposed:.3g} s, {more:.3g} s more than those of the best"
+    own = "which the best does not have" if more >= 0.999 * line.exposed else f"{more:.3g} s more than in the best"
+    return f"{longer:.3g} s slower ({share:.1%}): {name}{along}, {line.exposed:.3g} s, {own}"
 
 
 def _growth(plan: Plan, best: Plan) -> dict[str, float]:

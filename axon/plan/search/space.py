@@ -98,9 +98,7 @@ class Space:
 
     def executions(self) -> Iterator[Execution]:
         """The execution with each policy."""
-        for remat in self.policies:
-            made = replace(self.execution, remat=remat)
-            yield made
+        return (replace(self.execution, remat=remat) for remat in self.policies)
 
     # ---- parts ----------------------------------------------------------------------------------------------------
 
@@ -109,7 +107,7 @@ class Space:
         stream: list[dict[str, Row]] = [{}]
         if tensor > 1 and self.program.seq % (tensor * context) == 0:
             stream.append({"seq.residual": ("context", "tensor")})
-        for zero in range(4 if mesh.get("data", 1) > 1 else 1):
+        for zero in self._stages_of_zero(mesh):
             for rows in stream:
                 over = {"embed": ("data", "context")} if context > 1 and zero == 3 else {}
                 made = replace(
@@ -123,6 +121,12 @@ class Space:
                 )
                 if all(self.pins.allow(name, getattr(made, name)) for name in ("rows", "params", "zero", "context")):
                     yield made
+
+    def _stages_of_zero(self, mesh: Mapping[str, int]) -> list[int]:
+        """0, 1 and 3: by prediction the second is as the first, since gradients are summed where the parameters are."""
+        if mesh.get("data", 1) == 1:
+            return [0]
+        return [0, 1, 3] if self.pins.layout.get("zero") != 2 else [2]
 
     @property
     def _dims(self) -> Mapping[str, int]:
@@ -164,8 +168,8 @@ class Space:
             yield None
             return
         yield OneFOneB()
-        for virtual in (2, 4):
-            fits = self._depth >= stages * virtual and 2 * stages * virtual * microbatches <= MOST_CELLS
+        for virtual in (2, 4, 8):
+            fits = -(-self._depth // stages) >= virtual and 2 * stages * virtual * microbatches <= MOST_CELLS
             if fits and microbatches % stages == 0:
                 yield Interleaved(virtual)
 

@@ -36,15 +36,16 @@ class Target:
         """
         parts = _NAME.fullmatch(name.strip())
         kind = parts[2] if parts else name.partition(":")[0]
-        if parts is None or kind not in known:
+        if kind not in known:
             raise UserError(f"target {name!r} (--on): no chip is called {kind!r}.{suggest(kind, known)}")
-        chip, sizes = known[kind], tuple(map(int, (parts[3] or "").split("x"))) if parts[3] else ()
+        chip = known[kind]
+        sizes = tuple(map(int, parts[3].split("x"))) if parts and parts[3] else ()
         example = "x".join("4" * chip.torus) if chip.torus else "16x8"
         most = chip.torus or 2
         if not sizes or 0 in sizes or len(sizes) > most or (chip.torus and len(sizes) < most):
-            what = f"its {most} dimensions" if chip.torus else "how many GPUs, or hosts and GPUs of each"
+            what = f"its {most} dimensions" if chip.torus else "the number of GPUs, or of hosts and of GPUs of each"
             raise UserError(f"target {name!r} (--on): write {what}, as {kind}:{example}")
-        made = cls(name, chip, sizes if chip.torus else _hosts(name, chip, sizes), int(parts[1] or 1))
+        made = cls(name, chip, sizes if chip.torus else _hosts(name, chip, sizes), int(parts[1] or 1) if parts else 1)
         if made.slices == 0 or (made.slices > 1 and not chip.torus):
             raise UserError(f"target {name!r} (--on): '{made.slices}*' is for slices of TPUs, at least one of them")
         if made.devices > 1 and chip.link is None:

@@ -34,6 +34,7 @@ def test_a_name_says_chips_and_how_they_are_linked(name, chip, devices, linked):
     [
         ("h10:8", "Did you mean 'h100'"),
         ("v5p", "v5p:4x4x4"),
+        ("h100:many", "h100:16x8"),
         ("v5p:4x4", "v5p:4x4x4"),
         ("v5e:0x4", "v5e:4x4"),
         ("h100:2x2x2", "h100:16x8"),

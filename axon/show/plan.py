@@ -25,8 +25,19 @@ from axon.plan.search.refusals import refusal
 from axon.plan.search.space import Space
 from axon.run import Train, program
 
-PLANNED = ("mesh", "rows", "params", "zero", "microbatches", "schedule", "pad_layers", "replicate_kv", "context")
-"""The fields of a layout that a plan says."""
+PLANNED = (
+    "mesh",
+    "rows",
+    "params",
+    "zero",
+    "microbatches",
+    "schedule",
+    "pad_layers",
+    "overlap",
+    "replicate_kv",
+    "context",
+)
+"""The fields of a layout that a plan says; the others are the config's."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +82,9 @@ def plan_config(path: Path, on: str, overrides: Sequence[str], pins: Sequence[st
 
 
 def _planner(tree: Train, target: Target, pins: Pins) -> Planner:
-    free = {field.name for field in fields(Layout)} - {*PLANNED, "schedule"}
-    own = {name: value for name, value in pins.layout.items() if name in free}
-    start = Layout(order=tree.layout.order, **{n: v for n, v in own.items() if n != "order"}).with_axes_of(tree.layout)
-    alone = replace(tree, layout=replace(start, mesh={"data": 1}, overlap=()))
-    base = program(alone, Placement.described(alone.layout, 1, target.platform))
+    others = {field.name: value for field, value in _values(tree.layout) if field.name not in PLANNED}
+    start = Layout(mesh={"data": 1}, **others).with_axes_of(tree.layout)
+    base = program(replace(tree, layout=start), Placement.described(start, 1, target.platform))
     policies = [tree.execution.remat] if "remat" in pins.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
     space = Space(base, target, start, tree.execution, tuple(policies), pins)

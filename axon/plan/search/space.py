@@ -14,6 +14,9 @@ from axon.nn.capabilities import HasDims
 from axon.parallel.pipeline import Interleaved, OneFOneB
 from axon.train.step import Program
 
+_OF_ROWS = ("rows", "params", "zero", "context", "overlap", "replicate_kv")
+"""Fields of a layout that follow from its mesh, or are chosen with it."""
+
 LONG = 16_384
 """Positions from which on a sequence may be split over mesh axis `context`."""
 
@@ -119,7 +122,7 @@ class Space:
                     replicate_kv=self._replicate_kv(tensor),
                     context="ring" if context > 1 else None,
                 )
-                if all(self.pins.allow(name, getattr(made, name)) for name in ("rows", "params", "zero", "context")):
+                if all(self.pins.allow(name, getattr(made, name)) for name in _OF_ROWS):
                     yield made
 
     def _stages_of_zero(self, mesh: Mapping[str, int]) -> list[int]:

@@ -20,7 +20,9 @@ _OF_ROWS = ("rows", "params", "zero", "context", "overlap", "replicate_kv")
 LONG = 16_384
 """Positions from which on a sequence may be split over mesh axis `context`."""
 
-MOST_STAGES = 32
+MOST_STAGES = {"tpu": 8, "gpu": 32}
+"""Stages that are tried: on a torus, whose links are all fast, few are worth while."""
+
 MOST_TENSOR = 16
 MOST_CELLS = 2**13
 """Pieces of work in a pipeline's table that is tried: one of more takes seconds to make."""
@@ -79,7 +81,7 @@ class Space:
         for tensor in _divisors(count, self._most_tensor):
             if not self._splits_widths(tensor):
                 continue
-            for pipe in _divisors(count // tensor, min(MOST_STAGES, self._depth)):
+            for pipe in _divisors(count // tensor, min(MOST_STAGES[self.target.platform], self._depth)):
                 for context in _divisors(count // tensor // pipe, self._most_context):
                     for expert in self._experts(count // tensor // pipe // context):
                         data = count // tensor // pipe // context // expert
@@ -178,8 +180,8 @@ class Space:
 
 
 def _microbatches(sequences: int, stages: int) -> list[int]:
-    """Numbers that divide a device's sequences: powers of two, of a pipeline up to eight times its stages."""
-    first, last = (stages, 8 * stages) if stages > 1 else (1, 64)
+    """Numbers that divide a device's sequences: powers of two, of a pipeline up to four times its stages."""
+    first, last = (stages, 4 * stages) if stages > 1 else (1, 64)
     found = [n for n in _divisors(sequences, last) if n >= first and n & (n - 1) == 0]
     return found or [n for n in _divisors(sequences, last) if n >= first][:1]
 

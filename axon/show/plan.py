@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from axon.axes import Execution
+from axon.axes.execution import Remat, RematByKind
 from axon.chips import chips
 from axon.chips.target import Target
 from axon.config import load
@@ -85,7 +86,7 @@ def _planner(tree: Train, target: Target, pins: Pins) -> Planner:
     others = {field.name: value for field, value in _values(tree.layout) if field.name not in PLANNED}
     start = Layout(mesh={"data": 1}, **others).with_axes_of(tree.layout)
     base = program(replace(tree, layout=start), Placement.described(start, 1, target.platform))
-    policies = [tree.execution.remat] if "remat" in pins.execution else policies_of(base)
+    policies = [_policy(tree.execution.remat)] if "remat" in pins.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
     space = Space(base, target, start, tree.execution, tuple(policies), pins)
 
@@ -94,6 +95,16 @@ def _planner(tree: Train, target: Target, pins: Pins) -> Planner:
         program(replace(tree, layout=layout, execution=execution), placement)
 
     return Planner(space, work, validate)
+
+
+def _policy(remat: RematByKind) -> Remat:
+    """A pinned policy. Raises `UserError` for one by name of activation or by kind of block, which is not predicted."""
+    if not isinstance(remat, str | tuple):
+        raise UserError(
+            f"--pin Execution.remat = {remat!r}: a plan has one policy for all kinds of block, by its name or as a "
+            "tuple of what is kept. Write it so, or leave the pin out"
+        )
+    return remat
 
 
 def _pins(tree: Train, pins: Sequence[str]) -> Pins:

@@ -51,6 +51,7 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_
         ("h10:8", [], "Did you mean 'h100'"),
         ("h100:8", ["Data.batch=8"], "--set"),
         ("h100:8", ["Layout.mesh={'tensor': 3}"], "--pin Layout.mesh"),
+        ("h100:8", ["Execution.remat={'gate': 'offload'}"], "--pin Execution.remat"),
     ],
 )
 def test_a_mistake_is_answered_with_what_to_change(config, on, pins, part):

@@ -66,7 +66,7 @@ class Links:
     def _group(self, mesh_axes: Collection[str]) -> tuple[int, int]:
         """How many of the devices along these axes fast links join, and how many such groups there are."""
         stride, near, far = 1, 1, 1
-        for axis in reversed(self.mesh):
+        for axis in reversed(list(self.mesh)):
             size = self.mesh[axis]
             if axis in mesh_axes:
                 own = max(1, min(size, self.target.linked // stride))

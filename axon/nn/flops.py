@@ -81,8 +81,8 @@ def _of_weight(name: str, value: Any) -> dict[str, int]:
     """Path → FLOPs of one token's products with each matrix that a weight is made of; none of what is no weight."""
     if isinstance(value, Param):
         return {name: 2 * math.prod(value.get_value().shape[len(value.stack) :])} if value.decay else {}
-    if isinstance(value, CompositeWeight) and isinstance(value, CountsFlops):
-        return {f"{name}/{next(iter(parameters(value)))}": value.flops(0)}
     if isinstance(value, CompositeWeight) and isinstance(value, nnx.Module):
+        if isinstance(value, CountsFlops):
+            return {f"{name}/{next(iter(parameters(value)))}": value.flops(0)}
         return {f"{name}/{path}": flops for path, flops in _own_matrices(value).items()}
     return {}

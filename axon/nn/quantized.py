@@ -65,7 +65,7 @@ class QuantizedWeight(Operand):
         self.dtype = jnp.dtype(dtype)
         self.summed = tuple(i for i, name in enumerate(spec.axes) if i >= spec.stack and name in spec.inputs)
         outputs = tuple(name for name in weight.axes if name not in spec.inputs)
-        untrained = {"trained": False}
+        untrained: Any = {"trained": False}
         self.values = beside(weight, weight.axes, not_drawn, dtype, decay=True, in_stack=weight.in_stack, **untrained)
         self.scales = beside(weight, outputs, not_drawn, SCALE_DTYPE, decay=False, **untrained)
 

@@ -1,7 +1,7 @@
 """The dynamic code: 8 bits for numbers of seven decades, in blocks that share a scale (Dettmers et al.,
 arXiv:2110.02861, section 2)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -19,8 +19,8 @@ class Blocks(NamedTuple):
     Codes are int8 for numbers of either sign, uint8 for those of 0 and more.
     """
 
-    codes: Array
-    scales: Array  # float32: the largest magnitude of each block
+    codes: Any
+    scales: Any  # float32: the largest magnitude of each block
 
 
 def encoded(x: Array, counts: tuple[int, ...], signed: bool) -> Blocks:
@@ -51,7 +51,7 @@ def _step(part: Array, more: int) -> Array:
     """The nearest of the steps, counted so that those of the i-th decade begin at 2^(i + more); the next after the last
     is 1."""
     lowest = [10.0 ** (i - 6) * (0.1 + 0.18 / 2 ** (i + more)) for i in range(1, DECADES)]  # between two decades' steps
-    decade = sum((part >= low).astype(jnp.int32) for low in lowest)
+    decade: Any = sum((part >= low).astype(jnp.int32) for low in lowest)
     steps = jnp.left_shift(1, decade + more)
     step = jnp.floor((part * _power(10.0, DECADES - 1 - decade) - 0.1) / 0.9 * steps).astype(jnp.int32)
     most = 2 ** (DECADES + more)
@@ -60,7 +60,7 @@ def _step(part: Array, more: int) -> Array:
 
 def _middle(step: Array, more: int) -> Array:
     """The number of a step."""
-    decade = sum((step >= 2 ** (i + more)).astype(jnp.int32) for i in range(1, DECADES))
+    decade: Any = sum((step >= 2 ** (i + more)).astype(jnp.int32) for i in range(1, DECADES))
     steps = jnp.left_shift(1, decade + more)
     middle = (0.1 + 0.9 * (step - steps + 0.5) / steps) * _power(0.1, DECADES - 1 - decade)
     return jnp.where(step == 2 ** (DECADES + more), 1.0, middle)

@@ -89,7 +89,7 @@ class Weights:
     def _read_rows(self, name: str, low: int, high: int, shape: tuple[int, ...]) -> np.ndarray:
         """A range of the first dimension."""
         file, stored = self._where[name]
-        dtype = np.dtype((DTYPES | PARTS)[self._slice(name).get_dtype()])
+        dtype = np.dtype({**DTYPES, **PARTS}[self._slice(name).get_dtype()])
         per_row = math.prod(shape[1:]) * dtype.itemsize
         out, start = np.empty((high - low) * per_row, np.uint8), self._starts[file][stored] + low * per_row
         with reading(self.folder / file), (self.folder / file).open("rb", buffering=0) as opened:

@@ -25,6 +25,7 @@ class Sampled:
 
     Args:
         prompt, answer: their texts. ids: the answer's tokens, its end included.
+        ended: whether the model ended it, and not the limit of tokens.
         reference: the right answer's text, empty where there is none. record: the prompt's columns in its source.
         where: the prompt, for messages.
     """
@@ -32,6 +33,7 @@ class Sampled:
     prompt: str
     answer: str
     ids: tuple[int, ...]
+    ended: bool = True
     reference: str = ""
     record: Record = field(default_factory=dict)
     where: str = ""
@@ -43,10 +45,10 @@ RewardFunction = Callable[[Sampled], float]
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """1 if the answer is the right one, spaces at both ends left out, otherwise 0."""
+    """1 if the answer has ended and is the right one, spaces at both ends left out, otherwise 0."""
 
     def __call__(self, sampled: Sampled) -> float:
-        return float(sampled.answer.strip() == sampled.reference.strip())
+        return float(sampled.ended and sampled.answer.strip() == sampled.reference.strip())
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from axon.layout import Layout
 from axon.model_config import vocab_of
 from axon.nn import LanguageModel
 from axon.serve.offline import Answer, capacity_for
-from axon.serve.request import Request, Sampling, check_ids
+from axon.serve.request import Finish, Request, Sampling, check_ids
 from axon.train.policy_gradient import SAMPLED, PolicyGradient
 from axon.train.state import State
 from axon.tune import packing
@@ -325,7 +325,18 @@ def _sampled(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> list[Sampl
     """The answers as rewards are given them."""
     samples = len(answers) // len(prompts)
     pairs = zip([prompt for prompt in prompts for _ in range(samples)], answers, strict=True)
-    return [Sampled(one.text, answer.text, answer.ids, one.reference, one.record, one.where) for one, answer in pairs]
+    return [
+        Sampled(
+            prompt.text,
+            answer.text,
+            answer.ids,
+            answer.finish is Finish.STOP,
+            prompt.reference,
+            prompt.record,
+            prompt.where,
+        )
+        for prompt, answer in pairs
+    ]
 
 
 def _of_answers(

@@ -1,6 +1,7 @@
 """Rewards: what the built-in ones say, and that what one does wrong costs its answer and a line alone."""
 
 import time
+from dataclasses import replace
 
 import likes
 import numpy as np
@@ -11,7 +12,7 @@ from axon.tune.rewards import ExactMatch, Judge, Matches, Numeric, Overlong, Sam
 
 
 def sampled(answer="", reference="", ids=(1,), prompt="a prompt"):
-    return Sampled(prompt, answer, ids, reference, where="document 4 of file")
+    return Sampled(prompt, answer, ids, reference=reference, where="document 4 of file")
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,10 @@ def sampled(answer="", reference="", ids=(1,), prompt="a prompt"):
 )
 def test_built_in_rewards(reward, answer, reference, expected):
     assert reward(sampled(answer, reference)) == expected
+
+
+def test_an_answer_that_did_not_end_is_not_right():
+    assert ExactMatch()(replace(sampled("17", "17"), ended=False)) == 0
 
 
 def test_an_answer_close_to_the_limit_is_punished_by_its_length(rng):

@@ -30,20 +30,15 @@ Layout.mesh = {{'data': PROCESSES}}
 REWARDED = """
 Train.data = @Rollouts()
 Train.objective = @GRPO()
-Rollouts.data = @Chats()
-Rollouts.rewards = {'short': @Overlong()}
+Rollouts.data = @Data()
+Rollouts.prompts = (@short/Synthetic(),)
+short/Synthetic.length = 3
+Rollouts.rewards = {'early': @Matches()}
+Matches.pattern = '[ -m].*'
 Rollouts.samples = 4
 Rollouts.sampling = @Sampling()
 Sampling.tokens = 8
 Sampling.temperature = 1.0
-Overlong.tokens = 8
-Overlong.margin = 8
-Chats.seq = 40
-Chats.batch = 8
-Chats.sources = (@Addition(),)
-Chats.tokenizer = @Bpe()
-Addition.largest = 9
-Addition.count = 90
 """
 """What makes it a run that learns from rewards, whose time is its rollouts'."""
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from axon.commands.paths import path
+from axon.errors import UserError
 
 
 def export(
@@ -16,11 +17,26 @@ def export(
     ] = "cpu,cuda,tpu",
     batch: Annotated[int, typer.Option(min=1, help="Sequences of a batch.")] = 1,
     length: Annotated[int | None, typer.Option(min=1, help="Positions of a sequence; the run's by default.")] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Instead, a run's LoRA alone, as PEFT saves one.")] = False,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="hf:DIR_OR_NAME", help="The model that it is of; by default where the run began."),
+    ] = None,
 ) -> None:
     """A model as StableHLO, for one device: its forward and its decode step, with its weights and a script to run them.
 
-    Example: `axon export runs/quickstart out --platforms cpu,tpu`, then `python out/run.py 1 2 3`
+    Example: `axon export runs/quickstart out --platforms cpu,tpu`, then `python out/run.py 1 2 3`; of a run with LoRA
+    `axon export runs/tuned adapter --adapter`
     """
+    if base is not None and not adapter:
+        raise UserError("--base is for --adapter: it names the model that the adapter is of")
+    if adapter and (batch != 1 or length is not None):
+        raise UserError("--batch and --length are of programs, which an adapter has not: leave them out")
+    if adapter:
+        from axon.run.export_adapter import export_adapter
+
+        export_adapter(source, out, base, lambda line: typer.echo(line, err=True))
+        return
     from axon.run.export import export_model
 
     names = [name.strip() for name in platforms.split(",") if name.strip()]

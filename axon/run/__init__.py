@@ -1,5 +1,6 @@
 """A run: its configuration, its folder, and carrying it out."""
 
+from axon.run.adapter import PeftLoRA
 from axon.run.build import program
 from axon.run.hub import Hub, HubTokenizer
 from axon.run.init_from import InitFrom

@@ -32,6 +32,8 @@ class InitFrom:
         step: with `optimizer`, of which checkpoint; None: the latest.
         changed: fields of the model's config that are meant to be others than a hub folder's config.json says, as
             ('rope.theta',): another that is refuses the start, since the weights were trained with theirs.
+        adapter: `hf:DIR_OR_NAME` of an adapter of PEFT's, from which LoRA's factors start: `Train.transforms` have LoRA
+            of the same weights, as `PeftLoRA`.
     """
 
     source: Location
@@ -41,6 +43,7 @@ class InitFrom:
     optimizer: bool = False
     step: int | None = None
     changed: tuple[str, ...] = ()
+    adapter: Location | None = None
 
     def __post_init__(self):
         check_paths(self)

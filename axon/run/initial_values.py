@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from axon.axes.patterns import base
+from axon.checkpoint.huggingface.model import HubModel
+from axon.run.adapter import read_factors
 from axon.run.init_from import InitFrom
-from axon.run.trained import Report, Trained, open_trained
+from axon.run.trained import Report, Trained, TrainedHub, open_trained
 from axon.run.tree import Train
 from axon.runtime import Runtime, flattened, nested
 
@@ -51,6 +53,10 @@ class InitialValues:
         """Stands for what parameters are taken from."""
         return self.source.digest()
 
+    @property
+    def _hub(self) -> HubModel | None:
+        return self.source.hub if isinstance(self.source, TrainedHub) else None
+
     def _has_tokens(self, runtime: Runtime) -> bool:
         return any(base(axis) == "vocab" for path in self.taken for axis in runtime.declared[path].axes)
 
@@ -58,6 +64,8 @@ class InitialValues:
         """All parameters, nested by path: those that are taken read straight into their shards, the others drawn."""
         read = self.source.read(runtime, self.taken)
         values = flattened(nested({path: runtime.derived(path, read.pop(path)) for path in tuple(read)}))
+        if self.init_from.adapter is not None:
+            values |= read_factors(self.init_from.adapter, self._hub, runtime)
         rest = [path for path in runtime.parameters if path not in values]
         values |= flattened(runtime.initialise_parameters(seed, rest))
         report(f"parameters from {self.init_from.source}{_rest_text(rest, len(values))}")

@@ -128,6 +128,13 @@ class TrainedRun:
         """Parameters to evaluate, of a runtime of the run's model: those of a run with transforms are merged."""
         if not self.train.weight_transforms:
             return restore_evaluated(reader, runtime, self.train.optimizer)
+        own, values, variables = self.unmerged(runtime)
+        merged = own.merged(flattened(values))
+        cast = {path: value.astype(runtime.parameters[path].dtype) for path, value in merged.items()}
+        return nested(cast), variables
+
+    def unmerged(self, runtime: Runtime) -> tuple[Runtime, Any, Any]:
+        """A runtime on the same mesh with the run's transforms, and its parameters to evaluate, and variables."""
         own = Runtime(
             self.train.model,
             runtime.layout,
@@ -135,10 +142,7 @@ class TrainedRun:
             placement=runtime.placement,
             transforms=self.train.weight_transforms,
         )
-        values, variables = restore_evaluated(reader, own, self.train.optimizer)
-        merged = own.merged(flattened(values))
-        cast = {path: value.astype(runtime.parameters[path].dtype) for path, value in merged.items()}
-        return nested(cast), variables
+        return own, *restore_evaluated(self.reader(), own, self.train.optimizer)
 
     def _converted(self, reader: Reader, runtime: Runtime, taken: Mapping[str, str]) -> dict[str, Any]:
         """`read` where the parameters to evaluate follow from all of the state: it is restored on this layout first."""

@@ -19,11 +19,13 @@ class Comparisons(Examples):
     """Pairs for the objectives `DPO`, `IPO`, `SimPO`, `ORPO`, `CPO` and `Reward`.
 
     A record has `chosen` and `rejected`, each a text or messages, and their `prompt`; without one they are whole chats.
+    Or it has a `prompt` and `ranked`, such answers with the best first, of which each pair is an example.
     Both are in one sequence of `seq` positions, the chosen first; `packed` pairs of them at most, and no more than the
     objective's `pairs`. Of each, what the assistant writes is compared, as of `Chats`.
     """
 
     formats: ClassVar[tuple[Format, ...]] = PAIRS
+    sides: ClassVar[int] = 2
     documents: ClassVar[str] = ANSWERS
 
     packed: int = 8

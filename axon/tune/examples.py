@@ -50,6 +50,8 @@ class Examples(ABC):
     """
 
     formats: ClassVar[tuple[Format, ...]]
+    sides: ClassVar[int] = 1
+    """Conversations of an example."""
     documents: ClassVar[str] = "documents"
     """Name of the array of a batch that says which document a token is of."""
 
@@ -161,7 +163,9 @@ class Examples(ABC):
     def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation, ...]]]:
         for source in self.sources:
             for where, record in source.records():
-                yield where, record, read_example(record, where, self.formats, self.columns)
+                found = read_example(record, where, self.formats, self.columns)
+                for start in range(0, len(found), self.sides):
+                    yield where, record, found[start : start + self.sides]
 
 
 def written(chat: Chat, conversation: Conversation, where: str) -> Turns:

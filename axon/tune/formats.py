@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 from axon.data.records import Record
@@ -43,7 +44,7 @@ class Format:
 def read_example(
     record: Record, where: str, formats: Sequence[Format], names: Mapping[str, str]
 ) -> tuple[Conversation, ...]:
-    """The conversations of a record: one, or the chosen and the rejected one, by the first format that fits.
+    """The conversations of a record: one, or pairs of the chosen and the rejected one, by the first format that fits.
 
     Args:
         where: the record, for messages. names: column of a format → what it is called in the record.
@@ -144,6 +145,18 @@ def _pair(record: Record) -> tuple[Conversation, ...]:
     return tuple(Conversation((*before, *side), _tools(record)) for side in (chosen, rejected))
 
 
+def _ranked(record: Record) -> tuple[Conversation, ...]:
+    """Each pair of a list of answers, the best first."""
+    answers = record["ranked"]
+    if not isinstance(answers, list) or len(answers) < 2:
+        raise _Malformed("ranked", "a list of two answers or more, the best first")
+    sides = ({"chosen": better, "rejected": worse} for better, worse in combinations(answers, 2))
+    try:
+        return tuple(one for side in sides for one in _pair(dict(record) | side))
+    except _Malformed as error:
+        raise _Malformed("ranked", f"of each of its answers {error.args[1]}") from None
+
+
 CHATS = (
     Format(("messages",), ("tools",), _openai),
     Format(("conversations",), ("system", "tools"), _sharegpt),
@@ -152,5 +165,8 @@ CHATS = (
 )
 """Formats of one conversation: OpenAI's, ShareGPT's, a prompt with its completion, Alpaca's."""
 
-PAIRS = (Format(("chosen", "rejected"), ("prompt", "system", "tools"), _pair),)
-"""Formats of two conversations, of which the first is preferred."""
+PAIRS = (
+    Format(("chosen", "rejected"), ("prompt", "system", "tools"), _pair),
+    Format(("prompt", "ranked"), ("system", "tools"), _ranked),
+)
+"""Formats of pairs of conversations, of which the first is preferred."""

@@ -111,6 +111,18 @@ def test_another_run_starts_from_the_merged_weights(adapted, trained, do, few, t
         np.testing.assert_allclose(now[path], value, atol=1e-6, err_msg=path)
 
 
+def test_a_group_of_the_optimizer_gives_b_a_rate_of_its_own(adapting, few, rng):
+    faster = AdamW(Constant(1e-3), groups=(Group("*/b", rate=16.0),))
+    with few(1):
+        made = program(replace(adapting, optimizer=faster, transforms=(LoRA(rank=4),)))
+        batch = {name: np.zeros(spec.shape, spec.dtype) for name, spec in made.evaluator.specs.items()}
+        batch |= {name: rng.integers(0, 300, batch[name].shape, np.int32) for name in ("tokens", "targets")}
+        batch["weights"] += 1
+        state, _ = made.step(made.init(), made.place(batch))
+    moved = [np.abs(value) for path, value in flattened(state.parameters).items() if path.endswith("/b")]
+    np.testing.assert_allclose(np.median(np.concatenate([one.ravel() for one in moved])), 16e-3, rtol=1e-2)
+
+
 def test_what_cannot_freeze_is_refused_with_both_names(adapting):
     with pytest.raises(UserError) as found:
         program(replace(adapting, optimizer=OneBitAdam(Constant(1e-3), 10), layout=Layout({"replica": 2})))

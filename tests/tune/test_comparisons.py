@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -44,6 +45,19 @@ def test_one_pair_has_many_shapes(name):
     assert read_example(SHAPES[name], "here", PAIRS, {}) == (Conversation((USER, GOOD)), Conversation((USER, BAD)))
 
 
+def test_a_ranked_list_is_each_pair_of_its_answers_in_one_split(tmp_path, rng, caches):
+    letters = ["".join(rng.choice([*"abcd"], size=5)) + end for end in "wxyz"]
+    records = [{"system": "s", "prompt": f"{number}", "ranked": letters} for number in range(20)]
+    pairs = [{"system": "s", "prompt": "0", "chosen": a, "rejected": b} for a, b in combinations(letters, 2)]
+    expected = tuple(side for one in pairs for side in read_example(one, "here", PAIRS, {}))
+    assert read_example(records[0], "here", PAIRS, {}) == expected
+    prepared = comparisons(tmp_path / "x.jsonl", records, seq=128, held_out=0.5).prepare(silent)
+    places = {name: [one.where for one in split.examples] for name, split in prepared.splits.items()}
+    assert sorted(map(places["train"].count, {*places["train"]})) == [6] * len({*places["train"]})
+    assert len(places["train"]) + len(places["held_out"]) == 6 * 20
+    assert not {*places["train"]} & {*places["held_out"]}
+
+
 def test_a_pair_is_in_one_sequence_chosen_first_and_its_answers_alone_are_compared(tmp_path, rng, caches):
     words = ["".join(rng.choice([*"abcd"], size=4)) for _ in range(6)]
     records = [{"prompt": word, "chosen": word + "x", "rejected": "y" + word} for word in words]
@@ -69,6 +83,8 @@ def test_a_pair_is_in_one_sequence_chosen_first_and_its_answers_alone_are_compar
     [
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, ("x.jsonl:1", "'rejected'", "leave the record out")),
         ({"chosen": [USER], "rejected": [USER, BAD]}, ("x.jsonl:1", "chosen", "add one")),
+        ({"prompt": "a", "ranked": ["b"]}, ("x.jsonl:1", "'ranked'", "two answers or more")),
+        ({"prompt": "a", "ranked": ["b", "c", "b"]}, ("x.jsonl:1", "'ranked'", "leave the record out")),
         ({"prompt": "a", "better": "b"}, ("x.jsonl:1", "'better'", "chosen and rejected", "columns")),
     ],
 )

@@ -20,6 +20,8 @@ TOKENIZER_FILES = (
 )
 PREPROCESSOR = "preprocessor_config.json"
 """What a model of images says of their size and scale."""
+ADAPTER = "adapter_config.json"
+"""What PEFT says of an adapter, which has no CONFIG of its own."""
 CONFIG, GENERATION = "config.json", "generation_config.json"
 MODULES, SENTENCE, SENTENCES = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 """What sentence-transformers says of a model's embeddings; its modules have folders of their own, with a CONFIG."""
@@ -54,7 +56,7 @@ def is_hub(name: str | Path) -> bool:
 def model_folder(name: str) -> Path:
     """The folder of `hf:DIR_OR_NAME`, or of `hf:NAME@REVISION`; a name is downloaded, as far as it is not yet.
 
-    Raises `UserError` if there is no such folder or model, or it has no config.json.
+    Raises `UserError` if there is no such folder or model, or it has neither config.json nor that of an adapter.
     """
     text = name.removeprefix(PREFIX)
     folder = named(text, PREFIX)
@@ -64,8 +66,11 @@ def model_folder(name: str) -> Path:
                 f"{name}: there is no folder {folder}; expected one, or a model's name, as in hf:OWNER/NAME"
             )
         folder = _downloaded(text)
-    if not (folder / CONFIG).is_file():
-        raise UserError(f"{name}: {folder} has no {CONFIG}; expected the folder of a model that transformers saved")
+    if not any((folder / file).is_file() for file in (CONFIG, ADAPTER)):
+        raise UserError(
+            f"{name}: {folder} has no {CONFIG}; expected the folder of a model that transformers saved, or of an "
+            f"adapter of PEFT's, with {ADAPTER}"
+        )
     return folder
 
 
@@ -74,7 +79,7 @@ def _downloaded(name: str) -> Path:
     import huggingface_hub
 
     repository, _, revision = name.partition("@")
-    settings = [CONFIG, GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, POOLINGS, TEMPLATES_BY_NAME]
+    settings = [CONFIG, ADAPTER, GENERATION, PREPROCESSOR, MODULES, SENTENCE, SENTENCES, POOLINGS, TEMPLATES_BY_NAME]
     wanted = ["*.safetensors", "*.safetensors.index.json", *settings, *TOKENIZER_FILES]
     try:
         found = huggingface_hub.snapshot_download(repository, revision=revision or None, allow_patterns=wanted)

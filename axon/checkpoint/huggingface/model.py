@@ -1,7 +1,7 @@
 """A model of the hub, opened: its config in ours, and its weights where they are asked for."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,16 @@ import numpy as np
 from flax import nnx
 
 from axon.axes.array_spec import ArraySpec
-from axon.checkpoint.huggingface.config import read_config, unknown_fields
+from axon.checkpoint.huggingface.config import read_config, read_fields, unknown_fields, value_at
 from axon.checkpoint.huggingface.copies import with_own_arrays
 from axon.checkpoint.huggingface.hub import CONFIG, model_folder
 from axon.checkpoint.huggingface.load import as_read, check_weights, load, read_shard
+from axon.checkpoint.huggingface.peft import AdaptedWeights, Adapter, open_adapter
 from axon.checkpoint.huggingface.pieces import Pieces, numbered, pieces_of
 from axon.checkpoint.huggingface.quantized import QuantizedWeights
 from axon.checkpoint.huggingface.tables import table_of
 from axon.checkpoint.huggingface.weights import Weights
+from axon.data.records import fingerprint
 from axon.errors import UserError
 from axon.foreign_json import read_json
 from axon.model_config import vocab_of
@@ -43,6 +45,11 @@ class HubModel:
     model: Any
     weights: Weights
     remarks: tuple[str, ...] = ()
+
+    def digest(self) -> str:
+        """Stands for the config, as far as it says the mathematics, and the weights."""
+        said = {name: repr(value_at(self.model, name)) for name in sorted(read_fields(self.table, self.config))}
+        return fingerprint(type(self.model).__name__, said, self.weights.digest())
 
     def load(
         self, runtime: Runtime, vocab: int | None, each: Callable[[str, Any], Any] = as_read
@@ -95,8 +102,24 @@ class HubModel:
 
 
 def open_model(name: str) -> HubModel:
-    """The model `hf:DIR_OR_NAME`. Raises `UserError` if there is none, or none that Axon has."""
+    """The model `hf:DIR_OR_NAME`, or an adapter's with the adapter merged.
+
+    Raises `UserError` if there is none, none that Axon has, or an adapter of another one.
+    """
     folder = model_folder(name)
+    if (folder / CONFIG).is_file():
+        return _opened(name, folder)
+    adapter = open_adapter(name, folder)
+    base_folder = model_folder(adapter.base)
+    adapter.check_base(_opened(adapter.base, base_folder).digest(), adapter.base)
+    found = _opened(name, base_folder, adapter)
+    found.pieces(found.model.build(), vocab_of(found.model))  # compares the adapter with the model's arrays
+    return replace(
+        found, remarks=(*found.remarks, f"{name}: an adapter of rank {adapter.rank}, merged into {adapter.base}")
+    )
+
+
+def _opened(name: str, folder: Path, adapter: Adapter | None = None) -> HubModel:
     config = read_json(folder / CONFIG)
     try:
         table = table_of(config)
@@ -104,11 +127,22 @@ def open_model(name: str) -> HubModel:
     except UserError as error:
         between = "/" if str(error).startswith(CONFIG) else f"/{CONFIG}: "
         raise UserError(f"{folder}{between}{error}") from error
-    few_bits = config.get("quantization_config")
-    weights = QuantizedWeights(folder, few_bits) if few_bits else Weights(folder)
+    weights = _weights(folder, config, adapter)
     model, remarks = with_own_arrays(table, model, weights)
     remarks += [f"config.json: fields that Axon does not read: {', '.join(unknown)}"] if unknown else []
     return HubModel(name, folder, config, table, model, weights, tuple(remarks))
+
+
+def _weights(folder: Path, config: Mapping[str, Any], adapter: Adapter | None) -> Weights:
+    few_bits = config.get("quantization_config")
+    if adapter is None:
+        return QuantizedWeights(folder, few_bits) if few_bits else Weights(folder)
+    if few_bits:
+        raise UserError(
+            f"{adapter.name} is an adapter of {folder}, whose weights are in few bits: it is merged into a copy of "
+            "that model in bfloat16 alone. Name one in base_model_name_or_path of its config"
+        )
+    return AdaptedWeights(folder, adapter)
 
 
 @jax.tree_util.register_static

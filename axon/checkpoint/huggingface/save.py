@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -105,11 +106,16 @@ def write_weights(
     return names
 
 
-def write_file(path: Path, entries: Sequence[Entry], array: Callable[[str], np.ndarray]) -> None:
+def write_file(
+    path: Path,
+    entries: Sequence[Entry],
+    array: Callable[[str], np.ndarray],
+    metadata: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """A safetensors file: the length of a header, the header in JSON, the arrays; in the order of the library's own."""
     order = list(DTYPES)
     entries = sorted(entries, key=lambda entry: (order.index(entry.dtype), entry.name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     end = 0
     for entry in entries:
         start, end = end, end + entry.nbytes

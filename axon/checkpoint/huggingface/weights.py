@@ -4,6 +4,7 @@ The library `safetensors` 0.8 checks a file and reads slices of inner dimensions
 the library does so with 30 times the processor time in pieces of 4 MiB, or maps the file, which then counts as memory.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -31,13 +32,13 @@ PARTS: Mapping[str, Any] = {
 
 
 class Weights:
-    """The arrays in a folder.
+    """The arrays in a folder. `single`: the name of the file that has them all, if it is one.
 
     Raises `CheckpointError` if there are none, or a file of the index is missing or damaged.
     """
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, single: str = SINGLE):
+        self.folder, self._single = folder, single
         self._files: dict[str, Any] = {}
         self._starts: dict[str, dict[str, int]] = {}
         self._where = self._index()
@@ -57,6 +58,19 @@ class Weights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
+
+    def metadata(self, file: str) -> dict[str, str]:
+        """What a file says besides its arrays."""
+        return self._open(file).metadata() or {}
+
+    def digest(self) -> str:
+        """Stands for the names in the files, shapes, and the first row of each array."""
+        digest = hashlib.blake2b(digest_size=8)
+        for stored, name in sorted((stored, name) for name, (_, stored) in self._where.items()):
+            shape = self.shape(name)
+            first = tuple(slice(size if at else 1) for at, size in enumerate(shape))
+            digest.update(f"{stored} {shape} ".encode() + self.read(name, first).tobytes())
+        return digest.hexdigest()
 
     def rename(self, old: str, new: str) -> None:
         self._where[new] = self._where.pop(old)
@@ -131,10 +145,11 @@ class Weights:
             except UserError as error:
                 raise CheckpointError(f"{error}. The file is damaged: download or copy it again") from error
             return {name: (file, name) for name, file in files.items()}
-        if (self.folder / SINGLE).is_file():
-            return {name: (SINGLE, name) for name in self._open(SINGLE).keys()}  # noqa: SIM118 - no dictionary
+        if (self.folder / self._single).is_file():
+            return {name: (self._single, name) for name in self._open(self._single).keys()}  # noqa: SIM118 - no dictionary
         raise CheckpointError(
-            f"{self.folder} has neither {SINGLE} nor {INDEX}: expected a model in safetensors, as transformers saves it"
+            f"{self.folder} has neither {self._single} nor {INDEX}: expected arrays in safetensors, as "
+            "transformers saves a model, and PEFT an adapter"
         )
 
 

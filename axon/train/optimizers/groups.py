@@ -18,7 +18,7 @@ class Group:
 
     Args:
         paths: a shell-style pattern for paths of parameters, as "embedding/*" or "*/attention/*", or several; those
-            that begin with `!` leave out: ("!*/lora_a", "!*/lora_b") is all but these.
+            that begin with `!` leave out: ("!*/a", "!*/b") is all but these.
         rate: times the schedule. weight_decay: instead of the optimizer's, and on whatever matches, vectors too; None
             for the optimizer's. frozen: whether they are left unchanged, bit for bit: they have no state, and their
             gradients are not computed.

@@ -1,0 +1,69 @@
+"""`axon export --adapter`: the adapters of a run as PEFT saves them, for the model that they were trained beside."""
+
+from pathlib import Path
+
+from axon.checkpoint.huggingface.hub import PREFIX, is_hub, model_folder
+from axon.checkpoint.huggingface.model import open_model
+from axon.checkpoint.huggingface.peft import write_adapter
+from axon.checkpoint.huggingface.save import Theirs, fetch_from
+from axon.disk import atomic_folder, check_new, named
+from axon.errors import UserError
+from axon.nn.lora import LoRA
+from axon.run.adapter import factors_in
+from axon.run.folder import RunFolder
+from axon.run.init_from import InitFrom
+from axon.run.inspect import runtime_of
+from axon.run.trained import Report, TrainedRun
+from axon.run.tree import Train
+from axon.runtime import flattened
+
+
+def export_adapter(run: str, out: str | Path, base: str | None, report: Report) -> None:
+    """The last adapters of a run as the new folder `out`.
+
+    `base`: `hf:DIR_OR_NAME` of the model that they are of; by default what the run started from. Raises `UserError` for
+    a run whose adapters are not all that it trained, or that the format cannot say.
+    """
+    out = named(out, "OUT")
+    check_new(out, "OUT")
+    trained = TrainedRun(RunFolder.existing(run))
+    lora = _lora(trained.train, run)
+    hub = open_model(base or _base(trained.train, run))
+    runtime = runtime_of(trained.train, report)
+    own, values, _ = trained.unmerged(runtime)
+    factors = factors_in(trained.train.model, own)
+    name = hub.name.removeprefix(PREFIX)
+    settings = {
+        "base_model_name_or_path": str(hub.folder.absolute()) if Path(name).exists() else name,
+        "task_type": "CAUSAL_LM",
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "use_rslora": lora.rank_stabilized,
+        "lora_dropout": 0.0,
+    }
+    with atomic_folder(out, "OUT") as part:
+        write_adapter(part, factors, Theirs(factors.pieces, fetch_from(flattened(values))), settings, hub.digest())
+    report(f"{len(factors.pieces.shapes) // 2} adapted matrices of {hub.name} in {out}: axon serve {PREFIX}{out}")
+
+
+def _lora(train: Train, run: str) -> LoRA:
+    adapting = [one for one in train.weight_transforms if isinstance(one, LoRA)]
+    if len(adapting) != 1:
+        raise UserError(f"{run} has {len(adapting)} LoRA in Train.transforms; an adapter of PEFT's is of one")
+    if adapting[0].others:
+        raise UserError(
+            f"{run} trained {adapting[0].others} beside its adapters (LoRA.others), which PEFT's format has not: merge "
+            "it, axon convert RUN hf:DIR"
+        )
+    return adapting[0]
+
+
+def _base(train: Train, run: str) -> str:
+    given = train.init_from.source if isinstance(train.init_from, InitFrom) else train.init_from
+    if given is not None and is_hub(given):
+        model_folder(given)
+        return given
+    raise UserError(
+        f"{run} started from {given or 'no other model'}, and an adapter of PEFT's is of a model of the hub's form: "
+        f"write that one, axon convert {given or 'RUN'} hf:DIR, and name it, --base hf:DIR"
+    )

@@ -1,0 +1,207 @@
+"""Adapters as PEFT saves them: what they stand for, as the start of a run, and of a run; of another model none."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from axon.checkpoint.huggingface.peft import ROOT, factors_of
+from axon.checkpoint.huggingface.pieces import pieces_of
+from axon.checkpoint.huggingface.tables import table_for
+from axon.config import load
+from axon.errors import UserError
+from axon.layout import Layout
+from axon.nn.lora import LoRA
+from axon.run import InitFrom, PeftLoRA
+from axon.run.export_adapter import export_adapter
+from axon.run.inspect import logits_of
+from axon.run.trained import open_trained
+from axon.runtime import Runtime
+from axon.train.optimizers import AdamW, Constant
+from models.gpt2 import GPT2
+
+ADAPTED = {  # of the tiny Llama: outputs, inputs
+    "model.layers.0.self_attn.q_proj": (32, 32),
+    "model.layers.0.self_attn.v_proj": (32, 32),
+    "model.layers.0.mlp.down_proj": (32, 64),
+}
+RANK, ALPHA = 3, 12.0
+
+
+def silent(line):
+    pass
+
+
+@pytest.fixture
+def peft(hub, tmp_path, rng):
+    """peft(**settings): a random adapter of the model, with these settings besides."""
+
+    def saved(table=False, **settings):
+        folder = tmp_path / f"adapter{len([*tmp_path.iterdir()])}"
+        folder.mkdir()
+        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "base_model_name_or_path": str(hub)}
+        (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": "all-linear"} | settings))
+        arrays = {}
+        for name, (outputs, inputs) in ADAPTED.items():
+            arrays[f"base_model.model.{name}.lora_A.weight"] = rng.normal(size=(RANK, inputs))
+            arrays[f"base_model.model.{name}.lora_B.weight"] = rng.normal(size=(outputs, RANK))
+        if table:
+            arrays["base_model.model.model.embed_tokens.lora_embedding_A"] = rng.normal(size=(RANK, 320))
+            arrays["base_model.model.model.embed_tokens.lora_embedding_B"] = rng.normal(size=(32, RANK))
+        arrays = {name: value.astype(np.float32) for name, value in arrays.items()}
+        save_file(arrays, folder / "adapter_model.safetensors", {"format": "pt"})
+        return folder, arrays
+
+    return saved
+
+
+def merged(hub, arrays, scale, folder):
+    """A copy of the model with W + scale · B·A in the place of W, in float64."""
+    shutil.copytree(hub, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name in ADAPTED:
+        a, b = (arrays[f"{ROOT}{name}.lora_{factor}.weight"].astype(np.float64) for factor in "AB")
+        weights[f"{name}.weight"] = (weights[f"{name}.weight"] + scale * b @ a).astype(np.float32)
+    if table := arrays.get(f"{ROOT}model.embed_tokens.lora_embedding_A") is not None:
+        a, b = (arrays[f"{ROOT}model.embed_tokens.lora_embedding_{factor}"].astype(np.float64) for factor in "AB")
+        weights["model.embed_tokens.weight"] = (weights["model.embed_tokens.weight"] + scale * (b @ a).T).astype(
+            np.float32
+        )
+    assert table == (len(arrays) > 2 * len(ADAPTED))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(("stabilized", "table"), [(False, True), (True, False)])
+def test_an_adapter_is_the_model_with_its_products_added(stabilized, table, hub, peft, few, tmp_path, rng):
+    folder, arrays = peft(table, use_rslora=stabilized)
+    scale = ALPHA / (RANK**0.5 if stabilized else RANK)
+    whole = merged(hub, arrays, scale, tmp_path / "whole")
+    tokens = rng.integers(0, 320, (2, 12)).astype(np.int32)
+    with few(1):
+        ours, exact = (logits_of(f"hf:{one}", tokens) for one in (folder, whole))
+        assert not np.allclose(ours, logits_of(f"hf:{hub}", tokens), atol=1e-2)
+    np.testing.assert_allclose(ours, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def tuning(trained, hub):
+    """tuning(adapter, **changes): a run of one step, too small to be seen, that starts from an adapter."""
+
+    def of(adapter, **changes):
+        data = replace(trained.train.data, tokenizer=open_trained(f"hf:{hub}").tokenizer)
+        made = replace(
+            trained.train,
+            init_from=InitFrom(f"hf:{hub}", adapter=f"hf:{adapter}"),
+            transforms=(PeftLoRA(f"hf:{adapter}"),),
+            optimizer=AdamW(Constant(1e-12), weight_decay=0.0),
+            data=data,
+            steps=1,
+            sample=None,
+        )
+        return replace(made, **changes)
+
+    return of
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout({"data": 2, "tensor": 2}, zero=3)], ids=["one", "split"])
+def test_a_run_starts_from_an_adapter_and_its_own_goes_out_as_it_came(
+    layout, peft, tuning, do, few, hub, tmp_path, rng
+):
+    folder, arrays = peft()
+    train = tuning(folder, layout=layout)
+    assert len(train.transforms[0].paths) == len(ADAPTED)
+    ran = do(train, tmp_path / "run", devices=layout.mesh.get("tensor", 1) * 2 if layout.zero else 1)
+    with few(1):
+        export_adapter(str(ran.folder), tmp_path / "out", None, silent)
+        found = load_file(tmp_path / "out/adapter_model.safetensors")
+        tokens = rng.integers(0, 320, (1, 8)).astype(np.int32)
+        logits = [logits_of(str(one), tokens) for one in (ran.folder, f"hf:{tmp_path / 'out'}")]
+    assert found.keys() == arrays.keys()
+    for name, value in arrays.items():
+        np.testing.assert_allclose(found[name], value, atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(*logits, rtol=1e-4, atol=1e-4)
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    plain = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "fan_in_fan_out": False}
+    assert config.items() >= plain.items()
+    assert config["base_model_name_or_path"] == str(hub)
+    assert config["target_modules"] == sorted(ADAPTED)
+    with safe_open(tmp_path / "out/adapter_model.safetensors", "numpy") as file:
+        assert len(file.metadata()["base"]) == 16
+
+
+def test_an_adapter_of_another_model_is_refused(peft, tuning, do, few, hub, tmp_path):
+    folder, _ = peft()
+    ran = do(tuning(folder), tmp_path / "run")
+    with few(1):
+        export_adapter(str(ran.folder), tmp_path / "out", None, silent)
+    other = shutil.copytree(hub, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"] += 1e-3
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    path = tmp_path / "out/adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(other)}))
+    with pytest.raises(UserError, match=r"out is an adapter of another model than hf:.*other.*digest"):
+        open_trained(f"hf:{tmp_path / 'out'}")
+
+
+def changed(folder, arrays, settings=None):
+    """An adapter with other arrays, or other settings."""
+    save_file(arrays, folder / "adapter_model.safetensors", {"format": "pt"})
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | (settings or {})))
+    return f"hf:{folder}"
+
+
+def test_what_an_adapter_has_that_the_model_has_not_is_named(peft):
+    folder, arrays = peft()
+    renamed = {name.replace("q_proj", "q_prj"): value for name, value in arrays.items()}
+    with pytest.raises(UserError, match=r"adapts model\.layers\.0\.self_attn\.q_prj\.weight.*q_proj"):
+        open_trained(changed(folder, renamed))
+    narrow = {name: value[:, :-1].copy() if "down_proj.lora_A" in name else value for name, value in arrays.items()}
+    with pytest.raises(UserError, match=r"down_proj\.weight as \(32, 63\).*\(32, 64\)"):
+        open_trained(changed(folder, narrow))
+    alone = {name: value for name, value in arrays.items() if "v_proj.lora_B" not in name}
+    with pytest.raises(UserError, match=r"v_proj\.lora_A\.weight, without its other factor"):
+        open_trained(changed(folder, alone))
+    with pytest.raises(UserError, match=r"adapter_config\.json: use_dora is true"):
+        open_trained(changed(folder, arrays, {"use_dora": True}))
+
+
+def test_another_scale_is_refused_with_what_to_set(peft, tuning, do, tmp_path):
+    folder, _ = peft()
+    mine = tuning(folder)
+    wrong = replace(mine, transforms=(replace(mine.transforms[0], alpha=1.0),))
+    with pytest.raises(UserError, match=r"InitFrom\.adapter.*scale 4, and LoRA here has 0\.333333.*@PeftLoRA"):
+        do(wrong, tmp_path / "run")
+
+
+def test_weights_that_are_one_array_of_theirs_share_a_factor_and_lie_as_theirs():
+    model = GPT2(vocab=64, embed=16, layers=2, heads=2, positions=32)
+    runtime = Runtime(model, Layout(), devices=jax.devices()[:1], transforms=(LoRA(rank=2),))
+    pieces = pieces_of(table_for(model), model.build(), 64)
+    found = factors_of(pieces, runtime.parameters, runtime.operands)
+    assert found.transposed
+    shared = {f"{ROOT}transformer.h.{layer}.attn.c_attn.lora_A.weight" for layer in range(2)}
+    assert found.shared in (shared, frozenset())
+    assert found.pieces.shapes[f"{ROOT}transformer.h.1.attn.c_attn.lora_B.weight"] == (48, 2)
+    assert found.pieces.shapes[f"{ROOT}transformer.h.0.mlp.c_fc.lora_A.weight"] == (2, 16)
+
+
+def test_a_config_names_an_adapter(peft, hub, tmp_path):
+    folder, _ = peft()
+    (tmp_path / "tune.gin").write_text(
+        f"Train.model = @Hub()\nHub.source = 'hf:{hub}'\nTrain.init_from = @InitFrom()\nInitFrom.source = 'hf:{hub}'\n"
+        f"InitFrom.adapter = 'hf:{folder}'\nTrain.transforms = (@PeftLoRA(),)\nPeftLoRA.source = 'hf:{folder}'\n"
+        "Train.data = @Chats()\nChats.seq = 64\nChats.batch = 2\nChats.sources = (@Words(),)\n"
+        "Words.task = 'reverse'\nTrain.optimizer = @AdamW()\n"
+        "Chats.tokenizer = @HubTokenizer()\nHubTokenizer.source = %hub\nAdamW.schedule = @Constant()\n"
+        f"Constant.peak = 1e-3\nTrain.steps = 1\nhub = 'hf:{hub}'\nLoRA.base = 'bfloat16'\n"
+    )
+    (lora,) = load(tmp_path / "tune.gin").tree.transforms
+    assert lora == replace(PeftLoRA(f"hf:{folder}"), base="bfloat16")

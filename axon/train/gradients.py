@@ -56,9 +56,9 @@ class Gradients:
     def __call__(self, state: State, batch: Batch, counts: Counts, frozen: Collection[str] = ()) -> tuple[Any, Sums]:
         """Gradients of the mean over `counts`, nested by path, under the `grads` rows; and the sums of `batch`.
 
-        They are reduced once over the devices that split the batch, after the last microbatch. (With ZeRO-3 those of
-        the split parameters are reduced in each microbatch: no device ever stores whole ones.) Gradients of the
-        `frozen` paths are zeros, and not computed.
+        They are reduced once over the devices that split the batch, after the last microbatch. (With ZeRO-2, and with
+        ZeRO-3 those of the split parameters, they are reduced in each microbatch: no device ever stores whole ones.)
+        Gradients of the `frozen` paths are zeros, and not computed.
         """
         stored = flattened(state.parameters)
         values = flattened(with_deferred_gradients(self.runtime, nested(_differentiated(stored))))
@@ -87,13 +87,26 @@ class Gradients:
         return self.runtime.reshard(nested(gradients | zeros), "grads", axes.reduce_gradient), sums
 
     def _accumulated(self, differentiated: Callable[..., Any], values: Any, batch: Batch) -> tuple[Any, Sums]:
-        """Gradients and sums, added up over the microbatches of `batch`."""
+        """Gradients and sums, added up over the microbatches of `batch`.
+
+        Gradients whose rows of `grads` are not those of the parameters (ZeRO-2) are reduced in each microbatch and
+        added up as these rows split them; all others once, after the last.
+        """
+
+        placement, parameters = self.runtime.placement, self.runtime.parameters
+        own = {path: placement.spec(parameters[path].axes, "grads") for path in values}
+        split = {path for path, spec in own.items() if spec != placement.spec(parameters[path].axes, "params")}
 
         def accumulate(total: Any, part: Batch) -> tuple[Any, Sums]:
             gradients, sums = differentiated(values, part)
+            gradients |= {path: axes.reduce_gradient(gradients[path], own[path]) for path in split}
             return jax.tree.map(jnp.add, total, gradients), sums
 
-        zeros = jax.tree.map(lambda v: axes.as_cotangent(jnp.zeros(v.shape, v.dtype), v), values)
+        zeros = {path: jnp.zeros(v.shape, v.dtype) for path, v in values.items()}
+        zeros = {
+            path: axes.reshard(zero, own[path]) if path in split else axes.as_cotangent(zero, values[path])
+            for path, zero in zeros.items()
+        }
         gradients, sums = jax.lax.scan(accumulate, zeros, microbatches(batch, self.runtime.layout.microbatches))
         return gradients, reduced(self.runtime.variables, lambda by, x: by.over(x, axis=0), sums)
 

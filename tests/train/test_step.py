@@ -140,9 +140,9 @@ def test_bf16_compute_keeps_float32_state_and_learns(half, begin, rng, packed_ba
     assert "bf16" in half.lower().as_text()
 
 
-def test_gradient_accumulation_reduces_once_after_the_loop():
-    """Explicit axes: no collective on gradients inside the loop over microbatches, only the loss's own scalar."""
-    text = program(Layout({"data": 4}, zero=2, microbatches=2)).lower().compile().as_text()
+def gradients_reduced(zero):
+    """The shapes of what collectives give inside and outside of the loop over microbatches, scalars left out."""
+    text = program(Layout({"data": 4}, zero=zero, microbatches=2)).lower().compile().as_text()
     bodies = set(re.findall(r"body=%?([\w.-]+)", text))
     collective = re.compile(r"= (.*?) (?:all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)[\w-]*\(")
     inside, outside, computation = [], [], ""
@@ -152,8 +152,24 @@ def test_gradient_accumulation_reduces_once_after_the_loop():
         for found in collective.finditer(line):
             (inside if computation in bodies else outside).append(found[1])
     assert bodies
-    assert all(shape == "f32[]" for shape in inside), inside
+    return [shape for shape in inside if shape != "f32[]"], outside
+
+
+def test_gradient_accumulation_reduces_once_after_the_loop():
+    """Explicit axes: no collective on gradients inside the loop over microbatches, only the loss's own scalar."""
+    inside, outside = gradients_reduced(zero=1)
+    assert not inside
     assert any("f32[1,32,48]" in shape for shape in outside), "the gradient of a stacked matrix is reduced, once"
+
+
+def test_with_zero_2_gradients_are_reduced_in_each_microbatch_and_added_up_as_they_are_split():
+    """What the loop carries of a matrix `layers 1, embed 32, mlp 48` is a fourth."""
+    inside, _ = gradients_reduced(zero=2)
+    assert any("f32[1,32,48]" in shape for shape in inside)
+    text = program(Layout({"data": 4}, zero=2, microbatches=2)).lower().compile().as_text()
+    carried = "".join(re.findall(r"= (\(.*?\)) while\(", text))
+    whole, quarter = (carried.count(f"f32[1,{embed},48]") for embed in (32, 8))
+    assert whole == quarter == 2, "gate and up, and their gradients"
 
 
 @pytest.mark.slow

@@ -30,8 +30,8 @@ class InitFrom:
         optimizer: whether the whole state of a run is taken: the optimizer's, variables, step and place in the data
             too, so that this run continues it, under a schedule of its own. See `axon.run.branch`.
         step: with `optimizer`, of which checkpoint; None: the latest.
-        changed: fields of the model's config that are meant to be others than a hub folder's config.json says, as
-            ('rope.theta',): another that is refuses the start, since the weights were trained with theirs.
+        changed: fields of the model's config that are meant to be others than the source's, as ('rope.theta',): another
+            that is refuses the start, since the weights were trained with theirs.
         adapter: `hf:DIR_OR_NAME` of an adapter of PEFT's, from which LoRA's factors start: `Train.transforms` have LoRA
             of the same weights, as `PeftLoRA`.
     """

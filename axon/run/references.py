@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from axon.errors import UserError
+from axon.run.init_from import InitFrom
 from axon.run.initial_values import InitialValues
 from axon.run.trained import Report
 from axon.run.tree import Reference, Train
@@ -28,6 +29,12 @@ def sources_of(train: Train, references: References, report: Report) -> dict[str
                 "without adapters is nowhere: its own evaluations are in metrics.jsonl"
             )
         found[name] = InitialValues.of(as_trained, runtime, report)
+    start = train.init_from
+    if references.bases and isinstance(start, InitFrom) and start.adapter is not None:
+        report(
+            f"frozen model {next(iter(references.bases))!r}: {start.source} without {start.adapter}, from which this "
+            f"run starts. With it: @Reference(), with Reference.source = {start.adapter!r}"
+        )
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from axon.checkpoint import CheckpointError, Reader
-from axon.checkpoint.huggingface.config import changed_fields
+from axon.checkpoint.huggingface.config import LOCAL, changed_fields
 from axon.checkpoint.huggingface.hub import is_hub
 from axon.checkpoint.huggingface.load import as_read
 from axon.checkpoint.huggingface.model import HubModel, open_model
@@ -91,9 +91,13 @@ class TrainedRun:
         return nested({path: each(path, flat.pop(path)) for path in tuple(flat)}), variables
 
     def changed(self, model: Any, whole: bool) -> dict[str, str]:
-        """Fields of `model`, which takes the `whole` of it, that differ from what its config.json says → what they are
-        here and there. Raises `UserError` for a model that cannot be it."""
-        return {}
+        """Fields of `model`, which takes the `whole` of it, that differ from its own and change what its weights
+        compute → what they are here and there. Raises `UserError` for a model that cannot be it."""
+        theirs = self.train.model
+        if not whole or type(model) is not type(theirs):
+            return {}
+        differing = _differing(model, theirs, str(self.folder.path))
+        return {path: text for path, text in differing.items() if path not in LOCAL}
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
         """Its parameters by path, their vocabulary padded as that of `model`."""
@@ -162,6 +166,16 @@ class TrainedRun:
         return f"step {reader.latest()}, {content_digest(reader.folder())}"
 
 
+def _differing(model: Any, theirs: Any, source: str) -> dict[str, str]:
+    """Each field of `model` that is another in the config of the same class in `source` → what they are here and
+    there."""
+    kind = type(model).__name__
+    return {
+        path: f"{kind}.{path} is {now}, and {there} in {source}"
+        for path, there, now in changed(leaves(theirs), leaves(model))
+    }
+
+
 class TrainedHub:
     """A model of the hub, used as a `TrainedRun` is; `train`: a run that could go on with it."""
 
@@ -200,13 +214,10 @@ class TrainedHub:
                 f"{self.hub.name} is a {kinds[0]}, and Train.model is a {kinds[1]}: set it to @{kinds[0]}(), or take "
                 "what they share by Train.init_from = @InitFrom() with InitFrom.paths and InitFrom.rename"
             )
-        kind, theirs = type(model).__name__, self.hub.model
-        fields = changed_fields(self.hub.table, theirs, model)
-        return {
-            path: f"{kind}.{path} is {now}, and {there} in {self.hub.name}"
-            for path, there, now in changed(leaves(theirs), leaves(model))
-            if any(f"{path}.".startswith(f"{field}.") for field in fields)
-        }
+        fields = changed_fields(self.hub.table, self.hub.model, model)
+        differing = _differing(model, self.hub.model, self.hub.name)
+        is_of = {path: any(f"{path}.".startswith(f"{field}.") for field in fields) for path in differing}
+        return {path: text for path, text in differing.items() if is_of[path]}
 
     def offered(self, model: Any) -> dict[str, jax.ShapeDtypeStruct]:
         mine, vocab = self.hub.model, vocab_of(self.hub.model)

@@ -166,6 +166,17 @@ def test_mistakes_are_said(given, said):
         InitFrom("run", **given).taken(OFFERED, MODEL, False)
 
 
+def test_mathematics_other_than_a_runs_weights_were_trained_with_is_refused_unless_it_is_meant(trained):
+    model = trained.train.model
+    other = replace(model, rope=replace(model.rope, theta=77.0))
+    with pytest.raises(UserError) as caught:
+        initial(trained.train, str(trained.folder), other)
+    assert f"Llama.rope.theta is 77.0, and {model.rope.theta} in {trained.folder}" in str(caught.value)
+    assert "InitFrom.changed = ('rope.theta',)" in str(caught.value)
+    initial(trained.train, InitFrom(str(trained.folder), changed=("rope.theta",)), other)
+    initial(trained.train, str(trained.folder), replace(model, vocab_multiple=2 * model.vocab_multiple))
+
+
 def test_a_config_names_it_and_a_string_is_short_for_it(tiny, tmp_path):
     given = InitFrom("runs/one", paths=ATTENTION, rename=(("encoder", ""),))
     for one in (given, "runs/one"):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from axon.nn.lora import LoRA
 from axon.run import InitFrom, PeftLoRA
 from axon.run.export_adapter import export_adapter
 from axon.run.inspect import logits_of
+from axon.run.references import sources_of
 from axon.run.trained import open_trained
 from axon.runtime import Runtime
 from axon.train.optimizers import AdamW, Constant
@@ -171,6 +173,17 @@ def test_what_an_adapter_has_that_the_model_has_not_is_named(peft):
         open_trained(changed(folder, alone))
     with pytest.raises(UserError, match=r"adapter_config\.json: use_dora is true"):
         open_trained(changed(folder, arrays, {"use_dora": True}))
+
+
+def test_a_reference_without_adapters_is_said_to_be_without_the_one_that_the_run_starts_from(peft, tuning):
+    folder, _ = peft()
+    frozen, lines = SimpleNamespace(runtimes={}, bases={"reference": None}), []
+    assert sources_of(tuning(folder), frozen, lines.append) == {}
+    (line,) = lines
+    assert "frozen model 'reference'" in line
+    assert f"Reference.source = 'hf:{folder}'" in line
+    sources_of(replace(tuning(folder), init_from=None), frozen, lines.append)
+    assert len(lines) == 1
 
 
 def test_another_scale_is_refused_with_what_to_set(peft, tuning, do, tmp_path):

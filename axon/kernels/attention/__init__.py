@@ -152,8 +152,11 @@ def _chosen(
     _check(q, k, v, config, inputs)
     plain = with_tpu(_unsupported(q, v, inputs), {"xla": None, "reference": None})
     operands = q, k, v, config, inputs
-    candidates = with_gpu({"cudnn": without_cudnn or _off_gpu(cudnn.unsupported, *operands)}, plain)
-    return choose("attention", {**candidates, "mosaic": _off_gpu(gpu_support.unsupported, *operands)}, str(config))
+    of_gpus = {
+        "cudnn": without_cudnn or _off_gpu(cudnn.unsupported, *operands),
+        "mosaic": _off_gpu(gpu_support.unsupported, *operands),
+    }
+    return choose("attention", with_gpu(of_gpus, plain), str(config))
 
 
 def _run(
@@ -169,7 +172,7 @@ def _run(
 
 
 def _mosaic() -> Any:
-    """The Hopper kernels, which cuDNN's are as fast as: last of the candidates. Imported where they run."""
+    """The Hopper kernels, for what cuDNN, which is as fast, does not take. Imported where they run."""
     return import_module("axon.kernels.attention.gpu")
 
 

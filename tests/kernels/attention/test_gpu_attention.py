@@ -1,5 +1,6 @@
 """The Hopper kernels of attention: interpreted against the reference, their tables, and as they compile for an H200."""
 
+import re
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,20 +137,30 @@ def test_what_the_kernels_lack_is_said():
         assert reason in (unsupported(*arguments) or "")
 
 
-def chosen(requested, platform="gpu", chip="NVIDIA H200 141GB HBM3e", width=64):
+def chosen(requested, platform="gpu", chip="NVIDIA H200 141GB HBM3e", width=64, seq=128, mask=Causal()):
     """The program that attention traces to, and what is logged of the choice."""
-    x = jax.ShapeDtypeStruct((1, 128, 2, width), jnp.bfloat16)
+    x, documents = jax.ShapeDtypeStruct((1, seq, 2, width), jnp.bfloat16), jax.ShapeDtypeStruct((1, seq), jnp.int32)
     placement: Any = SimpleNamespace(platform=platform, explicit=True, chip=chip)
     scope = axes.Scope(placement, execution=axes.Execution(kernels={"attention": requested} if requested else {}))
     with axes.activate(scope):
-        return str(jax.make_jaxpr(lambda q: attention(q, q, q, Causal()))(x)), scope.choices["attention"]
+        traced = jax.make_jaxpr(lambda q, ids: attention(q, q, q, mask, documents=(ids, ids)))(x, documents)
+    return str(traced), scope.choices["attention"]
 
 
-def test_they_run_where_they_are_requested_by_name_alone():
+def test_they_run_where_cudnn_cannot_or_where_they_are_requested_by_name():
     program, choice = chosen("mosaic")
     assert "axon_attention_forward" in program
     assert choice == "mosaic, causal (requested by name)"
-    assert "axon_attention_forward" not in chosen(None)[0]
+    packed = {"seq": 32768, "mask": Causal() & SameDocument()}
+    for short in (chosen(None), chosen(None, seq=4096, mask=packed["mask"])):
+        assert "axon_attention_forward" not in short[0]
+        assert short[1].startswith("cudnn")
+    program, choice = chosen(None, **packed)
+    assert "axon_attention_forward" in program
+    assert re.match(r"mosaic, .*not cudnn: .* bias", choice)
+    assert re.match(
+        r"xla, .*not cudnn: .* bias.*not mosaic: .*A100", chosen(None, chip="NVIDIA A100-SXM4-80GB", **packed)[1]
+    )
     lacking = ("tpu", "", 64, "a tpu"), ("gpu", "NVIDIA B200", 64, "B200"), ("gpu", "NVIDIA H100", 96, "96")
     for platform, chip, width, reason in lacking:
         with pytest.raises(UserError, match=f"'mosaic' is unavailable for attention: .*{reason}"):

@@ -2,13 +2,11 @@
 
 import functools
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-
-NUMBERS = 16
+from jax import Array, lax
 
 
 class Codebook(NamedTuple):
@@ -56,12 +54,16 @@ def unpacked(codes: Array, scales: Array, axis: int, book: Codebook) -> Array:
 
 
 def _number(codes: Array, book: Codebook) -> Array:
-    """What codes stand for, chosen bit by bit: a table would be looked up element by element."""
-    found = [jnp.float32(number) for number in book.numbers]
+    """What codes stand for, chosen bit by bit: a table would be looked up element by element.
+
+    It is chosen by operations on bits, whose constants stay scalars. Those of `jnp.where` become arrays as large as the
+    weight, which do not depend on it: so they are made once, outside of a loop over layers, and kept.
+    """
+    found: list[Any] = np.array(book.numbers, np.float32).view(np.int32).tolist()
     for bit in range(4):
-        is_set = (codes & (1 << bit)) != 0
-        found = [jnp.where(is_set, odd, even) for even, odd in zip(found[::2], found[1::2], strict=True)]
-    return found[0]
+        is_set = -((codes >> bit) & 1).astype(jnp.int32)  # all bits, or none
+        found = [even ^ (is_set & (even ^ odd)) for even, odd in zip(found[::2], found[1::2], strict=True)]
+    return lax.bitcast_convert_type(found[0], jnp.float32)
 
 
 def _split(x: Array, axis: int, length: int) -> Array:

@@ -7,11 +7,12 @@ import pytest
 
 from axon.axes import einsum
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn.lora import LoRA
 from axon.nn.param import parameters
 from axon.nn.quantized import Quantize
 from axon.nn.weight_transform import transform_weights
+from axon.plan.flops import bodies_of
 from axon.precision.codebook import INT4, normal_float, packed, unpacked
 from axon.runtime import Runtime, flattened, nested
 from axon.serve.logits import logits
@@ -46,6 +47,25 @@ def test_each_number_becomes_the_nearest_of_its_block_and_two_share_a_byte(book,
     nearest = np.abs(np.float64(x / wide)[..., None] - book.numbers).min(axis=-1)
     error = np.abs(np.asarray(unpacked(codes, scales, -2, book)) - x) / wide
     np.testing.assert_allclose(error, nearest, atol=2e-6)
+
+
+def test_layers_keep_nothing_of_a_weights_size_for_their_decoding():
+    model = Llama(vocab=8, embed=512, layers=3, heads=4, kv_heads=4, mlp=2048)
+    options = {"transforms": (Quantize("nf4"), LoRA(rank=1)), "execution": Execution(remat="full", unroll=False)}
+    program = Program(model, Layout(), AdamW(Constant(1e-2)), batch=8, seq=8, **options)
+    weights, loops = 4 * 512 * 2048, list(scans(program.trace().jaxpr.jaxpr))
+    assert len(loops) >= 2
+    for loop in loops:
+        sizes = [x.aval.size * x.aval.dtype.itemsize for x in loop.invars]
+        assert max(sizes) < weights, sizes
+
+
+def scans(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for inner in bodies_of(equation.params):
+            yield from scans(inner)
 
 
 def values_of(runtime, rng):

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.huggingface.weights import Weights
+from axon.foreign_json import SIZE, one_of, read_field
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight columns is among the eight codes of an integer, the lowest first."""
@@ -17,6 +20,7 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 class Parts(Protocol):
     """The arrays that one weight is stored as, by what their names end with."""
 
+    def __contains__(self, part: object) -> bool: ...
     def shape(self, part: str) -> tuple[int, ...]: ...
     def read(self, part: str) -> np.ndarray: ...
 
@@ -55,7 +59,8 @@ class BitsAndBytes:
 
 class GPTQ:
     """scale · (code − zero), codes along the inputs of a column in integers of 32 bits (Frantar et al.,
-    arXiv:2210.17323). Zeros are stored less 1, but for the second version of the format."""
+    arXiv:2210.17323). Zeros are stored less 1, but for the second version of the format. `g_idx`, the group of each
+    input, may be left out where groups are neighbours."""
 
     key = ".qweight"
 
@@ -64,11 +69,23 @@ class GPTQ:
         return columns, packed * 32 // config["bits"]
 
     def values(self, parts: Parts, config: Mapping[str, Any]) -> np.ndarray:
-        bits, group = config["bits"], parts.read(".g_idx")
+        bits = config["bits"]
         codes, zeros = _codes(parts.read(".qweight").T, bits).T, _codes(parts.read(".qzeros"), bits)
+        group = self._groups(parts, config, len(codes))
         if config.get("checkpoint_format", "gptq") != "gptq_v2":
             zeros = zeros + 1
         return ((codes - zeros[group]) * parts.read(".scales").astype(np.float32)[group]).T
+
+    def _groups(self, parts: Parts, config: Mapping[str, Any], inputs: int) -> np.ndarray:
+        if ".g_idx" in parts:
+            return parts.read(".g_idx")
+        if config.get("desc_act"):
+            raise CheckpointError(
+                f"{parts}: there is no .g_idx, and by quantization_config.desc_act in config.json inputs are in groups "
+                "in any order. Copy the model's files again, or quantise it with desc_act = false"
+            )
+        size = read_field("config.json: quantization_config", config, "group_size", SIZE | one_of(-1))
+        return np.arange(inputs) // (inputs if size == -1 else size)
 
 
 class AWQ:
@@ -158,9 +175,16 @@ class QuantizedWeights(Weights):
         return _StoredParts(self._stored, stem) if key == self._method.key else None
 
 
-class _StoredParts(NamedTuple):
+@dataclass(frozen=True)
+class _StoredParts:
     weights: Weights
     stem: str
+
+    def __contains__(self, part: object) -> bool:
+        return f"{self.stem}{part}" in self.weights
+
+    def __str__(self) -> str:
+        return f"{self.weights.folder}: {self.stem}"
 
     def shape(self, part: str) -> tuple[int, ...]:
         return self.weights.shape(f"{self.stem}{part}")

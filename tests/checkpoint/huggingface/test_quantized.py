@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from axon.checkpoint.compare import CheckpointError
 from axon.checkpoint.huggingface.quantized import QuantizedWeights, is_read
 
 OUT, IN, GROUP = 16, 64, 32
@@ -67,23 +68,44 @@ def packed(rows, bits, order):
     return np.array(words, np.uint32).view(np.int32)
 
 
-@pytest.mark.parametrize(("bits", "version"), [(4, "gptq"), (8, "gptq"), (4, "gptq_v2")])
-def test_gptq_codes_lie_along_the_inputs_and_groups_may_be_in_any_order(bits, version, rng, tmp_path):
-    codes, zeros = rng.integers(0, 2**bits, (IN, OUT)), rng.integers(1, 2**bits, (IN // GROUP, OUT))
-    scales, group = rng.random((IN // GROUP, OUT)).astype(np.float16), rng.permutation(np.arange(IN) // GROUP)
-    stored = zeros if version == "gptq_v2" else zeros - 1
-    order = range(32 // bits)
+def gptq(rng, bits, version, group):
+    """The parts of a weight whose inputs are in these groups, without `g_idx`; and what they stand for."""
+    groups = max(group) + 1
+    codes, zeros = rng.integers(0, 2**bits, (IN, OUT)), rng.integers(1, 2**bits, (groups, OUT))
+    scales = rng.random((groups, OUT)).astype(np.float16)
+    stored, order = zeros if version == "gptq_v2" else zeros - 1, range(32 // bits)
     parts = {
         ".qweight": packed(codes.T, bits, order).T,
         ".qzeros": packed(stored, bits, order),
         ".scales": scales,
-        ".g_idx": group.astype(np.int32),
     }
     expected = np.empty((OUT, IN), np.float32)
     for o in range(OUT):
         for i in range(IN):
             expected[o, i] = (codes[i, o] - zeros[group[i], o]) * np.float32(scales[group[i], o])
-    check(opened(tmp_path, parts, {"quant_method": "gptq", "bits": bits, "checkpoint_format": version}), expected)
+    return parts, expected
+
+
+@pytest.mark.parametrize(("bits", "version"), [(4, "gptq"), (8, "gptq"), (4, "gptq_v2")])
+def test_gptq_codes_lie_along_the_inputs_and_groups_may_be_in_any_order(bits, version, rng, tmp_path):
+    group = rng.permutation(np.arange(IN) // GROUP)
+    parts, expected = gptq(rng, bits, version, group)
+    config = {"quant_method": "gptq", "bits": bits, "checkpoint_format": version, "desc_act": True}
+    check(opened(tmp_path, parts | {".g_idx": group.astype(np.int32)}, config), expected)
+
+
+@pytest.mark.parametrize("size", [GROUP, 24, -1])
+def test_gptq_groups_are_neighbours_where_none_are_named(size, rng, tmp_path):
+    parts, expected = gptq(rng, 4, "gptq", np.arange(IN) // (IN if size == -1 else size))
+    config = {"quant_method": "gptq", "bits": 4, "group_size": size, "desc_act": False}
+    check(opened(tmp_path, parts, config), expected)
+
+
+def test_gptq_groups_in_no_order_must_be_named(rng, tmp_path):
+    parts, _ = gptq(rng, 4, "gptq", np.arange(IN) // GROUP)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}
+    with pytest.raises(CheckpointError, match=rf"{NAME}.*g_idx.*desc_act"):
+        opened(tmp_path, parts, config).read(f"{NAME}.weight", (slice(None), slice(None)))
 
 
 def test_awq_codes_lie_along_the_outputs_in_an_order_of_their_own(rng, tmp_path):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,9 +76,34 @@ class Target:
         by_hosts = 0 if shape[-1] == chip.host else 1
         place = shape.index(min(shape)) if chip.torus else by_hosts
         shape[place] *= 2
-        slices = f"{self.slices}*" * (self.slices > 1)
-        name = f"{slices}{chip.name}:{'x'.join(map(str, shape))}"
-        return Target(name, chip, tuple(shape), self.slices)
+        return _named(chip, shape, self.slices)
+
+    def resized(self, devices: int) -> "Target":
+        """The machine with so many devices: of TPUs a part of a slice, halved along its longest dimension again and
+        again, or several such slices; of GPUs as many hosts.
+
+        Raises `UserError` for a number that is none of these.
+        """
+        if not self.chip.torus:
+            gpus = min(devices, self.shape[-1])
+            if devices % gpus:
+                raise UserError(f"{devices} GPUs do not fill hosts of {gpus}, as {self.name} has")
+            return _named(self.chip, (devices // gpus, gpus), 1)
+        if devices % self.linked == 0:
+            return _named(self.chip, self.shape, devices // self.linked)
+        one = _named(self.chip, self.shape, 1)
+        while one.devices > devices and max(one.shape) % 2 == 0:
+            shape = list(one.shape)
+            shape[shape.index(max(shape))] //= 2
+            one = _named(self.chip, shape, 1)
+        if one.devices != devices:
+            raise UserError(f"{devices} devices are no halves of a slice of {self.name}, nor several slices")
+        return one
+
+
+def _named(chip: Chip, shape: Sequence[int], slices: int) -> Target:
+    several = f"{slices}*" * (slices > 1)
+    return Target(f"{several}{chip.name}:{'x'.join(map(str, shape))}", chip, tuple(shape), slices)
 
 
 def _hosts(name: str, chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from axon.plan.compiled import cycles, host_bytes, kernels, largest_arrays, memo
 from axon.plan.flops import count_jaxpr
 from axon.plan.hlo import Module
 from axon.plan.memory import arguments, gib, on_disk
-from axon.plan.out_of_memory import did_not_fit, too_large
+from axon.plan.out_of_memory import did_not_fit, exceeded, too_large
 from axon.plan.topology import device_memory
 from axon.runtime import Runtime
 from axon.train.step import Program
@@ -74,32 +74,57 @@ class Report:
         """As plain dicts, lists, numbers and strings."""
         return asdict(self)
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> "Report":
+        """The report of which `told` is the JSON."""
+        traffic = (Traffic(**{**one, "mesh_axes": tuple(one["mesh_axes"])}) for one in told["collectives"])
+        return cls(**{**told, "collectives": tuple(traffic), "uncounted": tuple(told["uncounted"])})
+
+
+class DoesNotFit(UserError):
+    """A compiled program that its devices have no room for.
+
+    Args:
+        needed: bytes of a device, at least: the compiler may stop at its temporaries. None if it does not say.
+    """
+
+    def __init__(self, message: str, needed: float | None):
+        super().__init__(message)
+        self.needed = needed
+
 
 def compile_step(program: Program, target: str) -> tuple[Report, str]:
     """Compile the whole training step of `program`, whose devices are those of topology `target`; its HLO text.
 
-    Raises `UserError` if it does not fit: by how much, and what is largest.
+    Raises `DoesNotFit`: by how much, and what is largest.
     """
-    compiled, seconds = compile_timed(program.lower(), lambda message: did_not_fit(program, target, message))
+    return compile_lowered(program, target, program.lower())
+
+
+def compile_lowered(program: Program, target: str, lowered: Any) -> tuple[Report, str]:
+    """`compile_step` of a step that is lowered already."""
+    compiled, seconds = compile_timed(lowered, lambda message: did_not_fit(program, target, message))
     text = compiled.as_text()
     module = Module.of(text)
     memory = _memory(program, compiled)
     if memory["total"] > memory["available"]:
         needed, room = memory["total"], memory["available"]
-        raise UserError(too_large(program, target, f"it needs {gib(needed)}", needed, room, largest_arrays(module)))
+        message = too_large(program, target, f"it needs {gib(needed)}", needed, room, largest_arrays(module))
+        raise DoesNotFit(message, needed)
     return _report(program, target, module, memory, seconds), text
 
 
 def compile_timed(lowered: Any, refusal: Callable[[str], str]) -> tuple[Any, float]:
-    """A lowered program, compiled, and the seconds that took. Raises `UserError` where it does not fit: what `refusal`
-    makes of the compiler's message."""
+    """A lowered program, compiled, and the seconds that took. Raises `DoesNotFit` with what `refusal` makes of the
+    compiler's message."""
     begun = time.perf_counter()
     try:
         return lowered.compile(), time.perf_counter() - begun
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise UserError(refusal(str(error))) from None
+        needed = exceeded(str(error))
+        raise DoesNotFit(refusal(str(error)), needed and needed[1]) from None
 
 
 def _report(program: Program, target: str, module: Module, memory: dict[str, int], seconds: float) -> Report:

@@ -73,7 +73,7 @@ def _show(console: Console, report: Report) -> None:
     console.print(f"{report.target}: mesh {mesh}, compiled in {report.compile_seconds:.0f} s", markup=False)
     for topic, choice in report.choices.items():
         console.print(f"{topic}: {choice}", markup=False, soft_wrap=True)
-    console.print(_memory(report), _work(report), _collectives(report), sep="\n")
+    console.print(_memory(report), _work(report), collectives_table(report), sep="\n")
     console.print("\n".join(_closing(report)), markup=False, soft_wrap=True)
 
 
@@ -105,8 +105,9 @@ def _work(report: Report) -> Table:
     return table
 
 
-def _collectives(report: Report) -> Table:
-    table = _table("collectives of a device", "kind", "mesh axes", "times", "GB of results", "GB sent", "asynchronous")
+def collectives_table(report: Report, title: str = "collectives of a device") -> Table:
+    """The collectives of a compiled step by kind and mesh axes."""
+    table = _table(title, "kind", "mesh axes", "times", "GB of results", "GB sent", "asynchronous")
     for one in report.collectives:
         share = f"{one.asynchronous / one.sent:.0%}" if one.sent else "–"
         result, sent = f"{one.bytes / 1e9:.3f}", f"{one.sent / 1e9:.3f}"

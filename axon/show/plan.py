@@ -1,130 +1,19 @@
-"""`axon plan`: plans for the run that a file describes, as a table, as JSON and as a file to run."""
+"""`axon plan`: plans as a table, as JSON and as a file to run."""
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from axon.axes import Execution
-from axon.axes.execution import Remat, RematByKind
-from axon.chips import chips
-from axon.chips.target import Target
-from axon.config import load
 from axon.disk import output, writing
-from axon.errors import UserError, suggest
-from axon.layout import Layout, Placement
+from axon.layout import Layout
 from axon.plan.predict.memory import GIB
 from axon.plan.predict.seconds import BUBBLE, COMMUNICATION, Line
-from axon.plan.predict.work import Work, policies_of
-from axon.plan.search import Pins, Plan, Planner
-from axon.plan.search.reasons import why_not
-from axon.plan.search.refusals import refusal
-from axon.plan.search.space import Space
-from axon.run import Train, program
-
-PLANNED = (
-    "mesh",
-    "rows",
-    "params",
-    "zero",
-    "microbatches",
-    "schedule",
-    "pad_layers",
-    "overlap",
-    "replicate_kv",
-    "context",
-)
-"""The fields of a layout that a plan says; the others are the config's."""
-
-
-@dataclass(frozen=True)
-class Plans:
-    """The best plans of a search, the fastest first.
-
-    `tried`: how many fit, by prediction. `took`: seconds of the search.
-    """
-
-    target: Target
-    config: Path
-    plans: tuple[Plan, ...]
-    tried: int
-    took: float
-
-    def json(self) -> dict[str, Any]:
-        """As plain dicts, lists, numbers and strings."""
-        target = {"target": self.target.name, "devices": self.target.devices, "config": str(self.config)}
-        return {**target, "fitting": self.tried, "search_s": self.took, "plans": [_json(one) for one in self.plans]}
-
-
-def plan_config(path: Path, on: str, overrides: Sequence[str], pins: Sequence[str], count: int) -> Plans:
-    """The best plans for the training run of the file at `path` on the machine `on`.
-
-    Args:
-        overrides: bound last, as `Data.batch=512`. pins: the same of `Layout` and `Execution`, which all plans have.
-
-    Raises `ConfigError` and `UserError` for what a person has to change: a target that there is not, a model that fits
-    nowhere, a batch that nothing divides, pins that leave nothing.
-    """
-    begun = time.perf_counter()
-    target = Target.of(on, dict(chips()))
-    tree: Train = load(path, [*overrides, *pins]).tree
-    pinned = _pins(tree, pins)
-    planner = _planner(tree, target, pinned)
-    found = planner.best(count)
-    if not found:
-        raise refusal(planner)
-    best, *others = found
-    plans = (best, *(replace(one, why_not=why_not(one, best)) for one in others))
-    return Plans(target, path, plans, len(planner.ranked), time.perf_counter() - begun)
-
-
-def _planner(tree: Train, target: Target, pins: Pins) -> Planner:
-    others = {field.name: value for field, value in _values(tree.layout) if field.name not in PLANNED}
-    start = Layout(mesh={"data": 1}, **others).with_axes_of(tree.layout)
-    base = program(replace(tree, layout=start), Placement.described(start, 1, target.platform))
-    policies = [_policy(tree.execution.remat)] if "remat" in pins.execution else policies_of(base)
-    work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
-    space = Space(base, target, start, tree.execution, tuple(policies), pins)
-
-    def validate(layout: Layout, execution: Execution) -> None:
-        placement = Placement.described(layout, target.devices, target.platform)
-        program(replace(tree, layout=layout, execution=execution), placement)
-
-    return Planner(space, work, validate)
-
-
-def _policy(remat: RematByKind) -> Remat:
-    """A pinned policy. Raises `UserError` for one by name of activation or by kind of block, which is not predicted."""
-    if not isinstance(remat, str | tuple):
-        raise UserError(
-            f"--pin Execution.remat = {remat!r}: a plan has one policy for all kinds of block, by its name or as a "
-            "tuple of what is kept. Write it so, or leave the pin out"
-        )
-    return remat
-
-
-def _pins(tree: Train, pins: Sequence[str]) -> Pins:
-    """The pinned fields, as the tree has them. Raises `UserError` for another part's."""
-    own: dict[str, dict[str, Any]] = {"Layout": {}, "Execution": {}}
-    parts = {"Layout": tree.layout, "Execution": tree.execution}
-    for pin in pins:
-        part, _, name = pin.partition("=")[0].strip().rpartition(".")
-        if part not in own:
-            raise UserError(
-                f"--pin {pin}: a plan is a Layout and an Execution.{suggest(part, own)} What else is to change is "
-                "given by --set"
-            )
-        own[part][name] = {field.name: value for field, value in _values(parts[part])}[name]
-    return Pins(own["Layout"], own["Execution"])
-
-
-def _values(part: Any) -> Iterator[tuple[Any, Any]]:
-    return ((field, vars(part)[field.name]) for field in fields(part))
-
+from axon.plan.search import Plan
+from axon.show.compile import collectives_table
+from axon.show.planning import PLANNED, Plans, own_values
 
 # ---- for a person ----------------------------------------------------------------------------------------------------
 
@@ -137,7 +26,12 @@ def print_plans(found: Plans) -> None:
         table.add_row(str(number), *_row(plan))
     best = found.plans[0]
     console.print(table, _memory(best), _step(best), sep="\n")
+    if best.compiled:
+        console.print(
+            _compiled(found), collectives_table(best.compiled, "collectives of plan 1, as compiled"), sep="\n"
+        )
     lines = [f"plan {number}: {plan.why_not}" for number, plan in enumerate(found.plans[1:], 2)]
+    lines += [f"dropped: {one.reason}; {one.plan.memory.gib:.1f} GiB were predicted" for one in found.dropped]
     lines.append(f"predicted, not measured; {found.tried:,} fit, found in {found.took:.1f} s")
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
@@ -147,9 +41,7 @@ _HEADINGS = ("mesh", "ZeRO", "microbatches", "schedule", "remat", "GiB", "step s
 
 def _row(plan: Plan) -> Iterator[str]:
     layout, total = plan.layout, plan.seconds.total
-    yield " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items()) + (
-        ", seq" if _splits_stream(layout) else ""
-    )
+    yield mesh_text(layout)
     yield str(layout.zero)
     yield str(layout.microbatches)
     yield "–" if layout.schedule is None else repr(layout.schedule).removesuffix("()")
@@ -161,8 +53,10 @@ def _row(plan: Plan) -> Iterator[str]:
     yield f"{plan.seconds.of(*COMMUNICATION) / total:.1%}"
 
 
-def _splits_stream(layout: Layout) -> bool:
-    return "seq.residual" in layout.rows
+def mesh_text(layout: Layout) -> str:
+    """The mesh of a plan, and `seq` where sequence parallelism splits the stream."""
+    mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
+    return f"{mesh}, seq" if "seq.residual" in layout.rows else mesh
 
 
 def _remat(remat: Any) -> str:
@@ -174,6 +68,22 @@ def _memory(plan: Plan) -> Table:
     for name, size in plan.memory.parts.items():
         table.add_row(name, f"{size / GIB:.2f}")
     table.add_row("total", f"{plan.memory.gib:.2f}")
+    return table
+
+
+def _compiled(found: Plans) -> Table:
+    """What the compiler says of each plan, beside what was predicted."""
+    headings = ("plan", "GiB predicted", "GiB", "error", "step s", "Mcycles", "GB sent", "asynchronous")
+    table = _table("as compiled", *headings)
+    for number, plan in enumerate(found.plans, 1):
+        if report := plan.compiled:
+            sent, total = sum(one.sent for one in report.collectives), report.memory["total"]
+            cycles = sum(report.cycles.values()) + sum(report.kernel_cycles.values())
+            table.add_row(
+                *(str(number), f"{plan.memory.gib:.2f}", f"{total / GIB:.2f}", f"{plan.memory.total / total - 1:+.0%}"),
+                *(f"{plan.seconds.total:.3g}", f"{cycles / 1e6:,.0f}" if cycles else "–"),
+                *(f"{sent / 1e9:.2f}", f"{report.asynchronous:.0%}"),
+            )
     return table
 
 
@@ -205,7 +115,16 @@ def _table(title: str, *headings: str) -> Table:
 # ---- for programs ----------------------------------------------------------------------------------------------------
 
 
-def _json(plan: Plan) -> dict[str, Any]:
+def plans_json(found: Plans) -> dict[str, Any]:
+    """As plain dicts, lists, numbers and strings."""
+    target = {"target": found.target.name, "devices": found.target.devices, "config": str(found.config)}
+    dropped = [{**plan_json(one.plan), "reason": one.reason, "needed": one.needed} for one in found.dropped]
+    plans = {"plans": [plan_json(one) for one in found.plans], "dropped": dropped}
+    return {**target, "fitting": found.tried, "search_s": found.took, **plans}
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """One plan, likewise."""
     lines = [
         {"name": line.name, "mesh_axes": list(line.mesh_axes), "seconds": line.seconds, "exposed": line.exposed}
         for line in plan.seconds.lines
@@ -221,6 +140,7 @@ def _json(plan: Plan) -> dict[str, Any]:
         "exposed_communication_s": plan.seconds.of(*COMMUNICATION),
         "lines": lines,
         **({"why_not": plan.why_not} if plan.why_not else {}),
+        **({"compiled": plan.compiled.json()} if plan.compiled else {}),
     }
 
 
@@ -260,5 +180,5 @@ def _gin(found: Plans, best: Plan, config: Path, overrides: Sequence[str]) -> It
             f"@{type(schedule).__name__}()" if name == "schedule" and schedule else repr(value)
         )
     if schedule is not None:
-        yield from (f"{type(schedule).__name__}.{field.name} = {value!r}" for field, value in _values(schedule))
+        yield from (f"{type(schedule).__name__}.{field.name} = {value!r}" for field, value in own_values(schedule))
     yield f"Execution.remat = {best.execution.remat!r}"

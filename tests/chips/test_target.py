@@ -55,3 +55,29 @@ def test_a_doubled_machine_has_twice_the_devices_and_a_name_of_its_own(name):
     doubled = of(name).doubled()
     assert doubled.devices == 2 * of(name).devices
     assert of(doubled.name) == doubled
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "resized"),
+    [
+        ("v5p:16x16x16", 64, "v5p:4x4x4"),
+        ("v5p:16x16x16", 128, "v5p:4x4x8"),
+        ("v5p:16x16x16", 4096, "v5p:16x16x16"),
+        ("v5e:16x16", 1024, "4*v5e:16x16"),
+        ("2*v5e:16x16", 1, "v5e:1x1"),
+        ("tpu7x:4x4x4", 64, "tpu7x:2x4x4"),
+        ("h100:2048x8", 64, "h100:8x8"),
+        ("h100:2048x8", 4, "h100:1x4"),
+        ("h200:2x4", 16, "h200:4x4"),
+    ],
+)
+def test_a_machine_of_another_size_is_a_part_of_a_slice_or_several_or_other_hosts(name, devices, resized):
+    made = of(name).resized(devices)
+    assert (made.name, made.devices) == (resized, devices)
+    assert of(resized) == made
+
+
+@pytest.mark.parametrize(("name", "devices"), [("v5p:4x4x4", 24), ("v5p:4x4x4", 96), ("h100:2x8", 12)])
+def test_a_number_of_devices_that_no_such_machine_has_is_refused(name, devices):
+    with pytest.raises(UserError, match=rf"{devices} .*{name}"):
+        of(name).resized(devices)

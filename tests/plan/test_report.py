@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from axon.errors import UserError
 from axon.layout import Execution, Layout
-from axon.plan.report import compile_step
+from axon.plan.report import DoesNotFit, compile_step
 from axon.plan.topology import devices
 from axon.train.optimizers import AdamW, Constant
 from axon.train.step import Program
@@ -117,6 +116,7 @@ def test_cycles_kernels_and_choices_are_told(report):
 def test_a_program_that_does_not_fit_says_by_how_much_and_what_is_largest():
     wide = Llama(vocab=32_000, embed=8192, layers=8, heads=64, kv_heads=8, mlp=28_672)
     with pytest.raises(
-        UserError, match=r"(?s)not fit v5e:2x2: .*GiB too little.*parameters \d.*  1\. .*Layout\.zero = 3 \(0 now\)"
-    ):
+        DoesNotFit, match=r"(?s)not fit v5e:2x2: .*GiB too little.*parameters \d.*  1\. .*Layout\.zero = 3 \(0 now\)"
+    ) as raised:
         compile_step(program("v5e:2x2", {"data": 4}, wide, batch=4), "v5e:2x2")
+    assert raised.value.needed > 16 * 2**30

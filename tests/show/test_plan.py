@@ -9,8 +9,9 @@ from axon.config import dump, load
 from axon.errors import UserError
 from axon.layout import Placement
 from axon.run import program
-from axon.show.plan import plan_config, print_plans, write_plan
+from axon.show.plan import plans_json, print_plans, write_plan
 from axon.show.plan_picture import draw_plans
+from axon.show.planning import plan_config
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def config(tiny, tmp_path):
 
 def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_path, capsys):
     found = plan_config(config, "h100:2x2", ["Data.batch=16"], ["Layout.zero=3"], 3)
-    told = json.loads(json.dumps(found.json()))
+    told = json.loads(json.dumps(plans_json(found)))
     assert (told["target"], told["devices"]) == ("h100:2x2", 4)
     best, *others = told["plans"]
     assert {"layout", "execution", "memory_gib", "step_s", "mfu", "lines"} <= set(best)

@@ -37,7 +37,7 @@ class Line:
     @property
     def exposed(self) -> float:
         """Seconds by which the step is longer for it."""
-        return self.seconds - self.hidden
+        return max(0.0, self.seconds - self.hidden)
 
 
 @dataclass(frozen=True)

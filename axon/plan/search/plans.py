@@ -12,33 +12,39 @@ from axon.plan.predict.memory import Memory, kept, memory
 from axon.plan.predict.seconds import Seconds, seconds
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
+from axon.plan.report import Report
 from axon.plan.search.space import Space
 
 ROOM = 0.9
 """How much of a device's memory a plan may take by prediction, which is right within about 10 %."""
 
-Validation = Callable[[Layout, Execution], None]
-"""Builds the program that would run. Raises `UserError` for a layout that it refuses."""
-
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout and an execution, and what is predicted of a step with them. `why_not`: why it is not the best."""
+    """A layout and an execution, and what is predicted of a step with them.
+
+    `why_not`: why it is not the best. `compiled`: what the compiler reports of it, where it was asked.
+    """
 
     layout: Layout
     execution: Execution
     memory: Memory
     seconds: Seconds
     why_not: str = ""
+    compiled: Report | None = None
+
+
+Acceptance = Callable[[Plan], Plan | None]
+"""A plan as it is taken, once the program that would run is built; None for one that is refused."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """The search of `space`, whose step is `work`; `validate` is asked of each plan before it is given."""
+    """The search of `space`, whose step is `work`; each plan is what `accept` makes of it."""
 
     space: Space
     work: Work
-    validate: Validation
+    accept: Acceptance
 
     @property
     def target(self) -> Target:
@@ -54,9 +60,9 @@ class Planner:
         found, seen = [], set()
         for plan in self.ranked:
             kind = tuple(plan.layout.mesh.items()), plan.layout.zero, repr(plan.layout.schedule)
-            if kind not in seen and self._is_valid(plan):
+            if kind not in seen and (accepted := self.accept(plan)):
                 seen.add(kind)
-                found.append(plan)
+                found.append(accepted)
             if len(found) == count:
                 break
         return found
@@ -98,10 +104,3 @@ class Planner:
     def split(self, layout: Layout) -> Split:
         """The work under a layout's rows."""
         return Split(self.work, Placement.described(layout, self.target.devices, self.target.platform))
-
-    def _is_valid(self, plan: Plan) -> bool:
-        try:
-            self.validate(plan.layout, plan.execution)
-        except UserError:
-            return False
-        return True

@@ -1,0 +1,177 @@
+"""Plans for the run that a file describes: the search, and what is compiled of it."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from axon.axes.execution import Remat, RematByKind
+from axon.chips import chips
+from axon.chips.target import Target
+from axon.config import load
+from axon.disk import cache_folder
+from axon.errors import UserError, suggest
+from axon.layout import Layout, Placement
+from axon.plan.predict.work import Work, policies_of
+from axon.plan.report import Report
+from axon.plan.report_cache import ReportCache
+from axon.plan.search import Pins, Plan, Planner
+from axon.plan.search.confirm import Confirmation, Dropped
+from axon.plan.search.plans import Acceptance
+from axon.plan.search.reasons import why_not
+from axon.plan.search.refusals import refusal
+from axon.plan.search.space import Space
+from axon.plan.topology import devices
+from axon.run import Train, program
+from axon.train.step import Program
+
+PLANNED = (
+    "mesh",
+    "rows",
+    "params",
+    "zero",
+    "microbatches",
+    "schedule",
+    "pad_layers",
+    "overlap",
+    "replicate_kv",
+    "context",
+)
+"""The fields of a layout that a plan says; the others are the config's."""
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The best plans of a search, the fastest first.
+
+    `tried`: how many fit, by prediction. `took`: seconds of the search. `dropped`: what does not fit as compiled.
+    """
+
+    target: Target
+    config: Path
+    plans: tuple[Plan, ...]
+    tried: int
+    took: float
+    dropped: tuple[Dropped, ...] = ()
+
+
+def plan_config(
+    path: Path,
+    on: str,
+    overrides: Sequence[str],
+    pins: Sequence[str],
+    count: int,
+    compiling: Callable[[str], None] | None = None,
+) -> Plans:
+    """The best plans for the training run of the file at `path` on the machine `on`.
+
+    Args:
+        overrides: bound last, as `Data.batch=512`. pins: the same of `Layout` and `Execution`, which all plans have.
+        compiling: told of each plan as it is compiled; None compiles nothing.
+
+    Raises `ConfigError` and `UserError` for what a person has to change: a target that there is not, or that nothing
+    can be compiled for, a model that fits nowhere, a batch that nothing divides, pins that leave nothing.
+    """
+    begun = time.perf_counter()
+    target = Target.of(on, dict(chips()))
+    tree: Train = load(path, [*overrides, *pins]).tree
+    planner = planner_of(tree, target, pins)
+    confirmation = compiling and _confirmation(tree, planner, compiling)
+    found = (replace(planner, accept=confirmation) if confirmation else planner).best(count)
+    dropped = tuple(confirmation.dropped) if confirmation else ()
+    if not found:
+        raise _none_fits(target, dropped) if dropped else refusal(planner)
+    best, *others = found
+    plans = (best, *(replace(one, why_not=why_not(one, best)) for one in others))
+    return Plans(target, path, plans, len(planner.ranked), time.perf_counter() - begun, dropped)
+
+
+def _confirmation(tree: Train, planner: Planner, say: Callable[[str], None]) -> Confirmation:
+    """What compiles a plan for the target's own devices."""
+    target, cache = planner.target, ReportCache(cache_folder() / "reports")
+    machine = devices(target.name)
+
+    def report(plan: Plan) -> Report:
+        planned = replace(tree, layout=plan.layout, execution=plan.execution)
+        return cache.report(program(planned, Placement.of(plan.layout, machine)), target.name)
+
+    return Confirmation(planner.accept, report, target.chip.memory, say)
+
+
+def _none_fits(target: Target, dropped: Sequence[Dropped]) -> UserError:
+    least = min(dropped, key=lambda one: one.needed or math.inf)
+    return UserError(
+        f"no plan fits {target.name} as compiled; of {len(dropped)} that should by prediction the smallest: "
+        f"{least.reason}\nChoose more devices (--on), a smaller Data.batch or Data.seq, or pin what takes less memory "
+        "(--pin Execution.remat='full')"
+    )
+
+
+def planner_of(tree: Train, target: Target, pins: Sequence[str]) -> Planner:
+    """The search for plans of a run on a machine. Raises as `plan_config`."""
+    pinned, base = _pins(tree, pins), _alone(tree, target)
+    policies = [_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
+    work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
+    space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned)
+    return Planner(space, work, _acceptance(tree, target))
+
+
+def resized(planner: Planner, tree: Train, target: Target, batch: int) -> Planner:
+    """The search for the same run on another machine of such chips, with another number of sequences in a step."""
+    tree = replace(tree, data=replace(tree.data, batch=batch))
+    base = _alone(tree, target)
+    space, work = replace(planner.space, program=base, target=target), replace(planner.work, program=base)
+    return Planner(space, work, _acceptance(tree, target))
+
+
+def _alone(tree: Train, target: Target) -> Program:
+    """The program on one described device, whose layout has the config's own fields that no plan says."""
+    others = {field.name: value for field, value in own_values(tree.layout) if field.name not in PLANNED}
+    start = Layout(mesh={"data": 1}, **others).with_axes_of(tree.layout)
+    return program(replace(tree, layout=start), Placement.described(start, 1, target.platform))
+
+
+def _acceptance(tree: Train, target: Target) -> Acceptance:
+    """What builds the real program of a plan."""
+
+    def accept(plan: Plan) -> Plan | None:
+        placement = Placement.described(plan.layout, target.devices, target.platform)
+        try:
+            program(replace(tree, layout=plan.layout, execution=plan.execution), placement)
+        except UserError:
+            return None
+        return plan
+
+    return accept
+
+
+def _policy(remat: RematByKind) -> Remat:
+    """A pinned policy. Raises `UserError` for one by name of activation or by kind of block, which is not predicted."""
+    if not isinstance(remat, str | tuple):
+        raise UserError(
+            f"--pin Execution.remat = {remat!r}: a plan has one policy for all kinds of block, by its name or as a "
+            "tuple of what is kept. Write it so, or leave the pin out"
+        )
+    return remat
+
+
+def _pins(tree: Train, pins: Sequence[str]) -> Pins:
+    """The pinned fields, as the tree has them. Raises `UserError` for another part's."""
+    own: dict[str, dict[str, Any]] = {"Layout": {}, "Execution": {}}
+    parts = {"Layout": tree.layout, "Execution": tree.execution}
+    for pin in pins:
+        part, _, name = pin.partition("=")[0].strip().rpartition(".")
+        if part not in own:
+            raise UserError(
+                f"--pin {pin}: a plan is a Layout and an Execution.{suggest(part, own)} What else is to change is "
+                "given by --set"
+            )
+        own[part][name] = {field.name: value for field, value in own_values(parts[part])}[name]
+    return Pins(own["Layout"], own["Execution"])
+
+
+def own_values(part: Any) -> Iterator[tuple[Any, Any]]:
+    """The fields of a dataclass, and what they are."""
+    return ((field, vars(part)[field.name]) for field in fields(part))

@@ -10,10 +10,11 @@ import pytest
 from axon.checkpoint import Reader
 from axon.data import Bpe, FeedContext, JsonLines
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn.lora import LoRA
 from axon.run import Evaluation, program
 from axon.serve import Capacity, Sampling
+from axon.serve.step import SAME_SUMS
 from axon.train.adapters_off import AdaptersOff
 from axon.train.objective import NextToken
 from axon.train.policy_gradient import GRPO, RLOO
@@ -77,6 +78,19 @@ def test_the_samplers_log_probabilities_are_those_of_the_training_forward(name, 
     batch = drawn(made, data, learning.objective, state)
     assert (batch["logprobs"][batch["weights"] > 0] < 0).all()
     assert gap_of(made, state, batch) <= 1e-5
+
+
+def test_on_a_cpu_they_have_the_training_forwards_bits_where_all_sums_are_in_one_order(learning, few, begun, rng):
+    """Sums over elements that XLA leaves to no library, and products with 64 columns and more than a row."""
+    model = replace(learning.model, embed=64, heads=2, kv_heads=1, head_dim=64)
+    data = replace(learning.data, data=replace(learning.data.data, seq=64))
+    learning = replace(learning, model=model, data=data, execution=Execution(compiler_options=SAME_SUMS))
+    with few(1):
+        made = program(learning)
+    state = begun(made, rng)
+    batch = drawn(made, data, learning.objective, state)
+    assert (batch["logprobs"][batch["weights"] > 0] < 0).all()
+    assert gap_of(made, state, batch) == 0
 
 
 @pytest.fixture

@@ -54,9 +54,10 @@ def forward_block(part: Part, cap: float | None) -> tuple[Array, Array, Array]:
     if part.sink is not None:
         total += jnp.exp(part.sink - top)
     lse = jnp.where(top > MASKED, top + jnp.log(total), jnp.inf)
-    # Divided here, not after the product, so that what is saved is what the backward needs.
-    weights = (weights * jnp.where(top > MASKED, 1 / total, 0)).astype(part.v.dtype)
-    return _dot(weights, part.v, (2, 1)), weights, lse
+    total = jnp.where(top > MASKED, total, jnp.inf)
+    # Divided after the product, as in paged attention, of which the sums on a CPU are then these, bit for bit.
+    out = _dot(weights.astype(part.v.dtype), part.v, (2, 1)) / total
+    return out, (weights / total).astype(part.v.dtype), lse
 
 
 def with_bias(part: Part, bias: Array, distances: Distances) -> Part:

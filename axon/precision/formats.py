@@ -2,13 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
 
 from axon.axes import MAX, Names
 from axon.errors import UserError
+from axon.kernels.quantized_matmul import Quantized
 from axon.kernels.quantized_matmul.quantize import rounded
 
 SEQUENCES = "batch"
@@ -93,18 +94,6 @@ class Format:
     def values(self, x: Array, scales: Array) -> Array:
         """`x` over its scales, of which there is one for each number or one for all along an axis."""
         return rounded(x.astype(jnp.float32) * (1 / scales), jnp.dtype(self.dtype))
-
-
-class Quantized(NamedTuple):
-    """An array as `values · scales`, of equal rank: along each axis the number of scales divides that of values."""
-
-    values: Array
-    scales: Array  # float32
-
-    @property
-    def dequantized(self) -> Array:
-        """The array, float32."""
-        return self.values.astype(jnp.float32) * spread(self.scales, self.values.shape)
 
 
 def quantized(x: Array, form: Format, largest: Array) -> Quantized:

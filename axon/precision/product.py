@@ -15,7 +15,9 @@ from axon.axes.patterns import Contraction
 from axon.axes.specs import entries, num_shards, partial_spec
 from axon.axes.statistics import OPERANDS, device_report, largest_magnitude
 from axon.errors import UserError
-from axon.precision.formats import SEQUENCES, Format, Quantized, largest_magnitudes, quantized
+from axon.kernels.quantized_matmul import Quantized, dequantize
+from axon.precision import matrices
+from axon.precision.formats import SEQUENCES, Format, largest_magnitudes, quantized
 from axon.precision.recipe import Recipe
 
 Recorded = Sequence[Array]
@@ -106,10 +108,14 @@ class RecipeProduct(Operation):
         return spec_of(stored, self.scope.placement.spec(self.parsed.right, "params"))
 
     def _product(self, a: Rounded, b: Rounded, out: Names, spec: PartitionSpec, dtype: Any) -> Array:
-        """The product in `dtype`, whose sum over devices is not yet made where a type can say so."""
+        """The product in `dtype`, whose sum over devices is not yet made where a type can say so; on a GPU each device
+        makes its own by `quantized_matmul`, if it is one of matrices."""
+        on_gpu = self.scope.placement.platform == "gpu" and not self.recipe.emulate
 
         def local(a_values: Array, a_scales: Array, b_values: Array, b_scales: Array) -> Array:
             left, right = Quantized(a_values, a_scales), Quantized(b_values, b_scales)
+            if on_gpu and matrices.fits(left, a.names, right, b.names, out):
+                return matrices.product(left, a.names, right, b.names, out, dtype)
             return self._local(left, a.names, right, b.names, out).astype(dtype)
 
         summed = [
@@ -125,7 +131,7 @@ class RecipeProduct(Operation):
         if not varying:
             return self._scaled(a, a_names, b, b_names, out)
         if self.recipe.emulate:
-            return self._contract(a.dequantized, a_names, b.dequantized, b_names, out, jnp.float32)
+            return self._contract(dequantize(a), a_names, dequantize(b), b_names, out, jnp.float32)
         assert varying == {SEQUENCES}  # the recipe's check refuses what no chip has
         return self._by_sequence(a, a_names, b, b_names, out)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
+from axon.kernels.quantized_matmul import dequantize
 from axon.precision.formats import E8M0, Format, largest_magnitudes, quantized
 
 NAMES, SHAPE, SUMMED = ("batch", "seq", "embed"), (3, 64, 96), frozenset({"embed"})
@@ -68,7 +69,7 @@ def test_a_sequence_never_shares_a_scale_with_another():
 def test_a_block_of_zeros_is_zeros_and_one_with_no_number_has_none(form):
     x = np.zeros(SHAPE, np.float32)
     x[1, 5, 3], x[2, 7, 40] = np.inf, np.nan
-    back = np.asarray(jax.jit(lambda x: of(x, form).dequantized)(x))
+    back = np.asarray(jax.jit(lambda x: dequantize(of(x, form)))(x))
     own = dict(blocks(back, counts_of(form)))
     for place, block in blocks(x, counts_of(form)):
         expected = 0.0 if np.all(np.isfinite(block)) else np.nan
@@ -79,7 +80,7 @@ def test_a_block_of_zeros_is_zeros_and_one_with_no_number_has_none(form):
 def test_what_is_beyond_the_recorded_magnitudes_is_limited(form, rng):
     x = (4 * rng.normal(size=SHAPE)).astype(np.float32)
     largest = jnp.ones(counts_of(form), jnp.float32)
-    back = np.asarray(quantized(jnp.asarray(x), form, largest).dequantized)
+    back = np.asarray(dequantize(quantized(jnp.asarray(x), form, largest)))
     limit = 448 / 256 if form.scale_dtype == E8M0 else 1.0
     np.testing.assert_allclose(back[np.abs(x) > limit], np.sign(x[np.abs(x) > limit]) * limit, rtol=1e-6)
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from axon.axes import einsum
 from axon.errors import UserError
-from axon.layout import Layout
+from axon.layout import Execution, Layout
 from axon.nn import Param
 from axon.nn.low_precision import LowPrecision
 from axon.plan.report import compile_step
@@ -120,6 +120,23 @@ def test_a_chip_multiplies_and_gathers_in_8_bits(target, count, recipe, value, s
     summed = re.findall(rf"= {sum_}\[[0-9,]*\]\S* convolution", text)
     assert len(gathered) >= 7
     assert len(summed) >= 3 * 7
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("recipe", "products"), [(Int8(), 3), (FP8Current(share="row"), 1)], ids=["int8", "fp8"])
+def test_on_hopper_products_of_one_dtype_are_our_kernel_s_unless_it_is_turned_off(recipe, products):
+    """Of 7 matrices of a block; of FP8 the forward, since its gradients are of two dtypes."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
+    options = {"batch": 2, "seq": 256, "precision": Precision(recipe=recipe), "devices": devices("h200:1")}
+    own, others = (
+        Program(MODEL, Layout(), SGD(Constant(0.1)), execution=Execution(kernels=kernels), **options)
+        for kernels in ({}, {"quantized_matmul": "xla"})
+    )
+    assert "axon_quantized_matmul" not in str(others.trace().jaxpr)
+    assert str(own.trace().jaxpr).count("name=axon_quantized_matmul") == 7 * products
+    assert own.choices["quantized_matmul"].count("mosaic, ") == len(own.choices["quantized_matmul"].split("; also "))
+    kernels = compile_step(own, "h200:1")[0].kernels
+    assert sum(count for name, count in kernels.items() if name.startswith("mosaic_gpu")) >= 7 * products
 
 
 @pytest.mark.parametrize(("most_recent", "margin"), [(False, 0), (True, 0), (False, 2)])

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from axon.axes import platform
 from axon.errors import UserError
-from axon.kernels.choice import choose, off_gpu, with_tpu
+from axon.kernels.choice import choose, off_gpu, with_gpu, with_tpu
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.quantized_matmul import gpu_support, tpu
 from axon.kernels.quantized_matmul.quantize import (
@@ -80,21 +79,15 @@ def quantized_matmul(x: Quantized, w: Quantized | KMajor, *, dtype: Any = jnp.bf
 
 
 def _detail(x: Quantized, w: Quantized) -> str:
-    """The product; for a GPU also what XLA makes of it, since our kernel is not chosen unless it is requested."""
-    (rows, inner), out, blocks = x.values.shape, w.values.shape[1], max(x.scales.shape[1], w.scales.shape[0])
-    product = f"{rows} × {inner} by {out}, {x.values.dtype}, {x.scales.shape} and {w.scales.shape} scales"
-    if platform() != "gpu":
-        return product
-    return f"{product}, for XLA " + ("one fused GEMM" if blocks == 1 else f"a loop of {blocks} GEMMs")
+    (rows, inner), out = x.values.shape, w.values.shape[1]
+    return f"{rows} × {inner} by {out}, {x.values.dtype}, {x.scales.shape} and {w.scales.shape} scales"
 
 
 def _candidates(x: Quantized, w: Quantized | KMajor, dtype: Any) -> dict[str, str | None]:
-    """Implementation → why it cannot do this product, None if it can; the best first.
-
-    The Hopper kernel is last, and runs where it is requested by name.
-    """
+    """Implementation → why it cannot do this product, None if it can; the best first."""
     without_tpu = "w is stored `out k`, and it reads `k out`" if isinstance(w, KMajor) else tpu.unfit(x, w)
-    return {**with_tpu(without_tpu, {"xla": None, "reference": None}), "mosaic": _without_mosaic(x, w, dtype)}
+    others = with_tpu(without_tpu, {"xla": None, "reference": None})
+    return with_gpu({"mosaic": _without_mosaic(x, w, dtype)}, others)
 
 
 def _without_mosaic(x: Quantized, w: Quantized | KMajor, dtype: Any) -> str | None:

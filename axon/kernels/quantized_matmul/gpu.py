@@ -1,7 +1,4 @@
-"""The quantised product on Hopper GPUs: our own kernel in Pallas Mosaic GPU.
-
-It runs where it is requested by name.
-"""
+"""The quantised product on Hopper GPUs: our own kernel in Pallas Mosaic GPU."""
 
 from typing import Any
 

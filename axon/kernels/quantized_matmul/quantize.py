@@ -30,10 +30,10 @@ BLOCK = Granularity(128, 128)
 
 
 class Quantized(NamedTuple):
-    """A matrix as `values · scales`, each scale being that of an even block of values."""
+    """An array as `values · scales`, of equal rank, each scale being that of an even block of values."""
 
-    values: Array  # rows columns: int8 or float8_e4m3fn
-    scales: Array  # row_blocks column_blocks: float32
+    values: Array  # in 8 bits; here matrices, `rows columns`
+    scales: Array  # float32; here `row_blocks column_blocks`
 
 
 class KMajor(NamedTuple):
@@ -81,15 +81,15 @@ def rounded(scaled: Array, dtype: Any) -> Array:
 
 
 def dequantize(x: Quantized) -> Array:
-    """`rows columns` in float32."""
-    rows, columns = x.values.shape
-    return x.values.astype(jnp.float32) * spread(x.scales, rows, columns)
+    """The array in float32."""
+    return x.values.astype(jnp.float32) * spread(x.scales, *x.values.shape)
 
 
-def spread(scales: Array, rows: int, columns: int) -> Array:
-    """The scales with `rows` and `columns` in place of their own numbers of blocks, which divide them."""
-    tall = jnp.repeat(scales, rows // scales.shape[0], axis=0)
-    return jnp.repeat(tall, columns // scales.shape[1], axis=1)
+def spread(scales: Array, *sizes: int) -> Array:
+    """The scales with these sizes in place of their own numbers of blocks, which divide them."""
+    for axis, size in enumerate(sizes):
+        scales = jnp.repeat(scales, size // scales.shape[axis], axis=axis)
+    return scales
 
 
 def _largest(dtype: Any) -> float:

@@ -78,11 +78,6 @@ def test_a_weight_with_k_contiguous_gives_the_product_of_the_other(rng):
     np.testing.assert_array_equal(*ours_and_theirs(x, w))
 
 
-def test_the_choice_says_of_a_product_in_blocks_that_it_is_a_loop_of_products_for_xla():
-    x, w = operands(x_blocks=2, w_scales=(2, 2))
-    assert "for XLA a loop of 2 GEMMs" in chosen(None, x, w)[1]
-
-
 def operands(rows=128, inner=256, out=256, x_blocks=1, w_scales=(1, 1), dtype=jnp.float8_e4m3fn):
     shape: Any = jax.ShapeDtypeStruct
     x = Quantized(shape((rows, inner), dtype), shape((rows, x_blocks), jnp.float32))
@@ -119,12 +114,13 @@ def chosen(requested, x, w, platform="gpu"):
         return str(jax.make_jaxpr(lambda x, w: quantized_matmul(x, w))(x, w)), scope.choices["quantized_matmul"]
 
 
-def test_it_runs_where_it_is_requested_by_name_alone():
+def test_it_runs_where_it_fits_and_may_be_turned_off():
     x, w = operands()
-    program, choice = chosen("mosaic", x, w)
-    assert "axon_quantized_matmul" in program
-    assert choice.startswith("mosaic, 128 × 256 by 256, float8_e4m3fn")
-    assert "axon_quantized_matmul" not in chosen(None, x, w)[0]
+    for requested in (None, "mosaic"):
+        program, choice = chosen(requested, x, w)
+        assert "axon_quantized_matmul" in program
+        assert choice.startswith("mosaic, 128 × 256 by 256, float8_e4m3fn")
+    assert "axon_quantized_matmul" not in chosen("xla", x, w)[0]
     lacking = (x, Quantized(w.values, w.scales), "gpu", r"store k_major\(w\)"), (x, w, "tpu", "for a tpu")
     for left, right, platform, reason in lacking:
         with pytest.raises(UserError, match=f"'mosaic' is unavailable for quantized_matmul: .*{reason}"):

@@ -228,7 +228,8 @@ def chosen(platform, x, w):
 
 def test_an_implementation_is_chosen_by_platform_and_said(rng):
     x, w = integers(rng, 8, 256, 128)
-    passed = ", for XLA one fused GEMM (not tpu: this program is for a gpu)"
+    passed = " (not mosaic: w is stored `k out`, and 8-bit tensor cores read both operands along k: store k_major(w)"
+    passed += "; not tpu: this program is for a gpu)"
     for platform, name, why in (("tpu", "tpu", ""), ("gpu", "xla", passed), ("cpu", "xla", "")):
         assert chosen(platform, x, w) == f"{name}, 8 × 256 by 128, int8, (1, 1) and (1, 1) scales{why}"
 

@@ -44,6 +44,10 @@ def plan(
         bool,
         typer.Option("--compile", help="Compile each for the target; what does not fit is dropped, the next is tried."),
     ] = False,
+    links: Annotated[
+        Path | None,
+        typer.Option(parser=path, metavar="FILE.json", help="Bandwidths as measured, instead of the table's."),
+    ] = None,
     scale: Annotated[
         str | None,
         typer.Option(
@@ -85,11 +89,11 @@ def plan(
     if scale is not None:
         if write is not None or compile_ or top is not None:
             raise UserError("--scale has the best plan of each machine; leave out --write, --compile and --top")
-        _scale(config, on, changes, pin, scale, Failures(**failures), say, draw, json_)
+        _scale(config, on, changes, pin, scale, Failures(**failures), say, links, draw, json_)
         return
     if failures:
         raise UserError(f"--{next(iter(failures))} is for --scale FIRST..LAST: add that, or leave it out")
-    found = plan_config(config, on, changes, pin, top or TOP, say if compile_ else None)
+    found = plan_config(config, on, changes, pin, top or TOP, say if compile_ else None, links)
     if write is not None:
         write_plan(found, config, changes, write)
     if draw is not None:
@@ -108,13 +112,14 @@ def _scale(
     sizes: str,
     failures: Failures,
     say: Callable[[str], None],
+    links: Path | None,
     draw: Path | None,
     as_json: bool,
 ) -> None:
     from axon.show.scaling import print_scaling, scale_config, scaling_json
     from axon.show.scaling_picture import draw_scaling
 
-    found = scale_config(config, on, changes, pins, sizes, failures, say)
+    found = scale_config(config, on, changes, pins, sizes, failures, say, links)
     title = f"{config} on machines as {on}"
     if draw is not None:
         draw_scaling(found, f"{title}, predicted", draw)

@@ -14,6 +14,7 @@ from axon.config import load
 from axon.disk import cache_folder
 from axon.errors import UserError, suggest
 from axon.layout import Layout, Placement
+from axon.plan.predict.links import Bandwidths
 from axon.plan.predict.work import Work, policies_of
 from axon.plan.report import Report
 from axon.plan.report_cache import ReportCache
@@ -64,12 +65,13 @@ def plan_config(
     pins: Sequence[str],
     count: int,
     compiling: Callable[[str], None] | None = None,
+    links: Path | None = None,
 ) -> Plans:
     """The best plans for the training run of the file at `path` on the machine `on`.
 
     Args:
         overrides: bound last, as `Data.batch=512`. pins: the same of `Layout` and `Execution`, which all plans have.
-        compiling: told of each plan as it is compiled; None compiles nothing.
+        compiling: told of each plan as it is compiled; None compiles nothing. links: measured bandwidths, a file.
 
     Raises `ConfigError` and `UserError` for what a person has to change: a target that there is not, or that nothing
     can be compiled for, a model that fits nowhere, a batch that nothing divides, pins that leave nothing.
@@ -77,7 +79,7 @@ def plan_config(
     begun = time.perf_counter()
     target = Target.of(on, dict(chips()))
     tree: Train = load(path, [*overrides, *pins]).tree
-    planner = planner_of(tree, target, pins)
+    planner = planner_of(tree, target, pins, links)
     confirmation = compiling and _confirmation(tree, planner, compiling)
     found = (replace(planner, accept=confirmation) if confirmation else planner).best(count)
     dropped = tuple(confirmation.dropped) if confirmation else ()
@@ -109,13 +111,14 @@ def _none_fits(target: Target, dropped: Sequence[Dropped]) -> UserError:
     )
 
 
-def planner_of(tree: Train, target: Target, pins: Sequence[str]) -> Planner:
+def planner_of(tree: Train, target: Target, pins: Sequence[str], links: Path | None) -> Planner:
     """The search for plans of a run on a machine. Raises as `plan_config`."""
+    bandwidths = links and Bandwidths.read(links, target)
     pinned, base = _pins(tree, pins), _alone(tree, target)
     policies = [_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
     space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned)
-    return Planner(space, work, _acceptance(tree, target))
+    return Planner(space, work, _acceptance(tree, target), bandwidths)
 
 
 def resized(planner: Planner, tree: Train, target: Target, batch: int) -> Planner:
@@ -123,7 +126,7 @@ def resized(planner: Planner, tree: Train, target: Target, batch: int) -> Planne
     tree = replace(tree, data=replace(tree.data, batch=batch))
     base = _alone(tree, target)
     space, work = replace(planner.space, program=base, target=target), replace(planner.work, program=base)
-    return Planner(space, work, _acceptance(tree, target))
+    return replace(planner, space=space, work=work, accept=_acceptance(tree, target))
 
 
 def _alone(tree: Train, target: Target) -> Program:

@@ -31,18 +31,20 @@ def scale_config(
     sizes: str,
     failures: Failures,
     say: Callable[[str], None],
+    links: Path | None = None,
 ) -> Scaling:
     """The best plans of the run of the file at `path` on machines of `sizes`, as `64..16384`: doubled again and again.
 
     Args:
         on: the machine whose chips, slices and hosts the others have, and which has the config's own batch.
+        links: measured bandwidths, a file.
 
     Raises as `axon.show.planning.plan_config`, and `UserError` for sizes that are none or that no such machine has.
     """
     target = Target.of(on, dict(chips()))
     machines = [target.resized(count) for count in _doubled(sizes)]
     tree: Train = load(path, [*overrides, *pins]).tree
-    start = planner_of(tree, target, pins)
+    start = planner_of(tree, target, pins, links)
     return scaling(start, machines, failures, lambda one, batch: resized(start, tree, one, batch), say)
 
 

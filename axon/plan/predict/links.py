@@ -6,9 +6,12 @@ over the network to those that are as it is elsewhere, while the devices of a ho
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from axon.chips.target import Target
+from axon.errors import UserError, suggest
+from axon.foreign_json import number, read_field, read_json
 
 SHARE_OF_LINK = 0.9
 """How much of a link's bandwidth on paper a large message has (TPUs: 90 of 100 GB/s; NCCL's bus bandwidth is alike)."""
@@ -20,12 +23,51 @@ NETWORK_LATENCY = 1.5e-5
 """Seconds of one step across a network."""
 
 
+RATE, TIME = number("(0, inf)"), number("[0, inf)")
+
+
+@dataclass(frozen=True)
+class Bandwidths:
+    """What a device reaches with large messages, bytes/s, and the seconds of one step of a collective.
+
+    Args:
+        link: over one link of a torus one way, or from one device to all others of its host. network: to other hosts,
+            or other slices. latency: within a host or slice. network_latency: across the network.
+    """
+
+    link: float
+    network: float
+    latency: float
+    network_latency: float
+
+    @classmethod
+    def of(cls, target: Target) -> "Bandwidths":
+        """By the table of chips."""
+        link, network = (SHARE_OF_LINK * (one or math.inf) for one in (target.chip.link, target.chip.network))
+        return cls(link, network, LATENCY[target.platform], NETWORK_LATENCY)
+
+    @classmethod
+    def read(cls, path: Path, target: Target) -> "Bandwidths":
+        """Those of a JSON object with fields of this class, as they were measured; of the others the table's.
+
+        Raises `UserError` for a file that is none, for another field, and for a number out of range.
+        """
+        where, content = f"{path} (--links)", read_json(path)
+        kinds = {"link": RATE, "network": RATE, "latency": TIME, "network_latency": TIME}
+        for name in content:
+            if name not in kinds:
+                raise UserError(f"{where}: unknown field {name!r}.{suggest(name, kinds)}")
+        measured = {name: float(read_field(where, content, name, kinds[name])) for name in content}
+        return replace(cls.of(target), **measured)
+
+
 @dataclass(frozen=True)
 class Links:
     """The links of `target` under a mesh of devices, `mesh`: axis → size, the last axis between nearest neighbours."""
 
     target: Target
     mesh: Mapping[str, int]
+    bandwidths: Bandwidths
 
     def gather(self, mesh_axes: Collection[str], size: float) -> float:
         """Seconds in which every device gets an array of `size` bytes of which it has a part; a reduce-scatter of such
@@ -33,10 +75,11 @@ class Links:
         near, far = self._group(mesh_axes)
         if near * far == 1 or not size:
             return 0.0
-        inside = (near - 1) / near * size / self._near_bandwidth(near) + self._steps(near) * self._latency
+        inside = (near - 1) / near * size / self._near_bandwidth(near) + self._steps(near) * self.bandwidths.latency
         if far == 1:
             return inside
-        across = (far - 1) / far * size / near / self._network + math.log2(far) * NETWORK_LATENCY
+        sent, steps = (far - 1) / far * size / near, math.log2(far)
+        across = sent / self.bandwidths.network + steps * self.bandwidths.network_latency
         return max(inside, across)
 
     def reduce(self, mesh_axes: Collection[str], size: float) -> float:
@@ -49,8 +92,8 @@ class Links:
         if near * far == 1 or not size:
             return 0.0
         hops = max(1.0, self._side(near) / 4) if self.target.chip.torus else 1.0
-        inside = (near - 1) / near * size * hops / self._near_bandwidth(near) + self._latency
-        across = (far - 1) / far * size / self._network + NETWORK_LATENCY if far > 1 else 0.0
+        inside = (near - 1) / near * size * hops / self._near_bandwidth(near) + self.bandwidths.latency
+        across = (far - 1) / far * size / self.bandwidths.network + self.bandwidths.network_latency if far > 1 else 0.0
         return max(inside, across)
 
     def send(self, mesh_axis: str, size: float) -> float:
@@ -58,8 +101,8 @@ class Links:
         if self.mesh.get(mesh_axis, 1) == 1:
             return 0.0
         if self._group((mesh_axis,))[1] > 1:
-            return size / self._network + NETWORK_LATENCY
-        return size / (self._link * SHARE_OF_LINK) + self._latency
+            return size / self.bandwidths.network + self.bandwidths.network_latency
+        return size / self.bandwidths.link + self.bandwidths.latency
 
     # ---- where mesh axes lie --------------------------------------------------------------------------------------
 
@@ -74,18 +117,6 @@ class Links:
             stride *= size
         return near, far
 
-    @property
-    def _link(self) -> float:
-        return self.target.chip.link or math.inf
-
-    @property
-    def _network(self) -> float:
-        return (self.target.chip.network or math.inf) * SHARE_OF_LINK
-
-    @property
-    def _latency(self) -> float:
-        return LATENCY[self.target.platform]
-
     def _side(self, count: int) -> float:
         """The length of a dimension of the torus along which `count` devices lie."""
         return min(count, math.prod(self.target.shape) ** (1 / self.target.chip.torus))
@@ -95,10 +126,10 @@ class Links:
         that they fill, and one way along a part of one."""
         chip = self.target.chip
         if not chip.torus or count == 1:
-            return self._link * SHARE_OF_LINK
+            return self.bandwidths.link
         side = max(2.0, self._side(self.target.devices // self.target.slices))
         dimensions = min(chip.torus, math.log(count) / math.log(side))
-        return 2 * self._link * SHARE_OF_LINK * max(0.5, dimensions)
+        return 2 * self.bandwidths.link * max(0.5, dimensions)
 
     def _steps(self, count: int) -> float:
         """Steps of a collective, one after the other."""

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from axon.chips.target import Target
 from axon.parallel.pipeline import Action
-from axon.plan.predict.links import Links
+from axon.plan.predict.links import Bandwidths, Links
 from axon.plan.predict.shards import PIPE, Gathered, Shards
 
 PRODUCTS, REPEATED, ELEMENTWISE = "matrix products", "products again, by remat", "element-wise work"
@@ -56,9 +56,10 @@ class Seconds:
         return sum(line.exposed for line in self.lines if line.name in names)
 
 
-def seconds(shards: Shards, target: Target) -> Seconds:
-    """A step on `target`."""
-    clock = _Clock(shards, target, Links(target, dict(shards.split.placement.mesh.shape)))
+def seconds(shards: Shards, target: Target, bandwidths: Bandwidths | None = None) -> Seconds:
+    """A step on `target`, whose links reach `bandwidths`, by default those of the table of chips."""
+    links = Links(target, dict(shards.split.placement.mesh.shape), bandwidths or Bandwidths.of(target))
+    clock = _Clock(shards, target, links)
     lines = tuple(line for line in clock.lines() if line.seconds)
     total = sum(line.exposed for line in lines)
     return Seconds(lines, shards.work.model_flops / (total * target.chip.peak * target.devices))

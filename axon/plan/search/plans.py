@@ -8,6 +8,7 @@ from axon.axes import Execution
 from axon.chips.target import Target
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.plan.predict.links import Bandwidths
 from axon.plan.predict.memory import Memory, kept, memory
 from axon.plan.predict.seconds import Seconds, seconds
 from axon.plan.predict.shards import Shards, Split
@@ -40,11 +41,15 @@ Acceptance = Callable[[Plan], Plan | None]
 
 @dataclass(frozen=True)
 class Planner:
-    """The search of `space`, whose step is `work`; each plan is what `accept` makes of it."""
+    """The search of `space`, whose step is `work`; each plan is what `accept` makes of it.
+
+    `bandwidths`: of the target's links, by default those of the table of chips.
+    """
 
     space: Space
     work: Work
     accept: Acceptance
+    bandwidths: Bandwidths | None = None
 
     @property
     def target(self) -> Target:
@@ -85,7 +90,7 @@ class Planner:
                         break  # whatever remat keeps
                     used = memory(shards)
                     if used.total <= self.room:
-                        yield Plan(run, execution, used, seconds(shards, self.target))
+                        yield Plan(run, execution, used, seconds(shards, self.target, self.bandwidths))
 
     def smallest(self) -> Plan:
         """What would take least memory, whether it fits or not. Raises `UserError` where nothing divides."""
@@ -96,7 +101,7 @@ class Planner:
                 shards = Shards(split, run, replace(self.space.execution, remat="full"))
                 used = memory(shards)
                 if found is None or used.total < found.memory.total:
-                    found = Plan(run, shards.execution, used, seconds(shards, self.target))
+                    found = Plan(run, shards.execution, used, seconds(shards, self.target, self.bandwidths))
         if found is None:
             raise UserError(f"no layout divides {self.target.devices} devices so")
         return found

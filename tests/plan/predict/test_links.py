@@ -1,16 +1,21 @@
 """Collectives by the links that mesh axes run over."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
 from axon.chips import CHIPS
 from axon.chips.target import Target
-from axon.plan.predict.links import SHARE_OF_LINK, Links
+from axon.errors import UserError
+from axon.plan.predict.links import SHARE_OF_LINK, Bandwidths, Links
 
 SIZE = 1e9
 
 
 def links(name, **mesh):
-    return Links(Target.of(name, dict(CHIPS)), mesh)
+    target = Target.of(name, dict(CHIPS))
+    return Links(target, mesh, Bandwidths.of(target))
 
 
 def test_a_gather_within_a_host_is_a_ring_over_its_links():
@@ -46,3 +51,31 @@ def test_nothing_along_no_axis_takes_no_time_and_more_bytes_take_longer(name):
         assert collective(("data",), 2 * SIZE) > 1.9 * collective(("data",), SIZE)
     assert one.reduce(("tensor",), SIZE) == 2 * one.gather(("tensor",), SIZE)
     assert one.send("data", SIZE) > 0 == one.send("pipe", SIZE)
+
+
+def test_measured_bandwidths_replace_the_tables_one_by_one(tmp_path):
+    path, target = tmp_path / "links.json", Target.of("h100:4x8", dict(CHIPS))
+    path.write_text(json.dumps({"network": 2e10, "latency": 0}))
+    found = Bandwidths.read(path, target)
+    assert found == replace(Bandwidths.of(target), network=2e10, latency=0.0)
+    across = Links(target, {"data": 4, "tensor": 8}, found).gather(("data",), SIZE)
+    assert across == pytest.approx(3 / 4 * SIZE / 2e10, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ({"netwrok": 1e9}, "Did you mean 'network'"),
+        ({"link": 0}, "link is 0"),
+        ({"link": "90 GB"}, 'link is "90 GB"'),
+        ({"latency": -1}, "latency is -1"),
+        ([], "must be an object"),
+    ],
+)
+def test_a_file_that_is_no_bandwidths_is_refused(tmp_path, content, part):
+    path = tmp_path / "links.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError) as raised:
+        Bandwidths.read(path, Target.of("h100:4x8", dict(CHIPS)))
+    assert str(path) in str(raised.value)
+    assert part in str(raised.value)

@@ -48,10 +48,8 @@ def kept(shards: Shards) -> dict[str, float]:
 
 def _activations(shards: Shards) -> float:
     """What waits between forward and backward: of all layers, or in the slots of a pipeline's table."""
-    of_token = sum(
-        shards.split.kept[number, shards.remat] * shards.periods(number) for number in range(len(shards.work.periods))
-    )
-    of_chunk = shards.tokens * of_token / shards.virtual
+    of_token = shards.split.waiting(shards.remat, lambda number: shards.periods(number) / shards.virtual)
+    of_chunk = shards.tokens * of_token
     if shards.split.stages == 1:
         return of_chunk
     stream, pools = shards.stream / shards.split.stream_split, shards.run.pools

@@ -1,7 +1,7 @@
 """What a device has of a step's work under a layout."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -95,6 +95,12 @@ class Split:
             return kept.of(self.stream_split, heads, kv_heads)
 
         return {(i, policy): of(kept) for i, one in enumerate(self.work.periods) for policy, kept in one.kept.items()}
+
+    def waiting(self, remat: Remat, periods: Callable[[int], float]) -> float:
+        """Bytes that wait of a token in so many periods of each segment: what is the same for all layers waits once."""
+        shared = [period.kept[remat].shared for period in self.work.periods]
+        times = [periods(number) for number in range(len(shared))]
+        return sum(self.kept[i, remat] * n - shared[i] * max(0.0, n - 1) for i, n in enumerate(times))
 
     @cached_property
     def flops(self) -> tuple[float, ...]:

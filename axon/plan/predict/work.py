@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.extend.core import Var
 
 from axon.axes import ArraySpec
 from axon.axes.execution import Remat
@@ -34,9 +35,13 @@ MLPs, over what splits heads of keys, or not at all."""
 
 @dataclass(frozen=True)
 class Kept:
-    """What waits of each token between forward and backward: bytes by how they are split."""
+    """What waits of each token between forward and backward: bytes by how they are split.
+
+    `shared`: of these, what is the same for all layers, as angles by position are: it waits once.
+    """
 
     bytes: Mapping[str, float]
+    shared: float = 0.0
 
     def of(self, stream: float, heads: float, kv_heads: float) -> float:
         """Bytes of a token, its parts divided by these."""
@@ -161,7 +166,6 @@ def _traced(runtime: Runtime, number: int, seq: int, remat: Remat) -> tuple[Kept
     variables = {path: _one_layer(path, spec) for path, spec in runtime.variables.items()}
     stream = jax.ShapeDtypeStruct((1, seq, runtime.module.dims["embed"]), runtime.compute_dtype)
     ids = jax.ShapeDtypeStruct((1, seq), jnp.int32)
-    kept: list[jax.ShapeDtypeStruct] = []
 
     def forward_and_backward(parameters: Any, variables: Any, x: Any, ids: Any) -> Any:
         def forward(parameters: Any, x: Any) -> Any:
@@ -170,15 +174,36 @@ def _traced(runtime: Runtime, number: int, seq: int, remat: Remat) -> tuple[Kept
             return module.layers.part(x, Inputs(ids, ids, ids), periods, [None] * len(spans))[0]
 
         y, backward = jax.vjp(forward, parameters, x)
-        kept.extend(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(backward))
-        return backward(y)
+        return jax.tree.leaves(backward), backward(y)
 
     with runtime.tracing(execution=replace(runtime.execution, remat=remat)):
-        jaxpr = jax.make_jaxpr(forward_and_backward)(parameters, variables, stream, ids).jaxpr
+        arguments = parameters, variables, stream, ids
+        traced, (kept, _) = jax.make_jaxpr(forward_and_backward, return_shape=True)(*arguments)
     weights = {(shape, spec.dtype) for spec in parameters.values() for shape in (spec.shape, spec.shape[1:])}
-    found = [_of_token(runtime.module.dims, one, seq) for one in kept if (one.shape, one.dtype) not in weights]
-    sizes = {split: sum(size for own, size in found if own == split) for split in (STREAM, HEADS, KV_HEADS, TOKENS)}
-    return Kept(sizes), count_jaxpr(jaxpr).flops / seq
+    varies = _varies(traced.jaxpr, len(jax.tree.leaves(arguments[:3])))
+    found = [
+        (own, *_of_token(runtime.module.dims, one, seq))
+        for one, own in zip(kept, varies, strict=False)  # the outputs after those are gradients
+        if (one.shape, one.dtype) not in weights
+    ]
+    sizes: dict[str, float] = dict.fromkeys((STREAM, HEADS, KV_HEADS, TOKENS), 0.0)
+    for own, split, size in found:
+        sizes[split if own else TOKENS] += size
+    return Kept(sizes, sum(size for own, _, size in found if not own)), count_jaxpr(traced.jaxpr).flops / seq
+
+
+def _varies(jaxpr: Any, inputs: int) -> list[bool]:
+    """Of each output whether it depends on one of the first `inputs`: a layer's weights, or its stream. The others are
+    of positions alone."""
+    found = set(jaxpr.invars[:inputs])
+
+    def depends(one: Any) -> bool:
+        return isinstance(one, Var) and one in found
+
+    for equation in jaxpr.eqns:
+        if any(map(depends, equation.invars)):
+            found.update(equation.outvars)
+    return list(map(depends, jaxpr.outvars))
 
 
 def _one_layer(path: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:

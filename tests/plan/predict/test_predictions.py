@@ -1,7 +1,7 @@
 """What is predicted of a step, beside the real program's own declarations and the schedule's own figures."""
 
 import pytest
-from planning import mixture, program
+from planning import SIZES, mixture, program
 
 from axon.axes import Execution
 from axon.chips import CHIPS
@@ -92,10 +92,21 @@ def test_each_way_to_split_takes_its_share_of_memory_and_work(dense):
     activations = {name: memory(split).parts["activations"] for name, split in (("one", one), ("data", data))}
     assert activations["data"] == pytest.approx(activations["one"] / 4)
     kept = dense.periods[0].kept["full"]
-    parts = 4 * one.tokens * (kept.bytes["stream"] / 4 + kept.bytes["tokens"])
+    parts = one.tokens * (4 * (kept.bytes["stream"] / 4 + kept.bytes["tokens"]) - 3 * kept.shared)
     assert memory(tensor).parts["activations"] == pytest.approx(parts)
     unsplit = shards(dense, 4, mesh={"tensor": 4})
     assert memory(unsplit).parts["activations"] == pytest.approx(activations["one"])
+
+
+@pytest.mark.parametrize("remat", ["none", "minimal", "full"])
+def test_angles_of_positions_wait_once_however_many_layers_rotate_by_them(remat):
+    found = {layers: Work.of(program(layers=layers), ["none", remat]) for layers in (2, 6)}
+    waits = {n: memory(shards(work, 1, remat, mesh={"data": 1})).parts["activations"] for n, work in found.items()}
+    kept, tokens = found[2].periods[0].kept[remat], 32 * 128
+    angles = 2 * 4 * SIZES["head_dim"] // 2
+    assert angles <= kept.shared <= 4 * 2 * SIZES["head_dim"] + 16
+    assert waits[6] - waits[2] == pytest.approx(4 * tokens * (kept.of(1, 1, 1) - kept.shared))
+    assert waits[2] == pytest.approx(tokens * (2 * kept.of(1, 1, 1) - kept.shared))
 
 
 def test_a_step_of_one_device_is_its_products_and_sends_nothing(dense):

@@ -3,7 +3,7 @@
 from axon.tune.chats import Chats
 from axon.tune.comparisons import Comparisons
 from axon.tune.reward_model import RewardModel
-from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong
+from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
 from axon.tune.rollouts import Rollouts
 from axon.tune.words import Addition, Words
 
@@ -17,5 +17,6 @@ __all__ = [
     "Overlong",
     "RewardModel",
     "Rollouts",
+    "Similar",
     "Words",
 ]

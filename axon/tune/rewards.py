@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any
@@ -49,6 +50,18 @@ class ExactMatch:
 
     def __call__(self, sampled: Sampled) -> float:
         return float(sampled.ended and sampled.answer.strip() == sampled.reference.strip())
+
+
+@dataclass(frozen=True)
+class Similar:
+    """The share of characters that the answer, spaces at both ends left out, and the right one have in common, in
+    order: 2·matches / (both lengths), as `difflib.SequenceMatcher.ratio`; 0 for an answer that has not ended.
+
+    It says of a wrong answer how far it is from the right one, where right ones are rare at first."""
+
+    def __call__(self, sampled: Sampled) -> float:
+        pair = sampled.answer.strip(), sampled.reference.strip()
+        return SequenceMatcher(None, *pair, autojunk=False).ratio() if sampled.ended else 0.0
 
 
 @dataclass(frozen=True)

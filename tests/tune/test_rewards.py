@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from axon.errors import UserError
-from axon.tune.rewards import ExactMatch, Judge, Matches, Numeric, Overlong, Sampled, check_rewards
+from axon.tune.rewards import ExactMatch, Judge, Matches, Numeric, Overlong, Sampled, Similar, check_rewards
 
 
 def sampled(answer="", reference="", ids=(1,), prompt="a prompt"):
@@ -20,6 +20,8 @@ def sampled(answer="", reference="", ids=(1,), prompt="a prompt"):
     [
         (ExactMatch(), " 17\n", "17", 1),
         (ExactMatch(), "17.", "17", 0),
+        (Similar(), " abcd", "abxd\n", 0.75),
+        (Similar(), "", "ab", 0),
         (Numeric(), "so 3 + 4 is 7", "7.0", 1),
         (Numeric(), "about 1,200", "1200", 1),
         (Numeric(), "-.5e1", "-5", 1),
@@ -37,6 +39,7 @@ def test_built_in_rewards(reward, answer, reference, expected):
 
 def test_an_answer_that_did_not_end_is_not_right():
     assert ExactMatch()(replace(sampled("17", "17"), ended=False)) == 0
+    assert Similar()(replace(sampled("17", "17"), ended=False)) == 0
 
 
 def test_an_answer_close_to_the_limit_is_punished_by_its_length(rng):

@@ -127,7 +127,7 @@ METHODS: Mapping[str, Method] = {"bitsandbytes": BitsAndBytes(), "gptq": GPTQ(),
 
 def is_read(config: Mapping[str, Any]) -> bool:
     """Whether weights with this `quantization_config` are read: bitsandbytes' in 4 bits."""
-    return config.get("quant_method") in METHODS and not config.get("load_in_8bit")
+    return config.get("quant_method") in [*METHODS] and not config.get("load_in_8bit")  # which may be anything
 
 
 class QuantizedWeights(Weights):

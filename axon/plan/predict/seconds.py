@@ -211,11 +211,13 @@ class _Clock:
 
     def gradients(self) -> float:
         """The one sum of gradients after the last microbatch, of those that no gather's reverse has summed; with ZeRO
-        1 or 2 to parts, of which the updated parameters are gathered."""
-        scatters = self.shards.layout.zero in (1, 2)
+        1 or 2 to parts, of which the updated parameters are gathered. ZeRO-2 sums in each microbatch, but on stages."""
+        shards = self.shards
+        scatters = shards.layout.zero in (1, 2)
+        sums = shards.microbatches if shards.layout.zero == 2 and shards.split.stages == 1 else 1
         total = 0.0
         for one, times in self.all_weights:
-            size = times * one.elements * self.shards.work.reduce
+            size = sums * times * one.elements * shards.work.reduce
             total += self.links.gather(one.summed, size) * (1 if scatters else 2)
             total += self.links.gather(one.summed, times * one.elements * 4) if scatters else 0.0
         return total

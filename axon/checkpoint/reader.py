@@ -287,7 +287,7 @@ def largest_read(stored: Any, wanted: Any) -> int:
 
 
 def _places_read(part: slice, size: int, stored: int, chunk: int) -> int:
-    """Of a dimension, the places in those chunks that have any of a part of it."""
+    """The places of a dimension in those chunks that have any of a part of it."""
     start, stop, _ = part.indices(size)
     chunk = max(1, chunk)  # of a dimension without places
     return -(-min(stop, stored) // chunk) * chunk - min(start, stored) // chunk * chunk

@@ -71,7 +71,7 @@ class Target:
         return self.devices // self.slices if self.chip.torus else min(self.shape[-1], self.devices)
 
     def doubled(self) -> "Target":
-        """The same with twice as many chips: along the shortest dimension of a torus, or in twice as many hosts."""
+        """The target with twice as many chips: along the shortest dimension of a torus, or in twice as many hosts."""
         chip, shape = self.chip, list(self.shape)
         by_hosts = 0 if shape[-1] == chip.host else 1
         place = shape.index(min(shape)) if chip.torus else by_hosts

@@ -102,11 +102,11 @@ class Gradients:
             gradients |= {path: axes.reduce_gradient(gradients[path], own[path]) for path in split}
             return jax.tree.map(jnp.add, total, gradients), sums
 
-        zeros = {path: jnp.zeros(v.shape, v.dtype) for path, v in values.items()}
-        zeros = {
-            path: axes.reshard(zero, own[path]) if path in split else axes.as_cotangent(zero, values[path])
-            for path, zero in zeros.items()
-        }
+        def empty(path: str, value: Array) -> Array:
+            zeros = jnp.zeros(value.shape, value.dtype)
+            return axes.reshard(zeros, own[path]) if path in split else axes.as_cotangent(zeros, value)
+
+        zeros = {path: empty(path, value) for path, value in values.items()}
         gradients, sums = jax.lax.scan(accumulate, zeros, microbatches(batch, self.runtime.layout.microbatches))
         return gradients, reduced(self.runtime.variables, lambda by, x: by.over(x, axis=0), sums)
 

@@ -21,7 +21,7 @@ TOKENIZER_FILES = (
 PREPROCESSOR = "preprocessor_config.json"
 """What a model of images says of their size and scale."""
 ADAPTER = "adapter_config.json"
-"""What PEFT says of an adapter, which has no CONFIG of its own."""
+"""The file that describes an adapter of PEFT's, which has no CONFIG of its own."""
 CONFIG, GENERATION = "config.json", "generation_config.json"
 MODULES, SENTENCE, SENTENCES = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
 """What sentence-transformers says of a model's embeddings; its modules have folders of their own, with a CONFIG."""

@@ -170,7 +170,7 @@ class QuantizedWeights(Weights):
             return self._last[1][where]
 
     def _parts(self, name: str) -> "_StoredParts | None":
-        """Those of a weight in few bits; None of another array."""
+        """The parts of a weight in few bits; None of another array."""
         key, stem = self._where[name]
         return _StoredParts(self._stored, stem) if key == self._method.key else None
 

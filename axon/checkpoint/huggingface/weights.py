@@ -28,7 +28,7 @@ DTYPES: Mapping[str, Any] = {"F64": np.float64, "F32": np.float32, "F16": np.flo
 PARTS: Mapping[str, Any] = {
     "U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64, "F8_E4M3": jnp.float8_e4m3fn
 }  # fmt: skip
-"""Those of what weights in few bits are stored as."""
+"""Dtypes as which weights in few bits are stored."""
 
 
 class Weights:
@@ -60,7 +60,7 @@ class Weights:
         return tuple(self._slice(name).get_shape())
 
     def metadata(self, file: str) -> dict[str, str]:
-        """What a file says besides its arrays."""
+        """Metadata of a file, beside its arrays."""
         return self._open(file).metadata() or {}
 
     def digest(self) -> str:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_models import VOCAB, Repeats, drawn_requests, ids_of, ids_of_any_order, made
+from random_models import REPEATS, VOCAB, HalfRight, drawn_requests, ids_of, ids_of_any_order, made
 
 from axon.errors import UserError
 from axon.layout import Execution
@@ -74,9 +74,11 @@ def test_what_is_drawn_does_not_depend_on_what_runs_beside_it(family, rng):
 
 def test_guesses_change_no_token(family, rng):
     (runtime, *weights), plain = family
-    guessing = Engine(runtime, *weights, capacity=TIGHT, drafter=Repeats())
-    requests = drawn_requests(rng, 6, temperature=0)
-    assert ids_of(guessing, requests) == ids_of(plain, requests)
+    long = Request(tuple(rng.integers(0, VOCAB, 9).tolist()), Sampling(20, temperature=0))
+    requests = [long, *drawn_requests(rng, 6, temperature=0)]
+    expected = ids_of(plain, requests)
+    guessing = Engine(runtime, *weights, capacity=TIGHT, drafter=HalfRight([[5, *ids] for ids in expected]))
+    assert ids_of(guessing, requests) == expected
     stats = guessing.stats()
     assert 0 < stats.accepted < stats.drafted
 
@@ -172,6 +174,6 @@ def test_every_kind_writes_what_the_full_forward_pass_finds(model, seed, rng):
 @pytest.mark.full
 def test_priorities_cancellations_and_guesses_change_no_token(seed, rng):
     parts = made(t5(), seed)
-    engine = Engine(*parts, capacity=TIGHT, drafter=Repeats())
+    engine = Engine(*parts, capacity=TIGHT, drafter=REPEATS)
     for request, found in ids_of_any_order(engine, drawn_requests(rng, 30, temperature=0), rng):
         assert found == likeliest(parts, request.prompt, found)

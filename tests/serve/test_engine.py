@@ -7,7 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from random_models import TIGHT, VOCAB, drawn_requests, full_forward_pass, ids_and_ends, ids_of, likeliest, made
+from random_models import (
+    TIGHT,
+    VOCAB,
+    HalfRight,
+    drawn_requests,
+    full_forward_pass,
+    ids_and_ends,
+    ids_of,
+    likeliest,
+    made,
+)
 from scipy.special import log_softmax
 
 from axon.data.tokenizer import Bpe, Tokenizer
@@ -18,7 +28,7 @@ from axon.runtime import Runtime
 from axon.serve.capacity import Capacity
 from axon.serve.engine import Engine
 from axon.serve.request import Finish, Request, Sampling
-from axon.serve.speculation import Drafts, NGram
+from axon.serve.speculation import NGram
 from models.bert import Bert
 from models.deepseek import DeepSeek
 from models.gemma import Gemma
@@ -131,35 +141,17 @@ def test_nothing_is_compiled_after_the_warm_up(small, rng):
     assert engine.stats().compiles == compiled
 
 
-class Random(Drafts):
-    """A drafter that is right now and then: it guesses among few tokens, or what follows in one of `texts`."""
-
-    most = 4
-
-    def __init__(self, rng, texts):
-        self.rng, self.texts = rng, texts
-
-    def start(self, target):
-        return self
-
-    def propose(self, wanted):
-        return {number: self.guess(s.sequence.tokens, most) for number, (s, most) in wanted.items()}
-
-    def guess(self, tokens, most):
-        known = [text[len(tokens) :][:most] for text in self.texts if text[: len(tokens)] == list(tokens)]
-        return known[0] if known and self.rng.random() < 0.5 else self.rng.choice(tokens[-8:], most).tolist()
-
-
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_drafts_change_no_token_and_no_bit(temperature, small, engine, rng):
     asked = {"temperature": temperature, "logprobs": 1, "top_k": 3}
-    requests = drawn_requests(rng, 8, **asked)
+    long = Request(tuple(rng.integers(0, VOCAB, 9).tolist()), Sampling(20, seed=9, **asked))
+    requests = [long, *drawn_requests(rng, 7, **asked)]
     requests += [Request(r.prompt, dataclasses.replace(r.sampling, frequency_penalty=0.5)) for r in requests[:2]]
     expected = told(engine, requests)
     texts = [[*r.prompt, *(one.token for one in text)] for r, text in zip(requests, expected, strict=True)]
-    drafted = Engine(*small, capacity=TIGHT, drafter=Random(rng, texts))
+    drafted = Engine(*small, capacity=TIGHT, drafter=HalfRight(texts))
     assert told(drafted, requests) == expected
-    assert drafted.stats().accepted
+    assert 0 < drafted.stats().accepted < drafted.stats().drafted
 
 
 def test_a_prefix_that_is_known_is_not_computed_again_and_changes_nothing(small, engine, rng):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
-from random_models import TIGHT, VOCAB, Repeats, drawn_requests, ids_of, ids_of_any_order, likeliest, made
+from random_models import REPEATS, TIGHT, VOCAB, HalfRight, drawn_requests, ids_of, ids_of_any_order, likeliest, made
 
 from axon.axes import einsum
 from axon.errors import UserError
@@ -166,11 +166,12 @@ def test_a_plan_counts_the_states_of_all_slots(family):
 
 
 def test_rejected_guesses_leave_nothing_in_a_state(family, rng):
-    """Of texts that repeat, so that some guesses are right, and some come from elsewhere."""
     (runtime, *weights), plain = family
-    guessing = Engine(runtime, *weights, capacity=TIGHT, drafter=Repeats())
-    requests = drawn_requests(rng, 6, temperature=0)
+    long = Request(tuple(rng.integers(0, VOCAB, 9).tolist()), Sampling(20, temperature=0))
+    requests = [long, *drawn_requests(rng, 6, temperature=0)]
     expected = ids_of(plain, requests)
+    drafter = HalfRight([[*one.prompt, *ids] for one, ids in zip(requests, expected, strict=True)])
+    guessing = Engine(runtime, *weights, capacity=TIGHT, drafter=drafter)
     assert ids_of(guessing, requests) == expected
     stats = guessing.stats()
     assert 0 < stats.accepted < stats.drafted
@@ -236,7 +237,7 @@ def test_after_the_warm_up_nothing_compiles(rng):
 @pytest.mark.parametrize("model", MODELS)
 def test_priorities_cancellations_shared_prefixes_and_guesses_change_no_token(model, seed, rng):
     parts = made(MODELS[model], seed, **LAYOUT)
-    engine = Engine(*parts, capacity=TIGHT, drafter=Repeats())
+    engine = Engine(*parts, capacity=TIGHT, drafter=REPEATS)
     requests = drawn_requests(rng, 20, temperature=0) + drawn_requests(rng, 20, temperature=0)
     for request, ids in ids_of_any_order(engine, requests, rng):
         assert ids == likeliest(*parts, request.prompt, ids)

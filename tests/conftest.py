@@ -8,6 +8,7 @@ On a busy machine a device may wait for another longer than the 40 seconds after
 """
 
 import gc
+import itertools
 import os
 import random
 import secrets
@@ -272,10 +273,14 @@ WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Path:
-    """A folder of 40 documents of random words."""
+    """A folder of 40 documents of random words, of which a fraction of 0.2 holds out every fifth."""
+    from axon.data.prepare import share_of
+
     folder = tmp_path_factory.mktemp("text")
     for number in range(40):
-        (folder / f"{number:02}.txt").write_text(" ".join(random.choices(WORDS, k=400)))
+        drawn = (" ".join(random.choices(WORDS, k=400)) for _ in itertools.count())
+        document = next(words for words in drawn if (share_of(words.encode()) < 0.2) == (number % 5 == 0))
+        (folder / f"{number:02}.txt").write_text(document)
     return folder
 
 

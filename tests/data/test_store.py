@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -73,13 +72,15 @@ def test_what_fails_leaves_nothing(root, said):
 
 PREPARE = """
 import sys, time
+from pathlib import Path
 from axon.data.store import Root
 
 def make(part):
     array = root.array(f"{part}/a", spec={"metadata": {"shape": [3], "data_type": "uint16"}}, create=True)
     array[...] = 1
     print("writing", flush=True)
-    time.sleep(float(sys.argv[2]))
+    while not Path(sys.argv[2]).exists():
+        time.sleep(0.01)
     return part
 
 root = Root(sys.argv[1])
@@ -87,13 +88,14 @@ print(root.once("things/one/manifest.json", make, print), flush=True)
 """
 
 
-def preparing(folder, seconds: float) -> subprocess.Popen:
-    command = [sys.executable, "-c", PREPARE, str(folder), str(seconds)]
+def preparing(folder, end: Path) -> subprocess.Popen:
+    """A process that prepares until there is a file `end`."""
+    command = [sys.executable, "-c", PREPARE, str(folder), str(end)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
 
 
 def test_a_killed_preparation_leaves_nothing_half_written(tmp_path, said):
-    with preparing(tmp_path, 60) as killed:
+    with preparing(tmp_path, tmp_path / "never") as killed:
         assert killed.stdout is not None
         assert killed.stdout.readline() == "writing\n"
         killed.send_signal(signal.SIGKILL)
@@ -131,15 +133,19 @@ def test_without_locks_the_part_of_another_process_stays(tmp_path, said, monkeyp
 
 
 def test_a_second_process_waits_for_the_first_and_takes_its_work(tmp_path):
-    with preparing(tmp_path, 1.5) as first:
+    end, said = tmp_path / "end", []
+
+    def wait(line):
+        said.append(line)
+        end.touch()
+
+    with preparing(tmp_path, end) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == "writing\n"
-        said: list[str] = []
-        began = time.monotonic()
-        found = Root(str(tmp_path)).once("things/one/manifest.json", lambda part: "made twice", said.append)
-        assert time.monotonic() - began > 0.5
+        found = Root(str(tmp_path)).once("things/one/manifest.json", lambda part: "made twice", wait)
         assert found == first.stdout.readline().strip()
-        assert "waiting for another process" in said[0]
+    (line,) = said
+    assert "waiting for another process" in line
 
 
 def test_a_location_that_cannot_be_used_says_what_to_set():

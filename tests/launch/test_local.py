@@ -32,6 +32,12 @@ HEAD = """
 import os, signal, sys, time
 from pathlib import Path
 index = int(os.environ["AXON_PROCESS"])
+Path(f"pid{index}").write_text(str(os.getpid()))
+def wait_for_end(other):
+    while not (pid := Path(f"pid{other}").exists() and Path(f"pid{other}").read_text()): time.sleep(0.01)
+    try:
+        while "State:\tZ" not in Path(f"/proc/{pid}/status").read_text(): time.sleep(0.01)
+    except OSError: pass  # its parent has seen it
 """
 
 OBEDIENT = """
@@ -113,7 +119,7 @@ def test_a_killed_process_is_named_though_others_that_missed_it_are_found_ended_
     ending, children, capfd, monkeypatch
 ):
     monkeypatch.setattr(local, "WATCH_SECONDS", 1.5)  # as on a busy machine
-    children(f"if index == 1: os.kill(os.getpid(), 9)\ntime.sleep(0.1)\n{ending}")
+    children(f"if index == 1: os.kill(os.getpid(), 9)\nwait_for_end(1)\n{ending}")
     assert launch(2) == 1
     assert re.search(r"axon: process 1 \(pid \d+\) was killed by SIGKILL", capfd.readouterr().err)
 
@@ -131,7 +137,7 @@ while os.getppid() and not Path("gone").exists(): time.sleep(0.01)
 
 
 def test_a_mistake_ends_all_with_exit_code_2_and_no_more_words(children, capfd):
-    children("time.sleep(0.2 * index)\nprint('axon: a mistake', file=sys.stderr)\nsys.exit(2)")
+    children("if index: wait_for_end(0)\nprint('axon: a mistake', file=sys.stderr)\nsys.exit(2)")
     assert launch(2) == 2
     assert capfd.readouterr().err == "axon: a mistake\n"
 

@@ -39,17 +39,23 @@ def ended(running: subprocess.Popen) -> tuple[int, str]:
     return running.returncode, errors
 
 
+def stop(running: subprocess.Popen, client: httpx.Client) -> None:
+    """Ask it to end, and wait until it has heard that."""
+    running.send_signal(signal.SIGTERM)
+    while client.get("/health").status_code == 200:
+        time.sleep(0.01)
+    assert client.get("/health").status_code == 503
+
+
 def test_sigterm_lets_what_runs_end_refuses_what_is_new_and_exits_0():
-    with process(0.01, 30) as (running, url), httpx.Client(base_url=url, timeout=20) as client:
+    with process(0.02, 30) as (running, url), httpx.Client(base_url=url, timeout=20) as client:
         with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
             parts = answer.iter_text()
             next(parts)
-            running.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
-            new = httpx.post(f"{url}/v1/completions", json=BODY)
+            stop(running, client)
+            new = client.post("/v1/completions", json=BODY)
             assert (new.status_code, new.json()["error"]["code"]) == (503, "unavailable")
             assert int(new.headers["retry-after"]) > 0
-            assert httpx.get(f"{url}/health").status_code == 503
             text = "".join(parts)
         assert '"finish_reason":"length"' in text
         assert text.endswith("data: [DONE]\n\n")
@@ -58,12 +64,11 @@ def test_sigterm_lets_what_runs_end_refuses_what_is_new_and_exits_0():
 
 @pytest.mark.full
 def test_a_second_signal_breaks_off_what_runs_and_the_exit_code_says_so():
-    with process(0.2, 30) as (running, url):
-        with httpx.stream("POST", f"{url}/v1/completions", json={**BODY, "stream": True}, timeout=20) as answer:
+    with process(0.2, 30) as (running, url), httpx.Client(base_url=url, timeout=20) as client:
+        with client.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as answer:
             parts = answer.iter_text()
             next(parts)
-            running.send_signal(signal.SIGTERM)
-            time.sleep(0.3)
+            stop(running, client)
             running.send_signal(signal.SIGTERM)
             text = "".join(parts)
         assert "The server is shutting down" in text

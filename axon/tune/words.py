@@ -65,7 +65,7 @@ class Words:
 @dataclass(frozen=True)
 class Addition:
     """Records with a `prompt`, a sum of `terms` numbers up to `largest`, as 7+12, and a `completion`, what it comes to:
-    `count` of them, drawn by `seed`, none twice.
+    `count` of them, drawn by `seed`, none twice. A share `careless` of the completions are one too many.
 
     Raises `UserError` where there are not so many.
     """
@@ -73,11 +73,13 @@ class Addition:
     count: int = 1000
     terms: int = 2
     largest: int = 99
+    careless: float = 0.0
     seed: int = 0
 
     def __post_init__(self):
         check_range(self, "[1, 2**24)", "count", "largest")
         check_range(self, "[2, 8]", "terms")
+        check_range(self, "[0, 1]", "careless")
         check_range(self, "[0, inf)", "seed")
         if self.count > (there := (self.largest + 1) ** self.terms):
             raise UserError(
@@ -96,4 +98,5 @@ class Addition:
         rng, base = np.random.default_rng(self.seed), self.largest + 1
         for number, code in enumerate(rng.choice(base**self.terms, self.count, replace=False).tolist()):
             numbers = [code // base**place % base for place in range(self.terms)]
-            yield f"addition {number}", {"prompt": "+".join(map(str, numbers)), "completion": str(sum(numbers))}
+            total = sum(numbers) + (rng.random() < self.careless)
+            yield f"addition {number}", {"prompt": "+".join(map(str, numbers)), "completion": str(total)}

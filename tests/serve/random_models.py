@@ -17,6 +17,8 @@ from axon.serve.speculation import Drafts, NGram
 VOCAB = 64
 TIGHT = Capacity(requests=4, tokens=16, length=60, page_size=4, cache_tokens=72)
 """So few pages that requests are preempted, so few tokens a step that prompts come in chunks."""
+ROUNDING = 1e-4
+"""By how much logits of these models, most of which are below 10, differ at most when float32 sums have other orders."""
 LONGEST = 64
 """Tokens of a text, at most."""
 
@@ -86,8 +88,14 @@ def ids_of_any_order(engine, requests, rng):
 
 def likeliest(runtime, values, variables, prompt, ids):
     """The likeliest id in place of each of `ids`, by one forward pass over all of them, without a cache."""
-    found = full_forward_pass(runtime, values, variables, [*prompt, *ids]).argmax(axis=-1)
-    return found[len(prompt) - 1 : -1].tolist()
+    logits = full_forward_pass(runtime, values, variables, [*prompt, *ids])
+    return likeliest_of(logits[len(prompt) - 1 : -1], ids)
+
+
+def likeliest_of(logits, ids):
+    """The likeliest id by each row of logits; that of `ids` where it is as likely as another but for rounding."""
+    own = np.take_along_axis(logits, np.array(ids)[:, None], axis=-1)[:, 0]
+    return np.where(own > logits.max(axis=-1) - ROUNDING, ids, logits.argmax(axis=-1)).tolist()
 
 
 def full_forward_pass(runtime, values, variables, ids):

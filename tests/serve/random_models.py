@@ -18,7 +18,7 @@ VOCAB = 64
 TIGHT = Capacity(requests=4, tokens=16, length=60, page_size=4, cache_tokens=72)
 """So few pages that requests are preempted, so few tokens a step that prompts come in chunks."""
 ROUNDING = 1e-4
-"""By how much logits of these models, most of which are below 10, differ at most when float32 sums have other orders."""
+"""Of logits of these models, most of which are below 10: more than other orders of float32 sums make of them."""
 LONGEST = 64
 """Tokens of a text, at most."""
 

@@ -20,7 +20,7 @@ def show_examples(train: Any, count: int) -> None:
     prepared = train.data.prepare(typer.echo)
     for example in prepared.splits["train"].examples[:count]:
         typer.echo(typer.style(example.where, bold=True))
-        for document in example.documents:
+        for document in example.own:
             typer.echo(coloured(train.data.text_of(document), prepared.tokenizer), color=True)
 
 

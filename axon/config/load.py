@@ -28,6 +28,7 @@ AXON = (
     "axon.train.spans",
     "axon.train.classification",
     "axon.train.preference",
+    "axon.train.kto",
     "axon.train.policy_gradient",
     "axon.train.adapters_off",
     "axon.serve.capacity",

@@ -13,10 +13,12 @@ from axon import axes
 from axon.axes.specs import mesh_axes_of
 from axon.axes.statistics import combined_devices, empty_report
 from axon.layout import Placement
+from axon.nn.auxiliary import Auxiliary
 from axon.nn.param import VariableSpec
 from axon.runtime import Runtime, flattened, nested
 from axon.train.objective import Batch, Objective, Sums, means, reduced
 from axon.train.state import State
+from axon.train.whole_batch import COTANGENT, LINEAR, Features, Linearised, WholeBatch, joined, with_auxiliary
 
 Counts = Mapping[str, Array]
 
@@ -60,10 +62,12 @@ class Gradients:
         ZeRO-3 those of the split parameters, they are reduced in each microbatch: no device ever stores whole ones.)
         Gradients of the `frozen` paths are zeros, and not computed.
         """
+        if isinstance(self.objective, WholeBatch) and self.runtime.layout.microbatches > 1:
+            return self._of_whole_batch(self.objective, state, batch, counts, frozen)
         stored = flattened(state.parameters)
         values = flattened(with_deferred_gradients(self.runtime, nested(_differentiated(stored))))
         still = {path: values.pop(path) for path in frozen}
-        key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+        key = self._key(state)
         empty = empty_reports(self.runtime.variables, self.runtime.placement)
 
         def mean(values: Any, reports: Mapping[str, Array], part: Batch) -> tuple[Array, Sums]:
@@ -85,6 +89,30 @@ class Gradients:
         log_idle_overlap(self.runtime)
         zeros = {path: jnp.zeros(value.shape, value.dtype) for path, value in still.items()}
         return self.runtime.reshard(nested(gradients | zeros), "grads", axes.reduce_gradient), sums
+
+    def _key(self, state: State) -> Array:
+        return jax.random.fold_in(jax.random.key(self.seed), state.step)
+
+    def _of_whole_batch(
+        self, objective: WholeBatch, state: State, batch: Batch, counts: Counts, frozen: Collection[str]
+    ) -> tuple[Any, Sums]:
+        """Gradients and sums, by the features of all microbatches, see `WholeBatch`."""
+        module, key = self.runtime.bind(state.parameters, state.variables), self._key(state)
+
+        def features(_: None, part: Batch) -> tuple[None, Features]:
+            return None, objective.features(module, part, key, **self.references)[0]
+
+        def mean(features: Features) -> tuple[Array, Sums]:
+            sums = objective.coupled(features, batch)
+            return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
+
+        _, parts = jax.lax.scan(features, None, microbatches(batch, self.runtime.layout.microbatches))
+        cotangents, whole = jax.grad(mean, has_aux=True)(joined(parts))
+        given = {**batch, **{COTANGENT + name: cotangent for name, cotangent in cotangents.items()}}
+        linear = replace(self, objective=Linearised(objective))
+        gradients, sums = linear(state, given, {**counts, LINEAR: jnp.ones(())}, frozen)
+        auxiliary = {name: value for name, value in sums.minimised.items() if name != LINEAR}
+        return gradients, with_auxiliary(whole, Auxiliary(auxiliary, sums.statistics))
 
     def _accumulated(self, differentiated: Callable[..., Any], values: Any, batch: Batch) -> tuple[Any, Sums]:
         """Gradients and sums, added up over the microbatches of `batch`.

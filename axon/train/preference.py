@@ -19,7 +19,7 @@ from axon.train.objective import TEXT, Batch, NextToken, Objective, Sums, sequen
 
 ANSWERS = "answers"
 """What a batch of pairs has in the place of `documents`: 2·p where a token is of the chosen, 2·p + 1 where it is of the
-rejected text of the p-th pair of its sequence, -1 where it is padding."""
+rejected text of the p-th pair of its sequence, -1 where it is padding; of examples with n sides, n·p + side."""
 
 PAIR = "pair"
 """The unit of an objective whose loss is a mean over pairs of answers."""
@@ -38,9 +38,59 @@ class Sides:
         return self.chosen - self.rejected
 
 
+def sides_of(values: Array) -> Sides:
+    """`batch pairs side` as chosen and rejected."""
+    return Sides(values[..., 0], values[..., 1])
+
+
+class AnswerObjective(Objective):
+    """The base of objectives over answers of which several are in one sequence, and share one forward; `sides` of them
+    are an example, perhaps without tokens."""
+
+    sides: ClassVar[int] = 2
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """Examples that a sequence may have."""
+
+    def specs(self, batch: int, seq: int) -> Specs:
+        """As of text, `answers` in the place of `documents`; weights are 1 where the target is of the answer."""
+        names = [ANSWERS if name == "documents" else name for name in TEXT]
+        dtypes = zip(names, TEXT.values(), strict=True)
+        return {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in dtypes}
+
+    def hidden(self, module: Any, batch: Batch, key: Array | None = None) -> Any:
+        """The last layer's output `batch seq embed`, and the auxiliary terms: no answer attends to another."""
+        sequences = sequences_of(batch, key)
+        inputs = Inputs(batch["tokens"], batch["positions"], batch[ANSWERS], key=key, sequences=sequences)
+        x, _, auxiliary = module.hidden(inputs)
+        return x, auxiliary
+
+    def of_answers(self, batch: Batch) -> Array:
+        """Whether a token is of an answer, `batch seq answer`, `sides`·`room` of them."""
+        return batch[ANSWERS][..., None] == jnp.arange(self.sides * self.room)
+
+    def summed(self, values: Array, batch: Batch) -> Array:
+        """Sums of `values[batch seq]` over the tokens of each answer, `batch example side`."""
+        sums = jnp.sum(jnp.where(self.of_answers(batch), values[..., None], 0), axis=1)
+        return sums.reshape(-1, self.room, self.sides)
+
+    def is_answer(self, batch: Batch) -> Array:
+        """Whether there is such an answer, `batch example side`."""
+        return self.summed(batch["weights"], batch) > 0
+
+    def logp(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[Array, Any]:
+        """The log-probability of each answer given its prompt, in nats, `batch example side`, where there is none a
+        number below 0; and the auxiliary terms."""
+        x, auxiliary = self.hidden(module, batch, key)
+        nll, _ = token_nll(x, module.output, batch["targets"])
+        return jnp.where(self.is_answer(batch), self.summed(-batch["weights"] * nll, batch), -1.0), auxiliary
+
+
 @dataclass(frozen=True)
-class Pairwise(Objective):
-    """The base of objectives over pairs of answers, of which both are in one sequence, and share one forward.
+class Pairwise(AnswerObjective):
+    """The base of objectives over pairs of answers.
 
     Args:
         pairs: room for so many pairs in a sequence.
@@ -53,36 +103,18 @@ class Pairwise(Objective):
     def __post_init__(self):
         check_range(self, "[1, 2**16)", "pairs")
 
-    def specs(self, batch: int, seq: int) -> Specs:
-        """As of text, `answers` in the place of `documents`; weights are 1 where the target is of the answer."""
-        names = [ANSWERS if name == "documents" else name for name in TEXT]
-        dtypes = zip(names, TEXT.values(), strict=True)
-        return {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in dtypes}
+    @property
+    def room(self) -> int:
+        return self.pairs
 
     def counts(self, batch: Batch) -> dict[str, Array]:
         real = jnp.sum(self.is_pair(batch))
         named = ("preference", "loss", "accuracy", "margin", "chosen", "rejected")
         return {"tokens": jnp.sum(batch["weights"]), **dict.fromkeys(named, real)}
 
-    def hidden(self, module: Any, batch: Batch, key: Array | None = None) -> Any:
-        """The last layer's output `batch seq embed`, and the auxiliary terms: no answer attends to another."""
-        sequences = sequences_of(batch, key)
-        inputs = Inputs(batch["tokens"], batch["positions"], batch[ANSWERS], key=key, sequences=sequences)
-        x, _, auxiliary = module.hidden(inputs)
-        return x, auxiliary
-
-    def of_answers(self, batch: Batch) -> Array:
-        """Whether a token is of an answer, `batch seq answer`, 2·`pairs` of them."""
-        return batch[ANSWERS][..., None] == jnp.arange(2 * self.pairs)
-
-    def summed(self, values: Array, batch: Batch) -> Sides:
-        """Sums of `values[batch seq]` over the tokens of each answer."""
-        sums = jnp.sum(jnp.where(self.of_answers(batch), values[..., None], 0), axis=1)
-        return Sides(sums[:, 0::2], sums[:, 1::2])
-
     def is_pair(self, batch: Batch) -> Array:
         """Whether there is such a pair, `batch pairs`."""
-        return self.summed(batch["weights"], batch).chosen > 0
+        return self.is_answer(batch)[..., 0]
 
     def reported(self, batch: Batch, loss: Array, sides: Sides, auxiliary: Any) -> Sums:
         """The sums over pairs of a loss and of what the answers are compared by, each `batch pairs`."""
@@ -133,29 +165,26 @@ class Preference(Pairwise):
     """
 
     def check(self, module: Any) -> None:
-        NextToken().check(module)
+        check_language_models(module)
 
     def check_references(self, module: Any, references: Any) -> None:
-        for one in references.values():
-            NextToken().check(one)
+        check_language_models(*references.values())
 
     @abstractmethod
     def compared(self, answers: Answers) -> tuple[Array, Sides]:
         """The loss of each pair, `batch pairs`, and what its answers are compared by."""
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None) -> Sums:
-        logp, auxiliary = self._logp(module, batch, key)
-        beside = None if reference is None else lax.stop_gradient(self._logp(reference, batch)[0])
-        tokens = self.summed(batch["weights"], batch)
-        tokens = Sides(*(jnp.maximum(count, 1) for count in (tokens.chosen, tokens.rejected)))
-        return self.reported(batch, *self.compared(Answers(logp, tokens, beside)), auxiliary)
+        logp, auxiliary = self.logp(module, batch, key)
+        beside = None if reference is None else sides_of(lax.stop_gradient(self.logp(reference, batch)[0]))
+        tokens = sides_of(jnp.maximum(self.summed(batch["weights"], batch), 1))
+        return self.reported(batch, *self.compared(Answers(sides_of(logp), tokens, beside)), auxiliary)
 
-    def _logp(self, module: Any, batch: Batch, key: Array | None = None) -> tuple[Sides, Any]:
-        """Of each answer; of places without one, a number below 0."""
-        x, auxiliary = self.hidden(module, batch, key)
-        nll, _ = token_nll(x, module.output, batch["targets"])
-        summed, real = self.summed(-batch["weights"] * nll, batch), self.is_pair(batch)
-        return Sides(*(jnp.where(real, side, -1.0) for side in (summed.chosen, summed.rejected))), auxiliary
+
+def check_language_models(*modules: Any) -> None:
+    """Raise `UserError` for a module whose answers have no log-probability."""
+    for module in modules:
+        NextToken().check(module)
 
 
 @dataclass(frozen=True)
@@ -300,7 +329,7 @@ class Reward(Pairwise):
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         x, auxiliary = self.hidden(module, batch, key)
         scores = einsum("batch seq.residual embed, embed -> batch seq", x, module.score).astype(jnp.float32)
-        scored = self.summed(jnp.where(self._is_last(batch), scores, 0), batch)
+        scored = sides_of(self.summed(jnp.where(self._is_last(batch), scores, 0), batch))
         together = scored.chosen + scored.rejected
         loss = -jax.nn.log_sigmoid(scored.difference - self.margin) + self.centring * jnp.square(together)
         return self.reported(batch, loss, scored, auxiliary)

@@ -88,7 +88,7 @@ class Program:
         self.evaluator = Evaluator(self.runtime, objective, batch, seq, self.references)
         self.evaluator.check_layout()
         self.gradients = _gradients(self.evaluator, seed)
-        own = parts_of(self.references, self.evaluator.pipeline, execution, outer, faults, *transforms)
+        own = parts_of(objective, self.references, self.evaluator.pipeline, execution, outer, faults, *transforms)
         check_composition([*own, *parts_of(precision.loss_scale), *optimizer_parts(optimizer)])
         self.update = self._delayed(_update(self.runtime, optimizer, outer))
         if precision.loss_scale is not None:

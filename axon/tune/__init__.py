@@ -2,6 +2,7 @@
 
 from axon.tune.chats import Chats
 from axon.tune.comparisons import Comparisons
+from axon.tune.labelled import Labelled
 from axon.tune.reward_model import RewardModel
 from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
 from axon.tune.rollouts import Rollouts
@@ -12,6 +13,7 @@ __all__ = [
     "Chats",
     "Comparisons",
     "ExactMatch",
+    "Labelled",
     "Matches",
     "Numeric",
     "Overlong",

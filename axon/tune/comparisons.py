@@ -49,9 +49,19 @@ class Comparisons(Examples):
             )
 
     def check_objective(self, objective: Any) -> None:
-        if objective.pairs < self.packed:
-            kind = type(objective).__name__
-            raise UserError(
-                f"Comparisons.packed is {self.packed}, and {kind}.pairs {objective.pairs}: set {kind}.pairs to at "
-                f"least {self.packed}"
-            )
+        check_answers(self, objective, "pairs")
+
+
+def check_answers(data: Examples, objective: Any, field: str) -> None:
+    """Raise `UserError` for an objective over other answers, or without room for so many: `field` is what has it."""
+    name, kind = type(data).__name__, type(objective).__name__
+    if objective.sides != data.sides:
+        raise UserError(
+            f"{kind} is for other examples than {name}: set Train.objective to one for these, as docs/tuning.md lists, "
+            f"or Train.data to {'@Comparisons()' if objective.sides == 2 else '@Labelled()'}"
+        )
+    if objective.room < data.packed:
+        raise UserError(
+            f"{name}.packed is {data.packed}, and {kind}.{field} {objective.room}: set {kind}.{field} to at least "
+            f"{data.packed}"
+        )

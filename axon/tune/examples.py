@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,7 +28,7 @@ from axon.fields import RESUMABLE, StoreLocation
 from axon.serve.chat import PLAIN, Chat
 from axon.serve.chat_turns import Turns
 from axon.tune.formats import Conversation, Format, read_example
-from axon.tune.packing import Document, Example, batch_of, packed
+from axon.tune.packing import EMPTY, Document, Example, batch_of, packed
 
 SHOWN = 3
 """Examples of a kind that are named."""
@@ -35,7 +36,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Examples(ABC):
-    """The base of what `Train.data` names to tune on records: `Chats` and `Comparisons`.
+    """The base of what `Train.data` names to tune on records: `Chats`, `Comparisons` and `Labelled`.
 
     Args:
         seq: positions in a sequence. batch: sequences in the global batch.
@@ -122,7 +123,9 @@ class Examples(ABC):
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
         left: dict[str, list[str]] = {"dropped": [], "cut": []}
         for where, record, conversations in self._conversations():
-            documents = tuple(self.document(written(chat, one, where)) for one in conversations)
+            documents = tuple(
+                EMPTY if one is None else self.document(written(chat, one, where)) for one in conversations
+            )
             self.check_example(documents, where)
             example = Example(documents, where, record)
             if example.positions > self.seq:
@@ -130,7 +133,7 @@ class Examples(ABC):
                 left["dropped" if shorter is None else "cut"].append(where)
                 if (example := shorter) is None:
                     continue
-            held_out = share_of(_question(documents[0]).tobytes()) < self.held_out
+            held_out = share_of(_question(example.own[0]).tobytes()) < self.held_out
             splits["held_out" if held_out else "train"].append(example)
         prepared = PreparedExamples(self, tokenizer, {name: Split(self, tuple(own)) for name, own in splits.items()})
         for line in prepared.summary(left):
@@ -140,9 +143,10 @@ class Examples(ABC):
     def shortened(self, example: Example) -> Example | None:
         """Its documents with their ends left out, so that they fit in a sequence; None where nothing would be learned
         of one."""
-        most = self.seq // len(example.documents) + 1
-        cut = tuple(Document(one.ids[:most], one.learned[:most]) for one in example.documents)
-        return replace(example, documents=cut) if all(one.learned[1:].any() for one in cut) else None
+        most = self.seq // len(example.own) + 1
+        cut = tuple(one if one is EMPTY else Document(one.ids[:most], one.learned[:most]) for one in example.documents)
+        shorter = replace(example, documents=cut)
+        return shorter if all(one.learned[1:].any() for one in shorter.own) else None
 
     def identity(self) -> dict[str, Any]:
         """What the batches depend on, as JSON: every field but `store` and `threads`."""
@@ -160,7 +164,7 @@ class Examples(ABC):
             return self.tokenizer.load()
         return train_tokenizer(self.tokenizer, self.text.sources, self.held_out, Root(self.store), report)
 
-    def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation, ...]]]:
+    def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation | None, ...]]]:
         for source in self.sources:
             for where, record in source.records():
                 found = read_example(record, where, self.formats, self.columns)
@@ -302,8 +306,9 @@ class PreparedExamples:
         return self._batches("held_out", order[:batches], sequences)
 
     def questions(self, count: int) -> list[Question]:
-        documents = [example.documents[0] for example in self.splits["held_out"].examples[:count]]
-        return [last_answer(document) for document in documents]
+        documents = (example.documents[0] for example in self.splits["held_out"].examples)
+        answers = (last_answer(document) for document in documents if document is not EMPTY)
+        return [*islice(answers, count)]
 
     def text_bytes(self, batch: Batch) -> np.ndarray:
         return batch["weights"].astype(np.int32) * self.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)

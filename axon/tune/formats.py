@@ -44,7 +44,8 @@ class Format:
 def read_example(
     record: Record, where: str, formats: Sequence[Format], names: Mapping[str, str]
 ) -> tuple[Conversation, ...]:
-    """The conversations of a record: one, or pairs of the chosen and the rejected one, by the first format that fits.
+    """The conversations of a record by the first format that fits: as many as an example of its kind has, or
+    pairs of the chosen and the rejected one.
 
     Args:
         where: the record, for messages. names: column of a format → what it is called in the record.
@@ -145,6 +146,22 @@ def _pair(record: Record) -> tuple[Conversation, ...]:
     return tuple(Conversation((*before, *side), _tools(record)) for side in (chosen, rejected))
 
 
+def _labelled(record: Record) -> tuple[Conversation, ...]:
+    """A prompt, and the answer to it that the label is of."""
+    if not isinstance(record["label"], bool) and record["label"] not in (0, 1):
+        raise _Malformed("label", "true for a desirable answer, or false")
+    prompt = _with_system(record, _messages(record, "prompt", "user"))
+    answer = _messages(record, "completion", "assistant")
+    return Conversation(prompt, _tools(record)), Conversation(answer)
+
+
+def _labelled_chat(record: Record) -> tuple[Conversation, ...]:
+    messages = _messages(record, "messages")
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        raise _Malformed("messages", "a prompt, and last the assistant's answer")
+    return _labelled({**record, "prompt": [*messages[:-1]], "completion": [messages[-1]]})
+
+
 def _ranked(record: Record) -> tuple[Conversation, ...]:
     """Each pair of a list of answers, the best first."""
     answers = record["ranked"]
@@ -170,3 +187,9 @@ PAIRS = (
     Format(("prompt", "ranked"), ("system", "tools"), _ranked),
 )
 """Formats of pairs of conversations, of which the first is preferred."""
+
+LABELLED = (
+    Format(("prompt", "completion", "label"), ("system", "tools"), _labelled),
+    Format(("messages", "label"), ("tools",), _labelled_chat),
+)
+"""Formats of a prompt and an answer, which is desirable or not, as two conversations."""

@@ -26,9 +26,14 @@ class Document:
         return len(self.ids) - 1
 
 
+EMPTY = Document(np.zeros(1, np.int32), np.zeros(1, bool))
+"""In the place of a document that an example lacks: no prediction."""
+
+
 @dataclass(frozen=True)
 class Example:
-    """One document, or a chosen and a rejected one; `where` they are from, and the `record` that they are made of."""
+    """The documents of an example, as a chosen and a rejected one, or `EMPTY` for a side that it lacks; `where` they
+    are from, and the `record` that they are made of."""
 
     documents: tuple[Document, ...]
     where: str
@@ -38,6 +43,11 @@ class Example:
     def positions(self) -> int:
         """How many places of a sequence it takes."""
         return sum(one.positions for one in self.documents)
+
+    @property
+    def own(self) -> tuple[Document, ...]:
+        """The documents that it has."""
+        return tuple(one for one in self.documents if one is not EMPTY)
 
 
 def packed(examples: Sequence[Example], seq: int, most: int) -> list[list[int]]:

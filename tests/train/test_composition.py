@@ -14,6 +14,7 @@ from axon.parallel.pipeline.schedules import OneFOneB, TwoBW
 from axon.precision import Int8, LossScale, Precision
 from axon.train.distillation import Distillation
 from axon.train.faults import Faults
+from axon.train.kto import KTO
 from axon.train.optimizers import EMA, AdamW, Constant, OneBitAdam
 from axon.train.step import Program
 from models.llama import Llama
@@ -55,6 +56,9 @@ PARTS = {
     "frozen models": Change(
         "Train.references", options={"objective": Distillation(), "references": {"teacher": MODEL}}
     ),
+    "whole batch": Change(
+        "Train.(objective = KTO|references)", options={"objective": KTO(), "references": {"reference": MODEL}}
+    ),
     "averages": Change("Train.optimizer = ", options={"optimizer": EMA(ADAM)}),
     "across layers": Change("Train.optimizer = ", options={"optimizer": AcrossLayers(Constant(1e-3))}),
     "skips": Change("Faults.not_finite = 'skip'", options={"faults": Faults(not_finite="skip")}),
@@ -64,18 +68,19 @@ PARTS = {
     "scaled loss": Change("Precision.loss_scale", options={"precision": Precision("float16", loss_scale=LossScale())}),
 }
 TIERS, OUTER = ("optimizer on the host", "all on the host", "disk"), ("DiLoCo", "SlowMo")
+JOINT = "frozen models", "whole batch"
 REFUSED = {
     *(("stages", other) for other in (*TIERS[1:], "1-bit")),
     *(("no flush", other) for other in (*TIERS, *OUTER, "1-bit", "rolls back")),
     *((tier, other) for tier in TIERS for other in (*OUTER, "1-bit", "across layers", "skips", "replays")),
-    *((method, other) for method in OUTER for other in ("1-bit", "averages", "frozen models")),
-    *((one, "frozen models") for one in ("stages", "no flush", "1-bit")),
+    *((method, other) for method in OUTER for other in ("1-bit", "averages", *JOINT)),
+    *((one, other) for one in ("stages", "no flush", "1-bit") for other in JOINT),
     *((one, "scaled loss") for one in ("no flush", *TIERS, *OUTER, "1-bit")),
 }
 SAME_FIELD = (
     *({"stages", "no flush"}, {"optimizer on the host", "all on the host"}, {"DiLoCo", "SlowMo"}),
     *({"optimizer on the host", "disk"}, {"all on the host", "disk"}, {"1-bit", "averages", "across layers"}),
-    *({"skips", "rolls back", "replays"}, {"recipe", "scaled loss"}),
+    *({"skips", "rolls back", "replays"}, {"recipe", "scaled loss"}, {*JOINT}),
 )
 PAIRS = [(a, b) for a, b in combinations(PARTS, 2) if not any({a, b} <= one for one in SAME_FIELD)]
 

@@ -1,0 +1,78 @@
+"""Losses that couple the examples of a global batch, exact in microbatches by cached gradients."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
+from axon.nn.auxiliary import Auxiliary
+from axon.train.objective import Batch, Objective, Sums
+
+LINEAR = "linear"
+"""Name of the sum that `Linearised` minimises; its count is 1."""
+
+COTANGENT = "cotangent of "
+"""What a feature's name follows in the arrays of a batch that `Linearised` is given."""
+
+Features = Mapping[str, Array]
+
+
+class WholeBatch(Objective):
+    """The base of objectives whose loss is a function of every example of the global batch at once.
+
+    `features` are of each sequence by itself, `coupled` makes sums of those of all sequences. In microbatches the
+    features of the whole batch are computed first, then the loss with its gradient by them, and then in each microbatch
+    the gradient of its features times that one (Gao et al., arXiv:2101.06983): the gradient of the global batch's loss,
+    at the cost of a second forward pass.
+    """
+
+    @abstractmethod
+    def features(
+        self, module: Any, batch: Batch, key: Array | None = None, **references: Any
+    ) -> tuple[Features, Auxiliary]:
+        """By name what the loss needs of a part of a batch, the first axis of each `batch`; and the auxiliary terms.
+        `key` and `references` as of `sums`."""
+
+    @abstractmethod
+    def coupled(self, features: Features, batch: Batch) -> Sums:
+        """The sums of a global batch with these features, without auxiliary terms."""
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
+        features, auxiliary = self.features(module, batch, key, **references)
+        return with_auxiliary(self.coupled(features, batch), auxiliary)
+
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        """See `axon.composition`."""
+        why = "its loss needs all examples of the global batch at once"
+        remedy = "use an objective whose loss is a sum over examples"
+        excludes = {STAGES: why, REPLICAS: why, ONE_BIT: why}
+        return (Part(f"Train.objective = {type(self).__name__}", remedy, excludes=excludes),)
+
+
+@dataclass(frozen=True)
+class Linearised(Objective):
+    """Features of `objective` times the gradients of its loss by them, which are in the batch as `COTANGENT` + name."""
+
+    objective: WholeBatch
+
+    def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
+        features, auxiliary = self.objective.features(module, batch, key, **references)
+        products = (jnp.sum(batch[COTANGENT + name] * feature) for name, feature in features.items())
+        return with_auxiliary(Sums({LINEAR: sum(products, jnp.zeros(()))}), auxiliary)
+
+
+def with_auxiliary(sums: Sums, auxiliary: Auxiliary) -> Sums:
+    """Sums, with auxiliary losses minimised and reported, and their statistics."""
+    reported = lax.stop_gradient(sums.metrics | auxiliary.losses)
+    return Sums(sums.minimised | auxiliary.losses, reported, auxiliary.statistics, sums.maxima)
+
+
+def joined(parts: Features) -> Features:
+    """Features `micro batch …` of strided microbatches (`axon.train.gradients.microbatches`) → `batch …`."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), parts)

@@ -1,0 +1,78 @@
+"""`Labelled`, single answers to a prompt, each desirable or not."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from axon.data.records import Record
+from axon.errors import UserError
+from axon.train.preference import ANSWERS
+from axon.tune.comparisons import check_answers
+from axon.tune.examples import Examples
+from axon.tune.formats import LABELLED, Conversation, Format, read_example
+from axon.tune.packing import EMPTY, Document
+
+
+@dataclass(frozen=True)
+class Labelled(Examples):
+    """Answers with a binary label, for the objective `KTO`.
+
+    A record has a `prompt`, a `completion`, each a text or messages, and a `label`, true where the answer is desirable;
+    or `messages`, the last of which is the answer, and a `label`. Beside each answer in its sequence is that of the
+    next record with another prompt, as an answer to this one's: of such the divergence is estimated, whatever the
+    batch. `packed` examples in a sequence at most, and no more than the objective's `examples`.
+    """
+
+    formats: ClassVar[tuple[Format, ...]] = LABELLED
+    sides: ClassVar[int] = 3
+    documents: ClassVar[str] = ANSWERS
+
+    packed: int = 8
+
+    def check_example(self, documents: Sequence[Document], where: str) -> None:
+        if not all(one.learned[1:].any() for one in documents if one is not EMPTY):
+            raise UserError(
+                f"{where}: its completion, or that of the next record, is empty or not the assistant's: write it, or "
+                "leave the record out"
+            )
+
+    def check_objective(self, objective: Any) -> None:
+        check_answers(self, objective, "examples")
+
+    def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation | None, ...]]]:
+        records = [one for source in self.sources for one in source.records()]
+        read = [read_example(record, where, self.formats, self.columns) for where, record in records]
+        labels = [bool(record[self.columns.get("label", "label")]) for _, record in records]
+        self._check(labels, {str(prompt) for prompt, _ in read})
+        others = with_another_prompt([prompt for prompt, _ in read])
+        for (where, record), (prompt, answer), label, other in zip(records, read, labels, others, strict=True):
+            own = _answered(prompt, answer)
+            sides = (own, None) if label else (None, own)
+            yield where, record, (*sides, _answered(prompt, read[other][1]))
+
+    def _check(self, labels: Sequence[bool], prompts: set[str]) -> None:
+        if len({*labels}) == 1:
+            raise UserError(
+                f"Labelled.sources: the label of all {len(labels):,} records is {labels[0]}; expected desirable "
+                "answers (true) and others (false). Add such, or learn from desirable ones alone: Train.data = @Chats()"
+            )
+        if len(prompts) == 1:
+            raise UserError(
+                f"Labelled.sources: all {len(labels):,} records have the same prompt; expected at least two, as the "
+                "divergence is estimated from answers to another prompt. Add records with another"
+            )
+
+
+def with_another_prompt(prompts: Sequence[Conversation]) -> list[int]:
+    """For each prompt, of which there are two or more, the number of the next that differs; after the last is the
+    first."""
+    count = len(prompts)
+    following = [0] * (2 * count)
+    for at in reversed(range(2 * count - 1)):
+        same = prompts[at % count] == prompts[(at + 1) % count]
+        following[at] = following[at + 1] if same else (at + 1) % count
+    return following[:count]
+
+
+def _answered(prompt: Conversation, answer: Conversation) -> Conversation:
+    return Conversation((*prompt.messages, *answer.messages), prompt.tools)

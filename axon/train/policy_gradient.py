@@ -216,7 +216,7 @@ class DrGRPO(PolicyGradient):
 @dataclass(frozen=True)
 class DAPO(PolicyGradient):
     """A higher clip above than below, and a mean over tokens (Yu et al., arXiv:2503.14476, equation 8). Its reward of
-    long answers is `axon.tune.rewards.Overlong`; prompts whose rewards are all the same are not drawn again."""
+    long answers is `axon.tune.rewards.Overlong`, its dynamic sampling `Rollouts.redraws`."""
 
     clip_high: float = 0.28
 

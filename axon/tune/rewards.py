@@ -129,6 +129,10 @@ class Scores:
     each: Mapping[str, np.ndarray]
     total: np.ndarray
 
+    def __add__(self, other: "Scores") -> "Scores":
+        each = {name: np.concatenate((values, other.each[name])) for name, values in self.each.items()}
+        return Scores(each, np.concatenate((self.total, other.total)))
+
 
 class Judge:
     """Asks several rewards of answers, in a thread of their own.

@@ -5,8 +5,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
+import jax
 import numpy as np
 
 from axon.checks import check_range
@@ -54,7 +56,11 @@ class Rollouts(FeedConfig):
             that takes longer, raises, or gives no finite number is told, and its answer is not trained on.
         prompts: sources of which each document is a prompt, with `Data`. One that leaves no room for an answer in
             `data.seq` is refused.
-        samples: answers to each prompt. kept: how many of them are trained on, at most; None: all, by their rewards.
+        samples: answers to each prompt. redraws: how many times, at most, the prompts of a batch to which all answers
+            have the same reward, from which nothing is learned, are replaced by further ones (DAPO's dynamic sampling,
+            Yu et al., arXiv:2503.14476, section 3.2). No prompt is twice in a step; what is left is trained on as it
+            is.
+        kept: how many of them are trained on, at most; None: all, by their rewards.
         above: with `kept`, only answers whose reward is larger than this are trained on.
         sampling: how they are drawn. layout: where each axis lives meanwhile; None: as in training.
     """
@@ -65,6 +71,7 @@ class Rollouts(FeedConfig):
     limit: float = field(default=10.0, metadata=RESUMABLE)
     prompts: tuple[Source, ...] = ()
     samples: int = 4
+    redraws: int = 0
     kept: int | None = None
     above: float = -math.inf
     sampling: Sampling = Sampling(tokens=64, temperature=1.0)
@@ -72,6 +79,7 @@ class Rollouts(FeedConfig):
 
     def __post_init__(self):
         check_range(self, "[1, 2**16]", "samples", "kept")
+        check_range(self, "[0, 2**16]", "redraws")
         check_range(self, "(0, 1e6]", "limit")
         check_rewards(self.rewards, self.weights, "Rollouts.rewards")
         self._check_prompts()
@@ -86,6 +94,12 @@ class Rollouts(FeedConfig):
             raise UserError(
                 f"{batch} is {self.data.batch}, and Rollouts.{name} {self.of_prompt}: must divide it, as each prompt "
                 f"has so many sequences. Set {batch} to {divisible}"
+            )
+        if self.redraws and self.samples == 1:
+            raise UserError(
+                f"Rollouts.redraws is {self.redraws}, and Rollouts.samples 1: the reward of one answer differs from no "
+                "other, so that every prompt would be replaced. Set Rollouts.samples to at least 2, or "
+                "Rollouts.redraws to 0"
             )
         if self.samples > 1 and not self.sampling.temperature:
             raise UserError(
@@ -122,6 +136,12 @@ class Rollouts(FeedConfig):
         if not prompts:
             names = ", ".join(source.name for source in self.prompts)
             raise UserError(f"Rollouts.prompts: {names} has no documents: give at least one prompt")
+        if self.redraws and len(prompts) <= self.batch // self.of_prompt:
+            raise UserError(
+                f"Rollouts.redraws is {self.redraws}, and there are {len(prompts)} prompts, of which a batch has "
+                f"{self.batch // self.of_prompt}: none is left that could replace another. Give more prompts, or set "
+                "Rollouts.redraws to 0"
+            )
         self._check_room(max(prompts, key=lambda prompt: len(prompt.ids)))
         trained = "all" if self.kept is None else f"{self.kept} at most"
         report(f"prompts: {len(prompts):,}, {self.samples} answers to each, of which {trained} are trained on")
@@ -174,8 +194,16 @@ class PreparedRollouts(FedCorpus):
 
     def drawn(self, seed: int, step: int) -> list[Prompt]:
         """The prompts of batch `step`."""
+        return [self.prompts[number] for number in self._numbers(seed, step)]
+
+    def further(self, seed: int, step: int) -> Iterator[Prompt]:
+        """The prompts that are not of batch `step`, in an order of its own."""
+        others = np.setdiff1d(np.arange(len(self.prompts)), self._numbers(seed, step))
+        yield from (self.prompts[number] for number in np.random.default_rng((seed, step)).permutation(others))
+
+    def _numbers(self, seed: int, step: int) -> np.ndarray:
         order = shuffled_order(len(self.prompts), self.config.batch // self.config.of_prompt, seed)
-        return [self.prompts[number] for number in np.asarray(order[step])]
+        return np.asarray(order[step])
 
     def position(self, seed: int, step: int) -> str:
         names = ", ".join(prompt.where for prompt in self.drawn(seed, step)[:16])
@@ -228,42 +256,63 @@ class RolloutFeed(Feed):
     @property
     def metrics(self) -> Mapping[str, float]:
         """`reward` and `reward_std`: mean and standard deviation of the answers'; `reward_NAME` and `reward_NAME_std`:
-        of each reward; `reward_failed`: of how many answers one failed; `rollout_uniform`: the share of prompts to
-        which all answers have the same reward; `rollout_trained`: the share of the batch's sequences that are trained
-        on; `rollout_tokens`: the mean of an answer's."""
+        of each reward; `reward_failed`: of how many answers one failed; `rollout_uniform`: the share of prompts of
+        which no two answers differ in their reward; `rollout_dropped`: of those that were replaced; `rollout_tokens`:
+        the mean of an answer's; all of these are of all that was drawn. `rollout_trained`: the share of the batch's
+        sequences that are trained on."""
         return self._metrics
 
     def draw(self, state: State) -> Batch:
-        number = next(self._numbers)
-        prompts = self._prepared.drawn(self._context.seed, number)
-        requests = [
-            Request(prompt.ids, sampling)
-            for row, prompt in enumerate(prompts)
-            for sampling in self._samplings(number, row)
-        ]
-        answers = self._engine.answers(state, requests)
-        rollout = Rollout(prompts, answers, self._judge(_sampled(prompts, answers)))
-        rows = self._kept(rollout) if self._config.kept is not None else self._all(rollout)
-        self._metrics = rollout.metrics | {"rollout_trained": float(np.mean([row is not None for row in rows]))}
+        rollout, groups = self._drawn(state, next(self._numbers))
+        rows = self._kept(rollout, groups) if self._config.kept is not None else self._all(rollout, groups)
+        self._metrics = rollout.metrics | {
+            "rollout_dropped": 1 - len(groups) / len(rollout.prompts),
+            "rollout_trained": float(np.mean([row is not None for row in rows])),
+        }
         examples = [[] if row is None else [rollout.example(row)] for row in rows]
         batch = packing.batch_of(examples, self._config.data.seq, "documents")
         if self._config.kept is None:
-            advantages = policy_of(self._context.objective).advantages(rollout.rewards).ravel()
-            batch |= _of_answers(batch["weights"], rows, answers, advantages)
+            advantages = policy_of(self._context.objective).advantages(rollout.rewards[groups]).ravel()
+            batch |= _of_answers(batch["weights"], rows, rollout.answers, advantages)
         return {name: value[self._context.sequences] for name, value in batch.items()}
 
-    def _all(self, rollout: "Rollout") -> list[int | None]:
-        """The answers that have a reward, None in the places of others."""
-        return [None if math.isnan(reward) else row for row, reward in enumerate(rollout.rewards.ravel())]
+    def _drawn(self, state: State, number: int) -> tuple["Rollout", np.ndarray]:
+        """All that is drawn for batch `number`, and which of its prompts the batch is of."""
+        prompts = self._prepared.drawn(self._context.seed, number)
+        further = self._prepared.further(self._context.seed, number)
+        rollout, groups = self._answered(state, number, prompts), np.arange(len(prompts))
+        for _ in range(self._config.redraws):
+            uniform = np.flatnonzero(_agreed(rollout.uniform)[groups])
+            more = list(islice(further, len(uniform)))
+            if not more:
+                break
+            groups[uniform[: len(more)]] = len(rollout.prompts) + np.arange(len(more))
+            rollout += self._answered(state, number, more, len(rollout.prompts))
+        return rollout, groups
 
-    def _kept(self, rollout: "Rollout") -> list[int | None]:
+    def _answered(self, state: State, number: int, prompts: Sequence[Prompt], first: int = 0) -> "Rollout":
+        """Answers to prompts of batch `number`, for which `first` were drawn before."""
+        requests = [
+            Request(prompt.ids, sampling)
+            for row, prompt in enumerate(prompts, first)
+            for sampling in self._samplings(number, row)
+        ]
+        answers = self._engine.answers(state, requests)
+        return Rollout(prompts, answers, self._judge(_sampled(prompts, answers)))
+
+    def _all(self, rollout: "Rollout", groups: np.ndarray) -> list[int | None]:
+        """The answers that have a reward, None in the places of others."""
+        rows = np.arange(rollout.rewards.size).reshape(rollout.rewards.shape)[groups].ravel()
+        return [None if math.isnan(rollout.rewards.flat[row]) else int(row) for row in rows]
+
+    def _kept(self, rollout: "Rollout", groups: np.ndarray) -> list[int | None]:
         """The best answers to each prompt."""
         assert self._config.kept is not None
         samples = self._config.samples
         return [
-            None if best is None else group * samples + best
-            for group, rewards in enumerate(rollout.rewards)
-            for best in best_of(rewards, self._config.kept, self._config.above)
+            None if best is None else int(group) * samples + best
+            for group in groups
+            for best in best_of(rollout.rewards[group], self._config.kept, self._config.above)
         ]
 
     def _samplings(self, number: int, row: int) -> list[Sampling]:
@@ -291,6 +340,17 @@ class Rollout:
         """That of each answer, `prompts samples`; NaN where one failed."""
         return self.scores.total.reshape(len(self.prompts), -1)
 
+    @cached_property
+    def uniform(self) -> np.ndarray:
+        """Of which prompts no two answers differ in their reward, `prompts`."""
+        real = ~np.isnan(self.rewards)
+        highest = np.max(self.rewards, axis=1, where=real, initial=-np.inf)
+        return highest <= np.min(self.rewards, axis=1, where=real, initial=np.inf)
+
+    def __add__(self, other: "Rollout") -> "Rollout":
+        scores = self.scores + other.scores
+        return Rollout([*self.prompts, *other.prompts], [*self.answers, *other.answers], scores)
+
     def example(self, row: int) -> packing.Example:
         """The prompt with the answer `row`, which is learned."""
         prompt = self.prompts[row // self.rewards.shape[1]]
@@ -309,7 +369,7 @@ class Rollout:
             **means,
             **spreads,
             "reward_failed": float(np.sum(np.isnan(self.scores.total))),
-            "rollout_uniform": float(np.mean(np.max(self.rewards, axis=1) == np.min(self.rewards, axis=1))),
+            "rollout_uniform": float(np.mean(self.uniform)),
             "rollout_tokens": float(np.mean([len(answer.ids) for answer in self.answers])),
         }
 
@@ -342,11 +402,21 @@ def _sampled(prompts: Sequence[Prompt], answers: Sequence[Answer]) -> list[Sampl
 def _of_answers(
     weights: np.ndarray, rows: Sequence[int | None], answers: Sequence[Answer], advantages: np.ndarray
 ) -> Batch:
-    """The arrays `SAMPLED` of a batch: where its `weights`, `batch seq`, are 1, and 0 elsewhere."""
+    """The arrays `SAMPLED` of a batch: where its `weights`, `batch seq`, are 1, and 0 elsewhere. `advantages`, `batch`,
+    are of its sequences, whose answers are `rows` of all `answers`."""
     batch = {name: np.zeros_like(weights) for name in SAMPLED}
     for place, row in enumerate(rows):
         if row is not None:
             own = place, weights[place] > 0
             batch["logprobs"][own] = [one.logprob for one in answers[row].logprobs]
-            batch["advantages"][own] = advantages[row]
+            batch["advantages"][own] = advantages[place]
     return batch
+
+
+def _agreed(decided: np.ndarray) -> np.ndarray:
+    """What the first process decided, for all: a reward may take too long in one process and not in another."""
+    if jax.process_count() == 1:
+        return decided
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    return np.asarray(broadcast_one_to_all(decided.astype(np.int32)), bool)

@@ -36,6 +36,7 @@ short/Synthetic.length = 3
 Rollouts.rewards = {'early': @Matches()}
 Matches.pattern = '[ -m].*'
 Rollouts.samples = 4
+Rollouts.redraws = 2
 Rollouts.sampling = @Sampling()
 Sampling.tokens = 8
 Sampling.temperature = 1.0

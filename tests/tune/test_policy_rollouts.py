@@ -54,6 +54,24 @@ def drawn(made, data, objective, state, number=0):
         return feed.draw(state)
 
 
+def of_some(sampled):
+    """Differs between the answers to three of the five prompts."""
+    return sum(sampled.ids) if sampled.prompt in WORDS[:3] else 0.0
+
+
+def same_for_all(sampled):
+    return 1.0
+
+
+def asked(prepared, batch):
+    """The number of the prompt of each sequence."""
+    starts = [
+        tokens[: np.argmax(weights) + 1] for tokens, weights in zip(batch["tokens"], batch["weights"], strict=True)
+    ]
+    known = [prompt.ids for prompt in prepared.prompts]
+    return [known.index(tuple(start)) for start in starts]
+
+
 def gap_of(made, state, batch):
     return float(made.step(state, made.place(batch))[1]["logprob_gap"])
 
@@ -187,6 +205,52 @@ def test_each_answer_has_the_advantage_of_its_group_and_a_failed_one_is_padding(
         assert not batch["logprobs"][row][~learned].any()
 
 
+def test_prompts_whose_answers_have_the_same_reward_are_replaced_until_none_is_left(learning, few, begun, rng):
+    """By others, of the batch's number alone, each with noise of its own; advantages are of those in the batch."""
+    data = replace(learning.data, rewards={"some": of_some}, redraws=4)
+    prepared = data.prepare(silent)
+    with few(1):
+        made = program(learning)
+    state, replaced = begun(made, rng), 0
+    for number in range(4):
+        first = [prompt.text in WORDS[:3] for prompt in prepared.drawn(7, number)]
+        context = FeedContext(7, made.runtime, start=number, objective=learning.objective, report=silent)
+        with prepared.feed(context) as feed:
+            batch, spent = feed.draw(state), feed.metrics
+        groups = asked(prepared, batch)[::4]
+        assert [prepared.prompts[group].text in WORDS[:3] for group in groups] == [True, True]
+        assert len(set(groups)) == 2
+        assert all(
+            group == one for group, one, kept in zip(groups, first_of(prepared, number), first, strict=True) if kept
+        )
+        rewards = np.sum(np.where(batch["weights"] > 0, batch["targets"], 0.0), axis=1).reshape(2, 4)
+        found = batch["advantages"][np.arange(8), np.argmax(batch["weights"], axis=1)]
+        np.testing.assert_allclose(found, learning.objective.advantages(rewards).ravel(), rtol=1e-5)
+        drawn_in_all = round(2 / (1 - spent["rollout_dropped"]))
+        assert spent["rollout_uniform"] == pytest.approx((drawn_in_all - 2) / drawn_in_all)
+        replaced += drawn_in_all - 2
+        again = drawn(made, data, learning.objective, state, number)
+        assert all((again[name] == batch[name]).all() for name in batch)
+    assert replaced
+
+
+def first_of(prepared, number):
+    return [prepared.prompts.index(prompt) for prompt in prepared.drawn(7, number)]
+
+
+@pytest.mark.parametrize(("redraws", "dropped"), [(0, 0), (1, 2 / 4), (9, 3 / 5)])
+def test_so_many_times_at_most_and_no_prompt_twice_are_they_replaced(redraws, dropped, learning, few, begun, rng):
+    data = replace(learning.data, rewards={"same": same_for_all}, redraws=redraws)
+    with few(1):
+        made = program(learning)
+    with data.prepare(silent).feed(FeedContext(7, made.runtime, objective=learning.objective)) as feed:
+        batch = feed.draw(begun(made, rng))
+        assert feed.metrics["rollout_dropped"] == pytest.approx(dropped)
+        assert feed.metrics["rollout_uniform"] == 1
+    assert batch["weights"].any(axis=1).all()
+    assert not batch["advantages"].any()
+
+
 def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(tiny, few, begun, rng):
     seen = []
 
@@ -221,13 +285,14 @@ def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(ti
 
 
 def test_a_run_is_evaluated_before_its_first_step_and_continues_bit_for_bit(learning, do, few, tmp_path):
-    learning = replace(learning, evaluation=Evaluation(every=4, at_start=True))
+    data = replace(learning.data, rewards=learning.data.rewards | {"some": of_some}, redraws=2)
+    learning = replace(learning, data=data, evaluation=Evaluation(every=4, at_start=True))
     whole = do(learning, tmp_path / "whole")
     do(learning, tmp_path / "stopped", steps=2)
     ran = do(learning, tmp_path / "stopped")
-    names = ("loss", "grad_norm", "policy", "logprob_gap", "reward", "reward_variety_std")
+    names = ("loss", "grad_norm", "policy", "logprob_gap", "reward", "reward_variety_std", "rollout_dropped")
     assert ran.records(*names) == whole.records(*names)
-    assert max(gap for *_, gap, _, _ in whole.records(*names)) <= 1e-5
+    assert max(gap for *_, gap, _, _, _ in whole.records(*names)) <= 1e-5
     assert [one["step"] for one in whole.events("evaluation")] == [0, 4]
     assert [one["step"] for one in ran.events("evaluation")] == [0, 2, 4]
     with few(1):
@@ -257,6 +322,10 @@ def test_objectives_and_groups_that_do_not_fit_are_told_by_field_and_remedy(lear
         single.check_fits(learning.model, GRPO(), 32)
     with pytest.raises(UserError, match=r"Data\.batch is 8, and Rollouts\.samples 3.*Data\.batch to 9"):
         replace(learning.data, samples=3)
+    with pytest.raises(UserError, match=r"Rollouts\.redraws is 1, and Rollouts\.samples 1.*at least 2"):
+        replace(learning.data, samples=1, redraws=1)
+    with pytest.raises(UserError, match=r"Rollouts\.redraws is 1, and there are 5 prompts.*batch has 8.*to 0"):
+        replace(learning.data, samples=2, redraws=1, data=replace(learning.data.data, batch=16)).prepare(silent)
     chats = Chats(seq=48, batch=8, sources=(Addition(),), tokenizer=Bpe(257))
     with pytest.raises(UserError, match=r"Rollouts\.prompts is set.*Chats.*leave it out"):
         replace(learning.data, data=chats)

@@ -29,6 +29,7 @@ AXON = (
     "axon.train.classification",
     "axon.train.preference",
     "axon.train.kto",
+    "axon.train.contrastive",
     "axon.train.policy_gradient",
     "axon.train.adapters_off",
     "axon.serve.capacity",

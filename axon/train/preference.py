@@ -47,6 +47,8 @@ class AnswerObjective(Objective):
     """The base of objectives over answers of which several are in one sequence, and share one forward; `sides` of them
     are an example, perhaps without tokens."""
 
+    documents: ClassVar[str] = ANSWERS
+    """Name of the array of a batch that says which answer a token is of."""
     sides: ClassVar[int] = 2
 
     @property
@@ -56,20 +58,25 @@ class AnswerObjective(Objective):
 
     def specs(self, batch: int, seq: int) -> Specs:
         """As of text, `answers` in the place of `documents`; weights are 1 where the target is of the answer."""
-        names = [ANSWERS if name == "documents" else name for name in TEXT]
+        names = [self.documents if name == "documents" else name for name in TEXT]
         dtypes = zip(names, TEXT.values(), strict=True)
         return {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in dtypes}
 
     def hidden(self, module: Any, batch: Batch, key: Array | None = None) -> Any:
         """The last layer's output `batch seq embed`, and the auxiliary terms: no answer attends to another."""
         sequences = sequences_of(batch, key)
-        inputs = Inputs(batch["tokens"], batch["positions"], batch[ANSWERS], key=key, sequences=sequences)
+        inputs = Inputs(batch["tokens"], batch["positions"], batch[self.documents], key=key, sequences=sequences)
         x, _, auxiliary = module.hidden(inputs)
         return x, auxiliary
 
     def of_answers(self, batch: Batch) -> Array:
         """Whether a token is of an answer, `batch seq answer`, `sides`·`room` of them."""
-        return batch[ANSWERS][..., None] == jnp.arange(self.sides * self.room)
+        return batch[self.documents][..., None] == jnp.arange(self.sides * self.room)
+
+    def last_of_answers(self, batch: Batch) -> Array:
+        """Whether a token is the last of an answer, `batch seq answer`."""
+        own, positions = self.of_answers(batch), batch["positions"][..., None]
+        return own & (positions == jnp.max(jnp.where(own, positions, -1), axis=1, keepdims=True))
 
     def summed(self, values: Array, batch: Batch) -> Array:
         """Sums of `values[batch seq]` over the tokens of each answer, `batch example side`."""
@@ -329,13 +336,7 @@ class Reward(Pairwise):
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         x, auxiliary = self.hidden(module, batch, key)
         scores = einsum("batch seq.residual embed, embed -> batch seq", x, module.score).astype(jnp.float32)
-        scored = sides_of(self.summed(jnp.where(self._is_last(batch), scores, 0), batch))
+        scored = sides_of(self.summed(jnp.where(jnp.any(self.last_of_answers(batch), axis=2), scores, 0), batch))
         together = scored.chosen + scored.rejected
         loss = -jax.nn.log_sigmoid(scored.difference - self.margin) + self.centring * jnp.square(together)
         return self.reported(batch, loss, scored, auxiliary)
-
-    def _is_last(self, batch: Batch) -> Array:
-        """Whether a token is the last of its answer, `batch seq`."""
-        own = self.of_answers(batch)
-        last = jnp.max(jnp.where(own, batch["positions"][..., None], -1), axis=1, keepdims=True)
-        return jnp.any(own & (batch["positions"][..., None] == last), axis=2)

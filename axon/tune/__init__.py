@@ -6,6 +6,7 @@ from axon.tune.labelled import Labelled
 from axon.tune.reward_model import RewardModel
 from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
 from axon.tune.rollouts import Rollouts
+from axon.tune.text_pairs import TextPairs
 from axon.tune.words import Addition, Words
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "RewardModel",
     "Rollouts",
     "Similar",
+    "TextPairs",
     "Words",
 ]

@@ -4,7 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -36,7 +36,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Examples(ABC):
-    """The base of what `Train.data` names to tune on records: `Chats`, `Comparisons` and `Labelled`.
+    """The base of what `Train.data` names to tune on records: `Chats`, `Comparisons`, `Labelled` and `TextPairs`.
 
     Args:
         seq: positions in a sequence. batch: sequences in the global batch.
@@ -55,6 +55,8 @@ class Examples(ABC):
     """Conversations of an example."""
     documents: ClassVar[str] = "documents"
     """Name of the array of a batch that says which document a token is of."""
+    answers: ClassVar[bool] = True
+    """Whether the assistant's turns are learned, which a model may be asked for."""
 
     seq: int
     batch: int
@@ -117,15 +119,11 @@ class Examples(ABC):
         refuses, or from which nothing can be learned; and where a split has no example.
         """
         tokenizer = self._tokenizer(report)
-        chat = Chat.of(self.template_folder, tokenizer)
-        is_plain = chat.template().source == PLAIN
-        report(f"chat template: {'the built-in one, lines of role: content' if is_plain else self.template_folder}")
+        write = self.writer(tokenizer, report)
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
         left: dict[str, list[str]] = {"dropped": [], "cut": []}
         for where, record, conversations in self._conversations():
-            documents = tuple(
-                EMPTY if one is None else self.document(written(chat, one, where)) for one in conversations
-            )
+            documents = tuple(EMPTY if one is None else self.document(write(one, where)) for one in conversations)
             self.check_example(documents, where)
             example = Example(documents, where, record)
             if example.positions > self.seq:
@@ -133,12 +131,23 @@ class Examples(ABC):
                 left["dropped" if shorter is None else "cut"].append(where)
                 if (example := shorter) is None:
                     continue
-            held_out = share_of(_question(example.own[0]).tobytes()) < self.held_out
+            held_out = share_of(self.question_of(example.own[0]).tobytes()) < self.held_out
             splits["held_out" if held_out else "train"].append(example)
         prepared = PreparedExamples(self, tokenizer, {name: Split(self, tuple(own)) for name, own in splits.items()})
         for line in prepared.summary(left):
             report(line)
         return prepared
+
+    def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
+        """What makes ids of a conversation: the chat template, which is reported."""
+        chat = Chat.of(self.template_folder, tokenizer)
+        is_plain = chat.template().source == PLAIN
+        report(f"chat template: {'the built-in one, lines of role: content' if is_plain else self.template_folder}")
+        return partial(written, chat)
+
+    def question_of(self, document: Document) -> np.ndarray:
+        """The ids by which an example is held out: those before the first that is learned."""
+        return document.ids[: int(np.argmax(document.learned))]
 
     def shortened(self, example: Example) -> Example | None:
         """Its documents with their ends left out, so that they fit in a sequence; None where nothing would be learned
@@ -178,11 +187,6 @@ def written(chat: Chat, conversation: Conversation, where: str) -> Turns:
         return chat.turns(conversation.messages, conversation.tools or None)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-
-
-def _question(document: Document) -> np.ndarray:
-    """The ids before the first that is learned."""
-    return document.ids[: int(np.argmax(document.learned))]
 
 
 @dataclass(frozen=True)
@@ -306,6 +310,8 @@ class PreparedExamples:
         return self._batches("held_out", order[:batches], sequences)
 
     def questions(self, count: int) -> list[Question]:
+        if not self.data.answers:
+            return []
         documents = (example.documents[0] for example in self.splits["held_out"].examples)
         answers = (last_answer(document) for document in documents if document is not EMPTY)
         return [*islice(answers, count)]

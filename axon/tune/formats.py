@@ -162,6 +162,12 @@ def _labelled_chat(record: Record) -> tuple[Conversation, ...]:
     return _labelled({**record, "prompt": [*messages[:-1]], "completion": [messages[-1]]})
 
 
+def _texts(record: Record) -> tuple[Conversation, ...]:
+    """A query, a text that belongs to it, and perhaps one that does not, each as one message."""
+    columns = [name for name in ("query", "positive", "negative") if name in record]
+    return tuple(Conversation(({"role": "user", "content": _text(record, name)},)) for name in columns)
+
+
 def _ranked(record: Record) -> tuple[Conversation, ...]:
     """Each pair of a list of answers, the best first."""
     answers = record["ranked"]
@@ -193,3 +199,6 @@ LABELLED = (
     Format(("messages", "label"), ("tools",), _labelled_chat),
 )
 """Formats of a prompt and an answer, which is desirable or not, as two conversations."""
+
+TEXT_PAIRS = (Format(("query", "positive"), ("negative",), _texts),)
+"""Formats of a query with its text, and perhaps a text that is not."""

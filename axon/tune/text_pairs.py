@@ -1,0 +1,67 @@
+"""`TextPairs`, queries with the text that belongs to each."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from axon.data.records import Record
+from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError
+from axon.serve.chat_turns import Turns
+from axon.train.contrastive import TEXTS
+from axon.tune.comparisons import check_answers
+from axon.tune.examples import Examples
+from axon.tune.formats import TEXT_PAIRS, Conversation, Format
+from axon.tune.packing import Document
+
+
+@dataclass(frozen=True)
+class TextPairs(Examples):
+    """Texts for the objective `InfoNCE`: a `query`, a `positive`, which belongs to it, and perhaps a `negative`.
+
+    Each text is written as it is, without a chat template, with the tokenizer's end after it. Held out by the query.
+    """
+
+    formats: ClassVar[tuple[Format, ...]] = TEXT_PAIRS
+    sides: ClassVar[int] = 3
+    documents: ClassVar[str] = TEXTS
+    answers: ClassVar[bool] = False
+
+    packed: int = 8
+
+    def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
+        end = tokenizer.bos if tokenizer.bos in tokenizer.ends else min(tokenizer.ends)
+
+        def write(text: Conversation, where: str) -> Turns:
+            ids = tokenizer.prompt(text.messages[0]["content"])
+            ids = [*ids, end] if len(ids) == 1 or ids[-1] not in tokenizer.ends else ids
+            return Turns(tuple(ids), (True,) * len(ids))
+
+        return write
+
+    def document(self, turns: Turns) -> Document:
+        """With the last id as an input too: an embedding may be read from it."""
+        return super().document(Turns((*turns.ids, turns.ids[-1]), (*turns.learned, True)))
+
+    def text_of(self, document: Document) -> Document:
+        return Document(document.ids[:-1], document.learned[:-1])
+
+    def question_of(self, document: Document) -> np.ndarray:
+        return document.ids
+
+    def check_example(self, documents: Sequence[Document], where: str) -> None:
+        query, positive, negative = (one.ids.tobytes() for one in documents)
+        if positive in (query, negative):
+            other = "query" if positive == query else "negative"
+            raise UserError(
+                f"{where}: 'positive' is the same text as {other!r}: leave the record out, or write another"
+            )
+
+    def check_objective(self, objective: Any) -> None:
+        check_answers(self, objective, "examples")
+
+    def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation | None, ...]]]:
+        read = super()._conversations()
+        return ((where, record, (*texts, *[None] * (self.sides - len(texts)))) for where, record, texts in read)

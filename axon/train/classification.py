@@ -83,6 +83,5 @@ class Classification(Objective):
         nll, even = -jnp.sum(jnp.where(own, each, 0), axis=1), -jnp.mean(each, axis=1)
         right = jnp.argmax(logits, axis=1) == batch["label"]
         loss = jnp.sum(weights * ((1 - self.smoothing) * nll + self.smoothing * even))
-        reported = {"loss": jnp.sum(weights * nll), "accuracy": jnp.sum(weights * right)} | auxiliary.losses
-        minimised = {"classification": loss} | auxiliary.losses
-        return Sums(minimised, jax.lax.stop_gradient(reported), auxiliary.statistics)
+        reported = {"loss": jnp.sum(weights * nll), "accuracy": jnp.sum(weights * right)}
+        return Sums({"classification": loss}, reported).with_auxiliary(auxiliary)

@@ -11,49 +11,37 @@ from axon import axes
 from axon.checks import check_range
 from axon.nn.auxiliary import Auxiliary
 from axon.train.objective import Batch, Sums
-from axon.train.preference import AnswerObjective, check_language_models
-from axon.train.whole_batch import Features, WholeBatch
+from axon.train.whole_batch import CoupledExamples, Features
 
 TEXTS = "texts"
-"""What a batch of texts has in the place of `documents`: 3·n + side where a token is of the n-th example of its
+"""The array of a batch of texts in the place of `documents`: 3·n + side where a token is of the n-th example of its
 sequence, -1 where it is padding."""
 
 EMBEDDINGS = "embeddings"
 
 
 @dataclass(frozen=True)
-class InfoNCE(AnswerObjective, WholeBatch):
+class InfoNCE(CoupledExamples):
     """−log (exp(s(q, d⁺)/τ) / Σ_d exp(s(q, d)/τ)), s the cosine of two embeddings, d over the positives and negatives
     of all examples of the global batch (van den Oord et al., arXiv:1807.03748, equation 4).
 
     An embedding is made of the last hidden states of a text. `TextPairs` makes the batches.
 
     Args:
-        examples: room for so many examples in a sequence.
         temperature: τ. pooling: "last", the state of the last token, or the "mean" of all.
 
     Metrics: `accuracy`, the share of queries to which no other text is nearer than their own; `positive`, the mean
     cosine of a query and its text.
     """
 
-    unit: ClassVar[str] = "example"
     documents: ClassVar[str] = TEXTS
-    sides: ClassVar[int] = 3
 
-    examples: int = 8
     temperature: float = 0.05
     pooling: Literal["last", "mean"] = "last"
 
     def __post_init__(self):
-        check_range(self, "[1, 2**16)", "examples")
+        super().__post_init__()
         check_range(self, "(0, inf)", "temperature")
-
-    @property
-    def room(self) -> int:
-        return self.examples
-
-    def check(self, module: Any) -> None:
-        check_language_models(module)
 
     def counts(self, batch: Batch) -> dict[str, Array]:
         examples = jnp.sum(self.is_answer(batch)[..., 0]).astype(jnp.float32)

@@ -63,5 +63,4 @@ class Distillation(Objective):
         loss, nll = cross_entropy(x, module.output, batch["targets"], weights)
         minimised = {"divergence": self.temperature**2 * divergence}
         minimised |= {"next_token": self.next_token * loss} if self.next_token else {}
-        reported = {"loss": nll, "divergence": lax.stop_gradient(divergence)} | lax.stop_gradient(auxiliary.losses)
-        return Sums(minimised | auxiliary.losses, reported, auxiliary.statistics)
+        return Sums(minimised, {"loss": nll, "divergence": divergence}).with_auxiliary(auxiliary)

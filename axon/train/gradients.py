@@ -18,7 +18,7 @@ from axon.nn.param import VariableSpec
 from axon.runtime import Runtime, flattened, nested
 from axon.train.objective import Batch, Objective, Sums, means, reduced
 from axon.train.state import State
-from axon.train.whole_batch import COTANGENT, LINEAR, Features, Linearised, WholeBatch, joined, with_auxiliary
+from axon.train.whole_batch import COTANGENT, LINEAR, Features, Linearised, WholeBatch, joined
 
 Counts = Mapping[str, Array]
 
@@ -63,7 +63,7 @@ class Gradients:
         Gradients of the `frozen` paths are zeros, and not computed.
         """
         if isinstance(self.objective, WholeBatch) and self.runtime.layout.microbatches > 1:
-            return self._of_whole_batch(self.objective, state, batch, counts, frozen)
+            return self._by_cached_gradients(self.objective, state, batch, counts, frozen)
         stored = flattened(state.parameters)
         values = flattened(with_deferred_gradients(self.runtime, nested(_differentiated(stored))))
         still = {path: values.pop(path) for path in frozen}
@@ -93,7 +93,7 @@ class Gradients:
     def _key(self, state: State) -> Array:
         return jax.random.fold_in(jax.random.key(self.seed), state.step)
 
-    def _of_whole_batch(
+    def _by_cached_gradients(
         self, objective: WholeBatch, state: State, batch: Batch, counts: Counts, frozen: Collection[str]
     ) -> tuple[Any, Sums]:
         """Gradients and sums, by the features of all microbatches, see `WholeBatch`."""
@@ -108,11 +108,11 @@ class Gradients:
 
         _, parts = jax.lax.scan(features, None, microbatches(batch, self.runtime.layout.microbatches))
         cotangents, whole = jax.grad(mean, has_aux=True)(joined(parts))
-        given = {**batch, **{COTANGENT + name: cotangent for name, cotangent in cotangents.items()}}
+        with_cotangents = {**batch, **{COTANGENT + name: cotangent for name, cotangent in cotangents.items()}}
         linear = replace(self, objective=Linearised(objective))
-        gradients, sums = linear(state, given, {**counts, LINEAR: jnp.ones(())}, frozen)
+        gradients, sums = linear(state, with_cotangents, {**counts, LINEAR: jnp.ones(())}, frozen)
         auxiliary = {name: value for name, value in sums.minimised.items() if name != LINEAR}
-        return gradients, with_auxiliary(whole, Auxiliary(auxiliary, sums.statistics))
+        return gradients, whole.with_auxiliary(Auxiliary(auxiliary, sums.statistics))
 
     def _accumulated(self, differentiated: Callable[..., Any], values: Any, batch: Batch) -> tuple[Any, Sums]:
         """Gradients and sums, added up over the microbatches of `batch`.

@@ -10,8 +10,8 @@ from jax import Array, lax
 from axon.checks import check_range
 from axon.nn.auxiliary import Auxiliary
 from axon.train.objective import Batch, Sums
-from axon.train.preference import AnswerObjective, check_language_models
-from axon.train.whole_batch import Features, WholeBatch
+from axon.train.preference import check_language_models
+from axon.train.whole_batch import CoupledExamples, Features
 
 DESIRABLE, UNDESIRABLE, MISMATCHED = range(3)
 """The answers of an example, one of the first two: to its prompt; and to another's prompt, for the divergence."""
@@ -20,7 +20,7 @@ RATIO = "ratio"
 
 
 @dataclass(frozen=True)
-class KTO(AnswerObjective, WholeBatch):
+class KTO(CoupledExamples):
     """λ_D·(1 − σ(β·(r − z))) of a desirable answer, λ_U·(1 − σ(β·(z − r))) of an undesirable one, r = log π/π_ref
     (Ethayarajh et al., arXiv:2402.01306, equation 8).
 
@@ -30,32 +30,21 @@ class KTO(AnswerObjective, WholeBatch):
     Args:
         beta: β. desirable, undesirable: λ_D and λ_U. The paper has n_D·λ_D / (n_U·λ_U) from 1 to 3/2, where n_D and
             n_U answers are desirable and undesirable.
-        examples: room for so many examples in a sequence.
 
     Metrics: `accuracy`, the share of answers for which r > z says whether they are desirable; `kl`, z; `chosen` and
     `rejected`, means of β·r over desirable and over undesirable answers.
     """
 
-    unit: ClassVar[str] = "example"
     references: ClassVar[frozenset[str]] = frozenset({"reference"})
-    sides: ClassVar[int] = 3
 
-    examples: int = 8
     beta: float = 0.1
     desirable: float = 1.0
     undesirable: float = 1.0
 
     def __post_init__(self):
-        check_range(self, "[1, 2**16)", "examples")
+        super().__post_init__()
         check_range(self, "(0, inf)", "beta")
         check_range(self, "[0, inf)", "desirable", "undesirable")
-
-    @property
-    def room(self) -> int:
-        return self.examples
-
-    def check(self, module: Any) -> None:
-        check_language_models(module)
 
     def check_references(self, module: Any, references: Any) -> None:
         check_language_models(*references.values())

@@ -94,8 +94,7 @@ class MaskedToken(Objective):
         x, auxiliary = module.hidden(NextToken().inputs(batch, key))
         logits = module.masked_logits(axes.at_places(x, batch["places"]))
         loss = jnp.sum(batch["counted"] * _nll(logits, batch["targets"]))
-        reported = {"loss": loss} | auxiliary.losses
-        return Sums({"masked_token": loss} | auxiliary.losses, jax.lax.stop_gradient(reported), auxiliary.statistics)
+        return Sums({"masked_token": loss}, {"loss": loss}).with_auxiliary(auxiliary)
 
 
 def _nll(logits: Array, targets: Array) -> Array:

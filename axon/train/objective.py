@@ -16,6 +16,7 @@ from axon.axes.array_spec import Specs
 from axon.checks import check_range
 from axon.errors import UserError
 from axon.nn import Inputs, LanguageModel, cross_entropy
+from axon.nn.auxiliary import Auxiliary
 from axon.nn.param import VariableSpec
 
 SEQUENCES = "sequences"
@@ -47,6 +48,13 @@ class Sums:
     metrics: dict[str, Array] = field(default_factory=dict)
     statistics: dict[str, Array] = field(default_factory=dict)
     maxima: dict[str, Array] = field(default_factory=dict)
+
+    def with_auxiliary(self, auxiliary: Auxiliary) -> "Sums":
+        """These sums, with auxiliary losses minimised and reported, and their statistics; metrics have no gradient."""
+        metrics = jax.lax.stop_gradient(self.metrics | auxiliary.losses)
+        return replace(
+            self, minimised=self.minimised | auxiliary.losses, metrics=metrics, statistics=auxiliary.statistics
+        )
 
 
 def reduced(variables: Mapping[str, VariableSpec], how: Callable[..., Array], *parts: Sums) -> Sums:
@@ -161,8 +169,7 @@ class NextToken(Objective):
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         x, _, auxiliary = module.hidden(self.inputs(batch, key))
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
-        reported = {"loss": nll} | jax.lax.stop_gradient(auxiliary.losses)
-        return Sums({"next_token": loss} | auxiliary.losses, reported, auxiliary.statistics)
+        return Sums({"next_token": loss}, {"loss": nll}).with_auxiliary(auxiliary)
 
 
 @dataclass(frozen=True)
@@ -200,10 +207,8 @@ class MultiToken(Objective):
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["weights"], self.z_loss)
         x, _, own = module.mtp_hidden(x, inputs, batch["targets"])
         second_loss, second_nll = cross_entropy(x, module.output, *_second_targets(batch), self.z_loss)
-        auxiliary += own
-        reported = {"loss": nll, "mtp_loss": second_nll} | jax.lax.stop_gradient(auxiliary.losses)
-        minimised = {"next_token": loss, "mtp_loss": self.weight * second_loss} | auxiliary.losses
-        return Sums(minimised, reported, auxiliary.statistics)
+        minimised = {"next_token": loss, "mtp_loss": self.weight * second_loss}
+        return Sums(minimised, {"loss": nll, "mtp_loss": second_nll}).with_auxiliary(auxiliary + own)
 
 
 def _check_language_model(module: Any, objective: str) -> None:

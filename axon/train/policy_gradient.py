@@ -133,12 +133,8 @@ class PolicyGradient(Objective):
         reported |= {} if beside is None else {"kl": _k3(logp, beside)}
         means = {name: jnp.sum(weights * value) for name, value in reported.items()}
         gap = jnp.max(jnp.where(weights > 0, jnp.abs(logp - batch["logprobs"]), 0))
-        return Sums(
-            {"policy": loss} | auxiliary.losses,
-            lax.stop_gradient({"policy": loss} | means | auxiliary.losses),
-            auxiliary.statistics,
-            lax.stop_gradient({"logprob_gap": gap}),
-        )
+        maxima = lax.stop_gradient({"logprob_gap": gap})
+        return Sums({"policy": loss}, {"policy": loss} | means, maxima=maxima).with_auxiliary(auxiliary)
 
     def token_losses(self, logp: Array, batch: Batch, reference: Array | None = None) -> Array:
         """The loss of each target, `batch seq`, from its log-probability by the model and by the frozen one."""

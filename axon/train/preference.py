@@ -135,11 +135,7 @@ class Pairwise(AnswerObjective):
             "rejected": sides.rejected,
         }
         sums = {name: jnp.sum(jnp.where(real, value, 0)) for name, value in metrics.items()}
-        return Sums(
-            {"preference": total} | auxiliary.losses,
-            lax.stop_gradient(sums | auxiliary.losses),
-            auxiliary.statistics,
-        )
+        return Sums({"preference": total}, sums).with_auxiliary(auxiliary)
 
 
 @dataclass(frozen=True)

@@ -119,10 +119,8 @@ class SpanCorruption(Objective):
 
         encoded, auxiliary = module.encode(inputs("tokens", "documents"))
         x, own = module.decode(inputs("written", "written_documents"), encoded, batch["documents"])
-        auxiliary += own
         loss, nll = cross_entropy(x, module.output, batch["targets"], batch["counted"])
-        reported = {"loss": nll} | jax.lax.stop_gradient(auxiliary.losses)
-        return Sums({"span": loss} | auxiliary.losses, reported, auxiliary.statistics)
+        return Sums({"span": loss}, {"loss": nll}).with_auxiliary(auxiliary + own)
 
     def _cut(
         self, tokens: Array, real: Array, left_out: Array, number: Array, noise: int, spans: int, module: Any

@@ -3,21 +3,23 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
+from axon.checks import check_range
 from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
 from axon.nn.auxiliary import Auxiliary
 from axon.train.objective import Batch, Objective, Sums
+from axon.train.preference import AnswerObjective, check_language_models
 
 LINEAR = "linear"
 """Name of the sum that `Linearised` minimises; its count is 1."""
 
 COTANGENT = "cotangent of "
-"""What a feature's name follows in the arrays of a batch that `Linearised` is given."""
+"""The prefix of a feature's name in the arrays of a batch that `Linearised` is given."""
 
 Features = Mapping[str, Array]
 
@@ -44,7 +46,7 @@ class WholeBatch(Objective):
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
         features, auxiliary = self.features(module, batch, key, **references)
-        return with_auxiliary(self.coupled(features, batch), auxiliary)
+        return self.coupled(features, batch).with_auxiliary(auxiliary)
 
     @property
     def composition(self) -> tuple[Part, ...]:
@@ -56,6 +58,30 @@ class WholeBatch(Objective):
 
 
 @dataclass(frozen=True)
+class CoupledExamples(AnswerObjective, WholeBatch):
+    """The base of losses over the global batch whose examples have up to three texts, which are in one sequence.
+
+    Args:
+        examples: room for so many examples in a sequence.
+    """
+
+    unit: ClassVar[str] = "example"
+    sides: ClassVar[int] = 3
+
+    examples: int = 8
+
+    def __post_init__(self):
+        check_range(self, "[1, 2**16)", "examples")
+
+    @property
+    def room(self) -> int:
+        return self.examples
+
+    def check(self, module: Any) -> None:
+        check_language_models(module)
+
+
+@dataclass(frozen=True)
 class Linearised(Objective):
     """Features of `objective` times the gradients of its loss by them, which are in the batch as `COTANGENT` + name."""
 
@@ -64,13 +90,7 @@ class Linearised(Objective):
     def sums(self, module: Any, batch: Batch, key: Array | None = None, **references: Any) -> Sums:
         features, auxiliary = self.objective.features(module, batch, key, **references)
         products = (jnp.sum(batch[COTANGENT + name] * feature) for name, feature in features.items())
-        return with_auxiliary(Sums({LINEAR: sum(products, jnp.zeros(()))}), auxiliary)
-
-
-def with_auxiliary(sums: Sums, auxiliary: Auxiliary) -> Sums:
-    """Sums, with auxiliary losses minimised and reported, and their statistics."""
-    reported = lax.stop_gradient(sums.metrics | auxiliary.losses)
-    return Sums(sums.minimised | auxiliary.losses, reported, auxiliary.statistics, sums.maxima)
+        return Sums({LINEAR: sum(products, jnp.zeros(()))}).with_auxiliary(auxiliary)
 
 
 def joined(parts: Features) -> Features:

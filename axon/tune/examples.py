@@ -139,7 +139,7 @@ class Examples(ABC):
         return prepared
 
     def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
-        """What makes ids of a conversation: the chat template, which is reported."""
+        """The function that makes ids of a conversation: the chat template, which is reported."""
         chat = Chat.of(self.template_folder, tokenizer)
         is_plain = chat.template().source == PLAIN
         report(f"chat template: {'the built-in one, lines of role: content' if is_plain else self.template_folder}")

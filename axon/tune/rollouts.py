@@ -342,7 +342,7 @@ class Rollout:
 
     @cached_property
     def uniform(self) -> np.ndarray:
-        """Of which prompts no two answers differ in their reward, `prompts`."""
+        """A mask `prompts`, of those to which no two answers differ in their reward."""
         real = ~np.isnan(self.rewards)
         highest = np.max(self.rewards, axis=1, where=real, initial=-np.inf)
         return highest <= np.min(self.rewards, axis=1, where=real, initial=np.inf)
@@ -414,7 +414,7 @@ def _of_answers(
 
 
 def _agreed(decided: np.ndarray) -> np.ndarray:
-    """What the first process decided, for all: a reward may take too long in one process and not in another."""
+    """The first process's decisions, for all processes: a reward may take too long in one of them alone."""
     if jax.process_count() == 1:
         return decided
     from jax.experimental.multihost_utils import broadcast_one_to_all

@@ -71,7 +71,7 @@ def test_rewards_are_summed_by_their_weights(rng):
     ids=["raises", "ends", "text", "nan", "hangs", "no reference"],
 )
 def test_what_a_reward_does_wrong_costs_its_answers_and_one_line(reward, said):
-    lines = []
+    lines, began = [], time.monotonic()
     limit = 1.0 if reward is likes.hangs else 20.0
     judge = Judge({"good": lambda one: 1.0, "bad": reward}, {}, limit, lines.append)
     scores = judge([sampled("an answer"), sampled("another")])
@@ -80,6 +80,7 @@ def test_what_a_reward_does_wrong_costs_its_answers_and_one_line(reward, said):
     (line,) = lines
     for part in ("'bad'", ".py:", "2 of 2 answers", "'an answer' to document 4 of file", *said):
         assert part in line
+    assert time.monotonic() - began < 30  # for so long one sleeps that hangs
 
 
 def test_the_answers_after_one_that_hangs_are_judged():

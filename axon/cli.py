@@ -13,10 +13,10 @@ import typer
 from axon.commands import checkpoint
 from axon.commands.export import export
 from axon.commands.generate import generate
+from axon.commands.options import Config, Json, Set, Weights
 from axon.commands.paths import RunDir, path
 from axon.commands.plan import plan
 from axon.commands.report import report
-from axon.commands.weights import Weights
 from axon.disk import cache_folder, location
 from axon.errors import UserError
 from axon.launch.host import cache_compiled_code, choose_platform, keep_freed_memory
@@ -32,10 +32,6 @@ app = typer.Typer(
 
 app.add_typer(checkpoint.app, name="checkpoint")
 
-Set = Annotated[
-    list[str], typer.Option("--set", metavar="NAME.FIELD=VALUE", help="Bind a value last, as a line of the file would.")
-]
-Config = Annotated[Path, typer.Argument(parser=path, metavar="CONFIG", help="A .gin file.")]
 NewRunDir = Annotated[
     str | None,
     typer.Option(
@@ -135,7 +131,7 @@ def evaluate(
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Positions of a task's sequences; by default as in training.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    json_: Json = False,
 ) -> None:
     """Loss and bits per byte of a trained model, on its held-out text or on any source; or tasks of lm-eval.
 
@@ -204,7 +200,7 @@ def compile_(
     config: Config,
     on: Annotated[str, typer.Option("--on", metavar="TARGET", help="A topology: v5e:4x4, v5p:4x4x4, h200:8, ….")],
     set_: Set = [],  # noqa: B006
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    json_: Json = False,
     text: Annotated[
         Path | None, typer.Option(parser=path, metavar="FILE", help="Write the compiled program (HLO) here.")
     ] = None,
@@ -310,7 +306,7 @@ def convert(
 @app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="train, overhead, data, compile, checkpoint, import, serve or kernels.")],
-    json_: Annotated[bool, typer.Option("--json", help="Print JSON only.")] = False,
+    json_: Json = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
     compile_: Annotated[
         bool, typer.Option("--compile", help="Of kernels: compile for TPUs and H200s, record what the compilers say.")

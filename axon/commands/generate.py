@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from axon.commands.options import Weights
 from axon.commands.paths import RunDir, path
-from axon.commands.weights import Weights
 from axon.errors import UserError
 
 

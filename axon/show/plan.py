@@ -1,6 +1,6 @@
 """`axon plan`: plans as a table, as JSON and as a file to run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from axon.show.planning import PLANNED, Plans, own_values
 def print_plans(found: Plans) -> None:
     """A table of the plans, what the best one's memory and step are made of, and why the others lost."""
     console = Console(width=None if Console().is_terminal else 160, highlight=False)
-    table = _table(f"{found.config} on {found.target.name}, {found.target.devices} devices", "plan", *_HEADINGS)
+    table = _table(
+        f"{found.question.config} on {found.target.name}, {found.target.devices} devices", "plan", *_HEADINGS
+    )
     for number, plan in enumerate(found.plans, 1):
         table.add_row(str(number), *_row(plan))
     best = found.plans[0]
@@ -117,7 +119,7 @@ def _table(title: str, *headings: str) -> Table:
 
 def plans_json(found: Plans) -> dict[str, Any]:
     """As plain dicts, lists, numbers and strings."""
-    target = {"target": found.target.name, "devices": found.target.devices, "config": str(found.config)}
+    target = {"target": found.target.name, "devices": found.target.devices, "config": str(found.question.config)}
     dropped = [{**plan_json(one.plan), "reason": one.reason, "needed": one.needed} for one in found.dropped]
     plans = {"plans": [plan_json(one) for one in found.plans], "dropped": dropped}
     return {**target, "fitting": found.tried, "search_s": found.took, **plans}
@@ -156,24 +158,24 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else repr(value)
 
 
-def write_plan(found: Plans, config: Path, overrides: Sequence[str], path: Path) -> None:
-    """Write the best plan as a config that includes `config`, so that `axon train` and `axon compile` take it.
+def write_plan(found: Plans, path: Path) -> None:
+    """Write the best plan as a config that includes the run's, so that `axon train` and `axon compile` take it.
 
     Raises `UserError` for a file that is no `.gin`, or cannot be written.
     """
-    path, best = output(path, "--write", ".gin"), found.plans[0]
-    text = "\n".join([*_gin(found, best, config, overrides), ""])
+    path = output(path, "--write", ".gin")
+    text = "\n".join([*_gin(found, found.plans[0]), ""])
     with writing(path):
         path.write_text(text)
 
 
-def _gin(found: Plans, best: Plan, config: Path, overrides: Sequence[str]) -> Iterator[str]:
+def _gin(found: Plans, best: Plan) -> Iterator[str]:
     yield f"# Planned for {found.target.name} (axon plan). Predicted: {best.memory.gib:.1f} GiB of a device,"
     yield f"# {best.seconds.total:.3g} s a step, MFU {best.seconds.mfu:.1%}."
     yield ""
-    yield f"include {str(config.resolve())!r}"
+    yield f"include {str(found.question.config.resolve())!r}"
     yield ""
-    yield from (change.replace("=", " = ", 1) for change in overrides)
+    yield from (change.replace("=", " = ", 1) for change in found.question.overrides)
     schedule = best.layout.schedule
     for name, value in _planned(best.layout).items():
         yield f"Layout.{name} = " + (

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from axon.disk import output, writing
 from axon.plan.predict.memory import GIB
 from axon.plan.search import Plan
+from axon.show.planning import Plans
 
 INK, FAINT = "#202124", "#80868b"
 COLOURS = (
@@ -29,22 +30,23 @@ COLOURS = (
 """Of the parts of a bar, in the order in which the plans first have them."""
 
 
-def draw_plans(plans: Sequence[Plan], memory: int, title: str, path: Path) -> None:
-    """Draw a bar for each plan, the best on top: GiB of a device, of `memory` bytes, and exposed seconds of a step.
+def draw_plans(found: Plans, path: Path) -> None:
+    """Draw a bar for each plan, the best on top: GiB of a device, and exposed seconds of a step.
 
     Raises `UserError` for a file that is no `.png` or `.svg`, or cannot be written.
     """
-    path = output(path, "--draw", ".png", ".svg")
+    path, plans = output(path, "--draw", ".png", ".svg"), found.plans
     figure = Figure(figsize=(11.0, 1.9 + 1.1 * len(plans)), dpi=140, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     names = [f"{number}: {_name(plan)}" for number, plan in enumerate(plans, 1)]
     _bars(left, names, [{name: size / GIB for name, size in plan.memory.parts.items()} for plan in plans])
-    left.axvline(memory / GIB, color=INK, linewidth=1.2, linestyle="--")
+    left.axvline(found.target.chip.memory / GIB, color=INK, linewidth=1.2, linestyle="--")
     left.set_xlabel("GiB of a device; dashed: all of its memory", color=INK, fontsize=9)
     _bars(right, names, [{line.name: line.exposed for line in plan.seconds.lines if line.exposed} for plan in plans])
     right.set_xlabel("seconds of a step, without what is hidden behind work", color=INK, fontsize=9)
     left.invert_yaxis()
+    title = f"{found.question.config} on {found.target.name}, predicted"
     figure.suptitle(title, color=INK, fontsize=11)
     with writing(path):
         figure.savefig(path)

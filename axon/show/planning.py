@@ -4,11 +4,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from axon.axes.execution import Remat, RematByKind
-from axon.chips import chips
 from axon.chips.target import Target
 from axon.config import load
 from axon.disk import cache_folder
@@ -26,6 +24,7 @@ from axon.plan.search.refusals import refusal
 from axon.plan.search.space import Space
 from axon.plan.topology import devices
 from axon.run import Train, program
+from axon.show.question import Question
 from axon.train.step import Program
 
 PLANNED = (
@@ -50,36 +49,25 @@ class Plans:
     `tried`: how many fit, by prediction. `took`: seconds of the search. `dropped`: what does not fit as compiled.
     """
 
+    question: Question
     target: Target
-    config: Path
     plans: tuple[Plan, ...]
     tried: int
     took: float
     dropped: tuple[Dropped, ...] = ()
 
 
-def plan_config(
-    path: Path,
-    on: str,
-    overrides: Sequence[str],
-    pins: Sequence[str],
-    count: int,
-    compiling: Callable[[str], None] | None = None,
-    links: Path | None = None,
-) -> Plans:
-    """The best plans for the training run of the file at `path` on the machine `on`.
+def plan_config(question: Question, count: int, compiling: Callable[[str], None] | None = None) -> Plans:
+    """The best plans for a run on a machine.
 
-    Args:
-        overrides: bound last, as `Data.batch=512`. pins: the same of `Layout` and `Execution`, which all plans have.
-        compiling: told of each plan as it is compiled; None compiles nothing. links: measured bandwidths, a file.
+    `compiling`: told of each plan as it is compiled; None compiles nothing.
 
     Raises `ConfigError` and `UserError` for what a person has to change: a target that there is not, or that nothing
     can be compiled for, a model that fits nowhere, a batch that nothing divides, pins that leave nothing.
     """
     begun = time.perf_counter()
-    target = Target.of(on, dict(chips()))
-    tree: Train = load(path, [*overrides, *pins]).tree
-    planner = planner_of(tree, target, pins, links)
+    tree, planner = planner_of(question)
+    target = planner.target
     confirmation = compiling and _confirmation(tree, planner, compiling)
     found = (replace(planner, accept=confirmation) if confirmation else planner).best(count)
     dropped = tuple(confirmation.dropped) if confirmation else ()
@@ -87,7 +75,7 @@ def plan_config(
         raise _none_fits(target, dropped) if dropped else refusal(planner)
     best, *others = found
     plans = (best, *(replace(one, why_not=why_not(one, best)) for one in others))
-    return Plans(target, path, plans, len(planner.ranked), time.perf_counter() - begun, dropped)
+    return Plans(question, target, plans, len(planner.ranked), time.perf_counter() - begun, dropped)
 
 
 def _confirmation(tree: Train, planner: Planner, say: Callable[[str], None]) -> Confirmation:
@@ -111,14 +99,16 @@ def _none_fits(target: Target, dropped: Sequence[Dropped]) -> UserError:
     )
 
 
-def planner_of(tree: Train, target: Target, pins: Sequence[str], links: Path | None) -> Planner:
-    """The search for plans of a run on a machine. Raises as `plan_config`."""
-    bandwidths = links and Bandwidths.read(links, target)
-    pinned, base = _pins(tree, pins), _alone(tree, target)
+def planner_of(question: Question) -> tuple[Train, Planner]:
+    """The run, and the search for its plans. Raises as `plan_config`."""
+    target = question.target
+    tree: Train = load(question.config, [*question.overrides, *question.pins]).tree
+    bandwidths = question.links and Bandwidths.read(question.links, target)
+    pinned, base = _pins(tree, question.pins), _alone(tree, target)
     policies = [_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
     space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned)
-    return Planner(space, work, _acceptance(tree, target), bandwidths)
+    return tree, Planner(space, work, _acceptance(tree, target), bandwidths)
 
 
 def resized(planner: Planner, tree: Train, target: Target, batch: int) -> Planner:

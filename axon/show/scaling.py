@@ -9,42 +9,26 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from axon.chips import chips
-from axon.chips.target import Target
-from axon.config import load
 from axon.errors import UserError
 from axon.plan.predict.failures import Failures
 from axon.plan.predict.seconds import BUBBLE, COMMUNICATION
 from axon.plan.search.scaling import Point, Scaling, scaling
-from axon.run import Train
 from axon.show.plan import mesh_text, plan_json
 from axon.show.planning import planner_of, resized
+from axon.show.question import Question
 
 _SIZES = re.compile(r"(\d+)\.\.(\d+)")
 
 
-def scale_config(
-    path: Path,
-    on: str,
-    overrides: Sequence[str],
-    pins: Sequence[str],
-    sizes: str,
-    failures: Failures,
-    say: Callable[[str], None],
-    links: Path | None = None,
-) -> Scaling:
-    """The best plans of the run of the file at `path` on machines of `sizes`, as `64..16384`: doubled again and again.
+def scale_config(question: Question, sizes: str, failures: Failures, say: Callable[[str], None]) -> Scaling:
+    """The best plans of a run on machines of `sizes`, as `64..16384`: doubled again and again.
 
-    Args:
-        on: the machine whose chips, slices and hosts the others have, and which has the config's own batch.
-        links: measured bandwidths, a file.
-
-    Raises as `axon.show.planning.plan_config`, and `UserError` for sizes that are none or that no such machine has.
+    The machine of `question` is the one whose chips, slices and hosts the others have, and which has the config's own
+    batch. Raises as `axon.show.planning.plan_config`, and `UserError` for sizes that are none or that no such machine
+    has.
     """
-    target = Target.of(on, dict(chips()))
-    machines = [target.resized(count) for count in _doubled(sizes)]
-    tree: Train = load(path, [*overrides, *pins]).tree
-    start = planner_of(tree, target, pins, links)
+    machines = [question.target.resized(count) for count in _doubled(sizes)]
+    tree, start = planner_of(question)
     return scaling(start, machines, failures, lambda one, batch: resized(start, tree, one, batch), say)
 
 

@@ -12,6 +12,7 @@ from axon.run import program
 from axon.show.plan import plans_json, print_plans, write_plan
 from axon.show.plan_picture import draw_plans
 from axon.show.planning import plan_config
+from axon.show.question import Question
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def config(tiny, tmp_path):
 
 
 def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_path, capsys):
-    found = plan_config(config, "h100:2x2", ["Data.batch=16"], ["Layout.zero=3"], 3)
+    found = plan_config(Question(config, "h100:2x2", ("Data.batch=16",), ("Layout.zero=3",)), 3)
     told = json.loads(json.dumps(plans_json(found)))
     assert (told["target"], told["devices"]) == ("h100:2x2", 4)
     best, *others = told["plans"]
@@ -34,9 +35,9 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_
     out = capsys.readouterr().out
     assert "memory of a device" in out
     assert "predicted, not measured" in out
-    draw_plans(found.plans, found.target.chip.memory, "tiny", tmp_path / "plans.png")
+    draw_plans(found, tmp_path / "plans.png")
     assert (tmp_path / "plans.png").read_bytes().startswith(b"\x89PNG")
-    write_plan(found, config, ["Data.batch=16"], tmp_path / "planned.gin")
+    write_plan(found, tmp_path / "planned.gin")
     tree = load(tmp_path / "planned.gin").tree
     assert tree.layout.mesh == found.plans[0].layout.mesh
     assert (tree.layout.zero, tree.data.batch) == (3, 16)
@@ -57,11 +58,11 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_
 )
 def test_a_mistake_is_answered_with_what_to_change(config, on, pins, part):
     with pytest.raises(UserError) as raised:
-        plan_config(config, on, [], pins, 3)
+        plan_config(Question(config, on, pins=tuple(pins)), 3)
     assert part in str(raised.value)
 
 
 def test_a_plan_is_written_into_a_config_only(config, tmp_path):
-    found = plan_config(config, "h100:2", [], [], 1)
+    found = plan_config(Question(config, "h100:2"), 1)
     with pytest.raises(UserError, match=r"--write.*\.gin"):
-        write_plan(found, config, [], tmp_path / "plan.txt")
+        write_plan(found, tmp_path / "plan.txt")

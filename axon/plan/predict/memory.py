@@ -31,7 +31,7 @@ class Memory:
 
 def memory(shards: Shards) -> Memory:
     """What a device needs: of a pipeline's stages the one that needs most, as all run one program."""
-    layer, head = max(_layer(shards, number) for number in range(len(shards.work.periods))), _head(shards)
+    layer, head = max(_layer(shards, number) for number in range(len(shards.split.work.periods))), _head(shards)
     return Memory(
         {**kept(shards), "activations": _activations(shards)}
         | {"a layer at work" if layer > head else "the head at work": max(layer, head)}
@@ -41,7 +41,7 @@ def memory(shards: Shards) -> Memory:
 def kept(shards: Shards) -> dict[str, float]:
     """What does not depend on the batch."""
     split = shards.split
-    times = SUMS[split.placement.platform] if split.stages > 1 else 2 if shards.microbatches > 1 else 1
+    times = SUMS[split.placement.platform] if split.stages > 1 else 2 if shards.layout.microbatches > 1 else 1
     parts = {**split.state, "gradients": times * split.gradients}
     return {kind: size * shards.padding for kind, size in parts.items() if size}
 
@@ -60,11 +60,11 @@ def _layer(shards: Shards, number: int) -> float:
     """What a layer's backward has at once: what it would keep without remat, its weights and the next one's as they are
     used, their gradients before they are reduced, and tokens on their way to experts."""
     weights = [one for one in shards.split.weights[number] if one.axes]
-    gathered = sum(2 * one.size + one.elements * shards.work.reduce for one in weights)
+    gathered = sum(2 * one.size + one.elements * shards.split.work.reduce for one in weights)
     buffers = BUFFERS * shards.execution.capacity_factor * shards.split.exchanged[number] * shards.stream
     return shards.tokens * shards.split.kept[number, "none"] + gathered + buffers
 
 
 def _head(shards: Shards) -> float:
     """The largest weight around the layers as it is used, and its gradient before that is reduced."""
-    return max(one.size + one.elements * shards.work.reduce for one in shards.split.outer)
+    return max(one.size + one.elements * shards.split.work.reduce for one in shards.split.outer)

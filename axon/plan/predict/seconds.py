@@ -62,7 +62,7 @@ def seconds(shards: Shards, target: Target, bandwidths: Bandwidths | None = None
     clock = _Clock(shards, target, links)
     lines = tuple(line for line in clock.lines() if line.seconds)
     total = sum(line.exposed for line in lines)
-    return Seconds(lines, shards.work.model_flops / (total * target.chip.peak * target.devices))
+    return Seconds(lines, shards.split.work.model_flops / (total * target.chip.peak * target.devices))
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,7 @@ class _Clock:
     links: Links
 
     def lines(self) -> list[Line]:
-        shards, split, layers = self.shards, self.shards.split, self.layers
-        micro = shards.microbatches
+        split, layers, micro = self.shards.split, self.layers, self.shards.layout.microbatches
         over = tuple(dict.fromkeys(a for one in self.all_weights for a in one[0].axes))
         return [
             Line(PRODUCTS, 3 * layers.forward * micro),
@@ -120,7 +119,8 @@ class _Clock:
 
     @cached_property
     def layers(self) -> _Layers:
-        each = [(self.period(number), self.shards.periods(number)) for number in range(len(self.shards.work.periods))]
+        segments = range(len(self.shards.split.work.periods))
+        each = [(self.period(number), self.shards.periods(number)) for number in segments]
 
         def total(part: Callable[[_Layers], float]) -> float:
             return sum(part(one) * times for one, times in each)
@@ -140,7 +140,7 @@ class _Clock:
     def period(self, number: int) -> _Layers:
         """One period of a segment."""
         shards, split = self.shards, self.shards.split
-        share = shards.work.periods[number].repeated[shards.remat]
+        share = split.work.periods[number].repeated[shards.remat]
         forward = shards.tokens * split.flops[number] / self.rate
         context = self.context(number)
         weights, hidden = self.gathers(split.weights[number], forward, (2 + share) * forward)
@@ -171,23 +171,23 @@ class _Clock:
 
     def context(self, number: int) -> float:
         """Keys and values of the other devices' positions, forward; backward them again, and their gradients."""
-        shards, axes = self.shards, self.shards.split.context_axes
-        whole = shards.tokens * shards.split.size(axes) * shards.split.keys[number] * shards.work.compute
+        split, axes = self.shards.split, self.shards.split.context_axes
+        whole = self.shards.tokens * split.size(axes) * split.keys[number] * split.work.compute
         return 3 * self.links.gather(axes, whole)
 
     def gathers(self, weights: list[Gathered], forward: float, backward: float) -> tuple[float, float]:
         """Weights gathered for the forward, and again for the backward, which reduces their gradients to parts; and of
         those seconds the ones during which the layer's products run."""
         gather = sum(self.links.gather(one.axes, one.size) for one in weights)
-        scatter = sum(self.links.gather(one.axes, one.elements * self.shards.work.reduce) for one in weights)
+        scatter = sum(self.links.gather(one.axes, one.elements * self.shards.split.work.reduce) for one in weights)
         return 2 * gather + scatter, min(gather, forward) + min(gather + scatter, backward)
 
     # ---- the rest of a step ---------------------------------------------------------------------------------------
 
     def head(self) -> float:
         """The head and the loss of a microbatch: three products, as the loss makes its gradients with itself."""
-        over = self.shards.split.placement.num_shards("vocab")
-        return 3 * self.shards.tokens * self.shards.work.head / over / self.rate
+        split = self.shards.split
+        return 3 * self.shards.tokens * split.work.head / split.placement.num_shards("vocab") / self.rate
 
     def pipeline(self) -> list[Line]:
         """What a step is longer for its stages: by ticks in which some wait, and by what is sent between them."""
@@ -206,19 +206,19 @@ class _Clock:
         }
         ticks = sum(run.ticks[action] * cost for action, cost in costs.items()) / shards.virtual
         send = self.links.send(PIPE, shards.stream / shards.split.stream_split) * sum(run.ticks)
-        bubble = max(0.0, ticks - layers.total * shards.microbatches)
+        bubble = max(0.0, ticks - layers.total * shards.layout.microbatches)
         return [Line(BUBBLE, bubble, 0.0, (PIPE,)), Line(STAGES, send, min(send, ticks), (PIPE,))]
 
     def gradients(self) -> float:
         """The one sum of gradients after the last microbatch, of those that no gather's reverse has summed; with ZeRO
         1 or 2 to parts, of which the updated parameters are gathered. ZeRO-2 sums in each microbatch, but on stages."""
-        shards = self.shards
-        scatters = shards.layout.zero in (1, 2)
-        sums = shards.microbatches if shards.layout.zero == 2 and shards.split.stages == 1 else 1
+        layout, split = self.shards.layout, self.shards.split
+        scatters = layout.zero in (1, 2)
+        sums = layout.microbatches if layout.zero == 2 and split.stages == 1 else 1
         total = 0.0
         for one, times in self.all_weights:
-            size = sums * times * one.elements * shards.work.reduce
-            total += self.links.gather(one.summed, size) * (1 if scatters else 2)
+            size = times * one.elements * split.work.reduce
+            total += sums * self.links.gather(one.summed, size) * (1 if scatters else 2)
             total += self.links.gather(one.summed, times * one.elements * 4) if scatters else 0.0
         return total
 

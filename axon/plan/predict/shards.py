@@ -213,14 +213,6 @@ class Shards:
     execution: Execution
 
     @property
-    def work(self) -> Work:
-        return self.split.work
-
-    @property
-    def microbatches(self) -> int:
-        return self.layout.microbatches
-
-    @property
     def remat(self) -> Any:
         """The policy of all kinds of block: the planner has one for all."""
         assert is_policy(self.execution.remat)
@@ -229,12 +221,12 @@ class Shards:
     @cached_property
     def tokens(self) -> float:
         """Of a microbatch."""
-        return self.split.tokens / self.microbatches
+        return self.split.tokens / self.layout.microbatches
 
     @cached_property
     def stream(self) -> float:
         """Bytes of a microbatch's stream, gathered for a block."""
-        return self.tokens * self.work.embed * self.work.compute
+        return self.tokens * self.split.work.embed * self.split.work.compute
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -247,17 +239,17 @@ class Shards:
 
     @cached_property
     def run(self) -> Run:
-        return _run(self.schedule, self.split.stages, self.microbatches)
+        return _run(self.schedule, self.split.stages, self.layout.microbatches)
 
     @cached_property
     def padding(self) -> float:
         """How much longer the layers are with the places of a pipeline's chunks that none takes."""
-        chunks, times = self.split.stages * self.virtual, [period.times for period in self.work.periods]
+        chunks, times = self.split.stages * self.virtual, [period.times for period in self.split.work.periods]
         return sum(math.ceil(one / chunks) * chunks for one in times) / sum(times)
 
     def periods(self, number: int) -> float:
         """How many periods of a segment a device runs."""
-        return self.work.periods[number].times * self.padding / self.split.stages
+        return self.split.work.periods[number].times * self.padding / self.split.stages
 
 
 @lru_cache(maxsize=512)

@@ -152,6 +152,19 @@ def test_a_pipeline_takes_as_long_as_its_table_in_lockstep(dense, schedule):
     assert work + found.of(GRADIENTS) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_gradients_are_summed_in_each_microbatch_with_zero_2_alone(dense, micro):
+    """ZeRO-1 sums once, and gathers what it has updated; ZeRO-2 sums to parts in every microbatch."""
+
+    def at_the_end(zero, micro):
+        layout = {"mesh": {"data": 8}, "zero": zero, "microbatches": micro}
+        return seconds(shards(dense, 8, **layout), on("h100:8")).of(GRADIENTS)
+
+    gather = at_the_end(0, 1) / 2  # of float32, as the sum
+    assert at_the_end(0, micro) == at_the_end(1, micro) == pytest.approx(2 * gather)
+    assert at_the_end(2, micro) == pytest.approx((micro + 1) * gather)
+
+
 def test_experts_are_multiplied_where_they_are_chosen(experts):
     (period,) = experts.periods
     assert period.chosen == 0.5

@@ -81,6 +81,16 @@ def object_of(kind: Kind) -> Kind:
     )
 
 
+def object_with(kinds: Mapping[str, Kind]) -> Kind:
+    """An object with these fields, and perhaps others."""
+    return Kind(
+        f"an object with {', '.join(f'{name}, {kind.expected}' for name, kind in kinds.items())}",
+        lambda value: (
+            type(value) is dict and all(name in value and kind.accepts(value[name]) for name, kind in kinds.items())
+        ),
+    )
+
+
 ANY = Kind("anything", lambda value: True)
 NULL = Kind("null", lambda value: value is None)
 FLAG = Kind("true or false", lambda value: type(value) is bool)

@@ -10,7 +10,7 @@ import numpy as np
 
 from axon.data.corpus import TEXT_ARRAYS, Data
 from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
-from axon.data.prepared import BatchReader, Prepared, Question
+from axon.data.prepared import BatchReader, NoRewards, Prepared, Question
 from axon.data.tokenizer import Tokenizer, TokenizerFile
 from axon.fields import leaves
 
@@ -83,7 +83,7 @@ class PreparedText(Prepared, Protocol):
 
 
 @dataclass(frozen=True)
-class FedCorpus(Prepared, ABC):
+class FedCorpus(NoRewards, Prepared, ABC):
     """A prepared corpus, all but its training batches: the base of what `FeedConfig.prepare` returns."""
 
     config: FeedConfig

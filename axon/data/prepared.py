@@ -1,8 +1,8 @@
 """The data of a run once they are prepared, be it text or images."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,13 +18,25 @@ class BatchReader(Iterator[Batch], AbstractContextManager[Any], Protocol):
 
 @dataclass(frozen=True)
 class Question:
-    """The ids of a prompt, and those of the right answer, its end included."""
+    """The ids of a prompt, and those of the right answer, its end included; where they are from, and the columns
+    there."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
+    where: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-class NoChats:
+class NoRewards:
+    """The base of data that learns from no rewards."""
+
+    def rewards_of(
+        self, questions: Sequence[Question], answers: Sequence[Any], report: Callable[[str], None] = print
+    ) -> Mapping[str, np.ndarray]:
+        return {}
+
+
+class NoChats(NoRewards):
     """The base of data that are no chats: without questions, and written by no template."""
 
     def questions(self, count: int) -> Sequence[Question]:
@@ -63,6 +75,13 @@ class Prepared(Protocol):
 
     def questions(self, count: int) -> Sequence[Question]:
         """The first `count` held-out questions that have a right answer, always the same; none where there are none."""
+        ...
+
+    def rewards_of(
+        self, questions: Sequence[Question], answers: Sequence[Any], report: Callable[[str], None] = print
+    ) -> Mapping[str, np.ndarray]:
+        """What rewards say of answers, each an `axon.serve.offline.Answer` to one of the questions: their sum under
+        `reward`, and each; NaN where one failed. Empty where nothing is learned from rewards."""
         ...
 
     @property

@@ -32,7 +32,7 @@ class Mark(NamedTuple):
     style: str
 
 
-def chart(lines: Sequence[Line], marks: Sequence[Mark] = (), unit: str = "", from_zero: bool = False) -> str:
+def chart(lines: Sequence[Line], marks: Sequence[Mark] = (), from_zero: bool = False, width: int = WIDTH) -> str:
     """Lines against steps, with a legend where there is more than one, or a mark; marks have their text as tooltip."""
     lines = [_thinned(line) for line in lines if len(line.steps)]
     if not lines:
@@ -43,17 +43,17 @@ def chart(lines: Sequence[Line], marks: Sequence[Mark] = (), unit: str = "", fro
     y_high += 0.05 * (y_high - y_low)
 
     def x(step: float) -> float:
-        return LEFT + (step - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+        return LEFT + (step - x_low) / (x_high - x_low) * (width - LEFT - RIGHT)
 
     def y(value: float) -> float:
         return HEIGHT - BOTTOM - (value - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [*_grid_y(y_low, y_high, y, unit), *_grid_x(x_low, x_high, x)]
+    parts = [*_grid_y(y_low, y_high, y, width), *_grid_x(x_low, x_high, x, width)]
     marks = [mark for mark in marks if x_low <= mark.step <= x_high]
     parts += [_mark(mark, x(mark.step)) for mark in marks]
     parts += [_drawn(line, x, y) for line in lines]
     body = "".join(parts)
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{body}</svg>{_legend(lines, marks)}'
+    return f'<svg viewBox="0 0 {width} {HEIGHT}" role="img">{body}</svg>{_legend(lines, marks)}'
 
 
 def stacked_bar(parts: Mapping[str, float], total: float) -> str:
@@ -82,22 +82,22 @@ def _spread(low: float, high: float) -> tuple[float, float]:
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
-def _grid_y(low: float, high: float, y, unit: str) -> list[str]:
+def _grid_y(low: float, high: float, y, width: int) -> list[str]:
     text, drawn = EngFormatter(sep=""), []
     for value in MaxNLocator(5, steps=STEPS).tick_values(low, high):
         if low <= value <= high:
             at = y(value)
             shown = f"{value:g}" if abs(value) < 1000 else text(value)
-            drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
-            drawn.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{shown}{escape(unit)}</text>')
+            drawn.append(f'<line class="grid" x1="{LEFT}" x2="{width - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>')
+            drawn.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end">{shown}</text>')
     return drawn
 
 
-def _grid_x(low: float, high: float, x) -> list[str]:
+def _grid_x(low: float, high: float, x, width: int) -> list[str]:
     name = f'<text x="{LEFT - 8}" y="{HEIGHT - 8}" text-anchor="end">step</text>'
     return [name] + [
         f'<text x="{x(step):.1f}" y="{HEIGHT - 8}" text-anchor="middle">{step:,.0f}</text>'
-        for step in MaxNLocator(8, integer=True, steps=STEPS).tick_values(low, high)
+        for step in MaxNLocator(width // 90, integer=True, steps=STEPS).tick_values(low, high)
         if low <= step <= high
     ]
 

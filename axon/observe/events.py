@@ -9,7 +9,8 @@ steps: a stretch between saves and evaluations: `first`, `seconds`, `data_second
 save_begin, save_blocked, save_end: `seconds` that training waited, and until all was on disk
 mirrored, mirror_failed: a checkpoint was copied to `Checkpoints.mirror`: `seconds`, `bytes`; or was not: `error`
 fetched: a checkpoint was taken from there: `seconds`, `bytes`; `damaged`: a line about each later one
-evaluation: `seconds`, `loss`
+evaluation: `seconds`, `loss`; `answers`, the first of those to held-out questions: of each `question`, `expected` and
+    `answer`, texts, and `scores`, name → number
 stop: a person or the machine asked to stop: `signal`
 not_finite, spike: a fault at a step: `loss`, `grad_norm`, `policy`, `batch`, and the `documents` in it
 skip, rollback: what was done about it
@@ -28,18 +29,19 @@ from typing import Any, Self
 import jax
 
 from axon.errors import UserError
-from axon.foreign_json import NULL, NUMBER, TEXT, number, object_of
+from axon.foreign_json import NULL, NUMBER, TEXT, list_of, number, object_of, object_with
 from axon.launch.signals import Interrupted
 from axon.observe import lines
 from axon.observe.lines import LinesFile, Record, read_lines
 
+ANSWER = object_with({**dict.fromkeys(("question", "expected", "answer"), TEXT), "scores": object_of(NUMBER | NULL)})
 REQUIRED = {"time": number("[0, 2**37)"), "kind": TEXT}
 FIELDS = (
     lines.FIELDS
     | REQUIRED
     | dict.fromkeys(("seconds", "data_seconds", "lost_steps", "lost_seconds"), NUMBER | NULL)
     | dict.fromkeys(("outcome", "error"), TEXT | NULL)
-    | {"memory": object_of(NUMBER) | NULL}
+    | {"memory": object_of(NUMBER) | NULL, "answers": list_of(ANSWER) | NULL}
 )
 """Those that Axon itself reads."""
 

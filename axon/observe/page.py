@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from axon.foreign_json import NUMBER
 from axon.observe.charts import Line, Mark, chart, stacked_bar
 from axon.observe.goodput import PARTS, Goodput
 from axon.observe.lines import Record
@@ -36,6 +37,19 @@ USUAL = ("steps", "compile_begin", "save_begin", "save_blocked", "save_end", "mi
 """Kinds that the table of events leaves out: they are many, and their sums are above it."""
 
 
+CHARTED = ("step", "loss", "tokens", "tokens_per_second", "step_seconds", "grad_norm")
+"""Metrics that have a chart or a tile of their own, or are in one."""
+
+SMALL = 400
+"""Width of the charts of other metrics, two of which are beside each other."""
+
+UNTOLD = ("time", "step", "kind", "documents", "memory", "answers")
+"""Fields of an event that its row has elsewhere, or that are too long for it."""
+
+COMPARED = 5
+"""Evaluations at most whose answers are side by side: the first, the last, and some evenly between."""
+
+
 class Run(NamedTuple):
     """The content of a page: the run's name, its records, its configuration as text and its `run.json`."""
 
@@ -54,9 +68,11 @@ def page(run: Run, time: Goodput) -> str:
         _tiles(run, time),
         _section("Where the time went", _goodput(time)),
         _section(f"Loss, nats per {run.record.get('loss_unit', 'token')}", chart(_loss_lines(run.metrics), marks)),
-        _section("Tokens per second", chart(_lines(run.metrics, "tokens_per_second", "tokens/s"), marks, "", True)),
-        _section("Gradient norm", chart(_lines(run.metrics, "grad_norm", "gradient norm"), marks, "", True)),
-        _section("Memory, GiB", chart(_memory_lines(run.events), marks, "", True)),
+        _section("Tokens per second", chart(_lines(run.metrics, "tokens_per_second", "tokens/s"), marks, True)),
+        _section("Gradient norm", chart(_lines(run.metrics, "grad_norm", "gradient norm"), marks, True)),
+        _section("Memory, GiB", chart(_memory_lines(run.events), marks, True)),
+        _other_metrics(run.metrics, marks),
+        _answer_table(run.events),
         _section("Events", _event_table(run.events)),
         _section("Configuration", f"<pre>{escape(run.config)}</pre>"),
         _section("Environment", _table(_flat(run.record))),
@@ -141,6 +157,50 @@ def _memory_lines(events: Sequence[Record]) -> list[Line]:
     return lines
 
 
+def _other_metrics(metrics: Sequence[Record], marks: Sequence[Mark]) -> str:
+    """A small chart of each other number of steps and evaluations: what the objective, the data and the model say."""
+    numbers = [{name: value for name, value in record.items() if NUMBER.accepts(value)} for record in metrics]
+    names = dict.fromkeys(name.removeprefix("eval_") for record in numbers for name in record)
+    charts = [_small(name, numbers, marks) for name in names if name not in CHARTED]
+    return _section("Other metrics", f'<div class="charts">{"".join(charts)}</div>') if charts else ""
+
+
+def _small(name: str, numbers: Sequence[Record], marks: Sequence[Mark]) -> str:
+    lines = [*_lines(numbers, name, "training"), Line("held-out", *series(numbers, f"eval_{name}"), "dots")]
+    title = escape(name.replace("_", " "))
+    return f"<figure><figcaption>{title}</figcaption>{chart(lines, marks, width=SMALL)}</figure>"
+
+
+def _answer_table(events: Sequence[Record]) -> str:
+    """The answers to the same held-out questions, a row each, from evaluation to evaluation; right ones in green."""
+    steps = {
+        event["step"]: event["answers"] for event in events if event.get("step") is not None and event.get("answers")
+    }
+    if not steps:
+        return ""
+    places = np.unique(np.linspace(0, len(steps) - 1, COMPARED).round().astype(int))
+    shown = dict([*sorted(steps.items())][place] for place in places)
+    rows = (_answer_row(asked) for asked in zip(*shown.values(), strict=False))
+    head = "".join(f"<th>step {step:,}" for step in shown)
+    table = f"<table class='answers'><tr><th>question<th>right answer{head}</tr>{''.join(rows)}</table>"
+    return _section("Held-out questions, answered by the greedy choice of each token", table)
+
+
+def _answer_row(asked: Sequence[Record]) -> str:
+    question, expected = asked[0]["question"], asked[0]["expected"].strip()
+    return f"<tr><td>{escape(question)}<td>{escape(expected)}{''.join(map(_answer, asked))}</tr>"
+
+
+def _answer(found: Record) -> str:
+    said = ", ".join(
+        f"{name.replace('_', ' ')} {value:.3g}"
+        for name, value in found["scores"].items()
+        if name != "exact" and value is not None
+    )
+    style = "good" if found["scores"].get("exact") == 1 else ""
+    return f'<td><b class="{style}">{escape(found["answer"].strip())}</b><small>{escape(said)}</small>'
+
+
 def _marks(events: Sequence[Record]) -> list[Mark]:
     return [
         Mark(event["step"], _kind(event), _described(event), NOTABLE[event["kind"]])
@@ -172,7 +232,7 @@ def _kind(event: Record) -> str:
 
 def _details(event: Record) -> str:
     """What an event says besides when and where, without the long lists."""
-    left = {name: value for name, value in event.items() if name not in ("time", "step", "kind", "documents", "memory")}
+    left = {name: value for name, value in event.items() if name not in UNTOLD}
     return ", ".join(
         f"{name.replace('_', ' ')} {_short(value)}" for name, value in left.items() if value not in ({}, [])
     )

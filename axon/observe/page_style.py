@@ -58,6 +58,11 @@ td:has(> .key) { white-space: nowrap; width: 1%; }
 b { font-weight: 600; } b.good { color: var(--good); } b.warn { color: var(--warn); } b.bad { color: var(--bad); }
 pre { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; padding: 14px; overflow-x: auto;
   font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(320px, 1fr)); gap: 14px 20px; }
+figure { margin: 0; } figcaption { font-size: 13.5px; margin-left: 58px; }
+.answers td { white-space: pre-wrap; min-width: 76px; }
+.answers td:first-child { min-width: 150px; } .answers b { display: block; font-weight: 500; }
+.answers small { color: var(--soft); }
 .none { color: var(--soft); }
 @media (max-width: 560px) { td:first-child.number { white-space: normal; } .legend { margin-left: 0; } }
 """

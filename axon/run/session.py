@@ -97,7 +97,7 @@ class Session:
                 frozen = sources_of(self.train, self.program.references, self.report)
                 self.frozen = {name: one.digest() for name, one in frozen.items()}
                 corpus = self._corpus()
-                self.answers = answers_of(self.train, corpus, self.program)
+                self.answers = answers_of(self.train, corpus, self.program, self.report)
                 if corpus.tokenizer is not None:
                     self._check_tokens(source, corpus.tokenizer)
                 if self.first:
@@ -276,10 +276,13 @@ class Session:
                 self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
             )
             metrics = {f"eval_{name}": value for name, value in found.metrics().items()}
-            if self.answers is not None:
-                metrics["eval_exact"] = self.answers.exact(replace(state, parameters=self.program.evaluated(state)))
+            shown = []
+            if self.answers is not None and corpus.tokenizer is not None:
+                answered = self.answers(replace(state, parameters=self.program.evaluated(state)))
+                metrics |= {f"eval_{name}": value for name, value in answered.metrics().items()}
+                shown = answered.shown(corpus.tokenizer)
         step, seconds = int(state.step), round(time.monotonic() - began, 6)
-        self.events.record("evaluation", step, seconds=seconds, loss=found.loss)
+        self.events.record("evaluation", step, seconds=seconds, loss=found.loss, answers=shown)
         self.store.losses[step] = found.loss
         self.journal.evaluated({"step": step} | metrics)
         exact = f", {metrics['eval_exact']:.1%} of answers right" if "eval_exact" in metrics else ""

@@ -47,7 +47,8 @@ class Evaluation:
     """Loss on held-out data: every `every` steps and at the end, on `batches` batches of it (None: all).
 
     `answers`: so many held-out questions of chats are answered too, greedily by the engine; `eval_exact` is the share
-    of answers that are the right one, token by token, end included. None: none. `at_start`: also before the first step.
+    of answers that are the right one, token by token, end included, and `eval_reward`, where a run learns from rewards,
+    their mean. The first are on the page of `axon report`. None: none. `at_start`: also before the first step.
     """
 
     every: int = 200

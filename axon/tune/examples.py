@@ -18,7 +18,7 @@ from axon.data.corpus import TEXT_ARRAYS, Data
 from axon.data.enough import check_vocab
 from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
 from axon.data.prepare import SPLITS, Stored, share_of, train_tokenizer
-from axon.data.prepared import Question
+from axon.data.prepared import NoRewards, Question
 from axon.data.records import Record, RecordSource
 from axon.data.store import Root
 from axon.data.tokenizer import Bpe, Tokenizer, TokenizerFile
@@ -255,7 +255,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class PreparedExamples:
+class PreparedExamples(NoRewards):
     """Examples as ids, in batches of two splits. Returned by `Examples.prepare`."""
 
     data: Examples
@@ -312,9 +312,8 @@ class PreparedExamples:
     def questions(self, count: int) -> list[Question]:
         if not self.data.answers:
             return []
-        documents = (example.documents[0] for example in self.splits["held_out"].examples)
-        answers = (last_answer(document) for document in documents if document is not EMPTY)
-        return [*islice(answers, count)]
+        examples = (one for one in self.splits["held_out"].examples if one.documents[0] is not EMPTY)
+        return [last_answer(example) for example in islice(examples, count)]
 
     def text_bytes(self, batch: Batch) -> np.ndarray:
         return batch["weights"].astype(np.int32) * self.tokenizer.byte_lengths[batch["targets"]].astype(np.int32)
@@ -345,9 +344,9 @@ class PreparedExamples:
         return Batches(order.map(load), self.data.threads)
 
 
-def last_answer(document: Document) -> Question:
-    """The last of the assistant's turns, and all before it."""
-    learned = document.learned
+def last_answer(example: Example) -> Question:
+    """The last of the assistant's turns of its first document, and all before it."""
+    ids, learned = example.documents[0].ids, example.documents[0].learned
     end = len(learned) - int(np.argmax(learned[::-1]))
     begin = end - int(np.argmin(learned[:end][::-1]))
-    return Question(tuple(document.ids[:begin].tolist()), tuple(document.ids[begin:end].tolist()))
+    return Question(tuple(ids[:begin].tolist()), tuple(ids[begin:end].tolist()), example.where, example.record)

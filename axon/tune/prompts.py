@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from axon.data.prepared import Question
 from axon.data.sources import Source
 from axon.data.tokenizer import Tokenizer
 from axon.tune.examples import PreparedExamples, last_answer
@@ -35,8 +36,11 @@ def of_sources(sources: Sequence[Source], tokenizer: Tokenizer) -> Iterator[Prom
 
 def of_chats(chats: PreparedExamples) -> Iterator[Prompt]:
     """All of each training example before the last of the assistant's turns, which is the right answer."""
-    visible = chats.tokenizer.visible
     for example in chats.splits["train"].examples:
-        question = last_answer(example.documents[0])
-        text, reference = visible(question.prompt), visible(question.answer)
-        yield Prompt(example.where, text, question.prompt, reference, example.record)
+        yield of_question(last_answer(example), chats.tokenizer)
+
+
+def of_question(question: Question, tokenizer: Tokenizer) -> Prompt:
+    """A question of chats, with the text of its right answer."""
+    text, reference = tokenizer.visible(question.prompt), tokenizer.visible(question.answer)
+    return Prompt(question.where, text, question.prompt, reference, question.record)

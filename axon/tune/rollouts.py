@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -17,7 +18,7 @@ from axon.data.batches import shuffled_order
 from axon.data.corpus import TEXT_ARRAYS, check_sources
 from axon.data.feed import ALL, Batch, Feed, FeedContext, SequenceNumbers
 from axon.data.feed_config import FedCorpus, FeedConfig
-from axon.data.prepared import BatchReader
+from axon.data.prepared import BatchReader, Question
 from axon.data.sources import Source
 from axon.errors import UserError
 from axon.fields import RESUMABLE
@@ -31,7 +32,7 @@ from axon.train.state import State
 from axon.tune import packing
 from axon.tune.chats import Chats
 from axon.tune.policy_engine import PolicyEngine
-from axon.tune.prompts import Prompt, of_chats, of_sources
+from axon.tune.prompts import Prompt, of_chats, of_question, of_sources
 from axon.tune.rewards import Judge, RewardFunction, Sampled, Scores, check_rewards
 
 
@@ -121,6 +122,10 @@ class Rollouts(FeedConfig):
         """Sequences of a batch that each prompt has."""
         return self.samples if self.kept is None else self.kept
 
+    def judge(self, report: Callable[[str], None]) -> Judge:
+        """What asks the rewards."""
+        return Judge(self.rewards, self.weights, self.limit, report)
+
     @property
     def arrays(self) -> Mapping[str, str]:
         return TEXT_ARRAYS if self.kept is not None else {**TEXT_ARRAYS, **dict.fromkeys(SAMPLED, "batch seq")}
@@ -187,6 +192,14 @@ class PreparedRollouts(FedCorpus):
         reader = super().held_out(batches, sequences)
         return reader if self.config.kept is not None else _NotSampled(reader)
 
+    def rewards_of(
+        self, questions: Sequence[Question], answers: Sequence[Answer], report: Callable[[str], None] = print
+    ) -> Mapping[str, np.ndarray]:
+        prompts = [of_question(question, self.tokenizer) for question in questions]
+        with closing(self.config.judge(report)) as judge:
+            scores = judge(_sampled(prompts, answers))
+        return {"reward": scores.total} | {f"reward_{name}": one for name, one in scores.each.items()}
+
     def identity(self) -> dict[str, Any]:
         identity = super().identity()
         ids = hashlib.blake2b(repr([prompt.ids for prompt in self.prompts]).encode(), digest_size=8)
@@ -251,7 +264,7 @@ class RolloutFeed(Feed):
         most = [Request(longest.ids, config.sampling)] * (groups * config.samples)
         capacity = capacity_for(context.runtime.module, most)
         self._engine = PolicyEngine(context.runtime, config.layout, prepared.tokenizer, capacity)
-        self._judge = Judge(config.rewards, config.weights, config.limit, context.report)
+        self._judge = config.judge(context.report)
 
     @property
     def metrics(self) -> Mapping[str, float]:

@@ -76,6 +76,35 @@ def test_a_record_of_another_shape_is_refused_by_its_line_and_field(report, fiel
         report(metrics=[record])
 
 
+ANSWER = {"question": "1 < 2?", "expected": "<b>", "answer": "yes", "scores": {"exact": 1.0, "reward_short": None}}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [5, {}, ANSWER | {"question": None}, ANSWER | {"scores": {"exact": "x"}}, ANSWER | {"scores": 1}],
+)
+def test_answers_of_another_shape_are_refused_by_their_line(report, answer):
+    with pytest.raises(UserError, match=r"events\.jsonl:2.*answers.*Delete that line"):
+        report([START, START | {"kind": "evaluation", "step": 3, "answers": [answer]}])
+
+
+def test_the_page_has_each_metric_and_the_answers_of_each_evaluation(report, tmp_path):
+    later = ANSWER | {"answer": "no", "scores": {"exact": 0.0, "reward_short": 0.25}}
+    evaluations = [{"time": 6.0, "kind": "evaluation", "step": step} for step in (0, 4)]
+    report(
+        [START, *({**one, "answers": [answer]} for one, answer in zip(evaluations, (later, ANSWER), strict=True))],
+        [{"step": 1, "loss": 2.0, "kl": 0.5, "note": "x"}, {"step": 4, "eval_loss": 2.0, "eval_kl": 0.25, "kl": "x"}],
+    )
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.count("<figcaption>") == 1
+    assert "<figcaption>kl<" in page
+    assert "step 4: 0.25" in page  # the evaluation's
+    assert page.index("step 0") < page.index(">no<") < page.index(">yes<")
+    assert "reward short 0.25" in page
+    assert "1 &lt; 2?" in page
+    assert "&lt;b&gt;" in page
+
+
 def test_numbers_that_json_lacks_count_as_none(report):
     events = [
         START,

@@ -202,7 +202,11 @@ def test_answers_are_right_where_the_greedy_one_is_the_answer(tuned, few):
             replace(one, answer=ids if number % 3 else (0,))
             for number, (one, ids) in enumerate(zip(questions, own, strict=True))
         ]
-        assert answers.exact(state) == sum(number % 3 > 0 for number in range(len(own))) / len(own)
+        found = answers(state)
+        assert found.metrics() == {"exact": sum(number % 3 > 0 for number in range(len(own))) / len(own)}
+        assert [one["scores"] for one in found.shown(prepared.tokenizer)] == [
+            {"exact": float(number % 3 > 0)} for number in range(len(own))
+        ]
     for question in questions:
         texts = prepared.tokenizer.decode(question.prompt), prepared.tokenizer.decode(question.answer)
         word = texts[0].removeprefix("<|endoftext|>user: ").removesuffix("\nassistant:")

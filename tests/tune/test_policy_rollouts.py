@@ -13,6 +13,7 @@ from axon.errors import UserError
 from axon.layout import Execution, Layout
 from axon.nn.lora import LoRA
 from axon.run import Evaluation, program
+from axon.run.answers import Answers
 from axon.serve import Capacity, Sampling
 from axon.serve.step import SAME_SUMS
 from axon.train.adapters_off import AdaptersOff
@@ -256,7 +257,7 @@ def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(ti
 
     def looks(sampled):
         seen.append(sampled)
-        return ExactMatch()(sampled)
+        return ExactMatch()(sampled) + sum(sampled.ids)
 
     chats = Chats(
         seq=48, batch=8, sources=(Addition(count=40, largest=9),), tokenizer=Bpe(257), held_out=0.2, threads=0
@@ -279,6 +280,11 @@ def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(ti
     with prepared.held_out(1) as batches:
         found = made.evaluate(begun(made, rng), made.place(next(batches)))
         assert float(found["loss"][0]) > 0
+    del seen[:]
+    questions = prepared.questions(5)
+    answered = Answers(made, prepared, questions, silent)(begun(made, rng))
+    assert [one.reference for one in seen] == [prepared.tokenizer.visible(one.answer) for one in questions]
+    assert answered.scores["reward"].tolist() == [sum(one.ids) + ExactMatch()(one) for one in seen]
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------

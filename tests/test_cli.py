@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from poison import HELD, RELEASED, release
 
 from axon import cli
 from axon.observe.metrics import read_metrics
@@ -23,10 +24,11 @@ COMMANDS = ("train", "tune", "eval", "show", "generate", "bench")
 
 @pytest.fixture(scope="module")
 def environment(caches) -> dict[str, str]:
-    """Of a process on one device, with caches that the module's tests share."""
+    """Of a process on one device, with caches that the module's tests share, which can import what tests/faults has."""
     mine = {"JAX_COMPILATION_CACHE_DIR": str(caches / "processes"), "COLUMNS": "200"}
     quick = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    return os.environ | mine | quick
+    paths = f"{Path(__file__).parent / 'faults'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    return os.environ | mine | quick | {"PYTHONPATH": paths}
 
 
 @pytest.fixture
@@ -368,17 +370,20 @@ def test_the_traceback_of_a_persons_own_mistake_is_there_for_the_asking(axon, ow
 def test_interrupted_and_killed_at_random_the_losses_are_those_of_an_undisturbed_run(start, here):
     whole = start("train", "tiny.gin", "--run-dir", "whole")
     assert whole.wait(120) == 0
+    (here / "held.gin").write_text(TINY + HELD.format(590))
     cut = here / "cut"
-    marks = sorted(random.sample(range(60, 560), 2))
+    marks = sorted(random.sample(range(60, 590), 2))
     for mark, number, code in zip(marks, (signal.SIGTERM, signal.SIGKILL), (143, -signal.SIGKILL), strict=True):
-        process = start("train", "tiny.gin", "--run-dir", "cut")
+        (cut / RELEASED).unlink(missing_ok=True)
+        process = start("train", "held.gin", "--run-dir", "cut")
         wait_for(lambda mark=mark: (cut / "metrics.jsonl").exists() and len(losses(cut)) >= mark, process)
         process.send_signal(number)
+        release(cut)
         out = process.communicate(timeout=60)[0]
         assert process.returncode == code, out
         assert "Traceback" not in out
         assert losses(cut) == losses(here / "whole")[: len(losses(cut))]
-    last = start("train", "tiny.gin", "--run-dir", "cut")
+    last = start("train", "held.gin", "--run-dir", "cut")
     out = last.communicate(timeout=120)[0]
     assert last.returncode == 0, out
     assert re.search(r"resumed from step \d+", out)

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from poison import Held
+
 from axon.checkpoint import Reader
 from axon.config import load
 from axon.launch.cluster import Process
@@ -29,8 +31,9 @@ TAIL = 4096
 """Bytes at the end of a file that have its last line."""
 
 
-def start(train: Train, processes: int) -> list[int]:
-    """The pids of processes that train together."""
+def start(train: Train, processes: int, to_its_end: bool) -> list[int]:
+    """The pids of processes that train together, and wait before the last step unless they may come to the end."""
+    train = train if to_its_end else replace(train, trackers=(Held(train.steps - 1),))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -110,13 +113,13 @@ def main(config: str, folder: Path, kills: int, processes: int, seed: int) -> No
     reader, every = Reader(folder / "checkpoints"), train.checkpoints.every
     for left in range(kills, -1, -1):
         begun = reader.latest() or 0
-        pids = start(train, processes)
-        # On average a start gets on by less than its share of the steps, so that there are enough for all kills.
+        pids = start(train, processes, to_its_end=not left)
+        # On average a start gets on by less than its share of the steps, so that kills come everywhere.
         share = max(2, 2 * train.steps // (3 * max(kills, 1)) + every)
         if left and draw.random() < 0.2:
             wait_for(begun + share, folder, pids, seconds=draw.uniform(0, 3.0))  # while it begins, mostly
         elif left:
-            wait_for(begun + draw.randrange(1, share), folder, pids)
+            wait_for(min(begun + draw.randrange(1, share), train.steps - 1), folder, pids)
             time.sleep(draw.uniform(0, 0.1))
         by_itself = not left or _has_ended(pids)
         if left:

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, as parts that its configuration can name: batches, and a step that hangs."""
+"""What goes wrong in a run, as parts that its configuration can name: batches, and a step that hangs or waits."""
 
 import time
 from collections.abc import Mapping
@@ -34,24 +34,36 @@ class Poisoned(NextToken):
 
 
 @dataclass(frozen=True)
-class Sleeper:
-    """A tracker that never returns from step `at`: what a hung step looks like."""
+class Held:
+    """A tracker that returns from no step from `at` on before its run is released: a step that hangs, or a run that
+    cannot end before a test has done to it what it does."""
 
     at: int
+    folder: str = ""
 
-    def open(self, run_dir: Path) -> "Sleeper":
-        return self
+    def open(self, run_dir: Path) -> "Held":
+        return replace(self, folder=str(run_dir))
 
     def start(self, info: Mapping[str, Any], step: int = 0) -> None:
         pass
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        if step == self.at:
-            sleep_without_end()
+        while step >= self.at and not (Path(self.folder) / RELEASED).exists():
+            sleep_while_held()
 
     def finish(self) -> None:
         pass
 
 
-def sleep_without_end() -> None:
-    time.sleep(10_000)
+def sleep_while_held() -> None:
+    time.sleep(0.05)
+
+
+RELEASED = "released"
+HELD = "\nfrom poison import Held\nTrain.trackers = (@Held(),)\nHeld.at = {}\n"
+"""Lines of a configuration, to be formatted with the step."""
+
+
+def release(run_dir: Path) -> None:
+    """Let the run of this folder end, now or when it is continued."""
+    (run_dir / RELEASED).touch()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from poison import HELD, release
 
 from axon.checkpoint import Reader
 from axon.observe.lines import read_lines
@@ -32,13 +33,12 @@ def children(pid: int) -> list[int]:
 
 @pytest.mark.full
 def test_a_step_that_hangs_ends_the_run_with_its_stacks_and_the_next_start_goes_on(start, tmp_path):
-    hung = "\nfrom poison import Sleeper\nTrain.trackers = (@Sleeper(),)\nSleeper.at = 23\n"
     limits = "\nTrain.faults = @Faults()\nFaults.hang_seconds = 6\n"
-    process = start(tmp_path / "run", lines=hung + limits + SHORT)
+    process = start(tmp_path / "run", lines=HELD.format(23) + limits + SHORT)
     out = process.communicate(timeout=200)[0]
     assert process.returncode == 124, out
     assert re.search(r"nothing has happened for \d+ s in phase 'step' at step 23: stopping", out), out
-    assert "sleep_without_end" in (tmp_path / "run/stacks-0.txt").read_text()
+    assert "sleep_while_held" in (tmp_path / "run/stacks-0.txt").read_text()
     (hang,) = kinds(tmp_path / "run", "hang")
     assert (hang["step"], hang["phase"]) == (23, "step")
     again = start(tmp_path / "run", lines=SHORT)
@@ -50,9 +50,10 @@ def test_a_step_that_hangs_ends_the_run_with_its_stacks_and_the_next_start_goes_
 
 @pytest.mark.full
 def test_sigterm_to_one_process_of_two_saves_one_step_on_both(start, tmp_path, wait_for_step):
-    process = start(tmp_path / "run", "--processes", "2", lines=TWO + SHORT)
-    wait_for_step(random.randint(8, 30), tmp_path / "run", process)
+    process = start(tmp_path / "run", "--processes", "2", lines=TWO + SHORT + HELD.format(50))
+    wait_for_step(random.randint(8, 50), tmp_path / "run", process)
     os.kill(children(process.pid)[1], signal.SIGTERM)
+    release(tmp_path / "run")
     out = process.communicate(timeout=100)[0]
     assert process.returncode == 143, out
     (stop,) = kinds(tmp_path / "run", "stop")
@@ -66,12 +67,14 @@ def test_sigterm_to_one_process_of_two_saves_one_step_on_both(start, tmp_path, w
 def test_two_processes_under_a_supervisor_go_on_when_one_is_killed(start, tmp_path, wait_for_step):
     whole = start(tmp_path / "whole", "--processes", "2", lines=TWO + SHORT)
     assert whole.communicate(timeout=200)[0] is not None
-    process = start(tmp_path / "cut", "--processes", "2", "--restarts", "3", lines=TWO + SHORT)
-    for step in (10, 30):
-        wait_for_step(step, tmp_path / "cut", process)
+    process = start(tmp_path / "cut", "--processes", "2", "--restarts", "3", lines=TWO + SHORT + HELD.format(50))
+    for number in (1, 2):
+        wait_for_step(20 * number, tmp_path / "cut", process)
         (launcher,) = children(process.pid)
         os.kill(random.choice(children(launcher)), signal.SIGKILL)
-        time.sleep(1)
+        while len(kinds(tmp_path / "cut", "compile_begin")) == number:  # then the metrics are those of the next start
+            time.sleep(0.01)
+    release(tmp_path / "cut")
     out = process.communicate(timeout=300)[0]
     assert process.returncode == 0, out
     assert [event["number"] for event in kinds(tmp_path / "cut", "restart")] == [1, 2]
@@ -83,10 +86,11 @@ def test_two_processes_that_were_stopped_go_on_from_the_mirror(start, tmp_path, 
     with serving() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         lines = TWO + SHORT + "\nCheckpoints.mirror = 's3://bucket/run'\n"
-        process = start(tmp_path / "run", "--processes", "2", lines=lines)
-        wait_for_step(random.randint(8, 30), tmp_path / "run", process)
+        process = start(tmp_path / "run", "--processes", "2", lines=lines + HELD.format(50))
+        wait_for_step(random.randint(8, 50), tmp_path / "run", process)
         server.seconds = 1.0  # the last copy takes longer than processes wait for each other where nothing is copied
-        os.kill(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)
+        release(tmp_path / "run")
         out = process.communicate(timeout=200)[0]
         assert process.returncode == 143, out
         assert "waiting for the copy to s3://bucket/run" in out

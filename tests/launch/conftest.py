@@ -12,13 +12,15 @@ import pytest
 
 @pytest.fixture(scope="session")
 def environment(caches) -> Callable[[int], dict[str, str]]:
-    """environment(devices): of a process with so many CPU devices, flags as here, and caches that tests share."""
+    """environment(devices): of a process with so many CPU devices, flags as here, caches that tests share, and what
+    tests/faults has to import."""
     import os
 
     mine = {"JAX_COMPILATION_CACHE_DIR": str(caches / "processes"), "COLUMNS": "200", "JAX_PLATFORMS": "cpu"}
-    quick = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    paths = f"{Path(__file__).parents[1] / 'faults'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    mine |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": paths}
     flag = "--xla_force_host_platform_device_count"
-    return lambda devices: os.environ | mine | quick | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flag}={devices}"}
+    return lambda devices: os.environ | mine | {"XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {flag}={devices}"}
 
 
 @pytest.fixture(scope="session")

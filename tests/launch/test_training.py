@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from member import tell_pipeline, tell_training
+from poison import HELD, release
 
 from axon.checkpoint import Reader
 from axon.observe.lines import read_lines
@@ -36,9 +37,10 @@ Layout.zero = 3
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory) -> Path:
-    """The working directory of every run of this file, with tiny.gin."""
+    """The working directory of every run of this file, with tiny.gin, and the same whose end waits for its release."""
     folder = tmp_path_factory.mktemp("here")
     (folder / "tiny.gin").write_text(TINY)
+    (folder / "held.gin").write_text(TINY + HELD.format(50))
     return folder
 
 
@@ -47,8 +49,10 @@ def start(here, environment):
     """start(processes, run, …) begins `axon train` on four devices in all; it is gone when the module is."""
     begun = []
 
-    def begin(processes: int, run: str, *arguments: str, each: int | None = None) -> subprocess.Popen:
-        own = ["train", "tiny.gin", "--run-dir", run, "--processes", str(processes), *arguments]
+    def begin(
+        processes: int, run: str, *arguments: str, each: int | None = None, config: str = "tiny.gin"
+    ) -> subprocess.Popen:
+        own = ["train", config, "--run-dir", run, "--processes", str(processes), *arguments]
         command = [sys.executable, "-c", "from axon.cli import main; main()", *own]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
         begun.append(subprocess.Popen(command, cwd=here, env=environment(each or 4 // processes), **pipes))
@@ -132,8 +136,8 @@ def test_what_is_written_once_is_whole(whole):
 
 @pytest.mark.full
 def test_a_killed_process_ends_the_run_and_the_same_command_resumes_bit_for_bit(start, here, whole):
-    process = start(2, "cut")
-    wait_for_step(random.randint(8, 40), here / "cut", process)
+    process = start(2, "cut", config="held.gin")
+    wait_for_step(random.randint(8, 50), here / "cut", process)
     wait_for_checkpoint(here / "cut", process)
     index = random.randrange(2)
     victim = children(process)[index]
@@ -144,7 +148,8 @@ def test_a_killed_process_ends_the_run_and_the_same_command_resumes_bit_for_bit(
     assert process.returncode == 1
     assert re.search(rf"axon: process {index} \(pid {victim}\) was killed by SIGKILL.*the same command resumes", out)
     assert "Traceback" not in out
-    again = start(2, "cut")
+    release(here / "cut")
+    again = start(2, "cut", config="held.gin")
     out = again.communicate(timeout=200)[0]
     assert again.returncode == 0, out
     assert re.search(r"resumed from step \d+", out)
@@ -187,16 +192,17 @@ def test_with_fewer_processes_and_devices_and_with_more_again_the_losses_are_the
 
 @pytest.mark.slow
 def test_an_interrupt_saves_on_all_processes_at_one_step_and_the_run_goes_on(start, here, whole):
-    process = start(2, "interrupted")
-    wait_for_step(random.randint(8, 40), here / "interrupted", process)
+    process = start(2, "interrupted", config="held.gin")
+    wait_for_step(random.randint(8, 50), here / "interrupted", process)
     os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does
+    release(here / "interrupted")
     out = process.communicate(timeout=60)[0]
     assert process.returncode == 130, out
     saved = re.search(r"saved step (\d+) in ", out)
     assert saved, out
     assert out.count("interrupted by SIGINT") == 1
     assert Reader(here / "interrupted/checkpoints").latest() == int(saved[1])
-    again = start(2, "interrupted")
+    again = start(2, "interrupted", config="held.gin")
     out = again.communicate(timeout=200)[0]
     assert f"resumed from step {saved[1]}" in out
     assert numbers(here / "interrupted", "loss") == numbers(whole, "loss")

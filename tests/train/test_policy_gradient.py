@@ -87,9 +87,14 @@ HELD = (weighted, penalised, with_entropy)
 
 
 def texts_of(rng, count):
-    """(log π, log π_sampler, log π_ref) of an answer's tokens, and its advantage."""
+    """(log π, log π_sampler, log π_ref) of an answer's tokens, and its advantage.
+
+    Log-ratios to the sampler are in hundredths: neither they nor their means are where a clip begins, as differences
+    across its beginning are no derivative.
+    """
     lengths = rng.integers(1, 7, count)
-    draws = [[-rng.uniform(0.1, 3, n), rng.normal(0, 0.3, n), rng.normal(0, 0.3, n), rng.normal()] for n in lengths]
+    ratios = [rng.normal(0, 0.3, n).round(2) for n in lengths]
+    draws = [[-rng.uniform(0.1, 3, len(q)), q, rng.normal(0, 0.3, len(q)), rng.normal()] for q in ratios]
     return [(p, p + q, p + r, a) for p, q, r, a in draws]
 
 

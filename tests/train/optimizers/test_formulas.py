@@ -38,8 +38,8 @@ def steps(parameters, draw, moved):
     """steps(optimizer, direction, decay=DECAY): its three steps are −rate·(direction + decay·value), where
     direction(path, t, gradient, memory, value) keeps what it likes in memory."""
 
-    def run(optimizer, direction, decay=DECAY):
-        values, gradients = draw(), [draw() for _ in RATES]
+    def run(optimizer, direction, decay=DECAY, gradients=None):
+        values, gradients = draw(), gradients or [draw() for _ in RATES]
         made = moved(optimizer, parameters, values, gradients).values
         expected = {path: value.astype(np.float64) for path, value in values.items()}
         memory = {path: {} for path in values}
@@ -53,13 +53,16 @@ def steps(parameters, draw, moved):
     return run
 
 
-def test_lion(steps):
+def test_lion(steps, draw):
+    """Of odd multiples of 1/128, whose sums with these factors are exact and never zero: a sign has no tolerance."""
+
     def direction(path, t, g, memory, value):
         m = memory.get("m", np.zeros_like(g))
-        memory["m"] = 0.8 * m + 0.2 * g
-        return np.sign(0.7 * m + 0.3 * g)
+        memory["m"] = 0.25 * m + 0.75 * g
+        return np.sign(0.75 * m + 0.25 * g)
 
-    steps(Lion(SCHEDULE, b1=0.7, b2=0.8, weight_decay=DECAY), direction)
+    gradients = [{path: (2 * np.floor(64 * g) + 1) / 128 for path, g in draw().items()} for _ in RATES]
+    steps(Lion(SCHEDULE, b1=0.75, b2=0.25, weight_decay=DECAY), direction, gradients=gradients)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

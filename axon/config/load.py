@@ -31,6 +31,7 @@ AXON = (
     "axon.train.kto",
     "axon.train.contrastive",
     "axon.train.policy_gradient",
+    "axon.train.ppo",
     "axon.train.adapters_off",
     "axon.serve.capacity",
     "axon.serve.request",

@@ -121,7 +121,8 @@ class Evaluator:
     def check_arrays(self, arrays: Mapping[str, str]) -> None:
         """Raise `UserError` unless batches of these arrays, name → axes, are the objective's."""
         self._check_used(arrays)
-        axes = {name: " ".join(spec.axes) for name, spec in self.specs.items()}
+        own = self.specs.keys() - self.objective.derived
+        axes = {name: " ".join(spec.axes) for name, spec in self.specs.items() if name in own}
         if wrong := next((name for name in axes if arrays.get(name) != axes[name]), None):
             has = f"has it as '{arrays[wrong]}'" if wrong in arrays else f"has {', '.join(arrays)} alone"
             raise UserError(

@@ -86,6 +86,9 @@ class Objective(ABC):
     references: ClassVar[frozenset[str]] = frozenset()
     """Names of the frozen models that it needs, of `Train.references`: `sums` is given each as a keyword."""
 
+    derived: ClassVar[frozenset[str]] = frozenset()
+    """Arrays of its batch that a feed has it make of the others, before the step."""
+
     def specs(self, batch: int, seq: int) -> Specs:
         """The arrays of a global batch of `batch` sequences of `seq` positions; the first axis of each is `batch`.
 

@@ -1,5 +1,7 @@
 """Policy gradients: a model learns from answers that it sampled and from how good each one was."""
 
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +23,11 @@ that is a token of an answer the log-probability by which it was sampled, in nat
 LARGEST_LOG_RATIO = 30.0
 """A larger log-ratio counts as this one: e³⁰ times an advantage of 0 is 0, and infinity times 0 would be NaN."""
 
+HostBatch = dict[str, np.ndarray]
+"""Arrays of a global batch, before they are placed."""
+
+Estimate = Callable[[HostBatch], Mapping[str, np.ndarray]]
+
 Advantage = Literal["group", "mean", "leave_one_out", "batch"]
 Ratio = Literal["token", "sequence", "weight"]
 Mean = Literal["sequence", "token", "constant"]
@@ -28,19 +35,14 @@ Estimator = Literal["k1", "k3"]
 
 
 @dataclass(frozen=True)
-class PolicyGradient(Objective):
+class PolicyObjective(Objective):
     """−min(ρ·A, clip(ρ, 1 − `clip_low`, 1 + `clip_high`)·A) of each sampled token (PPO, Schulman et al.,
-    arXiv:1707.06347, equation 7), A the advantage of its answer and ρ = π / π_sampler; and what has become of that
-    since.
+    arXiv:1707.06347, equation 7), A its advantage and ρ = π / π_sampler; and what has become of that since.
 
     π is the model's own distribution, before temperature and filters. `Rollouts` makes its batches, in which each
-    answer is a document of its own. The presets below are named after the papers; every field can be set on each of
-    them.
+    answer is a document of its own. Subclasses say what the advantage is: `PolicyGradient`, `axon.train.ppo.PPO`.
 
     Args:
-        advantage: of the reward r of one of a prompt's answers. "group": (r − mean) / standard deviation, both of the
-            prompt's answers; "mean": r − mean; "leave_one_out": r − the mean of the prompt's other answers; "batch": as
-            "group", over all answers of the global batch. 0 where all rewards are the same.
         ratio: "token": ρ of a token alone; "sequence": the geometric mean of those of the answer; "weight": a constant
             weight, clip(ρ)·A of −log π, so that a clipped token still has a gradient.
         clip_low, clip_high: see above.
@@ -57,7 +59,6 @@ class PolicyGradient(Objective):
     π_sampler| of the batch, in nats, which is rounding where the weights are those that sampled.
     """
 
-    advantage: Advantage = "group"
     ratio: Ratio = "token"
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -83,6 +84,11 @@ class PolicyGradient(Objective):
         own = {name: ArraySpec(("batch", "seq"), (batch, seq), dtype) for name, dtype in SAMPLED.items()}
         return {**super().specs(batch, seq), **own}
 
+    def draw(self, module: Any, batch: Batch, key: Array) -> Batch:
+        """The batch; of held-out text, in which nothing was sampled, with zeros for the arrays that it lacks."""
+        missing = self.specs(1, 1).keys() - batch.keys()
+        return {**batch, **dict.fromkeys(sorted(missing), jnp.zeros_like(batch["weights"]))}
+
     def check(self, module: Any) -> None:
         NextToken().check(module)
 
@@ -92,27 +98,21 @@ class PolicyGradient(Objective):
 
     def check_group(self, samples: int, field: str) -> None:
         """Raise `UserError` for advantages that so few answers to a prompt do not have; `field` says how many."""
-        if samples == 1 and self.advantage != "batch":
-            raise UserError(
-                f"{field} is 1, and {type(self).__name__}.advantage is {self.advantage!r}: a single answer is compared "
-                f"with none, so that nothing would be learned. Set {field} to at least 2, or advantage to 'batch'"
-            )
+        return
 
-    def advantages(self, rewards: np.ndarray) -> np.ndarray:
-        """That of each answer, from rewards `prompts samples`; NaN: it has none, and no part in those of others."""
-        axis = None if self.advantage == "batch" else 1
-        real = ~np.isnan(rewards)
-        count = np.maximum(np.sum(real, axis=axis, keepdims=True), 1)
-        mean = np.sum(rewards, axis=axis, keepdims=True, where=real) / count
-        highest = np.max(rewards, axis=axis, keepdims=True, where=real, initial=-np.inf)
-        lowest = np.min(rewards, axis=axis, keepdims=True, where=real, initial=np.inf)
-        centred = np.where(real & (highest > lowest), rewards - mean, 0.0)  # equal ones: no mean of theirs is rounded
-        if self.advantage == "mean":
-            return centred
-        if self.advantage == "leave_one_out":
-            return centred * count / np.maximum(count - 1, 1)
-        deviation = np.sqrt(np.sum(centred**2, axis=axis, keepdims=True) / count)
-        return centred / np.where(deviation > 0, deviation, 1)
+    @abstractmethod
+    def learned(self, batch: HostBatch, rewards: np.ndarray, estimate: Estimate) -> tuple[HostBatch, dict[str, float]]:
+        """The arrays `batch seq` of a batch that follow from the rewards of its answers, as `advantages`; and metrics.
+
+        Args:
+            batch: a global batch of text, with `logprobs`; each of its sequences has one answer.
+            rewards: `prompts samples`, of its sequences in order; NaN: the answer has none, and weights of 0.
+            estimate: of a batch what `estimates` says by the weights before the step, as NumPy arrays `batch seq`.
+        """
+
+    def estimates(self, module: Any, batch: Batch, reference: Any = None) -> dict[str, Array]:
+        """What `learned` needs of a model, by name, `batch seq`; nothing by default."""
+        return {}
 
     def counts(self, batch: Batch) -> dict[str, Array]:
         tokens = jnp.sum(batch["weights"])
@@ -121,20 +121,20 @@ class PolicyGradient(Objective):
         return {"tokens": tokens, "policy": policy[self.mean]}
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None) -> Sums:
-        text, weights = NextToken(), batch["weights"]
-        x, _, auxiliary = module.hidden(text.inputs(batch, key))
-        logp = -token_nll(x, module.output, batch["targets"])[0]
-        beside = None
-        if reference is not None:
-            hidden = reference.hidden(text.inputs(batch))[0]
-            beside = lax.stop_gradient(-token_nll(hidden, reference.output, batch["targets"])[0])
+        x, _, auxiliary = module.hidden(NextToken().inputs(batch, key))
+        return self.policy_sums(module, x, batch, reference).with_auxiliary(auxiliary)
+
+    def policy_sums(self, module: Any, x: Array, batch: Batch, reference: Any) -> Sums:
+        """The sums of the policy's loss, of its last hidden state `x`."""
+        weights, logp = batch["weights"], -token_nll(x, module.output, batch["targets"])[0]
+        beside = None if reference is None else frozen_logp(reference, batch)
         loss = jnp.sum(self.scale(batch) * self.token_losses(logp, batch, beside))
         reported = {"loss": -logp, "clipped": self._is_clipped(logp, batch)}
         reported |= {} if beside is None else {"kl": _k3(logp, beside)}
         means = {name: jnp.sum(weights * value) for name, value in reported.items()}
         gap = jnp.max(jnp.where(weights > 0, jnp.abs(logp - batch["logprobs"]), 0))
         maxima = lax.stop_gradient({"logprob_gap": gap})
-        return Sums({"policy": loss}, {"policy": loss} | means, maxima=maxima).with_auxiliary(auxiliary)
+        return Sums({"policy": loss}, {"policy": loss} | means, maxima=maxima)
 
     def token_losses(self, logp: Array, batch: Batch, reference: Array | None = None) -> Array:
         """The loss of each target, `batch seq`, from its log-probability by the model and by the frozen one."""
@@ -186,10 +186,57 @@ class PolicyGradient(Objective):
         return jnp.maximum(self._spread(self._of_answers(batch["weights"], batch), batch), 1)
 
 
+def frozen_logp(module: Any, batch: Batch) -> Array:
+    """The log-probability of each target by a frozen model, `batch seq`, in nats."""
+    hidden = module.hidden(NextToken().inputs(batch))[0]
+    return lax.stop_gradient(-token_nll(hidden, module.output, batch["targets"])[0])
+
+
 def _k3(logp: Array, reference: Array) -> Array:
     """π_ref/π − log(π_ref/π) − 1, an estimate of KL(π‖π_ref) that is never negative (Schulman 2020)."""
     difference = reference - logp
     return jnp.exp(difference) - difference - 1
+
+
+@dataclass(frozen=True)
+class PolicyGradient(PolicyObjective):
+    """The advantage of an answer, of its reward beside others', is that of each of its tokens. The presets below are
+    named after the papers; every field can be set on each of them.
+
+    Args:
+        advantage: of the reward r of one of a prompt's answers. "group": (r − mean) / standard deviation, both of the
+            prompt's answers; "mean": r − mean; "leave_one_out": r − the mean of the prompt's other answers; "batch": as
+            "group", over all answers of the global batch. 0 where all rewards are the same.
+    """
+
+    advantage: Advantage = "group"
+
+    def check_group(self, samples: int, field: str) -> None:
+        if samples == 1 and self.advantage != "batch":
+            raise UserError(
+                f"{field} is 1, and {type(self).__name__}.advantage is {self.advantage!r}: a single answer is compared "
+                f"with none, so that nothing would be learned. Set {field} to at least 2, or advantage to 'batch'"
+            )
+
+    def learned(self, batch: HostBatch, rewards: np.ndarray, estimate: Estimate) -> tuple[HostBatch, dict[str, float]]:
+        advantages = self.advantages(rewards).ravel().astype(np.float32)
+        return {"advantages": advantages[:, None] * batch["weights"]}, {}
+
+    def advantages(self, rewards: np.ndarray) -> np.ndarray:
+        """That of each answer, from rewards `prompts samples`; NaN: it has none, and no part in those of others."""
+        axis = None if self.advantage == "batch" else 1
+        real = ~np.isnan(rewards)
+        count = np.maximum(np.sum(real, axis=axis, keepdims=True), 1)
+        mean = np.sum(rewards, axis=axis, keepdims=True, where=real) / count
+        highest = np.max(rewards, axis=axis, keepdims=True, where=real, initial=-np.inf)
+        lowest = np.min(rewards, axis=axis, keepdims=True, where=real, initial=np.inf)
+        centred = np.where(real & (highest > lowest), rewards - mean, 0.0)  # equal ones: no mean of theirs is rounded
+        if self.advantage == "mean":
+            return centred
+        if self.advantage == "leave_one_out":
+            return centred * count / np.maximum(count - 1, 1)
+        deviation = np.sqrt(np.sum(centred**2, axis=axis, keepdims=True) / count)
+        return centred / np.where(deviation > 0, deviation, 1)
 
 
 @dataclass(frozen=True)

@@ -303,6 +303,11 @@ class Scores(Protocol):
     score: Param
 
 
+def token_scores(x: Array, score: Param) -> Array:
+    """A number at each position, `batch seq` float32, of the last hidden state `x`."""
+    return einsum("batch seq.residual embed, embed -> batch seq", x, score).astype(jnp.float32)
+
+
 @dataclass(frozen=True)
 class Reward(Pairwise):
     """−log σ(r_chosen − r_rejected − m) + c·(r_chosen + r_rejected)², r the score of an answer at its last token: the
@@ -331,7 +336,7 @@ class Reward(Pairwise):
 
     def sums(self, module: Any, batch: Batch, key: Array | None = None) -> Sums:
         x, auxiliary = self.hidden(module, batch, key)
-        scores = einsum("batch seq.residual embed, embed -> batch seq", x, module.score).astype(jnp.float32)
+        scores = token_scores(x, module.score)
         scored = sides_of(self.summed(jnp.where(jnp.any(self.last_of_answers(batch), axis=2), scores, 0), batch))
         together = scored.chosen + scored.rejected
         loss = -jax.nn.log_sigmoid(scored.difference - self.margin) + self.centring * jnp.square(together)

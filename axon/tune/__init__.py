@@ -1,5 +1,6 @@
 """Tuning a trained model: on chats, on preferences, and on answers that the model itself samples."""
 
+from axon.tune.actor_critic import ActorCritic
 from axon.tune.chats import Chats
 from axon.tune.comparisons import Comparisons
 from axon.tune.labelled import Labelled
@@ -10,6 +11,7 @@ from axon.tune.text_pairs import TextPairs
 from axon.tune.words import Addition, Words
 
 __all__ = [
+    "ActorCritic",
     "Addition",
     "Chats",
     "Comparisons",

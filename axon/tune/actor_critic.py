@@ -1,0 +1,59 @@
+"""A language model with a critic: what is answered, and how good that is expected to be."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+from jax import Array
+
+from axon.model_config import vocab_of
+from axon.nn import Auxiliary, Dims, Inputs, Param, constant
+from axon.train.preference import token_scores
+from axon.tune.reward_model import RewardModel
+
+
+class ValueHead(nnx.Module):
+    """A value at each position, made of the policy's last hidden state by `score`, `embed`; 0 at first."""
+
+    def __init__(self, dims: Dims):
+        self.score = Param("embed", dims, constant(0.0))
+
+    def __call__(self, x: Array, inputs: Inputs) -> tuple[Array, Auxiliary]:
+        return token_scores(x, self.score), Auxiliary()
+
+
+class ValueModel(nnx.Module):
+    """A value at each position, by a model of its own, as `RewardModel` builds."""
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def __call__(self, x: Array, inputs: Inputs) -> tuple[Array, Auxiliary]:
+        own, _, auxiliary = self.model.hidden(inputs)
+        return token_scores(own, self.model.score), auxiliary.within("critic/model")
+
+
+@dataclass(frozen=True)
+class ActorCritic:
+    """`model`, a language model, with a critic for the objective `PPO`.
+
+    A run that starts from a language model takes all but that: `InitFrom.paths = ('*', '!critic/*')`.
+
+    Args:
+        critic: a language model whose last hidden state is scored, trained beside the policy; None: the policy's own.
+    """
+
+    model: Any
+    critic: Any = None
+
+    @property
+    def vocab(self) -> int:
+        """See `axon.model_config.TextConfig`."""
+        vocab = vocab_of(self.model)
+        assert vocab is not None
+        return vocab
+
+    def build(self) -> Any:
+        module = self.model.build()
+        module.critic = ValueHead(module.dims) if self.critic is None else ValueModel(RewardModel(self.critic).build())
+        return module

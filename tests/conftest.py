@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -27,6 +28,12 @@ os.environ["XLA_FLAGS"] = (
     "--xla_backend_optimization_level=0 --xla_cpu_collective_call_terminate_timeout_seconds=120 "
     f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 )
+os.environ.setdefault("AXON_TEST_SEED", str(secrets.randbits(31)))  # here, so that all of pytest's processes have it
+
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
 
 gc.set_threshold(
     100_000, 20, 100
@@ -78,11 +85,18 @@ def _lets_through(mark: str, item: pytest.Item) -> bool | None:
     return any(all(drawn[name] in values for name, values in one.items()) for one in marks)
 
 
-@pytest.fixture
-def seed() -> int:
-    """Drawn for each test and shown when it fails; `AXON_TEST_SEED` repeats one."""
-    drawn = int(os.environ.get("AXON_TEST_SEED", secrets.randbits(31)))
-    print(f"AXON_TEST_SEED={drawn}")
+@pytest.fixture(scope="session")
+def shared_seed() -> int:
+    """The seed of what tests share, from which each test's own follows; `AXON_TEST_SEED` gives it."""
+    return int(os.environ["AXON_TEST_SEED"])
+
+
+@pytest.fixture(autouse=True)
+def seed(shared_seed: int, request: pytest.FixtureRequest) -> int:
+    """Each test's own, of what it draws by `random`, too; a test that fails shows what repeats it."""
+    print(f"AXON_TEST_SEED={shared_seed}")
+    drawn = zlib.crc32(f"{shared_seed} {request.node.nodeid}".encode(errors="backslashreplace")) >> 1
+    random.seed(drawn)
     return drawn
 
 
@@ -272,13 +286,13 @@ WORDS = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory) -> Path:
+def text(tmp_path_factory, shared_seed) -> Path:
     """A folder of 40 documents of random words, of which a fraction of 0.2 holds out every fifth."""
     from axon.data.prepare import share_of
 
-    folder = tmp_path_factory.mktemp("text")
+    folder, draws = tmp_path_factory.mktemp("text"), random.Random(shared_seed)
     for number in range(40):
-        drawn = (" ".join(random.choices(WORDS, k=400)) for _ in itertools.count())
+        drawn = (" ".join(draws.choices(WORDS, k=400)) for _ in itertools.count())
         document = next(words for words in drawn if (share_of(words.encode()) < 0.2) == (number % 5 == 0))
         (folder / f"{number:02}.txt").write_text(document)
     return folder

@@ -93,11 +93,11 @@ def test_a_server_that_does_not_answer_is_said(monkeypatch):
     with serving() as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         monkeypatch.setattr(object_store, "SECONDS", 0.2)
-        server.seconds = 2
+        server.seconds = 60
         began = time.monotonic()
         with pytest.raises(UserError, match=r"cannot read s3://bucket/a/b: no answer within 0\.2 seconds"):
             Objects("s3://bucket/a", "DIR").read("b")
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("url", ["http://host/a", "https://host/a", "memory://a", "s3://", "s3:///a", "ftp://a/b"])

@@ -21,7 +21,7 @@ def contractions(draw):
     return tuple(left), tuple(right), tuple(out)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(contractions(), st.booleans(), st.integers(0, 2**31))
 def test_contract_is_numpys_einsum(names, flatten, seed):
     left, right, out = names
@@ -33,8 +33,8 @@ def test_contract_is_numpys_einsum(names, flatten, seed):
     np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_aligned_orders_axes_and_makes_room_for_the_ones_that_are_missing():
-    value = np.random.default_rng().normal(size=(2, 3))
+def test_aligned_orders_axes_and_makes_room_for_the_ones_that_are_missing(rng):
+    value = rng.normal(size=(2, 3))
     made = broadcast_to_axes(value, ("c", "a"), ("a", "b", "c"))
     np.testing.assert_array_equal(made, value.T.astype(np.float32)[:, None, :])
 

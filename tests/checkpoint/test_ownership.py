@@ -99,7 +99,7 @@ def may_go(name: str, kind: str) -> bool:
 trees = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(KINDS), max_size=6)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(tree=trees, keep=st.integers(1, 3), steps=st.sets(st.sampled_from([3, 7, 11, 2019]), max_size=2))
 def test_of_a_random_tree_nothing_else_is_deleted_and_enough_intact_ones_stay(
     templates, tmp_path_factory, tree, keep, steps

@@ -44,7 +44,7 @@ def placed(tree: Any, data: int, tensor: int) -> Any:
 
 
 def fresh_state(step: int = 0, width: int = 16) -> State:
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(random.getrandbits(31))
     parameters = {
         "layers": {"up": rng.normal(size=(8, width)).astype(np.float32)},
         "norm": jnp.asarray(rng.normal(size=width), jnp.bfloat16),
@@ -130,8 +130,8 @@ def test_saving_a_step_that_is_not_new_is_refused(tmp_path, step):
         store.save(step, state, {})
 
 
-def test_a_save_is_not_disturbed_by_donating_the_state(tmp_path):
-    value = np.random.default_rng().normal(size=(1024, 1024)).astype(np.float32)
+def test_a_save_is_not_disturbed_by_donating_the_state(tmp_path, rng):
+    value = rng.normal(size=(1024, 1024)).astype(np.float32)
     state = {"parameters": {f"w{i}": jnp.asarray(value) + i for i in range(8)}}
     expected = {name: np.array(w) for name, w in state["parameters"].items()}
     target = abstract(state)
@@ -259,7 +259,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_it_and_all_that_is_said(tmp
     target = tmp_path / "7" / part
     for file in [target] if target.is_file() else target.iterdir():
         size = file.stat().st_size
-        file.write_bytes(file.read_bytes()[: size // 2] if damage == "truncated" else os.urandom(size))
+        file.write_bytes(file.read_bytes()[: size // 2] if damage == "truncated" else random.randbytes(size))
         if damage == "gone":
             file.unlink()
     with pytest.raises(CheckpointError, match="cannot be read") as error:

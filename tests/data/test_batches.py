@@ -35,14 +35,9 @@ class Held:
 
 
 @pytest.fixture
-def random():
-    return np.random.default_rng()
-
-
-@pytest.fixture
-def sequences(random):
+def sequences(rng):
     """Three sources of 5 to 60 sequences of 16 positions."""
-    tokens = [random.integers(0, 50, random.integers(5 * 16 + 1, 60 * 16)) for _ in range(3)]
+    tokens = [rng.integers(0, 50, rng.integers(5 * 16 + 1, 60 * 16)) for _ in range(3)]
     return TokenSequences(["a", "b", "c"], [Held(one) for one in tokens], 16)
 
 
@@ -61,16 +56,16 @@ def reference(sequence: list[int]) -> dict[str, list]:
     return out
 
 
-def test_positions_restart_at_each_document(random):
-    sequences = np.where(random.random((20, 65)) < 0.1, BOS, random.integers(8, 50, (20, 65))).astype(np.int32)
+def test_positions_restart_at_each_document(rng):
+    sequences = np.where(rng.random((20, 65)) < 0.1, BOS, rng.integers(8, 50, (20, 65))).astype(np.int32)
     batch = pack(sequences, BOS)
     for index, sequence in enumerate(sequences.tolist()):
         for name, expected in reference(sequence).items():
             assert batch[name][index].tolist() == expected, name
 
 
-def test_packed_arrays_have_the_types_that_devices_take(random):
-    batch = pack(random.integers(0, 50, (3, 9)).astype(np.int32), BOS)
+def test_packed_arrays_have_the_types_that_devices_take(rng):
+    batch = pack(rng.integers(0, 50, (3, 9)).astype(np.int32), BOS)
     assert {name: array.dtype.name for name, array in batch.items()} == {
         "tokens": "int32",
         "targets": "int32",
@@ -81,16 +76,16 @@ def test_packed_arrays_have_the_types_that_devices_take(random):
     assert all(array.shape == (3, 8) and array.flags.c_contiguous for array in batch.values())
 
 
-def test_padding_is_no_document_and_weighs_nothing(random):
-    batch = pack(random.integers(0, 50, (3, 9)).astype(np.int32), BOS)
+def test_padding_is_no_document_and_weighs_nothing(rng):
+    batch = pack(rng.integers(0, 50, (3, 9)).astype(np.int32), BOS)
     padded = pad(batch, 5)
     assert (padded["documents"][3:] == -1).all()
     assert (padded["weights"][3:] == 0).all()
     assert all(np.array_equal(padded[name][:3], batch[name]) for name in batch)
 
 
-def test_sequences_share_one_token_so_that_each_is_a_target_once(random):
-    tokens = random.integers(0, 50, 16 * 9 + 5)
+def test_sequences_share_one_token_so_that_each_is_a_target_once(rng):
+    tokens = rng.integers(0, 50, 16 * 9 + 5)
     sequences = TokenSequences(["a"], [Held(tokens)], 16)
     read = sequences.read(np.arange(len(sequences)))
     assert len(sequences) == 9
@@ -98,8 +93,8 @@ def test_sequences_share_one_token_so_that_each_is_a_target_once(random):
     assert np.array_equal(read[:, :-1].ravel(), tokens[: 9 * 16])
 
 
-def test_sequences_of_every_source_are_read_in_the_order_asked_for(sequences, random):
-    numbers = random.permutation(len(sequences))
+def test_sequences_of_every_source_are_read_in_the_order_asked_for(sequences, rng):
+    numbers = rng.permutation(len(sequences))
     together = sequences.read(numbers)
     assert all(np.array_equal(together[at], sequences.read(np.array([number]))[0]) for at, number in enumerate(numbers))
 
@@ -155,15 +150,15 @@ def test_the_held_out_sequences_come_once_and_the_last_batch_is_padded(sequences
     assert sum(batch["weights"].sum() for batch in batches) == len(sequences) * 16
 
 
-def test_one_sequence_is_enough(random):
-    sequences = TokenSequences(["a"], [Held(random.integers(0, 50, 17))], 16)
+def test_one_sequence_is_enough(rng):
+    sequences = TokenSequences(["a"], [Held(rng.integers(0, 50, 17))], 16)
     with token_batches(training_order(sequences, None, 3, seed=1), sequences, BOS, 3, slice(None), 2) as batches:
         assert next(batches)["tokens"].shape == (3, 16)
 
 
 @pytest.mark.parametrize("weights", [None, (2, 1)])
-def test_a_batch_may_be_a_single_sequence_that_is_long(weights, random):
-    sources = [Held(random.integers(0, 50, 3 * SMALL)) for _ in range(2)]
+def test_a_batch_may_be_a_single_sequence_that_is_long(weights, rng):
+    sources = [Held(rng.integers(0, 50, 3 * SMALL)) for _ in range(2)]
     sequences = TokenSequences(["a", "b"], sources, SMALL)
     with token_batches(training_order(sequences, weights, 1, seed=1), sequences, BOS, 1, slice(None), 2) as found:
         assert next(found)["tokens"].shape == (1, SMALL)

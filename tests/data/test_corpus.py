@@ -43,7 +43,7 @@ def corpus(data):
 def test_batches_continue_exactly_from_any_step(data, weights):
     corpus = Data(data.seq, data.batch, data.sources, weights, SMALL, 0.2).prepare(quiet)
     whole = take(corpus.train(seed=4), 300)  # several epochs
-    for start in np.random.default_rng().integers(0, 290, 4).tolist():
+    for start in random.sample(range(290), 4):
         again = take(corpus.train(seed=4, start=start), 10)
         assert all(same(one, two) for one, two in zip(again, whole[start:], strict=False))
 
@@ -117,8 +117,8 @@ def test_hosts_slices_make_up_the_global_batch(corpus, split):
         assert same(whole, {name: np.concatenate([part[name] for part in parts]) for name in whole})
 
 
-def test_held_out_documents_never_appear_in_training():
-    source = Synthetic(vocab=5000, documents=600, length=4, seed=int(np.random.default_rng().integers(1 << 30)))
+def test_held_out_documents_never_appear_in_training(seed):
+    source = Synthetic(vocab=5000, documents=600, length=4, seed=seed)
     corpus = Data(256, 4, (source,), tokenizer=SMALL, held_out=0.2).prepare(quiet)
 
     def documents(batches):

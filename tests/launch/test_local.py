@@ -48,6 +48,7 @@ with Interrupts() as interrupts:
     Path(f"ready{index}").write_text(str(os.getpid()))
     while not interrupts.requested:
         time.sleep(0.01)
+    Path(f"told{index}").touch()
     time.sleep(0.3)  # as if saving: what is passed on, and what came from the terminal, are here by now
     Path(f"saved{index}").touch()
 os._exit(interrupts.exit_code)
@@ -189,10 +190,11 @@ def test_an_interrupt_lets_every_process_save_once(launcher, tmp_path, number, t
 def test_a_second_interrupt_ends_all_at_once(launcher, tmp_path):
     process = launcher(2, OBEDIENT.replace("time.sleep(0.3)", "time.sleep(60)"))
     pids = [int((tmp_path / f"ready{index}").read_text()) for index in range(2)]
-    for _ in range(2):
-        os.kill(process.pid, signal.SIGINT)
-        time.sleep(0.5)
-    assert process.wait(10) == 130
+    os.kill(process.pid, signal.SIGINT)
+    wait_for(lambda: all((tmp_path / f"told{index}").exists() for index in range(2)))
+    time.sleep(0.2)  # later than what would be the first delivered again
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait(30) == 130
     wait_for(lambda: not any(map(alive, pids)), 10)
 
 

@@ -13,28 +13,31 @@ import pytest
 from axon.launch.signals import Interrupted, Interrupts, compile_interruptibly
 
 HEAD = """
-import ctypes, signal, sys, time
+import ctypes, signal, sys, threading, time
 from axon.launch import signals
 from axon.launch.signals import Interrupted, Interrupts, compile_interruptibly, exit_at_once
 def stuck_in_cpp():  # as in a long device computation: Python's own handlers do not run there
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
     libc.pthread_mutex_lock(mutex)
+def say_when_asked(interrupts):
+    while not interrupts.requested:
+        time.sleep(0.01)
+    print("saving", flush=True)
 """
 
 LOOP = """
 with Interrupts() as interrupts:
     print("ready", flush=True)
-    while not interrupts.requested:
-        time.sleep(0.01)
-    print("saving", flush=True)
+    say_when_asked(interrupts)
     time.sleep(float(sys.argv[1]))
     print("saved", flush=True)
 sys.exit(interrupts.exit_code)
 """
 
 BLOCKED = """
-with Interrupts():
+with Interrupts() as interrupts:
+    threading.Thread(target=say_when_asked, args=(interrupts,), daemon=True).start()
     print("ready", flush=True)
     stuck_in_cpp()
 """
@@ -43,9 +46,7 @@ OTHER_LOOP = """
 with Interrupts() as interrupts:
     signal.set_wakeup_fd(-1)  # as an event loop on the main thread does
     print("ready", flush=True)
-    while not interrupts.requested:
-        time.sleep(0.01)
-    print("saving", flush=True)
+    say_when_asked(interrupts)
     time.sleep(60)
 """
 
@@ -69,6 +70,15 @@ def started(script: str, *args: str) -> subprocess.Popen:
     return process
 
 
+def signal_twice(process: subprocess.Popen, first: int, second: int) -> None:
+    """The second once the first has been taken, and later than what would be the first delivered again."""
+    process.send_signal(first)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "saving\n"
+    time.sleep(0.2 + random.random() / 5)
+    process.send_signal(second)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_lets_the_run_save_and_stop(number):
     process = started(LOOP, "0.2")
@@ -81,12 +91,8 @@ def test_the_first_signal_lets_the_run_save_and_stop(number):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_the_process_at_once(number):
     process = started(LOOP, "60")
-    process.send_signal(signal.SIGTERM)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "saving\n"
-    time.sleep(0.2 + random.random() / 5)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=10)
+    signal_twice(process, signal.SIGTERM, number)
+    out, err = process.communicate(timeout=30)
     assert out == ""
     assert "again: stopping at once" in err
     assert len(err.strip().splitlines()) == 1
@@ -96,23 +102,16 @@ def test_a_second_signal_ends_the_process_at_once(number):
 def test_a_second_signal_works_while_the_main_thread_is_inside_cpp():
     process = started(BLOCKED)
     time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.2)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    signal_twice(process, signal.SIGINT, signal.SIGINT)
+    _, err = process.communicate(timeout=30)
     assert "again: stopping at once" in err
     assert process.returncode == 130
 
 
 def test_a_second_signal_works_while_another_event_loop_holds_the_wake_up_pipe():
     process = started(OTHER_LOOP)
-    process.send_signal(signal.SIGTERM)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "saving\n"
-    time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=10)
+    signal_twice(process, signal.SIGTERM, signal.SIGTERM)
+    process.communicate(timeout=30)
     assert process.returncode == 143
 
 
@@ -129,12 +128,10 @@ def test_the_same_wish_delivered_twice_counts_once():
 def test_a_compilation_can_be_interrupted(number):
     process = started(COMPILING)
     time.sleep(0.3)
-    begun = time.monotonic()
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=30)  # the compilation never ends
     assert out == f"stopped by {int(number)}\n", err
     assert process.returncode == 128 + number
-    assert time.monotonic() - begun < 5
 
 
 def test_handlers_are_restored():

@@ -67,21 +67,6 @@ def test_dropout_falls_in_training_only_and_in_three_places(rng, seed, placed, c
     assert not np.allclose(one, other)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"heads": 5}, "GPT2: embed 24 is not divisible by heads 5"),
-        ({"dropout": 1.0}, "GPT2.dropout is 1.0; must be in [0, 1)"),
-        ({"positions": 0}, "GPT2.positions is 0; must be at least 1"),
-        ({"norm_eps": -1e-5}, "GPT2.norm_eps is -1e-05; must be at least 0"),
-    ],
-)
-def test_a_shape_that_is_none_is_refused(fields, message):
-    with pytest.raises(UserError) as caught:
-        GPT2(**SMALL | fields)
-    assert message in str(caught.value)
-
-
 def test_sequences_longer_than_the_positions_it_knows_are_refused(bind, random_parameters, rng):
     module = GPT2(**SMALL).build()
     model = bind(module, random_parameters(module, rng))

@@ -14,8 +14,8 @@ from axon.errors import UserError
 from axon.observe.metrics import MetricsFile, missing_steps, read_metrics
 
 
-def test_a_record_is_readable_as_soon_as_it_is_appended(tmp_path):
-    loss = float(np.float32(np.random.default_rng().normal()))
+def test_a_record_is_readable_as_soon_as_it_is_appended(tmp_path, rng):
+    loss = float(np.float32(rng.normal()))
     file = MetricsFile(tmp_path / "run" / "metrics.jsonl")
     file.append({"step": 1, "loss": loss})
     file.append({"step": 1, "eval_loss": 2.5, "note": "first"})
@@ -23,8 +23,8 @@ def test_a_record_is_readable_as_soon_as_it_is_appended(tmp_path):
     file.close()
 
 
-def test_scalars_of_numpy_and_jax_keep_their_exact_value(tmp_path):
-    value = np.random.default_rng().normal(size=4).astype(np.float32)
+def test_scalars_of_numpy_and_jax_keep_their_exact_value(tmp_path, rng):
+    value = rng.normal(size=4).astype(np.float32)
     with MetricsFile(tmp_path / "m.jsonl") as file:
         file.append({"step": np.int64(3), "a": value[0], "b": jnp.asarray(value[1]), "tokens": jnp.int32(7)})
     (record,) = read_metrics(tmp_path / "m.jsonl")

@@ -1,5 +1,6 @@
 """The loss curve."""
 
+import random
 import struct
 import subprocess
 import sys
@@ -14,10 +15,9 @@ from axon.observe.plot import plot_experts, plot_loss, smoothed
 
 
 def records(steps: int = 40, every: int = 10) -> list[dict]:
-    rng = np.random.default_rng()
     found: list[dict] = []
     for step in range(1, steps + 1):
-        found.append({"step": step, "loss": 3 + 5 / step + rng.normal() * 0.1})
+        found.append({"step": step, "loss": 3 + 5 / step + random.gauss(0, 0.1)})
         if every and step % every == 0:
             loss = 3 + 5 / step
             found.append({"step": step, "eval_loss": loss, "eval_bits_per_byte": loss * 0.4})
@@ -74,9 +74,9 @@ def test_records_without_a_number_are_passed_over(tmp_path):
         plot_loss([{"step": 2, "loss": None}], tmp_path / "loss.png", "token")
 
 
-def test_smoothing_keeps_a_constant_and_lessens_noise():
+def test_smoothing_keeps_a_constant_and_lessens_noise(rng):
     assert smoothed(np.full(100, 2.5)) == pytest.approx(np.full(100, 2.5))
-    noise = np.random.default_rng().normal(size=1000)
+    noise = rng.normal(size=1000)
     assert smoothed(noise).std() < 0.5 * noise.std()
 
 

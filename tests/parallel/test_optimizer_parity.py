@@ -1,7 +1,6 @@
 """The numerics contract for every optimizer: what it makes of gradients, and a whole training, do not depend on the
 layout."""
 
-import secrets
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -93,10 +92,10 @@ def check(ours: Trained, expected: Trained):
 
 
 @pytest.fixture(scope="module")
-def gradients():
+def gradients(shared_seed):
     """Initial values and the gradients of some steps, by path, drawn once: odd multiples of 1/128, whose squared norm
     is exact in any order, so that what is rounded to few bits, or to a sign, is the same number on every layout."""
-    rng = np.random.default_rng(secrets.randbits(31))
+    rng = np.random.default_rng(shared_seed)
     parameters = Runtime(MODEL, ONE, devices=devices(ONE)).parameters
 
     def draw():
@@ -156,10 +155,9 @@ def test_what_is_made_of_gradients_does_not_depend_on_the_layout(name, layout, g
 
 
 @pytest.fixture(scope="module")
-def drawn(packed_batch):
+def drawn(packed_batch, shared_seed):
     """Seed and batches, drawn once."""
-    seed = secrets.randbits(31)
-    return seed, PROBLEMS["Muon"].batches(np.random.default_rng(seed), packed_batch)
+    return shared_seed, PROBLEMS["Muon"].batches(np.random.default_rng(shared_seed), packed_batch)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +175,6 @@ def on_one_device(drawn):
 
 def trained(name, layout, drawn) -> Trained:
     seed, batches = drawn
-    print(f"seed {seed}")
     program = PROBLEMS[name].program(layout, seed)
     state, curve = program.init(), []
     for batch in batches:

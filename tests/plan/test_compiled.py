@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from axon.plan.compiled import Collective, collectives, count_instructions, device_bytes
@@ -69,8 +68,8 @@ def test_a_real_program_has_the_collective_that_was_asked_for():
     assert (gather.kind, gather.bytes) == ("all-gather", 16 * 32 * 4)
 
 
-def test_device_bytes_hold_arguments_and_results_once_where_they_share_memory():
-    x = jax.ShapeDtypeStruct((int(np.random.default_rng().integers(100, 1000)), 1024), jnp.float32)
+def test_device_bytes_hold_arguments_and_results_once_where_they_share_memory(rng):
+    x = jax.ShapeDtypeStruct((int(rng.integers(100, 1000)), 1024), jnp.float32)
     apart = jax.jit(lambda x: x + 1).lower(x).compile()
     shared = jax.jit(lambda x: x + 1, donate_argnums=0).lower(x).compile()
     assert device_bytes(apart) - device_bytes(shared) == x.size * 4

@@ -54,14 +54,15 @@ def eight() -> Layout:
 
 
 @pytest.fixture(scope="session")
-def answering(tiny, caches, tmp_path_factory) -> Path:
+def answering(tiny, caches, tmp_path_factory, shared_seed) -> Path:
     """The folder of a run of an encoder–decoder, with parameters so random that no two logits are nearly equal. To be
     looked at only."""
     folder = RunFolder(tmp_path_factory.mktemp("runs") / "answering")
     model = T5(330, 32, 1, 2, heads=4, head_dim=8, mlp=48, buckets=8, max_distance=20, start_id=5)
     folder.write(replace(tiny, model=model, objective=SpanCorruption()), {})
     tiny.data.prepare(lambda line: None).tokenizer.save(folder.tokenizer)
-    rng, values = np.random.default_rng(), Runtime(model, Layout(), devices=jax.devices()[:1]).initialise(0)[0]
+    rng = np.random.default_rng(shared_seed)
+    values = Runtime(model, Layout(), devices=jax.devices()[:1]).initialise(0)[0]
     drawn = jax.tree.map(lambda x: jax.device_put(rng.normal(0, 0.4, x.shape).astype(x.dtype), x.sharding), values)
     with Store(folder.checkpoints, Checkpoints()) as store:
         store.save(0, {"parameters": drawn, "variables": {}}, {})

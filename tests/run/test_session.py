@@ -117,8 +117,8 @@ def test_a_second_time_there_is_nothing_left_to_train(trained, do, copied):
     assert (copied / "metrics.jsonl").read_text() == before
 
 
-def test_a_run_that_was_stopped_and_continued_is_bit_identical(tiny, trained, do, tmp_path):
-    stop = int(np.random.default_rng().integers(1, 12))
+def test_a_run_that_was_stopped_and_continued_is_bit_identical(tiny, trained, do, tmp_path, rng):
+    stop = int(rng.integers(1, 12))
     do(tiny, tmp_path, steps=stop)
     assert [step for step, _ in records(tmp_path, "loss")] == list(range(1, stop + 1))
     continued = do(tiny, tmp_path)

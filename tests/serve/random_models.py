@@ -6,7 +6,10 @@ from functools import lru_cache
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax import lax
 
+from axon.kernels.sampling.draw import gumbel
 from axon.layout import Execution, Layout
 from axon.nn import Inputs
 from axon.runtime import Runtime, nested
@@ -21,6 +24,8 @@ ROUNDING = 1e-4
 """Of logits of these models, most of which are below 10: more than other orders of float32 sums make of them."""
 LONGEST = 64
 """Tokens of a text, at most."""
+MARGIN = 1e-5
+"""By how much a token's last expert must score above the next for rounding not to change its choice."""
 
 
 def made(model, seed, devices=1, execution=Execution(), **layout):
@@ -92,23 +97,56 @@ def likeliest(runtime, values, variables, prompt, ids):
     return likeliest_of(logits[len(prompt) - 1 : -1], ids)
 
 
+def likeliest_draws(runtime, values, variables, request, ids):
+    """The id in place of each of `ids` that temperature, top-k and the request's own noise draw of the full forward
+    pass's logits; that of `ids` where rounding may decide."""
+    asked, first = request.sampling, len(request.prompt) - 1
+    logits = full_forward_pass(runtime, values, variables, [*request.prompt, *ids])[first:-1]
+    least_kept = np.sort(logits)[:, [-(asked.top_k or VOCAB)]]
+    is_own = np.arange(VOCAB) == np.array(ids)[:, None]
+    is_kept = logits > least_kept + np.where(is_own, -ROUNDING, ROUNDING)
+    key = jax.random.wrap_key_data(np.array(divmod(asked.seed, 2**32), np.uint32), impl="threefry2x32")
+    keys = jax.vmap(lambda place: jax.random.fold_in(key, place))(np.arange(len(ids)))
+    noise = gumbel(jax.vmap(lambda key: jax.random.bits(key, (VOCAB,), jnp.uint32))(keys))
+    return likeliest_of(np.where(is_kept, logits / asked.temperature + noise, -np.inf), ids)
+
+
 def likeliest_of(logits, ids):
-    """The likeliest id by each row of logits; that of `ids` where it is as likely as another but for rounding."""
+    """The likeliest id by each row of logits, or that of `ids` where it is as likely but for rounding or logits are
+    no numbers."""
     own = np.take_along_axis(logits, np.array(ids)[:, None], axis=-1)[:, 0]
-    return np.where(own > logits.max(axis=-1) - ROUNDING, ids, logits.argmax(axis=-1)).tolist()
+    is_less = own <= logits.max(axis=-1) - ROUNDING
+    return np.where(is_less, logits.argmax(axis=-1), ids).tolist()
 
 
 def full_forward_pass(runtime, values, variables, ids):
-    """Logits of each of `ids`."""
+    """Logits of each of `ids`; no numbers from the first token on whose experts may be others by rounding alone."""
     tokens = np.zeros((1, LONGEST), np.int32)
     tokens[0, : len(ids)] = ids
-    with runtime.tracing():
-        return np.asarray(forward_of(runtime)(values, variables, tokens, len(ids)))[: len(ids)]
+    forward, margins, measured = forward_of(runtime)
+    margins.clear()
+    with runtime.tracing(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lax, "top_k", measured)
+        logits = np.array(forward(values, variables, tokens, len(ids)))[: len(ids)]
+    jax.effects_barrier()
+    for margin in margins:
+        is_close = margin.reshape(LONGEST, -1).min(axis=-1)[: len(ids)] < MARGIN
+        logits[np.logical_or.accumulate(is_close)] = np.nan
+    return logits
 
 
 @lru_cache(maxsize=2)
 def forward_of(runtime):
-    """Compiled: the logits of `tokens[1 seq]`, of which the first `length` are a text."""
+    """Compiled: the logits of `tokens[1 seq]`, of which the first `length` are a text. A list that gets, as it runs, by
+    how much the last of each token's experts scores above the next; what does so in place of `lax.top_k`."""
+    margins: list[np.ndarray] = []
+    top_k = lax.top_k
+
+    def measured(scores, k):
+        if k < scores.shape[-1]:
+            best, _ = top_k(scores, k + 1)
+            jax.debug.callback(lambda margin: margins.append(np.array(margin)), best[..., -2] - best[..., -1])
+        return top_k(scores, k)
 
     def forward(values, variables, tokens, length):
         model = runtime.bind(values, variables)
@@ -116,7 +154,7 @@ def forward_of(runtime):
         hidden, *_ = model.hidden(Inputs(tokens, jnp.minimum(places, length - 1), jnp.zeros_like(tokens)))
         return model.output.logits(hidden)[0]
 
-    return jax.jit(forward)
+    return jax.jit(forward), margins, measured
 
 
 REPEATS = NGram(longest=1, shortest=1, most=3)

@@ -3,7 +3,6 @@
 import json
 import re
 import string
-import time
 
 import jinja2
 import numpy as np
@@ -230,10 +229,8 @@ def test_a_template_without_an_end_is_stopped(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("axon.serve.template.SECONDS", 0.1)
     turn = "{% if messages[0].content %}{% endif %}"
     loop = f"{{% for a in range(90000) %}}{{% for b in range(90000) %}}{turn}{{% endfor %}}{{% endfor %}}"
-    began = time.monotonic()
     with pytest.raises(UserError, match="takes longer than"):
         Chat.of(folder_with(tmp_path, loop), tokenizer).ids([{"role": "user", "content": "x"}])
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(

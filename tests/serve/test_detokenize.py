@@ -82,7 +82,7 @@ def check_any(tokenizer, data):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_pieces_are_the_continuation_up_to_the_first_stop_text(name, data):
     check_any(TOKENIZERS[name], data)
 
@@ -90,7 +90,7 @@ def test_the_pieces_are_the_continuation_up_to_the_first_stop_text(name, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(st.data())
-@settings(max_examples=20_000, deadline=None)
+@settings(max_examples=20_000)
 def test_the_pieces_of_many_texts_are_the_continuation(name, data):
     check_any(TOKENIZERS[name], data)
 

@@ -23,8 +23,8 @@ MODELS = {"encoder": BERT, "decoder": llama(window=9)}
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model(request):
-    return made(MODELS[request.param], np.random.default_rng().integers(2**31))
+def model(request, shared_seed):
+    return made(MODELS[request.param], shared_seed)
 
 
 def drawn(rng, count):

@@ -34,9 +34,9 @@ SCAN = Execution(unroll=False)
 
 
 @pytest.fixture(scope="module", params=["tied and scanned"])
-def family(request):
+def family(request, shared_seed):
     """A runtime, parameters and variables, and an engine of them, to be left idle."""
-    parts = made(SCANNED, np.random.default_rng().integers(2**31), execution=SCAN)
+    parts = made(SCANNED, shared_seed, execution=SCAN)
     return parts, Engine(*parts, capacity=TIGHT)
 
 

@@ -212,9 +212,9 @@ def drawn_sampling(rng):
 
 
 @pytest.fixture(scope="module")
-def weights():
+def weights(shared_seed):
     """A runtime, and its parameters in three versions, whose reserved token has no numbers for an embedding."""
-    runtime, rng = Runtime(MODEL, Layout(), devices=jax.devices()[:1]), np.random.default_rng()
+    runtime, rng = Runtime(MODEL, Layout(), devices=jax.devices()[:1]), np.random.default_rng(shared_seed)
     shapes = {path: leaf.shape for path, leaf in runtime.abstract(dict(runtime.parameters)).items()}
 
     def values():

@@ -48,9 +48,9 @@ PATTERNS = (r"[a-c]{3}", r"(ab|c)*d", r"\d{4}-\d{2}", r"é|中+|😀", r"a/b\n?"
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer(shared_seed) -> Tokenizer:
     """One whose ids stand for parts of JSON: `":`, ` {"`, `e": `."""
-    rng = np.random.default_rng()
+    rng = np.random.default_rng(shared_seed)
     texts = [json.dumps({"".join(rng.choice([*string.ascii_lowercase], 4)): [float(n), None, "é"]}) for n in range(300)]
     return Bpe(vocab=400).train(iter(texts), report=lambda _: None)
 

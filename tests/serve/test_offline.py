@@ -5,7 +5,6 @@ import math
 from itertools import islice
 
 import jax
-import numpy as np
 import pytest
 from random_models import TIGHT, VOCAB, made
 
@@ -27,8 +26,8 @@ MODELS = {"continues": LLAMA, "answers": T5_MODEL}
 
 
 @pytest.fixture(scope="module")
-def small():
-    return made(LLAMA, np.random.default_rng().integers(2**31))
+def small(shared_seed):
+    return made(LLAMA, shared_seed)
 
 
 @pytest.fixture(scope="module")

@@ -108,4 +108,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestPool.settings = settings(max_examples=40, stateful_step_count=30)

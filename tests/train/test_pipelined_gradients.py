@@ -1,7 +1,7 @@
 """A pipeline's training is that of one device: losses, gradients, whatever the schedule and what else is split."""
 
 import math
-import secrets
+import random
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,8 +86,7 @@ def gradients_and_metrics(program, state, batch):
 
 def compare(layout: Layout, packed_batch, model: Any = LLAMA, **options):
     """One step of a pipeline and of one device, from the same random start."""
-    seed = secrets.randbits(31)
-    print(f"seed {seed}")
+    seed = random.getrandbits(31)
     batch = packed_batch(np.random.default_rng(seed), SEQUENCES, SEQ, model.vocab)
     options = {"optimizer": OPTIMIZER, "batch": SEQUENCES, "seq": SEQ, "seed": seed} | options
     devices = jax.devices()[: math.prod(layout.mesh.values())]

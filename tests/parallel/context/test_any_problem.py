@@ -138,14 +138,14 @@ def check(problem, starts, seed):
         assert np.linalg.norm(one - other) <= 5e-6 * max(np.linalg.norm(other), 1.0)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(starts_of_documents(Problem().seq), st.integers(0, 2**31))
 def test_a_ring_is_attention_over_documents_wherever_they_begin(starts, seed):
     check(Problem(), starts, seed)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_attention_over_shards_is_attention_over_whole_sequences(data):
     """Any method, mesh, window, group, head_dim, soft cap, and with sinks or without."""

@@ -22,11 +22,10 @@ def test_where_failures_are_rare_the_interval_is_youngs():
 
 
 @pytest.mark.parametrize("devices", [64, 1024, 4096])
-def test_the_share_is_that_of_a_simulated_machine(devices):
+def test_the_share_is_that_of_a_simulated_machine(devices, rng):
     one = Failures(mtbf=100 * DAY, restart=120.0, save=40.0)
-    drawn = np.random.default_rng()
     interval, segments, spent = one.interval(devices), 20_000, 0.0
-    failures = iter(drawn.exponential(one.between(devices), 10**6))
+    failures = iter(rng.exponential(one.between(devices), 10**6))
     for _ in range(segments):
         needed = interval + one.save
         while (lasts := next(failures)) < needed:

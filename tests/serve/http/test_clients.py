@@ -128,7 +128,7 @@ def test_schemathesis_finds_no_answer_that_the_description_does_not_have(serve):
             described = operation.ok()
             for mode in list(schemathesis.GenerationMode)[: 2 if described.method == "post" else 1]:
 
-                @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), phases=generate)
+                @settings(max_examples=8, suppress_health_check=list(HealthCheck), phases=generate)
                 @given(case=described.as_strategy(generation_mode=mode))
                 def check(case):
                     case.call_and_validate(checks=checks)

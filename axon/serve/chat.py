@@ -31,6 +31,8 @@ PLAIN = (
 TEMPLATES = TEXT | list_of(Kind('an object with the texts "name" and "template"', lambda one: _is_named(one))) | NULL
 FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 """What a template is given of a message."""
+ANSWERED: tuple[Message, ...] = ({"role": "user", "content": "?"}, {"role": "assistant", "content": "."})
+"""A question and an answer, for what a template writes after one."""
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 """Names that a chat's own variables do not have, besides those of special tokens."""
 
@@ -94,6 +96,18 @@ class Chat:
         hidden, render = self._renderer(messages, tools, {})
         text, spans = marked_spans(render, hidden) if render.template.marks_turns else turn_spans(render, hidden)
         return Turns.of(self._special.located(text, render.hiding), spans, self._tokenizer)
+
+    def reply(self, messages: Sequence[Message]) -> list[int]:
+        """The ids of messages that follow an answer, and of the prompt that opens the next one.
+
+        The template writes them after a question and an answer that stand for any: what of an answer's end the model
+        does not write is theirs. Raises as `turns`.
+        """
+        hidden, render = self._renderer([*ANSWERED, *messages], None, {})
+        answer = turn_spans(render, hidden)[1][0]
+        located = self._special.located(render(hidden, add_generation_prompt=True), render.hiding)
+        learned = Turns.of(located, [answer], self._tokenizer).learned
+        return [token for token, *_ in located[len(learned) - learned[::-1].index(True) :]]
 
     def _renderer(
         self, messages: Sequence[Message], tools: Sequence[Message] | None, variables: Mapping[str, Any]

@@ -57,7 +57,7 @@ def answers(engine: Engine | Replicas, requests: Iterable[Request]) -> Iterator[
                     told[update.request].append(update)
                     running -= {update.request} if update.finish else set()
             while order and order[0] not in running:
-                yield _answer(told.pop(order.popleft()))
+                yield answer_of(told.pop(order.popleft()))
     finally:
         for number in running:
             engine.cancel(number)
@@ -83,8 +83,8 @@ def capacity_for(model: TextModel, requests: Sequence[Request]) -> Capacity:
     return Capacity(requests=min(len(requests), AT_ONCE), length=min(length, model.max_length or length))
 
 
-def _answer(updates: Sequence[Update]) -> Answer:
-    """All of a request's."""
+def answer_of(updates: Sequence[Update]) -> Answer:
+    """The answer that all updates of a request make."""
     last = updates[-1]
     assert last.finish is not None
     return Answer(

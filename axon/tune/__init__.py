@@ -3,6 +3,7 @@
 from axon.tune.actor_critic import ActorCritic
 from axon.tune.chats import Chats
 from axon.tune.comparisons import Comparisons
+from axon.tune.environments import Calculator
 from axon.tune.labelled import Labelled
 from axon.tune.reward_model import RewardModel
 from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
@@ -13,6 +14,7 @@ from axon.tune.words import Addition, Words
 __all__ = [
     "ActorCritic",
     "Addition",
+    "Calculator",
     "Chats",
     "Comparisons",
     "ExactMatch",

@@ -47,6 +47,10 @@ class PolicyEngine:
     def answers(self, state: State, requests: Sequence[Request]) -> list[Answer]:
         """The answer to each request by the state's weights, in their order. Raises `UserError` where they give no
         numbers, and as `Engine.submit`."""
+        return [checked(answer, state) for answer in answers(self.engine(state), requests)]
+
+    def engine(self, state: State) -> Engine | Replicas:
+        """What answers by the state's weights, until it is called with another state."""
         weights = self.weights(state)
         if not self._engines:
             pairs = zip(self.runtimes, weights, strict=True)
@@ -54,11 +58,7 @@ class PolicyEngine:
         else:
             for engine, values in zip(self._engines, weights, strict=True):
                 engine.swap(*values)
-        asked = self._engines[0] if len(self._engines) == 1 else Replicas(self._engines)
-        found = list(answers(asked, requests))
-        if error := next((answer.error for answer in found if answer.error is not None), None):
-            raise UserError(f"the model cannot answer with the weights of step {int(state.step)}: {error}")
-        return found
+        return self._engines[0] if len(self._engines) == 1 else Replicas(self._engines)
 
     def weights(self, state: State) -> list[Values]:
         """The state's parameters and variables, where each engine reads them."""
@@ -81,6 +81,13 @@ class PolicyEngine:
     @cached_property
     def _moved(self) -> Any:
         return jax.jit(to_device, out_shardings=_places(self.runtime))
+
+
+def checked(answer: Answer, state: State) -> Answer:
+    """An answer. Raises `UserError` for one that the state's weights cannot give."""
+    if answer.error is not None:
+        raise UserError(f"the model cannot answer with the weights of step {int(state.step)}: {answer.error}")
+    return answer
 
 
 def _like(runtime: Runtime, layout: Layout, devices: Sequence[Any]) -> Runtime:

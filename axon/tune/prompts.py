@@ -4,6 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from axon.data.batches import shuffled_order
 from axon.data.prepared import Question
 from axon.data.sources import Source
 from axon.data.tokenizer import Tokenizer
@@ -44,3 +47,24 @@ def of_question(question: Question, tokenizer: Tokenizer) -> Prompt:
     """A question of chats, with the text of its right answer."""
     text, reference = tokenizer.visible(question.prompt), tokenizer.visible(question.answer)
     return Prompt(question.where, text, question.prompt, reference, question.record)
+
+
+@dataclass(frozen=True)
+class PromptOrder:
+    """Which of some prompts each batch is of: `count`, shuffled by the seed."""
+
+    prompts: Sequence[Prompt] = field(repr=False)
+    count: int
+    seed: int
+
+    def batch(self, number: int) -> list[Prompt]:
+        """The prompts of batch `number`."""
+        return [self.prompts[one] for one in self._numbers(number)]
+
+    def further(self, number: int) -> Iterator[Prompt]:
+        """The prompts that are not of batch `number`, in an order of its own."""
+        others = np.setdiff1d(np.arange(len(self.prompts)), self._numbers(number))
+        yield from (self.prompts[one] for one in np.random.default_rng((self.seed, number)).permutation(others))
+
+    def _numbers(self, number: int) -> np.ndarray:
+        return np.asarray(shuffled_order(len(self.prompts), self.count, self.seed)[number])

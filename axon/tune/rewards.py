@@ -1,5 +1,6 @@
 """Rewards: functions that say how good a sampled answer is. What one does wrong costs the answer, never the run."""
 
+import asyncio
 import inspect
 import math
 import re
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from queue import Empty, Queue
 from threading import Thread
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,9 +28,10 @@ class Sampled:
 
     Args:
         prompt, answer: their texts. ids: the answer's tokens, its end included.
-        ended: whether the model ended it, and not the limit of tokens.
+        ended: whether the model ended it, and not the limit of tokens or turns.
         reference: the right answer's text, empty where there is none. record: the prompt's columns in its source.
-        where: the prompt, for messages.
+        where: the prompt, for messages. turns: with an environment, the texts of the model and of the environment in
+            turn; then `answer` is the last one of the model, and `ids` are those of all of its own.
     """
 
     prompt: str
@@ -38,10 +41,11 @@ class Sampled:
     reference: str = ""
     record: Record = field(default_factory=dict)
     where: str = ""
+    turns: tuple[str, ...] = ()
 
 
-RewardFunction = Callable[[Sampled], float]
-"""How good an answer is: a finite number, the higher the better; True is 1."""
+RewardFunction = Callable[[Sampled], Any]
+"""How good an answer is: a finite number, the higher the better; True is 1. Or a coroutine that gives it."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +156,11 @@ class Judge:
         self._rewards, self._weights, self._report = rewards, weights, report
         self._call = TimeLimited(limit)
 
-    def __call__(self, answers: Sequence[Sampled]) -> Scores:
-        each = {name: self._asked(name, reward, answers) for name, reward in self._rewards.items()}
+    def __call__(self, answers: Sequence[Sampled], known: Mapping[str, np.ndarray] = MappingProxyType({})) -> Scores:
+        """`known`: name → numbers that are there already; an answer of which one is NaN is not asked about."""
+        there = [place for place in range(len(answers)) if not any(np.isnan(one[place]) for one in known.values())]
+        own = {name: self._asked(name, reward, answers, there) for name, reward in self._rewards.items()}
+        each = {**known, **own}
         weighted = [self._weights.get(name, 1.0) * values for name, values in each.items()]
         return Scores(each, np.sum(weighted, axis=0))
 
@@ -161,13 +168,13 @@ class Judge:
         """End the thread."""
         self._call.close()
 
-    def _asked(self, name: str, reward: RewardFunction, answers: Sequence[Sampled]) -> np.ndarray:
+    def _asked(self, name: str, reward: RewardFunction, answers: Sequence[Sampled], there: Sequence[int]) -> np.ndarray:
         found, failures = np.full(len(answers), np.nan), []
-        for place, sampled in enumerate(answers):
+        for place in there:
             try:
-                found[place] = _number(self._call(reward, sampled))
+                found[place] = finite(self._call(reward, answers[place]))
             except Exception as error:
-                failures.append((sampled, error))
+                failures.append((answers[place], error))
         if failures:
             sampled, error = failures[0]
             self._report(
@@ -177,15 +184,17 @@ class Judge:
         return found
 
 
-def _number(said: Any) -> float:
+def finite(said: Any) -> float:
+    """What a reward gives, as a number. Raises `TypeError` for anything else."""
     if not isinstance(said, bool | int | float | np.bool_ | np.number) or not math.isfinite(said):
         raise TypeError(f"gives {said!r}; must be a finite number, or True or False")
     return float(said)
 
 
 class TimeLimited:
-    """Calls functions in a thread, one after the other. One that lasts longer than `limit` seconds is left alone with
-    its thread, which Python cannot end, and the next has another."""
+    """Calls functions and coroutines in a thread, one after the other, these in an event loop of that thread. One that
+    lasts longer than `limit` seconds is left alone with its thread, which Python cannot end, and the next has
+    another."""
 
     def __init__(self, limit: float):
         self._limit = limit
@@ -212,21 +221,27 @@ class TimeLimited:
 
     def _begin(self) -> None:
         self._calls: Queue[Any] = Queue()
-        Thread(target=_work, args=(self._calls,), daemon=True).start()
+        Thread(target=_work, args=(self._calls, self._limit), daemon=True).start()
 
 
-def _work(calls: Queue[Any]) -> None:
+def _work(calls: Queue[Any], limit: float) -> None:
+    loop = asyncio.Runner()
     while (call := calls.get()) is not None:
         function, args, result = call
         try:
-            result.put((function(*args), None))
+            value = function(*args)
+            result.put((loop.run(asyncio.wait_for(value, limit)) if inspect.isawaitable(value) else value, None))
         except BaseException as error:  # one that ended the thread would be waited for
             result.put((None, error))
+    loop.close()
 
 
-def check_rewards(rewards: Mapping[str, RewardFunction], weights: Mapping[str, float], field: str) -> None:
-    """Raise `UserError` for a reward that cannot be called with an answer, or a weight of none. `field`: their name."""
-    if not rewards:
+def check_rewards(
+    rewards: Mapping[str, RewardFunction], weights: Mapping[str, float], field: str, known: Sequence[str] = ()
+) -> None:
+    """Raise `UserError` for a reward that cannot be called with an answer or has a name of `known`, those that are
+    there besides, and for a weight of none. `field`: their name."""
+    if not rewards and not known:
         raise UserError(f"{field} is empty: give at least one, as {{'exact': @ExactMatch()}}")
     for name, reward in rewards.items():
         try:
@@ -236,8 +251,10 @@ def check_rewards(rewards: Mapping[str, RewardFunction], weights: Mapping[str, f
                 f"{field}[{name!r}] ({place_of(reward)}) cannot be called with an answer, {error}: must be a function "
                 "reward(sampled), as of axon.tune.rewards.Sampled"
             ) from None
-    if unknown := sorted(weights.keys() - rewards.keys()):
-        raise UserError(f"the weights of {field} name {unknown[0]!r}; expected of {', '.join(rewards)}")
+    if taken := sorted(rewards.keys() & {*known}):
+        raise UserError(f"{field}[{taken[0]!r}] has the name of another reward; rename it")
+    if unknown := sorted(weights.keys() - rewards.keys() - {*known}):
+        raise UserError(f"the weights of {field} name {unknown[0]!r}; expected of {', '.join([*known, *rewards])}")
 
 
 def place_of(reward: RewardFunction) -> str:

@@ -65,7 +65,8 @@ class Words:
 @dataclass(frozen=True)
 class Addition:
     """Records with a `prompt`, a sum of `terms` numbers up to `largest`, as 7+12, and a `completion`, what it comes to:
-    `count` of them, drawn by `seed`, none twice. A share `careless` of the completions are one too many.
+    `count` of them, drawn by `seed`, none twice. A share `careless` of the completions are one too many. A share
+    `asked` of the records are chats instead, in which the sum is asked of `Calculator`, and its result answered.
 
     Raises `UserError` where there are not so many.
     """
@@ -74,12 +75,13 @@ class Addition:
     terms: int = 2
     largest: int = 99
     careless: float = 0.0
+    asked: float = 0.0
     seed: int = 0
 
     def __post_init__(self):
         check_range(self, "[1, 2**24)", "count", "largest")
         check_range(self, "[2, 8]", "terms")
-        check_range(self, "[0, 1]", "careless")
+        check_range(self, "[0, 1]", "careless", "asked")
         check_range(self, "[0, inf)", "seed")
         if self.count > (there := (self.largest + 1) ** self.terms):
             raise UserError(
@@ -96,7 +98,15 @@ class Addition:
     def records(self) -> Iterator[tuple[str, Record]]:
         """See `axon.data.records.RecordSource`."""
         rng, base = np.random.default_rng(self.seed), self.largest + 1
+        asked = np.random.default_rng((self.seed, 1)).random(self.count) < self.asked
         for number, code in enumerate(rng.choice(base**self.terms, self.count, replace=False).tolist()):
             numbers = [code // base**place % base for place in range(self.terms)]
-            total = sum(numbers) + (rng.random() < self.careless)
-            yield f"addition {number}", {"prompt": "+".join(map(str, numbers)), "completion": str(total)}
+            total = sum(numbers) + (not asked[number] and rng.random() < self.careless)
+            prompt, completion = "+".join(map(str, numbers)), str(total)
+            alone = {"prompt": prompt, "completion": completion}
+            yield f"addition {number}", {"messages": _by_tool(**alone)} if asked[number] else alone
+
+
+def _by_tool(prompt: str, completion: str) -> list[dict[str, str]]:
+    turns = [("user", prompt), ("assistant", f"{prompt}="), ("tool", completion), ("assistant", completion)]
+    return [{"role": role, "content": text} for role, text in turns]

@@ -98,9 +98,9 @@ def test_a_run_of_the_config_file_is_that_of_one_device_in_python(folder, train)
 
 
 @pytest.mark.few(metric=("hardest",))
-@pytest.mark.parametrize("metric", ["hardest", "reward_counts"])
+@pytest.mark.parametrize("metric", ["hardest", "reward_counts", "rollout_turns"])
 def test_a_run_of_a_feed_that_sees_the_state_continues_bit_for_bit(metric, folder, train, tmp_path):
-    mine = load("rollouts.gin").tree
+    mine = load("game.gin" if metric == "rollout_turns" else "rollouts.gin").tree
     if metric == "hardest":
         mine = replace(train, data=import_module("hardest").Hardest(train.data, tries=2))
     model, found = replace(train.model, layers=2), []

@@ -142,6 +142,28 @@ def test_the_learned_tokens_are_those_of_a_rendering_by_hand(name, with_system, 
         assert turns.ids.count(tokenizer.bos) == whole.count(BOS)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_reply_is_what_the_template_writes_between_two_answers(name, tokenizer, tmp_path, rng):
+    """From after what is learned of the first to where the second begins."""
+    template, _, _, user, before, _, after = FAMILIES[name]
+    chat = chat_by(template, tokenizer, tmp_path)
+    opened = before if "add_generation_prompt" in template else ""
+    for _ in range(4):
+        said = words(rng)
+        ids = chat.reply([{"role": "user", "content": said}])
+        assert tokenizer.decode(ids) == after + user.replace("$", said) + opened
+        talk = [{"role": role, "content": words(rng)} for role in ("user", "assistant")]
+        turns = chat.turns([*talk, {"role": "user", "content": said}, {"role": "assistant", "content": "x"}])
+        first = len(chat.turns(talk).learned) - chat.turns(talk).learned[::-1].index(True)
+        assert list(turns.ids[first:][: len(ids)]) == ids
+
+
+def test_without_a_template_a_reply_is_lines_of_role_and_content(tokenizer):
+    reply = Chat.of(None, tokenizer).reply([{"role": "tool", "content": "4<|im_end|>2"}])
+    assert tokenizer.decode(reply) == "tool: 4<|im_end|>2\nassistant:"
+    assert tokenizer._inner.token_to_id("<|im_end|>") not in reply
+
+
 def test_without_an_end_in_the_template_the_last_answer_is_followed_by_one_that_is_learned(tokenizer):
     chat, messages = Chat.of(None, tokenizer), [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     turns = chat.turns(messages * 2)

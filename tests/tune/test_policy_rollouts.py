@@ -316,6 +316,15 @@ def test_every_failure_is_counted_and_no_run_ends_by_it(learning, do, tmp_path):
     assert sum("the reward 'bad'" in line and "8 of 8" in line for line in ran.lines) == 1
 
 
+def test_what_is_sampled_a_step_before_is_weighted_by_its_own_probabilities(learning, do, tmp_path):
+    """Ratios other than one, which `logprob_gap` shows, from the second step on."""
+    learning = replace(learning, data=replace(learning.data, staleness=1))
+    ran = do(learning, tmp_path / "run")
+    (first, *gaps) = [gap for _, gap in ran.records("logprob_gap")]
+    assert first <= 1e-5
+    assert min(gaps) > 1e-4
+
+
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 
 

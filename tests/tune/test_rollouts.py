@@ -1,9 +1,12 @@
 """Batches of answers that the model samples: what is in them, by which weights, and after a resume the same."""
 
+import itertools
 import json
+import threading
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import likes
 import numpy as np
 import pytest
@@ -17,10 +20,12 @@ from axon.parallel.pipeline.schedules import OneFOneB
 from axon.run import program
 from axon.serve import Answer, Capacity, Engine, Finish, Request, Sampling, answers
 from axon.tune import Rollouts, packing
+from axon.tune.episodes import Episode
 from axon.tune.policy_engine import PolicyEngine
 from axon.tune.prompts import Prompt
 from axon.tune.rewards import Scores
-from axon.tune.rollouts import Rollout, best_of
+from axon.tune.rollout import Rollout
+from axon.tune.selection import best_of
 
 WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
 
@@ -65,14 +70,21 @@ def stored(ran, few):
 
 
 @pytest.mark.few(devices=(1,))
+@pytest.mark.parametrize("staleness", [0, 1])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, rolling, do, few, tmp_path):
-    rolling = replace(rolling, layout=Layout({"data": devices}, zero=3 if devices > 1 else 0))
+def test_a_run_that_was_stopped_and_continued_is_bit_identical(devices, staleness, rolling, do, few, tmp_path):
+    rolling = replace(
+        rolling,
+        data=replace(rolling.data, staleness=staleness),
+        layout=Layout({"data": devices}, zero=3 if devices > 1 else 0),
+    )
     whole = do(rolling, tmp_path / "whole", devices)
     do(rolling, tmp_path / "stopped", devices, steps=2)
     ran = do(rolling, tmp_path / "stopped", devices)
     names = ("loss", "grad_norm", "tokens", "reward", "rollout_trained", "rollout_tokens")
     assert ran.records(*names) == whole.records(*names)
+    stale = [[step, float(min(step - 1, staleness))] for step in range(1, 5)]
+    assert ran.records("rollout_staleness") == whole.records("rollout_staleness") == stale
     assert len({reward for _, reward in whole.records("reward")}) > 1
     for (path, one), (_, other) in zip(stored(ran, few), stored(whole, few), strict=True):
         np.testing.assert_array_equal(one, other, err_msg=jax.tree_util.keystr(path))
@@ -127,6 +139,56 @@ def test_each_batch_is_of_the_weights_that_it_is_drawn_with(one, prepared, begun
             assert prepared.tokenizer.visible(before) == texts[row // config.kept]
     with prepared.feed(FeedContext(7, one.runtime, start=3)) as feed:
         assert any((feed.draw(states[1])[name] != drawn[0][name]).any() for name in drawn[0])
+
+
+@pytest.mark.parametrize(("staleness", "redraws"), [(1, 0), (2, 0), (1, 1)])
+def test_a_stale_batch_is_that_of_the_weights_so_many_steps_before(staleness, redraws, one, prepared, begun, rng):
+    """Also after its feed was saved, as JSON, and opened again, with its own sequences alone."""
+    states = [replace(begun(one, rng), step=jnp.int32(step)) for step in range(4)]
+    fresh = replace(prepared, config=replace(prepared.config, redraws=redraws))
+    stale = replace(fresh, config=replace(fresh.config, staleness=staleness))
+    saved, context, mine = {}, FeedContext(7, one.runtime), np.array([1, 4, 5])
+    for number, state in enumerate(states):
+        again = replace(context, start=number, saved=json.loads(json.dumps(saved)), sequences=mine)
+        with stale.feed(again) as feed:
+            batch, metrics = feed.draw(state), feed.metrics
+            saved = feed.saved()
+        sampled = max(number - staleness, 0)
+        with fresh.feed(replace(context, start=number)) as feed:
+            expected = feed.draw(states[sampled])
+            assert feed.saved() == {}
+            assert metrics == {**feed.metrics, "rollout_staleness": number - sampled}
+        for name, array in expected.items():
+            np.testing.assert_array_equal(batch[name], array[mine], err_msg=name)
+
+
+def test_batches_that_waited_and_are_left_out_since_are_not_trained_on(one, prepared, begun, rng):
+    state = begun(one, rng)
+    stale = replace(prepared, config=replace(prepared.config, staleness=1))
+    with stale.feed(FeedContext(7, one.runtime)) as feed:
+        feed.draw(state)
+        saved = feed.saved()
+    with stale.feed(FeedContext(7, one.runtime, start=1, left_out=(1,), saved=saved)) as feed:
+        batch = feed.draw(state)
+    with prepared.feed(FeedContext(7, one.runtime, start=2)) as feed:
+        for name, array in feed.draw(state).items():
+            np.testing.assert_array_equal(batch[name], array, err_msg=name)
+
+
+def test_rewards_of_a_later_batch_are_asked_while_this_one_is_trained_on(one, prepared, begun, rng):
+    """The first batch is there though the rewards of the second wait for it."""
+    trained = threading.Event()
+
+    def waits(sampled):
+        return sampled.where in first or trained.wait(20)
+
+    first = {prompt.where for prompt in prepared.drawn(7, 0)}
+    config = replace(prepared.config, rewards={"waits": waits}, staleness=1, limit=30.0)
+    with replace(prepared, config=config).feed(FeedContext(7, one.runtime)) as feed:
+        feed.draw(begun(one, rng))
+        assert not trained.is_set()
+        trained.set()
+        assert feed.saved()["pending"][0]["metrics"]["reward"] == 1
 
 
 def test_a_process_is_given_its_own_sequences_and_left_out_batches_are_not_drawn(one, prepared, begun, rng):
@@ -185,15 +247,16 @@ def test_weights_in_the_hosts_memory_answer_as_those_on_the_device(rolling, one,
 
 def test_no_two_answers_have_the_same_noise(one, prepared):
     with prepared.feed(FeedContext(7, one.runtime)) as feed:
-        seeds = [one.seed for number in range(4) for row in range(4) for one in feed._samplings(number, row)]
-    assert len(set(seeds)) == len(seeds) == 48
+        places = itertools.product(range(4), range(4), range(3), range(3))
+        seeds = [feed._sampler.sampling_of(*place).seed for place in places]
+    assert len(set(seeds)) == len(seeds) == 144
 
 
 def rollout_of(answers, rewards):
     """Each prompt's answers in a row."""
     prompts = [Prompt("file", "", (5, 6, 7)) for _ in rewards]
     total = np.ravel(rewards)
-    written = [Answer(ids, "", Finish.STOP) for ids in answers]
+    written = [Episode.of_answer(Answer(ids, "", Finish.STOP)) for ids in answers]
     return Rollout(prompts, written, Scores({"good": total}, total))
 
 

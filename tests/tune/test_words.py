@@ -1,6 +1,6 @@
 """The small tasks of quickstarts."""
 
-from axon.tune import Addition
+from axon.tune import Addition, Calculator
 
 
 def answers(task: Addition) -> dict[str, int]:
@@ -15,3 +15,14 @@ def test_careless_sums_are_one_too_many_in_their_share(seed):
     assert {*slips} == {0, 1}
     assert 300 < sum(slips) < 480, "400 are expected, with a deviation of 9"
     assert answers(Addition(500, terms=3, careless=1.0, seed=seed)) == {one: right[one] + 1 for one in right}
+
+
+def test_a_share_of_sums_is_asked_of_a_calculator_and_right(seed):
+    records = [record for _, record in Addition(500, largest=999, careless=1.0, asked=0.4, seed=seed).records()]
+    chats = [[one["content"] for one in record["messages"]] for record in records if "messages" in record]
+    assert 140 < len(chats) < 260, "200 are expected, with a deviation of 11"
+    for question, call, said, answer in chats:
+        assert call == f"{question}="
+        assert Calculator().step(None, call) == said == answer
+    alone = [record for record in records if "messages" not in record]
+    assert all(int(one["completion"]) == sum(map(int, one["prompt"].split("+"))) + 1 for one in alone)

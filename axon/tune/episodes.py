@@ -1,0 +1,78 @@
+"""`Episode`, what follows a prompt: answers of a model, and what an environment says between them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from axon.serve.offline import Answer
+from axon.serve.request import Finish, TokenLogprob
+from axon.tune.prompts import Prompt
+from axon.tune.rewards import Sampled
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer, and what the environment says to it, as a text and as the tokens that follow the answer's."""
+
+    answer: Answer
+    said: str = ""
+    said_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Episode:
+    """What follows a prompt.
+
+    Args:
+        turns: in their order. ended: whether model and environment ended it, and not the limit of tokens or turns.
+        reward: what the environment says of the whole; NaN without one, and where it failed. error: how it failed.
+    """
+
+    turns: tuple[Turn, ...]
+    ended: bool
+    reward: float = math.nan
+    error: Exception | None = None
+
+    @classmethod
+    def of_answer(cls, answer: Answer) -> "Episode":
+        """A single answer, without an environment."""
+        return cls((Turn(answer),), answer.finish is Finish.STOP)
+
+    @cached_property
+    def ids(self) -> tuple[int, ...]:
+        """The tokens of all, those that the environment says included."""
+        return tuple(token for turn in self.turns for token in (*turn.answer.ids, *turn.said_ids))
+
+    @cached_property
+    def sampled(self) -> np.ndarray:
+        """A mask of `ids`, of those that the model sampled."""
+        parts = [mask for turn in self.turns for mask in ([True] * len(turn.answer.ids), [False] * len(turn.said_ids))]
+        return np.array([own for mask in parts for own in mask], bool)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Those of the tokens that the model sampled."""
+        return [one for turn in self.turns for one in turn.answer.logprobs]
+
+    def as_sampled(self, prompt: Prompt) -> Sampled:
+        """The episode as rewards are given it."""
+        texts = [text for turn in self.turns for text in (turn.answer.text, turn.said)]
+        answer = self.turns[-1].answer.text if self.turns else ""
+        ids = tuple(token for turn in self.turns for token in turn.answer.ids)
+        about = prompt.reference, prompt.record, prompt.where
+        return Sampled(prompt.text, answer, ids, self.ended, *about, tuple(texts[:-1]))
+
+
+def metrics_of(episodes: Sequence[Episode]) -> dict[str, float]:
+    """`environment_failed`: in how many episodes the environment failed; `rollout_turns`: the mean of the model's
+    answers in the others; `rollout_cut`: the share of these that a limit ended."""
+    whole = [episode for episode in episodes if episode.error is None]
+    means = {
+        "rollout_turns": np.mean([len(episode.turns) for episode in whole]),
+        "rollout_cut": np.mean([not episode.ended for episode in whole]),
+    }
+    counts = {"environment_failed": float(len(episodes) - len(whole))}
+    return counts | ({name: float(value) for name, value in means.items()} if whole else {})

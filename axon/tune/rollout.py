@@ -1,0 +1,65 @@
+"""`Rollout`, prompts with the answers that a model sampled to each, and what rewards say of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from axon.tune import packing
+from axon.tune.episodes import Episode, metrics_of
+from axon.tune.prompts import Prompt
+from axon.tune.rewards import Scores
+
+ENVIRONMENT = "environment"
+"""The name of an environment's own reward."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Prompts, so many episodes of each in a row, and what rewards say of all. Without an environment an episode is an
+    answer."""
+
+    prompts: Sequence[Prompt]
+    episodes: Sequence[Episode]
+    scores: Scores
+
+    @cached_property
+    def rewards(self) -> np.ndarray:
+        """That of each answer, `prompts samples`; NaN where one failed."""
+        return self.scores.total.reshape(len(self.prompts), -1)
+
+    @cached_property
+    def uniform(self) -> np.ndarray:
+        """A mask `prompts`, of those to which no two answers differ in their reward."""
+        real = ~np.isnan(self.rewards)
+        highest = np.max(self.rewards, axis=1, where=real, initial=-np.inf)
+        return highest <= np.min(self.rewards, axis=1, where=real, initial=np.inf)
+
+    def __add__(self, other: "Rollout") -> "Rollout":
+        scores = self.scores + other.scores
+        return Rollout([*self.prompts, *other.prompts], [*self.episodes, *other.episodes], scores)
+
+    def example(self, row: int) -> packing.Example:
+        """The prompt with the episode `row`, of which the tokens are learned that the model sampled."""
+        prompt, episode = self.prompts[row // self.rewards.shape[1]], self.episodes[row]
+        ids = np.array([*prompt.ids, *episode.ids], np.int32)
+        document = packing.Document(ids, np.concatenate((np.zeros(len(prompt.ids), bool), episode.sampled)))
+        return packing.Example((document,), prompt.where)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """See `RolloutFeed.metrics`."""
+        named = {"reward": self.scores.total} | {f"reward_{name}": one for name, one in self.scores.each.items()}
+        real = {name: values[~np.isnan(values)] for name, values in named.items()}
+        means = {name: float(np.mean(values)) for name, values in real.items() if len(values)}
+        spreads = {f"{name}_std": float(np.std(values)) for name, values in real.items() if len(values)}
+        own = metrics_of(self.episodes) if ENVIRONMENT in self.scores.each else {}
+        return {
+            **means,
+            **spreads,
+            **own,
+            "reward_failed": float(np.sum(np.isnan(self.scores.total))),
+            "rollout_uniform": float(np.mean(self.uniform)),
+            "rollout_tokens": float(np.mean([np.sum(one.sampled) for one in self.episodes])),
+        }

@@ -1,0 +1,110 @@
+"""`RolloutFeed`, batches of the answers that a run's model samples."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from typing import Any
+
+import jax
+import numpy as np
+
+from axon.data.feed import Batch, Feed, FeedContext
+from axon.train.state import State
+from axon.tune.drawn import Drawn, done
+from axon.tune.policy_sampler import PolicySampler
+from axon.tune.prompts import PromptOrder
+from axon.tune.rollout import Rollout
+from axon.tune.selection import Selection
+
+
+class RolloutFeed(Feed):
+    """Batches of the answers that a run's model gives as it is."""
+
+    sees_state = True
+
+    def __init__(
+        self,
+        context: FeedContext,
+        order: PromptOrder,
+        sampler: PolicySampler,
+        selection: Selection,
+        redraws: int,
+        staleness: int,
+    ):
+        """`redraws`, `staleness`: see `axon.tune.rollouts.Rollouts`."""
+        self._context, self._order, self._sampler, self._selection = context, order, sampler, selection
+        self._redraws, self._staleness = redraws, staleness
+        self._pending, self._metrics = deque(self._restored()), {}
+        self._numbers = islice(context.numbers(), len(self._pending), None)
+        self._rewarding = ThreadPoolExecutor(1)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """`reward` and `reward_std`: mean and standard deviation of the answers'; `reward_NAME` and `reward_NAME_std`:
+        of each reward; `reward_failed`: of how many answers one failed; `rollout_uniform`: the share of prompts of
+        which no two answers differ in their reward; `rollout_dropped`: of those that were replaced; `rollout_tokens`:
+        the mean of an answer's; all of these are of all that was drawn. `rollout_trained`: the share of the batch's
+        sequences that are trained on. With an environment also those of `axon.tune.episodes.metrics_of`.
+        `rollout_staleness`: the steps since the batch was sampled."""
+        return self._metrics
+
+    def draw(self, state: State) -> Batch:
+        while len(self._pending) <= self._staleness:
+            self._pending.append(self._begin(state, next(self._numbers)))
+        drawn = self._pending.popleft().result()
+        self._metrics = {**drawn.metrics, "rollout_staleness": float(int(state.step) - drawn.step)}
+        return {name: value[self._context.sequences] for name, value in drawn.arrays.items()}
+
+    def saved(self) -> dict[str, Any]:
+        """The batches that wait for their steps."""
+        return {"pending": [one.result().saved() for one in self._pending]} if self._pending else {}
+
+    def _restored(self) -> Iterator[Future[Drawn]]:
+        """The batches that waited when the checkpoint was written, unless other ones are to be trained on now."""
+        waiting = [Drawn.restored(one) for one in self._context.saved.get("pending", ())]
+        if [one.number for one in waiting] == [*islice(self._context.numbers(), len(waiting))]:
+            yield from map(done, waiting)
+
+    def _begin(self, state: State, number: int) -> Future[Drawn]:
+        """Batch `number`, sampled by the state's weights. Its rewards are asked in a thread, unless redraws wait for
+        them or there are other processes, with which they are shared."""
+        step, prompts = int(state.step), self._order.batch(number)
+        ask = self._sampler(state, number, prompts)
+        if self._redraws or jax.process_count() > 1:
+            return done(self._drawn(step, number, *self._redrawn(state, number, ask())))
+        return self._rewarding.submit(lambda: self._drawn(step, number, ask(), np.arange(len(prompts))))
+
+    def _redrawn(self, state: State, number: int, rollout: Rollout) -> tuple[Rollout, np.ndarray]:
+        """All that is drawn for batch `number`, after these prompts, and which of its prompts the batch is of."""
+        further, groups = self._order.further(number), np.arange(len(rollout.prompts))
+        for _ in range(self._redraws):
+            uniform = np.flatnonzero(_agreed(rollout.uniform)[groups])
+            more = list(islice(further, len(uniform)))
+            if not more:
+                break
+            groups[uniform[: len(more)]] = len(rollout.prompts) + np.arange(len(more))
+            rollout += self._sampler(state, number, more, len(rollout.prompts))()
+        return rollout, groups
+
+    def _drawn(self, step: int, number: int, rollout: Rollout, groups: np.ndarray) -> Drawn:
+        rows = self._selection.rows(rollout, groups)
+        metrics = rollout.metrics | {
+            "rollout_dropped": 1 - len(groups) / len(rollout.prompts),
+            "rollout_trained": float(np.mean([row is not None for row in rows])),
+        }
+        return Drawn(number, step, self._selection.batch(rollout, groups), metrics)
+
+    def close(self) -> None:
+        """Gives the engine's pages and the rewards' threads back."""
+        self._rewarding.shutdown(cancel_futures=True)
+        self._sampler.close()
+
+
+def _agreed(decided: np.ndarray) -> np.ndarray:
+    """The first process's decisions, for all processes: a reward may take too long in one of them alone."""
+    if jax.process_count() == 1:
+        return decided
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    return np.asarray(broadcast_one_to_all(decided.astype(np.int32)), bool)

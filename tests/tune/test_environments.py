@@ -1,0 +1,238 @@
+"""Episodes of several turns: what is in them, what is learned of them, and what an environment may do wrong."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import likes
+import numpy as np
+import pytest
+from worlds import Counting, Failing, Late, Speaker
+
+from axon.data import Bpe, FeedContext, JsonLines
+from axon.errors import UserError
+from axon.layout import Execution
+from axon.run import program
+from axon.serve import Sampling
+from axon.serve.chat import Chat
+from axon.serve.step import SAME_SUMS
+from axon.train.policy_gradient import GRPO
+from axon.tune import Addition, Calculator, Chats, Rollouts
+from axon.tune.environments import calculated
+
+WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
+SAMPLING = Sampling(tokens=6, temperature=1.0, stop_ids=tuple(range(0, 320, 3)))
+"""A third of the tokens end an answer."""
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("".join(f'{{"text": "{text}"}}\n' for text in WORDS))
+    return JsonLines(str(path))
+
+
+@pytest.fixture(scope="module")
+def playing(tiny, prompts, caches):
+    """A run that learns from episodes."""
+    data = replace(tiny.data, seq=48)
+    rollouts = Rollouts(data, environment=Counting(), prompts=(prompts,), samples=4, sampling=SAMPLING)
+    return replace(tiny, data=rollouts, objective=GRPO(), steps=4, evaluation=None)
+
+
+@pytest.fixture(scope="module")
+def made(playing, few):
+    with few(1):
+        return program(playing)
+
+
+def drawn(made, data, state, number=0):
+    """A batch, its metrics, and the lines that were reported."""
+    lines = []
+    context = FeedContext(7, made.runtime, start=number, objective=GRPO(), report=lines.append)
+    with data.prepare(lambda line: None).feed(context) as feed:
+        return feed.draw(state), feed.metrics, lines
+
+
+def same(one, other):
+    return all((one[name] == other[name]).all() for name in one)
+
+
+# ---- what is in a batch ----------------------------------------------------------------------------------------------
+
+
+def test_what_the_environment_says_follows_as_tokens_and_alone_is_not_learned(made, playing, begun, rng):
+    """Of each sequence, from its mask: the prompt, and in turn what was sampled and what was said, token by token."""
+    batch, metrics, _ = drawn(made, playing.data, begun(made, rng))
+    tokenizer = playing.data.prepare(str).tokenizer
+    turns = []
+    for row in range(8):
+        count = int((batch["documents"][row] == 0).sum())
+        targets, learned = batch["targets"][row][:count].tolist(), batch["weights"][row][:count] > 0
+        first = int(np.argmax(learned))
+        assert tokenizer.visible([batch["tokens"][row][0], *targets[:first]]) in WORDS
+        at, said = first, 0
+        while at < count:
+            end = next((place for place in range(at, count) if targets[place] in SAMPLING.stop_ids), count - 1) + 1
+            end = min(end, at + SAMPLING.tokens)
+            assert learned[at:end].all()
+            said += 1
+            words = tokenizer.encode(f"={said}.") if end < count else []
+            assert targets[end : end + len(words)] == words
+            assert not learned[end : end + len(words)].any()
+            at = end + len(words)
+        turns.append(said)
+        assert not batch["logprobs"][row][:count][~learned].any()
+        assert (batch["logprobs"][row][:count][learned] < 0).all()
+    assert max(turns) == 3
+    assert metrics["rollout_turns"] == np.mean(turns)
+    lengths = (batch["weights"] > 0).sum(axis=1)
+    assert metrics["rollout_tokens"] == metrics["reward_environment"] == np.mean(lengths)
+    expected = GRPO().advantages(lengths.reshape(2, 4).astype(float)).ravel()
+    found = batch["advantages"][np.arange(8), np.argmax(batch["weights"], axis=1)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("change", "most"), [({"turns": 2}, 2), ({"data": 14}, 3)], ids=("turns", "room"))
+def test_an_episode_that_a_limit_ends_is_counted_and_fits(change, most, made, playing, begun, rng):
+    if "data" in change:
+        longest = max(len(prompt.ids) for prompt in playing.data.prepare(str).prompts)
+        change = {"data": replace(playing.data.data, seq=longest + SAMPLING.tokens)}
+    data = replace(playing.data, environment=Counting(rounds=9), **change)
+    batch, metrics, _ = drawn(made, data, begun(made, rng))
+    assert metrics["rollout_cut"] == 1
+    assert 1 < metrics["rollout_turns"] <= most
+    assert metrics["environment_failed"] == metrics["reward_failed"] == 0
+    assert (batch["weights"] > 0).any(axis=1).all()
+
+
+def test_the_sampler_has_the_training_forwards_bits_in_every_turn(playing, few, begun, rng):
+    model = replace(playing.model, embed=64, heads=2, kv_heads=1, head_dim=64)
+    data = replace(playing.data, data=replace(playing.data.data, seq=64))
+    with few(1):
+        made = program(replace(playing, model=model, data=data, execution=Execution(compiler_options=SAME_SUMS)))
+    state = begun(made, rng)
+    batch, metrics, _ = drawn(made, data, state)
+    assert metrics["rollout_turns"] > 1
+    assert float(made.step(state, made.place(batch))[1]["logprob_gap"]) == 0
+
+
+def test_coroutines_of_any_duration_make_the_same_batch(made, playing, begun, rng):
+    state = begun(made, rng)
+    expected, plain, _ = drawn(made, playing.data, state)
+    for _ in range(2):
+        batch, metrics, _ = drawn(made, replace(playing.data, environment=Late()), state)
+        assert same(batch, expected)
+        assert metrics == plain
+
+
+def test_rewards_see_the_turns_and_are_weighted_with_the_environments(made, playing, begun, rng):
+    seen = []
+
+    def looks(sampled):
+        seen.append(sampled)
+        return 1.0
+
+    data = replace(playing.data, rewards={"looks": looks}, weights={"environment": 0.5, "looks": 3})
+    _, metrics, _ = drawn(made, data, begun(made, rng))
+    assert metrics["reward"] == pytest.approx(0.5 * metrics["reward_environment"] + 3)
+    assert len(seen) == 8
+    for one in seen:
+        assert one.turns[1::2] == ("=1.", "=2.", "=3.")[: len(one.turns) // 2]
+        assert one.turns[-1] == one.answer
+        assert one.ended == (len(one.turns) == 5 and one.ids[-1] in SAMPLING.stop_ids)
+
+
+def test_an_episode_continues_a_chat_as_its_template_writes_it(tiny, few, begun, rng):
+    """Of the questions of chats: an answer, what a tool says, and the prompt that opens the next answer."""
+    sampling = replace(SAMPLING, stop_ids=tuple(range(0, 257, 2)))
+    chats = Chats(seq=64, batch=8, sources=(Addition(count=40, largest=9),), tokenizer=Bpe(257), threads=0)
+    data = Rollouts(chats, environment=Counting(role="tool"), samples=2, sampling=sampling)
+    with few(1):
+        made = program(replace(tiny, data=data, objective=GRPO()))
+    prepared = data.prepare(str)
+    batch, metrics, _ = drawn(made, data, begun(made, rng))
+    said = Chat.of(None, prepared.tokenizer).reply([{"role": "tool", "content": "=1."}])
+    assert prepared.tokenizer.visible(said) == "tool: =1.\nassistant:"
+    assert metrics["rollout_turns"] > 1
+    for row in range(8):
+        learned = batch["weights"][row] > 0
+        first = int(np.argmax(learned))
+        end = first + int(np.argmin(learned[first:]))
+        if learned[end:].any():
+            assert batch["targets"][row][end : end + len(said)].tolist() == said
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_stopped_continues_bit_for_bit(playing, do, tmp_path):
+    playing = replace(playing, data=replace(playing.data, environment=Late(), redraws=1))
+    whole = do(playing, tmp_path / "whole")
+    do(playing, tmp_path / "stopped", steps=2)
+    ran = do(playing, tmp_path / "stopped")
+    names = ("loss", "grad_norm", "policy", "reward", "rollout_turns", "rollout_cut", "environment_failed")
+    assert ran.records(*names) == whole.records(*names)
+    assert max(gap for _, gap in whole.records("logprob_gap")) <= 1e-5
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["raise", "hang", "await", "number", "undefined", "reset"])
+def test_what_an_environment_does_wrong_costs_its_sample_alone(how, made, playing, begun, rng):
+    state = begun(made, rng)
+    expected, whole, _ = drawn(made, playing.data, state)
+    data = replace(playing.data, environment=Failing(how=how), rewards={"short": likes.short}, limit=1.0)
+    batch, metrics, lines = drawn(made, data, state)
+    is_there = batch["weights"].any(axis=1)
+    assert metrics["environment_failed"] == metrics["reward_failed"] == 8 - is_there.sum()
+    assert 0 < is_there.sum() < 8
+    for name in ("tokens", "targets", "weights", "logprobs"):
+        np.testing.assert_array_equal(batch[name][is_there], expected[name][is_there], err_msg=name)
+    (line,) = lines
+    for part in ("worlds.py", f"{8 - is_there.sum()} of 8 episodes", "document"):
+        assert part in line, line
+    assert whole["environment_failed"] == 0
+
+
+def test_weights_that_are_no_numbers_end_the_run_and_leave_no_thread_waiting(made, playing, begun, rng):
+    state = begun(made, rng)
+    state = replace(state, parameters=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.parameters))
+    with pytest.raises(UserError, match="cannot answer with the weights of step 0"):
+        drawn(made, playing.data, state)
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (Speaker(), ("Rollouts.environment", "worlds.py", "'narrator'", "'tool' or 'user'")),
+        (Speaker("tool"), ("Rollouts.environment", "worlds.py", "reset(prompt, seed)", "two arguments")),
+        (likes, ("Rollouts.environment", "step(state, answer)", "role")),
+        (Counting, ("Rollouts.environment", "step(state, answer)")),
+    ],
+    ids=("role", "signature", "member", "class"),
+)
+def test_what_is_no_environment_is_told_by_field_and_remedy(environment, said, playing):
+    with pytest.raises(UserError) as error:
+        replace(playing.data, environment=environment)
+    assert all(part in str(error.value) for part in said), error.value
+
+
+def test_rewards_are_needed_without_an_environment_and_have_other_names_beside_one(playing):
+    with pytest.raises(UserError, match=r"Rollouts\.rewards is empty"):
+        replace(playing.data, environment=None)
+    with pytest.raises(UserError, match=r"Rollouts\.rewards\['environment'\].*rename"):
+        replace(playing.data, rewards={"environment": likes.short})
+    with pytest.raises(UserError, match=r"'other'; expected of environment, short"):
+        replace(playing.data, rewards={"short": likes.short}, weights={"other": 1.0})
+
+
+def test_a_calculator_works_out_whole_numbers_and_nothing_else(rng):
+    for a, b, c in rng.integers(0, 500, (50, 3)).tolist():
+        assert calculated(f"{a}*({b} + {c}) - -{b}") == str(a * (b + c) + b)
+    for text in ("", "1/2", "2**9", "a+1", "1+", "True+1", "1.5+1", "exit()", "1" + "+1" * 200, "(" * 200, "1,2"):
+        assert calculated(text) == "error"
+    tool = Calculator()
+    assert tool.step(None, " 12+30= ") == "42"
+    assert tool.step(None, "42") is None

@@ -1,0 +1,96 @@
+"""Environments that tests name, as a configuration does."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+
+from axon.tune.environments import Role
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Says how many answers there were, `rounds` times; rewards how many tokens the model sampled."""
+
+    rounds: int = 2
+    role: Role = "user"
+
+    def reset(self, prompt, seed):
+        return {"prompt": prompt.text, "seed": seed, "answers": []}
+
+    def step(self, state, answer):
+        state["answers"].append(answer)
+        return f"={len(state['answers'])}." if len(state["answers"]) <= self.rounds else None
+
+    def reward(self, state, sampled):
+        assert state["prompt"] == sampled.prompt
+        assert state["answers"][: len(sampled.turns)] == [*sampled.turns[::2]][: len(state["answers"])]
+        return len(sampled.ids)
+
+
+@dataclass(frozen=True)
+class Late(Counting):
+    """The same by coroutines, each of which takes a while that nobody knows."""
+
+    async def reset(self, prompt, seed):
+        await asyncio.sleep(random.random() / 50)
+        return super().reset(prompt, seed)
+
+    async def step(self, state, answer):
+        await asyncio.sleep(random.random() / 50)
+        return super().step(state, answer)
+
+    async def reward(self, state, sampled):
+        return super().reward(state, sampled)
+
+
+@dataclass(frozen=True)
+class Failing(Counting):
+    """In half of the episodes, by their seed, fails so: "raise", "hang", "await", "number", "undefined", "reset"."""
+
+    how: str = "raise"
+
+    def reset(self, prompt, seed):
+        state = super().reset(prompt, seed)
+        if self._fails(state) and self.how == "reset":
+            raise OSError("no more of these")
+        return state
+
+    def step(self, state, answer):
+        if not self._fails(state):
+            return super().step(state, answer)
+        if self.how == "await":
+            return asyncio.sleep(30)
+        return self._failed(answer)
+
+    def reward(self, state, sampled):
+        return float("nan") if self._fails(state) else super().reward(state, sampled)
+
+    def _failed(self, answer):
+        match self.how:
+            case "raise":
+                raise KeyError(answer)
+            case "hang":
+                time.sleep(30)
+            case "number":
+                return 3
+        return None
+
+    def _fails(self, state):
+        return state["seed"] % 2 == 1
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """A game, but for what it lacks."""
+
+    role: str = "narrator"
+
+    def reset(self, prompt):
+        return prompt
+
+    def step(self, state, answer):
+        return None
+
+    def reward(self, state, sampled):
+        return 0

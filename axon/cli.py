@@ -13,8 +13,8 @@ import typer
 from axon.commands import checkpoint
 from axon.commands.export import export
 from axon.commands.generate import generate
-from axon.commands.options import Config, Json, Set, Weights
-from axon.commands.paths import RunDir, path
+from axon.commands.options import Adapter, Config, Json, Set, Weights
+from axon.commands.paths import RunDir, named_paths, path
 from axon.commands.plan import plan
 from axon.commands.report import report
 from axon.disk import cache_folder, location
@@ -131,6 +131,7 @@ def evaluate(
     max_length: Annotated[
         int | None, typer.Option(min=2, help="Positions of a task's sequences; by default as in training.")
     ] = None,
+    adapter: Adapter = None,
     json_: Json = False,
 ) -> None:
     """Loss and bits per byte of a trained model, on its held-out text or on any source; or tasks of lm-eval.
@@ -140,7 +141,8 @@ def evaluate(
     if tasks is not None:
         if source is not None or batches is not None:
             raise UserError("--tasks says what to evaluate on; leave out --source and --batches")
-        _evaluate_tasks(run_dir, tasks, json_, folder=task_folder, limit=limit, max_length=max_length)
+        options = {"folder": task_folder, "limit": limit, "max_length": max_length, "adapter": adapter}
+        _evaluate_tasks(run_dir, tasks, json_, **options)
         return
     if task_folder is not None or limit is not None or max_length is not None:
         raise UserError("--task-folder, --limit and --max-length are for --tasks")
@@ -148,7 +150,7 @@ def evaluate(
 
     from axon.run.inspect import evaluate_run
 
-    found = evaluate_run(run_dir, source, batches, _say)
+    found = evaluate_run(run_dir, source, batches, _say, adapter)
     typer.echo(json.dumps(found.metrics() | {"unit": found.unit, "count": found.count}) if json_ else str(found))
 
 
@@ -260,6 +262,24 @@ def serve(
     defaults: Annotated[
         bool, typer.Option(help="Draw as the model's generation_config.json says where a request does not.")
     ] = True,
+    adapter: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=PATH",
+            help="Serve the model with this adapter too, to requests that name it as their model: a folder of PEFT's, "
+            "hf:NAME, or a run with LoRA. May be given several times.",
+        ),
+    ] = [],  # noqa: B006 - typer reads it, nothing writes it
+    load_adapters: Annotated[
+        bool,
+        typer.Option("--load-adapters", help="Let clients load and unload adapters, from any path that they name."),
+    ] = False,
+    adapter_rank: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Ranks of all adapters at once, in sum; by default those of --adapter, and 64 to load."
+        ),
+    ] = None,
     key: Annotated[
         list[str], typer.Option(envvar="AXON_API_KEYS", help="What clients must show; several may be valid.")
     ] = [],  # noqa: B006 - typer reads it, nothing writes it
@@ -272,6 +292,7 @@ def serve(
 
     Example: `axon serve runs/quickstart --port 8000`
     """
+    from axon.run.beside import ServedAdapters
     from axon.run.serve_run import serve_run
     from axon.serve.capacity import Capacity
     from axon.serve.http.limits import Limits, keys_in
@@ -281,7 +302,8 @@ def serve(
     keys = tuple(key) + (keys_in(key_file) if key_file else ())
     limits = Limits(keys=keys, requests=max(Limits.requests, 4 * requests))
     start = partial(serve_run, run_dir, layout, draft, capacity, limits, host, port, typer.echo)
-    if not start(embeddings=embeddings, weights=weights, defaults=defaults):
+    adapters = ServedAdapters(named_paths(adapter, "--adapter"), load_adapters, adapter_rank)
+    if not start(embeddings=embeddings, weights=weights, defaults=defaults, adapters=adapters):
         raise typer.Exit(1)
 
 

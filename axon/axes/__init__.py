@@ -33,6 +33,7 @@ from axon.axes.scope import (
     execution,
     in_block,
     log_choice,
+    own_ranks,
     platform,
     valid_rows,
 )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from axon.commands.options import Weights
+from axon.commands.options import Adapter, Weights
 from axon.commands.paths import RunDir, path
 from axon.errors import UserError
 
@@ -39,6 +39,7 @@ def generate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling.")] = 0,
     weights: Weights = None,
+    adapter: Adapter = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1, what was there before is less likely.")] = 1.0,
     stop: Annotated[
         list[str], typer.Option(metavar="TEXT", help="Ends a text, and is left out; may be given several times.")
@@ -60,9 +61,9 @@ def generate(
     penalty, stops = repetition_penalty, tuple(stop)
     sampling = Sampling(tokens, temperature, top_k, top_p, min_p, seed, repetition_penalty=penalty, stop=stops)
     if prompt is not None:
-        typer.echo(generate_text(run_dir, prompt, sampling, _say, weights))
+        typer.echo(generate_text(run_dir, prompt, sampling, _say, weights, adapter))
     elif prompts is not None:
-        generate_texts(run_dir, prompts, sampling, out, _say, weights)
+        generate_texts(run_dir, prompts, sampling, out, _say, weights, adapter)
 
 
 def _say(line: str) -> None:

@@ -19,3 +19,10 @@ Weights = Annotated[
         "and nf4: the matrices of its blocks alone, with scales."
     ),
 ]
+
+Adapter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PATH", help="Use this adapter beside the model: a folder of PEFT's, hf:NAME, or a run with LoRA."
+    ),
+]

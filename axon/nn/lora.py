@@ -125,6 +125,10 @@ class AdaptedWeight(Operand):
         a, b, out = ((*stack, *names) for names in (self.a.axes, self.b.axes, self.axes))
         return full.astype(jnp.float32) + self.scale * contract(values["a"], a, values["b"], b, out)
 
+    def _own(self, names: Names, narrow: Array) -> Array:
+        """Of products with the first factor, which have these axes, those that the second one is multiplied with."""
+        return narrow
+
     def _low(self, contraction: Contraction, x: Array) -> Array:
         """`(x·A)·B`, in the order in which the contraction sums."""
         called = dict(zip(self.axes, contraction.right, strict=True)) | {"rank": "rank"}
@@ -139,7 +143,7 @@ class AdaptedWeight(Operand):
         kept = tuple(name for name in contraction.left if base(name) not in summed & here)
         new = tuple(name for name in names if base(name) not in (*strip_roles(contraction.left), "rank"))
         middle = (*kept, *new, "rank")
-        narrow = einsum(_product(contraction.left, names, middle), x, factor)
+        narrow = self._own(middle, einsum(_product(contraction.left, names, middle), x, factor))
         names, factor = last
         return einsum(_product(middle, names, contraction.out), narrow, factor)
 

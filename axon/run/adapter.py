@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from axon.axes import ArraySpec
 from axon.checkpoint.huggingface.hub import model_folder
 from axon.checkpoint.huggingface.load import check_weights, load
 from axon.checkpoint.huggingface.model import HubModel, open_model
-from axon.checkpoint.huggingface.peft import FACTORS, Factors, factors_of, open_adapter
-from axon.checkpoint.huggingface.pieces import pieces_of
+from axon.checkpoint.huggingface.peft import FACTORS, Adapter, Factors, factors_of, open_adapter
+from axon.checkpoint.huggingface.pieces import Pieces, pieces_of
 from axon.checkpoint.huggingface.tables import table_for
-from axon.errors import UserError
+from axon.errors import UserError, suggest
 from axon.fields import Location
 from axon.model_config import vocab_of
 from axon.nn.lora import AdaptedWeight, LoRA
@@ -19,11 +20,20 @@ def PeftLoRA(source: Location) -> LoRA:
     """LoRA of the weights that the adapter `hf:DIR_OR_NAME` adapts, by its rank and scale; see `InitFrom.adapter`."""
     adapter = open_adapter(source, model_folder(source))
     hub = open_model(adapter.base)
-    pieces = hub.pieces(hub.model.build(), vocab_of(hub.model))
+    return lora_of(adapter, hub.pieces(hub.model.build(), vocab_of(hub.model)), hub.name)
+
+
+def lora_of(adapter: Adapter, pieces: Pieces, base: str) -> LoRA:
+    """LoRA of the weights that an adapter adapts, of a model with the arrays `pieces`, called `base`.
+
+    Raises `UserError` for an adapter of arrays that the model has not, or of some layers alone.
+    """
+    if absent := [name for name in adapter.factors if name not in pieces.shapes]:
+        raise UserError(f"{adapter.name} adapts {absent[0]}, which {base} has not.{suggest(absent[0], pieces.shapes)}")
     there = {path: [one.name in adapter.factors for one in found] for path, found in pieces.of.items()}
     if some := [path for path, known in there.items() if any(known) and not all(known)]:
         raise UserError(
-            f"{source} adapts {some[0]} in some layers alone: LoRA here is of all layers of a kind of block"
+            f"{adapter.name} adapts {some[0]} in some layers alone: LoRA here is of all layers of a kind of block"
         )
     paths = tuple(path for path, known in there.items() if all(known))
     return LoRA(paths, adapter.rank, adapter.alpha, adapter.rank_stabilized)
@@ -54,7 +64,23 @@ def read_factors(source: str, base: HubModel | None, runtime: Runtime) -> dict[s
         )
     factors = factors_in(runtime.model, runtime)
     check_weights(adapter.weights, factors.pieces, (), source, "this run's LoRA")
-    paths = [
-        f"{path}/{one}" for path, here in runtime.operands.items() if isinstance(here, AdaptedWeight) for one in FACTORS
-    ]
-    return load(adapter.weights, factors.pieces, runtime.abstract({path: runtime.parameters[path] for path in paths}))
+    return load(adapter.weights, factors.pieces, runtime.abstract(factor_specs(runtime)))
+
+
+def factor_specs(runtime: Runtime) -> dict[str, ArraySpec]:
+    """Those of the factors that a runtime with LoRA has, by path."""
+    adapted = [path for path, one in runtime.operands.items() if isinstance(one, AdaptedWeight)]
+    return {path: runtime.parameters[path] for one in adapted for path in (f"{one}/{factor}" for factor in FACTORS)}
+
+
+def lora_of_run(train: Any, run: str) -> LoRA:
+    """The LoRA of a run's configuration. Raises `UserError` for one that has trained more than one adapter."""
+    adapting = [one for one in train.weight_transforms if isinstance(one, LoRA)]
+    if len(adapting) != 1:
+        raise UserError(f"{run} has {len(adapting)} LoRA in Train.transforms; an adapter is of one")
+    if adapting[0].others:
+        raise UserError(
+            f"{run} trained {adapting[0].others} beside its adapters (LoRA.others), which an adapter has not: merge "
+            "it, axon convert RUN hf:DIR"
+        )
+    return adapting[0]

@@ -11,6 +11,8 @@ from axon.config import load
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout, first_devices
+from axon.nn.multi_lora import MultiLoRA
+from axon.nn.quantized import quantized_format
 from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
@@ -40,12 +42,13 @@ def engine_of(
     tokenizer: Tokenizer,
     report: Report,
     weights: str | None = None,
+    rank: int = 0,
 ) -> Engine | Replicas:
-    """See `axon.run.serve_run.serve_run`. `capacity`: of each engine. Raises `UserError` for a model that writes no
-    text, and for a draft model of another tokenizer."""
+    """See `axon.run.serve_run.serve_run`. `capacity`: of each engine. `rank`: of all adapters together.
+    Raises `UserError` for a model that writes no text, and for a draft model of another tokenizer."""
     check_writes(trained.train.model.build())
     own = _shares(trained, layout, report)
-    models = _copies(trained, own, weights, report, _with_block(trained) if draft == MULTI_TOKEN else None)
+    models = _copies(trained, own, weights, report, _with_block(trained) if draft == MULTI_TOKEN else None, rank)
     drafters = [None] * len(own) if draft is None else _drafters(draft, tokenizer, own, weights, report)
     engines = [
         Engine(*model, tokenizer=tokenizer, capacity=capacity, drafter=drafter)
@@ -94,12 +97,14 @@ def _shares(trained: Trained, layout: Path | None, report: Report) -> list[Share
 
 
 def _copies(
-    trained: Trained, own: Sequence[Share], weights: str | None, report: Report, model: Any = None
+    trained: Trained, own: Sequence[Share], weights: str | None, report: Report, model: Any = None, rank: int = 0
 ) -> list[tuple[Runtime, Any, Any]]:
     """For each share its runtime, parameters and variables; what is stored is read once. `model`: instead of the run's,
-    with more of what is stored."""
+    with more of what is stored. `rank`: of the adapters that have room beside, all together."""
     train = trained.train
-    dtype = weights or train.precision.compute_dtype(own[0][1][0].platform)  # each step reads all, as they are used
+    compute = train.precision.compute_dtype(own[0][1][0].platform)
+    dtype = weights or compute  # each step reads all, as they are used
+    adapters = MultiLoRA(rank, compute if quantized_format(dtype) else dtype)
     runtimes = [
         Runtime(
             model or train.model,
@@ -107,6 +112,7 @@ def _copies(
             precision=train.precision,
             weights=dtype,
             devices=devices,
+            transforms=(adapters,) * bool(rank),
         )
         for layout, devices in own
     ]

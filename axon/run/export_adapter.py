@@ -8,8 +8,7 @@ from axon.checkpoint.huggingface.peft import write_adapter
 from axon.checkpoint.huggingface.save import Theirs, fetch_from
 from axon.disk import atomic_folder, check_new, named
 from axon.errors import UserError
-from axon.nn.lora import LoRA
-from axon.run.adapter import factors_in
+from axon.run.adapter import factors_in, lora_of_run
 from axon.run.folder import RunFolder
 from axon.run.init_from import InitFrom
 from axon.run.inspect import runtime_of
@@ -27,7 +26,7 @@ def export_adapter(run: str, out: str | Path, base: str | None, report: Report) 
     out = named(out, "OUT")
     check_new(out, "OUT")
     trained = TrainedRun(RunFolder.existing(run))
-    lora = _lora(trained.train, run)
+    lora = lora_of_run(trained.train, run)
     hub = open_model(base or _base(trained.train, run))
     runtime = runtime_of(trained.train, report)
     own, values, _ = trained.unmerged(runtime)
@@ -44,18 +43,6 @@ def export_adapter(run: str, out: str | Path, base: str | None, report: Report) 
     with atomic_folder(out, "OUT") as part:
         write_adapter(part, factors, Theirs(factors.pieces, fetch_from(flattened(values))), settings, hub.digest())
     report(f"{len(factors.pieces.shapes) // 2} adapted matrices of {hub.name} in {out}: axon serve {PREFIX}{out}")
-
-
-def _lora(train: Train, run: str) -> LoRA:
-    adapting = [one for one in train.weight_transforms if isinstance(one, LoRA)]
-    if len(adapting) != 1:
-        raise UserError(f"{run} has {len(adapting)} LoRA in Train.transforms; an adapter of PEFT's is of one")
-    if adapting[0].others:
-        raise UserError(
-            f"{run} trained {adapting[0].others} beside its adapters (LoRA.others), which PEFT's format has not: merge "
-            "it, axon convert RUN hf:DIR"
-        )
-    return adapting[0]
 
 
 def _base(train: Train, run: str) -> str:

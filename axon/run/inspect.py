@@ -13,13 +13,15 @@ from axon.data import parse_source
 from axon.errors import UserError
 from axon.layout import Layout, LayoutError, first_devices
 from axon.nn.quantized import quantized_format
+from axon.nn.weight_transform import WeightTransform
+from axon.run.beside import adapter_beside
 from axon.run.held_out import HeldOutLoss, held_out_loss
 from axon.run.references import read_references, sources_of
 from axon.run.session import sample_text
-from axon.run.trained import open_trained
+from axon.run.trained import Trained, open_trained
 from axon.run.tree import Sample, Train
 from axon.run.weights import restore_as_stored
-from axon.runtime import Runtime
+from axon.runtime import Runtime, flattened, nested
 from axon.serve.export_programs import one_device
 from axon.serve.logits import logits
 from axon.serve.request import Sampling
@@ -30,10 +32,12 @@ from axon.train.references import References
 Report = Callable[[str], None]
 
 
-def evaluate_run(path: str | Path, source: str | None, batches: int | None, report: Report) -> HeldOutLoss:
+def evaluate_run(
+    path: str | Path, source: str | None, batches: int | None, report: Report, adapter: str | None = None
+) -> HeldOutLoss:
     """Loss on the run's held-out text, or on `source`; of a model of images on its held-out images.
 
-    `path`: the folder of a run, whose latest checkpoint it is of, or `hf:DIR_OR_NAME`.
+    `path`: the folder of a run, whose latest checkpoint it is of, or `hf:DIR_OR_NAME`. adapter: as of `restored`.
     """
     trained = open_trained(path)
     train, data = trained.train, trained.train.data
@@ -50,8 +54,7 @@ def evaluate_run(path: str | Path, source: str | None, batches: int | None, repo
         raise UserError(f"{path} has no text of its own to evaluate on: give --source, as --source README.md")
     corpus = data.prepare(report)
     corpus.check_fits(train.model, train.objective, train.seq)
-    runtime = runtime_of(train, report)
-    values, variables = trained.restore(runtime, train.model, report)
+    runtime, values, variables = restored(trained, report, adapter=adapter)
     references = _references(train, runtime)
     text = None if corpus.tokenizer is None else corpus.tokenizer.to_json()
     read_references(train, references, sources_of(train, references, report), text, report)
@@ -60,34 +63,54 @@ def evaluate_run(path: str | Path, source: str | None, batches: int | None, repo
     return held_out_loss(evaluator, corpus, values, variables, batches)
 
 
-def generate_text(path: str | Path, prompt: str, sampling: Sampling, report: Report, weights: str | None = None) -> str:
-    """`prompt` and its continuation, or the answer of an encoder–decoder to it, by what `evaluate_run` takes.
-
-    `weights`: the dtype in which parameters are stored, as of `axon.runtime.Runtime`; None: their own.
-    """
+def generate_text(
+    path: str | Path,
+    prompt: str,
+    sampling: Sampling,
+    report: Report,
+    weights: str | None = None,
+    adapter: str | None = None,
+) -> str:
+    """`prompt` and its continuation, or the answer of an encoder–decoder to it, by what `evaluate_run` takes; the
+    others as of `restored`."""
     trained = open_trained(path)
     tokenizer, sample = trained.tokenizer.load(), Sample(prompt, sampling)
-    runtime = runtime_of(trained.train, report, weights)
-    values, variables = restore_as_stored(trained, runtime, report)
-    return sample_text(runtime, values, variables, tokenizer, sample)
+    return sample_text(*restored(trained, report, weights, adapter), tokenizer, sample)
 
 
 def logits_of(path: str | Path, tokens: ArrayLike, report: Report = print) -> np.ndarray:
     """Logits as of `axon.serve.logits`, by what `evaluate_run` takes."""
-    trained = open_trained(path)
-    runtime = runtime_of(trained.train, report)
-    return logits(runtime, *trained.restore(runtime, trained.train.model, report), tokens)
+    return logits(*restored(open_trained(path), report), tokens)
 
 
-def runtime_of(train: Train, report: Report = print, weights: str | None = None) -> Runtime:
-    """On the run's mesh where these devices allow it, else on one device, which is reported; `weights` as of
+def restored(
+    trained: Trained, report: Report, weights: str | None = None, adapter: str | None = None
+) -> tuple[Runtime, Any, Any]:
+    """A trained model's runtime, parameters and variables.
+
+    `weights`: the dtype in which parameters are stored, as of `axon.runtime.Runtime`; None: their own. `adapter`: of
+    `adapter_beside`, whose factors are used beside the model's own weights; None: none.
+    """
+    found = None if adapter is None else adapter_beside(adapter, trained)
+    runtime = runtime_of(trained.train, report, weights, () if found is None else (found.lora,))
+    values, variables = restore_as_stored(trained, runtime, report)
+    if found is not None:
+        flat = flattened(values)
+        values = nested(flat | found.read(runtime, flat))
+    return runtime, values, variables
+
+
+def runtime_of(
+    train: Train, report: Report = print, weights: str | None = None, transforms: Sequence[WeightTransform] = ()
+) -> Runtime:
+    """On the run's mesh where these devices allow it, else on one device, which is reported; the others as of
     `axon.runtime.Runtime`."""
     try:
-        return _on(train, train.layout, first_devices(train.layout), weights)
+        return _on(train, train.layout, first_devices(train.layout), weights, transforms)
     except LayoutError as error:
         report(f"on one device, as the run's layout does not fit here: {str(error).splitlines()[0]}")
         train = replace(train, execution=replace(train.execution, host=(), disk={}))
-        return _on(train, one_device(train.layout), jax.devices()[:1], weights)
+        return _on(train, one_device(train.layout), jax.devices()[:1], weights, transforms)
 
 
 def _references(train: Train, runtime: Runtime) -> References:
@@ -96,12 +119,14 @@ def _references(train: Train, runtime: Runtime) -> References:
     return References.of(train.objective, train.reference_models | off, runtime, train.seq)
 
 
-def _on(train: Train, layout: Layout, devices: Sequence[Any], weights: str | None) -> Runtime:
+def _on(
+    train: Train, layout: Layout, devices: Sequence[Any], weights: str | None, transforms: Sequence[WeightTransform]
+) -> Runtime:
     batch, seq = train.data.batch, train.seq
     if quantized_format(weights):  # XLA's CPU compiler aborts on a layer's scales out of a stack that is split
         layout = replace(layout, rows={**layout.rows, "layers": None}, pad_layers=False)
     options = {"precision": train.precision, "execution": train.execution, "devices": devices, "seq": seq}
-    runtime = Runtime(train.model, layout, weights=weights, **options)
+    runtime = Runtime(train.model, layout, weights=weights, transforms=transforms, **options)
     train.objective.check(runtime.module)
     Evaluator(runtime, train.objective, batch, seq, _references(train, runtime)).check_layout()
     return runtime

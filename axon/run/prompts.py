@@ -11,11 +11,10 @@ from axon.config.types import Mismatch, fit
 from axon.disk import check_new_file, free_name, named, reading, writing
 from axon.errors import UserError, suggest
 from axon.observe.lines import LinesFile
-from axon.run.inspect import Report, runtime_of
+from axon.run.inspect import Report, restored
 from axon.run.session import request_of
 from axon.run.trained import open_trained
 from axon.run.tree import Sample
-from axon.run.weights import restore_as_stored
 from axon.serve.offline import Answer, write
 from axon.serve.request import Request, Sampling
 from axon.serve.text_model import check_request
@@ -37,6 +36,7 @@ def generate_texts(
     out: Path | None,
     report: Report,
     weights: str | None = None,
+    adapter: str | None = None,
 ) -> None:
     """Write what follows each prompt of a file as JSON, a line each in their order, as soon as it is known.
 
@@ -46,7 +46,7 @@ def generate_texts(
     Args:
         path: the folder of a run, or `hf:DIR_OR_NAME`. prompts: of `read_prompts`.
         sampling: of prompts that do not say otherwise. out: a new file; None: standard output.
-        weights: as of `generate_text`.
+        weights, adapter: as of `axon.run.inspect.restored`.
 
     Raises `UserError` before anything runs for lines that cannot be answered, and after all for texts that failed.
     """
@@ -54,15 +54,15 @@ def generate_texts(
     if out is not None:
         check_new_file(out := named(out, "--out"), "--out")
     trained = open_trained(path)
-    tokenizer, runtime = trained.tokenizer.load(), runtime_of(trained.train, report, weights)
+    tokenizer, module = trained.tokenizer.load(), trained.train.model.build()
 
     def asked(sample: Sample) -> Request:
         request = request_of(sample, tokenizer)
-        check_request(runtime.module, request, tokenizer)
+        check_request(module, request, tokenizer)
         return request
 
     requests = list(_of_each(samples, asked).values())
-    values, variables = restore_as_stored(trained, runtime, report)
+    runtime, values, variables = restored(trained, report, weights, adapter)
     failed = 0
     with _lines(out, report) as tell:
         for answer in write(runtime, values, variables, tokenizer, requests):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from axon.errors import UserError
 from axon.launch.signals import Interrupts, compile_interruptibly
+from axon.run.beside import ServedAdapters
 from axon.serve.capacity import Capacity
 from axon.serve.http.limits import Limits
 
@@ -25,6 +26,7 @@ def serve_run(
     embeddings: bool = False,
     weights: str | None = None,
     defaults: bool = True,
+    adapters: ServedAdapters = ServedAdapters(),
 ) -> bool:
     """Serve the folder of a run, or `hf:DIR_OR_NAME`, until told to stop; whether all requests were answered.
 
@@ -36,6 +38,7 @@ def serve_run(
     `embeddings`: whether a model that writes texts embeds them too; an encoder does so in any case, and nothing else.
     `weights`: the dtype in which both models' are stored, as of `axon.runtime.Runtime`; None: that of the arithmetic.
     `defaults`: whether requests that do not say how tokens are drawn have it from the model's generation_config.json.
+    `adapters`: that are served beside the model.
     Raises `UserError` without the packages of the extra `serve`, where it cannot listen, and for a model that neither
     goes on with a text nor is an encoder; `Interrupted` by a signal before it serves.
     """
@@ -46,6 +49,6 @@ def serve_run(
         raise UserError(f"axon serve needs {error.name}: pip install 'axon-jax[serve]'") from error
     with server.bound(host, port) as socket:  # now, not after the minutes that the rest may take
         with Interrupts() as interrupts:
-            make = partial(served_model, path, layout, draft, embeddings, weights, defaults, capacity, report)
+            make = partial(served_model, path, layout, draft, embeddings, weights, defaults, adapters, capacity, report)
             model = compile_interruptibly(make, interrupts)
         return server.serve(model, socket, limits, report)

@@ -8,6 +8,7 @@ from axon.checkpoint.huggingface.hub import GENERATION
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.foreign_json import NULL, integer, number, read_field, read_json
+from axon.run.beside import ServedAdapters, reader_for
 from axon.run.engines import decoders_as_encoders, encoders_of, engine_of
 from axon.run.trained import Trained, open_trained
 from axon.serve.capacity import Capacity
@@ -30,6 +31,7 @@ def served_model(
     embeddings: bool,
     weights: str | None,
     defaults: bool,
+    adapters: ServedAdapters,
     capacity: Capacity,
     report: Report,
 ) -> Served:
@@ -40,11 +42,15 @@ def served_model(
             raise UserError(f"--draft {draft}: {path} is an encoder, which writes no text to guess; leave it out")
         if weights is not None:
             raise UserError(f"--weights {weights}: {path} is an encoder, whose weights stay in its dtype; leave it out")
+        if adapters != ServedAdapters():
+            raise UserError(f"--adapter: {path} is an encoder, which writes no text; leave adapters out")
         return _encoder(name, trained, layout, capacity, report)
     tokenizer, folder, embedder = trained.tokenizer.load(), trained.companions, None
     own = _defaults(folder, report) if defaults else {}
     chat = _chat(folder, tokenizer, report)
-    engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights)
+    engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights, adapters.room(trained))
+    read = reader_for(trained, engine)
+    adapters.load(name, engine, read, report)
     if embeddings:
         embedder = Embedder(decoders_as_encoders(engine, sentences_of(folder, Pooling("last"))))
     report(COMPILING)
@@ -52,7 +58,8 @@ def served_model(
     if embedder is not None:
         embedder.warm_up()
     grammars = Grammars(tokenizer, engine.vocab)
-    return Served(name, engine, Conversations(chat, grammars), grammars, embedder, own)
+    read = read if adapters.load_more else None
+    return Served(name, engine, Conversations(chat, grammars), grammars, embedder, own, read)
 
 
 def _encoder(name: str, trained: Trained, layout: Path | None, capacity: Capacity, report: Report) -> Served:

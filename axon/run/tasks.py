@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from axon.errors import UserError, suggest
-from axon.run.inspect import runtime_of
+from axon.run.inspect import restored
 from axon.run.trained import Trained, open_trained
 from axon.serve.text_model import TextModel
 
@@ -27,6 +27,7 @@ def evaluate_tasks(
     folder: Path | None = None,
     limit: int | None = None,
     max_length: int | None = None,
+    adapter: str | None = None,
 ) -> dict[str, Any]:
     """What the harness found: `results`, name of each task → metric → value, `versions`, `n-shot` and `n-samples`.
 
@@ -34,7 +35,7 @@ def evaluate_tasks(
         path: the folder of a run, or `hf:DIR_OR_NAME`.
         names: tasks, groups or tags. folder: has task files besides the harness's own.
         limit: documents of each task; None for all.
-        max_length: as of `sequence_positions`.
+        max_length: as of `sequence_positions`. adapter: as of `axon.run.inspect.restored`.
 
     Raises `UserError` where the extra `eval` is missing, for unknown tasks, for a model that writes no texts, and
     for longer sequences than it takes.
@@ -50,8 +51,8 @@ def evaluate_tasks(
     if not isinstance(module, TextModel):
         raise UserError(f"--tasks: {path} is a {type(train.model).__name__}; expected a model that writes texts")
     positions = sequence_positions(max_length, trained, module)
-    runtime, tokenizer = runtime_of(train, report), trained.tokenizer.load()
-    model = harness_model(runtime, *trained.restore(runtime, train.model, report), tokenizer, positions)
+    tokenizer = trained.tokenizer.load()
+    model = harness_model(*restored(trained, report, adapter=adapter), tokenizer, positions)
     found = _evaluate(model, names, tasks, limit)
     model.report_cuts(report)
     return {name: found[name] for name in ("results", "versions", "n-shot", "n-samples")}

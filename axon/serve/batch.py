@@ -35,13 +35,21 @@ class Batches:
 
     Args:
         pools: as the scheduler's. sizes: the smallest first. slots: how many sequences run at once, at most.
-        positions: how many a sequence may have. vocab: ids that the model predicts.
+        positions: how many a sequence may have. vocab: ids that the model predicts. owners: of each rank the number of
+        its adapter, as they are from step to step; None: there is no room for adapters.
     """
 
     def __init__(
-        self, pools: Mapping[int | None, PagePool], sizes: Sequence[Size], slots: int, positions: int, vocab: int
+        self,
+        pools: Mapping[int | None, PagePool],
+        sizes: Sequence[Size],
+        slots: int,
+        positions: int,
+        vocab: int,
+        owners: np.ndarray | None = None,
     ):
         self.sizes, self.slots, self.vocab, self._positions = tuple(sizes), slots, vocab, positions
+        self._owners = owners
         columns = max(pool.pages_for(positions) for pool in pools.values())
         self._tables = {window: np.zeros((slots, columns), np.int32) for window in pools}
         self._pages: list[Mapping[int | None, list[int]]] = [{} for _ in range(slots)]  # what `_tables` has of each
@@ -64,11 +72,11 @@ class Batches:
         `size`: by default the smallest in which they have room.
         """
         size = size or self._size(sum(part.count for part in scheduled), len(rows))
-        tokens, positions, last = np.zeros((3, size.tokens), np.int32)
+        tokens, positions, last, adapters = np.zeros((4, size.tokens), np.int32)
         counts, lens, drafts, versions = np.zeros((4, self.slots), np.int32)
         places, slots = np.full(size.rows, -1, np.int32), np.full(size.rows, self.slots, np.int32)
         own = [self._taken[part.sequence.number] for part in scheduled]
-        new, first, drawn, ends, guessed, version = _columns(scheduled)
+        new, first, drawn, ends, guessed, version, adapter = _columns(scheduled)
         counts[own], lens[own] = new, first + new
         drafts[own], versions[own] = guessed, version
         found = [token for part, slot in zip(scheduled, own, strict=True) for token in self._tokens(part, slot)]
@@ -77,6 +85,7 @@ class Batches:
         tokens[:total] = found
         positions[:total] = np.arange(total) + np.repeat(first - (after - new), new)
         last[:total] = np.repeat(ends - 1, new)
+        adapters[:total] = np.repeat(adapter, new)
         places[:total_rows] = np.arange(total_rows) + np.repeat(after - after_row, drawn)
         for part, slot, row in zip(scheduled, own, after_row.tolist(), strict=True):
             if part.draws:
@@ -84,7 +93,8 @@ class Batches:
             self._set_pages(part.sequence, slot)
         bounds = np.concatenate([[0], np.cumsum(counts, dtype=np.int32)], dtype=np.int32)
         tables = tuple(table.copy() for table in self._tables.values())
-        inputs = StepInputs(tokens, positions, last, lens, bounds, tables, places, drafts, versions)
+        own_ranks = () if self._owners is None else (adapters, self._owners.copy())
+        inputs = StepInputs(tokens, positions, last, lens, bounds, tables, places, drafts, versions, *own_ranks)
         return Batch(inputs, slots, draws(rows, size.rows, self.vocab))
 
     def draws(self, size: Size) -> list[SampleParams]:
@@ -116,12 +126,12 @@ class Batches:
 
 def _columns(scheduled: Sequence[Scheduled]) -> np.ndarray:
     """Of each part how many tokens, the first one's position, how many rows, one past its sequence's last token, how
-    many drafts, and the version of its state."""
+    many drafts, the version of its state, and the number of its adapter."""
     columns = [
         (
             *(part.count, part.start, part.rows, max(part.start + part.count, len(part.sequence.tokens))),
-            *(len(part.drafts), part.state_version),
+            *(len(part.drafts), part.state_version, part.sequence.adapter),
         )
         for part in scheduled
     ]
-    return np.array(columns, np.int64).reshape(-1, 6).T
+    return np.array(columns, np.int64).reshape(-1, 7).T

@@ -59,10 +59,10 @@ class Mirror(Sequence):
             released before a window: what is cached of guesses may be rolled back.
     """
 
-    def __init__(self, stream: Stream, adapter: str):
+    def __init__(self, stream: Stream, variant: str):
         target = stream.sequence
         request = replace(target.request, prompt_logprobs=False)
-        super().__init__(request, target.number, target.arrival, target.limit, adapter)
+        super().__init__(request, target.number, target.arrival, target.limit, variant=variant)
         self.stream, self.verified = stream, 0
 
     @property
@@ -134,7 +134,7 @@ class ModelDrafts(Drafts):
         if sequence.number not in self._mirrors:
             if not self.runner.scheduler.groups.fit(sequence.limit):
                 return None
-            mirror = Mirror(stream, self.runner.adapter(sequence.prompt_length))
+            mirror = Mirror(stream, self.runner.variant(sequence.prompt_length))
             self.runner.scheduler.add(mirror)
             self._mirrors[sequence.number] = mirror
         return self._mirrors[sequence.number]

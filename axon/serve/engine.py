@@ -11,6 +11,7 @@ import jax
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.runtime import Runtime
+from axon.serve.adapters import Adapter
 from axon.serve.capacity import Capacity
 from axon.serve.drafting import Drafting
 from axon.serve.request import Finish, Request, Update, check_ids
@@ -89,16 +90,17 @@ class Engine:
         """How many run or wait."""
         return len(self._streams)
 
-    def known(self, prompt: tuple[int, ...]) -> int:
-        """How many of a prompt's first tokens are in pages already."""
-        return self._scheduler.known(self._runner.sequence(Request(prompt), 0, 0))
+    def known(self, request: Request) -> int:
+        """How many of the first tokens of its prompt are in pages already."""
+        return self._scheduler.known(self._runner.sequence(request, 0, 0))
 
     def room(self, prompt: int) -> int:
         """How many tokens may follow a prompt of so many; below 1, none."""
         return room(self.runtime.module, prompt, self.max_length)
 
     def submit(self, request: Request) -> int:
-        """The number by which updates name it. Raises `UserError` for what can never run, or ids that are none."""
+        """The number by which updates name it. Raises `UserError` for what can never run, for ids that are none, and
+        for an adapter that is not loaded."""
         length = len(request.prompt)
         if (most := self.room(length)) < 1:
             raise UserError(
@@ -109,6 +111,7 @@ class Engine:
         tokens, number = min(request.sampling.tokens, most), self._submitted + 1
         sequence = self._runner.sequence(request, number, tokens)
         self._scheduler.check_fits(sequence.prompt_length, tokens)
+        self._runner.adapters.hold(sequence.adapter)
         self._streams[number] = Stream(sequence, self.vocab, self.tokenizer)
         self._drafting.begin(sequence)
         self._scheduler.add(sequence)
@@ -162,6 +165,25 @@ class Engine:
             self._runner.restart(sequence)
         self._scheduler.new_weights()
         self._runner.use(parameters, variables)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of those that are loaded."""
+        return self._runner.adapters.names
+
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """Let requests name it from now on, in the place of one that is loaded under its name: requests of that go on
+        with it. There is room where `axon.nn.multi_lora.MultiLoRA` is among the runtime's transforms. Raises
+        `UserError`, and changes nothing, for one that has none, or is of another model."""
+        self._runner.load_adapter(name, adapter)
+
+    def check_adapter(self, name: str, adapter: Adapter) -> None:
+        """Raise `UserError` for one that `load_adapter` refuses."""
+        self._runner.adapters.check(name, adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """Let no more requests name it; those that run go on. Raises `UserError` for one that is not loaded."""
+        self._runner.adapters.unload(name)
 
     def warm_up(self) -> None:
         """Compile the programs of all steps that there can be: requests wait for none from then on."""
@@ -227,6 +249,7 @@ class Engine:
     def _end(self, stream: Stream) -> None:
         self._runner.finish(stream.sequence)
         self._drafting.end(stream.sequence)
+        self._runner.adapters.release(stream.sequence.adapter)
         del self._streams[stream.sequence.number]
 
     def _count(self, admitted: Iterable[Sequence], preempted: Iterable[Sequence]) -> None:

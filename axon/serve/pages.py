@@ -9,9 +9,9 @@ PADDING = 0
 """The page that padding is written to; no sequence's."""
 
 
-def root(version: int, adapter: str = "") -> bytes:
-    """What a chain of `page_hash` begins with: keys and values depend on the weights and the adapter, too."""
-    return hashlib.blake2b(repr((version, adapter)).encode(), digest_size=32).digest()
+def root(version: int, adapter: int = 0, variant: str = "") -> bytes:
+    """What a chain of `page_hash` begins with: keys and values depend on the weights, the adapter and the variant."""
+    return hashlib.blake2b(repr((version, adapter, variant)).encode(), digest_size=32).digest()
 
 
 def page_hash(previous: bytes, tokens: Sequence[int]) -> bytes:

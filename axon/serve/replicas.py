@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.runtime import Runtime, nested
+from axon.serve.adapters import Adapter
 from axon.serve.engine import Engine
 from axon.serve.request import Request, Update
 from axon.serve.stats import Stats
@@ -76,6 +77,23 @@ class Replicas:
             own = copied(engine.runtime, parameters, variables or {})
             engine.swap(own[0], None if variables is None else own[1])
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """As `Engine.adapters`."""
+        return self.engines[0].adapters
+
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """As `Engine.load_adapter`, for all or for none."""
+        for engine in self.engines:
+            engine.check_adapter(name, adapter)
+        for engine in self.engines:
+            engine.load_adapter(name, adapter)
+
+    def unload_adapter(self, name: str) -> None:
+        """As `Engine.unload_adapter`, for all."""
+        for engine in self.engines:
+            engine.unload_adapter(name)
+
     def warm_up(self) -> None:
         """As `Engine.warm_up`, for all at once: each has programs of its own, for its own devices."""
         with ThreadPoolExecutor(len(self.engines)) as pool:
@@ -88,7 +106,7 @@ class Replicas:
 
     @staticmethod
     def _work(engine: Engine, request: Request) -> float:
-        return engine.requests - engine.known(request.prompt) / len(request.prompt)
+        return engine.requests - engine.known(request) / len(request.prompt)
 
     def _renumbered(self, engine: int, update: Update) -> Update:
         place = engine, update.request

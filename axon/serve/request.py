@@ -122,6 +122,7 @@ class Request:
         prompt: ids, at least one. sampling: how.
         priority: the higher comes first; of the same, the one that was asked earlier.
         grammar: what the text has to be. prompt_logprobs: whether to give those of the prompt, too.
+        adapter: the name of one that the engine has loaded; None: the model as it is.
     """
 
     prompt: tuple[int, ...]
@@ -129,6 +130,7 @@ class Request:
     priority: int = 0
     grammar: Grammar | None = None
     prompt_logprobs: bool = False
+    adapter: str | None = None
 
     def __post_init__(self):
         if not self.prompt:

@@ -11,6 +11,7 @@ from axon.errors import UserError
 from axon.layout import Placement
 from axon.plan.memory import available, gib
 from axon.runtime import Runtime
+from axon.serve.adapters import Adapter, Adapters
 from axon.serve.batch import Batch, Batches
 from axon.serve.capacity import ROOM, Capacity
 from axon.serve.encoder_step import EncoderStep
@@ -54,7 +55,7 @@ class Runner:
         """Raises `UserError` for a module that writes no text."""
         check_writes(runtime.module)
         self.runtime, self.capacity, self.variables = runtime, capacity, variables or {}
-        self.parameters = placed(runtime, parameters)
+        self.parameters, self.adapters = placed(runtime, parameters), Adapters(runtime)
         self.max_length = capacity.length_of(runtime.module)
         self.vocab = vocab_of(runtime.module)
         self._changes_at = changes_at(runtime.module)
@@ -70,7 +71,8 @@ class Runner:
             max_rows_drawn=rows,
             snapshots=Snapshots(capacity.num_snapshots) if kept else None,
         )
-        self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab)
+        owners = self.adapters.owners if len(self.adapters.owners) else None
+        self._batches = Batches(self.pools, sizes, capacity.requests, self.max_length, self.vocab, owners)
         specs = self._step.cache_specs(self.pools, capacity.requests, 1 + drafts, capacity.cache_dtype)
         _check_memory((specs, kept), runtime.placement)
         self._cache = self._step.empty_cache(specs)
@@ -91,14 +93,18 @@ class Runner:
         self._watcher = watcher
 
     def use(self, parameters: Any, variables: Any) -> None:
-        """Go on with others; variables of None: with the present ones."""
-        self.parameters = placed(self.runtime, parameters)
+        """Go on with others, and with the adapters there are; variables of None: with the present ones."""
+        self.parameters = self.adapters.kept(self.parameters, placed(self.runtime, parameters))
         self.variables = self.variables if variables is None else variables
+
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        """See `Engine.load_adapter`."""
+        self.parameters = placed(self.runtime, self.adapters.load(self.parameters, name, adapter))
 
     @property
     def compiles(self) -> int:
         """How many programs there are."""
-        return self._step.compiles + self._states.compiles + self._encoder.compiles
+        return sum(one.compiles for one in (self._step, self._states, self._encoder, self.adapters))
 
     def run(
         self, scheduled: Sequence[Scheduled], rows_of: Callable[[Scheduled], list[Row]]
@@ -125,6 +131,7 @@ class Runner:
 
     def warm_up(self) -> None:
         """Compile the programs of all steps that there can be."""
+        self.adapters.warm_up(self.parameters)
         self._cache = self._states.warm_up(self._cache)
         self._cache = self._encoder.warm_up(self.parameters, self.variables, self._cache)
         for size in self._batches.sizes:
@@ -137,19 +144,20 @@ class Runner:
                 self._watcher.drawn((), empty, drawn)
 
     def sequence(self, request: Request, number: int, tokens: int) -> Running:
-        """The sequence of a request, with room for so many tokens of text."""
+        """The sequence of a request, with room for so many tokens of text. Raises `UserError` for an adapter that is
+        not loaded."""
         own, source = as_decoded(self.runtime.module, request)
         prompt = len(own.prompt)
-        adapter = page_hash(b"", source).hex() if source else self.adapter(prompt)
-        return Running(own, number, number, prompt + tokens, adapter, source)
+        variant = page_hash(b"", source).hex() if source else self.variant(prompt)
+        return Running(own, number, number, prompt + tokens, source, self.adapters.number(request.adapter), variant)
 
-    def adapter(self, prompt: int) -> str:
-        """By what name a prompt of so many tokens is cached."""
+    def variant(self, prompt: int) -> str:
+        """As what a prompt of so many tokens is cached."""
         return LONG if self._changes_at is not None and prompt > self._changes_at else ""
 
     def short_until(self, sequence: Running) -> int | None:
         """The position from which on keys rotate otherwise than this sequence's do; None: they never do."""
-        return None if sequence.adapter == LONG else self._changes_at
+        return None if sequence.variant == LONG else self._changes_at
 
     def restart_longer(self) -> None:
         """Have those computed anew whose next token is at a position by which all of their keys rotate otherwise."""

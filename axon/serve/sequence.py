@@ -11,8 +11,9 @@ class Sequence:
 
     Args:
         request: what was asked. number: its own. arrival: its place among requests of the same priority.
-        limit: how many tokens prompt and text may have; by default as many as were asked for. adapter: what, besides
-            its tokens and the weights, keys and values depend on. source: ids that an encoder reads before.
+        limit: how many tokens prompt and text may have; by default as many as were asked for. source: ids that an
+            encoder reads before. adapter: the number of its own, see `axon.serve.adapters`; 0: none. variant: what
+            else, besides its tokens and the weights, keys and values depend on.
 
     Attributes:
         tokens: prompt and text, as far as the host knows them. prompt_length: of the prompt alone.
@@ -38,11 +39,12 @@ class Sequence:
         number: int,
         arrival: float,
         limit: int | None = None,
-        adapter: str = "",
         source: tuple[int, ...] = (),
+        adapter: int = 0,
+        variant: str = "",
     ):
-        self.request, self.number, self.arrival, self.adapter = request, number, arrival, adapter
-        self.source = source
+        self.request, self.number, self.arrival = request, number, arrival
+        self.source, self.adapter, self.variant = source, adapter, variant
         self.limit = len(request.prompt) + request.sampling.tokens if limit is None else limit
         self.tokens, self.prompt_length = list(request.prompt), len(request.prompt)
         self.pending = self.cached = self.verifying = self.reused = self.scored = self.registered = 0
@@ -130,9 +132,9 @@ class Sequence:
         self.cached = self.verifying = self.registered = self.state_version = 0
         self.pages, self.first = {}, {}
 
-    def become(self, adapter: str) -> None:
-        """What is cached from now on, from the first token on, is of this adapter."""
-        self.adapter = adapter
+    def become(self, variant: str) -> None:
+        """What is cached from now on, from the first token on, is of this variant."""
+        self.variant = variant
         self.hashes.clear()
 
     def use_weights(self, version: int) -> None:
@@ -144,6 +146,6 @@ class Sequence:
     def hash_pages(self, size: int) -> list[bytes]:
         """Of all pages that are full of tokens known on the host; each is computed once."""
         for page in range(len(self.hashes), len(self.tokens) // size):
-            previous = self.hashes[-1] if page else root(self.version, self.adapter)
+            previous = self.hashes[-1] if page else root(self.version, self.adapter, self.variant)
             self.hashes.append(page_hash(previous, self.tokens[page * size : (page + 1) * size]))
         return self.hashes

@@ -6,6 +6,7 @@ has other shapes for what requests ask of their draws; it is small.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +52,8 @@ class StepInputs:
             yet. positions: of each, in its sequence. last: of each, the last position of its sequence.
         lens, bounds, tables, drafts, versions: see `axon.nn.kv_cache.Ragged`.
         rows: int32 `rows`: the tokens from the output of which the next ones are drawn, and −1 after the last of them.
+        adapters: int32 `tokens`: the number of each one's adapter, 0 for none; None: there is no room for any.
+        owners: int32 `rank`: the number of the adapter whose each rank is.
     """
 
     tokens: Any
@@ -62,6 +65,8 @@ class StepInputs:
     rows: Any
     drafts: Any
     versions: Any
+    adapters: Any = None
+    owners: Any = None
 
 
 class Step:
@@ -156,7 +161,7 @@ class Step:
         model: TextModel = self.runtime.bind(parameters, variables)
         known = inputs.tokens >= 0
         tokens = jnp.where(known, inputs.tokens, last[jnp.where(known, 0, -1 - inputs.tokens)])
-        with axes.valid_rows(inputs.bounds[-1]):
+        with axes.valid_rows(inputs.bounds[-1]), adapters_of(inputs):
             hidden, cache, _ = model.hidden(model_inputs(tokens, inputs, self.windows), cache)
         hidden = axes.shard(hidden, "batch seq embed")
         with axes.valid_rows(jnp.sum(inputs.rows >= 0)):
@@ -171,6 +176,13 @@ def _drawn(logits: Array, last: Array, slots: Array, draws: SampleParams) -> tup
 def logits_of(model: TextModel, hidden: Array) -> Array:
     """float32 `rows vocab` of `hidden[batch rows embed]`, in one row of `batch`."""
     return axes.shard(model.output.logits(hidden), "batch seq vocab.whole")[0].astype(jnp.float32)
+
+
+def adapters_of(inputs: StepInputs) -> AbstractContextManager[None]:
+    """The context in which each token of a step has its own adapter."""
+    if inputs.adapters is None:
+        return nullcontext()
+    return axes.own_ranks(axes.shard((inputs.adapters[:, None] == inputs.owners)[None], "batch seq rank"))
 
 
 def model_inputs(tokens: Array, inputs: StepInputs, windows: tuple[int | None, ...]) -> Inputs:

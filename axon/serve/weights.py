@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from axon.axes import ArraySpec, base
 from axon.axes.memory_order import ordered
+from axon.nn.multi_lora import MultiAdaptedWeight
 from axon.runtime import Runtime, flattened, nested
 
 HEADS = ("heads", "kv_heads")
@@ -25,10 +27,19 @@ def placed(runtime: Runtime, parameters: Mapping[str, Any]) -> Any:
 
 def as_stored(runtime: Runtime, parameters: Mapping[str, Any]) -> Any:
     """Parameters, nested by path, of the runtime's module or of the model: what transforms make operands of is made
-    them. Raises as `Runtime.derived`."""
+    them, and adapters' factors that are not among them are 0. Raises as `Runtime.derived`."""
     if not runtime.operands:
         return parameters
-    return nested({path: runtime.derived(path, value) for path, value in flattened(parameters).items()})
+    found = nested({path: runtime.derived(path, value) for path, value in flattened(parameters).items()})
+    absent = {path: runtime.parameters[path] for path in factors_of(runtime) if path not in flattened(found)}
+    zeros = {path: jnp.zeros(x.shape, x.dtype, device=x.sharding) for path, x in runtime.abstract(absent).items()}
+    return nested(flattened(found) | zeros)
+
+
+def factors_of(runtime: Runtime) -> list[str]:
+    """The paths of what holds the factors of all adapters, PATH/a and PATH/b of each weight that they may adapt."""
+    adapted = [path for path, one in runtime.operands.items() if isinstance(one, MultiAdaptedWeight)]
+    return [f"{path}/{factor}" for path in adapted for factor in ("a", "b")]
 
 
 def abstract(runtime: Runtime) -> Any:

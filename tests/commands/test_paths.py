@@ -8,8 +8,9 @@ import typer
 
 from axon.cli import app
 from axon.commands import checkpoint
-from axon.commands.paths import path
+from axon.commands.paths import named_paths, path
 from axon.config import ConfigError, load
+from axon.errors import UserError
 
 
 def test_every_path_of_every_command_has_home_and_variables_replaced():
@@ -36,3 +37,10 @@ def test_an_included_file_may_be_named_from_the_home_folder(monkeypatch, tmp_pat
     (tmp_path / "mine.gin").write_text("include '$NOT_SET_HERE/base.gin'\n")
     with pytest.raises(ConfigError, match="NOT_SET_HERE is not set"):
         load(tmp_path / "mine.gin")
+
+
+def test_names_with_paths_have_one_of_each():
+    assert named_paths(["a=x/y", "b=hf:me/b=c"], "--adapter") == {"a": "x/y", "b": "hf:me/b=c"}
+    for wrong, said in {("a",): "'a'", ("=x",): "'=x'", ("a=",): "'a='", ("a=x", "a=y"): "'a' twice"}.items():
+        with pytest.raises(UserError, match=f"--adapter .*{said}"):
+            named_paths(wrong, "--adapter")

@@ -1,4 +1,5 @@
-"""Adapters as PEFT saves them: what they stand for, as the start of a run, and of a run; of another model none."""
+"""Adapters as PEFT saves them: what they stand for, as the start of a run, and of a run; beside a model that is served,
+of a run too; of another model none."""
 
 import json
 import shutil
@@ -19,11 +20,16 @@ from axon.errors import UserError
 from axon.layout import Layout
 from axon.nn.lora import LoRA
 from axon.run import InitFrom, PeftLoRA
+from axon.run.beside import ServedAdapters
 from axon.run.export_adapter import export_adapter
-from axon.run.inspect import logits_of
+from axon.run.inspect import generate_text, logits_of
 from axon.run.references import sources_of
+from axon.run.served_model import served_model
 from axon.run.trained import open_trained
 from axon.runtime import Runtime
+from axon.serve import answers
+from axon.serve.capacity import Capacity
+from axon.serve.request import Request, Sampling
 from axon.train.optimizers import AdamW, Constant
 from models.gpt2 import GPT2
 
@@ -135,6 +141,53 @@ def test_a_run_starts_from_an_adapter_and_its_own_goes_out_as_it_came(
     assert config["target_modules"] == sorted(ADAPTED)
     with safe_open(tmp_path / "out/adapter_model.safetensors", "numpy") as file:
         assert len(file.metadata()["base"]) == 16
+
+
+def greedy(path, adapter=None):
+    return generate_text(path, "alpha beta", Sampling(8, temperature=0), silent, adapter=adapter)
+
+
+def test_beside_a_model_adapters_of_peft_and_of_runs_write_as_merged(peft, tuning, do, few, hub, tmp_path):
+    """In one server, and alone."""
+    (one, _), (other, _) = peft(), peft(use_rslora=True)
+    ran = do(tuning(other), tmp_path / "run")
+    sources, capacity = {"one": str(one), "other": str(ran.folder)}, Capacity(requests=2, tokens=16, length=64)
+    with few(1):
+        served = served_model(f"hf:{hub}", None, None, False, None, False, ServedAdapters(sources), capacity, silent)
+        prompt = tuple(served.engine.tokenizer.prompt("alpha beta"))
+        requests = [Request(prompt, Sampling(8, temperature=0), adapter=name) for name in (None, "one", "other")]
+        found = ["alpha beta" + answer.text for answer in answers(served.engine, requests)]
+        assert found == [greedy(f"hf:{hub}"), greedy(f"hf:{one}"), greedy(str(ran.folder))]
+        assert found[1:] == [greedy(f"hf:{hub}", source) for source in sources.values()]
+        assert len({*found}) == 3
+    assert served.read_adapter is None
+
+
+def test_beside_another_model_an_adapter_is_refused_with_what_differs(peft, tuning, do, few, hub, trained, tmp_path):
+    folder, arrays = peft()
+    ran = do(tuning(folder), tmp_path / "run")
+    with few(1):
+        export_adapter(str(ran.folder), tmp_path / "out", None, silent)
+        other = shutil.copytree(hub, tmp_path / "other")
+        weights = load_file(other / "model.safetensors")
+        weights = {
+            name: value * (1.01 if ".v_proj." in name or ".q_proj." in name else 1) for name, value in weights.items()
+        }
+        save_file(weights, other / "model.safetensors", {"format": "pt"})
+        for adapter in (str(ran.folder), str(tmp_path / "out")):
+            with pytest.raises(UserError, match="is an adapter of another model"):
+                greedy(f"hf:{other}", adapter)
+        wider = json.loads((other / "config.json").read_text()) | {"rope_theta": 12345.0, "rope_parameters": None}
+        (other / "config.json").write_text(json.dumps(wider))
+        with pytest.raises(UserError, match=r"an adapter of another model, a Llama.*theta"):
+            greedy(f"hf:{other}", str(ran.folder))
+        renamed = {name.replace("q_proj", "q_prj"): value for name, value in arrays.items()}
+        with pytest.raises(UserError, match=r"adapts model\.layers\.0\.self_attn\.q_prj\.weight.*q_proj"):
+            greedy(f"hf:{hub}", changed(folder, renamed))
+        with pytest.raises(UserError, match=r"0 LoRA in Train\.transforms"):
+            greedy(f"hf:{hub}", str(trained.folder))
+        with pytest.raises(UserError, match=r"is a model, and no adapter.*adapter_config\.json"):
+            greedy(f"hf:{hub}", f"hf:{hub}")
 
 
 def test_an_adapter_of_another_model_is_refused(peft, tuning, do, few, hub, tmp_path):

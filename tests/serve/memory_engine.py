@@ -65,7 +65,7 @@ class MemoryEngine:
         self.version = self.steps = self.count = self.reused = self.preempted = self.drafted = 0
         self.ended = []
 
-    def submit(self, prompt, tokens, priority=0, scores=False, has_penalties=False, adapter=""):
+    def submit(self, prompt, tokens, priority=0, scores=False, has_penalties=False, adapter=0):
         try:
             self.scheduler.check_fits(len(prompt), tokens)
         except UserError:
@@ -247,7 +247,7 @@ def random_operations(engine, count, longest=40):
     for _ in range(count):
         chance = rng.random()
         if chance < 0.25 and len(engine.live) < 20:
-            flags = {"scores": rng.random() < 0.1, "has_penalties": rng.random() < 0.2, "adapter": rng.choice(" ab")}
+            flags = {"scores": rng.random() < 0.1, "has_penalties": rng.random() < 0.2, "adapter": rng.randrange(3)}
             prompt = random_prompt(rng, longest)
             engine.submit(prompt, rng.randrange(1, 20), priority=rng.choice((0, 0, 1)), **flags)
         elif chance < 0.28 and engine.live:

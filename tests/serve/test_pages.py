@@ -15,7 +15,8 @@ def test_a_page_is_known_by_all_tokens_up_to_its_end_the_weights_and_the_adapter
     assert second == page_hash(page_hash(root(1), tokens[:4]), tokens[4:])
     assert second != page_hash(page_hash(root(1), other[:4]), other[4:])
     assert second != page_hash(page_hash(root(2), tokens[:4]), tokens[4:])
-    assert second != page_hash(page_hash(root(1, "a"), tokens[:4]), tokens[4:])
+    assert second != page_hash(page_hash(root(1, 2), tokens[:4]), tokens[4:])
+    assert second != page_hash(page_hash(root(1, 0, "a"), tokens[:4]), tokens[4:])
     assert page_hash(root(1), tokens[4:]) != second
 
 

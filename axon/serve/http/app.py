@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from axon.serve.http.access import AccessLog
+from axon.serve.http.adapters import load_adapter, unload_adapter
 from axon.serve.http.chat import chat_completions
 from axon.serve.http.completions import completions
 from axon.serve.http.errors import HANDLERS, ApiError
@@ -54,6 +55,8 @@ def app(service: Service, log: Callable[[str], None]) -> Starlette:
         route("/v1/completions", completions),
         route("/v1/chat/completions", chat_completions),
         route("/v1/embeddings", embeddings),
+        route("/v1/load_lora_adapter", load_adapter),
+        route("/v1/unload_lora_adapter", unload_adapter),
     ]
     middleware = [Middleware(AccessLog, log=log, count=service.metrics.answered)]
     return Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=HANDLERS)
@@ -96,17 +99,20 @@ async def state(service: Service, request: Request) -> Response:
 
 
 async def models(service: Service, request: Request) -> Response:
-    return JSONResponse({"object": "list", "data": [_about(service)]})
+    return JSONResponse({"object": "list", "data": [_about(service, name) for name in service.names]})
 
 
 async def one_model(service: Service, request: Request) -> Response:
-    service.check_model(request.path_params["model"])
-    return JSONResponse(_about(service))
+    service.adapter(name := request.path_params["model"])
+    return JSONResponse(_about(service, name))
 
 
-def _about(service: Service) -> dict[str, Any]:
-    """`chat`: whether it takes conversations; `writes` and `embeds`: whether it goes on with texts, and embeds them."""
-    one = {"id": service.model.name, "object": "model", "created": service.created, "owned_by": "axon"}
+def _about(service: Service, name: str) -> dict[str, Any]:
+    """`chat`: whether it takes conversations; `writes` and `embeds`: whether it goes on with texts, and embeds them;
+    `parent`: the model that an adapter is of."""
+    one = {"id": name, "object": "model", "created": service.created, "owned_by": "axon"}
     model = service.model
-    can = {"chat": model.chat is not None, "writes": model.writes, "embeds": model.embedder is not None}
-    return {**one, "max_model_len": model.engine.max_length, **can}
+    parent = {} if name == model.name else {"parent": model.name}
+    embeds = model.embedder is not None and not parent
+    can = {"chat": model.chat is not None, "writes": model.writes, "embeds": embeds}
+    return {**one, **parent, "max_model_len": model.engine.max_length, **can}

@@ -28,7 +28,7 @@ Tools = list[dict[str, Any]]
 
 async def chat_completions(service: Service, request: Request) -> Response:
     body = with_defaults(service, await parse(request, ChatBody, service.limits))
-    service.check_model(body.model)
+    adapter = service.adapter(body.model)
     service.check_writes()
     check_ids(service, body)
     _check(body)
@@ -39,6 +39,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
         param, asked = "max_tokens", body.max_tokens
     requests = requests_for(
         body,
+        adapter,
         [prompt],
         [token_limit(service, prompt, asked, param)],
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

@@ -23,7 +23,7 @@ TOKENS = 16
 
 async def completions(service: Service, request: Request) -> Response:
     body = with_defaults(service, await parse(request, CompletionBody, service.limits))
-    service.check_model(body.model)
+    adapter = service.adapter(body.model)
     service.check_writes()
     check_ids(service, body)
     if body.max_tokens == 0 and not body.echo:
@@ -34,6 +34,7 @@ async def completions(service: Service, request: Request) -> Response:
     prompts = await service.prompts(body.prompt)
     requests = requests_for(
         body,
+        adapter,
         prompts,
         # To score a prompt alone, a token is drawn and left out.
         [max(1, token_limit(service, prompt, body.max_tokens, "max_tokens", TOKENS)) for prompt in prompts],

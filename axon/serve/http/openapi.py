@@ -7,19 +7,29 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from axon.serve.http.schema import ChatBody, CompletionBody, DetokenizeBody, EmbeddingBody, TokenizeBody
+from axon.serve.http.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    EmbeddingBody,
+    LoadAdapterBody,
+    TokenizeBody,
+    UnloadAdapterBody,
+)
 
 JSON = "application/json"
 POSTED: Mapping[str, tuple[type[BaseModel], str]] = {
     "/v1/completions": (CompletionBody, "Continue texts"),
     "/v1/chat/completions": (ChatBody, "Answer a conversation"),
     "/v1/embeddings": (EmbeddingBody, "Embed texts"),
+    "/v1/load_lora_adapter": (LoadAdapterBody, "Serve an adapter"),
+    "/v1/unload_lora_adapter": (UnloadAdapterBody, "Serve an adapter no more"),
     "/tokenize": (TokenizeBody, "The ids of a text or a conversation"),
     "/detokenize": (DetokenizeBody, "The text of ids"),
 }
 GOT = {
-    "/v1/models": (JSON, "The model that is served"),
-    "/v1/models/{model}": (JSON, "The same by its name"),
+    "/v1/models": (JSON, "The model and the adapters that are served"),
+    "/v1/models/{model}": (JSON, "One of them by its name"),
     "/tokenizer_info": (JSON, "The tokenizer's special tokens"),
     "/health": (JSON, "Whether requests are taken"),
     "/state": (JSON, "What the engine does now"),

@@ -17,6 +17,7 @@ B = TypeVar("B", bound=Generation)
 
 def requests_for(
     body: Generation,
+    adapter: str | None,
     prompts: Sequence[Sequence[int]],
     tokens: Sequence[int],
     *,
@@ -37,6 +38,7 @@ def requests_for(
             priority=-body.priority,  # the lower comes first over HTTP, as in vLLM; of the engine's, the higher
             grammar=grammar,
             prompt_logprobs=prompt_logprobs,
+            adapter=adapter,
         )
         for place, (prompt, most) in enumerate(zip(prompts, tokens, strict=True))
         for choice in range(body.n)

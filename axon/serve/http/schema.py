@@ -285,6 +285,21 @@ class EmbeddingBody(Body):
     user: str | None = None
 
 
+class LoadAdapterBody(Body):
+    """Of `/v1/load_lora_adapter`, as in vLLM. `lora_path`: a location that the server reads. `load_inplace`: whether it
+    may take the place of one that is loaded under its name; requests of that go on with it."""
+
+    lora_name: str = Field(min_length=1, max_length=200)
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+
+
+class UnloadAdapterBody(Body):
+    """Of `/v1/unload_lora_adapter`, as in vLLM: no more requests may name it, and those that run go on."""
+
+    lora_name: str
+
+
 class TokenizeBody(Rendering):
     """Of `/tokenize`: a text, or a conversation. `add_special_tokens`: whether those that open a prompt are added."""
 

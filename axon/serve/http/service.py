@@ -27,11 +27,18 @@ class Service:
         self.metrics = Metrics(lambda: self.worker.stats)
         self.worker = Worker(model.engine, limits, self.metrics.generated, model.embedder)
 
-    def check_model(self, name: str | None) -> None:
-        """Raise `ApiError` for the name of another model."""
-        if name not in (None, self.model.name):
-            hint = did_you_mean(name, [self.model.name]) or f" There is {self.model.name!r}."
-            raise ApiError(404, f"No model {name[:200]!r} here.{hint}", param="model", code="model_not_found")
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the model, and of the adapters that are loaded."""
+        return (self.model.name, *self.model.engine.adapters)
+
+    def adapter(self, name: str | None, param: str = "model") -> str | None:
+        """The adapter that has a model's name; None: the model itself has it. Raises `ApiError` where neither has."""
+        if name not in (None, *self.names):
+            there = " and ".join(map(repr, self.names[:10]))
+            hint = did_you_mean(name, self.names) or f" There is {there}."
+            raise ApiError(404, f"No model {name[:200]!r} here.{hint}", param=param, code="model_not_found")
+        return None if name == self.model.name else name
 
     def check_writes(self) -> None:
         """Raise `ApiError` for a model that goes on with no text."""

@@ -20,7 +20,9 @@ from axon.serve.http.service import Service
 
 async def embeddings(service: Service, request: Request) -> Response:
     body = await parse(request, EmbeddingBody, service.limits)
-    service.check_model(body.model)
+    if (adapter := service.adapter(body.model)) is not None:
+        message = f"{adapter[:200]} is an adapter, with which no text is embedded: ask {service.model.name}"
+        raise ApiError(400, message, param="model")
     embedder = service.model.embedder
     if embedder is None:
         message = f"{service.model.name} is served without embeddings: start the server with --embeddings"
@@ -60,7 +62,7 @@ def _encoded(vector: np.ndarray, form: str) -> Any:
 
 async def tokenize(service: Service, request: Request) -> Response:
     body = await parse(request, TokenizeBody, service.limits)
-    service.check_model(body.model)
+    service.adapter(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give one of prompt and messages", param="prompt")
     if body.messages is not None:
@@ -72,7 +74,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     body = await parse(request, DetokenizeBody, service.limits)
-    service.check_model(body.model)
+    service.adapter(body.model)
     ids = await service.ids(body.tokens)
     return JSONResponse({"prompt": await asyncio.to_thread(service.tokenizer.decode, ids)})
 

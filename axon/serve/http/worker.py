@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -96,6 +97,7 @@ class Worker:
         self.engine, self.limits, self.stats, self._watch = engine, limits, engine.stats(), watch
         self.streams: set[UpdateStream] = set()
         self.draining = self.failed = self._stopped = False
+        self._calls: set[asyncio.Future[None]] = set()
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._embeddings: dict[Embeddings, int] = {}
         """What is not embedded yet, and of how many texts."""
@@ -144,6 +146,15 @@ class Worker:
         self._commands.put(partial(self._submit_texts, texts, result))
         return result
 
+    def call(self, fn: Callable[[], None]) -> Awaitable[None]:
+        """Have `fn` called in the thread, between two steps. Awaited it raises the `UserError` that `fn` raises."""
+        self.check()
+        result: asyncio.Future[None] = self._loop.create_future()
+        self._calls.add(result)
+        result.add_done_callback(self._calls.discard)
+        self._commands.put(partial(self._call, fn, result))
+        return result
+
     def check(self, choices: int = 0) -> None:
         """Raise `ApiError` if no request for so many choices is taken now."""
         self._check(choices, sum(stream.count for stream in self.streams), self.limits.requests, "choices")
@@ -170,7 +181,7 @@ class Worker:
     def _fail_all(self, message: str) -> None:
         for stream in list(self.streams):
             stream.fail(unavailable(message))
-        for result in list(self._embeddings):
+        for result in (*self._embeddings, *self._calls):
             _settle(result, unavailable(message))
 
     def _embedded(self, result: Embeddings) -> None:
@@ -229,6 +240,13 @@ class Worker:
         except UserError as error:
             self._tell(stream.fail, ApiError(400, str(error)))
 
+    def _call(self, fn: Callable[[], None], result: asyncio.Future[None]) -> None:
+        try:
+            fn()
+            self._tell(_settle, result, None)
+        except UserError as error:
+            self._tell(_settle, result, error)
+
     def _cancel(self, stream: UpdateStream) -> None:
         for number in [number for number, (owner, _) in self._owners.items() if owner is stream]:
             del self._owners[number]
@@ -260,6 +278,6 @@ class Worker:
             self._stopped = True
 
 
-def _settle(result: Embeddings, value: Sequence[np.ndarray] | Exception) -> None:
+def _settle(result: asyncio.Future[Any], value: Any) -> None:
     if not result.done():
         result.set_exception(value) if isinstance(value, Exception) else result.set_result(value)

@@ -13,6 +13,7 @@ import numpy as np
 
 from axon.data.tokenizer import Bpe, Tokenizer
 from axon.errors import UserError
+from axon.serve.adapters import Adapter
 from axon.serve.http.model import Served
 from axon.serve.pooling import Pooling
 from axon.serve.request import Finish, Request, TokenLogprob, Update
@@ -55,6 +56,8 @@ class FakeEngine:
     max_length: int = 256
     tokenizer: Tokenizer = field(default_factory=tokenizer)
     cancelled: list[int] = field(default_factory=list)
+    loaded: dict[str, Adapter] = field(default_factory=dict)
+    asked: list[str | None] = field(default_factory=list)
 
     def __post_init__(self):
         self.requests: dict[int, tuple[Request, list[int]]] = {}
@@ -70,10 +73,23 @@ class FakeEngine:
     def submit(self, request: Request) -> int:
         if self.room(len(request.prompt)) < 1:
             raise UserError(f"the prompt has {len(request.prompt)} tokens, of {self.max_length}")
+        self.asked.append(request.adapter)
         self.submitted += 1
         self.prompts += len(request.prompt)
         self.requests[self.submitted] = request, []
         return self.submitted
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return tuple(self.loaded)
+
+    def load_adapter(self, name: str, adapter: Adapter) -> None:
+        if adapter.rank > 8:
+            raise UserError("no room: raise --adapter-rank")
+        self.loaded[name] = adapter
+
+    def unload_adapter(self, name: str) -> None:
+        del self.loaded[name]
 
     def cancel(self, number: int) -> None:
         if self.requests.pop(number, None):

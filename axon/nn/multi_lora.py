@@ -1,0 +1,76 @@
+"""Many LoRA adapters beside one base, each position of a batch with its own: for serving."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from axon import axes
+from axon.axes import Names, einsum, strip_roles
+from axon.axes.contraction import broadcast_to_axes
+from axon.axes.patterns import Contraction
+from axon.errors import UserError
+from axon.nn.lora import GROUPS, AdaptedWeight
+from axon.nn.param import Param, ParamSpec
+from axon.nn.weight_transform import Operand, Weight, WeightTransform
+from axon.path_patterns import Patterns
+
+
+@dataclass(frozen=True)
+class MultiLoRA(WeightTransform):
+    """W becomes W + A·B, of whose `rank` columns of A and rows of B an adapter of rank r has any r.
+
+    A position is multiplied with its own adapter's alone (`axon.axes.own_ranks`), which is one product for all adapters
+    of a batch, on every layout.
+
+    Args:
+        rank: of all adapters together. dtype: of both factors, and of W unless another transform has made it.
+        paths: as of `LoRA`; never experts' matrices.
+    """
+
+    rank: int
+    dtype: Any
+    paths: Patterns | None = None
+
+    def fits(self, path: str, spec: ParamSpec) -> bool:
+        return super().fits(path, spec) and not set(GROUPS) & set(spec.own)
+
+    def operand(self, weight: Weight, declared: Param, spec: ParamSpec) -> Operand:
+        if weight is declared:
+            declared.set_value(jax.ShapeDtypeStruct(declared.get_value().shape, jnp.dtype(self.dtype)))
+        return MultiAdaptedWeight(weight, declared, spec.inputs, self.rank, self.dtype)
+
+    @property
+    def text(self) -> str:
+        return f"room for adapters of rank {self.rank} in all"
+
+
+class MultiAdaptedWeight(AdaptedWeight):
+    """`base`, and beside it the factors `a` and `b` of all adapters, `b` times their scales."""
+
+    def __init__(self, weight: Weight, declared: Param, inputs: Names, rank: int, dtype: Any):
+        super().__init__(weight, declared, inputs, rank, scale=1.0)
+        for factor in (self.a, self.b):
+            factor.set_value(jax.ShapeDtypeStruct(factor.get_value().shape, jnp.dtype(dtype)))
+
+    def contract(self, contraction: Contraction, x: Array) -> Array:
+        """That of the base where no position has an adapter."""
+        if _own_ranks() is None:
+            return einsum(contraction.text, x, self.base)
+        return super().contract(contraction, x)
+
+    def _own(self, names: Names, narrow: Array) -> Array:
+        where = "batch", "seq", "rank"
+        if not {*where} <= {*strip_roles(names)}:
+            raise UserError(
+                f"a weight of {' '.join(self.axes)} is multiplied with what has the axes {' '.join(names)}, and an "
+                "adapter belongs to a position of `batch seq`: merge the adapter into the model instead"
+            )
+        return jnp.where(broadcast_to_axes(_own_ranks(), where, strip_roles(names)), narrow, 0)
+
+
+def _own_ranks() -> Any:
+    scope = axes.current()
+    return None if scope is None else scope.own_ranks

@@ -1,4 +1,4 @@
-"""What tests of Pallas Mosaic GPU kernels share."""
+"""What tests of Pallas kernels share."""
 
 import json
 import subprocess
@@ -24,6 +24,19 @@ def run_script():
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
+
+
+@pytest.fixture
+def watched():
+    """`interpret=` of a TPU kernel: a read outside of what it was given raises, and a race fails the test."""
+    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+    from jax.experimental.pallas import tpu as pltpu
+
+    pltpu.reset_tpu_interpret_mode_state()
+    yield pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
+    found = interpret_pallas_call.races.races_found
+    pltpu.reset_tpu_interpret_mode_state()
+    assert not found
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Models with random weights and requests drawn at random, for tests of whatever serves them."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
@@ -120,33 +121,51 @@ def likeliest_of(logits, ids):
 
 
 def full_forward_pass(runtime, values, variables, ids):
-    """Logits of each of `ids`; no numbers from the first token on whose experts may be others by rounding alone."""
+    """Logits of each of `ids`; no numbers from the first token on whose experts rounding may choose."""
     tokens = np.zeros((1, LONGEST), np.int32)
     tokens[0, : len(ids)] = ids
-    forward, margins, measured = forward_of(runtime)
-    margins.clear()
-    with runtime.tracing(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lax, "top_k", measured)
+    forward, margins = forward_of(runtime)
+    with runtime.tracing(), margins.measured():
         logits = np.array(forward(values, variables, tokens, len(ids)))[: len(ids)]
-    jax.effects_barrier()
-    for margin in margins:
-        is_close = margin.reshape(LONGEST, -1).min(axis=-1)[: len(ids)] < MARGIN
-        logits[np.logical_or.accumulate(is_close)] = np.nan
+    logits[np.logical_or.accumulate(margins.are_close(len(ids)))] = np.nan
     return logits
+
+
+TOP_K = lax.top_k
+
+
+class RouterMargins:
+    """By how much the last of each token's experts scores above the next, in each layer of what runs `measured`."""
+
+    def __init__(self):
+        self.found: list[np.ndarray] = []
+
+    @contextmanager
+    def measured(self):
+        """Begin anew with what runs within, and was traced within."""
+        self.found.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lax, "top_k", self._top_k)
+            yield
+        jax.effects_barrier()
+
+    def are_close(self, length):
+        """Of the first `length` tokens of one text, whether rounding may choose their experts."""
+        found = np.zeros(length, bool)
+        for margin in self.found:
+            found |= margin[0].reshape(margin.shape[1], -1).min(axis=-1)[:length] < MARGIN
+        return found
+
+    def _top_k(self, scores, k):
+        if k < scores.shape[-1]:
+            best, _ = TOP_K(scores, k + 1)
+            jax.debug.callback(lambda margin: self.found.append(np.array(margin)), best[..., -2] - best[..., -1])
+        return TOP_K(scores, k)
 
 
 @lru_cache(maxsize=2)
 def forward_of(runtime):
-    """Compiled: the logits of `tokens[1 seq]`, of which the first `length` are a text. A list that gets, as it runs, by
-    how much the last of each token's experts scores above the next; what does so in place of `lax.top_k`."""
-    margins: list[np.ndarray] = []
-    top_k = lax.top_k
-
-    def measured(scores, k):
-        if k < scores.shape[-1]:
-            best, _ = top_k(scores, k + 1)
-            jax.debug.callback(lambda margin: margins.append(np.array(margin)), best[..., -2] - best[..., -1])
-        return top_k(scores, k)
+    """Compiled: the logits of `tokens[1 seq]`, of which the first `length` are a text; and what it measures."""
 
     def forward(values, variables, tokens, length):
         model = runtime.bind(values, variables)
@@ -154,7 +173,7 @@ def forward_of(runtime):
         hidden, *_ = model.hidden(Inputs(tokens, jnp.minimum(places, length - 1), jnp.zeros_like(tokens)))
         return model.output.logits(hidden)[0]
 
-    return jax.jit(forward), margins, measured
+    return jax.jit(forward), RouterMargins()
 
 
 REPEATS = NGram(longest=1, shortest=1, most=3)

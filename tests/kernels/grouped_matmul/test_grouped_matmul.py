@@ -76,7 +76,7 @@ def group_sizes(draw):
 EXTREMES = ([0, 0, 0, 0], [0, 0, ROWS, 0], [0, 0, 0, 1], [128, 128, 44, 0], [75, 75, 75, 75], [0, 299, 0, 0])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(sizes=group_sizes(), seed=st.integers(0, 2**31))
 def test_values_and_gradients_are_those_of_the_formula_whatever_the_sizes(run, sizes, seed):
     x, w, dy = draw(np.random.default_rng(seed))

@@ -80,7 +80,7 @@ def units(sizes, rows, tile, columns):
     return np.asarray(table)[:count]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(work())
 def test_units_write_every_row_of_every_tile_of_columns_once_for_its_group(drawn):
     (sizes, rows), tile, columns = drawn, 64, 3

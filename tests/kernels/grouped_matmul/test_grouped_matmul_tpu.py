@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.grouped_matmul.pieces import cover
 from axon.kernels.grouped_matmul.tiling import (
@@ -29,17 +28,6 @@ from scripts.bench.cases.grouped_matmul import cases
 
 TILES = Tiles(128, 128, 128)
 SIZES = ([100, 0, 30, 150], [0, 0, 0, 0], [128, 128, 0, 1])
-
-
-@pytest.fixture
-def watched():
-    """`interpret=` parameters that watch for races, and a check that there was none."""
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-
-    yield pltpu.InterpretParams(detect_races=True)
-    found = interpret_pallas_call.races.races_found
-    pltpu.reset_tpu_interpret_mode_state()
-    assert not found
 
 
 def numbers(make, sizes, rows, tile):
@@ -84,7 +72,7 @@ def work(draw):
     return np.diff(ends, prepend=0).astype(np.int32), rows, tile
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(work())
 def test_row_visits_cover_every_row_once_and_stay_within_their_bound(drawn):
     sizes, rows, tile = drawn
@@ -99,7 +87,7 @@ def test_row_visits_cover_every_row_once_and_stay_within_their_bound(drawn):
     np.testing.assert_array_equal(owner, owners(sizes, rows))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(work())
 def test_group_visits_reach_every_group_in_turn_and_read_each_of_its_rows_once(drawn):
     sizes, rows, tile = drawn
@@ -167,7 +155,7 @@ def test_a_weight_gradient_contracts_what_fills_the_matrix_unit_for_each_group(g
     assert groups > 8 or np.mean(found) <= 1.1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 2**18), st.integers(1, 64), st.integers(1, 64), st.sampled_from([1, 8, 64, 256]))
 def test_tiles_divide_the_columns_and_fit_the_vmem_of_every_chip(rows, inner, columns, groups):
     for itemsize in (2, 4):

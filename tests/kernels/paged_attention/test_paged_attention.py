@@ -55,7 +55,7 @@ def relative(actual, expected):
 def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(
     implementation, config, draw_problem, formula, check_cache
 ):
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=25)
     @given(ragged_lengths(), st.integers(0, 2**31 - 1))
     def holds(lengths, seed):
         problem = draw_problem(np.random.default_rng(seed), lengths)

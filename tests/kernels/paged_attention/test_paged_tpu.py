@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from axon.chips import KERNEL_CHIPS
 from axon.kernels.paged_attention import tpu, tpu_write
@@ -152,7 +151,7 @@ def test_every_mixture_of_options_gives_the_formula(
 def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_problem, formula, check_cache):
     lengths = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 13)), min_size=4, max_size=4)
 
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(lengths, st.integers(0, 2**31 - 1))
     def holds(drawn, seed):
         problem = draw_problem(np.random.default_rng(seed), [(new, new + old) for new, old in drawn])
@@ -169,23 +168,14 @@ def test_any_ragged_batch_gives_the_formula_and_leaves_other_pages_alone(draw_pr
 @pytest.mark.parametrize("dtype", ["float32", *QUANTISED])
 @pytest.mark.parametrize("division", [{}, {"shares": 2}, {"splits": 3}], ids=str)
 def test_no_copy_races_with_another_or_with_the_arithmetic(
-    dtype, division, head_dim, rng, draw_problem, formula, check_cache, monkeypatch
+    dtype, division, head_dim, rng, draw_problem, formula, check_cache, monkeypatch, watched
 ):
     monkeypatch.setattr(tpu, "KEYS", 4)  # up to four steps a block
     monkeypatch.setattr(tpu_write, "IN_FLIGHT", 500)  # several steps of a few groups each
     problem = draw_problem(rng, MIXED, dtype=dtype, head_dim=head_dim, sinks=True, alibi_slopes=True)
-    pltpu.reset_tpu_interpret_mode_state()
-    watched = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise")
     out, after = run(problem, PLAIN, interpret=watched, **division)
     check_cache(problem, after)
     assert relative(out, formula(problem, after, PLAIN)) < 1e-6
-    assert not races_found()
-
-
-def races_found() -> bool:
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-
-    return interpret_pallas_call.races.races_found
 
 
 @pytest.mark.full

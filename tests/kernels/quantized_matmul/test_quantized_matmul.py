@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.experimental.pallas import tpu as pltpu
 
 from axon import axes
 from axon.errors import UserError
@@ -128,7 +127,7 @@ def error(x, operand, granularity, dtype):
 
 
 @pytest.mark.full
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**31), dtype=st.sampled_from([jnp.int8, FP8]), which=st.sampled_from([*GRANULARITIES]))
 def test_the_error_of_a_product_is_that_of_rounding_its_operands(seed, dtype, which):
     rng = np.random.default_rng(seed)
@@ -159,18 +158,11 @@ def test_the_largest_of_a_block_comes_back_and_blocks_of_zeros_or_less_make_no_n
 
 @pytest.mark.few(dtype=(jnp.int8,), granularity=("tensor", "blocks of two tiles"))
 @pytest.mark.parametrize("dtype", [jnp.int8, FP8], ids=["int8", "fp8"])
-def test_the_kernel_has_no_race(dtype, granularity, rng):
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-
+def test_the_kernel_has_no_race(dtype, granularity, rng, watched):
     x = quantized(jnp.asarray(rng.normal(size=(40, 256)), jnp.float32), dtype, granularity[0])
     w = quantized(jnp.asarray(rng.normal(size=(256, 256)), jnp.float32), dtype, granularity[1])
-    watched = pltpu.InterpretParams(detect_races=True)
-    try:
-        made = quantized_matmul_tpu(x, w, jnp.float32, largest=SMALL, interpret=watched)
-        np.testing.assert_allclose(made, wide(x) @ wide(w), atol=1e-3)
-        assert not interpret_pallas_call.races.races_found
-    finally:
-        pltpu.reset_tpu_interpret_mode_state()
+    made = quantized_matmul_tpu(x, w, jnp.float32, largest=SMALL, interpret=watched)
+    np.testing.assert_allclose(made, wide(x) @ wide(w), atol=1e-3)
 
 
 def test_the_result_is_bfloat16_unless_asked_otherwise(rng):
@@ -250,7 +242,7 @@ def test_what_the_kernel_cannot_do_takes_xla_and_says_why(inner, out, blocks, re
     assert reason in said
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64), st.integers(1, 5000))
 def test_tiles_divide_the_product_and_meet_the_edges_of_blocks(per_block, blocks, columns, rows):
     inner = per_block * blocks * 128

@@ -11,6 +11,7 @@ import numpy as np
 
 from axon.runtime import Runtime
 from axon.train.objective import NextToken, Objective
+from axon.train.references import References
 from axon.train.state import State
 
 Batch = dict[str, np.ndarray]
@@ -35,7 +36,8 @@ class FeedContext:
         start: how many batches were drawn before, without those of `left_out`: numbers of batches that the order lacks.
         sequences: which sequences of the global batch to give, as a process's share.
         saved: what `Feed.saved` gave when the checkpoint was written that the run continues from; empty at first.
-        objective: what batches are for. report: called with each line that a person should see.
+        objective: what batches are for. references: its frozen models. report: called with each line that a person
+            should see.
     """
 
     seed: int
@@ -45,6 +47,7 @@ class FeedContext:
     left_out: Sequence[int] = ()
     saved: Mapping[str, Any] = field(default_factory=dict)
     objective: Objective = NextToken()
+    references: References = field(default_factory=References)
     report: Callable[[str], None] = print
 
     def numbers(self) -> Iterator[int]:

@@ -59,6 +59,26 @@ def process_0_first(what: str) -> Iterator[None]:
         key_value.put(key, "done")
 
 
+def from_process_0(what: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns in process 0, a JSON value, in all processes; it is called there alone.
+
+    Every process must call with the same names in the same order. They wait on the host, without a time limit, until
+    one has failed.
+    """
+    index, count = key_value.processes()
+    if count == 1:
+        return make()
+    last, key = f"axon/{what}/{_times[what]}", _key(what)
+    if index == 0:
+        for other in range(1, count) if _times[what] > 1 else ():
+            key_value.wait(f"{last}/read/{other}")
+        key_value.delete(last)
+        key_value.put(f"{key}/value", json.dumps(make()))
+    value = json.loads(key_value.wait(f"{key}/value"))
+    key_value.put(f"{key}/read/{index}", "")
+    return value
+
+
 class AgreedStop:
     """Interrupts on which all processes agree: if one was interrupted, all see it at the same call of `ask`.
 

@@ -28,6 +28,11 @@ def put(key: str, value: str) -> None:
     distributed.global_state.client.key_value_set(key, value)  # pyright: ignore[reportOptionalMemberAccess]
 
 
+def delete(key: str) -> None:
+    """Delete `key`, if it is set, and all below it."""
+    distributed.global_state.client.key_value_delete(key)  # pyright: ignore[reportOptionalMemberAccess]
+
+
 def get(key: str) -> str | None:
     """The value of `key`; None where it is not set yet."""
     try:

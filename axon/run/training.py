@@ -131,6 +131,7 @@ class Training:
             left_out,
             saved,
             self.train.objective,
+            program.references,
             self.report,
         )
         with self.corpus.feed(context) as feed:

@@ -8,12 +8,16 @@ from axon.tune.labelled import Labelled
 from axon.tune.reward_model import RewardModel
 from axon.tune.rewards import ExactMatch, Matches, Numeric, Overlong, Similar
 from axon.tune.rollouts import Rollouts
+from axon.tune.selection import AllAnswers, BestAndWorst, BestAnswers
 from axon.tune.text_pairs import TextPairs
 from axon.tune.words import Addition, Words
 
 __all__ = [
     "ActorCritic",
     "Addition",
+    "AllAnswers",
+    "BestAndWorst",
+    "BestAnswers",
     "Calculator",
     "Chats",
     "Comparisons",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
+from functools import partial
 from queue import Empty, Queue
 from threading import Thread
 from types import MappingProxyType
@@ -17,6 +18,7 @@ import numpy as np
 from axon.checks import check_range
 from axon.data.records import Record
 from axon.errors import UserError
+from axon.launch.agree import from_process_0
 from axon.own_code import written_at
 
 NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -139,7 +141,8 @@ class Scores:
 
 
 class Judge:
-    """Asks several rewards of answers, in a thread of their own.
+    """Asks several rewards of answers, in a thread of their own. Of several processes the first alone asks, and all
+    have its scores.
 
     Args:
         rewards: by name. weights: name → a factor, by default 1. limit: seconds that a reward has for an answer.
@@ -159,8 +162,8 @@ class Judge:
     def __call__(self, answers: Sequence[Sampled], known: Mapping[str, np.ndarray] = MappingProxyType({})) -> Scores:
         """`known`: name → numbers that are there already; an answer of which one is NaN is not asked about."""
         there = [place for place in range(len(answers)) if not any(np.isnan(one[place]) for one in known.values())]
-        own = {name: self._asked(name, reward, answers, there) for name, reward in self._rewards.items()}
-        each = {**known, **own}
+        asked = {name: partial(self._asked, name, reward, answers, there) for name, reward in self._rewards.items()}
+        each = {**known, **{name: np.array(from_process_0("rewards", ask), float) for name, ask in asked.items()}}
         weighted = [self._weights.get(name, 1.0) * values for name, values in each.items()]
         return Scores(each, np.sum(weighted, axis=0))
 
@@ -168,8 +171,10 @@ class Judge:
         """End the thread."""
         self._call.close()
 
-    def _asked(self, name: str, reward: RewardFunction, answers: Sequence[Sampled], there: Sequence[int]) -> np.ndarray:
-        found, failures = np.full(len(answers), np.nan), []
+    def _asked(
+        self, name: str, reward: RewardFunction, answers: Sequence[Sampled], there: Sequence[int]
+    ) -> list[float]:
+        found, failures = [math.nan] * len(answers), []
         for place in there:
             try:
                 found[place] = finite(self._call(reward, answers[place]))

@@ -40,12 +40,14 @@ class Rollout:
         scores = self.scores + other.scores
         return Rollout([*self.prompts, *other.prompts], [*self.episodes, *other.episodes], scores)
 
-    def example(self, row: int) -> packing.Example:
-        """The prompt with the episode `row`, of which the tokens are learned that the model sampled."""
-        prompt, episode = self.prompts[row // self.rewards.shape[1]], self.episodes[row]
-        ids = np.array([*prompt.ids, *episode.ids], np.int32)
-        document = packing.Document(ids, np.concatenate((np.zeros(len(prompt.ids), bool), episode.sampled)))
-        return packing.Example((document,), prompt.where)
+    def example(self, rows: Sequence[int]) -> packing.Example:
+        """The episodes `rows`, each after the prompt that they share; of them the tokens are learned that the model
+        sampled."""
+        prompt, documents = self.prompts[rows[0] // self.rewards.shape[1]], []
+        for episode in (self.episodes[row] for row in rows):
+            ids = np.array([*prompt.ids, *episode.ids], np.int32)
+            documents.append(packing.Document(ids, np.concatenate((np.zeros(len(prompt.ids), bool), episode.sampled))))
+        return packing.Example(tuple(documents), prompt.where)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 
 from axon.data.feed import Batch, Feed, FeedContext
 from axon.train.state import State
+from axon.tune import packing
 from axon.tune.drawn import Drawn, done
+from axon.tune.estimator import Estimator
 from axon.tune.policy_sampler import PolicySampler
 from axon.tune.prompts import PromptOrder
 from axon.tune.rollout import Rollout
@@ -29,11 +32,13 @@ class RolloutFeed(Feed):
         order: PromptOrder,
         sampler: PolicySampler,
         selection: Selection,
+        estimator: Estimator,
         redraws: int,
         staleness: int,
     ):
         """`redraws`, `staleness`: see `axon.tune.rollouts.Rollouts`."""
-        self._context, self._order, self._sampler, self._selection = context, order, sampler, selection
+        self._context, self._order, self._sampler = context, order, sampler
+        self._selection, self._estimator = selection, estimator
         self._redraws, self._staleness = redraws, staleness
         self._pending, self._metrics = deque(self._restored()), {}
         self._numbers = islice(context.numbers(), len(self._pending), None)
@@ -67,19 +72,19 @@ class RolloutFeed(Feed):
             yield from map(done, waiting)
 
     def _begin(self, state: State, number: int) -> Future[Drawn]:
-        """Batch `number`, sampled by the state's weights. Its rewards are asked in a thread, unless redraws wait for
-        them or there are other processes, with which they are shared."""
-        step, prompts = int(state.step), self._order.batch(number)
-        ask = self._sampler(state, number, prompts)
-        if self._redraws or jax.process_count() > 1:
-            return done(self._drawn(step, number, *self._redrawn(state, number, ask())))
-        return self._rewarding.submit(lambda: self._drawn(step, number, ask(), np.arange(len(prompts))))
+        """Batch `number`, sampled by the state's weights. Its rewards are asked in a thread, unless redraws or what the
+        objective estimates by these weights wait for them, or other processes, with which they are shared."""
+        prompts = self._order.batch(number)
+        ask, made = self._sampler(state, number, prompts), partial(self._drawn, state, int(state.step), number)
+        if self._redraws or self._context.objective.derived or jax.process_count() > 1:
+            return done(made(*self._redrawn(state, number, ask())))
+        return self._rewarding.submit(lambda: made(ask(), np.arange(len(prompts))))
 
     def _redrawn(self, state: State, number: int, rollout: Rollout) -> tuple[Rollout, np.ndarray]:
         """All that is drawn for batch `number`, after these prompts, and which of its prompts the batch is of."""
         further, groups = self._order.further(number), np.arange(len(rollout.prompts))
         for _ in range(self._redraws):
-            uniform = np.flatnonzero(_agreed(rollout.uniform)[groups])
+            uniform = np.flatnonzero(rollout.uniform[groups])
             more = list(islice(further, len(uniform)))
             if not more:
                 break
@@ -87,24 +92,21 @@ class RolloutFeed(Feed):
             rollout += self._sampler(state, number, more, len(rollout.prompts))()
         return rollout, groups
 
-    def _drawn(self, step: int, number: int, rollout: Rollout, groups: np.ndarray) -> Drawn:
+    def _drawn(self, state: State, step: int, number: int, rollout: Rollout, groups: np.ndarray) -> Drawn:
         rows = self._selection.rows(rollout, groups)
-        metrics = rollout.metrics | {
+        examples = [[rollout.example(row)] if row else [] for row in rows]
+        batch = packing.batch_of(examples, self._estimator.seq, self._selection.documents)
+        estimate = partial(self._estimator, state)
+        learned, own = self._selection.learned(self._context.objective, batch, rollout, groups, estimate)
+        metrics = {
+            **rollout.metrics,
+            **own,
             "rollout_dropped": 1 - len(groups) / len(rollout.prompts),
-            "rollout_trained": float(np.mean([row is not None for row in rows])),
+            "rollout_trained": float(np.mean([bool(row) for row in rows])),
         }
-        return Drawn(number, step, self._selection.batch(rollout, groups), metrics)
+        return Drawn(number, step, batch | learned, metrics)
 
     def close(self) -> None:
         """Gives the engine's pages and the rewards' threads back."""
         self._rewarding.shutdown(cancel_futures=True)
         self._sampler.close()
-
-
-def _agreed(decided: np.ndarray) -> np.ndarray:
-    """The first process's decisions, for all processes: a reward may take too long in one of them alone."""
-    if jax.process_count() == 1:
-        return decided
-    from jax.experimental.multihost_utils import broadcast_one_to_all
-
-    return np.asarray(broadcast_one_to_all(decided.astype(np.int32)), bool)

@@ -12,8 +12,8 @@ import numpy as np
 
 from axon.checks import check_range
 from axon.data import Data
-from axon.data.corpus import TEXT_ARRAYS, check_sources
-from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
+from axon.data.corpus import check_sources
+from axon.data.feed import ALL, FeedContext, SequenceNumbers
 from axon.data.feed_config import FedCorpus, FeedConfig
 from axon.data.prepared import BatchReader, Question
 from axon.data.sources import Source
@@ -26,18 +26,19 @@ from axon.runtime import Runtime
 from axon.serve.chat import Chat
 from axon.serve.offline import Answer, capacity_for
 from axon.serve.request import Request, Sampling, check_ids
-from axon.train.policy_gradient import SAMPLED, PolicyGradient
+from axon.train.evaluate import Evaluator
 from axon.tune.chats import Chats
 from axon.tune.environments import Environment, check_environment
 from axon.tune.episode_runner import EpisodeRunner
 from axon.tune.episodes import Episode
+from axon.tune.estimator import Estimator
 from axon.tune.policy_engine import PolicyEngine
 from axon.tune.policy_sampler import PolicySampler
 from axon.tune.prompts import Prompt, PromptOrder, of_chats, of_question, of_sources
 from axon.tune.rewards import Judge, RewardFunction, check_rewards
 from axon.tune.rollout import ENVIRONMENT
 from axon.tune.rollout_feed import RolloutFeed
-from axon.tune.selection import Selection
+from axon.tune.selection import AllAnswers, Selection
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,6 @@ class Rollouts(FeedConfig):
     Each step draws some prompts, and `samples` answers to each from the weights before the step; a sequence of the
     batch is a prompt with an answer. Weights are 1 where the target is a token of the answer, its end included. What is
     drawn follows from the run's seed, the number of the batch, and the weights.
-
-    All answers are trained on, for a `PolicyGradient` as `GRPO`: beside text a batch has `logprobs`, by which each
-    token was sampled, and `advantages`. With `kept` it is of text alone, the best answers to each prompt: expert
-    iteration (Anthony et al., arXiv:1705.08439), as rejection-sampling fine-tuning (ReST, arXiv:2308.08998) in every
-    step.
 
     Args:
         data: the tokenizer, the shape of a batch, and the held-out data. Of `Chats` the prompts are all of a training
@@ -69,10 +65,11 @@ class Rollouts(FeedConfig):
             have the same reward, from which nothing is learned, are replaced by further ones (DAPO's dynamic sampling,
             Yu et al., arXiv:2503.14476, section 3.2). No prompt is twice in a step; what is left is trained on as it
             is.
-        kept: how many of them are trained on, at most; None: all, by their rewards.
-        above: with `kept`, only answers whose reward is larger than this are trained on.
+        selection: which of them are trained on, and as what: `AllAnswers()`, by their rewards, for an objective as
+            `GRPO`; `BestAnswers()`, as text; `BestAndWorst()`, as pairs for `DPO`.
         staleness: steps between the weights that sample a batch and those that train on it. Above 0 rewards are asked
-            while the steps before run, where they decide on no redraw.
+            while the steps before run, where they decide on no redraw and the objective needs nothing else of the
+            weights that sample, as `PPO` its values.
         sampling: how they are drawn. layout: where each axis lives meanwhile; None: as in training.
     """
 
@@ -85,14 +82,13 @@ class Rollouts(FeedConfig):
     prompts: tuple[Source, ...] = ()
     samples: int = 4
     redraws: int = 0
-    kept: int | None = None
-    above: float = -math.inf
+    selection: Selection = AllAnswers()
     staleness: int = 0
     sampling: Sampling = Sampling(tokens=64, temperature=1.0)
     layout: Layout | None = field(default=None, metadata=RESUMABLE)
 
     def __post_init__(self):
-        check_range(self, "[1, 2**16]", "samples", "kept", "turns")
+        check_range(self, "[1, 2**16]", "samples", "turns")
         check_range(self, "[0, 2**16]", "redraws")
         check_range(self, "[0, 64]", "staleness")
         check_range(self, "(0, 1e6]", "limit")
@@ -100,17 +96,13 @@ class Rollouts(FeedConfig):
             check_environment(self.environment, "Rollouts.environment")
         check_rewards(self.rewards, self.weights, "Rollouts.rewards", (ENVIRONMENT,) if self.environment else ())
         self._check_prompts()
-        if self.kept is not None and self.kept > self.samples:
-            raise UserError(
-                f"Rollouts.kept is {self.kept}, and Rollouts.samples {self.samples}: no more can be kept than there "
-                f"are. Set Rollouts.samples to at least {self.kept}"
-            )
+        self.selection.check(self.samples)
         if self.data.batch % self.of_prompt:
-            name, batch = ("samples" if self.kept is None else "kept"), f"{type(self.data).__name__}.batch"
+            batch, selection = f"{type(self.data).__name__}.batch", type(self.selection).__name__
             divisible = math.ceil(self.data.batch / self.of_prompt) * self.of_prompt
             raise UserError(
-                f"{batch} is {self.data.batch}, and Rollouts.{name} {self.of_prompt}: must divide it, as each prompt "
-                f"has so many sequences. Set {batch} to {divisible}"
+                f"{batch} is {self.data.batch}, and each prompt has {self.of_prompt} sequences, by Rollouts.samples = "
+                f"{self.samples} and Rollouts.selection = {selection}(): must divide it. Set {batch} to {divisible}"
             )
         if self.redraws and self.samples == 1:
             raise UserError(
@@ -136,7 +128,7 @@ class Rollouts(FeedConfig):
     @property
     def of_prompt(self) -> int:
         """Sequences of a batch that each prompt has."""
-        return self.samples if self.kept is None else self.kept
+        return self.selection.sequences(self.samples)
 
     def judge(self, report: Callable[[str], None]) -> Judge:
         """What asks the rewards."""
@@ -145,11 +137,11 @@ class Rollouts(FeedConfig):
     @property
     def positions(self) -> int:
         """Tokens of a prompt with all that follows it, at most."""
-        return self.data.seq + 1
+        return self.data.seq // self.selection.sides + 1
 
     @property
     def arrays(self) -> Mapping[str, str]:
-        return TEXT_ARRAYS if self.kept is not None else {**TEXT_ARRAYS, **dict.fromkeys(SAMPLED, "batch seq")}
+        return self.selection.arrays
 
     def prepare(self, report: Callable[[str], None] = print) -> "PreparedRollouts":
         """Prepares the corpus, and reads the prompts. Raises `UserError` for one that leaves no room for an answer."""
@@ -169,18 +161,18 @@ class Rollouts(FeedConfig):
                 "Rollouts.redraws to 0"
             )
         self._check_room(max(prompts, key=lambda prompt: len(prompt.ids)))
-        trained = "all" if self.kept is None else f"{self.kept} at most"
-        report(f"prompts: {len(prompts):,}, {self.samples} answers to each, of which {trained} are trained on")
+        report(f"prompts: {len(prompts):,}, {self.samples} answers to each; {self.selection} are trained on")
         return PreparedRollouts(self, corpus, prompts)
 
     def _check_room(self, longest: Prompt) -> None:
-        length, tokens, seq = len(longest.ids), self.sampling.tokens, self.data.seq
-        if length + tokens > seq + 1:
+        length, tokens, sides = len(longest.ids), self.sampling.tokens, self.selection.sides
+        if length + tokens > self.positions:
             field = f"{type(self.data).__name__}.seq"
+            shared = field if sides == 1 else f"{field} / {sides}"
             raise UserError(
                 f"Rollouts.prompts: {longest.where} has {length} tokens, and an answer has up to Sampling.tokens, "
-                f"{tokens}: together more than {field} + 1, which is {seq + 1}. Set {field} to at least "
-                f"{length + tokens - 1}, or shorten one of the two"
+                f"{tokens}: together more than {shared} + 1, which is {self.positions}. Set {field} to at least "
+                f"{sides * (length + tokens - 1)}, or shorten one of the two"
             )
 
 
@@ -204,21 +196,20 @@ class PreparedRollouts(FedCorpus):
                 f"Rollouts.environment is set, and the run has {jax.process_count()} processes, which would not all "
                 "see the same episodes: start it in one process, or leave the environment out"
             )
-        if self.config.kept is None:
-            policy_of(objective).check_group(self.config.samples, "Rollouts.samples")
+        self.config.selection.check_objective(objective, self.config.samples, self.config.data)
         vocab = vocab_of(model)
         assert vocab is not None, "the corpus fits"
         for prompt in self.prompts:
             check_ids(prompt.ids, vocab, self.tokenizer, f"Rollouts.prompts: {prompt.where}")
 
     def feed(self, context: FeedContext) -> RolloutFeed:
-        config, learns = self.config, self.config.kept is None
-        sampling = replace(config.sampling, logprobs=0) if learns else config.sampling
+        config, runtime, shape = self.config, context.runtime, (self.config.batch, self.config.data.seq)
+        sampling = replace(config.sampling, logprobs=0) if config.selection.logprobs else config.sampling
         judge, runner = config.judge(context.report), self._runner(context.report)
-        sampler = PolicySampler(self._engine(context.runtime), judge, runner, sampling, config.samples, context.seed)
-        advantages = policy_of(context.objective).advantages if learns else None
-        selection = Selection(config.data.seq, advantages, config.of_prompt, config.above)
-        return RolloutFeed(context, self.order(context.seed), sampler, selection, config.redraws, config.staleness)
+        sampler = PolicySampler(self._engine(runtime), judge, runner, sampling, config.samples, context.seed)
+        estimator = Estimator(Evaluator(runtime, context.objective, *shape, context.references))
+        parts = self.order(context.seed), sampler, config.selection, estimator
+        return RolloutFeed(context, *parts, config.redraws, config.staleness)
 
     def _engine(self, runtime: Runtime) -> PolicyEngine:
         config, longest = self.config, max(self.prompts, key=lambda prompt: len(prompt.ids))
@@ -229,8 +220,7 @@ class PreparedRollouts(FedCorpus):
         return PolicyEngine(runtime, config.layout, self.tokenizer, capacity_for(runtime.module, most))
 
     def held_out(self, batches: int | None = None, sequences: SequenceNumbers = ALL) -> BatchReader:
-        reader = super().held_out(batches, sequences)
-        return reader if self.config.kept is not None else _NotSampled(reader)
+        return self.config.selection.held_out(super().held_out(batches, sequences))
 
     def rewards_of(
         self, questions: Sequence[Question], answers: Sequence[Answer], report: Callable[[str], None] = print
@@ -277,27 +267,3 @@ class PreparedRollouts(FedCorpus):
 
     def documents(self, seed: int, step: int) -> list[dict[str, Any]]:
         return [{"prompt": prompt.where} for prompt in self.drawn(seed, step)]
-
-
-def policy_of(objective: Any) -> PolicyGradient:
-    """An objective that learns from rewards. Raises `UserError` for another."""
-    if not isinstance(objective, PolicyGradient):
-        raise UserError(
-            f"Train.objective is a {type(objective).__name__}, and Rollouts.kept None, so that all answers are learned "
-            "from by their rewards: set Train.objective = @GRPO(), or Rollouts.kept to how many of the best to train on"
-        )
-    return objective
-
-
-class _NotSampled(BatchReader):
-    """Held-out batches as a policy's objective takes them: nothing in them was sampled."""
-
-    def __init__(self, reader: BatchReader):
-        self._reader = reader
-
-    def __next__(self) -> Batch:
-        batch = next(self._reader)
-        return batch | {name: np.zeros_like(batch["weights"]) for name in SAMPLED}
-
-    def __exit__(self, *exception: Any) -> None:
-        self._reader.__exit__(*exception)

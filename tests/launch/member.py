@@ -72,6 +72,31 @@ def tell_alike(me: int) -> dict:
     return told
 
 
+def tell_rewards(me: int) -> list:
+    """What each has as the scores of answers, by rewards that fail in one process and differ in both, and whether keys
+    are left."""
+    from jax._src import distributed
+
+    from axon.tune.rewards import Judge, Sampled
+
+    def fails_in(process: int) -> Callable[[Sampled], float]:
+        def reward(sampled: Sampled) -> float:
+            if me == process and sampled.ids[0] % 2:
+                raise ValueError
+            return 0.1 * sampled.ids[0] + me
+
+        return reward
+
+    said: list[str] = []
+    judge = Judge({"first": fails_in(0), "second": fails_in(1)}, {"second": 2.0}, 5.0, said.append)
+    told = []
+    for begin in range(3):
+        scores = judge([Sampled("", "", (begin + number,)) for number in range(4)])
+        told.append([scores.each["first"].tolist(), scores.each["second"].tolist(), scores.total.tolist()])
+    client = distributed.global_state.client
+    return [told, len(said), len(client.key_value_dir_get("axon/rewards"))]
+
+
 def tell_feed(me: int) -> list:
     """By layout: which sequences this process reads, and whether its devices hold what they would in one process."""
     import numpy as np
@@ -189,6 +214,7 @@ def tell_tiers(me: int, folder: Path) -> dict:
 TELL: dict[str, Callable[[int, Path], Any]] = {
     "alike": lambda me, folder: tell_alike(me),
     "agreement": lambda me, folder: tell_agreement(me),
+    "rewards": lambda me, folder: tell_rewards(me),
     "feed": lambda me, folder: tell_feed(me),
     "training": lambda me, folder: tell_training(me),
     "pipeline": lambda me, folder: tell_pipeline(me),

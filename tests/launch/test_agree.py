@@ -1,5 +1,6 @@
 """What two real processes know alike."""
 
+import numpy as np
 import pytest
 
 from axon.launch.agree import AgreedStop, largest
@@ -36,3 +37,15 @@ def test_alone_it_agrees_with_itself():
         with pytest.raises(Interrupted, match="SIGINT"):
             stop.check()
         interrupts.requested = None
+
+
+def test_a_reward_is_asked_in_the_first_process_alone_and_all_have_what_it_says(told):
+    (first, first_lines, _), (second, second_lines, keys) = (process["rewards"] for process in told)
+    np.testing.assert_array_equal(first, second)
+    assert (first_lines, second_lines) == (3, 0)
+    for begin, (failing, other, total) in enumerate(first):
+        ids = begin + np.arange(4)
+        np.testing.assert_allclose(failing, np.where(ids % 2, np.nan, 0.1 * ids), rtol=0, atol=1e-15)
+        np.testing.assert_allclose(other, 0.1 * ids, rtol=0, atol=1e-15)
+        np.testing.assert_array_equal(total, np.array(failing) + 2 * np.array(other))
+    assert keys <= 6  # of the last two agreements at most, each a value and what says that it was read

@@ -1,6 +1,7 @@
 """Learning from rewards: the sampler has the training forward's log-probabilities, and what its batches have."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import likes
@@ -11,6 +12,7 @@ from axon.checkpoint import Reader
 from axon.data import Bpe, FeedContext, JsonLines
 from axon.errors import UserError
 from axon.layout import Execution, Layout
+from axon.nn import token_nll
 from axon.nn.lora import LoRA
 from axon.run import Evaluation, program
 from axon.run.answers import Answers
@@ -19,7 +21,9 @@ from axon.serve.step import SAME_SUMS
 from axon.train.adapters_off import AdaptersOff
 from axon.train.objective import NextToken
 from axon.train.policy_gradient import GRPO, RLOO
-from axon.tune import Addition, Chats, ExactMatch, Rollouts, rollouts
+from axon.train.ppo import PPO
+from axon.train.preference import DPO
+from axon.tune import ActorCritic, Addition, BestAndWorst, Chats, ExactMatch, Rollouts, rollouts
 
 WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
 
@@ -50,9 +54,13 @@ def learning(tiny, prompts, caches):
 
 def drawn(made, data, objective, state, number=0):
     """The batch that the state's model samples."""
-    context = FeedContext(7, made.runtime, start=number, objective=objective, report=silent)
-    with data.prepare(silent).feed(context) as feed:
-        return feed.draw(state)
+    return drawn_with_metrics(made, data, objective, state, number)[0]
+
+
+def drawn_with_metrics(made, data, objective, state, number=0):
+    own = {"objective": objective, "references": made.references}
+    with data.prepare(silent).feed(FeedContext(7, made.runtime, start=number, report=silent, **own)) as feed:
+        return feed.draw(state), feed.metrics
 
 
 def of_some(sampled):
@@ -287,10 +295,107 @@ def test_the_questions_of_chats_are_prompts_and_rewards_see_the_right_answers(ti
     assert answered.scores["reward"].tolist() == [sum(one.ids) + ExactMatch()(one) for one in seen]
 
 
+PPO_LAYOUTS = {"one": Layout({"data": 1}), "data": Layout({"data": 2}, zero=3), "context": Layout({"context": 2})}
+
+
+@pytest.mark.few(layout=("context",))
+@pytest.mark.parametrize("layout", PPO_LAYOUTS)
+def test_values_and_the_divergence_in_the_rewards_are_of_the_weights_that_sample(layout, learning, few, begun, rng):
+    """With γ = λ = 1 the return is the sum of the rewards to come: the answer's, less β·log(π/π_ref) of each token."""
+    objective, model, references = (
+        PPO(kl=0.2, gae_lambda=1.0),
+        ActorCritic(learning.model),
+        {"reference": AdaptersOff()},
+    )
+    fields = {"transforms": (LoRA(rank=2, alpha=2.0),), "references": references, "layout": PPO_LAYOUTS[layout]}
+    with few(1 if layout == "one" else 2):
+        made = program(replace(learning, model=model, objective=objective, **fields))
+        for state, is_reference in ((made.init(), True), (begun(made, rng), False)):
+            batch, spent = drawn_with_metrics(made, learning.data, objective, state)
+            sampled = batch["weights"] > 0
+            rewards = [
+                variety(SimpleNamespace(ids=ids[own])) for ids, own in zip(batch["targets"], sampled, strict=True)
+            ]
+            first = batch["returns"][np.arange(8), np.argmax(sampled, axis=1)]
+            divergence = np.sum(np.array(rewards) - first) / 0.2 / np.sum(sampled)
+            assert divergence == pytest.approx(spent["kl"], abs=1e-3)
+            assert is_reference == (abs(spent["kl"]) < 1e-5)
+            expected = np.mean((batch["values"] - batch["returns"])[sampled] ** 2) / 2
+            metrics = made.step(state, made.place(batch))[1]
+            assert float(metrics["value"]) == pytest.approx(expected, rel=1e-4)
+            assert float(metrics["value_clipped"]) == 0
+
+
+def of_odd_sums(sampled):
+    """The same for all answers to every other sum."""
+    return float(sum(sampled.ids)) if int(sampled.reference) % 2 else 1.0
+
+
+@pytest.fixture(scope="module")
+def comparing(tiny, caches):
+    """A run that prefers the best of its own answers to the worst."""
+    sums = (Addition(count=40, largest=9),)
+    chats = Chats(seq=96, batch=8, sources=sums, tokenizer=Bpe(257), held_out=0.2, threads=0, packed=4)
+    own = {"samples": 3, "selection": BestAndWorst(), "sampling": Sampling(tokens=4, temperature=1.0)}
+    adapters = {"references": {"reference": AdaptersOff()}, "transforms": (LoRA(rank=2, alpha=2.0),)}
+    return replace(tiny, data=Rollouts(chats, {"odd": of_odd_sums}, **own), objective=DPO(beta=0.3), **adapters)
+
+
+def log_probabilities(made, state, batch):
+    """Of each target of a batch of pairs, by the trained model and by the frozen one."""
+
+    def found(parameters, variables, batch):
+        frozen = made.references.bound({}, parameters, variables)["reference"]
+        modules, inputs = (made.runtime.bind(parameters, variables), frozen), NextToken().inputs(batch)
+        return [-token_nll(one.hidden(inputs)[0], one.output, batch["targets"])[0] for one in modules]
+
+    placed = made.place(batch)
+    placed["documents"] = placed["answers"]
+    with made.runtime.tracing():
+        return jax.device_get(made.runtime.jit(found)(state.parameters, state.variables, placed))
+
+
+def test_online_dpo_compares_the_best_and_the_worst_of_a_group_and_its_loss_is_dpos(comparing, few, begun, rng):
+    seen, margins = [], []
+
+    def looks(sampled):
+        seen.append((of_odd_sums(sampled), sampled.ids))
+        return seen[-1][0]
+
+    data = replace(comparing.data, rewards={"looks": looks})
+    with few(1):
+        made = program(comparing)
+    state, prepared = begun(made, rng), data.prepare(silent)
+    made.evaluator.check_arrays(prepared.arrays)
+    prepared.check_fits(comparing.model, comparing.objective, 96)
+    batch, spent = drawn_with_metrics(made, data, comparing.objective, state)
+    logps = log_probabilities(made, state, batch)
+    for row in range(8):
+        group = seen[3 * row : 3 * row + 3]
+        learned = [(batch["answers"][row] == side) & (batch["weights"][row] > 0) for side in range(2)]
+        if len({reward for reward, _ in group}) == 1:
+            assert not batch["weights"][row].any()
+            continue
+        for own, (_, ids) in zip(learned, (max(group), min(group)), strict=True):
+            assert tuple(batch["targets"][row][own]) == ids
+        chosen, rejected = (np.sum(logps[0][row][own]) - np.sum(logps[1][row][own]) for own in learned)
+        margins.append(0.3 * (chosen - rejected))
+    assert 0 < len(margins) < 8
+    assert spent["rollout_trained"] == len(margins) / 8
+    metrics = made.step(state, made.place(batch))[1]
+    assert float(metrics["loss"]) == pytest.approx(np.mean(np.logaddexp(0, -np.array(margins))), rel=1e-4)
+    with prepared.held_out(1) as batches:
+        total, count = made.evaluate(made.init(), made.place(next(batches)))["loss"]
+    assert float(total / count) == pytest.approx(np.log(2), rel=1e-5)  # the model is the frozen one yet
+
+
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_evaluated_before_its_first_step_and_continues_bit_for_bit(learning, do, few, tmp_path):
+@pytest.mark.few(objective=(PPO(),))
+@pytest.mark.parametrize("objective", [GRPO(), PPO()], ids=lambda value: type(value).__name__)
+def test_a_run_is_evaluated_before_its_first_step_and_continues_bit_for_bit(objective, learning, do, few, tmp_path):
+    learning = replace(learning, objective=objective, model=ActorCritic(learning.model))
     data = replace(learning.data, rewards=learning.data.rewards | {"some": of_some}, redraws=2)
     learning = replace(learning, data=data, evaluation=Evaluation(every=4, at_start=True))
     whole = do(learning, tmp_path / "whole")
@@ -325,17 +430,28 @@ def test_what_is_sampled_a_step_before_is_weighted_by_its_own_probabilities(lear
     assert min(gaps) > 1e-4
 
 
+def test_stale_values_are_those_of_the_weights_that_sampled(learning, do, tmp_path):
+    """The critic's are 0 at first, and clipped about what they were a step before from the second step on."""
+    data, model = replace(learning.data, staleness=1), ActorCritic(learning.model)
+    ran = do(replace(learning, data=data, model=model, objective=PPO(value_clip=1e-4)), tmp_path / "run")
+    (first, *clipped) = [share for _, share in ran.records("value_clipped")]
+    assert first == 0
+    assert min(clipped) > 0
+
+
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 
 
 def test_objectives_and_groups_that_do_not_fit_are_told_by_field_and_remedy(learning):
     prepared = learning.data.prepare(silent)
-    with pytest.raises(UserError, match=r"Train\.objective is a NextToken.*Rollouts\.kept None.*@GRPO\(\)"):
+    with pytest.raises(UserError, match=r"Train\.objective is a NextToken.*AllAnswers.*@GRPO\(\)"):
         prepared.check_fits(learning.model, NextToken(), 32)
+    with pytest.raises(UserError, match=r"Train\.objective is a DPO.*AllAnswers.*@BestAndWorst\(\)"):
+        prepared.check_fits(learning.model, DPO(), 32)
     single = replace(prepared, config=replace(learning.data, samples=1))
     with pytest.raises(UserError, match=r"Rollouts\.samples is 1.*at least 2"):
         single.check_fits(learning.model, GRPO(), 32)
-    with pytest.raises(UserError, match=r"Data\.batch is 8, and Rollouts\.samples 3.*Data\.batch to 9"):
+    with pytest.raises(UserError, match=r"Data\.batch is 8, and each prompt has 3 seq.*AllAnswers.*Data\.batch to 9"):
         replace(learning.data, samples=3)
     with pytest.raises(UserError, match=r"Rollouts\.redraws is 1, and Rollouts\.samples 1.*at least 2"):
         replace(learning.data, samples=1, redraws=1)
@@ -344,3 +460,17 @@ def test_objectives_and_groups_that_do_not_fit_are_told_by_field_and_remedy(lear
     chats = Chats(seq=48, batch=8, sources=(Addition(),), tokenizer=Bpe(257))
     with pytest.raises(UserError, match=r"Rollouts\.prompts is set.*Chats.*leave it out"):
         replace(learning.data, data=chats)
+
+
+def test_pairs_need_a_preference_and_chats_of_as_many_examples(comparing):
+    fit = comparing.data.selection.check_objective
+    for objective, data, said in (
+        (GRPO(), comparing.data.data, r"Train\.objective is a GRPO.*BestAndWorst.*@DPO\(\)"),
+        (DPO(pairs=3), comparing.data.data, r"Rollouts\.data is Chats with 4.*DPO\.pairs 3.*packed to at most 3"),
+        (DPO(), comparing.data.data.text, r"Rollouts\.data is Data.*@Chats\(\)"),
+    ):
+        with pytest.raises(UserError, match=said):
+            fit(objective, 3, data)
+    longer = replace(comparing.data, sampling=Sampling(tokens=40, temperature=1.0))
+    with pytest.raises(UserError, match=r"more than Chats\.seq / 2 \+ 1, which is 49"):
+        longer.prepare(silent)

@@ -19,13 +19,12 @@ from axon.layout import Execution, Layout
 from axon.parallel.pipeline.schedules import OneFOneB
 from axon.run import program
 from axon.serve import Answer, Capacity, Engine, Finish, Request, Sampling, answers
-from axon.tune import Rollouts, packing
+from axon.tune import AllAnswers, BestAndWorst, BestAnswers, Rollouts, packing
 from axon.tune.episodes import Episode
 from axon.tune.policy_engine import PolicyEngine
 from axon.tune.prompts import Prompt
 from axon.tune.rewards import Scores
 from axon.tune.rollout import Rollout
-from axon.tune.selection import best_of
 
 WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
 
@@ -45,7 +44,8 @@ def prompts(tmp_path_factory):
 def rolling(tiny, prompts):
     """A run on its own answers."""
     sampling = Sampling(tokens=5, temperature=1.0)
-    data = Rollouts(tiny.data, {"short": likes.short}, prompts=(prompts,), samples=3, kept=2, sampling=sampling)
+    best = {"samples": 3, "selection": BestAnswers(2), "sampling": sampling}
+    data = Rollouts(tiny.data, {"short": likes.short}, prompts=(prompts,), **best)
     return replace(tiny, data=data, steps=4, evaluation=None)
 
 
@@ -136,7 +136,7 @@ def test_each_batch_is_of_the_weights_that_it_is_drawn_with(one, prepared, begun
         texts = [prompt.text for prompt in prepared.drawn(7, number)]
         for row, (tokens, weights) in enumerate(zip(batch["tokens"], batch["weights"], strict=True)):
             before = tokens[: np.flatnonzero(weights)[0] + 1]
-            assert prepared.tokenizer.visible(before) == texts[row // config.kept]
+            assert prepared.tokenizer.visible(before) == texts[row // config.of_prompt]
     with prepared.feed(FeedContext(7, one.runtime, start=3)) as feed:
         assert any((feed.draw(states[1])[name] != drawn[0][name]).any() for name in drawn[0])
 
@@ -262,7 +262,7 @@ def rollout_of(answers, rewards):
 
 def test_a_sequence_is_a_prompt_with_its_answer_and_weights_are_on_the_answer_alone():
     rollout = rollout_of([(8, 9), (8,)], [[0.0, 1.0]])
-    batch = packing.batch_of([[rollout.example(0)], []], 6, "documents")
+    batch = packing.batch_of([[rollout.example((0,))], []], 6, "documents")
     expected = {
         "tokens": [5, 6, 7, 8, 0, 0],
         "targets": [6, 7, 8, 9, 0, 0],
@@ -276,8 +276,8 @@ def test_a_sequence_is_a_prompt_with_its_answer_and_weights_are_on_the_answer_al
 
 def test_the_best_are_kept_the_earlier_of_equals_and_none_that_failed_or_is_not_above():
     rewards = np.array([1.0, 3.0, np.nan, 3.0, -1.0])
-    assert list(best_of(rewards, 3, -np.inf)) == [1, 3, 0]
-    assert list(best_of(rewards, 3, 1.0)) == [1, 3, None]
+    assert BestAnswers(3).places(rewards) == [(1,), (3,), (0,)]
+    assert BestAnswers(3, above=1.0).places(rewards) == [(1,), (3,), ()]
 
 
 def test_metrics_are_of_the_answers_that_have_a_reward():
@@ -293,7 +293,7 @@ def test_metrics_are_of_the_answers_that_have_a_reward():
 @pytest.mark.parametrize(("rewards", "kept"), [(likes.never, 0), (likes.short, 1)])
 def test_answers_that_are_not_above_leave_padding(rewards, kept, one, prepared, begun, rng):
     above = 0 if rewards is likes.never else -np.inf
-    config = replace(prepared.config, rewards={"mine": rewards}, above=above)
+    config = replace(prepared.config, rewards={"mine": rewards}, selection=BestAnswers(2, above))
     with replace(prepared, config=config).feed(FeedContext(7, one.runtime)) as feed:
         batch = feed.draw(begun(one, rng))
         assert feed.metrics["rollout_trained"] == kept
@@ -307,9 +307,10 @@ def test_answers_that_are_not_above_leave_padding(rewards, kept, one, prepared, 
     ("change", "said"),
     [
         ({"rewards": {"mine": likes.no_arguments}}, ("Rollouts.rewards['mine']", "likes.py", "reward(sampled)")),
-        ({"kept": None}, ("Data.batch is 8", "Rollouts.samples 3", "Data.batch to 9")),
-        ({"kept": 3}, ("Data.batch is 8", "Rollouts.kept 3", "Data.batch to 9")),
-        ({"samples": 1}, ("Rollouts.kept is 2", "Rollouts.samples to at least 2")),
+        ({"selection": AllAnswers()}, ("Data.batch is 8", "3 sequences", "AllAnswers", "Data.batch to 9")),
+        ({"selection": BestAnswers(3)}, ("Data.batch is 8", "3 sequences", "BestAnswers", "Data.batch to 9")),
+        ({"samples": 1}, ("BestAnswers.count is 2", "Rollouts.samples to at least 2")),
+        ({"samples": 1, "selection": BestAndWorst()}, ("Rollouts.samples is 1", "BestAndWorst", "at least 2")),
         ({"sampling": Sampling(temperature=0)}, ("Sampling.temperature is 0", "Rollouts.samples to 1")),
         ({"prompts": ()}, ("Rollouts.prompts",)),
         ({"prompts": ("prompts.txt",)}, ("Rollouts.prompts", "'prompts.txt'", "source")),

@@ -327,7 +327,9 @@ def convert(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="train, overhead, data, compile, checkpoint, import, serve or kernels.")],
+    name: Annotated[
+        str, typer.Argument(help="train, overhead, data, compile, checkpoint, import, serve, plan, kernels.")
+    ],
     json_: Json = False,
     static: Annotated[bool, typer.Option("--static", help="Of kernels: cost by formula; nothing runs.")] = False,
     compile_: Annotated[
@@ -339,7 +341,7 @@ def bench(
     search: Annotated[bool, typer.Option("--search", help="Of kernels: find attention's tiles on this TPU.")] = False,
 ) -> None:
     """Run a benchmark: `train` (against torch), `overhead` (against bare JAX), `data`, `compile`, `checkpoint`,
-    `import`, `serve`, `kernels`.
+    `import`, `serve`, `plan`, `kernels`.
 
     Example: `axon bench train --json`
     """

@@ -63,7 +63,7 @@ class Target:
 
     @property
     def platform(self) -> str:
-        return "tpu" if self.chip.torus else "gpu"
+        return "tpu" if self.chip.torus else "cpu" if self.chip.name == "cpu" else "gpu"
 
     @property
     def linked(self) -> int:

@@ -17,7 +17,7 @@ from axon.show.question import Question
 TOP = 5
 
 On = Annotated[
-    str, typer.Option("--on", metavar="TARGET", help="A machine: v5p:16x16x16, 2*v5e:16x16, h100:2048x8, h200:8, ….")
+    str, typer.Option("--on", metavar="TARGET", help="A machine: v5p:16x16x16, 2*v5e:16x16, h100:2048x8, cpu:8, ….")
 ]
 Pin = Annotated[list[str], typer.Option(metavar="NAME.FIELD=VALUE", help="What each plan must have, as Layout.zero=3.")]
 Top = Annotated[int | None, typer.Option(min=1, help=f"How many plans; by default {TOP}.")]

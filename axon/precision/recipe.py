@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
-from axon.chips import CHIPS, chip_of
+from axon.chips import CHIPS, Chip, chip_of
 from axon.errors import UserError
 from axon.layout import Placement
 from axon.path_patterns import Patterns
@@ -65,18 +65,23 @@ class Recipe(ABC):
     def check(self, placement: Placement) -> None:
         """Raise `UserError` where the recipe cannot be carried out: on a chip without its products, or with products in
         rings of parts."""
-        name, needed = type(self).__name__, frozenset(form.product for form in self.products.formats)
         if placement.overlap:
+            name = type(self).__name__
             raise UserError(
                 f"Precision.recipe = {name} and Layout.overlap = {placement.layout.overlap} cannot be combined: a ring "
                 "multiplies parts in 16 bits. Set Layout.overlap to (), or Precision.recipe to None"
             )
-        chip = chip_of(placement.chip)
-        if self.emulate or not placement.devices or (chip is not None and needed <= chip.products):
+        if placement.devices:
+            self.check_chip(chip_of(placement.chip), placement.chip)
+
+    def check_chip(self, chip: Chip | None, called: str) -> None:
+        """Raise `UserError` for a chip, or one that is `called` so and not known, without the recipe's products."""
+        name, needed = type(self).__name__, frozenset(form.product for form in self.products.formats)
+        if self.emulate or (chip is not None and needed <= chip.products):
             return
         able = ", ".join(chip.name for chip in CHIPS.values() if needed <= chip.products)
         raise UserError(
-            f"Precision.recipe = {name} needs products of {' and '.join(sorted(needed))}, which {placement.chip!r} "
-            f"lacks; {able or 'no chip that is known here'} has them. Set {name}.emulate = True, to round alike and "
-            "multiply in float32, or Precision.recipe = None"
+            f"Precision.recipe = {name} needs products of {' and '.join(sorted(needed))}, which {called!r} lacks; "
+            f"{able or 'no chip that is known here'} has them. Set {name}.emulate = True, to round alike and multiply "
+            "in float32, or Precision.recipe = None"
         )

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from axon.disk import output, writing
 from axon.layout import Layout
+from axon.layout.table import DEFAULT_ROWS
 from axon.plan.predict.memory import GIB
 from axon.plan.predict.seconds import BUBBLE, COMMUNICATION, Line
 from axon.plan.search import Plan
@@ -56,9 +57,12 @@ def _row(plan: Plan) -> Iterator[str]:
 
 
 def mesh_text(layout: Layout) -> str:
-    """The mesh of a plan, and `seq` where sequence parallelism splits the stream."""
-    mesh = " × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())
-    return f"{mesh}, seq" if "seq.residual" in layout.rows else mesh
+    """The mesh of a plan, `seq` where sequence parallelism splits the stream, and rows that are not the default's."""
+    whole = [name for name, row in layout.rows.items() if row is None and "tensor" in DEFAULT_ROWS.get(name, ())]
+    parts = [" × ".join(f"{axis} {size}" for axis, size in layout.mesh.items())]
+    parts += ["seq"] if "seq.residual" in layout.rows else []
+    parts += [f"{name} split" for name, row in layout.rows.items() if row == "tensor"]
+    return ", ".join([*parts, *(f"{name} whole" for name in whole)])
 
 
 def _remat(remat: Any) -> str:

@@ -22,6 +22,7 @@ from axon.plan.search.plans import Acceptance
 from axon.plan.search.reasons import why_not
 from axon.plan.search.refusals import refusal
 from axon.plan.search.space import Space
+from axon.plan.search.tables import matrices_of
 from axon.plan.topology import devices
 from axon.run import Train, program
 from axon.show.question import Question
@@ -81,6 +82,8 @@ def plan_config(question: Question, count: int, compiling: Callable[[str], None]
 def _confirmation(tree: Train, planner: Planner, say: Callable[[str], None]) -> Confirmation:
     """What compiles a plan for the target's own devices."""
     target, cache = planner.target, ReportCache(cache_folder() / "reports")
+    if target.platform == "cpu":
+        raise UserError(f"--compile asks the compiler of a TPU or GPU, and {target.name} is this machine: leave it out")
     machine = devices(target.name)
 
     def report(plan: Plan) -> Report:
@@ -103,12 +106,29 @@ def planner_of(question: Question) -> tuple[Train, Planner]:
     """The run, and the search for its plans. Raises as `plan_config`."""
     target = question.target
     tree: Train = load(question.config, [*question.overrides, *question.pins]).tree
+    _check_predicted(tree, target)
     bandwidths = question.links and Bandwidths.read(question.links, target)
     pinned, base = _pins(tree, question.pins), _alone(tree, target)
     policies = [_policy(tree.execution.remat)] if "remat" in pinned.execution else policies_of(base)
     work = Work.of(base, dict.fromkeys(["none", "full", *policies]))
-    space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned)
+    space = Space(base, target, base.placement.layout, tree.execution, tuple(policies), pinned, matrices_of(work))
     return tree, Planner(space, work, _acceptance(tree, target), bandwidths)
+
+
+def _check_predicted(tree: Train, target: Target) -> None:
+    """Raise `UserError` for a run that the target cannot carry out, or whose steps are not predicted."""
+    if (recipe := tree.precision.recipe) is not None:
+        recipe.check_chip(target.chip, target.chip.name)
+        if recipe.emulate:
+            raise UserError(
+                f"{type(recipe).__name__}.emulate: axon plan predicts no emulated products. Set it to False to plan "
+                "for a chip that has them, or Precision.recipe to None"
+            )
+    if tree.execution.disk:
+        raise UserError(
+            f"Execution.disk = {dict(tree.execution.disk)}: axon plan does not predict state in files. Set it to {{}}, "
+            "or Execution.host to ('optimizer',)"
+        )
 
 
 def resized(planner: Planner, tree: Train, target: Target, batch: int) -> Planner:

@@ -1,10 +1,15 @@
 """What `axon plan` is asked: a run, a machine, and what each plan must have."""
 
+import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from axon.chips import chips
 from axon.chips.target import Target
+from axon.errors import UserError
+
+_CPU = re.compile(r"cpu:([1-9]\d{0,3})")
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,14 @@ class Question:
     pins: tuple[str, ...] = ()
     links: Path | None = None
 
-    @property
+    @cached_property
     def target(self) -> Target:
-        """The machine. Raises `UserError` for one that there is not."""
-        return Target.of(self.on, dict(chips()))
+        """The machine; `cpu:8` is this one, measured, as so many devices. Raises `UserError` for one that is none."""
+        if self.on.partition(":")[0] != "cpu":
+            return Target.of(self.on, dict(chips()))
+        if (cpu := _CPU.fullmatch(self.on)) is None:
+            raise UserError(f"target {self.on!r} (--on): write the number of devices of this machine's CPU, as cpu:8")
+        from axon.plan.this_cpu import this_cpu  # which runs JAX
+
+        chip = this_cpu(int(cpu[1]))
+        return Target.of(f"{chip.name}:{chip.host}", {chip.name: chip})

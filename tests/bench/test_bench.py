@@ -12,7 +12,7 @@ from axon.data import Bpe, Data, Synthetic
 from axon.errors import UserError
 from axon.layout import Layout
 from scripts import bench
-from scripts.bench import checkpoint, importing, overhead, serve, serve_host, train
+from scripts.bench import checkpoint, importing, overhead, plan, serve, serve_host, train
 from scripts.bench import compile as compile_bench
 from scripts.bench import data as data_bench
 from scripts.bench.reference import MODEL
@@ -43,6 +43,15 @@ def test_import_gives_speeds_and_memory(tmp_path):
     assert all(result[name] > 0 for name in ("load", "convert", "load_cpu", "convert_cpu", "convert_memory"))
     assert len(importing.rows(result)) == 7
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_plan_ranks_layouts_as_they_are_measured():
+    result = plan.run(replace(TINY, heads=8, kv_heads=8), batch=32, seq=64, rounds=3)
+    json.dumps(result, allow_nan=False)
+    assert -1 <= result["tau"] <= 1
+    assert result["predicted"].keys() == result["measured"].keys()
+    assert len(plan.rows(result)) == len(plan.LAYOUTS) + 1 == 9
 
 
 @pytest.mark.slow

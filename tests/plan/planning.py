@@ -10,11 +10,24 @@ from models.mixtral import Mixtral
 SIZES = {"vocab": 512, "embed": 64, "layers": 4, "heads": 8, "kv_heads": 4, "mlp": 128, "head_dim": 32}
 
 
-def program(layout=Layout(mesh={"data": 1}), devices=1, batch=32, seq=128, platform="tpu", family=Llama, **sizes):
-    """Of a small model, on devices that are only described."""
+PARTS = ("precision", "transforms", "execution")
+
+
+def program(
+    layout=Layout(mesh={"data": 1}),
+    devices=1,
+    batch=32,
+    seq=128,
+    platform="tpu",
+    family=Llama,
+    optimizer=AdamW(Constant(1e-3)),
+    **others,
+):
+    """Of a small model, on devices that are only described; `others`: sizes of the model, and parts of the program."""
+    parts = {name: others.pop(name) for name in PARTS if name in others}
     placement = Placement.described(layout, devices, platform)
-    model = family(**{**SIZES, **sizes})
-    return Program(model, layout, AdamW(Constant(1e-3)), batch=batch, seq=seq, placement=placement)
+    model = family(**{**SIZES, **others})
+    return Program(model, layout, optimizer, batch=batch, seq=seq, placement=placement, **parts)
 
 
 def mixture(**more):

@@ -7,9 +7,9 @@ import pytest
 
 from axon.config import dump, load
 from axon.errors import UserError
-from axon.layout import Placement
+from axon.layout import Layout, Placement
 from axon.run import program
-from axon.show.plan import plans_json, print_plans, write_plan
+from axon.show.plan import mesh_text, plans_json, print_plans, write_plan
 from axon.show.plan_picture import draw_plans
 from axon.show.planning import plan_config
 from axon.show.question import Question
@@ -51,6 +51,7 @@ def test_plans_are_json_and_a_table_and_the_best_is_a_config_to_run(config, tmp_
     ("on", "pins", "part"),
     [
         ("h10:8", [], "Did you mean 'h100'"),
+        ("cpu:2x4", [], "cpu:8"),
         ("h100:8", ["Data.batch=8"], "--set"),
         ("h100:8", ["Layout.mesh={'tensor': 3}"], "--pin Layout.mesh"),
         ("h100:8", ["Execution.remat={'gate': 'offload'}"], "--pin Execution.remat"),
@@ -60,6 +61,22 @@ def test_a_mistake_is_answered_with_what_to_change(config, on, pins, part):
     with pytest.raises(UserError) as raised:
         plan_config(Question(config, on, pins=tuple(pins)), 3)
     assert part in str(raised.value)
+
+
+def test_a_plan_says_which_rows_are_not_the_defaults():
+    rows = {"wide": "tensor", "taps": None, "heads": None, "seq.residual": ("context", "tensor")}
+    assert mesh_text(Layout({"data": 2, "tensor": 4}, rows)) == "data 2 × tensor 4, seq, wide split, heads whole"
+
+
+def test_this_machine_is_a_target(config):
+    found = plan_config(Question(config, "cpu:4"), 2)
+    chip, (best, *_) = found.target.chip, found.plans
+    assert (found.target.devices, found.target.platform) == (4, "cpu")
+    assert 0 < best.memory.total < chip.memory
+    assert 0 < best.seconds.mfu < 1
+    assert not [line.name for line in best.seconds.lines if line.hidden or "bubble" in line.name]
+    with pytest.raises(UserError, match="--compile"):
+        plan_config(Question(config, "cpu:4"), 1, print)
 
 
 def test_a_plan_is_written_into_a_config_only(config, tmp_path):

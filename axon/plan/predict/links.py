@@ -16,12 +16,15 @@ from axon.foreign_json import number, read_field, read_json
 SHARE_OF_LINK = 0.9
 """How much of a link's bandwidth on paper a large message has (TPUs: 90 of 100 GB/s; NCCL's bus bandwidth is alike)."""
 
-LATENCY = {"tpu": 1e-6, "gpu": 5e-6}
+LATENCY = {"tpu": 1e-6, "gpu": 5e-6, "cpu": 2e-4}
 """Seconds of one step of a collective within a slice or a host."""
 
 NETWORK_LATENCY = 1.5e-5
 """Seconds of one step across a network."""
 
+HOST = {"tpu": 1.3e10, "gpu": 5.5e10, "cpu": math.inf}
+"""Bytes/s one way between a device and its host: some 85 % of 16 lanes of PCIe 3.0 and 5.0 on paper (15.75, 63 GB/s).
+An assumption: TPUs' is not published, and an A100 has half of a GPU's here. `--links` has what was measured."""
 
 RATE, TIME = number("(0, inf)"), number("[0, inf)")
 
@@ -32,11 +35,13 @@ class Bandwidths:
 
     Args:
         link: over one link of a torus one way, or from one device to all others of its host. network: to other hosts,
-            or other slices. latency: within a host or slice. network_latency: across the network.
+            or other slices. host: to the host's memory. latency: within a host or slice. network_latency: across the
+            network.
     """
 
     link: float
     network: float
+    host: float
     latency: float
     network_latency: float
 
@@ -44,7 +49,7 @@ class Bandwidths:
     def of(cls, target: Target) -> "Bandwidths":
         """By the table of chips."""
         link, network = (SHARE_OF_LINK * (one or math.inf) for one in (target.chip.link, target.chip.network))
-        return cls(link, network, LATENCY[target.platform], NETWORK_LATENCY)
+        return cls(link, network, HOST[target.platform], LATENCY[target.platform], NETWORK_LATENCY)
 
     @classmethod
     def read(cls, path: Path, target: Target) -> "Bandwidths":
@@ -53,7 +58,7 @@ class Bandwidths:
         Raises `UserError` for a file that is none, for another field, and for a number out of range.
         """
         where, content = f"{path} (--links)", read_json(path)
-        kinds = {"link": RATE, "network": RATE, "latency": TIME, "network_latency": TIME}
+        kinds = {"link": RATE, "network": RATE, "host": RATE, "latency": TIME, "network_latency": TIME}
         for name in content:
             if name not in kinds:
                 raise UserError(f"{where}: unknown field {name!r}.{suggest(name, kinds)}")

@@ -2,14 +2,21 @@
 
 from dataclasses import dataclass
 
+from axon.axes import Execution
 from axon.plan.predict.shards import Shards
 
-SUMS = {"tpu": 6, "gpu": 2}
+SUMS = {"tpu": 6, "gpu": 2, "cpu": 2}
 """How many times its gradients a pipeline's stage holds: their sum as it is carried, its successor, those of a tick,
 and weights in the compute dtype. (Fitted: docs/planner.md.)"""
 
+ALIVE = {"tpu": 1.0, "gpu": 0.75, "cpu": 1.0}
+"""How much of what a layer at work would have, were nothing freed or fused, is there at once. (Fitted likewise.)"""
+
 BUFFERS = 4
 """Buffers of tokens on their way to experts and back, of a forward and of its backward."""
+
+STATE = {"params": "parameters", "optimizer": "optimizer"}
+"""Kind of array → what a part of the state is called."""
 
 GIB = 2**30
 
@@ -31,11 +38,10 @@ class Memory:
 
 def memory(shards: Shards) -> Memory:
     """What a device needs: of a pipeline's stages the one that needs most, as all run one program."""
-    layer, head = max(_layer(shards, number) for number in range(len(shards.split.work.periods))), _head(shards)
-    return Memory(
-        {**kept(shards), "activations": _activations(shards)}
-        | {"a layer at work" if layer > head else "the head at work": max(layer, head)}
-    )
+    layer = max(_layer(shards, number) for number in range(len(shards.split.work.periods)))
+    works = {"a layer at work": layer, "the head at work": _head(shards), "an update at work": _update(shards)}
+    name = max(works, key=lambda one: works[one])
+    return Memory({**kept(shards), "activations": _activations(shards), name: works[name]})
 
 
 def kept(shards: Shards) -> dict[str, float]:
@@ -43,7 +49,13 @@ def kept(shards: Shards) -> dict[str, float]:
     split = shards.split
     times = SUMS[split.placement.platform] if split.stages > 1 else 2 if shards.layout.microbatches > 1 else 1
     parts = {**split.state, "gradients": times * split.gradients}
+    parts |= dict.fromkeys(away(shards.execution), 0.0)
     return {kind: size * shards.padding for kind, size in parts.items() if size}
+
+
+def away(execution: Execution) -> list[str]:
+    """The kinds of state that lie in the host's memory."""
+    return [STATE[kind] for kind in execution.host]
 
 
 def _activations(shards: Shards) -> float:
@@ -58,13 +70,22 @@ def _activations(shards: Shards) -> float:
 
 def _layer(shards: Shards, number: int) -> float:
     """What a layer's backward has at once: what it would keep without remat, its weights and the next one's as they are
-    used, their gradients before they are reduced, and tokens on their way to experts."""
-    weights = [one for one in shards.split.weights[number] if one.axes]
-    gathered = sum(2 * one.size + one.elements * shards.split.work.reduce for one in weights)
-    buffers = BUFFERS * shards.execution.capacity_factor * shards.split.exchanged[number] * shards.stream
-    return shards.tokens * shards.split.kept[number, "none"] + gathered + buffers
+    used, their gradients before they are reduced, and tokens on their way to experts. Of a period with several layers
+    the largest one's."""
+    split = shards.split
+    weights = [one for one in split.weights[number] if one.axes]
+    gathered = sum(2 * one.size + one.trained * split.work.reduce for one in weights)
+    layer = split.work.periods[number].largest * (shards.tokens * split.kept[number, "none"] + gathered)
+    buffers = BUFFERS * shards.execution.capacity_factor * split.exchanged[number] * shards.stream
+    return ALIVE[split.placement.platform] * layer + buffers
 
 
 def _head(shards: Shards) -> float:
     """The largest weight around the layers as it is used, and its gradient before that is reduced."""
-    return max(one.size + one.elements * shards.split.work.reduce for one in shards.split.outer)
+    return max(one.size + one.trained * shards.split.work.reduce for one in shards.split.outer)
+
+
+def _update(shards: Shards) -> float:
+    """What the update of a layer has on the device of state that lies on the host: as it was, and as it becomes."""
+    layers = sum(period.times for period in shards.split.work.periods)
+    return sum(2 * shards.split.state[kind] / layers for kind in away(shards.execution))

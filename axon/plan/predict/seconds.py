@@ -1,21 +1,26 @@
 """Seconds of a training step, a line for each thing that takes them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from axon.chips.target import Target
 from axon.parallel.pipeline import Action
 from axon.plan.predict.links import Bandwidths, Links
+from axon.plan.predict.memory import away
 from axon.plan.predict.shards import PIPE, Gathered, Shards
 
 PRODUCTS, REPEATED, ELEMENTWISE = "matrix products", "products again, by remat", "element-wise work"
 TENSOR, WEIGHTS, GRADIENTS = "activations of split blocks", "weights and their gradients", "gradients at the end"
 EXPERTS, CONTEXT, BUBBLE, STAGES = "tokens to experts", "keys and values", "bubble of the pipeline", "between stages"
-HEAD, UPDATE = "head and loss", "update"
+HEAD, UPDATE, HOST = "head and loss", "update", "state on the host"
 
 COMMUNICATION = frozenset({TENSOR, WEIGHTS, GRADIENTS, EXPERTS, CONTEXT, STAGES})
 """The lines of what is sent."""
+
+EIGHT_BITS = 1.6
+"""How many times as fast as in bfloat16 products in 8 bits are: 2 on the makers' sheets, of every chip that has them.
+(Fitted: docs/planner.md.)"""
 
 PASSES = 3
 """How often what a layer's forward makes goes through the memory: written once, read by the backward, whose own of
@@ -60,9 +65,15 @@ def seconds(shards: Shards, target: Target, bandwidths: Bandwidths | None = None
     """A step on `target`, whose links reach `bandwidths`, by default those of the table of chips."""
     links = Links(target, dict(shards.split.placement.mesh.shape), bandwidths or Bandwidths.of(target))
     clock = _Clock(shards, target, links)
-    lines = tuple(line for line in clock.lines() if line.seconds)
+    own = _on_shared_cores(clock.lines()) if target.platform == "cpu" else clock.lines()
+    lines = tuple(line for line in own if line.seconds)
     total = sum(line.exposed for line in lines)
     return Seconds(lines, shards.split.work.model_flops / (total * target.chip.peak * target.devices))
+
+
+def _on_shared_cores(lines: Iterable[Line]) -> Iterator[Line]:
+    """Of devices that share cores: while one sends no other multiplies more, and one that waits leaves them free."""
+    return (replace(line, hidden=0.0) for line in lines if line.name != BUBBLE)
 
 
 @dataclass(frozen=True)
@@ -70,9 +81,11 @@ class _Layers:
     """Seconds of a microbatch in all layers of a device: work, and what is sent meanwhile."""
 
     forward: float
+    backward: float
     repeated: float
     elementwise: float
     tensor: float
+    tensor_hidden: float
     experts: float
     context: float
     context_hidden: float
@@ -83,11 +96,11 @@ class _Layers:
     def others(self) -> float:
         """Besides the products."""
         exposed = self.weights - self.weights_hidden + self.context - self.context_hidden
-        return self.elementwise + self.tensor + self.experts + exposed
+        return self.elementwise + self.tensor - self.tensor_hidden + self.experts + exposed
 
     @property
     def total(self) -> float:
-        return 3 * self.forward + self.repeated + self.others
+        return self.forward + self.backward + self.repeated + self.others
 
 
 @dataclass(frozen=True)
@@ -102,17 +115,18 @@ class _Clock:
         split, layers, micro = self.shards.split, self.layers, self.shards.layout.microbatches
         over = tuple(dict.fromkeys(a for one in self.all_weights for a in one[0].axes))
         return [
-            Line(PRODUCTS, 3 * layers.forward * micro),
+            Line(PRODUCTS, (layers.forward + layers.backward) * micro),
             Line(REPEATED, layers.repeated * micro),
             Line(ELEMENTWISE, layers.elementwise * micro),
             Line(HEAD, self.head() * micro),
-            Line(TENSOR, layers.tensor * micro, 0.0, split.tensor_axes),
+            Line(TENSOR, layers.tensor * micro, layers.tensor_hidden * micro, split.tensor_axes),
             Line(EXPERTS, layers.experts * micro, 0.0, split.expert_axes),
             Line(CONTEXT, layers.context * micro, layers.context_hidden * micro, split.context_axes),
             Line(WEIGHTS, layers.weights * micro, layers.weights_hidden * micro, over),
             *self.pipeline(),
             Line(GRADIENTS, self.gradients(), 0.0, split.batch_axes),
             Line(UPDATE, self.update()),
+            Line(HOST, self.host()),
         ]
 
     # ---- the layers -----------------------------------------------------------------------------------------------
@@ -121,40 +135,40 @@ class _Clock:
     def layers(self) -> _Layers:
         segments = range(len(self.shards.split.work.periods))
         each = [(self.period(number), self.shards.periods(number)) for number in segments]
-
-        def total(part: Callable[[_Layers], float]) -> float:
-            return sum(part(one) * times for one, times in each)
-
-        return _Layers(
-            total(lambda one: one.forward),
-            total(lambda one: one.repeated),
-            total(lambda one: one.elementwise),
-            total(lambda one: one.tensor),
-            total(lambda one: one.experts),
-            total(lambda one: one.context),
-            total(lambda one: one.context_hidden),
-            total(lambda one: one.weights),
-            total(lambda one: one.weights_hidden),
-        )
+        names = [field.name for field in fields(_Layers)]
+        return _Layers(**{name: sum(vars(one)[name] * times for one, times in each) for name in names})
 
     def period(self, number: int) -> _Layers:
         """One period of a segment."""
         shards, split = self.shards, self.shards.split
-        share = split.work.periods[number].repeated[shards.remat]
-        forward = shards.tokens * split.flops[number] / self.rate
-        context = self.context(number)
-        weights, hidden = self.gathers(split.weights[number], forward, (2 + share) * forward)
+        period = split.work.periods[number]
+        share = period.repeated[shards.remat]
+        forward = shards.tokens * split.flops[number] * (1 - period.narrow * (1 - 1 / EIGHT_BITS)) / self.rate
+        backward, context = forward * period.backward, self.context(number)
+        tensor, in_rings = self.tensor(number, share), set(split.tensor_axes) <= set(split.placement.overlap)
+        weights, hidden = self.gathers(split.weights[number], forward, backward + share * forward)
         return _Layers(
             forward=forward,
+            backward=backward,
             repeated=forward * share,
-            elementwise=PASSES * shards.tokens * split.kept[number, "none"] / self.target.chip.bandwidth,
-            tensor=self.tensor(number, share),
+            elementwise=shards.tokens * self.moved(number) / self.target.chip.bandwidth,
+            tensor=tensor,
+            tensor_hidden=min(tensor, forward + backward) if in_rings else 0.0,
             experts=(4 + 2 * share) * self.links.exchange(split.expert_axes, split.exchanged[number] * shards.stream),
             context=context,
-            context_hidden=min(context, 3 * forward),
+            context_hidden=min(context, forward + backward),
             weights=weights,
             weights_hidden=hidden,
         )
+
+    def moved(self, number: int) -> float:
+        """Bytes of a token through the memory in a period, besides its products'. An operand that is rounded is read
+        for its scale and for its values, in the forward what comes in and in the backward the gradient of what left."""
+        split = self.shards.split
+        rounded = (
+            split.work.periods[number].rounded_elements / split.size(split.tensor_axes) * (2 * split.work.compute + 1)
+        )
+        return PASSES * split.kept[number, "none"] + rounded
 
     @property
     def rate(self) -> float:
@@ -163,7 +177,8 @@ class _Clock:
 
     def tensor(self, number: int, repeated: float) -> float:
         """Each branch of a block gathers its input and reduces its output over the mesh axes that split its widths, and
-        the backward the other way round; with sequence parallelism the backward gathers the input once more."""
+        the backward the other way round; with sequence parallelism the backward gathers the input once more. In rings
+        (`Layout.overlap`) the products run meanwhile."""
         split = self.shards.split
         gather = self.links.gather(split.tensor_axes, self.shards.stream)
         moves = 5 if split.stream_split > 1 else 4
@@ -179,15 +194,15 @@ class _Clock:
         """Weights gathered for the forward, and again for the backward, which reduces their gradients to parts; and of
         those seconds the ones during which the layer's products run."""
         gather = sum(self.links.gather(one.axes, one.size) for one in weights)
-        scatter = sum(self.links.gather(one.axes, one.elements * self.shards.split.work.reduce) for one in weights)
+        scatter = sum(self.links.gather(one.axes, one.trained * self.shards.split.work.reduce) for one in weights)
         return 2 * gather + scatter, min(gather, forward) + min(gather + scatter, backward)
 
     # ---- the rest of a step ---------------------------------------------------------------------------------------
 
     def head(self) -> float:
-        """The head and the loss of a microbatch: three products, as the loss makes its gradients with itself."""
+        """The head and the loss of a microbatch."""
         split = self.shards.split
-        return 3 * self.shards.tokens * split.work.head / split.placement.num_shards("vocab") / self.rate
+        return self.shards.tokens * split.work.head / split.placement.num_shards("vocab") / self.rate
 
     def pipeline(self) -> list[Line]:
         """What a step is longer for its stages: by ticks in which some wait, and by what is sent between them."""
@@ -195,8 +210,8 @@ class _Clock:
         if shards.split.stages == 1:
             return []
         run, layers = shards.run, self.layers
-        forward, weights = layers.forward + layers.others / 3, layers.forward + layers.others / 3
-        inputs = forward + layers.repeated
+        forward = layers.forward + layers.others / 3
+        inputs, weights = forward + layers.repeated, layers.backward - layers.forward + layers.others / 3
         costs = {
             Action.IDLE: 0.0,
             Action.FORWARD: forward,
@@ -217,16 +232,22 @@ class _Clock:
         sums = layout.microbatches if layout.zero == 2 and split.stages == 1 else 1
         total = 0.0
         for one, times in self.all_weights:
-            size = times * one.elements * split.work.reduce
+            size = times * one.trained * split.work.reduce
             total += sums * self.links.gather(one.summed, size) * (1 if scatters else 2)
-            total += self.links.gather(one.summed, times * one.elements * 4) if scatters else 0.0
+            total += self.links.gather(one.summed, times * one.trained * 4) if scatters else 0.0
         return total
 
     def update(self) -> float:
-        """Parameters and the optimizer's state read and written once, gradients read."""
+        """What trains and the optimizer's state read and written once, gradients read."""
         split = self.shards.split
-        moved = 2 * split.state["parameters"] + 2 * split.state["optimizer"] + split.gradients
-        return moved / self.target.chip.bandwidth
+        return (3 * split.gradients + 2 * split.state["optimizer"]) / self.target.chip.bandwidth
+
+    def host(self) -> float:
+        """State that lies on the host is fetched and sent back, one layer's while another's comes; parameters are
+        fetched for the forward and the backward of each microbatch besides."""
+        state, kinds = self.shards.split.state, away(self.shards.execution)
+        weights = 2 * self.shards.layout.microbatches * state["parameters"] if "parameters" in kinds else 0.0
+        return (sum(state[kind] for kind in kinds) + weights) / self.links.bandwidths.host
 
     @cached_property
     def all_weights(self) -> list[tuple[Gathered, float]]:

@@ -16,7 +16,7 @@ from axon.layout.table import Schedule
 from axon.nn.param import ParamSpec
 from axon.parallel.pipeline import Action, OneFOneB, lockstep
 from axon.parallel.pipeline.rows import Pools, rows
-from axon.plan.predict.work import Kept, Period, Work
+from axon.plan.predict.work import Kept, Period, Work, matrix_flops
 
 PIPE = "pipe"
 
@@ -24,12 +24,13 @@ PIPE = "pipe"
 class Gathered(NamedTuple):
     """Weights of one layer, or around the layers, as they are used: bytes a device, and how they get there.
 
-    `size`: in the compute dtype, gathered. `elements`: of them. `axes`: mesh axes that they are gathered over, and over
-    which their gradients are reduced to parts. `summed`: mesh axes over which gradients are summed besides.
+    `size`: as they are gathered. `trained`: elements of those that have gradients. `axes`: mesh axes that they are
+    gathered over, and over which their gradients are reduced to parts. `summed`: mesh axes over which gradients are
+    summed besides.
     """
 
     size: float
-    elements: float
+    trained: float
     axes: Names
     summed: Names
 
@@ -63,7 +64,9 @@ class Split:
     @cached_property
     def tensor_axes(self) -> Names:
         """The mesh axes that split the blocks' widths, with those that copy heads of keys."""
-        return tuple(dict.fromkeys((*self.placement.mesh_axes("heads"), *self.placement.mesh_axes("mlp"))))
+        matrices = [spec for period in self.work.periods for spec in period.matrices.values() if len(spec.own) > 1]
+        used = dict.fromkeys(a for spec in matrices for a in self._used(spec.own))
+        return tuple(a for a in used if a not in (*self.batch_axes, *self.placement.mesh_axes("experts", "params")))
 
     @cached_property
     def expert_axes(self) -> Names:
@@ -88,7 +91,7 @@ class Split:
     @cached_property
     def kept(self) -> Mapping[tuple[int, Remat], float]:
         """(number of the segment, policy) → bytes that one of its periods keeps of a token."""
-        heads = max(self.size(self.placement.mesh_axes("heads")), self.size(self.placement.mesh_axes("mlp")))
+        heads = self.size(self.tensor_axes)
         kv_heads = self.size(self.placement.mesh_axes("kv_heads"))
 
         def of(kept: Kept) -> float:
@@ -110,12 +113,12 @@ class Split:
     @cached_property
     def weights(self) -> tuple[list[Gathered], ...]:
         """Of each segment, the weights of a period."""
-        return tuple(self.gathered(period.weights.values()) for period in self.work.periods)
+        return tuple(self.gathered(period.weights) for period in self.work.periods)
 
     @cached_property
     def outer(self) -> list[Gathered]:
         """The weights around the layers, each by itself."""
-        return [one for spec in self.work.outer.values() for one in self.gathered([spec])]
+        return [one for path, spec in self.work.outer.items() for one in self.gathered({path: spec})]
 
     @cached_property
     def reductions(self) -> tuple[int, ...]:
@@ -143,9 +146,10 @@ class Split:
 
     @cached_property
     def gradients(self) -> float:
-        """Bytes of one gradient of each parameter. They are summed where the parameters are, and only the last sum is
-        moved to the rows of `grads`."""
-        return self.bytes(self.work.program.parameters.values())
+        """Bytes of one gradient of each parameter that trains. They are summed where the parameters are, and only the
+        last sum is moved to the rows of `grads`."""
+        parameters, frozen = self.work.program.parameters, self.work.frozen
+        return self.bytes(spec for path, spec in parameters.items() if path not in frozen)
 
     @cached_property
     def exchanged(self) -> tuple[float, ...]:
@@ -155,30 +159,40 @@ class Split:
     @cached_property
     def keys(self) -> tuple[float, ...]:
         """Of each segment, elements of keys and values of a token in a period."""
-        keys = [[s for s in period.weights.values() if "kv_heads" in s.own] for period in self.work.periods]
-        return tuple(sum(one.elements for one in self.gathered(own)) / self.work.embed for own in keys)
+        keys = [[s for s in period.matrices.values() if "kv_heads" in s.own] for period in self.work.periods]
+        return tuple(sum(map(self._elements, own)) / self.work.embed for own in keys)
 
     def bytes(self, specs: Iterable[ArraySpec], kind: str | None = None) -> float:
         """Bytes of the shards of `specs`, of their own kind of array or another."""
         return sum(spec.nbytes / self._shards(spec.axes, kind or spec.kind) for spec in specs)
 
-    def gathered(self, specs: Iterable[ParamSpec]) -> list[Gathered]:
-        """Weights as a device uses them: those with the same mesh axes together."""
-        found: dict[tuple[Names, Names], float] = {}
-        for spec in specs:
+    def gathered(self, weights: Mapping[str, ParamSpec]) -> list[Gathered]:
+        """Weights, by path, as a device uses them: those with the same mesh axes together."""
+        found: dict[tuple[Names, Names], tuple[float, float]] = {}
+        for path, spec in weights.items():
             used = self._used(spec.own)
             stored = [a for name in spec.own for a in self.placement.mesh_axes(name, "params")]
             over = tuple(a for a in stored if a not in used)
             summed = tuple(a for a in self.batch_axes if a not in over and a not in used)
-            elements = math.prod(spec.shape[spec.stack :]) / self.size(used)
-            found[over, summed] = found.get((over, summed), 0.0) + elements
-        return [Gathered(own * self.work.compute, own, *axes) for axes, own in found.items()]
+            size, trained = found.get((over, summed), (0.0, 0.0))
+            elements = self._elements(spec)
+            trained += 0.0 if path in self.work.frozen else elements
+            found[over, summed] = size + elements * self._itemsize(path, spec), trained
+        return [Gathered(*sizes, *axes) for axes, sizes in found.items()]
 
     def size(self, mesh_axes: Iterable[str]) -> int:
         """How many devices lie along these mesh axes."""
         return math.prod(self.placement.mesh.shape[axis] for axis in mesh_axes)
 
     # ---- parts ----------------------------------------------------------------------------------------------------
+
+    def _elements(self, spec: ParamSpec) -> float:
+        """Of one layer's weight while it is used."""
+        return math.prod(spec.shape[spec.stack :]) / self.size(self._used(spec.own))
+
+    def _itemsize(self, path: str, spec: ParamSpec) -> int:
+        """Bytes of an element as it is gathered: in 8 bits by a recipe, else no wider than it is stored."""
+        return 1 if path in self.work.rounded else min(self.work.compute, spec.dtype.itemsize)
 
     def _used(self, names: Names) -> Names:
         """The mesh axes that split a weight while it is used: experts stay where they are stored."""
@@ -188,16 +202,15 @@ class Split:
     def _flops(self, period: Period) -> float:
         """Experts that others have are multiplied there, by as many tokens as come from there."""
         own = total = 0.0
-        for spec in period.weights.values():
+        for spec in period.matrices.values():
             if len(spec.own) > 1:
-                chosen = period.chosen if "experts" in spec.own else 1.0
-                whole = 2 * math.prod(spec.shape[spec.stack :]) * chosen
+                whole = matrix_flops(spec, period.chosen)
                 total += whole
                 own += whole / self.size(a for a in self._used(spec.own) if a not in self.batch_axes)
         return own + max(0.0, period.forward - total) / self.size(self.placement.mesh_axes("heads"))
 
     def _copies(self, period: Period) -> float:
-        experts = [spec for spec in period.weights.values() if "experts" in spec.own]
+        experts = [spec for spec in period.matrices.values() if "experts" in spec.own]
         return period.chosen * dict(zip(experts[0].axes, experts[0].shape, strict=True))["experts"] if experts else 0.0
 
     def _shards(self, names: Names, kind: str) -> int:

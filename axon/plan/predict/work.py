@@ -19,15 +19,17 @@ from axon.axes import ArraySpec
 from axon.axes.execution import Remat
 from axon.errors import UserError
 from axon.nn.capabilities import ChoosesExperts, NamesActivations
-from axon.nn.flops import forward_flops
+from axon.nn.flops import forward_flops, paths_in, training_flops
 from axon.nn.inputs import Inputs
 from axon.nn.language_model import LanguageModel
+from axon.nn.low_precision import LowPrecision
 from axon.nn.param import ParamSpec
 from axon.plan.flops import count_jaxpr
 from axon.runtime import Runtime, nested
+from axon.train.optimizers import frozen_paths
 from axon.train.step import Program
 
-LAYERS = "layers/"
+LAYERS, STORED = "layers/", "/base"
 STREAM, HEADS, KV_HEADS, TOKENS = "stream", "heads", "kv_heads", "tokens"
 """How a kept array is split besides by its tokens: as the stream between blocks, over what splits heads and widths of
 MLPs, over what splits heads of keys, or not at all."""
@@ -54,15 +56,22 @@ class Period:
     """One period of a segment, which is repeated `times`.
 
     Args:
-        weights: path → one layer's. chosen: the share of experts that multiply a token.
-        forward: FLOPs of a token. kept: of each policy. repeated: of each policy the share of the forward that the
-            backward computes again.
+        matrices: path → one layer's weights, as the model declares them. weights: as they are stored, of which a
+            transform may have made several. chosen: the share of experts that multiply a token.
+        forward: FLOPs of a token. backward: of it too, ÷ `forward`. largest: the share of the largest layer.
+        narrow: the share of 8-bit products. rounded_elements: of a token, in their operands.
+        kept: of each policy. repeated: of each policy the share of the forward that the backward computes again.
     """
 
     times: int
+    matrices: Mapping[str, ParamSpec]
     weights: Mapping[str, ParamSpec]
     chosen: float
     forward: float
+    backward: float
+    largest: float
+    narrow: float
+    rounded_elements: float
     kept: Mapping[Remat, Kept]
     repeated: Mapping[Remat, float]
 
@@ -71,7 +80,7 @@ class Period:
         """The weights that end a branch of the stream: they sum over an axis that is no `embed`."""
         return tuple(
             spec
-            for spec in self.weights.values()
+            for spec in self.matrices.values()
             if len(spec.own) > 1 and spec.own[-1].startswith("embed") and not spec.inputs[0].startswith("embed")
         )
 
@@ -81,7 +90,8 @@ class Work:
     """A training step of `program`, whatever the layout.
 
     Args:
-        periods: of each segment. outer: path → the weights around the layers. head: forward FLOPs of a token in it.
+        periods: of each segment. outer: path → the weights around the layers. head: FLOPs of a token in it, forward and
+            backward. frozen: paths of the weights that do not train. rounded: of those that are gathered in 8 bits.
         state: parameters, optimizer state and variables in axes. compute, reduce: bytes of an element of a weight as it
             is multiplied, and of a gradient as it is summed. model_flops: of a token, forward and backward.
     """
@@ -90,6 +100,8 @@ class Work:
     periods: tuple[Period, ...]
     outer: Mapping[str, ParamSpec]
     head: float
+    frozen: frozenset[str]
+    rounded: frozenset[str]
     compute: int
     reduce: int
 
@@ -106,11 +118,15 @@ class Work:
                 f"gives a {type(module).__name__}: see what one layout takes with `axon compile`"
             )
         policies = tuple(policies)
-        periods = tuple(_period(program, number, policies) for number in range(len(module.layers.spans)))
+        frozen, rounded = frozen_paths(program.optimizer, program.parameters), _rounded(runtime)
+        segments = range(len(module.layers.spans))
+        periods = tuple(_period(program, number, policies, frozen, rounded) for number in segments)
         outer = {path: spec for path, spec in runtime.parameters.items() if not path.startswith(LAYERS)}
         compute, reduce = (jnp.dtype(t).itemsize for t in (runtime.compute_dtype, runtime.precision.reduce_dtype))
         parts = module.flops_by_part(program.seq)
-        return cls(program, periods, outer, parts["head"] + parts["mtp"], compute, reduce)
+        products = 2 if ("embedding/table" if module.tied else "head") in frozen else 3
+        head = products * parts["head"] + 3 * parts["mtp"]
+        return cls(program, periods, outer, head, frozen, rounded, compute, reduce)
 
     @property
     def state(self) -> Mapping[str, list[ArraySpec]]:
@@ -141,35 +157,75 @@ def policies_of(program: Program) -> list[Remat]:
     return ["none", "minimal", *sorted(some), "full"]
 
 
-def _period(program: Program, number: int, policies: tuple[Remat, ...]) -> Period:
-    depth = program.module.layers
-    span = depth.spans[number]
-    blocks = [depth.blocks[kind] for kind in span.kinds]
-    weights = {
-        path: spec
-        for path, spec in program.parameters.items()
-        if path.startswith(tuple(f"{LAYERS}{kind}/" for kind in span.kinds))
-    }
-    forward = sum(forward_flops(block, program.seq) for block in blocks)
-    traced = {policy: _traced(program.runtime, number, program.seq, policy) for policy in policies}
+def _rounded(runtime: Runtime) -> frozenset[str]:
+    """The paths of the weights whose products the run's recipe makes in 8 bits."""
+    if (recipe := runtime.precision.recipe) is None:
+        return frozenset()
+    transform = LowPrecision(recipe)
+    taken = {path for path, spec in runtime.declared.items() if transform.fits(path, spec)}
+    return frozenset(path for path in runtime.parameters if path.partition(STORED)[0] in taken and STORED in path)
+
+
+def _period(
+    program: Program, number: int, policies: tuple[Remat, ...], frozen: frozenset[str], rounded: frozenset[str]
+) -> Period:
+    depth, seq = program.module.layers, program.seq
+    kinds = depth.spans[number].kinds
+    declared, stored = (_of_kinds(specs, kinds) for specs in (program.runtime.declared, program.parameters))
+    blocks = {kind: depth.blocks[kind] for kind in kinds}
+    each = [forward_flops(block, seq) for block in blocks.values()]
+    forward = sum(each)
+    whole = sum(training_flops(b, seq, paths_in(f"{LAYERS}{kind}", frozen)) for kind, b in blocks.items())
+    traced = {policy: _traced(program, number, frozen, policy) for policy in policies}
     least = min(flops for _, flops in traced.values())
-    repeated = {policy: max(0.0, (flops - least) / (least / 3)) for policy, (_, flops) in traced.items()}
-    routers = [m for block in blocks for _, m in nnx.iter_modules(block) if isinstance(m, ChoosesExperts)]
+    repeated = {policy: max(0.0, (flops / least - 1) * whole / forward) for policy, (_, flops) in traced.items()}
+    routers = [m for block in blocks.values() for _, m in nnx.iter_modules(block) if isinstance(m, ChoosesExperts)]
     chosen = max((chosen / experts for chosen, experts in (one.chosen_experts for one in routers)), default=1.0)
-    return Period(span.times, weights, chosen, forward, {p: kept for p, (kept, _) in traced.items()}, repeated)
+    kept = {policy: kept for policy, (kept, _) in traced.items()}
+    narrow = [spec for path, spec in stored.items() if path in rounded]
+    return Period(
+        times=depth.spans[number].times,
+        matrices=declared,
+        weights=stored,
+        chosen=chosen,
+        forward=forward,
+        backward=whole / forward - 1,
+        largest=max(each) / forward,
+        narrow=sum(matrix_flops(spec, chosen) for spec in narrow) / forward,
+        rounded_elements=sum(map(_operands, narrow)),
+        kept=kept,
+        repeated=repeated,
+    )
 
 
-def _traced(runtime: Runtime, number: int, seq: int, remat: Remat) -> tuple[Kept, float]:
+def _of_kinds(specs: Mapping[str, ParamSpec], kinds: Iterable[str]) -> dict[str, ParamSpec]:
+    """The parameters of some kinds of block."""
+    return {path: spec for path, spec in specs.items() if path.startswith(tuple(f"{LAYERS}{kind}/" for kind in kinds))}
+
+
+def matrix_flops(spec: ParamSpec, chosen: float) -> float:
+    """Forward FLOPs of a token's product with one layer's matrix; of experts with those that are chosen."""
+    return 2 * math.prod(spec.shape[spec.stack :]) * (chosen if "experts" in spec.own else 1.0)
+
+
+def _operands(spec: ParamSpec) -> int:
+    """Elements of a token in a matrix's input and output."""
+    inputs = math.prod(size for name, size in zip(spec.axes, spec.shape, strict=True) if name in spec.inputs)
+    return inputs + math.prod(spec.shape[spec.stack :]) // inputs
+
+
+def _traced(program: Program, number: int, frozen: frozenset[str], remat: Remat) -> tuple[Kept, float]:
     """What one period keeps of a token under a policy, and FLOPs of its forward and backward."""
-    spans = runtime.module.layers.spans
+    runtime, seq, spans = program.runtime, program.seq, program.module.layers.spans
     parameters = {path: _one_layer(path, spec) for path, spec in runtime.parameters.items()}
+    still = {path: parameters.pop(path) for path in frozen}
     variables = {path: _one_layer(path, spec) for path, spec in runtime.variables.items()}
     stream = jax.ShapeDtypeStruct((1, seq, runtime.module.dims["embed"]), runtime.compute_dtype)
     ids = jax.ShapeDtypeStruct((1, seq), jnp.int32)
 
-    def forward_and_backward(parameters: Any, variables: Any, x: Any, ids: Any) -> Any:
+    def forward_and_backward(parameters: Any, still: Any, variables: Any, x: Any, ids: Any) -> Any:
         def forward(parameters: Any, x: Any) -> Any:
-            module = runtime.bind(nested(parameters), nested(variables))
+            module = runtime.bind(nested(parameters | still), nested(variables))
             periods = [jnp.arange(int(place == number)) for place in range(len(spans))]
             return module.layers.part(x, Inputs(ids, ids, ids), periods, [None] * len(spans))[0]
 
@@ -177,10 +233,10 @@ def _traced(runtime: Runtime, number: int, seq: int, remat: Remat) -> tuple[Kept
         return jax.tree.leaves(backward), backward(y)
 
     with runtime.tracing(execution=replace(runtime.execution, remat=remat)):
-        arguments = parameters, variables, stream, ids
+        arguments = parameters, still, variables, stream, ids
         traced, (kept, _) = jax.make_jaxpr(forward_and_backward, return_shape=True)(*arguments)
-    weights = {(shape, spec.dtype) for spec in parameters.values() for shape in (spec.shape, spec.shape[1:])}
-    varies = _varies(traced.jaxpr, len(jax.tree.leaves(arguments[:3])))
+    weights = {(shape, spec.dtype) for spec in (parameters | still).values() for shape in (spec.shape, spec.shape[1:])}
+    varies = _varies(traced.jaxpr, len(jax.tree.leaves(arguments[:4])))
     found = [
         (own, *_of_token(runtime.module.dims, one, seq))
         for one, own in zip(kept, varies, strict=False)  # the outputs after those are gradients

@@ -1,6 +1,6 @@
 """Plans: layouts and executions that fit a machine and that validation accepts, the fastest first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,7 +9,7 @@ from axon.chips.target import Target
 from axon.errors import UserError
 from axon.layout import Layout, Placement
 from axon.plan.predict.links import Bandwidths
-from axon.plan.predict.memory import Memory, kept, memory
+from axon.plan.predict.memory import Memory, away, kept, memory
 from axon.plan.predict.seconds import Seconds, seconds
 from axon.plan.predict.shards import Shards, Split
 from axon.plan.predict.work import Work
@@ -81,7 +81,7 @@ class Planner:
         """All that fits, by prediction."""
         for layout in self.space.layouts():
             split = self.split(layout)
-            if not split.divides or sum(split.state.values()) + split.gradients > self.room:
+            if not split.divides or split.gradients + self._here(split.state) > self.room:
                 continue
             for run in self.space.runs(layout):
                 for execution in self.space.executions():
@@ -91,6 +91,10 @@ class Planner:
                     used = memory(shards)
                     if used.total <= self.room:
                         yield Plan(run, execution, used, seconds(shards, self.target, self.bandwidths))
+
+    def _here(self, state: Mapping[str, float]) -> float:
+        """Bytes of the state that lie on a device."""
+        return sum(size for kind, size in state.items() if kind not in away(self.space.execution))
 
     def smallest(self) -> Plan:
         """What would take least memory, whether it fits or not. Raises `UserError` where nothing divides."""

@@ -3,15 +3,18 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
 from typing import Any
 
 from axon.axes import Execution
 from axon.axes.execution import Remat
 from axon.chips.target import Target
 from axon.layout import Layout
-from axon.layout.table import Row, Schedule
+from axon.layout.table import Rows, Schedule
 from axon.nn.capabilities import HasDims
 from axon.parallel.pipeline import Interleaved, OneFOneB
+from axon.plan.search.tables import Matrix, table
 from axon.train.step import Program
 
 _OF_ROWS = ("rows", "params", "zero", "context", "overlap", "replicate_kv")
@@ -20,7 +23,7 @@ _OF_ROWS = ("rows", "params", "zero", "context", "overlap", "replicate_kv")
 LONG = 16_384
 """Positions from which on a sequence may be split over mesh axis `context`."""
 
-MOST_STAGES = {"tpu": 8, "gpu": 32}
+MOST_STAGES = {"tpu": 8, "gpu": 32, "cpu": 8}
 """Stages that are tried: on a torus, whose links are all fast, few are worth while."""
 
 MOST_TENSOR = 16
@@ -30,7 +33,7 @@ MOST_CELLS = 2**13
 
 @dataclass(frozen=True)
 class Pins:
-    """What a plan must have: fields of `Layout` and of `Execution`. Of a mesh, those of its axes that are named."""
+    """What a plan must have: fields of `Layout` and of `Execution`. Of a mesh and of rows, the axes that are named."""
 
     layout: Mapping[str, Any] = field(default_factory=dict)
     execution: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +53,9 @@ class Pins:
         return all(size in (-1, mesh.get(axis, 1)) for axis, size in wanted.items())
 
     def allow(self, name: str, value: Any) -> bool:
-        """Whether a field of the layout may be `value`."""
+        """Whether a field of the layout may be `value`: of rows those that are named."""
+        if name == "rows":
+            return all(value.get(axis) == row for axis, row in self.layout.get(name, {}).items())
         return name not in self.layout or self.layout[name] == value
 
 
@@ -60,6 +65,7 @@ class Space:
 
     Args:
         program: of the model, on any layout. start: the layout whose other fields plans have. policies: of remat.
+        matrices: of the model, by which axes are split that the default table does not know or cannot split.
     """
 
     program: Program
@@ -68,6 +74,7 @@ class Space:
     execution: Execution
     policies: tuple[Remat, ...]
     pins: Pins = Pins()
+    matrices: tuple[Matrix, ...] = ()
 
     def layouts(self) -> Iterator[Layout]:
         """Those that differ in where arrays live: of one microbatch and the default schedule."""
@@ -79,7 +86,7 @@ class Space:
         """Mesh axes whose sizes multiply to the target's devices, and that divide what they split."""
         count = self.target.devices
         for tensor in _divisors(count, self._most_tensor):
-            if not self._splits_widths(tensor):
+            if not self._tables[tensor]:
                 continue
             for pipe in _divisors(count // tensor, min(MOST_STAGES[self.target.platform], self._depth)):
                 for context in _divisors(count // tensor // pipe, self._most_context):
@@ -109,19 +116,19 @@ class Space:
 
     def _of_mesh(self, mesh: dict[str, int]) -> Iterator[Layout]:
         tensor, context = mesh.get("tensor", 1), mesh.get("context", 1)
-        stream: list[dict[str, Row]] = [{}]
+        stream: list[Rows] = [{}]
         if tensor > 1 and self.program.seq % (tensor * context) == 0:
             stream.append({"seq.residual": ("context", "tensor")})
         for zero in self._stages_of_zero(mesh):
-            for rows in stream:
+            for split, rows in product(self._tables[tensor], stream):
                 over = {"embed": ("data", "context")} if context > 1 and zero == 3 else {}
                 made = replace(
                     self.start,
                     mesh=mesh,
-                    rows={**self.start.rows, **rows},
+                    rows={**self.start.rows, **split, **rows},
                     params={**self.start.params, **over},
                     zero=zero,
-                    replicate_kv=self._replicate_kv(tensor),
+                    replicate_kv=self._replicate_kv(tensor) if split.get("heads", "tensor") else 1,
                     context="ring" if context > 1 else None,
                 )
                 if all(self.pins.allow(name, getattr(made, name)) for name in _OF_ROWS):
@@ -142,6 +149,15 @@ class Space:
     def _most_tensor(self) -> int:
         near = self.target.linked
         return min(near, MOST_TENSOR if self.target.chip.torus else self.target.chip.host)
+
+    @cached_property
+    def _tables(self) -> Mapping[int, list[Rows]]:
+        """Size of `tensor` → rows of what it splits: the default ones where they divide, and the fastest if others."""
+        itemsize = self.program.runtime.compute_dtype.itemsize
+        sizes = _divisors(self.target.devices, self._most_tensor)
+        pinned = self.pins.layout.get("rows", ())
+        own = {n: table(self.matrices, self.target, n, itemsize, pinned) if n > 1 else {} for n in sizes}
+        return {n: [{}] * self._splits_widths(n) + [own[n]] * bool(own[n]) for n in sizes}
 
     @property
     def _most_context(self) -> int:

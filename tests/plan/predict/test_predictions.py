@@ -44,8 +44,8 @@ def on(name):
 
 def test_forward_flops_are_the_models_own_and_remat_repeats_a_forward_at_most(dense):
     (period,) = dense.periods
-    forward = period.times * period.forward + dense.head
-    assert 3 * forward == pytest.approx(dense.program.flops_per_token, rel=1e-6)
+    total = period.times * period.forward * (1 + period.backward) + dense.head
+    assert total == pytest.approx(dense.program.flops_per_token, rel=1e-6)
     assert period.repeated["none"] == 0
     assert 0.5 < period.repeated["full"] <= 1.01
     assert period.repeated["minimal"] < period.repeated["full"] / 2
@@ -150,6 +150,16 @@ def test_a_pipeline_takes_as_long_as_its_table_in_lockstep(dense, schedule):
     expected = figures(lockstep(schedule.table(2, 8)), costs).lockstep
     work = found.of(PRODUCTS, REPEATED, BUBBLE, "element-wise work")
     assert work + found.of(GRADIENTS) == pytest.approx(expected, rel=0.02)
+
+
+def test_rings_hide_what_is_sent_of_split_blocks_behind_the_products(dense):
+    plain, rings = (
+        seconds(shards(dense, 4, mesh={"tensor": 4}, rows=STREAM, overlap=overlap), on("h100:4"))
+        for overlap in ((), ("tensor",))
+    )
+    sent = plain.of(TENSOR)
+    assert rings.of(TENSOR) == pytest.approx(max(0.0, sent - plain.of(PRODUCTS)))
+    assert plain.total - rings.total == pytest.approx(min(sent, plain.of(PRODUCTS)))
 
 
 @pytest.mark.parametrize("micro", [1, 2, 4])

@@ -107,6 +107,15 @@ def test_a_runner_up_says_what_made_it_lose(dense):
         assert any(line.name in reason for line in plan.seconds.lines) or "GiB more" in reason
 
 
+def test_state_on_the_host_leaves_room_for_what_would_not_fit_beside_it(dense):
+    one = planner(dense, on("v5e:1x1", int(125e6)))
+    assert one.best(1) == []
+    host = replace(one.space, execution=Execution(host=("optimizer",)))
+    found = replace(one, space=host, accept=lambda plan: plan).best(1)
+    assert found
+    assert "optimizer" not in found[0].memory.parts
+
+
 def test_pins_are_kept(dense):
     pins = Pins({"zero": 1, "mesh": {"tensor": 2}}, {"remat": "full"})
     plans = planner(dense, on("h100:8"), pins).best(5)

@@ -52,7 +52,7 @@ def run(model: Llama = MODEL, batch: int = BATCH, seq: int = SEQ, rounds: int = 
         steps[name] = _stepper(program, reference.random_batch(0, batch, seq, model.vocab))
     progress(f"timing {rounds} rounds")
     measured = {name: float(np.median(times)) for name, times in alternate(steps, rounds).items()}
-    tau = float(kendalltau([predicted[name] for name in LAYOUTS], [measured[name] for name in LAYOUTS]).statistic)
+    tau = _tau([predicted[name] for name in LAYOUTS], [measured[name] for name in LAYOUTS])
     return {"tau": tau, "predicted": predicted, "measured": measured}
 
 
@@ -77,6 +77,12 @@ def _predicted(model: Llama, program: Program, target: Target) -> float:
     work = Work.of(whole, dict.fromkeys(["none", "full"]))
     split = Split(work, Placement.described(layout, DEVICES, CPU))
     return seconds(Shards(split, layout, execution), target).total
+
+
+def _tau(these: list[float], those: list[float]) -> float:
+    """Kendall's τ of two orders: 1 where all pairs are in the same order in both, −1 where none is."""
+    found: Any = kendalltau(these, those)
+    return float(found.statistic)
 
 
 def _stepper(program: Program, batch: Any) -> Callable[[], object]:

@@ -14,6 +14,7 @@ from axon.axes.patterns import Contraction
 from axon.errors import UserError
 from axon.nn.lora import GROUPS, AdaptedWeight
 from axon.nn.param import Param, ParamSpec
+from axon.nn.quantized import quantized_format
 from axon.nn.weight_transform import Operand, Weight, WeightTransform
 from axon.path_patterns import Patterns
 
@@ -69,6 +70,12 @@ class MultiAdaptedWeight(AdaptedWeight):
                 "adapter belongs to a position of `batch seq`: merge the adapter into the model instead"
             )
         return jnp.where(broadcast_to_axes(_own_ranks(), where, strip_roles(names)), narrow, 0)
+
+
+def room_for(rank: int, weights: Any, compute: Any) -> tuple[MultiLoRA, ...]:
+    """The transform that gives adapters of rank `rank` room, all together; none for 0. `weights`: the dtype in which a
+    runtime stores its parameters, see `axon.runtime.Runtime`; compute: that of its arithmetic."""
+    return (MultiLoRA(rank, compute if quantized_format(weights) else weights),) * bool(rank)
 
 
 def _own_ranks() -> Any:

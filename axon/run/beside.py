@@ -72,16 +72,17 @@ class ServedAdapters:
         if self.rank is not None and not (self.sources or self.load_more):
             raise UserError(f"{ROOM} {self.rank} is for adapters: give --adapter NAME=PATH or --load-adapters, too")
 
-    def room(self, trained: Trained) -> int:
-        """The rank that there is room for."""
+    def room(self, model: str, trained: Trained) -> int:
+        """The rank that there is room for. Raises `UserError` for what is no adapter of a model, and for one with its
+        name, `model`."""
+        if model in self.sources:
+            raise UserError(f"--adapter {model}={self.sources[model]} has the name of the model; give it another")
         own = sum(adapter_beside(source, trained).lora.rank for source in self.sources.values())
         return own + LOADED * self.load_more if self.rank is None else self.rank
 
-    def load(self, model: str, engine: Engine | Replicas, read: Callable[[str], Adapter], report: Report) -> None:
-        """Have an engine of `model` serve them."""
+    def load(self, engine: Engine | Replicas, read: Callable[[str], Adapter], report: Report) -> None:
+        """Have an engine of the model serve them."""
         for name, source in self.sources.items():
-            if name == model:
-                raise UserError(f"--adapter {name}={source}: that is the name of the model; give it another")
             engine.load_adapter(name, adapter := read(source))
             report(f"adapter {name!r} of rank {adapter.rank}, of {source}")
 

@@ -11,8 +11,7 @@ from axon.config import load
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.layout import Layout, first_devices
-from axon.nn.multi_lora import MultiLoRA
-from axon.nn.quantized import quantized_format
+from axon.nn.multi_lora import room_for
 from axon.run.trained import Trained, TrainedHub, open_trained
 from axon.run.weights import restore_as_stored
 from axon.runtime import Runtime
@@ -104,7 +103,6 @@ def _copies(
     train = trained.train
     compute = train.precision.compute_dtype(own[0][1][0].platform)
     dtype = weights or compute  # each step reads all, as they are used
-    adapters = MultiLoRA(rank, compute if quantized_format(dtype) else dtype)
     runtimes = [
         Runtime(
             model or train.model,
@@ -112,7 +110,7 @@ def _copies(
             precision=train.precision,
             weights=dtype,
             devices=devices,
-            transforms=(adapters,) * bool(rank),
+            transforms=room_for(rank, dtype, compute),
         )
         for layout, devices in own
     ]

@@ -48,9 +48,9 @@ def served_model(
     tokenizer, folder, embedder = trained.tokenizer.load(), trained.companions, None
     own = _defaults(folder, report) if defaults else {}
     chat = _chat(folder, tokenizer, report)
-    engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights, adapters.room(trained))
+    engine = engine_of(trained, layout, draft, capacity, tokenizer, report, weights, adapters.room(name, trained))
     read = reader_for(trained, engine)
-    adapters.load(name, engine, read, report)
+    adapters.load(engine, read, report)
     if embeddings:
         embedder = Embedder(decoders_as_encoders(engine, sentences_of(folder, Pooling("last"))))
     report(COMPILING)

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from axon.axes import Execution
+from axon.checks import check_range
 from axon.errors import UserError
 from axon.layout import Layout, Placement
+from axon.nn.multi_lora import room_for
 from axon.precision import Precision
 from axon.run.tree import Model
 from axon.runtime import Runtime
@@ -23,7 +25,8 @@ class Serve:
         weights: the dtype in which parameters are stored; "auto" is that of `precision.compute`, and int8,
             float8_e4m3fn, int4 and nf4 are for the blocks' matrices alone, each with scales (`axon.nn.quantized`).
         capacity: how much is done at once. draft: "mtp" where the model's own multi-token block guesses, with pages of
-            its own (`axon serve --draft mtp`). execution: how it is carried out.
+            its own (`axon serve --draft mtp`). adapter_rank: of the adapters that there is room for, all together
+            (`axon serve --adapter-rank`). execution: how it is carried out.
     """
 
     model: Model
@@ -32,9 +35,11 @@ class Serve:
     weights: Literal["auto", "float32", "bfloat16", "int8", "float8_e4m3fn", "int4", "nf4"] = "auto"
     capacity: Capacity = Capacity()
     draft: Literal["mtp"] | None = None
+    adapter_rank: int = 0
     execution: Execution = Execution()
 
     def __post_init__(self):
+        check_range(self, "[0, 2**16]", "adapter_rank")
         if tiers := self.execution.composition:
             raise UserError(
                 f"Serve.execution: {tiers[0].name} is of training alone, and serving has no such tier; leave it out"
@@ -50,7 +55,9 @@ def serving_program(serve: Serve, placement: Placement | None = None) -> Serving
     """The steps of its engine. `placement`: a mesh other than that of this machine's devices, to compile for."""
     placement = placement or Placement.of(serve.layout)
     check_serves(serve.layout, placement)
-    dtype = serve.precision.compute_dtype(placement.platform) if serve.weights == "auto" else serve.weights
+    compute = serve.precision.compute_dtype(placement.platform)
+    dtype = compute if serve.weights == "auto" else serve.weights
     options = {"precision": serve.precision, "execution": serve.execution, "placement": placement}
-    runtime = Runtime(serve.model, serve.layout, weights=dtype, **options)
+    transforms = room_for(serve.adapter_rank, dtype, compute)
+    runtime = Runtime(serve.model, serve.layout, weights=dtype, transforms=transforms, **options)
     return ServingProgram(runtime, serve.capacity, multi_token=serve.draft == "mtp")

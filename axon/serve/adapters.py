@@ -11,10 +11,9 @@ import numpy as np
 from jax import Array
 
 from axon.errors import UserError, suggest
-from axon.nn.multi_lora import MultiLoRA
 from axon.runtime import Runtime, flattened, nested
 from axon.serve.text_model import EncoderDecoder
-from axon.serve.weights import factors_of
+from axon.serve.weights import adapter_rank, factors_of
 
 NOBODY = -1
 """The owner of a rank that is free."""
@@ -42,7 +41,7 @@ class Adapters:
     def __init__(self, runtime: Runtime):
         """Raises `UserError` for an encoder–decoder with room for adapters."""
         self._runtime, self._paths = runtime, factors_of(runtime)
-        rank = next((one.rank for one in runtime.transforms if isinstance(one, MultiLoRA)), 0)
+        rank = adapter_rank(runtime)
         if rank and isinstance(runtime.module, EncoderDecoder):
             raise UserError(
                 "adapters are served beside a model that goes on with a prompt, and a "

@@ -20,7 +20,7 @@ from axon.serve.multi_token import MultiToken
 from axon.serve.multi_token_step import MultiTokenStep
 from axon.serve.step import Step, StepInputs, windows_by_kind
 from axon.serve.text_model import check_writes
-from axon.serve.weights import abstract
+from axon.serve.weights import abstract, adapter_rank
 
 
 class ServingProgram:
@@ -178,7 +178,10 @@ class ServingProgram:
         tables = tuple(self._replicated(requests, columns) for _ in self.pools)
         places = self._replicated(requests), self._replicated(requests + 1)
         drafts = versions = self._replicated(requests)
-        return StepInputs(tokens, tokens, tokens, *places, tables, self._replicated(size.rows), drafts, versions)
+        rank = adapter_rank(self.runtime)
+        own_ranks = (tokens, self._replicated(rank)) if rank else ()
+        rows = self._replicated(size.rows)
+        return StepInputs(tokens, tokens, tokens, *places, tables, rows, drafts, versions, *own_ranks)
 
     def _replicated(self, *shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         """An array that each device has."""

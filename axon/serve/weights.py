@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from axon.axes import ArraySpec, base
 from axon.axes.memory_order import ordered
-from axon.nn.multi_lora import MultiAdaptedWeight
+from axon.nn.multi_lora import MultiAdaptedWeight, MultiLoRA
 from axon.runtime import Runtime, flattened, nested
 
 HEADS = ("heads", "kv_heads")
@@ -40,6 +40,11 @@ def factors_of(runtime: Runtime) -> list[str]:
     """The paths of what holds the factors of all adapters, PATH/a and PATH/b of each weight that they may adapt."""
     adapted = [path for path, one in runtime.operands.items() if isinstance(one, MultiAdaptedWeight)]
     return [f"{path}/{factor}" for path in adapted for factor in ("a", "b")]
+
+
+def adapter_rank(runtime: Runtime) -> int:
+    """Of the adapters that it has room for, all together."""
+    return next((one.rank for one in runtime.transforms if isinstance(one, MultiLoRA)), 0)
 
 
 def abstract(runtime: Runtime) -> Any:

@@ -22,7 +22,7 @@ from axon.nn.lora import LoRA
 from axon.run import InitFrom, PeftLoRA
 from axon.run.beside import ServedAdapters
 from axon.run.export_adapter import export_adapter
-from axon.run.inspect import generate_text, logits_of
+from axon.run.inspect import evaluate_run, generate_text, logits_of
 from axon.run.references import sources_of
 from axon.run.served_model import served_model
 from axon.run.trained import open_trained
@@ -161,6 +161,16 @@ def test_beside_a_model_adapters_of_peft_and_of_runs_write_as_merged(peft, tunin
         assert found[1:] == [greedy(f"hf:{hub}", source) for source in sources.values()]
         assert len({*found}) == 3
     assert served.read_adapter is None
+
+
+def test_beside_a_run_an_adapter_is_evaluated_as_merged(trained, peft, tuning, do, few, tmp_path):
+    folder, _ = peft()
+    ran = do(tuning(folder), tmp_path / "run")
+    with few(1):
+        beside = [evaluate_run(trained.folder, None, 1, silent, str(one)).loss for one in (folder, ran.folder)]
+        merged, base = (evaluate_run(one, None, 1, silent).loss for one in (ran.folder, trained.folder))
+    assert beside == pytest.approx([merged, merged], rel=1e-4)
+    assert abs(merged - base) > 1e-2
 
 
 def test_beside_another_model_an_adapter_is_refused_with_what_differs(peft, tuning, do, few, hub, trained, tmp_path):

@@ -10,11 +10,14 @@ from random_models import REPEATS, TIGHT, VOCAB, HalfRight, drawn_requests, ids_
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
 from axon.nn import Routing
+from axon.nn.lora import LoRA
 from axon.nn.multi_lora import MultiLoRA
 from axon.runtime import Runtime, flattened, nested
 from axon.serve.adapters import Adapter
 from axon.serve.engine import Engine
+from axon.serve.program import ServingProgram
 from axon.serve.request import Request, Sampling
+from axon.serve.weights import as_stored
 from models.deepseek import DeepSeek
 from models.llama import Llama
 
@@ -248,3 +251,35 @@ def test_each_family_is_answered_as_by_its_merged_model(family, rng):
     adapters = {str(rank): drawn_adapter(own[0], rank, rng) for rank in RANKS}
     requests = asked(rng, adapters, 6)
     check_merged(parts, adapters, requests, ids_of(loaded(Engine(*own, capacity=TIGHT), adapters), requests))
+
+
+def test_a_step_that_is_only_described_has_the_factors_and_whose_they_are(room, engine):
+    program = ServingProgram(room[0], TIGHT)
+    program.traced(program.decode)
+    inputs = program._inputs(program.decode)
+    assert (inputs.adapters.shape, inputs.owners.shape) == ((program.decode.tokens,), (ROOM.rank,))
+    plain = Runtime(LLAMA, Layout(), devices=jax.devices()[:1])
+    more = sum(x.size for path, x in flattened(engine.parameters).items() if path.endswith(("/a", "/b")))
+    assert program.parameter_bytes() == ServingProgram(plain, TIGHT).parameter_bytes() + 4 * more
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("weights", ["int8", "nf4"])
+def test_over_weights_in_few_bits_each_is_answered_as_with_its_adapter_alone(weights, rng):
+    wide = dataclasses.replace(LLAMA, embed=64, mlp=128)
+    values = made(wide, int(rng.integers(2**31)))[1]
+
+    def runtime(transform):
+        return Runtime(wide, Layout(), devices=jax.devices()[:1], weights=weights, transforms=[transform])
+
+    together = runtime(ROOM)
+    adapters = {str(rank): drawn_adapter(together, rank, rng) for rank in (2, 3)}
+    requests = asked(rng, adapters, 6)
+    found = ids_of(loaded(Engine(together, values, capacity=TIGHT), adapters), requests)
+    for name, adapter in adapters.items():
+        alone = runtime(LoRA(rank=adapter.rank, alpha=float(adapter.rank)))
+        beside = flattened(as_stored(alone, values)) | adapter.factors
+        own = [number for number, request in enumerate(requests) if request.adapter == name]
+        engine = Engine(alone, nested(beside), capacity=TIGHT)
+        asked_alone = [dataclasses.replace(requests[number], adapter=None) for number in own]
+        assert [found[number] for number in own] == ids_of(engine, asked_alone)

@@ -47,7 +47,9 @@ from axon.axes.weight import (
     Stored,
     StoredWeight,
     Weight,
+    differentiated,
     gathered,
     stored_array,
     use_weight,
+    with_place,
 )

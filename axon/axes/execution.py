@@ -102,11 +102,8 @@ class Execution:
             SKIPS: "an update that is made one layer at a time cannot be skipped as a whole",
             REPLAYS: "it updates its arrays in place, one layer at a time, so that a step cannot be done twice",
         }
-        fetched = (
-            {STAGES: "a pipeline's stages cannot fetch parameters from the host yet"} if "params" in self.host else {}
-        )
         from_files = {STAGES: "a pipeline's stages cannot update from files yet"}
-        host = Part(f"Execution.host = {self.host}", "set Execution.host to ()", frozenset({HOST}), by_layer | fetched)
+        host = Part(f"Execution.host = {self.host}", "set Execution.host to ()", frozenset({HOST}), by_layer)
         disk = Part(f"Execution.disk = {dict(self.disk)}", "set Execution.disk to {}", excludes=by_layer | from_files)
         return (host,) * bool(self.host) + (disk,) * bool(self.disk)
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec
 
 from axon.axes.gradients import like_operand, of_type
 from axon.axes.memory import is_on_host, to_device
+from axon.axes.memory_order import row_major
 from axon.axes.patterns import Contraction, Names, PatternError
 from axon.axes.placing import current_explicit, reshard
 from axon.axes.scope import Scope, current
@@ -84,6 +86,19 @@ class HostWeight:
         return self.value.ndim
 
 
+def differentiated(stored: Array) -> Array:
+    """What a gradient is asked for of a parameter: itself, or zeros in its place if it is in the host's memory."""
+    if not is_on_host(stored):
+        return stored
+    zeros = jnp.zeros(stored.shape, stored.dtype)
+    return reshard(zeros, jax.typeof(stored).sharding.spec) if current_explicit() else zeros
+
+
+def with_place(stored: Array, place: Array) -> "Array | HostWeight":
+    """A parameter as a module takes it, with `place`, of which gradients are asked, as `differentiated` gives it."""
+    return HostWeight(stored, place) if is_on_host(stored) else place
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerWeight:
@@ -134,14 +149,15 @@ class StoredWeight:
 
         One in the host's memory is brought to the device first, each device's own shard.
         """
-        compute = jax.numpy.dtype(self.scope.compute)
+        compute = jnp.dtype(self.scope.compute)
         value = self.stored()
         narrow = value.dtype.itemsize < compute.itemsize
         return reshard(value if narrow else value.astype(compute), spec)
 
     def stored(self) -> Array:
         """The weight as it is stored, on the device."""
-        return to_device(self.value.cut_out() if isinstance(self.value, LayerWeight) else self.value)
+        value = self.value.cut_out() if isinstance(self.value, LayerWeight) else self.value
+        return row_major(to_device(value)) if is_on_host(value) else value
 
     def in_stack(self, spec: PartitionSpec) -> LayerWeight | None:
         """The weight in its stack, if it has one, and lies there under `spec` already."""
@@ -165,7 +181,7 @@ class StoredWeight:
             spec = self.type.sharding.spec
             *first, a, b = spec.partitions
             gradient = reshard(gradient, PartitionSpec(*first, b, a, unreduced=spec.reduced))
-        return jax.numpy.swapaxes(gradient, -1, -2)
+        return jnp.swapaxes(gradient, -1, -2)
 
     def splits_last_beyond(self, spec: PartitionSpec) -> bool:
         """Whether a device stores a part of the last dimension of what `spec` gives it there."""

@@ -65,13 +65,13 @@ class Gradients:
         if isinstance(self.objective, WholeBatch) and self.runtime.layout.microbatches > 1:
             return self._by_cached_gradients(self.objective, state, batch, counts, frozen)
         stored = flattened(state.parameters)
-        values = flattened(with_deferred_gradients(self.runtime, nested(_differentiated(stored))))
+        values = flattened(with_deferred_gradients(self.runtime, nested(jax.tree.map(axes.differentiated, stored))))
         still = {path: values.pop(path) for path in frozen}
         key = self._key(state)
         empty = empty_reports(self.runtime.variables, self.runtime.placement)
 
         def mean(values: Any, reports: Mapping[str, Array], part: Batch) -> tuple[Array, Sums]:
-            weights = {path: _weight(stored[path], value) for path, value in (values | still).items()}
+            weights = {path: axes.with_place(stored[path], value) for path, value in (values | still).items()}
             module = self.runtime.bind(nested(weights), nested(reporting(flattened(state.variables), reports)))
             sums = self.objective.sums(module, part, key, **self.references)
             return sum(means(sums.minimised, counts).values(), jnp.zeros(())), sums
@@ -137,20 +137,6 @@ class Gradients:
         zeros = {path: empty(path, value) for path, value in values.items()}
         gradients, sums = jax.lax.scan(accumulate, zeros, microbatches(batch, self.runtime.layout.microbatches))
         return gradients, reduced(self.runtime.variables, lambda by, x: by.over(x, axis=0), sums)
-
-
-def _differentiated(values: Mapping[str, Array]) -> dict[str, Array]:
-    """What gradients are asked for: the parameters, zeros in place of those in the host's memory (`HostWeight`)."""
-    return {path: _zeros_on_device(x) if axes.is_on_host(x) else x for path, x in values.items()}
-
-
-def _zeros_on_device(x: Array) -> Array:
-    zeros = jnp.zeros(x.shape, x.dtype)
-    return axes.reshard(zeros, jax.typeof(x).sharding.spec) if axes.current_explicit() else zeros
-
-
-def _weight(stored: Array, differentiated: Array) -> Array | axes.HostWeight:
-    return axes.HostWeight(stored, differentiated) if axes.is_on_host(stored) else differentiated
 
 
 def empty_reports(variables: Mapping[str, VariableSpec], placement: Placement) -> dict[str, Array]:

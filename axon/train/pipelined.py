@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from axon import axes
+from axon.axes.memory import to_device
 from axon.composition import HOST, LOSS_SCALE, REPLICAS, ROLLS_BACK, STAGES, Part
 from axon.errors import UserError
 from axon.layout import LayoutError
@@ -255,10 +256,11 @@ class PipelinedGradients:
         still = {path: values.pop(path) for path in frozen}
         trained, outer = parted(values)
         fixed, around = parted({**still, **flattened(state.variables)})
+        outer = with_deferred_gradients(runtime, to_device(outer))  # each microbatch needs them
         key = jax.random.fold_in(jax.random.key(self.seed), state.step)
         parts = pipeline.microbatches(batch)
         cut = PipelineSplit(runtime, pipeline.objective, pipeline.partition, parts, counts, key, around)
-        return pipeline.parts(cut, trained, fixed, with_deferred_gradients(runtime, outer), pipeline.reports)
+        return pipeline.parts(cut, trained, fixed, outer, pipeline.reports)
 
     def found(self, results: Results, parameters: Any, frozen: Collection[str]) -> tuple[Any, Sums]:
         """An executor's results as gradients of the `parameters`, nested by path, under the `grads` rows; and sums."""

@@ -52,11 +52,17 @@ SCHEDULES: dict[str, Any] = {
     "ZB-V": ZeroBubbleV(),
     "DualPipe-V": DualPipeV(),
 }
-MECHANISMS = ("zero 1", "zero 2", "zero 3", "tensor", "sequence", "overlap", "context", "replica")
-SETS = [(), *((name,) for name in MECHANISMS), ("zero 3", "sequence")]
+MECHANISMS = ("zero 1", "zero 2", "zero 3", "tensor", "sequence", "overlap", "context", "replica", "on the host")
+SETS = [(), *((name,) for name in MECHANISMS), ("zero 3", "sequence"), ("zero 3", "on the host")]
 ALL = [(schedule, names) for names in SETS for schedule in SCHEDULES]
 SHOWN = [("1F1B", ())]
-FULL = [("interleaved", ("zero 3",)), ("ZB-H1", ("tensor",)), ("ZB-V", ("zero 1",)), ("DualPipe-V", ("context",))]
+FULL = [
+    ("interleaved", ("zero 3",)),
+    ("interleaved", ("on the host",)),
+    ("ZB-H1", ("tensor",)),
+    ("ZB-V", ("zero 1",)),
+    ("DualPipe-V", ("context",)),
+]
 
 
 def marked(schedule: str, names: tuple[str, ...]) -> Any:

@@ -70,7 +70,7 @@ PARTS = {
 TIERS, OUTER = ("optimizer on the host", "all on the host", "disk"), ("DiLoCo", "SlowMo")
 JOINT = "frozen models", "whole batch"
 REFUSED = {
-    *(("stages", other) for other in (*TIERS[1:], "1-bit")),
+    *(("stages", other) for other in ("disk", "1-bit")),
     *(("no flush", other) for other in (*TIERS, *OUTER, "1-bit", "rolls back")),
     *((tier, other) for tier in TIERS for other in (*OUTER, "1-bit", "across layers", "skips", "replays")),
     *((method, other) for method in OUTER for other in ("1-bit", "averages", *JOINT)),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
+from axon.axes import differentiated, with_place
 from axon.axes.statistics import empty_report
 from axon.parallel.pipeline.delivery import Delivery, Memory, after, begun, get, put
 from axon.parallel.pipeline.parts import Parts, added, largest
@@ -39,10 +40,11 @@ def pullback(chunk: Callable[..., Any], at_hand: AtHand) -> tuple[Any, Pullback,
     """A chunk's output and extras, their backward to gradients of `trained`, `reports` and `x`, and its statistics."""
 
     def outputs(trained: Any, reports: Any, x: Any) -> tuple[Any, Any]:
-        y, extras, statistics = chunk(*at_hand._replace(trained=trained, reports=reports, x=x))
+        weights = jax.tree.map(with_place, at_hand.trained, trained)
+        y, extras, statistics = chunk(*at_hand._replace(trained=weights, reports=reports, x=x))
         return (y, extras), statistics
 
-    return jax.vjp(outputs, at_hand.trained, at_hand.reports, at_hand.x, has_aux=True)
+    return jax.vjp(outputs, jax.tree.map(differentiated, at_hand.trained), at_hand.reports, at_hand.x, has_aux=True)
 
 
 def _zeros(of: Any) -> Array:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from axon.axes import reshard
+from axon.axes import is_on_host, reshard
+from axon.axes.memory import to_device, to_host
 from axon.parallel.pipeline.chunks import Chunks
 from axon.parallel.pipeline.partition import NOTHING, Partition, numbers
 
@@ -79,6 +80,7 @@ class Storage:
         stage = lax.axis_index(self.mesh_axis)
         empty = jnp.zeros((places + 1, *x.shape[1:]), x.dtype)  # the last place is nowhere
         arrived = reshard(empty, jax.typeof(x).sharding.spec)
+        arrived = to_host(arrived) if is_on_host(x) else arrived
         for distance, take, put in shifts:
             layers = _rows(x, jnp.asarray(take)[stage])
             if distance:
@@ -89,8 +91,8 @@ class Storage:
 
 
 def _rows(x: Array, places: Array) -> Array:
-    """Entries of the first axis, however the others are split."""
-    return lax.map(lambda place: lax.dynamic_index_in_dim(x, place, keepdims=False), places)
+    """Entries of the first axis, however the others are split, on the device."""
+    return lax.map(lambda place: to_device(lax.dynamic_index_in_dim(x, place, keepdims=False)), places)
 
 
 def _with_rows(x: Array, places: Array, rows: Array) -> Array:
@@ -98,6 +100,7 @@ def _with_rows(x: Array, places: Array, rows: Array) -> Array:
 
     def put(x: Array, one: tuple[Array, Array]) -> tuple[Array, None]:
         place, row = one
+        row = to_host(row) if is_on_host(x) else row
         return lax.dynamic_update_index_in_dim(x, row, place, 0), None
 
     return lax.scan(put, x, (places, rows))[0]

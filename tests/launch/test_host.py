@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -47,8 +48,9 @@ def test_what_a_person_says_stays(nodes, monkeypatch):
 
 
 FAULTS = """
-import json, resource, sys
+import ctypes, json, resource, sys
 from axon.launch.host import keep_freed_memory
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: each page is one fault
 if sys.argv[1] == "keep":
     keep_freed_memory()
 import jax, jax.numpy as jnp
@@ -68,10 +70,10 @@ def test_a_step_finds_the_memory_of_the_step_before():
     def faults(mode):
         command = [sys.executable, "-c", FAULTS, mode]
         made = subprocess.run(command, env=os.environ | {"XLA_FLAGS": ""}, capture_output=True, check=True)
-        return min(json.loads(made.stdout)[4:])  # of a few, as XLA's threads may take some of it in between
+        return json.loads(made.stdout)[4:]
 
-    assert faults("give") > 4096
-    assert faults("keep") < 512
+    # Of a few steps, as XLA's threads may take some of the memory in between, or leave some.
+    assert 8 * min(faults("keep")) < median(faults("give"))
 
 
 def test_on_an_accelerator_memory_and_dispatch_stay_as_they_are(monkeypatch):

@@ -87,7 +87,7 @@ class HostWeight:
 
 
 def differentiated(stored: Array) -> Array:
-    """What a gradient is asked for of a parameter: itself, or zeros in its place if it is in the host's memory."""
+    """The array whose gradient is a parameter's: itself, or zeros in its place if it is in the host's memory."""
     if not is_on_host(stored):
         return stored
     zeros = jnp.zeros(stored.shape, stored.dtype)

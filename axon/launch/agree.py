@@ -60,7 +60,7 @@ def process_0_first(what: str) -> Iterator[None]:
 
 
 def from_process_0(what: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns in process 0, a JSON value, in all processes; it is called there alone.
+    """The JSON value that `make` returns in process 0, where alone it is called, in all processes.
 
     Every process must call with the same names in the same order. They wait on the host, without a time limit, until
     one has failed.

@@ -126,7 +126,7 @@ class AdaptedWeight(Operand):
         return full.astype(jnp.float32) + self.scale * contract(values["a"], a, values["b"], b, out)
 
     def _own(self, names: Names, narrow: Array) -> Array:
-        """Of products with the first factor, which have these axes, those that the second one is multiplied with."""
+        """Those of the axes of a product with the first factor that the second one is multiplied with."""
         return narrow
 
     def _low(self, contraction: Contraction, x: Array) -> Array:

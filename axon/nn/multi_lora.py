@@ -57,7 +57,7 @@ class MultiAdaptedWeight(AdaptedWeight):
             factor.set_value(jax.ShapeDtypeStruct(factor.get_value().shape, jnp.dtype(dtype)))
 
     def contract(self, contraction: Contraction, x: Array) -> Array:
-        """That of the base where no position has an adapter."""
+        """The base's own contraction, where no position has an adapter."""
         if _own_ranks() is None:
             return einsum(contraction.text, x, self.base)
         return super().contract(contraction, x)

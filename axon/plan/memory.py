@@ -51,9 +51,13 @@ def on_disk(program: Program) -> int:
 
 def least_memory(program: Program, placement: Placement | None = None) -> dict[str, int]:
     """The same with the gradients of what is trained: the least that training takes, between backward and update."""
+    return arguments(program, placement) | {"gradients": _bytes(gradients(program), placement or program.placement)}
+
+
+def gradients(program: Program) -> list[ArraySpec]:
+    """The gradients of a step, of what is trained alone."""
     frozen = frozen_paths(program.optimizer, program.parameters)
-    gradients = (replace(spec, kind="grads") for path, spec in program.parameters.items() if path not in frozen)
-    return arguments(program, placement) | {"gradients": _bytes(gradients, placement or program.placement)}
+    return [replace(spec, kind="grads") for path, spec in program.parameters.items() if path not in frozen]
 
 
 def _bytes(specs: Iterable[ArraySpec], placement: Placement) -> int:

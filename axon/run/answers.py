@@ -16,6 +16,7 @@ from axon.serve.request import Request, Sampling
 from axon.train.state import State
 from axon.train.step import Program
 from axon.tune.policy_engine import PolicyEngine
+from axon.tune.rewards import without_failed
 
 SHOWN = 12
 """Answers of an evaluation that are kept in its event, with their questions: the first."""
@@ -42,7 +43,7 @@ class Answers:
         self, program: Program, data: Prepared, questions: Sequence[Question], report: Callable[[str], None] = print
     ):
         assert data.tokenizer is not None
-        self._data, self._questions, self._report = data, questions, report
+        self._data, self._questions, self._report, self._tokenizer = data, questions, report, data.tokenizer
         self._requests = [Request(one.prompt, Sampling(tokens=len(one.answer), temperature=0.0)) for one in questions]
         capacity = capacity_for(program.module, self._requests)
         self._engine = PolicyEngine(program.runtime, None, data.tokenizer, capacity)
@@ -52,7 +53,7 @@ class Answers:
         found = self._engine.answers(state, self._requests)
         exact = [answer.ids == one.answer for answer, one in zip(found, self._questions, strict=True)]
         rewards = self._data.rewards_of(self._questions, found, self._report)
-        return Answered(self._questions, found, {"exact": np.array(exact, float), **rewards})
+        return Answered(self._questions, found, self._tokenizer, {"exact": np.array(exact, float), **rewards})
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,26 @@ class Answered:
     """Answers to questions.
 
     Args:
+        tokenizer: of both.
         scores: `exact`, whether an answer is the right one, token by token; and what each reward says of it: a number
             for each, NaN where one failed.
     """
 
     questions: Sequence[Question]
     answers: Sequence[Answer]
+    tokenizer: Tokenizer
     scores: Mapping[str, np.ndarray]
 
     def metrics(self) -> dict[str, float]:
         """The mean of each score, NaN left out."""
-        real = {name: values[~np.isnan(values)] for name, values in self.scores.items()}
-        return {name: float(values.mean()) for name, values in real.items() if len(values)}
+        return {name: float(values.mean()) for name, values in without_failed(self.scores).items()}
 
-    def shown(self, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    def shown(self) -> list[dict[str, Any]]:
         """The first, as texts, with their scores: see `axon.observe.events`."""
         return [
             {
-                "question": tokenizer.visible(question.prompt),
-                "expected": tokenizer.visible(question.answer),
+                "question": self.tokenizer.visible(question.prompt),
+                "expected": self.tokenizer.visible(question.answer),
                 "answer": answer.text,
                 "scores": {name: float(values[row]) for name, values in self.scores.items()},
             }

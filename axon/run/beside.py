@@ -48,9 +48,16 @@ def adapter_beside(source: str, trained: Trained) -> Beside:
 
     Raises `UserError` if there is none, or it is of another model.
     """
-    if not is_hub(source) and (Path(as_path(source, "the adapter")) / ADAPTER).is_file():
-        source = PREFIX + source
-    return _OfPeft(source, trained) if is_hub(source) else _OfRun(source, trained)
+    if is_hub(source):
+        return _OfPeft(source, trained)
+    folder = Path(as_path(source, "the adapter"))
+    if (folder / ADAPTER).is_file():
+        return _OfPeft(PREFIX + source, trained)
+    if folder.is_dir() and not (folder / "config.gin").is_file():
+        raise UserError(
+            f"{source} is no adapter: it has neither {ADAPTER}, as of PEFT, nor config.gin, as a run has it"
+        )
+    return _OfRun(source, trained)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from axon.checkpoint import Checkpoints, Reader, newest_reader
 from axon.checkpoint.remote import fetched_run
 from axon.config import dump, load
 from axon.disk import as_path, reading, writing
-from axon.errors import UserError
+from axon.errors import UserError, did_you_mean
 from axon.fields import changed, differences, differs_by_machine, leaves, may_change, skipped
 from axon.foreign_json import NULL, OBJECT, TEXT, list_of, read_field, read_json
 from axon.object_store import is_url
@@ -51,6 +51,9 @@ class RunFolder:
         folder = cls(as_path(path, "the run's folder"))
         with reading(folder.config):
             begun = folder.config.is_file()
+        if not begun and not folder.path.exists():
+            near = did_you_mean(folder.path.name, (one.name for one in folder.path.parent.glob("*")))
+            raise UserError(f"there is no folder {path}, where that of a run is expected.{near}")
         if not begun:
             raise UserError(f"{path} is not the folder of a run: it has no config.gin. `axon train` writes one")
         return folder

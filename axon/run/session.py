@@ -272,17 +272,14 @@ class Session:
         assert evaluation is not None
         began = time.monotonic()
         with self.watchdog.during("evaluation", int(state.step)):
-            found = held_out_loss(
-                self.program.evaluator, corpus, self.program.evaluated(state), state.variables, evaluation.batches
-            )
-            metrics = {f"eval_{name}": value for name, value in found.metrics().items()}
-            shown = []
-            if self.answers is not None and corpus.tokenizer is not None:
-                answered = self.answers(replace(state, parameters=self.program.evaluated(state)))
-                metrics |= {f"eval_{name}": value for name, value in answered.metrics().items()}
-                shown = answered.shown(corpus.tokenizer)
+            values = self.program.evaluated(state)
+            found = held_out_loss(self.program.evaluator, corpus, values, state.variables, evaluation.batches)
+            answered = self.answers and self.answers(replace(state, parameters=values))
+        measured = found.metrics() | (answered.metrics() if answered else {})
+        metrics = {f"eval_{name}": value for name, value in measured.items()}
         step, seconds = int(state.step), round(time.monotonic() - began, 6)
-        self.events.record("evaluation", step, seconds=seconds, loss=found.loss, answers=shown)
+        shown = {"answers": answered.shown()} if answered else {}
+        self.events.record("evaluation", step, seconds=seconds, loss=found.loss, **shown)
         self.store.losses[step] = found.loss
         self.journal.evaluated({"step": step} | metrics)
         exact = f", {metrics['eval_exact']:.1%} of answers right" if "eval_exact" in metrics else ""

@@ -1,7 +1,6 @@
 """`axon show`: the configuration as it was read, where parameters live, a pipeline's schedule, what a step sends."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from axon.config import load, root_of
 from axon.errors import UserError
 from axon.layout import KINDS, ParameterRow, Placement, explain
-from axon.plan.memory import FROZEN
+from axon.plan.memory import FROZEN, gradients
 from axon.plan.topology import devices
 from axon.run import Serve, Train, program, serving_program
 from axon.runtime import IDENTITY_LAYERS
@@ -104,8 +103,12 @@ def _table(rows: Sequence[ParameterRow]) -> Table:
 def _totals(compiled: Program) -> Table:
     """What training keeps from step to step, and the gradients in between."""
     placement, state = compiled.placement, compiled.specs
-    gradients = [replace(spec, kind="grads") for spec in compiled.parameters.values()]
-    parts = {"params": state.parameters, "grads": gradients, "optimizer": state.optimizer, "variables": state.variables}
+    parts = {
+        "params": state.parameters,
+        "grads": gradients(compiled),
+        "optimizer": state.optimizer,
+        "variables": state.variables,
+    }
     parts |= {"in flight": state.in_flight, FROZEN: compiled.references.specs}
     elsewhere = {"bytes on the host for each": placement.on_host} if placement.host else {}
     elsewhere |= {"bytes on disk for each": placement.on_disk} if placement.disk else {}

@@ -135,9 +135,20 @@ class Scores:
     each: Mapping[str, np.ndarray]
     total: np.ndarray
 
+    @property
+    def named(self) -> dict[str, np.ndarray]:
+        """The sums under `reward`, and what each reward says under `reward_NAME`."""
+        return {"reward": self.total} | {f"reward_{name}": values for name, values in self.each.items()}
+
     def __add__(self, other: "Scores") -> "Scores":
         each = {name: np.concatenate((values, other.each[name])) for name, values in self.each.items()}
         return Scores(each, np.concatenate((self.total, other.total)))
+
+
+def without_failed(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Those of the scores that are numbers, by name; a name of which none is left is left out."""
+    real = {name: values[~np.isnan(values)] for name, values in scores.items()}
+    return {name: values for name, values in real.items() if len(values)}
 
 
 class Judge:

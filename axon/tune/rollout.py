@@ -9,7 +9,7 @@ import numpy as np
 from axon.tune import packing
 from axon.tune.episodes import Episode, metrics_of
 from axon.tune.prompts import Prompt
-from axon.tune.rewards import Scores
+from axon.tune.rewards import Scores, without_failed
 
 ENVIRONMENT = "environment"
 """The name of an environment's own reward."""
@@ -52,10 +52,9 @@ class Rollout:
     @property
     def metrics(self) -> dict[str, float]:
         """See `RolloutFeed.metrics`."""
-        named = {"reward": self.scores.total} | {f"reward_{name}": one for name, one in self.scores.each.items()}
-        real = {name: values[~np.isnan(values)] for name, values in named.items()}
-        means = {name: float(np.mean(values)) for name, values in real.items() if len(values)}
-        spreads = {f"{name}_std": float(np.std(values)) for name, values in real.items() if len(values)}
+        real = without_failed(self.scores.named)
+        means = {name: float(np.mean(values)) for name, values in real.items()}
+        spreads = {f"{name}_std": float(np.std(values)) for name, values in real.items()}
         own = metrics_of(self.episodes) if ENVIRONMENT in self.scores.each else {}
         return {
             **means,

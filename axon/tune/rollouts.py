@@ -230,8 +230,7 @@ class PreparedRollouts(FedCorpus):
         pairs = zip(questions, answers, strict=True)
         sampled = [Episode.of_answer(answer).as_sampled(of_question(one, self.tokenizer)) for one, answer in pairs]
         with closing(self.config.judge(report)) as judge:
-            scores = judge(sampled)
-        return {"reward": scores.total} | {f"reward_{name}": one for name, one in scores.each.items()}
+            return judge(sampled).named
 
     def identity(self) -> dict[str, Any]:
         identity = super().identity()

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -64,9 +64,16 @@ class Selection(ABC):
         return
 
     def learned(
-        self, objective: Any, batch: Batch, rollout: Rollout, groups: np.ndarray, estimate: Estimate
+        self,
+        objective: Any,
+        batch: Batch,
+        rollout: Rollout,
+        groups: np.ndarray,
+        rows: Sequence[Row],
+        estimate: Estimate,
     ) -> tuple[Batch, dict[str, float]]:
-        """The arrays of a batch beside those of text, and metrics. `groups`: the prompts of the rollout in it."""
+        """The arrays of a batch beside those of text, and metrics. `groups`: the prompts of the rollout in it; `rows`:
+        of each sequence, the answers in it."""
         return {}, {}
 
     def held_out(self, reader: BatchReader) -> BatchReader:
@@ -101,10 +108,16 @@ class AllAnswers(Selection):
         objective.check_group(samples, "Rollouts.samples")
 
     def learned(
-        self, objective: Any, batch: Batch, rollout: Rollout, groups: np.ndarray, estimate: Estimate
+        self,
+        objective: Any,
+        batch: Batch,
+        rollout: Rollout,
+        groups: np.ndarray,
+        rows: Sequence[Row],
+        estimate: Estimate,
     ) -> tuple[Batch, dict[str, float]]:
         logprobs = np.zeros_like(batch["weights"])
-        for place, row in enumerate(self.rows(rollout, groups)):
+        for place, row in enumerate(rows):
             for answer in row:
                 sampled = rollout.episodes[answer].logprobs
                 logprobs[place, batch["weights"][place] > 0] = [one.logprob for one in sampled]

@@ -198,4 +198,4 @@ def test_what_cannot_be_converted_is_said(hub, trained, tmp_path):
     with pytest.raises(UserError, match="has no text of its own to evaluate on: give --source"):
         evaluate_run(f"hf:{hub}", None, None, silent)
     with pytest.raises(UserError, match="is not the folder of a run"):
-        convert(str(tmp_path / "nothing"), f"hf:{tmp_path / 'out'}", silent)
+        convert(str(hub), f"hf:{tmp_path / 'out'}", silent)

@@ -163,7 +163,7 @@ def test_logits_are_those_that_the_loss_is_of(trained, full_logits, few, rng):
 
 
 def test_what_is_no_run_or_lacks_a_part_is_said_so(copied, few, tmp_path):
-    with pytest.raises(UserError, match="is not the folder of a run"):
+    with pytest.raises(UserError, match="there is no folder"):
         generate_text(tmp_path / "nothing", "x", Sampling(), silent)
     with pytest.raises(UserError, match="There is no source 'nosuch'"):
         evaluate_run(copied, "nosuch", None, silent)

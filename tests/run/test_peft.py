@@ -173,17 +173,21 @@ def test_beside_a_run_an_adapter_is_evaluated_as_merged(trained, peft, tuning, d
     assert abs(merged - base) > 1e-2
 
 
+def another(hub, folder, *names):
+    """A copy of the hub's model, with other weights where a name has one of these parts."""
+    shutil.copytree(hub, folder)
+    weights = load_file(folder / "model.safetensors")
+    changed = {key: value * (1.01 if any(name in key for name in names) else 1) for key, value in weights.items()}
+    save_file(changed, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 def test_beside_another_model_an_adapter_is_refused_with_what_differs(peft, tuning, do, few, hub, trained, tmp_path):
     folder, arrays = peft()
     ran = do(tuning(folder), tmp_path / "run")
     with few(1):
         export_adapter(str(ran.folder), tmp_path / "out", None, silent)
-        other = shutil.copytree(hub, tmp_path / "other")
-        weights = load_file(other / "model.safetensors")
-        weights = {
-            name: value * (1.01 if ".v_proj." in name or ".q_proj." in name else 1) for name, value in weights.items()
-        }
-        save_file(weights, other / "model.safetensors", {"format": "pt"})
+        other = another(hub, tmp_path / "other", ".v_proj.", ".q_proj.")
         for adapter in (str(ran.folder), str(tmp_path / "out")):
             with pytest.raises(UserError, match="is an adapter of another model"):
                 greedy(f"hf:{other}", adapter)
@@ -196,6 +200,10 @@ def test_beside_another_model_an_adapter_is_refused_with_what_differs(peft, tuni
             greedy(f"hf:{hub}", changed(folder, renamed))
         with pytest.raises(UserError, match=r"0 LoRA in Train\.transforms"):
             greedy(f"hf:{hub}", str(trained.folder))
+        with pytest.raises(UserError, match=r"other is no adapter.*adapter_config\.json.*config\.gin"):
+            greedy(f"hf:{hub}", str(other))
+        with pytest.raises(UserError, match=r"no folder .*/ru\..*'run'"):
+            greedy(f"hf:{hub}", str(tmp_path / "ru."))
         with pytest.raises(UserError, match=r"is a model, and no adapter.*adapter_config\.json"):
             greedy(f"hf:{hub}", f"hf:{hub}")
 
@@ -205,10 +213,7 @@ def test_an_adapter_of_another_model_is_refused(peft, tuning, do, few, hub, tmp_
     ran = do(tuning(folder), tmp_path / "run")
     with few(1):
         export_adapter(str(ran.folder), tmp_path / "out", None, silent)
-    other = shutil.copytree(hub, tmp_path / "other")
-    weights = load_file(other / "model.safetensors")
-    weights["model.layers.0.mlp.up_proj.weight"] += 1e-3
-    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    other = another(hub, tmp_path / "other", "layers.0.mlp.up_proj.")
     path = tmp_path / "out/adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(other)}))
     with pytest.raises(UserError, match=r"out is an adapter of another model than hf:.*other.*digest"):

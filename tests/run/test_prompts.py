@@ -117,7 +117,7 @@ def test_what_cannot_be_read_or_written_is_said_before_the_model_is_opened(file,
         generate_texts(nowhere, file("empty.txt"), Sampling(), None, silent)
     with pytest.raises(UserError, match=r"in\.txt is there already; give another"):
         generate_texts(nowhere, lines, Sampling(), lines, silent)
-    with pytest.raises(UserError, match="is not the folder of a run"):
+    with pytest.raises(UserError, match="there is no folder"):
         generate_texts(nowhere, lines, Sampling(), None, silent)
 
 

@@ -384,7 +384,7 @@ def test_a_run_goes_on_when_the_one_it_began_from_is_gone(tiny, trained, do, cop
     do(begun, tmp_path / "run", steps=1)
     shutil.rmtree(copied)
     assert "resumed from step 1" in do(begun, tmp_path / "run", steps=2).lines
-    with pytest.raises(UserError, match="is not the folder of a run"):
+    with pytest.raises(UserError, match="there is no folder"):
         do(begun, tmp_path / "new", steps=1)
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from random_models import REPEATS, TIGHT, VOCAB, HalfRight, drawn_requests, ids_of, likeliest, made
+from random_models import REPEATS, TIGHT, VOCAB, HalfRight, drawn_requests, ids_of, likeliest, made, told
 
 from axon.errors import UserError
 from axon.layout import Layout, sequence_parallel
@@ -102,15 +102,6 @@ def check_merged(plain, adapters, requests, found):
         own = merged(values, adapters[request.adapter]) if request.adapter else values
         assert ids == likeliest(runtime, own, variables, request.prompt, ids)
         assert len(ids) == request.sampling.tokens
-
-
-def told(engine, requests):
-    """Of each request its tokens with their log-probabilities, which show each bit of the logits."""
-    numbers, found = [engine.submit(request) for request in requests], {}
-    while engine.busy:
-        for update in engine.step():
-            found.setdefault(update.request, []).extend(update.logprobs)
-    return [found[number] for number in numbers]
 
 
 def test_each_request_is_answered_as_by_its_merged_model(plain, adapters, engine, rng):

@@ -18,6 +18,7 @@ from random_models import (
     likeliest,
     likeliest_draws,
     made,
+    told,
 )
 from scipy.special import log_softmax
 
@@ -109,15 +110,6 @@ def test_a_requests_tokens_are_bit_for_bit_the_same_alone_and_in_a_crowd(family,
     wide = Engine(*parts, capacity=larger)
     crowd, alone = told(tight, requests), [told(wide, [request])[0] for request in requests]
     assert crowd == alone
-
-
-def told(engine, requests):
-    """Of each request its tokens with their log-probabilities."""
-    numbers, found = [engine.submit(request) for request in requests], {}
-    while engine.busy:
-        for update in engine.step():
-            found.setdefault(update.request, []).extend(update.logprobs)
-    return [found[number] for number in numbers]
 
 
 def test_text_does_not_depend_on_the_layout(small, engine, shared_seed, rng):

@@ -61,6 +61,13 @@ def test_every_parameter_has_a_row_and_the_totals_are_their_sums(shown, tiny):
     assert numbers(optimizer)[-1] < 2 * held
 
 
+def test_what_is_frozen_has_no_gradients(shown):
+    out = shown("Train.transforms=(@LoRA(),)", "LoRA.rank=2", "LoRA.paths=('**/mlp/up',)", "Llama.layers=2")
+    grads, optimizer = (numbers(re.search(rf"^ *{kind} .*$", out, re.MULTILINE)[0]) for kind in ("grads", "optimizer"))
+    assert grads == [4 * 2 * 2 * (32 + 64)] * 2  # of float32, in two layers
+    assert optimizer == [2 * grads[0] + 8] * 2
+
+
 def test_identity_layers_are_said_once_and_their_bytes_counted(shown, tiny):
     out = shown("Llama.layers=126", "Layout.mesh={'pipe': 4}", "Layout.pad_layers=True", "Layout.microbatches=4")
     assert out.count("126 layers") == 1

@@ -204,7 +204,7 @@ def test_answers_are_right_where_the_greedy_one_is_the_answer(tuned, few):
         ]
         found = answers(state)
         assert found.metrics() == {"exact": sum(number % 3 > 0 for number in range(len(own))) / len(own)}
-        assert [one["scores"] for one in found.shown(prepared.tokenizer)] == [
+        assert [one["scores"] for one in found.shown()] == [
             {"exact": float(number % 3 > 0)} for number in range(len(own))
         ]
     for question in questions:

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import likes
 import numpy as np
 import pytest
-from worlds import Counting, Failing, Late, Speaker
+from worlds import WORDS, Counting, Failing, Late, Speaker
 
-from axon.data import Bpe, FeedContext, JsonLines
+from axon.data import Bpe, FeedContext
 from axon.errors import UserError
 from axon.layout import Execution
 from axon.run import program
@@ -20,16 +20,8 @@ from axon.train.policy_gradient import GRPO
 from axon.tune import Addition, Calculator, Chats, Rollouts
 from axon.tune.environments import calculated
 
-WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
 SAMPLING = Sampling(tokens=6, temperature=1.0, stop_ids=tuple(range(0, 320, 3)))
 """A third of the tokens end an answer."""
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory):
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    path.write_text("".join(f'{{"text": "{text}"}}\n' for text in WORDS))
-    return JsonLines(str(path))
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,10 @@ import jax
 import likes
 import numpy as np
 import pytest
+from worlds import WORDS
 
 from axon.checkpoint import Reader
-from axon.data import Bpe, FeedContext, JsonLines
+from axon.data import Bpe, FeedContext
 from axon.errors import UserError
 from axon.layout import Execution, Layout
 from axon.nn import token_nll
@@ -25,8 +26,6 @@ from axon.train.ppo import PPO
 from axon.train.preference import DPO
 from axon.tune import ActorCritic, Addition, BestAndWorst, Chats, ExactMatch, Rollouts, rollouts
 
-WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
-
 
 def silent(line):
     pass
@@ -35,13 +34,6 @@ def silent(line):
 def variety(sampled):
     """So that answers to a prompt differ in it."""
     return len(set(sampled.ids)) + 0.01 * (sampled.ids[0] % 7)
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory):
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    path.write_text("".join(f'{{"text": "{text}"}}\n' for text in WORDS))
-    return JsonLines(str(path))
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from axon.tune.environments import Role
 
+WORDS = ("alpha beta", "gamma", "delta epsilon", "zeta eta theta", "iota")
+"""The prompts of tests."""
+
 
 @dataclass(frozen=True)
 class Counting:

@@ -86,6 +86,6 @@ def _head(shards: Shards) -> float:
 
 
 def _update(shards: Shards) -> float:
-    """What the update of a layer has on the device of state that lies on the host: as it was, and as it becomes."""
+    """Bytes on the device while a layer whose state is on the host is updated: the state before, and after."""
     layers = sum(period.times for period in shards.split.work.periods)
     return sum(2 * shards.split.state[kind] / layers for kind in away(shards.execution))

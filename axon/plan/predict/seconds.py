@@ -72,7 +72,8 @@ def seconds(shards: Shards, target: Target, bandwidths: Bandwidths | None = None
 
 
 def _on_shared_cores(lines: Iterable[Line]) -> Iterator[Line]:
-    """Of devices that share cores: while one sends no other multiplies more, and one that waits leaves them free."""
+    """The lines of devices that share cores: while one sends no other multiplies more, and one that waits leaves them
+    free."""
     return (replace(line, hidden=0.0) for line in lines if line.name != BUBBLE)
 
 
@@ -238,7 +239,7 @@ class _Clock:
         return total
 
     def update(self) -> float:
-        """What trains and the optimizer's state read and written once, gradients read."""
+        """Bytes of an update: what trains and the optimizer's state read and written once, gradients read."""
         split = self.shards.split
         return (3 * split.gradients + 2 * split.state["optimizer"]) / self.target.chip.bandwidth
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -100,7 +100,7 @@ class AdaptedWeight(Operand):
     def grouped(self, bias: Any) -> Matrix:
         low = LowRank(self.a.get_value(), self.b.get_value(), self.scale)
         if isinstance(self.base, Operand):
-            return self.base.grouped(bias)._replace(low=low)
+            return replace(self.base.grouped(bias), low=low)
         return Matrix(axes.stored_array(self.base, "experts"), bias=bias, low=low)
 
     def looked_up(self, ids: Array, look_up: LookUp) -> Array:

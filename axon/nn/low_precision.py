@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from jax import Array
 
@@ -11,6 +11,7 @@ from axon.axes.patterns import Contraction
 from axon.nn.amax import amax_variable, report_to
 from axon.nn.param import Param, ParamSpec
 from axon.nn.weight_transform import Operand, Weight, WeightTransform, untransformed
+from axon.parallel.expert import Matrix
 from axon.path_patterns import Patterns
 from axon.precision.product import RecipeProduct
 from axon.precision.recipe import Recipe
@@ -20,7 +21,8 @@ EXPERTS = "experts"
 
 @dataclass(frozen=True)
 class LowPrecision(WeightTransform):
-    """Each weight's products by `recipe`: by default those of blocks, but for routers and experts."""
+    """Each weight's products by `recipe`: by default those of blocks but for routers, and without experts where scales
+    follow from steps before."""
 
     recipe: Recipe
 
@@ -38,7 +40,8 @@ class LowPrecision(WeightTransform):
         return LowPrecisionWeight(untransformed(weight, declared, self), self.recipe)
 
     def fits(self, path: str, spec: ParamSpec) -> bool:
-        return super().fits(path, spec) and (self.paths is not None or EXPERTS not in spec.own)
+        is_able = not self.recipe.recorded_steps or EXPERTS not in spec.own
+        return super().fits(path, spec) and (self.paths is not None or is_able)
 
     @property
     def text(self) -> str:
@@ -64,6 +67,11 @@ class LowPrecisionWeight(Operand):
             return einsum(contraction.text, x, self.base)
         product = RecipeProduct.of(scope, contraction, self.recipe)
         return use_weight(scope, product, stored_array(self.base, "a recipe"), x, *self._recorded())
+
+    def grouped(self, bias: Any) -> Matrix:
+        if self.recipe.recorded_steps:
+            raise self._unusable("experts' matrices")
+        return Matrix(stored_array(self.base, "experts"), bias=bias, recipe=self.recipe)
 
     def _recorded(self) -> list[Array]:
         """The largest magnitudes to be expected of the operands, and the array to report these to, in training."""

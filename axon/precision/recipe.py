@@ -35,8 +35,8 @@ class Recipe(ABC):
     """The base of recipes, which are data: what they say is executed by `axon.precision.product`.
 
     Args:
-        paths: patterns of the weights whose products are made so; by default the matrices of the blocks but for routers
-            and experts. All else stays as `Precision.compute` says: embedding, head, norms, biases.
+        paths: patterns of the weights whose products are made so; by default the matrices of the blocks but for
+            routers. All else stays as `Precision.compute` says: embedding, head, norms, biases.
         emulate: round and scale as the formats say, and multiply in float32: on any chip, in more time than without a
             recipe.
     """

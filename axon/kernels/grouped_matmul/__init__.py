@@ -23,6 +23,8 @@ __all__ = [
     "grouped_matmul_reference",
     "grouped_matmul_tpu",
     "grouped_matmul_xla",
+    "grouped_product",
+    "grouped_weight_gradient",
 ]
 
 _IMPLEMENTATIONS = {
@@ -77,6 +79,30 @@ def grouped_matmul_gradients(
     product, weight_gradient = products
     left, right = (dy, x) if swapped else (x, dy)
     return product(dy, w, sizes, transposed=True), weight_gradient(left, right, sizes, dtype=accumulate)
+
+
+def grouped_product(x: Array, w: Array, sizes: Array, *, transposed: bool) -> Array:
+    """`rows columns`, float32: `x[rows inner]` by `w[groups inner columns]`, or by `w[groups columns inner]` where
+    `transposed`; both in 8 bits (int8, e4m3, e5m2), or in float32, summed in 32 bits. Rows of no group are 0.
+
+    It has no gradient.
+    """
+    _choose_narrow(x, w, sizes)
+    return xla.product(x, w, sizes, transposed=transposed, dtype=jnp.float32)
+
+
+def grouped_weight_gradient(x: Array, dy: Array, sizes: Array) -> Array:
+    """`groups embed out`, float32: of each group the sum of `x[rows embed]` times `dy[rows out]`, of dtypes as of
+    `grouped_product`. It has no gradient."""
+    _choose_narrow(x, dy, sizes)
+    return xla.weight_gradient(x, dy, sizes, dtype=jnp.float32)
+
+
+def _choose_narrow(x: Array, other: Array, sizes: Array) -> None:
+    """A word in the log, of a product by a recipe: no kernel but plain XLA multiplies two operands in 8 bits."""
+    others = with_tpu("it multiplies no two operands in 8 bits", {"xla": None})
+    candidates = with_gpu({"mosaic": "it multiplies no two operands in 8 bits"}, others)
+    choose("grouped_matmul", candidates, f"{x.shape[0]} rows in {sizes.shape[0]} groups, {x.dtype} by {other.dtype}")
 
 
 def _products(chosen: str) -> tuple[Product, WeightGradient] | None:

@@ -26,10 +26,12 @@ def grouped_matmul_xla(x: Array, w: Array, sizes: Array) -> Array:
     return differentiable(product, weight_gradient)(x, w, sizes)
 
 
-def product(x: Array, w: Array, sizes: Array, *, transposed: bool, first: Array | int = 0) -> Array:
+def product(x: Array, w: Array, sizes: Array, *, transposed: bool, first: Array | int = 0, dtype: Any = None) -> Array:
     """`rows inner` by `groups inner columns` → `rows columns`; the weight is `groups columns inner` if transposed.
 
-    `first`: the number of group 0's weight, where there are more than the groups have.
+    Args:
+        first: the number of group 0's weight, where there are more than the groups have. dtype: of the result; None
+            for that of `x`, to which the weight is converted as it is read.
     """
     rows, groups = x.shape[0], sizes.shape[0]
     tile = _tile(rows, groups)
@@ -41,12 +43,13 @@ def product(x: Array, w: Array, sizes: Array, *, transposed: bool, first: Array 
 
     def step(i, out):
         contracted = (((1,), (1 if transposed else 0,)), ((), ()))
-        own = w[first + group[i]].astype(x.dtype)
+        own = w[first + group[i]]
+        own = own.astype(x.dtype) if dtype is None else own
         part = _dot(lax.dynamic_slice_in_dim(padded, begin[i], tile), own, contracted)
-        return lax.dynamic_update_slice_in_dim(out, part.astype(x.dtype), begin[i], 0)
+        return lax.dynamic_update_slice_in_dim(out, part.astype(out.dtype), begin[i], 0)
 
     columns = w.shape[1 if transposed else 2]
-    out = lax.fori_loop(0, jnp.sum(counts), step, jnp.zeros((rows + tile, columns), x.dtype))
+    out = lax.fori_loop(0, jnp.sum(counts), step, jnp.zeros((rows + tile, columns), dtype or x.dtype))
     return jnp.where(jnp.arange(rows)[:, None] < spans.stop[-1], out[:rows], 0)
 
 
@@ -60,9 +63,8 @@ def weight_gradient(x: Array, dy: Array, sizes: Array, *, dtype: Any) -> Array:
         def step(i, total):
             first = span.start + i * tile
             own = first + jnp.arange(tile)[:, None] < span.stop
-            left = jnp.where(own, lax.dynamic_slice_in_dim(x, first, tile), 0)
-            right = lax.dynamic_slice_in_dim(dy, first, tile)
-            return total + _dot(left, jnp.where(own, right, 0), (((0,), (0,)), ((), ())))
+            left, right = (_rows_of(own, lax.dynamic_slice_in_dim(side, first, tile)) for side in (x, dy))
+            return total + _dot(left, right, (((0,), (0,)), ((), ())))
 
         tiles = -(-(span.stop - span.start) // tile)
         zeros = jnp.zeros((x.shape[1], dy.shape[1]), jnp.float32)
@@ -81,8 +83,13 @@ def _spans(sizes: Array, rows: int) -> _Spans:
     return _Spans(jnp.concatenate([jnp.zeros_like(stop[:1]), stop[:-1]]), stop)
 
 
+def _rows_of(own: Array, rows: Array) -> Array:
+    return jnp.where(own, rows, jnp.zeros((), rows.dtype))
+
+
 def _dot(left: Array, right: Array, dimensions: Any) -> Array:
-    return lax.dot_general(left, right, dimensions, preferred_element_type=jnp.float32)
+    wide = jnp.int32 if left.dtype == jnp.int8 else jnp.float32
+    return lax.dot_general(left, right, dimensions, preferred_element_type=wide).astype(jnp.float32)
 
 
 def _padded(x: Array, tile: int) -> Array:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,8 @@ from axon.axes.statistics import OperandStatistic, device_report
 from axon.kernels.dtypes import EIGHT_BITS
 from axon.kernels.grouped_matmul import grouped_matmul, grouped_matmul_gradients
 from axon.parallel.expert.devices import ExpertMesh
+from axon.parallel.expert.low_precision import ExpertRecipeProduct
+from axon.precision.recipe import Recipe
 
 
 @jax.tree_util.register_dataclass
@@ -27,15 +29,18 @@ class LowRank:
     scale: float = field(metadata={"static": True})
 
 
-class Matrix(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Matrix:
     """A matrix of each expert: `values`, times a scale for each of its outputs where it is in 8 bits; and a bias. Its
-    products report to `report`."""
+    products report to `report`, or are made by `recipe`."""
 
     values: Stored  # experts inputs outputs
     scales: Stored | None = None  # experts outputs
     bias: Stored | None = None  # experts outputs
     low: LowRank | None = None
     report: Report | None = None
+    recipe: Recipe | None = field(default=None, metadata={"static": True})
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,9 @@ class Products:
         """The product with its scales, that of low rank, and the bias times the rows' weights, if there are any."""
         experts, inputs, columns = product.weight
         outputs = PartitionSpec(experts, columns)
-        if matrix.report is None:
+        if matrix.recipe is not None:
+            out = self._use(product.by(matrix.recipe), matrix.values, rows)
+        elif matrix.report is None:
             out = self._use(product, matrix.values, rows)
         else:
             out = self._use(_Reporting(product, matrix.report.statistic), matrix.values, rows, matrix.report.array)
@@ -128,6 +135,10 @@ class _Product(Operation):
     def _parts(self) -> Names:
         """The mesh axes over which a gradient is summed: those of `mlp` too, where the weight is not split by them."""
         return (*self.mesh.replicas, *(a for a in self.mesh.mlp if a not in mesh_axes_of(self.weight)))
+
+    def by(self, recipe: Recipe) -> ExpertRecipeProduct:
+        """The product by a recipe."""
+        return ExpertRecipeProduct.of(self.mesh, recipe, self.rows, self.weight, self.out, self._parts)
 
     def _read(self, weight: StoredWeight) -> tuple[tuple[Array, ...], tuple[PartitionSpec, ...]]:
         """What is multiplied with, and its spec: the layer's matrices; or those of all layers, and which layer's."""

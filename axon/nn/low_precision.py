@@ -21,8 +21,8 @@ EXPERTS = "experts"
 
 @dataclass(frozen=True)
 class LowPrecision(WeightTransform):
-    """Each weight's products by `recipe`: by default those of blocks but for routers, and without experts where scales
-    follow from steps before."""
+    """Each weight's products by `recipe`: by default those of blocks but for routers, and for experts where the recipe
+    does not take them."""
 
     recipe: Recipe
 
@@ -40,7 +40,7 @@ class LowPrecision(WeightTransform):
         return LowPrecisionWeight(untransformed(weight, declared, self), self.recipe)
 
     def fits(self, path: str, spec: ParamSpec) -> bool:
-        is_able = not self.recipe.recorded_steps or EXPERTS not in spec.own
+        is_able = self.recipe.takes_experts or EXPERTS not in spec.own
         return super().fits(path, spec) and (self.paths is not None or is_able)
 
     @property
@@ -69,7 +69,7 @@ class LowPrecisionWeight(Operand):
         return use_weight(scope, product, stored_array(self.base, "a recipe"), x, *self._recorded())
 
     def grouped(self, bias: Any) -> Matrix:
-        if self.recipe.recorded_steps:
+        if not self.recipe.takes_experts:
             raise self._unusable("experts' matrices")
         return Matrix(stored_array(self.base, "experts"), bias=bias, recipe=self.recipe)
 

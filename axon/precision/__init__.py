@@ -9,9 +9,9 @@ from axon.errors import UserError
 from axon.layout import Placement
 from axon.precision.loss_scale import LossScale
 from axon.precision.recipe import Recipe
-from axon.precision.recipes import MXFP8, FP8Block, FP8Current, FP8Delayed, Int8
+from axon.precision.recipes import MXFP8, NVFP4, FP8Block, FP8Current, FP8Delayed, Int8
 
-__all__ = ["MXFP8", "FP8Block", "FP8Current", "FP8Delayed", "Int8", "LossScale", "Precision", "Recipe"]
+__all__ = ["MXFP8", "NVFP4", "FP8Block", "FP8Current", "FP8Delayed", "Int8", "LossScale", "Precision", "Recipe"]
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Precision:
         parameters: dtype in which parameters that are declared as float32 are stored, trained and saved; in bfloat16
             steps are rounded stochastically by every optimizer but `Optax`, `ScheduleFreeAdamW` and `OneBitAdam`, which
             round to nearest, and gradients are added up over microbatches in it.
-        recipe: in which 8-bit formats the products of blocks' matrices are made in training, as `Int8()`; None: in
-            `compute`. Evaluation beside training has it too; what is exported, served or sampled is a plain model.
+        recipe: formats of few bits for the products of blocks' matrices in training, as `Int8()`; None:
+            in `compute`. Evaluation beside training has it too; what is exported, served or sampled is a plain model.
         loss_scale: of gradients in float16, as `LossScale()`; None in all else.
     """
 

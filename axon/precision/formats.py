@@ -5,19 +5,29 @@ from dataclasses import dataclass
 from typing import Literal
 
 import jax.numpy as jnp
-from jax import Array
+import numpy as np
+from jax import Array, lax
 
 from axon.axes import MAX, Names
 from axon.errors import UserError
 from axon.kernels.quantized_matmul import Quantized
 from axon.kernels.quantized_matmul.quantize import rounded
+from axon.precision.stochastic import rounded_to_e2m1
 
 SEQUENCES = "batch"
 """The axis that counts sequences. None share a scale, so that what a scale is does not depend on how many sequences are
 worked on at once: not on the layout, and not on microbatches."""
 
+SIGNS = np.where(np.random.default_rng(0).random(256) < 0.5, -1, 1).astype(np.float32)
+"""Of a block's numbers, before they are mixed."""
+
 E8M0 = "float8_e8m0fnu"
 """The dtype of scales that are powers of two."""
+
+E4M3 = "float8_e4m3fn"
+
+E2M1 = "float4_e2m1fn"
+"""0, ½, 1, 1½, 2, 3, 4, 6 of either sign; kept in e4m3, which has them."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +41,20 @@ class Format:
         tile: with a number for `share`, how many neighbours along the last axis that is not summed share it too.
         scale_dtype: of scales. "float32": the largest magnitude is the largest number of `dtype`. "float8_e8m0fnu":
             2^(⌊log₂ largest magnitude⌋ − ⌊log₂ largest number⌋), as in OCP Microscaling Formats 1.0, section 6.3.
+            "float8_e4m3fn": that of float32 as so many of a float32 scale of all, or of all of a sequence, by which the
+            largest is 448 (NVIDIA, arXiv:2509.25149, appendix A).
+        stochastic: round float4_e2m1fn up or down with the chances that make the mean exact, by bits that follow from
+            the number itself: the same on every layout.
+        hadamard: multiply each block by a Hadamard matrix with random signs, the same for all, before it is rounded: a
+            product of two such operands is that of the plain ones, and an outlier is spread over its block.
     """
 
-    dtype: Literal["int8", "float8_e4m3fn", "float8_e5m2"]
+    dtype: Literal["int8", "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn"]
     share: Literal["tensor", "row"] | int = "tensor"
     tile: int = 1
-    scale_dtype: Literal["float32", "float8_e8m0fnu"] = "float32"
+    scale_dtype: Literal["float32", "float8_e8m0fnu", "float8_e4m3fn"] = "float32"
+    stochastic: bool = False
+    hadamard: bool = False
 
     @property
     def in_blocks(self) -> bool:
@@ -46,7 +64,7 @@ class Format:
     @property
     def product(self) -> str:
         """What a chip must have, as `axon.chips.Chip.products` calls it; blocks cannot be scaled when it is done."""
-        name = "int8" if self.dtype == "int8" else "fp8"
+        name = {"int8": "int8", E2M1: "fp4"}.get(self.dtype, "fp8")
         return f"{name} in blocks of {self.share}" if self.in_blocks else name
 
     @property
@@ -84,21 +102,51 @@ class Format:
             )
         return size // block
 
-    def scales(self, largest: Array) -> Array:
-        """Those for these largest magnitudes, in float32; not a number where they are not finite."""
+    @property
+    def has_second(self) -> bool:
+        """Whether scales share one of their own."""
+        return self.scale_dtype == E4M3
+
+    def rotated(self, x: Array, names: Names, summed: frozenset[str], counts: tuple[int, ...]) -> Array:
+        """`x`, or with `hadamard` each of its blocks, as `counts` has them, mixed; float32."""
+        if not self.hadamard:
+            return x
+        axis = names.index([name for name in names if name in summed and name != SEQUENCES][-1])
+        block = x.shape[axis] // counts[axis]
+        if block & (block - 1):
+            raise UserError(
+                f"blocks of {block} of the axis {names[axis]!r} are mixed by no Hadamard matrix: make the axis a "
+                f"multiple of {self.share}, or leave what has it out of the recipe's paths"
+            )
+        matrix = SIGNS[:block, None] * _hadamard(block) / math.sqrt(block)
+        blocks = jnp.moveaxis(x.astype(jnp.float32), axis, -1)
+        mixed = jnp.matmul(blocks.reshape(*blocks.shape[:-1], -1, block), matrix, precision=lax.Precision.HIGHEST)
+        return jnp.moveaxis(mixed.reshape(blocks.shape), -1, axis)
+
+    def scales(self, largest: Array, of_all: Array | None = None) -> Array:
+        """Those for these largest magnitudes, in float32; not a number where they are not finite. `of_all`: the largest
+        of those that share a second scale."""
         if self.scale_dtype == E8M0:
             return _powers_of_two(largest, self.most)
         scales = jnp.maximum(largest * (1 / self.most), jnp.finfo(jnp.float32).tiny)
+        if of_all is not None:
+            most = float(jnp.finfo(E4M3).max)
+            second = jnp.maximum(of_all * (1 / (self.most * most)), jnp.finfo(jnp.float32).tiny)
+            scales = rounded(scales / second, jnp.dtype(E4M3)).astype(jnp.float32) * second
         return jnp.where(jnp.isfinite(largest), scales, jnp.nan)
 
     def values(self, x: Array, scales: Array) -> Array:
-        """`x` over its scales, of which there is one for each number or one for all along an axis."""
-        return rounded(x.astype(jnp.float32) * (1 / scales), jnp.dtype(self.dtype))
+        """`x` over its scales, of which there is one for each number or one for all along an axis; 0 where they are."""
+        scaled = x.astype(jnp.float32) * jnp.where(scales == 0, 0, 1 / scales)
+        if self.dtype != E2M1:
+            return rounded(scaled, jnp.dtype(self.dtype))
+        scaled = rounded_to_e2m1(scaled) if self.stochastic else scaled
+        return rounded(scaled, jnp.dtype(E2M1)).astype(E4M3)
 
 
-def quantized(x: Array, form: Format, largest: Array) -> Quantized:
+def quantized(x: Array, form: Format, largest: Array, of_all: Array | None = None) -> Quantized:
     """`x` with scales that follow from these magnitudes, of which there are as many."""
-    scales = form.scales(largest)
+    scales = form.scales(largest, of_all)
     return Quantized(form.values(x, spread(scales, x.shape)), scales)
 
 
@@ -120,6 +168,11 @@ def spread(scales: Array, shape: tuple[int, ...]) -> Array:
         if 1 < count < size:
             scales = jnp.repeat(scales, size // count, axis=i)
     return scales
+
+
+def _hadamard(size: int) -> np.ndarray:
+    """±1 by Sylvester's construction, of a power of two."""
+    return np.ones((1, 1), np.float32) if size == 1 else np.kron([[1, 1], [1, -1]], _hadamard(size // 2))
 
 
 def _powers_of_two(largest: Array, most: float) -> Array:

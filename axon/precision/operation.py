@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.sharding import PartitionSpec
 
-from axon.axes import Names, Operation, Scope, StoredWeight, per_device, reshard
+from axon.axes import MAX, Names, Operation, Scope, StoredWeight, per_device, reshard
 from axon.axes.specs import entries, num_shards
 from axon.errors import UserError
 from axon.kernels.quantized_matmul import Quantized
-from axon.precision.formats import Format, largest_magnitudes, quantized
+from axon.precision.formats import SEQUENCES, Format, largest_magnitudes, quantized
 from axon.precision.recipe import Recipe
 
 
@@ -130,9 +130,18 @@ def rounded(
     def largest(x: Array) -> Array:
         return largest_magnitudes(x, own, over if num_shards(over) > 1 else ())
 
+    summed = frozenset(names) - frozenset(out)
+    everywhere = tuple(axis for n, e in zip(names, split, strict=True) if n != SEQUENCES for axis in entries(e))
+
+    def of_all(largest: Array) -> Array:
+        most = MAX.over(largest, axis=tuple(i for i, n in enumerate(names) if n != SEQUENCES), keepdims=True)
+        return MAX.over_mesh_axis(most, everywhere) if num_shards(everywhere) > 1 else most
+
     def local(x: Array, *expected: Array) -> tuple[Array, Array]:
+        x = form.rotated(x, names, summed, own)
         known = [lax.cond(most > 0, lambda x, most=most: jnp.full(own, most), largest, x) for most in expected]
-        values, scales = quantized(x, form, known[0] if known else largest(x))
+        most = known[0] if known else largest(x)
+        values, scales = quantized(x, form, most, of_all(most) if form.has_second else None)
         return values, scales
 
     more = [] if expected is None else [expected]

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -43,6 +43,9 @@ class Recipe(ABC):
 
     paths: Patterns | None = None
     emulate: bool = False
+
+    takes_experts: ClassVar[bool] = True
+    """Whether experts' matrices, whose products are grouped, can be multiplied so."""
 
     @property
     @abstractmethod

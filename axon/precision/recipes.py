@@ -1,15 +1,15 @@
 """The recipes that a config names."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from jax import Array
 
 from axon.checks import check_range
-from axon.precision.formats import E8M0, Format
+from axon.precision.formats import E2M1, E4M3, E8M0, Format
 from axon.precision.recipe import Products, Recipe
 
-E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+E5M2 = "float8_e5m2"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,8 @@ class FP8Delayed(Recipe):
     most_recent: bool = False
     margin: int = 0
 
+    takes_experts: ClassVar[bool] = False
+
     def __post_init__(self):
         check_range(self, "[1, 65536)", "history")
         check_range(self, "[0, 64)", "margin")
@@ -99,3 +101,22 @@ class MXFP8(Recipe):
     def products(self) -> Products:
         block = Format(E4M3, 32, scale_dtype=E8M0)
         return Products((block, block), (block, block), (block, block))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NVFP4(Recipe):
+    """e2m1 values in blocks of 16 along what is summed, 16 × 16 of weights, with scales in e4m3 and one of theirs
+    (NVIDIA, arXiv:2509.25149): gradients are rounded stochastically, and both operands of the weight's gradient are
+    mixed by a random Hadamard transform. Experts' matrices stay as they are.
+
+    The paper keeps the first and last blocks in 16 bits too: `paths` can where layers are not stacked.
+    """
+
+    takes_experts: ClassVar[bool] = False
+
+    @property
+    def products(self) -> Products:
+        block = Format(E2M1, 16, scale_dtype=E4M3)
+        square, gradient = replace(block, tile=16), replace(block, stochastic=True)
+        mixed = replace(block, hadamard=True), replace(gradient, hadamard=True)
+        return Products((block, square), (gradient, square), mixed)

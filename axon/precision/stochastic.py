@@ -17,6 +17,16 @@ def rounded_to_bfloat16(x: Array, words: Array) -> Array:
     return jnp.where(jnp.isfinite(x), up, x.astype(jnp.bfloat16))
 
 
+def rounded_to_e2m1(x: Array) -> Array:
+    """float32 as a number of e2m1 below or above, by bits that follow from `x`; beyond 6 as it is."""
+    size = jnp.abs(x)
+    step = jnp.where(size < 2, 0.5, jnp.where(size < 4, 1.0, 2.0))
+    part = size / step
+    chance = (_mixed(lax.bitcast_convert_type(x, jnp.uint32)) >> 8).astype(jnp.float32) * 2.0**-24
+    up = jnp.floor(part) + (part - jnp.floor(part) > chance)
+    return jnp.where(size < 6, jnp.sign(x) * up * step, x)
+
+
 def random_words(seed: Array, names: Names, shape: tuple[int, ...], kind: str) -> Array:
     """32 random bits for each element of an array with these axes, which follow from `seed`, uint32, and its indices:
     the same on every layout, each device making its own."""

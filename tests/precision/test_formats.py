@@ -10,7 +10,8 @@ import pytest
 
 from axon.errors import UserError
 from axon.kernels.quantized_matmul import dequantize
-from axon.precision.formats import E8M0, Format, largest_magnitudes, quantized
+from axon.precision.formats import E2M1, E4M3, E8M0, Format, largest_magnitudes, quantized
+from axon.precision.stochastic import rounded_to_e2m1
 
 NAMES, SHAPE, SUMMED = ("batch", "seq", "embed"), (3, 64, 96), frozenset({"embed"})
 DTYPES = ("int8", "float8_e4m3fn", "float8_e5m2")
@@ -55,6 +56,49 @@ def test_values_and_scales_are_the_formulas_bit_for_bit(form, rng):
         scaled = np.clip(block * (np.float32(1) / np.float32(scale)), -largest, largest)
         expected = np.rint(scaled).astype(np.int8) if form.dtype == "int8" else scaled.astype(dtype)
         np.testing.assert_array_equal(own[place].view(np.uint8), expected.view(np.uint8))
+
+
+def test_blocks_of_4_bits_have_scales_of_two_levels_bit_for_bit(rng):
+    form = Format(E2M1, 16, scale_dtype=E4M3)
+    x = (rng.normal(size=SHAPE) * 10.0 ** rng.uniform(-3, 3, (*SHAPE[:2], 1))).astype(np.float32)
+    x[0, 0, :16] = 0
+    counts = form.num_scales(NAMES, SHAPE, SUMMED)
+    largest = np.abs(x).max((1, 2), keepdims=True)
+    both = jax.jit(lambda x, of_all: quantized(x, form, largest_magnitudes(x, counts), of_all))
+    values, scales = map(np.asarray, both(x, largest))
+    tiny = np.finfo(np.float32).tiny
+    for place, block in blocks(x, counts):
+        second = np.maximum(largest[place[0], 0, 0] * np.float32(1 / (6.0 * 448)), tiny)
+        first = (np.maximum(np.abs(block).max() * np.float32(1 / 6.0), tiny) / second).astype(ml_dtypes.float8_e4m3fn)
+        scale = first.astype(np.float32) * second
+        assert scales[place] == scale
+        scaled = np.clip(block * np.float32(0 if scale == 0 else np.float32(1) / scale), -6, 6)
+        expected = scaled.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+        actual = values[:, :, place[2] * 16 : place[2] * 16 + 16][place[0], place[1]]
+        np.testing.assert_array_equal(actual.astype(np.float32), expected.reshape(-1))
+
+
+def test_4_bits_are_rounded_stochastically_to_a_neighbour_and_to_the_number_in_the_mean(rng):
+    grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    grid = np.unique([*grid, *-grid])
+    x = rng.uniform(-6, 6, 2**18).astype(np.float32)
+    y = np.asarray(jax.jit(rounded_to_e2m1)(x), np.float64)
+    low = np.searchsorted(grid, x, side="right") - 1
+    assert np.all((y == grid[low]) | (y == grid[np.minimum(low + 1, len(grid) - 1)]))
+    for number in range(len(grid) - 1):
+        error = (y - x)[low == number]
+        assert abs(error.mean()) < 5 * error.std() / np.sqrt(len(error))
+    np.testing.assert_array_equal(jax.jit(rounded_to_e2m1)(np.float32([*grid, 7, np.nan])), [*grid, 7, np.nan])
+
+
+def test_mixed_operands_have_the_product_of_plain_ones(rng):
+    form, names = Format(E2M1, 16, hadamard=True), ("batch", "seq", "embed")
+    x, dy = (rng.normal(size=(2, 64, 3)).astype(np.float32) for _ in range(2))
+    a, b = (np.asarray(form.rotated(one, names, frozenset({"batch", "seq"}), (2, 4, 3)), np.float64) for one in (x, dy))
+    assert np.abs(a - x).max() > 0.1
+    np.testing.assert_allclose(np.einsum("bse,bsf->ef", a, b), np.einsum("bse,bsf->ef", x, dy), atol=1e-4)
+    with pytest.raises(UserError, match="blocks of 12 of the axis 'seq'"):
+        form.rotated(x[:, :12], names, frozenset({"batch", "seq"}), (2, 1, 3))
 
 
 def test_a_sequence_never_shares_a_scale_with_another():

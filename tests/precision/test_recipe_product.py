@@ -16,7 +16,7 @@ from axon.nn import Param
 from axon.nn.low_precision import LowPrecision
 from axon.plan.report import compile_step
 from axon.plan.topology import devices
-from axon.precision import MXFP8, FP8Block, FP8Current, FP8Delayed, Int8, Precision
+from axon.precision import MXFP8, NVFP4, FP8Block, FP8Current, FP8Delayed, Int8, Precision
 from axon.runtime import Runtime
 from axon.train.optimizers import SGD, Constant
 from axon.train.step import Program
@@ -28,8 +28,9 @@ RECIPES = {
     "row": FP8Current(share="row", emulate=True, paths="weight"),
     "block": FP8Block(emulate=True, paths="weight"),
     "mx": MXFP8(emulate=True, paths="weight"),
+    "nvfp4": NVFP4(emulate=True, paths="weight"),
 }
-BOUNDS = {"int8": 2**-6, "tensor": 2**-3, "row": 2**-3, "block": 2**-4, "mx": 2**-3.5}
+BOUNDS = {"int8": 2**-6, "tensor": 2**-3, "row": 2**-3, "block": 2**-4, "mx": 2**-3.5, "nvfp4": 2**-2}
 """Of an error's norm beside that of the product: a few of the format's roundings."""
 
 MODEL = Llama(vocab=256, embed=512, layers=2, heads=4, kv_heads=4, mlp=1024)

@@ -33,7 +33,8 @@ class Chip:
         target: of a GPU, XLA's `GpuTargetConfig` as text.
         splits_tiled_scatters: whether its compiler takes a reduce-scatter by a dimension of which each device keeps a
             part apart, and overlaps it with the product before it.
-        products: of which narrow numbers, faster than of bfloat16: "int8", "fp8" (e4m3fn and e5m2).
+        products: of which narrow numbers, faster than of bfloat16: "int8", "fp8" (e4m3fn and e5m2), "fp8 in blocks of
+            128".
         options: of XLA, with which `axon.runtime` compiles; none where none have been measured.
     """
 

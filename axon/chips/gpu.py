@@ -24,6 +24,8 @@ HOPPER = (
 
 INT8 = frozenset({"int8"})
 BOTH = frozenset({"int8", "fp8"})
+TILED = BOTH | {"fp8 in blocks of 128"}
+"""Of Hopper, by our kernel (docs/kernels/quantized_matmul.md)."""
 
 
 def _described(
@@ -56,17 +58,17 @@ def _linked(chip: Chip, link: float, network: float) -> Chip:
 
 GPUS = (
     _linked(_described("a100", "NVIDIA A100-SXM4-80GB", 312e12, 85100068864, 2.03904e12, AMPERE, INT8), 300e9, 25e9),
-    _linked(_described("h100", "NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.35232e12, HOPPER, BOTH), 450e9, 50e9),
-    _linked(_described("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, HOPPER, BOTH), 450e9, 50e9),
+    _linked(_described("h100", "NVIDIA H100 80GB HBM3", 989.4e12, 84942979072, 3.35232e12, HOPPER, TILED), 450e9, 50e9),
+    _linked(_described("h200", "NVIDIA H200", 989.4e12, 151397597184, 4.8e12, HOPPER, TILED), 450e9, 50e9),
     _linked(_on_sheet("a100-40gb", "NVIDIA A100-SXM4-40GB", 312e12, 42331013120, 1.5552e12, INT8), 300e9, 25e9),
     _on_sheet("a100-pcie", "NVIDIA A100 80GB PCIe", 312e12, 79050250240, 1.935e12, INT8),
     _on_sheet("a100-pcie-40gb", "NVIDIA A100-PCIE-40GB", 312e12, 40e9, 1.555e12, INT8),
     _on_sheet("l4", "NVIDIA L4", 121e12, 24e9, 300e9, BOTH),
     _on_sheet("l40s", "NVIDIA L40S", 362e12, 48e9, 864e9, BOTH),
-    _on_sheet("h100-pcie", "NVIDIA H100 PCIe", 756e12, 84942979072, 2.03904e12, BOTH),
-    _on_sheet("h100-nvl", "NVIDIA H100 NVL", 835.5e12, 94e9, 3.9e12, BOTH),
-    _on_sheet("h200-nvl", "NVIDIA H200 NVL", 835.5e12, 141e9, 4.8e12, BOTH),
-    _on_sheet("gh200", "NVIDIA GH200 480GB", 989.4e12, 96e9, 4e12, BOTH),
+    _on_sheet("h100-pcie", "NVIDIA H100 PCIe", 756e12, 84942979072, 2.03904e12, TILED),
+    _on_sheet("h100-nvl", "NVIDIA H100 NVL", 835.5e12, 94e9, 3.9e12, TILED),
+    _on_sheet("h200-nvl", "NVIDIA H200 NVL", 835.5e12, 141e9, 4.8e12, TILED),
+    _on_sheet("gh200", "NVIDIA GH200 480GB", 989.4e12, 96e9, 4e12, TILED),
     _linked(_on_sheet("b200", "NVIDIA B200", 2250e12, 191514411008, 7.67232e12, BOTH), 900e9, 50e9),
     _on_sheet("gb200", "NVIDIA GB200", 2500e12, 197897748480, 7.928064e12, BOTH),
     _linked(_on_sheet("mi300x", "AMD Instinct MI300X", 1307.4e12, 192 * 2**30, 5.3e12, INT8), 448e9, 50e9),

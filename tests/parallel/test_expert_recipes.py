@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from axon import axes
+from axon.errors import UserError
 from axon.parallel.expert import ExpertMesh, Matrix, Products
 from axon.precision import MXFP8, FP8Block, FP8Current, Int8
 
@@ -124,3 +125,8 @@ def test_experts_products_of_8_bits_are_the_emulated_ones(name, rng, placed):
     experts = Experts(rng)
     emulated, eight = (worked(experts, replace(RECIPES[name], emulate=e), placed(ONE), False) for e in (True, False))
     assert max(errors(eight, emulated)) < 1e-5
+
+
+def test_experts_products_in_blocks_are_refused_unless_emulated(rng, placed):
+    with pytest.raises(UserError, match=r"FP8Block.*FP8Block\.paths.*FP8Block\.emulate"):
+        worked(Experts(rng), FP8Block(), placed(ONE), False)

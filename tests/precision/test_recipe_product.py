@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from axon.axes import einsum
+from axon.chips import CHIPS
 from axon.errors import UserError
 from axon.layout import Execution, Layout
 from axon.nn import Param
@@ -138,6 +139,24 @@ def test_on_hopper_products_of_one_dtype_are_our_kernel_s_unless_it_is_turned_of
     assert own.choices["quantized_matmul"].count("mosaic, ") == len(own.choices["quantized_matmul"].split("; also "))
     kernels = compile_step(own, "h200:1")[0].kernels
     assert sum(count for name, count in kernels.items() if name.startswith("mosaic_gpu")) >= 7 * products
+
+
+@pytest.mark.full
+def test_on_hopper_blocks_are_multiplied_by_our_kernel_but_for_the_weights_gradient():
+    """Of 7 matrices of each of two layers; plain XLA multiplies two operands of 1 × 128, block after block."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="needs the CUDA compiler: scripts/setup compilers")
+    options = {"batch": 2, "seq": 256, "precision": Precision(recipe=FP8Block()), "devices": devices("h200:1")}
+    program = Program(MODEL, Layout(), SGD(Constant(0.1)), **options)
+    kernels = compile_step(program, "h200:1")[0].kernels
+    assert sum(count for name, count in kernels.items() if name.startswith("mosaic_gpu")) == 7 * 2 * 2
+    assert program.choices["quantized_matmul"].count("mosaic, ") == 3
+
+
+def test_blocks_are_refused_where_no_kernel_has_them():
+    with pytest.raises(UserError, match=r"(?s)fp8 in blocks of 128.*tpu7x.*h200.*FP8Block\.emulate"):
+        FP8Block().check_chip(CHIPS["tpu7x"], "tpu7x")
+    with pytest.raises(UserError, match=r"NVFP4.*fp4 in blocks of 16.*NVFP4\.emulate"):
+        NVFP4().check_chip(CHIPS["b200"], "b200")
 
 
 @pytest.mark.parametrize(("most_recent", "margin"), [(False, 0), (True, 0), (False, 2)])

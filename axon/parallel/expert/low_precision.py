@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 from axon.axes import MAX, Names, StoredWeight, per_device
 from axon.axes.einsum import spec_of
 from axon.axes.specs import entries, num_shards, partial_spec
+from axon.errors import UserError
 from axon.kernels.grouped_matmul import grouped_product, grouped_weight_gradient
 from axon.kernels.quantized_matmul import Quantized, dequantize
 from axon.parallel.expert.devices import ExpertMesh
@@ -45,6 +46,12 @@ class ExpertRecipeProduct(RecipeOperation):
         parts: Names,
     ) -> "ExpertRecipeProduct":
         """`parts`: the mesh axes over which the weight's gradient is summed."""
+        if not recipe.emulate and any(form.in_blocks for form in recipe.products.formats):
+            name = type(recipe).__name__
+            raise UserError(
+                f"{name} scales blocks, and experts' matrices are multiplied so on no chip: leave them out of "
+                f"{name}.paths, as {name}.paths = '*/attention/*', or set {name}.emulate = True"
+            )
         x, y = (Side(_names(spec, name), spec) for spec, name in ((rows, INPUT), (out, OUTPUT)))
         return cls(mesh.scope, recipe, x, Side((SEQUENCES, INPUT, OUTPUT), weight), y, mesh, parts)
 

@@ -89,6 +89,11 @@ class Objective(ABC):
     derived: ClassVar[frozenset[str]] = frozenset()
     """Arrays of its batch that a feed has it make of the others, before the step."""
 
+    @property
+    def asks_before(self) -> bool:
+        """Whether a feed asks it for what models say of a batch before the step."""
+        return False
+
     def specs(self, batch: int, seq: int) -> Specs:
         """The arrays of a global batch of `batch` sequences of `seq` positions; the first axis of each is `batch`.
 

@@ -12,6 +12,7 @@ from jax import Array, lax
 from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
+from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
 from axon.errors import UserError
 from axon.nn import token_nll
 from axon.train.objective import Batch, NextToken, Objective, Sums
@@ -49,13 +50,15 @@ class PolicyObjective(Objective):
         mean: over what the loss is one: "sequence", of each answer its tokens' mean, of these the mean; "token", over
             all sampled tokens of the global batch; "constant", the sum over the number of answers times `constant`.
         kl: β of the divergence from `Train.references["reference"]`; at 0 there is no frozen model. estimator: "k3"
-            adds β·(π_ref/π − log(π_ref/π) − 1) to a token's loss; "k1" subtracts β·log(π/π_ref) from its advantage.
+            adds β·(π_ref/π − log(π_ref/π) − 1) to a token's loss; "k1" subtracts β·log(π_sampler/π_ref) from its
+            reward, and so from the advantages of it and of the tokens before it.
         entropy: α: subtracts α·log π from a token's advantage, the gradient of the entropy at that token.
         answers: room for so many answers in a sequence.
 
     Metrics: `loss`, the mean of −log π over the sampled tokens, which of tokens that π sampled estimates its entropy,
     and of held-out data is that of right answers; `policy`, what is minimised but for auxiliary losses; `clipped`, the
-    share of tokens whose ratio is outside of the clip; `kl`, k3 without β; `logprob_gap`, the largest |log π − log
+    share of tokens whose ratio is outside of the clip; `kl`, of "k3" without β, with "k1" of the rollout the mean of
+    log(π_sampler/π_ref); `logprob_gap`, the largest |log π − log
     π_sampler| of the batch, in nats, which is rounding where the weights are those that sampled.
     """
 
@@ -92,6 +95,25 @@ class PolicyObjective(Objective):
     def check(self, module: Any) -> None:
         NextToken().check(module)
 
+    @property
+    def asks_before(self) -> bool:
+        return self.rewards_kl
+
+    @property
+    def rewards_kl(self) -> bool:
+        """Whether the divergence is a part of the rewards."""
+        return bool(self.kl) and self.estimator == "k1"
+
+    @property
+    def composition(self) -> tuple[Part, ...]:
+        """See `axon.composition`."""
+        if not self.asks_before:
+            return ()
+        why, name = "what it estimates before the step is by one set of weights that is whole", type(self).__name__
+        part = f"Train.objective = {name}" + (", with estimator 'k1'" if self.rewards_kl else "")
+        remedy = "use an objective without a critic, as GRPO, with estimator 'k3'"
+        return (Part(part, remedy, excludes={STAGES: why, REPLICAS: why, ONE_BIT: why}),)
+
     def check_references(self, module: Any, references: Any) -> None:
         for one in references.values():
             NextToken().check(one)
@@ -111,8 +133,19 @@ class PolicyObjective(Objective):
         """
 
     def estimates(self, module: Any, batch: Batch, reference: Any = None) -> dict[str, Array]:
-        """What `learned` needs of a model, by name, `batch seq`; nothing by default."""
-        return {}
+        """What `learned` needs of a model, by name, `batch seq`: with "k1" log-probabilities of the frozen one."""
+        return {"reference": frozen_logp(reference, batch)} if self.rewards_kl else {}
+
+    def divergence(self, batch: HostBatch, estimates: Mapping[str, np.ndarray]) -> np.ndarray:
+        """log(π_sampler/π_ref) of each sampled token, `batch seq`; 0 of others, and where it is no part of rewards."""
+        if not self.rewards_kl:
+            return np.zeros(batch["weights"].shape)
+        return np.where(batch["weights"] > 0, batch["logprobs"] - estimates["reference"], 0.0)
+
+    def divergence_metrics(self, divergence: np.ndarray, batch: HostBatch) -> dict[str, float]:
+        """Its mean over the sampled tokens, where it is a part of rewards."""
+        tokens = np.sum(batch["weights"] > 0)
+        return {"kl": float(np.sum(divergence) / max(tokens, 1))} if self.rewards_kl else {}
 
     def counts(self, batch: Batch) -> dict[str, Array]:
         tokens = jnp.sum(batch["weights"])
@@ -127,7 +160,7 @@ class PolicyObjective(Objective):
     def policy_sums(self, module: Any, x: Array, batch: Batch, reference: Any) -> Sums:
         """The sums of the policy's loss, of its last hidden state `x`."""
         weights, logp = batch["weights"], -token_nll(x, module.output, batch["targets"])[0]
-        beside = None if reference is None else frozen_logp(reference, batch)
+        beside = None if reference is None or self.rewards_kl else frozen_logp(reference, batch)
         loss = jnp.sum(self.scale(batch) * self.token_losses(logp, batch, beside))
         reported = {"loss": -logp, "clipped": self._is_clipped(logp, batch)}
         reported |= {} if beside is None else {"kl": _k3(logp, beside)}
@@ -139,14 +172,12 @@ class PolicyObjective(Objective):
     def token_losses(self, logp: Array, batch: Batch, reference: Array | None = None) -> Array:
         """The loss of each target, `batch seq`, from its log-probability by the model and by the frozen one."""
         advantages = batch["advantages"] - self.entropy * lax.stop_gradient(logp)
-        if reference is not None and self.estimator == "k1":
-            advantages -= self.kl * lax.stop_gradient(logp - reference)
         ratio, clipped = self._ratios(logp, batch)
         if self.ratio == "weight":
             losses = -lax.stop_gradient(clipped) * advantages * logp
         else:
             losses = -jnp.minimum(ratio * advantages, clipped * advantages)
-        if reference is not None and self.estimator == "k3":
+        if reference is not None:
             losses += self.kl * _k3(logp, reference)
         return losses
 
@@ -192,6 +223,15 @@ def frozen_logp(module: Any, batch: Batch) -> Array:
     return lax.stop_gradient(-token_nll(hidden, module.output, batch["targets"])[0])
 
 
+def whitened(values: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """The values at `real` places, less their mean, over their standard deviation; 0 elsewhere, and where all are the
+    same."""
+    own = values[real]
+    if not len(own) or np.min(own) == np.max(own):  # equal ones: no mean of theirs is rounded
+        return np.zeros_like(values)
+    return np.where(real, values - np.mean(own), 0.0) / np.std(own)
+
+
 def _k3(logp: Array, reference: Array) -> Array:
     """π_ref/π − log(π_ref/π) − 1, an estimate of KL(π‖π_ref) that is never negative (Schulman 2020)."""
     difference = reference - logp
@@ -219,8 +259,14 @@ class PolicyGradient(PolicyObjective):
             )
 
     def learned(self, batch: HostBatch, rewards: np.ndarray, estimate: Estimate) -> tuple[HostBatch, dict[str, float]]:
-        advantages = self.advantages(rewards).ravel().astype(np.float32)
-        return {"advantages": advantages[:, None] * batch["weights"]}, {}
+        divergence = self.divergence(batch, estimate(batch) if self.asks_before else {})
+        following = np.cumsum(divergence[:, ::-1], axis=1)[:, ::-1]  # a sequence has one answer
+        advantages = self.token_advantages(rewards, self.kl * following, batch["weights"] > 0)
+        return {"advantages": advantages.astype(np.float32)}, self.divergence_metrics(divergence, batch)
+
+    def token_advantages(self, rewards: np.ndarray, penalties: np.ndarray, sampled: np.ndarray) -> np.ndarray:
+        """Those of tokens, `batch seq`: of their answers, less what the divergence of them and of later ones takes."""
+        return np.where(sampled, self.advantages(rewards).reshape(-1, 1) - penalties, 0.0)
 
     def advantages(self, rewards: np.ndarray) -> np.ndarray:
         """That of each answer, from rewards `prompts samples`; NaN: it has none, and no part in those of others."""
@@ -278,11 +324,17 @@ class RLOO(PolicyGradient):
 
 @dataclass(frozen=True)
 class ReinforcePlusPlus(PolicyGradient):
-    """Rewards normalised over the global batch, and PPO's clip (Hu, arXiv:2501.03262); a single answer to a prompt will
-    do. With `kl`, the divergence is in the reward of its token."""
+    """PPO's clip, and as a token's advantage the answer's reward less β·Σ log(π_sampler/π_ref) of it and of those after
+    it, whitened over the sampled tokens of the global batch (Hu et al., arXiv:2501.03262, equations 8 to 10); a single
+    answer to a prompt will do."""
 
     advantage: Advantage = "batch"
     estimator: Estimator = "k1"
+
+    def token_advantages(self, rewards: np.ndarray, penalties: np.ndarray, sampled: np.ndarray) -> np.ndarray:
+        if self.advantage != "batch":
+            return super().token_advantages(rewards, penalties, sampled)
+        return whitened(np.where(sampled, rewards.reshape(-1, 1) - penalties, 0.0), sampled)
 
 
 @dataclass(frozen=True)

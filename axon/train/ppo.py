@@ -11,12 +11,11 @@ from jax import Array, lax
 from axon.axes import ArraySpec
 from axon.axes.array_spec import Specs
 from axon.checks import check_range
-from axon.composition import ONE_BIT, REPLICAS, STAGES, Part
 from axon.errors import UserError
 from axon.nn import Inputs
 from axon.nn.auxiliary import Auxiliary
 from axon.train.objective import Batch, NextToken, Sums
-from axon.train.policy_gradient import Estimate, Estimator, HostBatch, PolicyObjective, frozen_logp
+from axon.train.policy_gradient import Estimate, Estimator, HostBatch, PolicyObjective, whitened
 
 Critic = Callable[[Array, Inputs], tuple[Array, Auxiliary]]
 """(the policy's last hidden state `batch seq embed`, its inputs) → a value at each position, `batch seq`, and auxiliary
@@ -36,7 +35,7 @@ class PPO(PolicyObjective):
     equation 16), and in the same step a critic that learns the returns (arXiv:1707.06347, equation 9).
 
     At a sampled token, V is the critic's value of the text before it, by the weights that sampled; r the answer's
-    reward at its last token, 0 before, and with `estimator` "k1" less β·log(π_sampler/π_ref) at each. With δ = r +
+    reward at its last token, 0 before; with "k1" less the divergence at each. With δ = r +
     γ·V_next − V, the advantage is A = δ + γ·λ·A_next, and the return A + V. Advantages are whitened over the sampled
     tokens of the global batch: less their mean, over their standard deviation.
 
@@ -46,8 +45,8 @@ class PPO(PolicyObjective):
             return, V' the value in training, and V'' the same clipped to V ± `value_clip`.
 
     Metrics beside a policy's: `value`, the critic's loss; `value_clipped`, the share of tokens whose value is outside
-    of the clip; of the rollout `value_explained`, 1 − variance of (return − V) / variance of the return, and with "k1"
-    `kl`, the mean of log(π_sampler/π_ref). For models with a critic, as `ActorCritic`.
+    of the clip; of the rollout `value_explained`, 1 − variance of (return − V) / variance of the return. For models
+    with a critic, as `ActorCritic`.
     """
 
     derived: ClassVar[frozenset[str]] = frozenset({"values", "returns"})
@@ -76,37 +75,27 @@ class PPO(PolicyObjective):
             )
 
     @property
-    def composition(self) -> tuple[Part, ...]:
-        """See `axon.composition`."""
-        why = "its critic's values are computed before the step, by one set of weights that is whole"
-        remedy = "use an objective without a critic, as GRPO"
-        return (Part("Train.objective = PPO", remedy, excludes={STAGES: why, REPLICAS: why, ONE_BIT: why}),)
+    def asks_before(self) -> bool:
+        return True
 
     # ---- before the step -------------------------------------------------------------------------------------------
 
     def estimates(self, module: Any, batch: Batch, reference: Any = None) -> dict[str, Array]:
         inputs = NextToken().inputs(batch)
-        estimates = {"values": module.critic(module.hidden(inputs)[0], inputs)[0]}
-        if self._rewards_kl:
-            estimates["reference"] = frozen_logp(reference, batch)
-        return estimates
-
-    @property
-    def _rewards_kl(self) -> bool:
-        """Whether the divergence is a part of the rewards."""
-        return bool(self.kl) and self.estimator == "k1"
+        values = module.critic(module.hidden(inputs)[0], inputs)[0]
+        return {"values": values, **super().estimates(module, batch, reference)}
 
     def learned(self, batch: HostBatch, rewards: np.ndarray, estimate: Estimate) -> tuple[HostBatch, dict[str, float]]:
-        estimates, sampled, metrics = estimate(batch), batch["weights"] > 0, {}
+        estimates, sampled = estimate(batch), batch["weights"] > 0
         values, each = np.asarray(estimates["values"], np.float64), at_last(rewards.ravel(), sampled)
-        if self._rewards_kl:
-            divergence = np.where(sampled, batch["logprobs"] - estimates["reference"], 0.0)
-            each = each - self.kl * divergence
-            metrics["kl"] = _mean(divergence[sampled])
-        advantages = gae(each, values, sampled, batch["documents"], self.discount, self.gae_lambda)
+        divergence = self.divergence(batch, estimates)
+        advantages = gae(
+            each - self.kl * divergence, values, sampled, batch["documents"], self.discount, self.gae_lambda
+        )
         returns = np.where(sampled, advantages + values, 0.0)
         spread = np.var(returns[sampled]) if sampled.any() else 0.0
-        metrics["value_explained"] = 1 - float(np.var(advantages[sampled]) / spread) if spread else 0.0
+        explained = 1 - float(np.var(advantages[sampled]) / spread) if spread else 0.0
+        metrics = {"value_explained": explained, **self.divergence_metrics(divergence, batch)}
         learned = {"advantages": whitened(advantages, sampled), "values": values * sampled, "returns": returns}
         return {name: value.astype(np.float32) for name, value in learned.items()}, metrics
 
@@ -115,7 +104,7 @@ class PPO(PolicyObjective):
     def sums(self, module: Any, batch: Batch, key: Array | None = None, reference: Any = None) -> Sums:
         inputs = NextToken().inputs(batch, key)
         x, _, auxiliary = module.hidden(inputs)
-        policy = self.policy_sums(module, x, batch, None if self._rewards_kl else reference)
+        policy = self.policy_sums(module, x, batch, reference)
         values, own = module.critic(x, inputs)
         loss = jnp.sum(batch["weights"] * self.value_losses(values, batch))
         outside = (jnp.abs(values - batch["values"]) > self.value_clip).astype(jnp.float32)
@@ -155,16 +144,3 @@ def gae(
         value, advantage = np.where(sampled[:, t], (values[:, t], own), (value, advantage))
         advantages[:, t] = np.where(sampled[:, t], own, 0)
     return advantages
-
-
-def whitened(values: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """The values at `real` places, less their mean, over their standard deviation; 0 elsewhere, and where all are the
-    same."""
-    own = values[real]
-    if not len(own) or np.min(own) == np.max(own):  # equal ones: no mean of theirs is rounded
-        return np.zeros_like(values)
-    return np.where(real, values - np.mean(own), 0.0) / np.std(own)
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.mean(values)) if len(values) else 0.0

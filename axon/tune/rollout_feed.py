@@ -76,7 +76,7 @@ class RolloutFeed(Feed):
         objective estimates by these weights wait for them, or other processes, with which they are shared."""
         prompts = self._order.batch(number)
         ask, made = self._sampler(state, number, prompts), partial(self._drawn, state, int(state.step), number)
-        if self._redraws or self._context.objective.derived or jax.process_count() > 1:
+        if self._redraws or self._context.objective.asks_before or jax.process_count() > 1:
             return done(made(*self._redrawn(state, number, ask())))
         return self._rewarding.submit(lambda: made(ask(), np.arange(len(prompts))))
 

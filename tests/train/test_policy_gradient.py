@@ -55,15 +55,6 @@ def weighted(texts, held=None):
     return -sum(np.sum(w * a * p) for w, (p, _, _, a) in zip(weights, texts, strict=True)) / tokens
 
 
-def penalised(texts, held=None):
-    """REINFORCE++ with β = 0.3: a token's advantage, through which no gradient goes, is less by β·log(π/π_ref)."""
-    held = texts if held is None else held
-    tokens = sum(len(p) for p, *_ in texts)
-    advantages = [a - 0.3 * (p - r) for p, _, r, a in held]
-    found = [minimum(np.exp(p - q), a, 0.2, 0.2) for a, (p, q, _, _) in zip(advantages, texts, strict=True)]
-    return -sum(map(np.sum, found)) / tokens
-
-
 def with_entropy(texts, held=None):
     held = texts if held is None else held
     tokens = sum(len(p) for p, *_ in texts)
@@ -79,10 +70,9 @@ FORMULAS = {
     RLOO(): rloo,
     GSPO(clip_low=0.1, clip_high=0.2): gspo,
     CISPO(): weighted,
-    ReinforcePlusPlus(kl=0.3): penalised,
     PolicyGradient(entropy=0.2): with_entropy,
 }
-HELD = (weighted, penalised, with_entropy)
+HELD = (weighted, with_entropy)
 """Formulas with factors that are constants of the gradient."""
 
 
@@ -168,6 +158,35 @@ def test_an_answer_without_a_reward_has_no_part_in_the_others(advantage, rng):
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 def test_rewards_that_are_all_the_same_have_no_advantage(advantage, rng):
     assert not PolicyGradient(advantage=advantage).advantages(np.full((3, 7), rng.normal())).any()
+
+
+def sampled_answers(rng, rewards, seq=12):
+    """A batch with an answer in each sequence, none without a reward; and log-probabilities by a frozen model."""
+    weights = np.zeros((rewards.size, seq), np.float32)
+    for row, reward in enumerate(rewards.flat):
+        begin, length = rng.integers(1, 5), rng.integers(1, 8)
+        weights[row, begin : begin + length] = not np.isnan(reward)
+    return {"weights": weights, "logprobs": -rng.uniform(0.1, 3, weights.shape)}, -rng.uniform(0.1, 3, weights.shape)
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.3])
+@pytest.mark.parametrize("kind", [ReinforcePlusPlus, GRPO])
+def test_a_tokens_advantage_loses_the_divergence_from_it_on(kind, kl, rng):
+    """Of REINFORCE++ the whole is then whitened over the batch's tokens."""
+    objective, rewards = kind(kl=kl, estimator="k1"), rng.normal(size=(4, 3))
+    rewards[2, 1] = np.nan
+    batch, frozen = sampled_answers(rng, rewards)
+    learned, metrics = objective.learned(batch, rewards, lambda _: {"reference": frozen})
+    of_answers = (rewards if kind is ReinforcePlusPlus else objective.advantages(rewards)).ravel()
+    each, divergence = [], []
+    for row, own in enumerate(batch["weights"] > 0):
+        apart = (batch["logprobs"] - frozen)[row][own]
+        each += [of_answers[row] - kl * np.sum(apart[place:]) for place in range(len(apart))]
+        divergence += [*apart]
+    each = (np.array(each) - np.mean(each)) / np.std(each) if kind is ReinforcePlusPlus else each
+    np.testing.assert_allclose(learned["advantages"][batch["weights"] > 0], each, rtol=1e-5, atol=1e-6)
+    assert not learned["advantages"][batch["weights"] == 0].any()
+    assert metrics == (pytest.approx({"kl": np.mean(divergence)}) if kl else {})
 
 
 # ---- in a step -------------------------------------------------------------------------------------------------------

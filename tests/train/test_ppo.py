@@ -11,7 +11,8 @@ from test_policy_gradient import alone, answers_of, laid_out, minimum, stepped, 
 from axon.errors import UserError
 from axon.layout import Layout
 from axon.parallel.pipeline.schedules import OneFOneB
-from axon.train.ppo import PPO, at_last, gae, whitened
+from axon.train.policy_gradient import whitened
+from axon.train.ppo import PPO, at_last, gae
 from axon.train.step import Program
 from axon.tune import ActorCritic
 

@@ -1,7 +1,7 @@
 """A training step compiled for a machine that is not here: does it fit, what does it do, what does it send?"""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -142,10 +142,6 @@ def described(
     sent = sum(one.sent for one in traffic)
     counted = count_jaxpr(jaxpr)
     chip = recorded_chip(runtime.placement)
-    loops = [
-        f"loop {name}: its length is not in the program, and it counts {'once' if trips else BEYOND_CAPACITY}"
-        for name, trips in module.unknown_loops.items()
-    ]
     return Report(
         target=target,
         devices=devices,
@@ -161,8 +157,18 @@ def described(
         choices=dict(runtime.choices),
         options=dict(runtime.compiler_options),
         compile_seconds=seconds,
-        uncounted=(*counted.uncounted, *loops),
+        uncounted=(*counted.uncounted, *_loops(module)),
     )
+
+
+def _loops(module: Module) -> Iterator[str]:
+    """What is not known of loops, a line for all that count alike."""
+    alike: dict[str, list[str]] = {}
+    for name, trips in module.unknown_loops.items():
+        alike.setdefault("once" if trips else BEYOND_CAPACITY, []).append(name)
+    for counts, (first, *more) in alike.items():
+        others = f" and {len(more)} more" if more else ""
+        yield f"loop {first}{others}: the length is not in the program, and counts {counts}"
 
 
 def _outside(program: Program) -> tuple[str, ...]:

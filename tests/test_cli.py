@@ -187,7 +187,7 @@ MISTAKES = [
     ("REQUIRED", ["train", "tiny.gin", "--set", "Llama.layers=%REQUIRED"]),
     ("vocab is 299, and the tokenizer has 300", ["train", "tiny.gin", "--set", "Llama.vocab=299"]),
     ("'heads': 'tensor', 'head_dim'|twice", ["show", "tiny.gin", "--set", "Layout.rows={'head_dim': 'tensor'}"]),
-    ("no config.gin", ["generate", "nosuch", "--prompt", "x"]),
+    ("no folder nosuch", ["generate", "nosuch", "--prompt", "x"]),
     ("no config.gin", ["eval", "."]),
     ("give one of --prompt TEXT and --prompts FILE", ["generate", "runs/tiny"]),
     ("give one of --prompt TEXT and --prompts FILE", ["generate", "x", "--prompt", "y", "--prompts", "in.txt"]),

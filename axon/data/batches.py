@@ -2,14 +2,16 @@
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence, Sized
-from typing import Any
+from typing import Any, Protocol
 
 import grain
 import numpy as np
 
 from axon.data.feed import Batch, Feed, SequenceNumbers, numbered_without
 from axon.data.tokens import Tokens
+from axon.errors import UserError
 from axon.train.state import State
 
 PADDING = -1
@@ -87,9 +89,25 @@ def pad(batch: Batch, sequences: int) -> Batch:
     }
 
 
-def training_order(
-    sequences: TokenSequences, weights: Sequence[float] | None, batch: int, seed: int
-) -> grain.MapDataset:
+class OfSources(Sized, Protocol):
+    """Sequences of several sources, one source after the other."""
+
+    def span(self, source: int) -> tuple[int, int]:
+        """The numbers of a source's sequences: the first, and that after the last."""
+        ...
+
+
+def check_weights(weights: Sequence[float] | None, sources: int, field: str) -> None:
+    """Raise `UserError` unless these are how often each source is drawn from, or None."""
+    if weights is None:
+        return
+    if len(weights) != sources:
+        raise UserError(f"{field} has {len(weights)} numbers for {sources} sources: give one for each, or None.")
+    if not all(math.isfinite(weight) and weight > 0 for weight in weights):
+        raise UserError(f"{field} = {weights}: expected positive numbers; to leave a source out, remove it.")
+
+
+def training_order(sequences: OfSources, weights: Sequence[float] | None, batch: int, seed: int) -> grain.MapDataset:
     """Sequence numbers `batch`, without end: batch k is element k, on every host.
 
     Without weights every sequence comes once per epoch; with them each source is repeated and shuffled on its own.

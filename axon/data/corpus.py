@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from axon.checks import check_range
 from axon.data.batches import (
     Batches,
     TokenSequences,
+    check_weights,
     documents_of,
     held_out_order,
     token_batches,
@@ -67,7 +67,7 @@ class Data:
         if self.held_out == 1 and isinstance(self.tokenizer, Bpe):
             raise UserError("Data.held_out = 1 leaves no text to train a Bpe on: lower it, or give a TokenizerFile.")
         check_sources(self.sources, "Data.sources")
-        _check_weights(self.weights, len(self.sources))
+        check_weights(self.weights, len(self.sources), "Data.weights")
 
     def prepare(self, report: Callable[[str], None] = print) -> "Corpus":
         """Collects the text, trains the tokenizer and writes the tokens, or reuses what an equal Data stored before.
@@ -239,12 +239,3 @@ def check_sources(sources: tuple[Source, ...], field: str) -> None:
     for source in sources:
         if isinstance(source, type) or not isinstance(source, Source):
             raise UserError(f"{field} has {source!r}, which is not a source: expected one such as Stdlib().")
-
-
-def _check_weights(weights: tuple[float, ...] | None, sources: int) -> None:
-    if weights is None:
-        return
-    if len(weights) != sources:
-        raise UserError(f"Data.weights has {len(weights)} numbers for {sources} sources: give one for each, or None.")
-    if not all(isfinite(weight) and weight > 0 for weight in weights):
-        raise UserError(f"Data.weights = {weights}: expected positive numbers; to leave a source out, remove it.")

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import grain
 import numpy as np
 
 from axon.checks import check_range
-from axon.data.batches import PADDING, Batches, held_out_order, shuffled_order, without
+from axon.data.batches import PADDING, Batches, check_weights, held_out_order, training_order, without
 from axon.data.corpus import TEXT_ARRAYS, Data
 from axon.data.enough import check_vocab
 from axon.data.feed import ALL, Batch, FeedContext, SequenceNumbers
@@ -46,6 +46,10 @@ class Examples(ABC):
         long: what is done with an example of more than `seq` + 1 tokens: "drop" it, or "cut" its end, which is then not
             learned. Either is counted, and the first are named.
         packed: examples in a sequence, at most; none attends to another.
+        weights: how often each source is drawn from, relative to the others, in sequences, of which then none has
+            examples of two; None: each as large as it is.
+        duplicates: what is done with an example that is in its split already, id for id: "keep" it, or "drop" it.
+            Either is counted, and the first are named.
         held_out: fraction of the examples held out for evaluation, by the hash of what comes before the first answer.
         store: see `Data`. threads: how many prefetch batches; 0: no prefetching.
     """
@@ -65,6 +69,8 @@ class Examples(ABC):
     columns: Mapping[str, str] = field(default_factory=dict)
     long: Literal["drop", "cut"] = "drop"
     packed: int = 2**16
+    weights: tuple[float, ...] | None = None
+    duplicates: Literal["keep", "drop"] = "keep"
     held_out: float = 0.05
     store: StoreLocation | None = field(default=None, metadata=RESUMABLE)
     threads: int = field(default=2, metadata=RESUMABLE)
@@ -77,6 +83,7 @@ class Examples(ABC):
         check_paths(self)
         if not self.sources:
             raise UserError(f"{name}.sources is empty: expected at least one source of records, as (JsonLines(path),)")
+        check_weights(self.weights, len(self.sources), f"{name}.weights")
         names = {column for one in self.formats for column in (*one.columns, *one.optional)}
         if unknown := sorted(self.columns.keys() - names):
             raise UserError(f"{name}.columns has {unknown[0]!r}; expected of {', '.join(sorted(names))}")
@@ -121,22 +128,33 @@ class Examples(ABC):
         tokenizer = self._tokenizer(report)
         write = self.writer(tokenizer, report)
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
-        left: dict[str, list[str]] = {"dropped": [], "cut": []}
-        for where, record, conversations in self._conversations():
-            documents = tuple(EMPTY if one is None else self.document(write(one, where)) for one in conversations)
-            self.check_example(documents, where)
-            example = Example(documents, where, record)
+        remarks, seen = Remarks(self), set[tuple[bytes, ...]]()
+        for read, conversations in self._conversations():
+            documents = tuple(EMPTY if one is None else self.document(write(one, read.where)) for one in conversations)
+            self.check_example(documents, read.where)
+            example = Example(documents, read.where, read.record, read.source)
             if example.positions > self.seq:
                 shorter = self.shortened(example) if self.long == "cut" else None
-                left["dropped" if shorter is None else "cut"].append(where)
+                remarks.too_long["dropped" if shorter is None else "cut"].append(read.where)
                 if (example := shorter) is None:
                     continue
+            if (key := self.key_of(example)) in seen:
+                remarks.repeated.append(read.where)
+                if self.duplicates == "drop":
+                    continue
+            seen.add(key)
             held_out = share_of(self.question_of(example.own[0]).tobytes()) < self.held_out
             splits["held_out" if held_out else "train"].append(example)
         prepared = PreparedExamples(self, tokenizer, {name: Split(self, tuple(own)) for name, own in splits.items()})
-        for line in prepared.summary(left):
+        for line in (*prepared.summary(), *remarks.lines()):
             report(line)
         return prepared
+
+    def records(self) -> Iterator["Read"]:
+        """The records of all sources, one source after the other."""
+        for number, source in enumerate(self.sources):
+            for where, record in source.records():
+                yield Read(number, where, record)
 
     def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
         """The function that makes ids of a conversation: the chat template, which is reported."""
@@ -144,6 +162,10 @@ class Examples(ABC):
         is_plain = chat.template().source == PLAIN
         report(f"chat template: {'the built-in one, lines of role: content' if is_plain else self.template_folder}")
         return partial(written, chat)
+
+    def key_of(self, example: Example) -> tuple[bytes, ...]:
+        """What is the same of two examples that are: their ids, and which are learned."""
+        return tuple(part for one in example.documents for part in (one.ids.tobytes(), one.learned.tobytes()))
 
     def question_of(self, document: Document) -> np.ndarray:
         """The ids by which an example is held out: those before the first that is learned."""
@@ -173,12 +195,41 @@ class Examples(ABC):
             return self.tokenizer.load()
         return train_tokenizer(self.tokenizer, self.text.sources, self.held_out, Root(self.store), report)
 
-    def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation | None, ...]]]:
-        for source in self.sources:
-            for where, record in source.records():
-                found = read_example(record, where, self.formats, self.columns)
-                for start in range(0, len(found), self.sides):
-                    yield where, record, found[start : start + self.sides]
+    def _conversations(self) -> Iterator[tuple["Read", tuple[Conversation | None, ...]]]:
+        for read in self.records():
+            found = read_example(read.record, read.where, self.formats, self.columns)
+            for start in range(0, len(found), self.sides):
+                yield read, found[start : start + self.sides]
+
+
+class Read(NamedTuple):
+    """A record, where it is, and the number of the source that it is from."""
+
+    source: int
+    where: str
+    record: Record
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """What of the examples a person should know: which are too long, by what is done with them, and which are there
+    already."""
+
+    data: Examples
+    too_long: Mapping[str, list[str]] = field(default_factory=lambda: {"dropped": [], "cut": []})
+    repeated: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        limit = f"{type(self.data).__name__}.seq = {self.data.seq}"
+        for what, places in self.too_long.items():
+            yield from self._line(places, f"of more than {limit} positions are {what}")
+        kept = "kept" if self.data.duplicates == "keep" else "dropped"
+        yield from self._line(self.repeated, f"are there already, id for id, and are {kept}")
+
+    @staticmethod
+    def _line(places: Sequence[str], what: str) -> Iterator[str]:
+        if places:
+            yield f"{len(places):,} examples {what}: {', '.join([*places[:SHOWN], *['…'] * (len(places) > SHOWN)])}"
 
 
 def written(chat: Chat, conversation: Conversation, where: str) -> Turns:
@@ -226,7 +277,25 @@ class Split:
     @cached_property
     def rows(self) -> list[list[int]]:
         """The numbers of the examples in each sequence."""
-        return packed(self.examples, self.data.seq, self.data.packed)
+        return [row for rows in self._by_source for row in rows]
+
+    @cached_property
+    def _by_source(self) -> list[list[list[int]]]:
+        """The same of each source, where sources have weights; else of all together."""
+        if self.data.weights is None:
+            return [packed(self.examples, self.data.seq, self.data.packed)]
+        first, found = 0, []
+        for source in range(len(self.data.sources)):
+            own = [example for example in self.examples if example.source == source]
+            rows = packed(own, self.data.seq, self.data.packed)
+            found.append([[first + number for number in row] for row in rows])
+            first += len(own)
+        return found
+
+    def span(self, source: int) -> tuple[int, int]:
+        """The numbers of a source's sequences, where sources have weights: the first, and that after the last."""
+        counts = [len(rows) for rows in self._by_source]
+        return sum(counts[:source]), sum(counts[: source + 1])
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -270,9 +339,16 @@ class PreparedExamples(NoRewards):
                     f"{name}.sources have no example for the split {split}: {name}.held_out is {self.data.held_out}, "
                     f"{name}.seq {self.data.seq}. Give more examples, or change these"
                 )
+        for number, weight in enumerate(self.data.weights or ()):
+            first, end = self.splits["train"].span(number)
+            if first == end:
+                raise UserError(
+                    f"{name}.weights has {weight} for {self.data.sources[number].name}, which has no example to train "
+                    f"on: leave the source out, or change {name}.seq or {name}.held_out"
+                )
 
-    def summary(self, left: Mapping[str, Sequence[str]]) -> list[str]:
-        """How much there is of each split, and which examples were too long."""
+    def summary(self) -> list[str]:
+        """How much there is of each split."""
         data, lines = self.data, []
         for name, split in self.splits.items():
             positions = sum(example.positions for example in split.examples)
@@ -281,11 +357,6 @@ class PreparedExamples(NoRewards):
                 f"{name.replace('_', ' ')}: {len(split.examples):,} examples in {len(split):,} sequences, {filled:.0%} "
                 f"full; {split.learned:,} tokens are learned"
             )
-        for what, places in left.items():
-            if places:
-                shown = ", ".join([*places[:SHOWN], *(["…"] if len(places) > SHOWN else [])])
-                limit = f"{type(data).__name__}.seq = {data.seq}"
-                lines.append(f"{len(places):,} examples of more than {limit} positions are {what}: {shown}")
         return lines
 
     @property
@@ -323,9 +394,9 @@ class PreparedExamples(NoRewards):
         return self.data.identity() | {"digests": digests["train"], "held_out_digests": digests["held_out"]}
 
     def position(self, seed: int, step: int) -> str:
-        epoch = step * self.data.batch / len(self.splits["train"])
         places = [place for one in self.documents(seed, step) for place in one["examples"]]
-        return f"batch {step} of seed {seed} (epoch {epoch:.2f}): {', '.join(places[:16])}"
+        epoch = "" if self.data.weights else f" (epoch {step * self.data.batch / len(self.splits['train']):.2f})"
+        return f"batch {step} of seed {seed}{epoch}: {', '.join(places[:16])}"
 
     def documents(self, seed: int, step: int) -> list[dict[str, Any]]:
         split = self.splits["train"]
@@ -333,7 +404,7 @@ class PreparedExamples(NoRewards):
         return [{"examples": [split.examples[number].where for number in row]} for row in rows]
 
     def _order(self, seed: int) -> grain.MapDataset:
-        return shuffled_order(len(self.splits["train"]), self.data.batch, seed)
+        return training_order(self.splits["train"], self.data.weights, self.data.batch, seed)
 
     def _batches(self, split: str, order: grain.MapDataset, mine: SequenceNumbers) -> Batches:
         def load(numbers: np.ndarray) -> list[Batch]:

@@ -1,16 +1,15 @@
 """`Labelled`, single answers to a prompt, each desirable or not."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from axon.data.records import Record
 from axon.errors import UserError
 from axon.train.preference import ANSWERS
 from axon.tune.comparisons import check_answers
-from axon.tune.examples import Examples
+from axon.tune.examples import Examples, Read
 from axon.tune.formats import LABELLED, Conversation, Format, read_example
-from axon.tune.packing import EMPTY, Document
+from axon.tune.packing import EMPTY, Document, Example
 
 
 @dataclass(frozen=True)
@@ -36,19 +35,22 @@ class Labelled(Examples):
                 "leave the record out"
             )
 
+    def key_of(self, example: Example) -> tuple[bytes, ...]:
+        return super().key_of(replace(example, documents=example.documents[:2]))  # without the other prompt's answer
+
     def check_objective(self, objective: Any) -> None:
         check_answers(self, objective, "examples")
 
-    def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation | None, ...]]]:
-        records = [one for source in self.sources for one in source.records()]
-        read = [read_example(record, where, self.formats, self.columns) for where, record in records]
-        labels = [bool(record[self.columns.get("label", "label")]) for _, record in records]
+    def _conversations(self) -> Iterator[tuple[Read, tuple[Conversation | None, ...]]]:
+        records = list(self.records())
+        read = [read_example(one.record, one.where, self.formats, self.columns) for one in records]
+        labels = [bool(one.record[self.columns.get("label", "label")]) for one in records]
         self._check(labels, {str(prompt) for prompt, _ in read})
         others = with_another_prompt([prompt for prompt, _ in read])
-        for (where, record), (prompt, answer), label, other in zip(records, read, labels, others, strict=True):
+        for one, (prompt, answer), label, other in zip(records, read, labels, others, strict=True):
             own = _answered(prompt, answer)
             sides = (own, None) if label else (None, own)
-            yield where, record, (*sides, _answered(prompt, read[other][1]))
+            yield one, (*sides, _answered(prompt, read[other][1]))
 
     def _check(self, labels: Sequence[bool], prompts: set[str]) -> None:
         if len({*labels}) == 1:

@@ -33,11 +33,12 @@ EMPTY = Document(np.zeros(1, np.int32), np.zeros(1, bool))
 @dataclass(frozen=True)
 class Example:
     """The documents of an example, as a chosen and a rejected one, or `EMPTY` for a side that it lacks; `where` they
-    are from, and the `record` that they are made of."""
+    are from, the `record` that they are made of, and the number of its `source`."""
 
     documents: tuple[Document, ...]
     where: str
     record: Record = field(default_factory=dict, repr=False)
+    source: int = 0
 
     @property
     def positions(self) -> int:

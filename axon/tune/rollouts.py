@@ -124,6 +124,10 @@ class Rollouts(FeedConfig):
                 "Rollouts.prompts is set, and the prompts are the questions of Rollouts.data, which are Chats: leave "
                 "it out"
             )
+        elif self.data.weights is not None:
+            raise UserError(
+                "Rollouts.data has Chats.weights, and each question is asked as often as any other: leave them out"
+            )
 
     @property
     def of_prompt(self) -> int:

@@ -6,13 +6,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from axon.data.records import Record
 from axon.data.tokenizer import Tokenizer
 from axon.errors import UserError
 from axon.serve.chat_turns import Turns
 from axon.train.contrastive import TEXTS
 from axon.tune.comparisons import check_answers
-from axon.tune.examples import Examples
+from axon.tune.examples import Examples, Read
 from axon.tune.formats import TEXT_PAIRS, Conversation, Format
 from axon.tune.packing import Document
 
@@ -62,6 +61,6 @@ class TextPairs(Examples):
     def check_objective(self, objective: Any) -> None:
         check_answers(self, objective, "examples")
 
-    def _conversations(self) -> Iterator[tuple[str, Record, tuple[Conversation | None, ...]]]:
-        read = super()._conversations()
-        return ((where, record, (*texts, *[None] * (self.sides - len(texts)))) for where, record, texts in read)
+    def _conversations(self) -> Iterator[tuple[Read, tuple[Conversation | None, ...]]]:
+        found = super()._conversations()
+        return ((read, (*texts, *[None] * (self.sides - len(texts)))) for read, texts in found)

@@ -154,6 +154,13 @@ def test_beside_an_answer_is_one_to_another_prompt(tmp_path, rng, caches):
     assert found == [["aa0", "", "bb2"], ["", "aa1", "bb2"], ["bb2", "", "cc3"], ["", "cc3", "aa0"]]
 
 
+def test_an_answer_is_there_already_whatever_the_other_prompts_answer_beside_it(tmp_path, caches):
+    one, other = ({"prompt": name, "completion": "x", "label": name == "a"} for name in "ab")
+    records = [one, other, one, {**other, "completion": "y"}]
+    kept = labelled(tmp_path / "x.jsonl", records, duplicates="drop").prepare(silent).splits["train"].examples
+    assert [example.where.rpartition(":")[2] for example in kept] == ["1", "2", "4"]
+
+
 @pytest.mark.parametrize(
     ("records", "said"),
     [

@@ -130,6 +130,32 @@ def test_long_examples_are_dropped_or_cut_and_named_and_a_cut_answer_learns_no_e
         assert prepared.tokenizer.bos not in document.ids[document.learned]
 
 
+@pytest.mark.parametrize(("duplicates", "left"), [("drop", 3), ("keep", 6)])
+def test_examples_that_are_there_already_are_counted_named_and_dropped_where_asked(duplicates, left, tmp_path, caches):
+    one, other = {"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "c"}
+    records, lines = [one, other, one, {"prompt": "b", "completion": "b"}, one, other], []
+    prepared = chats(tmp_path / "x.jsonl", records, duplicates=duplicates).prepare(lines.append)
+    assert len(prepared.splits["train"].examples) == left
+    (said,) = [line for line in lines if "already" in line]
+    assert said.startswith("3 examples")
+    assert all(f"x.jsonl:{number}" in said for number in (3, 5, 6))
+
+
+def test_sources_are_drawn_from_by_their_weights_and_share_no_sequence(tmp_path, rng, caches):
+    paths = [tmp_path / name for name in ("small.jsonl", "large.jsonl")]
+    for path, count in zip(paths, (7, 60), strict=True):
+        chats(path, pairs(count, rng))
+    sources = tuple(JsonLines(str(path)) for path in paths)
+    mixed = chats(tmp_path / "x.jsonl", [], sources=sources, weights=(3, 1), batch=50)
+    prepared = mixed.prepare(silent)
+    places = [row["examples"] for step in range(20) for row in prepared.documents(5, step)]
+    of_small = [{"small.jsonl" in place for place in row} for row in places]
+    assert all(len(one) == 1 for one in of_small)
+    assert np.mean([one == {True} for one in of_small]) == pytest.approx(0.75, abs=2e-3)
+    both = {place for row in places for place in row}
+    assert both == {example.where for example in prepared.splits["train"].examples}
+
+
 def test_questions_of_the_held_out_split_are_not_trained_on(tmp_path, rng, caches):
     records = pairs(200, rng, length=3)
     prepared = chats(tmp_path / "x.jsonl", records, held_out=0.3).prepare(silent)
@@ -227,6 +253,8 @@ def test_its_file_is_the_same_tree(tuned, tmp_path):
         ([SHAPES["texts"]], {"seq": 4}, ("Chats.sources", "train", "Chats.seq 4")),
         ([SHAPES["texts"]], {"columns": {"question": "q"}}, ("Chats.columns", "'question'", "messages")),
         ([SHAPES["texts"]], {"sources": ()}, ("Chats.sources", "JsonLines")),
+        ([SHAPES["texts"]], {"weights": (1, 2)}, ("Chats.weights", "2 numbers", "1 sources")),
+        ([SHAPES["texts"]], {"weights": (0.0,)}, ("Chats.weights", "positive")),
     ],
 )
 def test_mistakes_are_named_by_place_and_remedy(records, fields, said, tmp_path, caches):

@@ -452,6 +452,8 @@ def test_objectives_and_groups_that_do_not_fit_are_told_by_field_and_remedy(lear
     chats = Chats(seq=48, batch=8, sources=(Addition(),), tokenizer=Bpe(257))
     with pytest.raises(UserError, match=r"Rollouts\.prompts is set.*Chats.*leave it out"):
         replace(learning.data, data=chats)
+    with pytest.raises(UserError, match=r"Rollouts\.data has Chats\.weights.*leave them out"):
+        replace(learning.data, prompts=(), data=replace(chats, weights=(1.0,)))
 
 
 def test_pairs_need_a_preference_and_chats_of_as_many_examples(comparing):

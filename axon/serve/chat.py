@@ -13,7 +13,7 @@ from axon.data.tokenizer import Tokenizer
 from axon.disk import reading
 from axon.errors import UserError, did_you_mean, suggest
 from axon.foreign_json import NULL, TEXT, Kind, list_of, read_field, read_json
-from axon.serve.chat_turns import Renderer, Turns, marked_spans, turn_spans
+from axon.serve.chat_turns import WEIGHT, Renderer, Turns, learned_spans, marked_spans, turn_spans
 from axon.serve.special import Hiding, SpecialText
 from axon.serve.template import Template
 
@@ -90,12 +90,14 @@ class Chat:
 
         That is what the template marks by `{% generation %}`; else, of each message of the assistant, what is rendered
         after the prompt that opens it, up to the last special token there. The text is encoded once, as it is rendered
-        whole: an id is the assistant's if it begins within its text. Raises as `ids`, and for a template that marks
-        nothing and does not render a chat's first messages as the beginning of the chat.
+        whole: an id is the assistant's if it begins within its text. A message of the assistant with `weight` 0, as in
+        OpenAI's files, is not learned. Raises as `ids`, for other weights, and for a template that marks nothing and
+        does not render a chat's first messages as the beginning of the chat.
         """
-        hidden, render = self._renderer(messages, tools, {})
+        plain = [{name: value for name, value in one.items() if name != WEIGHT} for one in messages]
+        hidden, render = self._renderer(plain, tools, {})
         text, spans = marked_spans(render, hidden) if render.template.marks_turns else turn_spans(render, hidden)
-        return Turns.of(self._special.located(text, render.hiding), spans, self._tokenizer)
+        return Turns.of(self._special.located(text, render.hiding), learned_spans(spans, messages), self._tokenizer)
 
     def reply(self, messages: Sequence[Message]) -> list[int]:
         """The ids of messages that follow an answer, and of the prompt that opens the next one.

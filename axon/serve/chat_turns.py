@@ -10,7 +10,7 @@ from axon.errors import UserError
 from axon.serve.special import Hiding
 from axon.serve.template import MARKS, Template
 
-ASSISTANT = "assistant"
+ASSISTANT, WEIGHT = "assistant", "weight"
 Span = tuple[int, int]
 """From which character to which, the second not included."""
 
@@ -100,6 +100,25 @@ def turn_spans(render: Renderer, messages: Sequence[Mapping[str, Any]]) -> tuple
             )
         spans.append((len(before), end))
     return text, spans
+
+
+def learned_spans(spans: Sequence[Span], messages: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """Those of the spans, one for each message of the assistant, whose message has no `weight` of 0."""
+    for number, message in enumerate(messages):
+        if (weight := message.get(WEIGHT)) not in (None, 0, 1) or (weight and message["role"] != ASSISTANT):
+            raise UserError(
+                f"messages[{number}].weight is {weight!r}, of role {message['role']!r}; expected of the assistant's 0, "
+                "which is not learned, or 1: to weigh sources against each other, use the field weights"
+            )
+    weights = [message.get(WEIGHT) != 0 for message in messages if message["role"] == ASSISTANT]
+    if all(weights):
+        return [*spans]
+    if len(spans) != len(weights):
+        raise UserError(
+            f"messages have weight 0, and of {len(weights)} messages of the assistant the template marks {len(spans)} "
+            "parts: put {% generation %} and {% endgeneration %} around each of them in the template"
+        )
+    return [span for span, learned in zip(spans, weights, strict=True) if learned]
 
 
 def _shared_length(one: str, other: str) -> int:

@@ -25,5 +25,5 @@ class Chats(Examples):
         if not documents[0].learned[1:].any():
             raise UserError(
                 f"{where}: nothing is learned of this example, as no message of it is the assistant's, or all of them "
-                "are empty: add its answer, or leave the example out"
+                "are empty or have weight 0: add its answer, or leave the example out"
             )

@@ -116,8 +116,10 @@ def words(rng):
 
 
 def talk(rng, with_system):
+    """Of the assistant's messages some have a weight."""
     roles = [*(["system"] if with_system else []), *(["user", "assistant"] * int(rng.integers(1, 4)))]
-    return [{"role": role, "content": words(rng)} for role in roles]
+    weights = [{"weight": int(rng.integers(2))} if role == "assistant" and rng.random() < 0.5 else {} for role in roles]
+    return [{"role": role, "content": words(rng), **own} for role, own in zip(roles, weights, strict=True)]
 
 
 @pytest.mark.parametrize("with_system", [False, True])
@@ -130,8 +132,9 @@ def test_the_learned_tokens_are_those_of_a_rendering_by_hand(name, with_system, 
         whole, learned = opening, []
         for message in messages:
             if message["role"] == "assistant":
-                learned.append(" " * (name in WITH_SPACE) + message["content"] + closed)
-                whole += before + learned[-1] + after
+                written = " " * (name in WITH_SPACE) + message["content"] + closed
+                whole += before + written + after
+                learned += [written] * message.get("weight", 1)
             else:
                 whole += (system if message["role"] == "system" else user).replace("$", message["content"])
         turns = chat.turns(messages)
@@ -200,5 +203,8 @@ def test_a_template_that_rewrites_what_was_said_is_refused_unless_it_marks_turns
     with pytest.raises(UserError) as error:
         chat_by(rewriting, tokenizer, tmp_path).turns(messages)
     assert {"messages[1]:", "generation", "template"} <= {*str(error.value).split()}
+    for weighed, said in ((messages[:1], 1), (messages[:2], 0.5)):
+        with pytest.raises(UserError, match=rf"messages\[{len(weighed) - 1}\]\.weight is {said}.*expected"):
+            chat_by(PLAIN, tokenizer, tmp_path).turns([*weighed[:-1], {**weighed[-1], "weight": said}])
     with pytest.raises(UserError, match=r"messages\[0\].role is 'assistant'"):
         chat_by(PLAIN, tokenizer, tmp_path).turns(messages[1:])

@@ -19,7 +19,7 @@ def show_examples(train: Any, count: int) -> None:
         raise UserError(f"--inspect: Train.data is a {type(train.data).__name__}; expected examples, as @Chats()")
     prepared = train.data.prepare(typer.echo)
     for example in prepared.splits["train"].examples[:count]:
-        typer.echo(typer.style(example.where, bold=True))
+        typer.echo(typer.style(train.data.title(example), bold=True))
         for document in example.own:
             typer.echo(coloured(train.data.text_of(document), prepared.tokenizer), color=True)
 

@@ -30,6 +30,7 @@ AXON = (
     "axon.train.preference",
     "axon.train.kto",
     "axon.train.contrastive",
+    "axon.train.text_classification",
     "axon.train.policy_gradient",
     "axon.train.ppo",
     "axon.train.adapters_off",

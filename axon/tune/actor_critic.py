@@ -6,10 +6,10 @@ from typing import Any
 from flax import nnx
 from jax import Array
 
-from axon.model_config import vocab_of
 from axon.nn import Auxiliary, Dims, Inputs, Param, constant
 from axon.train.preference import token_scores
 from axon.tune.reward_model import RewardModel
+from axon.tune.with_head import WithHead
 
 
 class ValueHead(nnx.Module):
@@ -34,7 +34,7 @@ class ValueModel(nnx.Module):
 
 
 @dataclass(frozen=True)
-class ActorCritic:
+class ActorCritic(WithHead):
     """`model`, a language model, with a critic for the objective `PPO`.
 
     A run that starts from a language model takes all but that: `InitFrom.paths = ('*', '!critic/*')`.
@@ -43,15 +43,7 @@ class ActorCritic:
         critic: a language model whose last hidden state is scored, trained beside the policy; None: the policy's own.
     """
 
-    model: Any
     critic: Any = None
-
-    @property
-    def vocab(self) -> int:
-        """See `axon.model_config.TextConfig`."""
-        vocab = vocab_of(self.model)
-        assert vocab is not None
-        return vocab
 
     def build(self) -> Any:
         module = self.model.build()

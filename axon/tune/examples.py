@@ -100,6 +100,14 @@ class Examples(ABC):
         """Raise `UserError` for an objective that these examples are not for, though it has their arrays."""
         return
 
+    def check_model(self, model: Any) -> None:
+        """Raise `UserError` for the config of a model that cannot learn from these."""
+        return
+
+    def title(self, example: Example) -> str:
+        """What is printed above an example."""
+        return example.where
+
     @abstractmethod
     def check_example(self, documents: Sequence[Document], where: str) -> None:
         """Raise `UserError` for documents from which nothing can be learned."""
@@ -370,6 +378,7 @@ class PreparedExamples(NoRewards):
     def check_fits(self, model: Any, objective: Any, seq: int) -> None:
         largest = {name: {"largest": split.largest} for name, split in self.splits.items()}
         self.data.check_objective(objective)
+        self.data.check_model(model)
         check_vocab(model, objective, seq, self.tokenizer, [Stored(type(self.data).__name__, "", largest)])
 
     def feed(self, context: FeedContext) -> Batches:

@@ -168,6 +168,12 @@ def _texts(record: Record) -> tuple[Conversation, ...]:
     return tuple(Conversation(({"role": "user", "content": _text(record, name)},)) for name in columns)
 
 
+def _labelled_text(record: Record) -> tuple[Conversation, ...]:
+    if not isinstance(record["label"], str | int):
+        raise _Malformed("label", "the name of a class, or its number")
+    return (Conversation(({"role": "user", "content": _text(record, "text"), "label": record["label"]},)),)
+
+
 def _ranked(record: Record) -> tuple[Conversation, ...]:
     """Each pair of a list of answers, the best first."""
     answers = record["ranked"]
@@ -199,6 +205,9 @@ LABELLED = (
     Format(("messages", "label"), ("tools",), _labelled_chat),
 )
 """Formats of a prompt and an answer, which is desirable or not, as two conversations."""
+
+LABELLED_TEXTS = (Format(("text", "label"), (), _labelled_text),)
+"""Formats of a text with its class, as the `label` of its message."""
 
 TEXT_PAIRS = (Format(("query", "positive"), ("negative",), _texts),)
 """Formats of a query with its text, and perhaps a text that is not."""

@@ -31,11 +31,8 @@ class TextPairs(Examples):
     packed: int = 8
 
     def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
-        end = tokenizer.bos if tokenizer.bos in tokenizer.ends else min(tokenizer.ends)
-
         def write(text: Conversation, where: str) -> Turns:
-            ids = tokenizer.prompt(text.messages[0]["content"])
-            ids = [*ids, end] if len(ids) == 1 or ids[-1] not in tokenizer.ends else ids
+            ids = with_end(tokenizer, text.messages[0]["content"])
             return Turns(tuple(ids), (True,) * len(ids))
 
         return write
@@ -64,3 +61,11 @@ class TextPairs(Examples):
     def _conversations(self) -> Iterator[tuple[Read, tuple[Conversation | None, ...]]]:
         found = super()._conversations()
         return ((read, (*texts, *[None] * (self.sides - len(texts)))) for read, texts in found)
+
+
+def with_end(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text, with an end after it."""
+    ids = tokenizer.prompt(text)
+    if len(ids) > 1 and ids[-1] in tokenizer.ends:
+        return ids
+    return [*ids, tokenizer.bos if tokenizer.bos in tokenizer.ends else min(tokenizer.ends)]

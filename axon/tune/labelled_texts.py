@@ -1,0 +1,96 @@
+"""`LabelledTexts`, texts of which each is of one class."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from axon.data.tokenizer import Tokenizer
+from axon.errors import UserError, suggest
+from axon.serve.chat_turns import Turns
+from axon.train.text_classification import TextClassification
+from axon.tune.examples import Examples, PreparedExamples
+from axon.tune.formats import LABELLED_TEXTS, Conversation, Format
+from axon.tune.packing import Document, Example
+from axon.tune.text_classifier import TextClassifier, check_labels
+from axon.tune.text_pairs import with_end
+
+
+@dataclass(frozen=True)
+class LabelledTexts(Examples):
+    """Texts for the objective `TextClassification`: a record has a `text`, and a `label`, one of `labels` or its place.
+
+    Each text is written as it is, without a chat template, with the tokenizer's end after it, of which the class is
+    the target. Held out by the text.
+
+    Args:
+        labels: the classes, by name, as of `TextClassifier.labels`.
+    """
+
+    formats: ClassVar[tuple[Format, ...]] = LABELLED_TEXTS
+    answers: ClassVar[bool] = False
+
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_labels(self.labels, "LabelledTexts.labels")
+
+    def prepare(self, report: Callable[[str], None] = print) -> PreparedExamples:
+        """As of `Examples`; raises `UserError` for training texts that are all of one class, too."""
+        prepared = super().prepare(report)
+        found = Counter(self.label_of(example) for example in prepared.splits["train"].examples)
+        if len(found) == 1:
+            raise UserError(
+                f"LabelledTexts.sources: the label of all {found.total():,} training texts is {next(iter(found))!r}; "
+                "expected at least two classes: add texts of another"
+            )
+        report(f"labels: {', '.join(f'{label} {found[label]:,}' for label in self.labels)}")
+        return prepared
+
+    def writer(self, tokenizer: Tokenizer, report: Callable[[str], None]) -> Callable[[Conversation, str], Turns]:
+        def write(text: Conversation, where: str) -> Turns:
+            (message,) = text.messages
+            ids = with_end(tokenizer, message["content"])
+            return Turns((*ids, self._number(message["label"], where)), (*[False] * len(ids), True))
+
+        return write
+
+    def label_of(self, example: Example) -> str:
+        """The name of its class."""
+        return self.labels[int(example.documents[0].ids[-1])]
+
+    def title(self, example: Example) -> str:
+        return f"{example.where}: {self.label_of(example)}"
+
+    def text_of(self, document: Document) -> Document:
+        return Document(document.ids[:-1], document.learned[:-1])
+
+    def question_of(self, document: Document) -> np.ndarray:
+        return document.ids[:-1]
+
+    def check_example(self, documents: Sequence[Document], where: str) -> None:
+        """Every text has a class."""
+
+    def check_objective(self, objective: Any) -> None:
+        if not isinstance(objective, TextClassification):
+            raise UserError(
+                f"Train.data is LabelledTexts, and Train.objective a {type(objective).__name__}: set Train.objective = "
+                "@TextClassification()"
+            )
+
+    def check_model(self, model: Any) -> None:
+        if isinstance(model, TextClassifier) and model.labels != self.labels:
+            raise UserError(
+                f"LabelledTexts.labels is {self.labels}, and TextClassifier.labels {model.labels}: set both to the same"
+            )
+
+    def _number(self, label: Any, where: str) -> int:
+        if isinstance(label, int) and 0 <= label < len(self.labels):
+            return int(label)
+        if label not in self.labels:
+            near = suggest(str(label), self.labels)
+            raise UserError(f"{where}: label is {label!r}; expected one of LabelledTexts.labels, or its number.{near}")
+        return self.labels.index(label)

@@ -28,7 +28,8 @@ def mine(tmp_path, monkeypatch):
         importlib.invalidate_caches()
         return importlib.import_module("mine")
 
-    return write
+    yield write
+    sys.modules.pop("mine", None)
 
 
 def raised(fn, *arguments):

@@ -24,7 +24,7 @@ def mine(tmp_path, monkeypatch):
 
     def write(text):
         (tmp_path / "mine.py").write_text(text)
-        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        sys.modules.pop("mine", None)
         importlib.invalidate_caches()
         return importlib.import_module("mine")
 

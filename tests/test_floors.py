@@ -26,6 +26,7 @@ FLOORS = [
     {"config", "run", "show", "bench"},
     {"commands"},
     {"cli"},
+    {"__main__"},
 ]
 """The rooms, ground floor first; a room may import its own floor and those below."""
 

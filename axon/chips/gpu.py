@@ -25,7 +25,7 @@ HOPPER = (
 INT8 = frozenset({"int8"})
 BOTH = frozenset({"int8", "fp8"})
 TILED = BOTH | {"fp8 in blocks of 128"}
-"""Of Hopper, by our kernel (docs/kernels/quantized_matmul.md)."""
+"""Products of Hopper: those of blocks are our own kernel's (docs/kernels/quantized_matmul.md)."""
 
 
 def _described(

@@ -126,7 +126,7 @@ class AdaptedWeight(Operand):
         return full.astype(jnp.float32) + self.scale * contract(values["a"], a, values["b"], b, out)
 
     def _own(self, names: Names, narrow: Array) -> Array:
-        """Those of the axes of a product with the first factor that the second one is multiplied with."""
+        """The products with the first factor, of these axes, that the second factor is multiplied with."""
         return narrow
 
     def _low(self, contraction: Contraction, x: Array) -> Array:

@@ -162,7 +162,7 @@ def described(
 
 
 def _loops(module: Module) -> Iterator[str]:
-    """What is not known of loops, a line for all that count alike."""
+    """Lines about loops whose length is not known, one for all that count alike."""
     alike: dict[str, list[str]] = {}
     for name, trips in module.unknown_loops.items():
         alike.setdefault("once" if trips else BEYOND_CAPACITY, []).append(name)

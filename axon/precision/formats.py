@@ -7,6 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from jax.scipy.linalg import hadamard
 
 from axon.axes import MAX, Names
 from axon.errors import UserError
@@ -19,7 +20,7 @@ SEQUENCES = "batch"
 worked on at once: not on the layout, and not on microbatches."""
 
 SIGNS = np.where(np.random.default_rng(0).random(256) < 0.5, -1, 1).astype(np.float32)
-"""Of a block's numbers, before they are mixed."""
+"""Signs that a block's numbers are multiplied by before they are mixed."""
 
 E8M0 = "float8_e8m0fnu"
 """The dtype of scales that are powers of two."""
@@ -118,14 +119,16 @@ class Format:
                 f"blocks of {block} of the axis {names[axis]!r} are mixed by no Hadamard matrix: make the axis a "
                 f"multiple of {self.share}, or leave what has it out of the recipe's paths"
             )
-        matrix = SIGNS[:block, None] * _hadamard(block) / math.sqrt(block)
+        matrix = SIGNS[:block, None] * hadamard(block, jnp.float32) / math.sqrt(block)
         blocks = jnp.moveaxis(x.astype(jnp.float32), axis, -1)
         mixed = jnp.matmul(blocks.reshape(*blocks.shape[:-1], -1, block), matrix, precision=lax.Precision.HIGHEST)
         return jnp.moveaxis(mixed.reshape(blocks.shape), -1, axis)
 
     def scales(self, largest: Array, of_all: Array | None = None) -> Array:
-        """Those for these largest magnitudes, in float32; not a number where they are not finite. `of_all`: the largest
-        of those that share a second scale."""
+        """The scales for these largest magnitudes, in float32; not a number where they are not finite.
+
+        `of_all`: the largest of those that share a second scale.
+        """
         if self.scale_dtype == E8M0:
             return _powers_of_two(largest, self.most)
         scales = jnp.maximum(largest * (1 / self.most), jnp.finfo(jnp.float32).tiny)
@@ -168,11 +171,6 @@ def spread(scales: Array, shape: tuple[int, ...]) -> Array:
         if 1 < count < size:
             scales = jnp.repeat(scales, size // count, axis=i)
     return scales
-
-
-def _hadamard(size: int) -> np.ndarray:
-    """±1 by Sylvester's construction, of a power of two."""
-    return np.ones((1, 1), np.float32) if size == 1 else np.kron([[1, 1], [1, -1]], _hadamard(size // 2))
 
 
 def _powers_of_two(largest: Array, most: float) -> Array:

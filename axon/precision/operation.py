@@ -156,5 +156,5 @@ def _fits(counts: tuple[int, ...], spec: PartitionSpec) -> bool:
 
 
 def scales_spec(spec: PartitionSpec, shape: tuple[int, ...]) -> PartitionSpec:
-    """Of scales of this shape, whose values lie under `spec`."""
+    """The spec of scales of this shape, whose values lie under `spec`."""
     return PartitionSpec(*(None if size == 1 else entry for size, entry in zip(shape, spec.partitions, strict=True)))

@@ -36,7 +36,8 @@ class Recipe(ABC):
 
     Args:
         paths: patterns of the weights whose products are made so; by default the matrices of the blocks but for
-            routers. All else stays as `Precision.compute` says: embedding, head, norms, biases.
+            routers, and for experts unless it `takes_experts`. All else stays as `Precision.compute` says: embedding,
+            head, norms, biases.
         emulate: round and scale as the formats say, and multiply in float32: on any chip, in more time than without a
             recipe.
     """

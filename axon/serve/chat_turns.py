@@ -103,7 +103,7 @@ def turn_spans(render: Renderer, messages: Sequence[Mapping[str, Any]]) -> tuple
 
 
 def learned_spans(spans: Sequence[Span], messages: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """Those of the spans, one for each message of the assistant, whose message has no `weight` of 0."""
+    """The spans, one for each message of the assistant, without those whose message has the `weight` 0."""
     for number, message in enumerate(messages):
         if (weight := message.get(WEIGHT)) not in (None, 0, 1) or (weight and message["role"] != ASSISTANT):
             raise UserError(

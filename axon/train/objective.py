@@ -91,8 +91,8 @@ class Objective(ABC):
 
     @property
     def asks_before(self) -> bool:
-        """Whether a feed asks it for what models say of a batch before the step."""
-        return False
+        """Whether a feed asks it for what models say of a batch before the step, by default for `derived` arrays."""
+        return bool(self.derived)
 
     def specs(self, batch: int, seq: int) -> Specs:
         """The arrays of a global batch of `batch` sequences of `seq` positions; the first axis of each is `batch`.

@@ -97,7 +97,7 @@ class PolicyObjective(Objective):
 
     @property
     def asks_before(self) -> bool:
-        return self.rewards_kl
+        return super().asks_before or self.rewards_kl
 
     @property
     def rewards_kl(self) -> bool:
@@ -143,7 +143,7 @@ class PolicyObjective(Objective):
         return np.where(batch["weights"] > 0, batch["logprobs"] - estimates["reference"], 0.0)
 
     def divergence_metrics(self, divergence: np.ndarray, batch: HostBatch) -> dict[str, float]:
-        """Its mean over the sampled tokens, where it is a part of rewards."""
+        """The mean of `divergence` over the sampled tokens, where it is a part of rewards."""
         tokens = np.sum(batch["weights"] > 0)
         return {"kl": float(np.sum(divergence) / max(tokens, 1))} if self.rewards_kl else {}
 
@@ -265,7 +265,7 @@ class PolicyGradient(PolicyObjective):
         return {"advantages": advantages.astype(np.float32)}, self.divergence_metrics(divergence, batch)
 
     def token_advantages(self, rewards: np.ndarray, penalties: np.ndarray, sampled: np.ndarray) -> np.ndarray:
-        """Those of tokens, `batch seq`: of their answers, less what the divergence of them and of later ones takes."""
+        """The advantages of tokens, `batch seq`: those of their answers, less the `penalties` of the divergence."""
         return np.where(sampled, self.advantages(rewards).reshape(-1, 1) - penalties, 0.0)
 
     def advantages(self, rewards: np.ndarray) -> np.ndarray:

@@ -74,10 +74,6 @@ class PPO(PolicyObjective):
                 "Train.model = @ActorCritic(), and ActorCritic.model to this one"
             )
 
-    @property
-    def asks_before(self) -> bool:
-        return True
-
     # ---- before the step -------------------------------------------------------------------------------------------
 
     def estimates(self, module: Any, batch: Batch, reference: Any = None) -> dict[str, Array]:

@@ -1,6 +1,5 @@
 """Examples to tune on, as files of chats have them: read, written by the chat template, packed."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,10 +27,9 @@ from axon.fields import RESUMABLE, StoreLocation
 from axon.serve.chat import PLAIN, Chat
 from axon.serve.chat_turns import Turns
 from axon.tune.formats import Conversation, Format, read_example
-from axon.tune.packing import EMPTY, Document, Example, batch_of, packed
-
-SHOWN = 3
-"""Examples of a kind that are named."""
+from axon.tune.packing import EMPTY, Document, Example, batch_of, digest_of, packed
+from axon.tune.record_texts import RecordTexts
+from axon.tune.remarks import Remarks
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ class Examples(ABC):
         tokenizer = self._tokenizer(report)
         write = self.writer(tokenizer, report)
         splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
-        remarks, seen = Remarks(self), set[tuple[bytes, ...]]()
+        remarks, seen = Remarks(f"{type(self).__name__}.seq = {self.seq}", self.duplicates), set[bytes]()
         for read, conversations in self._conversations():
             documents = tuple(EMPTY if one is None else self.document(write(one, read.where)) for one in conversations)
             self.check_example(documents, read.where)
@@ -171,9 +169,9 @@ class Examples(ABC):
         report(f"chat template: {'the built-in one, lines of role: content' if is_plain else self.template_folder}")
         return partial(written, chat)
 
-    def key_of(self, example: Example) -> tuple[bytes, ...]:
-        """What is the same of two examples that are: their ids, and which are learned."""
-        return tuple(part for one in example.documents for part in (one.ids.tobytes(), one.learned.tobytes()))
+    def key_of(self, example: Example) -> bytes:
+        """A digest that is the same for examples with the same ids, of which the same are learned."""
+        return digest_of(example.documents, 16)
 
     def question_of(self, document: Document) -> np.ndarray:
         """The ids by which an example is held out: those before the first that is learned."""
@@ -218,61 +216,12 @@ class Read(NamedTuple):
     record: Record
 
 
-@dataclass(frozen=True)
-class Remarks:
-    """What of the examples a person should know: which are too long, by what is done with them, and which are there
-    already."""
-
-    data: Examples
-    too_long: Mapping[str, list[str]] = field(default_factory=lambda: {"dropped": [], "cut": []})
-    repeated: list[str] = field(default_factory=list)
-
-    def lines(self) -> Iterator[str]:
-        limit = f"{type(self.data).__name__}.seq = {self.data.seq}"
-        for what, places in self.too_long.items():
-            yield from self._line(places, f"of more than {limit} positions are {what}")
-        kept = "kept" if self.data.duplicates == "keep" else "dropped"
-        yield from self._line(self.repeated, f"are there already, id for id, and are {kept}")
-
-    @staticmethod
-    def _line(places: Sequence[str], what: str) -> Iterator[str]:
-        if places:
-            yield f"{len(places):,} examples {what}: {', '.join([*places[:SHOWN], *['…'] * (len(places) > SHOWN)])}"
-
-
 def written(chat: Chat, conversation: Conversation, where: str) -> Turns:
     """A conversation as ids. Raises `UserError`, with the place, for one that the template refuses."""
     try:
         return chat.turns(conversation.messages, conversation.tools or None)
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
-
-
-@dataclass(frozen=True)
-class RecordTexts:
-    """The texts of records, as a source of documents."""
-
-    source: RecordSource
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    def key(self) -> str:
-        return self.source.key()
-
-    def texts(self) -> Iterator[str]:
-        """One document for each record: all texts in it, a line each."""
-        for _, record in self.source.records():
-            yield "\n".join(_texts([*record.values()]))
-
-
-def _texts(tree: Any) -> Iterator[str]:
-    if isinstance(tree, str):
-        yield tree
-    elif isinstance(tree, Mapping | list):
-        for part in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _texts(part)
 
 
 @dataclass(frozen=True)
@@ -289,16 +238,16 @@ class Split:
 
     @cached_property
     def _by_source(self) -> list[list[list[int]]]:
-        """The same of each source, where sources have weights; else of all together."""
+        """`rows` of each source, where sources have weights; else of all together."""
         if self.data.weights is None:
             return [packed(self.examples, self.data.seq, self.data.packed)]
-        first, found = 0, []
+        first, of_sources = 0, []
         for source in range(len(self.data.sources)):
             own = [example for example in self.examples if example.source == source]
             rows = packed(own, self.data.seq, self.data.packed)
-            found.append([[first + number for number in row] for row in rows])
+            of_sources.append([[first + number for number in row] for row in rows])
             first += len(own)
-        return found
+        return of_sources
 
     def span(self, source: int) -> tuple[int, int]:
         """The numbers of a source's sequences, where sources have weights: the first, and that after the last."""
@@ -315,10 +264,7 @@ class Split:
 
     def digest(self) -> str:
         """Of every id, and of which are learned."""
-        digest = hashlib.blake2b(digest_size=8)
-        for one in (document for example in self.examples for document in example.documents):
-            digest.update(one.ids.tobytes() + b"/" + one.learned.tobytes() + b"/")
-        return digest.hexdigest()
+        return digest_of((document for example in self.examples for document in example.documents), 8).hex()
 
     @property
     def learned(self) -> int:

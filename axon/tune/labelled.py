@@ -35,7 +35,7 @@ class Labelled(Examples):
                 "leave the record out"
             )
 
-    def key_of(self, example: Example) -> tuple[bytes, ...]:
+    def key_of(self, example: Example) -> bytes:
         return super().key_of(replace(example, documents=example.documents[:2]))  # without the other prompt's answer
 
     def check_objective(self, objective: Any) -> None:

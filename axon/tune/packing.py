@@ -1,6 +1,7 @@
 """Examples packed into sequences: several documents in one, none of which attends to another."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +50,14 @@ class Example:
     def own(self) -> tuple[Document, ...]:
         """The documents that it has."""
         return tuple(one for one in self.documents if one is not EMPTY)
+
+
+def digest_of(documents: Iterable[Document], size: int) -> bytes:
+    """A digest, of `size` bytes, of every id of the documents and of which are learned."""
+    digest = hashlib.blake2b(digest_size=size)
+    for one in documents:
+        digest.update(one.ids.tobytes() + b"/" + one.learned.tobytes() + b"/")
+    return digest.digest()
 
 
 def packed(examples: Sequence[Example], seq: int, most: int) -> list[list[int]]:

@@ -49,6 +49,15 @@ class Rollout:
             documents.append(packing.Document(ids, np.concatenate((np.zeros(len(prompt.ids), bool), episode.sampled))))
         return packing.Example(tuple(documents), prompt.where)
 
+    def logprobs(self, rows: Sequence[Sequence[int]], weights: np.ndarray) -> np.ndarray:
+        """The log-probabilities by which tokens were sampled, in the places `batch seq` of positive `weights`; each of
+        the `rows` has the number of its episode, or none."""
+        found = np.zeros_like(weights)
+        for place, row in enumerate(rows):
+            for number in row:
+                found[place, weights[place] > 0] = [one.logprob for one in self.episodes[number].logprobs]
+        return found
+
     @property
     def metrics(self) -> dict[str, float]:
         """See `RolloutFeed.metrics`."""

@@ -97,7 +97,9 @@ class RolloutFeed(Feed):
         examples = [[rollout.example(row)] if row else [] for row in rows]
         batch = packing.batch_of(examples, self._estimator.seq, self._selection.documents)
         estimate = partial(self._estimator, state)
-        learned, own = self._selection.learned(self._context.objective, batch, rollout, groups, rows, estimate)
+        if self._selection.logprobs:
+            batch["logprobs"] = rollout.logprobs(rows, batch["weights"])
+        learned, own = self._selection.learned(self._context.objective, batch, rollout.rewards[groups], estimate)
         metrics = {
             **rollout.metrics,
             **own,

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ class Selection(ABC):
     sides: ClassVar[int] = 1
     """Answers in a sequence, at most."""
     logprobs: ClassVar[bool] = False
-    """Whether the sampler's log-probabilities are needed."""
+    """Whether a batch has `logprobs`, those by which each token was sampled."""
 
     @property
     def arrays(self) -> Mapping[str, str]:
@@ -64,16 +64,10 @@ class Selection(ABC):
         return
 
     def learned(
-        self,
-        objective: Any,
-        batch: Batch,
-        rollout: Rollout,
-        groups: np.ndarray,
-        rows: Sequence[Row],
-        estimate: Estimate,
+        self, objective: Any, batch: Batch, rewards: np.ndarray, estimate: Estimate
     ) -> tuple[Batch, dict[str, float]]:
-        """The arrays of a batch beside those of text, and metrics. `groups`: the prompts of the rollout in it; `rows`:
-        of each sequence, the answers in it."""
+        """The arrays of a batch beside those of text and `logprobs`, and metrics. `rewards`: of the answers to its
+        prompts, `prompts samples`."""
         return {}, {}
 
     def held_out(self, reader: BatchReader) -> BatchReader:
@@ -108,21 +102,9 @@ class AllAnswers(Selection):
         objective.check_group(samples, "Rollouts.samples")
 
     def learned(
-        self,
-        objective: Any,
-        batch: Batch,
-        rollout: Rollout,
-        groups: np.ndarray,
-        rows: Sequence[Row],
-        estimate: Estimate,
+        self, objective: Any, batch: Batch, rewards: np.ndarray, estimate: Estimate
     ) -> tuple[Batch, dict[str, float]]:
-        logprobs = np.zeros_like(batch["weights"])
-        for place, row in enumerate(rows):
-            for answer in row:
-                sampled = rollout.episodes[answer].logprobs
-                logprobs[place, batch["weights"][place] > 0] = [one.logprob for one in sampled]
-        arrays, metrics = objective.learned(batch | {"logprobs": logprobs}, rollout.rewards[groups], estimate)
-        return {"logprobs": logprobs, **arrays}, metrics
+        return objective.learned(batch, rewards, estimate)
 
 
 @dataclass(frozen=True)

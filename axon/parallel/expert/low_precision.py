@@ -58,11 +58,8 @@ class ExpertRecipeProduct(RecipeOperation):
     def rounded(self, value: Array, side: Side, form: Format, out: Side, others: Sequence[Array]) -> Rounded:
         (sizes,) = others
 
-        def local(rows: Array, sizes: Array) -> Array:
-            return jnp.where(_is_used(sizes, rows.shape[-2]), rows, jnp.zeros((), rows.dtype))
-
         here = spec_of(value, side.spec)
-        used = per_device(local, (here, self.mesh.rows), here)(value, sizes)
+        used = per_device(_used, (here, self.mesh.rows), here)(value, sizes)
         return rounded(used, side.names, form, out.names, here, side.spec)
 
     def weight(self, weight: StoredWeight, form: Format, out: Side, others: Sequence[Array]) -> Rounded:
@@ -114,7 +111,7 @@ class ExpertRecipeProduct(RecipeOperation):
 
     def _shared(self, rows: Array, side: Side, form: Format, sizes: Array) -> "_SharedByRows":
         """The rows of one device for a sum over those of each expert."""
-        used = jnp.where(_is_used(sizes, rows.shape[0]), rows, 0)
+        used = _used(rows, sizes)
         place, count = _places(sizes, rows.shape[0], form.share if isinstance(form.share, int) else None)
         columns = entries(side.spec[-1]) if form.share == "tensor" else ()
         each = jnp.abs(used.astype(jnp.float32))
@@ -159,9 +156,9 @@ def _experts(sizes: Array, rows: int) -> Array:
     return jnp.minimum(jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(rows), side="right"), sizes.shape[0] - 1)
 
 
-def _is_used(sizes: Array, rows: int) -> Array:
-    """`rows 1`: whether a row is of an expert. Others may hold anything, NaN too."""
-    return (jnp.arange(rows) < jnp.sum(sizes))[:, None]
+def _used(rows: Array, sizes: Array) -> Array:
+    """The rows, with 0 for those of no expert, which may hold anything, NaN too."""
+    return jnp.where((jnp.arange(rows.shape[-2]) < jnp.sum(sizes))[:, None], rows, 0)
 
 
 def _largest_of_places(values: Array, place: Array, count: int) -> Array:
@@ -175,5 +172,5 @@ def _flat(rows: Array) -> Array:
 
 
 def _names(spec: PartitionSpec, last: str) -> Names:
-    """Of rows, perhaps with copies."""
+    """The axes of rows, and before them that of copies where there are such."""
     return (*("copies",) * (len(spec) - 2), SEQUENCES, last)

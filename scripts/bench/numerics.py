@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from axon.layout import Layout
-from axon.precision import Precision
+from axon.precision import Precision, Recipe
 from axon.train.step import Program
 from models.llama import Llama
 from scripts.bench.reference import OPTIMIZER, random_batch
@@ -24,7 +24,9 @@ class Step:
     norms: dict[str, float]
 
 
-def first_step(model: Llama, batch: int, seq: int, device: Any, compute: Compute, seed: int) -> Step:
+def first_step(
+    model: Llama, batch: int, seq: int, device: Any, compute: Compute, seed: int, recipe: Recipe | None = None
+) -> Step:
     """The first training step on `device`; float32 with the highest precision of matrix products."""
     with jax.default_matmul_precision("highest" if compute == "float32" else "default"):
         program = Program(
@@ -33,7 +35,7 @@ def first_step(model: Llama, batch: int, seq: int, device: Any, compute: Compute
             OPTIMIZER,
             batch=batch,
             seq=seq,
-            precision=Precision(compute),
+            precision=Precision(compute, recipe=recipe),
             seed=seed,
             devices=[device],
         )

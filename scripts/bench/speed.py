@@ -9,7 +9,7 @@ import numpy as np
 from axon.axes import Execution
 from axon.layout import Layout
 from axon.observe.mfu import mfu, peak
-from axon.precision import Precision
+from axon.precision import Precision, Recipe
 from axon.train.step import Program
 from models.llama import Llama
 from scripts.bench.reference import OPTIMIZER, random_batch
@@ -19,9 +19,16 @@ Figures = dict[str, Any]
 
 
 def axon_speed(
-    model: Llama, execution: Execution, batches: Sequence[int], seq: int, device: Any, rounds: int
+    model: Llama,
+    execution: Execution,
+    batches: Sequence[int],
+    seq: int,
+    device: Any,
+    rounds: int,
+    recipe: Recipe | None = None,
 ) -> Figures:
-    """`tokens_per_second` (median of `rounds`), `mfu`, `batch` and what was chosen while tracing (`choices`)."""
+    """`tokens_per_second` (median of `rounds`), `mfu`, `batch`, the most bytes that were in use on the device so far
+    (`memory`), and what was chosen while tracing (`choices`)."""
 
     def attempt(batch: int) -> Figures:
         program = Program(
@@ -30,7 +37,7 @@ def axon_speed(
             OPTIMIZER,
             batch=batch,
             seq=seq,
-            precision=Precision("bfloat16"),
+            precision=Precision("bfloat16", recipe=recipe),
             execution=execution,
             devices=[device],
         )
@@ -41,7 +48,9 @@ def axon_speed(
             state[0], _ = jax.block_until_ready(program.step(state[0], placed))
 
         rate = _tokens_per_second(step, batch * seq, rounds)
-        return {"tokens_per_second": rate, "batch": batch, "choices": program.choices} | _mfu(program, rate, device)
+        memory = (device.memory_stats() or {}).get("peak_bytes_in_use")
+        figures = {"tokens_per_second": rate, "batch": batch, "memory": memory, "choices": program.choices}
+        return figures | _mfu(program, rate, device)
 
     return largest(batches, attempt, lambda error: "RESOURCE_EXHAUSTED" in str(error))
 

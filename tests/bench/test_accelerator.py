@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +13,25 @@ import jax
 import numpy as np
 import pytest
 
-from scripts.bench.accelerator import SMALL, table
+from scripts.bench.accelerator import SMALL, elsewhere, table
 from scripts.bench.numerics import difference, first_step
 from scripts.bench.speed import largest
 
 ROOT = Path(__file__).parents[2]
 NOT_THERE = ("gin", "grain", "matplotlib", "typer", "tokenizers", "datasets", "torch")
 ROOMS_THAT_NEED_MORE = ("axon.data", "axon.checkpoint", "axon.config", "axon.run", "axon.cli")
+
+
+def asleep(options):
+    time.sleep(600)
+
+
+def failing(options):
+    raise ValueError("no such thing")
+
+
+def sound(options):
+    return {"limit": options.limit}
 
 
 def check(folder, *arguments):
@@ -58,8 +72,16 @@ def test_it_runs_on_a_cpu_with_nothing_but_jax_flax_optax_and_einops(tmp_path):
     for one in made["speed"].values():
         assert one["tokens_per_second"] > 0
         assert one["mfu"] > 0
-        assert one["torch_compile"] is None
-    assert table(made).splitlines() == done.stdout.splitlines()
+    assert made["torch"] == {"unfinished": "torch is not installed"}
+    for name in ("numerics", "attention", "speed", "torch"):
+        assert table(name, made[name]) in done.stdout
+
+
+@pytest.mark.full
+def test_a_part_that_does_not_end_in_time_or_fails_is_told():
+    assert elsewhere(asleep, Namespace(limit=0.5)) == "not finished in 0.5 s (--limit)"
+    assert elsewhere(failing, Namespace(limit=60)) == "ValueError: no such thing"
+    assert elsewhere(sound, Namespace(limit=60)) == {"limit": 60}
 
 
 @pytest.mark.full

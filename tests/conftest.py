@@ -13,6 +13,7 @@ import os
 import random
 import secrets
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,16 +41,18 @@ gc.set_threshold(
 )  # tracing allocates much and leaves few cycles: 6 % less processor time in the rooms tried
 
 
-DRAWN = 3
-"""Of a test's cases that do not run by default, how many `--full` runs: others for another `AXON_TEST_DRAW`."""
+DRAWN = 2
+"""How many cases of a test `--full` runs, with those that run by default, of which there may be more; one at least is
+drawn of the others, and another for another `AXON_TEST_DRAW`."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks a claim's wide repetitions: as `slow` what no mark `few(name=values, …)` or `some(name=values, …)` of a
     test with the second lets through, and as `full` what no `few` does; but of each test as `slow` all of these but
-    `DRAWN`."""
+    the ones that are drawn, see `DRAWN`."""
     wide: dict[str, list[pytest.Item]] = {}
+    by_default: Counter[str] = Counter()
     for item in items:
         _refuse_unordered(item)
         few, some = (_lets_through(name, item) for name in ("few", "some"))
@@ -57,12 +60,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
         elif few is False:
             item.add_marker("full")
-        if item.get_closest_marker("full") and not item.get_closest_marker("slow"):
-            wide.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        test = item.nodeid.partition("[")[0]
+        if item.get_closest_marker("slow"):
+            continue
+        if item.get_closest_marker("full"):
+            wide.setdefault(test, []).append(item)
+        else:
+            by_default[test] += 1
     draw = os.environ.get("AXON_TEST_DRAW", "")
-    for cases in wide.values():
+    for test, cases in wide.items():
         cases.sort(key=lambda item: zlib.crc32((draw + item.nodeid).encode(errors="backslashreplace")))
-        for item in cases[DRAWN:]:
+        for item in cases[max(DRAWN - by_default[test], 1) :]:
             item.add_marker("slow")
 
 

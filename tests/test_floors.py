@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -61,8 +62,17 @@ def imported(path: Path) -> set[str]:
 
 
 MODULES = modules()
-IMPORTS = {name: imported(path) for name, path in MODULES.items()}
-OWN = {name: {other for other in found if other in MODULES and other != name} for name, found in IMPORTS.items()}
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """Each module → the names that it imports; read once, and not while tests are collected."""
+    return {name: imported(path) for name, path in MODULES.items()}
+
+
+def own() -> dict[str, set[str]]:
+    """Each module → the modules of this project that it imports."""
+    return {name: {other for other in found if other in MODULES and other != name} for name, found in imports().items()}
 
 
 def floor(module: str) -> int:
@@ -76,13 +86,14 @@ def test_every_room_has_a_floor():
 
 
 def test_nobody_imports_upward():
-    upward = [f"{a} imports {b}" for a in OWN if a != "axon" for b in OWN[a] - {"axon"} if floor(b) > floor(a)]
+    pairs = [(a, b) for a, others in own().items() if a != "axon" for b in others - {"axon"}]
+    upward = [f"{a} imports {b}" for a, b in pairs if floor(b) > floor(a)]
     assert not upward
 
 
 def test_no_file_takes_part_in_a_circle():
     # A package's own name stands for its `__init__`, which its files do not need.
-    graph = {a: {b for b in OWN[a] if not a.startswith(f"{b}.")} for a in OWN}
+    graph = {a: {b for b in others if not a.startswith(f"{b}.")} for a, others in own().items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -91,7 +102,7 @@ def test_no_file_takes_part_in_a_circle():
 
 def test_a_private_or_experimental_interface_stands_behind_one_module():
     for private in PRIVATE:
-        users = [name for name, found in IMPORTS.items() if any(f"{one}.".startswith(private) for one in found)]
+        users = [name for name, found in imports().items() if any(f"{one}.".startswith(private) for one in found)]
         assert len(users) == 1, (private, users)
         assert any(char.isdigit() for char in ast.get_docstring(ast.parse(MODULES[users[0]].read_text())) or ""), (
             f"{users[0]} names the version of {private} that it was written for"

@@ -119,6 +119,7 @@ def test_five_steps_are_those_of_a_loop_over_replicas(method, layout, alone, rng
         assert_close(jax.tree.map(lambda v, r=replica: v[r], state.optimizer["optimizer"]), theirs.optimizer)
 
 
+@pytest.mark.some(mesh=[{"pipe": 2, "data": 2}])
 @pytest.mark.full
 @pytest.mark.parametrize("mesh", [{"pipe": 2}, {"pipe": 2, "data": 2}], ids=lambda mesh: "×".join(mesh))
 def test_each_replica_may_have_stages_of_its_own(mesh, rng, packed_batch):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from poison import HELD, RELEASED, release
 
 from axon import cli
 from axon.observe.metrics import read_metrics
@@ -363,31 +361,7 @@ def test_the_traceback_of_a_persons_own_mistake_is_there_for_the_asking(axon, ow
     assert re.search(r"^axon: mine\.py:11 in build", out, re.MULTILINE), out
 
 
-# ---- kills and interrupts -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_interrupted_and_killed_at_random_the_losses_are_those_of_an_undisturbed_run(start, here):
-    whole = start("train", "tiny.gin", "--run-dir", "whole")
-    assert whole.wait(120) == 0
-    (here / "held.gin").write_text(TINY + HELD.format(590))
-    cut = here / "cut"
-    marks = sorted(random.sample(range(60, 590), 2))
-    for mark, number, code in zip(marks, (signal.SIGTERM, signal.SIGKILL), (143, -signal.SIGKILL), strict=True):
-        (cut / RELEASED).unlink(missing_ok=True)
-        process = start("train", "held.gin", "--run-dir", "cut")
-        wait_for(lambda mark=mark: (cut / "metrics.jsonl").exists() and len(losses(cut)) >= mark, process)
-        process.send_signal(number)
-        release(cut)
-        out = process.communicate(timeout=60)[0]
-        assert process.returncode == code, out
-        assert "Traceback" not in out
-        assert losses(cut) == losses(here / "whole")[: len(losses(cut))]
-    last = start("train", "held.gin", "--run-dir", "cut")
-    out = last.communicate(timeout=120)[0]
-    assert last.returncode == 0, out
-    assert re.search(r"resumed from step \d+", out)
-    assert losses(cut) == losses(here / "whole")
+# ---- interrupts ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full

@@ -170,9 +170,5 @@ def _matrix(weight: Weight, bias: Param | None) -> Matrix:
     return Matrix(stored_array(weight, "MoE"), bias=of_bias)
 
 
-def _is_operand(leaf: Any) -> bool:
-    return isinstance(leaf, axes.Stored | axes.Report)
-
-
 def _weighted(h: Array, weights: Array) -> Array:
     return (h * weights[..., None]).astype(h.dtype)

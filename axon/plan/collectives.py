@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -25,7 +25,8 @@ class Collective:
 
     Args:
         kind: one of `COLLECTIVES`. arrays: dtype and shape of each result.
-        source: the traced operation that it comes from, as `jit(_train)/…/dot_general`.
+        source: the traced operation that it comes from, as `jit(_train)/…/dot_general`. name: of the instruction that
+            is scheduled, which may be a fusion.
         times: how often it runs in one execution. groups: lists of devices that exchange with each other.
         axes: the mesh axes by name, where the program says them. asynchronous: whether other work may run meanwhile.
     """
@@ -38,6 +39,7 @@ class Collective:
     axes: tuple[str, ...] = ()
     size: int = 0
     asynchronous: bool = False
+    name: str = ""
 
     @property
     def bytes(self) -> int:
@@ -105,7 +107,8 @@ def _fused(module: Module, scheduled: Scheduled) -> Iterator[Collective]:
         scattered = kind == "all-reduce" and scatters
         result_type = fusion.type if scattered else None
         kind = "reduce-scatter" if scattered else kind
-        yield _collective(one, kind, scheduled.times, start or scheduled.asynchronous, result_type)
+        found = _collective(one, kind, scheduled.times, start or scheduled.asynchronous, result_type)
+        yield replace(found, name=fusion.name)
 
 
 def _collective(
@@ -114,7 +117,7 @@ def _collective(
     source = _SOURCE.search(one.attributes)
     groups, axes, size = _partners(one.attributes)
     results = _results(one) if result_type is None else arrays_of(result_type)
-    return Collective(kind, results, source[1] if source else "", times, groups, axes, size, asynchronous)
+    return Collective(kind, results, source[1] if source else "", times, groups, axes, size, asynchronous, one.name)
 
 
 def _results(one: Instruction) -> Arrays:

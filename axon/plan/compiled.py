@@ -81,11 +81,12 @@ def cycles(module: Module) -> dict[str, int]:
     """
     total = {"matmul": 0, "other": 0}
     for one in (one for one in module.scheduled if not one.asynchronous):
-        total["matmul" if _multiplies(module, one.instruction) else "other"] += one.instruction.cycles * one.times
+        total["matmul" if multiplies(module, one.instruction) else "other"] += one.instruction.cycles * one.times
     return total
 
 
-def _multiplies(module: Module, one: Instruction) -> bool:
+def multiplies(module: Module, one: Instruction) -> bool:
+    """Whether an instruction, or a fusion's inside, has a matrix product."""
     products = ("convolution", "dot")
     return one.opcode in products or any(inner.opcode in products for inner in module.inside(one))
 
@@ -105,9 +106,16 @@ def pallas_calls(module: Module) -> Iterator[tuple[str, Scheduled]]:
 
 def _custom_calls(module: Module) -> Iterator[tuple[str, Scheduled]]:
     for one in module.scheduled:
-        target = _TARGET.search(one.instruction.attributes)
-        if one.instruction.opcode == "custom-call" and target and target[1] not in _PLUMBING:
-            yield _kernel(one.instruction.name) if target[1] == "tpu_custom_call" else target[1], one
+        if (name := kernel_of(one.instruction)) is not None:
+            yield name, one
+
+
+def kernel_of(one: Instruction) -> str | None:
+    """The name of the kernel that an instruction calls, if it calls one."""
+    target = _TARGET.search(one.attributes)
+    if one.opcode != "custom-call" or target is None or target[1] in _PLUMBING:
+        return None
+    return _kernel(one.name) if target[1] == "tpu_custom_call" else target[1]
 
 
 def _kernel(name: str) -> str:

@@ -1,6 +1,5 @@
 """A step's collectives summed up for a person: what each mesh axis carries, how often and how much."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -9,11 +8,10 @@ import jax
 from axon.axes.patterns import Names
 from axon.plan.communication import UPDATES, Communication, Transfer, communication
 from axon.plan.origin import phase
+from axon.plan.scopes import scopes
 from axon.train.step import Program
 
 WEIGHTS, STATE, BATCH = "weights", "optimizer state", "batch"
-
-_TRANSFORMED = re.compile(r"\w+\(|\)")
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ def content(one: Transfer) -> str:
 
 def part(stack: str) -> str:
     """The outermost named scope of a name stack: `attention` of `jvp(attention)/norm`; "" if there is none."""
-    scopes = [_TRANSFORMED.sub("", piece) for piece in stack.split("/")]
-    return next((s for s in scopes if s and s not in ("checkpoint", "rematted_computation")), "")
+    return next(iter(scopes(stack)), "")
 
 
 def step_communication(program: Program) -> Communication:

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
 from axon.data.feed import Feed
 from axon.errors import UserError
@@ -16,6 +17,10 @@ from axon.train.replay import Replay
 from axon.train.step import Program, State
 
 Record = dict[str, Any]
+
+BATCH, DISPATCH, READ = "waiting for batches", "dispatching steps", "reading metrics"
+HOST_SPANS = (BATCH, DISPATCH, READ)
+"""What the host does in a step, as a trace has it."""
 
 NAMED = ("loss", "grad_norm", "learning_rate", "tokens")
 """The metrics of every step."""
@@ -86,7 +91,8 @@ class Loop:
         while step < last:
             step += 1
             self.enter("step", step)
-            state, metrics = self._stepped(state, batch, step)
+            with StepTraceAnnotation(DISPATCH, step_num=step):
+                state, metrics = self._stepped(state, batch, step)
             waiting.append((step, {**metrics, **self.feed.metrics}))
             for name in _scalars(metrics) if behind else ():
                 metrics[name].copy_to_host_async()
@@ -106,7 +112,8 @@ class Loop:
     def _batch(self, step: int, state: State) -> Mapping[str, Any]:
         self.enter("batch", step)
         began = perf_counter()
-        batch = self.program.place(self.feed.draw(state))
+        with TraceAnnotation(BATCH):
+            batch = self.program.place(self.feed.draw(state))
         self.waited += perf_counter() - began
         return batch
 
@@ -118,7 +125,8 @@ class Loop:
         return self.execute(state, batch, *limits)
 
     def _read(self, step: int, metrics: Mapping[str, Any]) -> None:
-        values = {name: np.asarray(metrics[name]).item() for name in _scalars(metrics)}
+        with TraceAnnotation(READ):
+            values = {name: np.asarray(metrics[name]).item() for name in _scalars(metrics)}
         seconds, self._since = perf_counter() - self._since, perf_counter()
         if (fault := self.monitor.judge(step, values)) is not None:
             self._handle(fault, np.asarray(metrics["norms"]))

@@ -9,16 +9,7 @@ from axon.checks import check_range
 from axon.errors import UserError
 from axon.foreign_json import FLAG, NULL, SIZE, list_of, one_of, shown
 from axon.kernels.attention import Causal, SameDocument, Window
-from axon.nn import (
-    ACTIVATIONS,
-    Attention,
-    GatedMLP,
-    LayerPattern,
-    Rope,
-    Segment,
-    check_activation,
-    gated,
-)
+from axon.nn import ACTIVATIONS, Attention, GatedMLP, LayerPattern, Rope, Segment, check_activation, gated
 from axon.nn.block import MLPBlock
 from axon.nn.decoder import DecoderConfig
 from axon.nn.hugging_face import (

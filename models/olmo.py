@@ -7,16 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from axon.foreign_json import FLAG, SIZE
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.nn import (
-    Attention,
-    Auxiliary,
-    GatedMLP,
-    LayerPattern,
-    Rope,
-    Segment,
-    check_activation,
-    gated,
-)
+from axon.nn import Attention, Auxiliary, GatedMLP, LayerPattern, Rope, Segment, check_activation, gated
 from axon.nn.block import Block as AttentionBlock
 from axon.nn.decoder import DecoderConfig
 from axon.nn.hugging_face import EPS, Architecture, Field, Row, in_layers

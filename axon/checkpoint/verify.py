@@ -10,15 +10,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from axon.checkpoint.checksums import (
-    INDEX,
-    THREADS,
-    Segment,
-    Span,
-    content_crc32,
-    crc32_of,
-    part_file,
-)
+from axon.checkpoint.checksums import INDEX, THREADS, Segment, Span, content_crc32, crc32_of, part_file
 from axon.checkpoint.ownership import METADATA, PARTS, SEAL, STATE, metadata
 from axon.signed_json import unsigned
 

@@ -19,18 +19,7 @@ from axon.nn.mlp import MLP, GatedMLP
 from axon.nn.moe import MoE
 from axon.nn.multi_token import MultiTokenBlock
 from axon.nn.norm import LayerNorm, RMSNorm
-from axon.nn.param import (
-    Dims,
-    Param,
-    ParamSpec,
-    Variable,
-    constant,
-    fan_in,
-    initialise,
-    normal,
-    parameters,
-    variables,
-)
+from axon.nn.param import Dims, Param, ParamSpec, Variable, constant, fan_in, initialise, normal, parameters, variables
 from axon.nn.relative_bias import RelativeBias
 from axon.nn.rope import Rope
 from axon.nn.rope_scaling import (

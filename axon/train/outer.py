@@ -12,14 +12,7 @@ from jax import Array, lax
 from axon.axes import ArraySpec
 from axon.nn.param import VariableSpec
 from axon.parallel.outer import DiLoCo, SlowMo
-from axon.parallel.replicas import (
-    REPLICA,
-    REPLICAS,
-    check_replicas,
-    mean_over_replicas,
-    per_replica,
-    stacked,
-)
+from axon.parallel.replicas import REPLICA, REPLICAS, check_replicas, mean_over_replicas, per_replica, stacked
 from axon.runtime import Runtime, nested
 from axon.train.gradients import GradientMethod
 from axon.train.objective import Batch, Sums, reduced

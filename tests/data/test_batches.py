@@ -9,15 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from axon.data.batches import (
-    SMALL,
-    TokenSequences,
-    held_out_order,
-    pack,
-    pad,
-    token_batches,
-    training_order,
-)
+from axon.data.batches import SMALL, TokenSequences, held_out_order, pack, pad, token_batches, training_order
 from scripts.bench import data as throughput_bench
 
 BOS = 7

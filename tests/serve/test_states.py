@@ -24,18 +24,7 @@ from random_models import (
 from axon.axes import einsum
 from axon.errors import UserError
 from axon.kernels.attention import Causal, Mask, SameDocument, Window
-from axon.nn import (
-    Attention,
-    Auxiliary,
-    CacheSpec,
-    Depth,
-    LanguageModel,
-    Param,
-    RMSNorm,
-    Rope,
-    Routing,
-    Segment,
-)
+from axon.nn import Attention, Auxiliary, CacheSpec, Depth, LanguageModel, Param, RMSNorm, Rope, Routing, Segment
 from axon.serve.draft_model import DraftModel
 from axon.serve.engine import Engine
 from axon.serve.program import ServingProgram

@@ -9,16 +9,7 @@ import pytest
 
 from axon.data.tokenizer import Bpe, Tokenizer
 from axon.errors import UserError
-from axon.serve.calls import (
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    CallForm,
-    CallReader,
-    Parsed,
-    ToolCall,
-    form_of,
-)
+from axon.serve.calls import HERMES, LLAMA, MISTRAL, CallForm, CallReader, Parsed, ToolCall, form_of
 from axon.serve.grammar import Grammars
 from axon.serve.tools import call_grammar
 

@@ -12,17 +12,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from axon.kernels.attention.gpu_backward import Rows
-from axon.kernels.attention.gpu_block import (
-    Kernel,
-    Place,
-    array,
-    place,
-)
-from axon.kernels.attention.gpu_scores import (
-    Axis,
-    documents_of,
-    masked,
-)
+from axon.kernels.attention.gpu_block import Kernel, Place, array, place
+from axon.kernels.attention.gpu_scores import Axis, documents_of, masked
 from axon.kernels.attention.gpu_tiles import Operands
 from axon.kernels.warpgroups import (
     CONSUMERS,

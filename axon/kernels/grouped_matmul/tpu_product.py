@@ -15,14 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from axon.kernels.grouped_matmul.pieces import Pieces, cover, for_each_chunk, for_each_piece
-from axon.kernels.grouped_matmul.tiling import (
-    VMEM_LIMIT,
-    Problem,
-    Tiles,
-    product_bytes,
-    product_pieces,
-    product_tiles,
-)
+from axon.kernels.grouped_matmul.tiling import VMEM_LIMIT, Problem, Tiles, product_bytes, product_pieces, product_tiles
 from axon.kernels.grouped_matmul.visits import row_visits
 
 CHUNK = 2**22

@@ -22,17 +22,7 @@ from axon.kernels.paged_attention.gpu_output import Output
 from axon.kernels.paged_attention.gpu_stream import produce
 from axon.kernels.paged_attention.gpu_work import Place, Shape, place
 from axon.kernels.warpgroups import CONSUMERS, ROWS, launch, meet, release, specialise
-from axon.kernels.wgmma import (
-    COLUMN,
-    ROW,
-    TILE,
-    along_columns,
-    along_rows,
-    filled,
-    multiply,
-    multiply_into,
-    zeros,
-)
+from axon.kernels.wgmma import COLUMN, ROW, TILE, along_columns, along_rows, filled, multiply, multiply_into, zeros
 from axon.kernels.wgmma_softmax import LEAST, LOG2E, Running
 
 NARROW = plgpu.Layout.WGMMA_UPCAST_2X

@@ -8,13 +8,7 @@ from jax import Array
 
 from axon.kernels.cost import Cost
 from axon.kernels.dtypes import EIGHT_BITS
-from axon.kernels.grouped_matmul.tiling import (
-    Problem,
-    gradient_bytes,
-    gradient_tiles,
-    product_bytes,
-    product_tiles,
-)
+from axon.kernels.grouped_matmul.tiling import Problem, gradient_bytes, gradient_tiles, product_bytes, product_tiles
 from axon.kernels.grouped_matmul.tpu import grouped_matmul_tpu
 from scripts.bench.case import Case, Part
 

@@ -15,14 +15,7 @@ from jax.sharding import PartitionSpec
 from axon import axes
 from axon.axes import shard
 from axon.axes.specs import entries, num_shards
-from axon.kernels.attention import (
-    AttentionConfig,
-    AttentionInputs,
-    Causal,
-    SameDocument,
-    Window,
-    attention_reference,
-)
+from axon.kernels.attention import AttentionConfig, AttentionInputs, Causal, SameDocument, Window, attention_reference
 from axon.layout import Layout, Placement
 from axon.nn import Inputs
 from axon.nn.attend import attend

@@ -9,18 +9,7 @@ import pytest
 from every_optimizer import EVERY, RATE
 
 from axon.errors import UserError
-from axon.train.optimizers import (
-    EMA,
-    SGD,
-    SOAP,
-    Adafactor,
-    AdamW,
-    Group,
-    Lion,
-    Muon,
-    ScheduleFreeAdamW,
-    frozen_paths,
-)
+from axon.train.optimizers import EMA, SGD, SOAP, Adafactor, AdamW, Group, Lion, Muon, ScheduleFreeAdamW, frozen_paths
 
 FROZEN = (Group("layers/up", frozen=True), Group("head", rate=0.5, weight_decay=0.3))
 GROUPED = [
